@@ -1,4 +1,4 @@
-//! How a volume is managed: its handle for other threads, what can be asked of it, and what it tells.
+//! Management of a volume: its handle for other threads, its commands and its events.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +14,19 @@ use crate::prepared::Prepared;
 use crate::shared::{Shared, lock};
 use crate::store::StoreError;
 
-/// Commands that wait for one volume at most.
+/// Most commands that may wait for one volume.
 pub(crate) const COMMANDS: usize = 64;
 
-/// Where members' devices come from.
+/// The source of the replicas' devices.
 pub trait Devices: Send + Sync + 'static {
-    /// The device `name`, for a member of `volume` alone, until the answer is dropped.
+    /// Claims the device `name` for one replica of `volume`, until the claim is dropped.
     fn claim(&self, name: &str, volume: &str) -> Result<MemberDevice, NoDevice>;
 }
 
-/// A device that a member uses.
+/// The device of a replica.
 pub struct MemberDevice {
     pub layer: Arc<Layer>,
-    /// In this machine.
+    /// On this machine.
     pub local: bool,
     /// Ends when dropped.
     pub claim: Box<dyn Any + Send + Sync>,
@@ -39,7 +39,7 @@ pub struct NoDevice {
     pub why: String,
 }
 
-/// Hears what happens to volumes, on whatever thread it happens. Must be short.
+/// Receives the events of volumes, on any thread. Must return quickly.
 pub trait Observer: Send + Sync + 'static {
     fn event(&self, event: VolumeEvent);
 }
@@ -61,13 +61,13 @@ pub enum Happened {
         clean: bool,
     },
     Closed,
-    /// A member is out of sync, durably.
+    /// A replica is out of sync, durably.
     MemberOut {
         member: Uuid,
         device: String,
         why: String,
     },
-    /// A member is there again, or new, and is copied to.
+    /// A replica returned, or is new, and copying to it started.
     ResyncStarted {
         member: Uuid,
         device: String,
@@ -102,8 +102,8 @@ pub enum Happened {
         lba: u64,
         blocks: u32,
     },
-    /// Blocks of the member that others are made equal to could not be read: they are `from`'s now, which may
-    /// have had something else there. Said before anybody can read them.
+    /// The reconcile source could not read these blocks, so the data of `from` replaces them, which
+    /// may differ. Announced before any host can read them.
     Salvaged {
         member: Uuid,
         from: Uuid,
@@ -114,7 +114,7 @@ pub enum Happened {
         why: String,
     },
     Thawed,
-    /// Another holder has the volume.
+    /// Another holder owns the volume.
     Fenced {
         why: String,
     },
@@ -135,15 +135,15 @@ pub enum Happened {
     },
 }
 
-/// Which way a member is brought up to date.
+/// The kind of a resync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResyncKind {
-    /// Only what it missed.
+    /// Only the regions that the replica missed.
     Partial,
     /// Everything.
     Full,
-    /// What was being written when the volume stopped uncleanly.
+    /// The regions being written when the volume stopped uncleanly.
     Reconcile,
 }
 
@@ -156,17 +156,18 @@ pub enum VolumeError {
     Device(#[from] NoDevice),
     #[error("{device}: {what}")]
     Io { device: String, what: String },
-    /// `what` is the field that is wrong.
+    /// `what` is the wrong field.
     #[error("{what}: {why}")]
     Invalid { what: &'static str, why: String },
-    #[error("device \"{device}\" {holds}: its contents would be lost; force it if that is meant")]
+    #[error("device \"{device}\" {holds}: its contents would be lost; use force to overwrite them")]
     InUse { device: String, holds: String },
-    #[error("volume \"{name}\" has no member \"{member}\"")]
+    #[error("volume \"{name}\" has no replica \"{member}\"")]
     NoMember { name: String, member: String },
-    #[error("that would take the last good copy of \"{name}\" away{hint}")]
+    #[error("that would remove the last good replica of \"{name}\"{hint}")]
     LastCopy { name: String, hint: &'static str },
     #[error(
-        "the replica on \"{device}\" was written by a later holder ({found}); the store here says {known}"
+        "the replica on \"{device}\" belongs to a newer owner ({found}); the store here says \
+            {known}"
     )]
     Newer {
         device: String,
@@ -175,17 +176,16 @@ pub enum VolumeError {
     },
     #[error("none of the in-sync replicas of \"{name}\" can be reached: {why}")]
     NothingInSync { name: String, why: String },
-    /// There is no memory, no descriptor or no queue left here for what the device needs: it says nothing of the device,
-    /// and passes.
-    #[error(
-        "nothing is free here to use device \"{device}\" with: {what}; try again when hosts need less"
-    )]
+    /// This process lacks memory, a descriptor or a queue for the device. The error says nothing
+    /// about the device, and is temporary.
+    #[error("no resources for device \"{device}\": {what}; retry when hosts use fewer")]
     Short { device: String, what: String },
-    /// The device is there, and holds something older than what the volume served.
+    /// The device is present, and holds an older state than the volume served.
     #[error(
-        "the replica on \"{device}\" is in sync for the store, but {found}, and \"{name}\" served in epoch \
-         {serving}: what it holds may be old. Bring back the device that was written last; or thaw the volume with \
-         this replica, if what it lacks may be lost"
+        "the store lists the replica on \"{device}\" as in sync, but {found}, and \"{name}\" \
+            served in epoch {serving}: its data may be old. Bring back the device that was \
+            written last; or thaw the volume with this replica, if the missing writes may be \
+            lost"
     )]
     NotBelieved {
         name: String,
@@ -193,7 +193,7 @@ pub enum VolumeError {
         found: String,
         serving: u64,
     },
-    /// In bytes.
+    /// Sizes in bytes.
     #[error("device \"{device}\" has {has} bytes, and the volume needs {needed}: enlarge it")]
     TooSmall {
         device: String,
@@ -201,9 +201,9 @@ pub enum VolumeError {
         needed: u64,
     },
     #[error(
-        "the replica on \"{device}\" lost its end: {what}, and no other replica of \"{name}\" is there to fill it from. \
-         Bring one back that is in sync; or enlarge the device and thaw the volume with this replica, if what was \
-         beyond may be lost"
+        "the replica on \"{device}\" lost its end: {what}, and no other replica of \"{name}\" is \
+            available to fill it from. Bring back a replica that is in sync; or enlarge the \
+            device and thaw the volume with this replica, if the data beyond the end may be lost"
     )]
     Cut {
         name: String,
@@ -212,31 +212,32 @@ pub enum VolumeError {
     },
     #[error("volume \"{name}\" is fenced: {why}")]
     Fenced { name: String, why: String },
-    /// By a host that is no holder of the volume.
+    /// By a host that does not hold the volume.
     #[error(
         "device \"{device}\" is reserved by another host: let that host release it, or clear the reservation at the target"
     )]
     Reserved { device: String },
     #[error("volume \"{name}\" is closed")]
     Closed { name: String },
-    #[error("{what} is under way already")]
+    #[error("{what} is already running")]
     Running { what: &'static str },
-    #[error("too many commands wait for the volume")]
+    #[error("too many commands are waiting for the volume")]
     Busy,
 }
 
-/// A member as commands name it: its id, or its device's name.
+/// A replica as commands name it: its id, or its device's name.
 pub type MemberName = String;
 
-/// What can be asked of an open volume.
+/// Commands of an open volume.
 #[derive(Debug)]
 pub enum Command {
-    /// A new replica on `device`; what the device holds is lost, which has to be forced.
+    /// Adds a replica on `device`. The device's contents are lost: if there are any, this needs
+    /// `force`.
     Add {
         device: String,
         force: bool,
     },
-    /// `force`: the volume's name, typed, where the last good copy would go.
+    /// `force`: the volume's name, typed, to remove the last good replica.
     Remove {
         member: MemberName,
         force: Option<String>,
@@ -248,13 +249,14 @@ pub enum Command {
     Online {
         member: MemberName,
     },
-    /// A new replica on `device`; `member` is removed as soon as the new one is in sync.
+    /// Adds a replica on `device`; removes `member` as soon as the new one is in sync.
     Replace {
         member: MemberName,
         device: String,
         force: bool,
     },
-    /// Tries absent members now, whatever their back-off; `full`: that member gets everything.
+    /// Tries absent replicas now, regardless of back-off. `full`: copies everything to that
+    /// replica.
     Resync {
         member: Option<MemberName>,
         full: bool,
@@ -263,7 +265,7 @@ pub enum Command {
         repair: bool,
     },
     StopVerify,
-    /// Size in blocks; the devices must have grown before.
+    /// New size in blocks; the devices must have grown before.
     Grow {
         blocks: u64,
     },
@@ -273,19 +275,19 @@ pub enum Command {
     Set {
         settings: Box<Settings>,
     },
-    /// Serves again although nothing is in sync: from `member`, whatever it missed, or from the one that left last
-    /// of those that are there. `force`: the volume's name, typed.
+    /// Serves again although no replica is in sync: from `member`, whatever it missed, or from the
+    /// replica that left last among those present. `force`: the volume's name, typed.
     Thaw {
         member: Option<MemberName>,
         force: Option<String>,
     },
-    /// Fails the I/O that waits, and all that comes, until `Thaw`.
+    /// Fails waiting and new I/O until `Thaw`.
     FailIo,
-    /// A device appeared, changed its size or went.
+    /// A device appeared, changed its size or disappeared.
     DevicesChanged {
         device: String,
     },
-    /// Flushes, cleans the log, writes clean labels. The volume's queues are closed before.
+    /// Flushes, cleans the log, writes clean labels. The caller closes the volume's queues before.
     Close,
 }
 
@@ -294,7 +296,7 @@ pub(crate) struct Asked {
     pub answer: oneshot::Sender<Result<(), VolumeError>>,
 }
 
-/// An open volume, for any thread. Dropping all handles does not close it.
+/// An open volume, usable from any thread. Dropping all handles does not close it.
 #[derive(Clone)]
 pub struct VolumeHandle {
     pub(crate) commands: mpsc::Sender<Asked>,
@@ -304,12 +306,13 @@ pub struct VolumeHandle {
 }
 
 impl VolumeHandle {
-    /// The block device to be registered.
+    /// The block device to register.
     pub fn volume(&self) -> &Arc<dyn Bdev> {
         &self.volume
     }
 
-    /// As of now: what changes often is read as it is, the rest as of its last change.
+    /// The current state: frequently changing values are read now, the others are as of their last
+    /// change.
     pub fn status(&self) -> VolumeStatus {
         let mut status = lock(&self.status).clone();
         status.count(&self.shared);
@@ -318,13 +321,14 @@ impl VolumeHandle {
         {
             status.state = VolumeState::Degraded;
             status.why = Some(format!(
-                "the device \"{device}\" has, or had, fewer bytes than the volume needs: it is about to be out of sync"
+                "the device \"{device}\" has, or had, fewer bytes than the volume needs: it will \
+                    go out of sync"
             ));
         }
         status
     }
 
-    /// A member that lost its end, of which the control does not know yet.
+    /// A replica that lost its end, which the control does not know yet.
     fn cut_member(&self, status: &VolumeStatus) -> Option<String> {
         let needed = RESERVED / u64::from(status.block_size.max(1)) + status.blocks;
         let view = self.shared.view();
@@ -333,13 +337,15 @@ impl VolumeHandle {
         Some(cut.device.name().to_owned())
     }
 
-    /// Whether users of the device that was made before the volume was opened may stay with it: it serves by now.
+    /// True when users of the device that was made before the volume was opened may keep it: it
+    /// serves now.
     pub fn keeps(&self, prepared: &Prepared) -> bool {
         Arc::ptr_eq(&self.shared, prepared.shared())
     }
 
-    /// Answers when the command is carried out, durably; resyncs and verifications go on after it.
-    /// Not carried out any more once the answer is an error; carried through if the future is dropped.
+    /// Completes when the command is done, durably; resyncs and verifications continue after it. A
+    /// command that returned an error has no further effect. Dropping the future does not cancel
+    /// the command.
     pub async fn run(&self, command: Command) -> Result<(), VolumeError> {
         let (answer, outcome) = oneshot::channel();
         let asked = Asked { command, answer };
@@ -354,7 +360,7 @@ impl VolumeHandle {
     }
 }
 
-/// An open volume as it is now.
+/// The state of an open volume.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct VolumeStatus {
     pub id: Uuid,
@@ -362,7 +368,7 @@ pub struct VolumeStatus {
     pub block_size: u32,
     pub blocks: u64,
     pub state: VolumeState,
-    /// Why it is in that state, when it is not serving with everything in sync.
+    /// The reason for that state, when the volume does not serve with all replicas in sync.
     pub why: Option<String>,
     pub epoch: u64,
     pub revision: u64,
@@ -372,7 +378,7 @@ pub struct VolumeStatus {
     pub settings: Settings,
     pub members: Vec<MemberStatus>,
     pub verify: Option<VerifyStatus>,
-    /// Queues open on it.
+    /// Open queues.
     pub lanes: usize,
     pub log_waits: u64,
     pub overlap_waits: u64,
@@ -383,15 +389,15 @@ pub struct VolumeStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeState {
-    /// Every member is in sync.
+    /// Every replica is in sync.
     Healthy,
-    /// Serving; a member is out or being copied to.
+    /// Serving; a replica is out or being copied to.
     Degraded,
-    /// Nothing is in sync: hosts wait.
+    /// No replica is in sync: hosts wait.
     Frozen,
-    /// Writes wait: fewer members are in sync than the volume asks for.
+    /// Writes wait: fewer replicas are in sync than `min_in_sync`.
     WritesHeld,
-    /// The operator had I/O fail.
+    /// The operator made I/O fail.
     Failing,
     Fenced,
     StoreLost,
@@ -404,28 +410,29 @@ pub struct MemberStatus {
     pub slot: u8,
     pub device: String,
     pub state: MemberState,
-    /// Its device is there and used.
+    /// Its device is present and in use.
     pub attached: bool,
     pub offline: bool,
     pub local: bool,
-    /// `None` while its device is not used.
+    /// `None` while its device is not in use.
     pub fencing: Option<Fencing>,
     pub why: Option<String>,
     pub resync: Option<ResyncStatus>,
-    /// The one that ended last, since the volume was opened.
+    /// The last one that ended since the volume was opened.
     pub last_resync: Option<LastResync>,
     pub reads: u64,
     pub writes: u64,
     pub errors: u64,
 }
 
-/// What keeps a former holder of the volume from a member.
+/// The means that keeps a former holder of the volume away from a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fencing {
-    /// The label's epoch, which the former holder finds when it looks.
+    /// The label's epoch, which the former holder finds when it reads the label.
     Label,
-    /// That, and a reservation of the namespace: its target refuses the former holder's writes.
+    /// The label, and a reservation of the namespace: its target refuses the former holder's
+    /// writes.
     Reservation,
 }
 
@@ -436,7 +443,7 @@ pub struct ResyncStatus {
     pub total_bytes: u64,
     pub left_bytes: u64,
     pub bytes_per_s: u64,
-    /// Seconds, at the rate of late; `None`: not known.
+    /// Seconds, at the recent rate; `None`: unknown.
     pub left_s: Option<u64>,
 }
 
@@ -444,7 +451,7 @@ pub struct ResyncStatus {
 pub struct LastResync {
     pub kind: ResyncKind,
     pub bytes: u64,
-    /// From when the member was taken in until it was in sync.
+    /// From the attachment of the replica until it was in sync.
     pub seconds: f64,
 }
 
@@ -456,11 +463,11 @@ pub struct VerifyStatus {
     pub compared_bytes: u64,
     pub different_blocks: u64,
     pub repaired_blocks: u64,
-    /// The first blocks that differed.
+    /// The first differing blocks.
     pub examples: Vec<u64>,
 }
 
-/// What a volume is made of.
+/// The parameters of a new volume.
 #[derive(Debug, Clone)]
 pub struct NewVolume {
     pub name: String,
@@ -469,12 +476,12 @@ pub struct NewVolume {
     pub bytes: Option<u64>,
     pub devices: Vec<String>,
     pub settings: Settings,
-    /// Take devices that are not empty.
+    /// Accept devices that are not empty.
     pub force: bool,
 }
 
 impl VolumeStatus {
-    /// What changes often, as it is now.
+    /// Fills in the frequently changing values.
     pub(crate) fn count(&mut self, shared: &Shared) {
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let totals = &shared.totals;
@@ -533,7 +540,7 @@ impl VolumeStatus {
     }
 }
 
-/// What may be set without the rest.
+/// Settings that may be changed individually.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SettingsPatch {

@@ -1,12 +1,12 @@
-//! What a volume is, as the store keeps it.
+//! The description of a volume, as the store keeps it.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Replicas of one volume at most.
+/// Most replicas of one volume.
 pub const MAX_MEMBERS: usize = 5;
-/// Bytes at the start of each member's device that are the volume's own: labels and the dirty-region log.
-/// The volume's first block comes after them.
+/// Bytes at the start of each replica's device that belong to the volume: labels and the
+/// dirty-region log. The volume's first block follows.
 pub const RESERVED: u64 = 1 << 20;
 
 /// One volume. The store's copy is the authority: every change of it is a compare-and-swap on
@@ -15,32 +15,33 @@ pub const RESERVED: u64 = 1 << 20;
 pub struct VolumeRecord {
     pub id: Uuid,
     pub name: String,
-    /// Bytes per logical block; all members' devices have the same.
+    /// Bytes per logical block, equal on all replicas' devices.
     pub block_size: u32,
     /// Size of the volume in blocks.
     pub blocks: u64,
     /// log2 of the bytes of a region of the dirty-region log.
     pub region_shift: u8,
-    /// Raised by each opening: whoever has a lower one is fenced.
+    /// Incremented by each opening: a holder with a lower epoch is fenced.
     pub epoch: u64,
-    /// The last epoch in which every in-sync member was stamped before anything was served. A member
-    /// whose label is older than this is not in sync, whatever is said of it. Goes back only when an operator
-    /// chooses a replica that is older.
+    /// The last epoch in which every in-sync replica was labelled before anything was served. A
+    /// replica with an older label is not in sync, whatever its recorded state. Decreases only when
+    /// an operator chooses an older replica.
     pub serving: u64,
-    /// Grows with every change.
+    /// Incremented with every change.
     pub revision: u64,
-    /// Who has it open, or had it last.
+    /// The current or last holder.
     pub holder: Option<Uuid>,
     pub members: Vec<MemberRecord>,
     #[serde(default)]
     pub settings: Settings,
-    /// What it promised when it was opened last; `None`: it never was, or by a version that did not keep that.
+    /// The limits that it promised when it was last opened. `None`: it was never opened, or by a
+    /// version that did not store them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<KeptLimits>,
 }
 
-/// What a volume is shown with before its members are there. Whether they have a cache is not kept: one that nobody
-/// can look at may have one.
+/// The limits shown for a volume before its replicas are present. Whether they have a cache is not
+/// stored: a replica that cannot be inspected may have one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptLimits {
     pub max_blocks: u32,
@@ -53,19 +54,19 @@ pub struct KeptLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberRecord {
     pub id: Uuid,
-    /// Its place in the volume's tables, below [`MAX_MEMBERS`]; no two members share one.
+    /// Its index in the volume's tables, below [`MAX_MEMBERS`]; no two replicas share one.
     pub slot: u8,
     /// The block device's name.
     pub device: String,
     pub state: MemberState,
-    /// The member that goes as soon as this one is in sync.
+    /// The replica to remove as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Uuid>,
     /// Taken out by the operator: it does not return by itself.
     #[serde(default)]
     pub offline: bool,
-    /// Its device had fewer blocks than the volume needs, and no other member was there to fill it
-    /// from: what was beyond is lost, and nothing is served from it until an operator says so.
+    /// Its device had fewer blocks than the volume needs, and no other replica could fill it: the
+    /// data beyond is lost, and the replica does not serve until an operator allows it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut: bool,
     /// Why it is not in sync, for people.
@@ -73,19 +74,19 @@ pub struct MemberRecord {
     pub why: Option<String>,
 }
 
-/// Which of a member's blocks can be believed.
+/// Which blocks of a replica are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum MemberState {
     /// It has every acknowledged write.
     InSync,
-    /// It has what was acknowledged before it left; since then the dirty-region log counts what it misses.
+    /// It has every write acknowledged before it left; the dirty-region log counts the later ones.
     Out {
-        /// What its label says if nobody else has written to it since.
+        /// The stamp of its label, unless another holder has written to it since.
         last_label: Stamp,
     },
-    /// It was never in sync, or cannot be believed any more: regions below the watermark have been copied,
-    /// but for those that the dirty-region log names.
+    /// It was never in sync, or is not trusted any longer: regions below the watermark have been
+    /// copied, except those that the dirty-region log names.
     Filling {
         watermark: u64,
         /// As above.
@@ -94,46 +95,46 @@ pub enum MemberState {
     },
 }
 
-/// The moment at which a label was written: compared in this order.
+/// The time of a label write: compared in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Stamp {
     pub epoch: u64,
     pub revision: u64,
 }
 
-/// Which in-sync member a read goes to.
+/// Which in-sync replica serves a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadPolicy {
-    /// A member in this machine, if one is in sync. Of several each has its stripes of 256 KiB, so that they cache
-    /// different parts of the volume; one with clearly more to do than another is relieved.
+    /// A replica on this machine, if one is in sync. Several share the reads by stripes of 256 KiB,
+    /// so that they cache different parts of the volume; one with clearly more work is relieved.
     #[default]
     LocalFirst,
     LeastOutstanding,
     RoundRobin,
 }
 
-/// What can be set of a volume, live.
+/// Settings of a volume that can change live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
     pub read_policy: ReadPolicy,
-    /// Writes wait while fewer members than this are in sync; 1 to the number of members.
+    /// Writes wait while fewer replicas than this are in sync; 1 to the number of replicas.
     pub min_in_sync: u8,
-    /// Milliseconds after which a member that does not answer an I/O is out.
+    /// Milliseconds after which a replica that does not complete an I/O is out.
     pub deadline_ms: u64,
-    /// Milliseconds that hosts' commands wait while nothing is in sync, before they are answered with a
-    /// path-related status, without DNR, so that hosts ask again. Below the 30 s of Linux hosts.
+    /// Milliseconds that hosts' commands wait while no replica is in sync. Then they get a
+    /// path-related status without DNR, so that hosts retry. Below the 30 s of Linux hosts.
     pub frozen_hold_ms: u64,
-    /// Read errors of a member within an hour after which it is out.
+    /// Read errors within an hour after which a replica is out.
     pub read_errors: u32,
-    /// Bytes per second that resync and rebuild may copy at most; 0: no limit.
+    /// Most bytes per second that resync and rebuild copy; 0: no limit.
     pub resync_bytes_per_s: u64,
-    /// Milliseconds for which nothing is copied to a member that returns, nor by a holder that has just opened
-    /// the volume or has closed a queue with writes under way, so that nothing of former connections can still
+    /// Milliseconds without copying to a replica that returns, and after a holder opened the volume
+    /// or closed a queue with writes in flight. Until then a write of a former connection can still
     /// arrive.
     pub settle_ms: u64,
-    /// Hours between verifications that run by themselves; 0: none.
+    /// Hours between automatic verifications; 0: none.
     pub verify_hours: u32,
     /// Which transports its hosts may use.
     pub transport_policy: TransportPolicy,
@@ -159,7 +160,7 @@ impl Default for Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportPolicy {
-    /// What the listeners offer.
+    /// Those that the listeners offer.
     #[default]
     Inherit,
     Any,
@@ -168,7 +169,7 @@ pub enum TransportPolicy {
 }
 
 impl VolumeRecord {
-    /// What a compare-and-swap compares.
+    /// The version that a compare-and-swap compares.
     pub fn version(&self) -> Stamp {
         Stamp {
             epoch: self.epoch,

@@ -1,25 +1,26 @@
-//! Faults that are put in on purpose, to see that the simulator's checker finds them.
+//! Deliberate faults, to prove that the simulator's checker finds them.
 //!
-//! They exist with the feature `mutations` alone, which no build for use can have; without it every question
-//! in here is a constant `false`. At most one is active at a time, and only on the thread that asked for it.
+//! They exist only with the feature `mutations`, which release builds cannot enable; without it
+//! every check here is a constant `false`. At most one is active at a time, and only on the thread
+//! that activated it.
 
 #[cfg(all(feature = "mutations", not(debug_assertions)))]
 compile_error!("the feature `mutations` breaks volumes on purpose: it is for tests only");
 
-/// What is done wrong.
+/// The fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
-    /// Writes are acknowledged before the store knows that a member that lacks them is out.
+    /// Acknowledges writes before the store knows that a replica that lacks them is out.
     AcknowledgeEarly,
-    /// Regions are written to that no member's dirty-region log names.
+    /// Writes to regions that no replica's dirty-region log names.
     SkipLog,
-    /// Members are read that lack what is read.
+    /// Reads from replicas that lack the data.
     ReadStale,
-    /// A holder goes on although another one has the volume.
+    /// A holder continues although another holder owns the volume.
     ForgetFence,
-    /// Members are brought up to date from the one that is not.
+    /// Copies from the outdated replica to the current ones.
     ResyncBackwards,
-    /// Members are believed whose devices have, or had, fewer blocks than the volume needs.
+    /// Trusts replicas whose devices have, or had, fewer blocks than the volume needs.
     IgnoreSize,
 }
 
@@ -43,7 +44,7 @@ mod switch {
             Mutation::IgnoreSize,
         ];
 
-        /// From here on, on this thread.
+        /// Activates a fault from here on, on this thread.
         pub fn activate(which: Option<Mutation>) {
             ACTIVE.set(which);
         }

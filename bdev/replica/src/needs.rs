@@ -1,5 +1,5 @@
-//! The regions that one member lacks: set by the control, and by lanes where a write was not done everywhere; read by
-//! lanes, for each read.
+//! The regions that one replica lacks: set by the control, and by lanes where a write was not done
+//! everywhere; read by lanes, for each read.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Needs {
     words: Box<[AtomicU64]>,
     regions: u64,
-    /// Never less than there are bits, at any moment: a bit is counted before it is set, and until after it is
-    /// cleared. Most members lack nothing, and a read need not look further than here.
+    /// An upper bound of the number of bits, at any moment: a bit is counted before it is set, and
+    /// until after it is cleared. Most replicas lack nothing, and then a read checks only this.
     most: AtomicU64,
 }
 
@@ -22,7 +22,7 @@ impl Needs {
         }
     }
 
-    /// Nothing is lacked, for certain.
+    /// True when the replica certainly lacks nothing.
     #[inline]
     pub fn is_none(&self) -> bool {
         self.most.load(Ordering::SeqCst) == 0
@@ -57,7 +57,7 @@ impl Needs {
         });
     }
 
-    /// Exactly the regions that `needed` says.
+    /// Sets exactly the regions for which `needed` is true.
     pub fn assign(&self, needed: impl Fn(u64) -> bool) {
         for index in 0..self.words.len() as u64 {
             let first = index * 64;
@@ -69,7 +69,7 @@ impl Needs {
         }
     }
 
-    /// `change` sets `set` bits, and answers those that it cleared or that were set before.
+    /// `change` sets `set` bits, and returns those that it cleared or that were set before.
     fn change(&self, word: u64, set: u32, change: impl FnOnce(&AtomicU64) -> u64) {
         self.most.fetch_add(u64::from(set), Ordering::SeqCst);
         let former = change(&self.words[word as usize]);
@@ -122,7 +122,8 @@ mod tests {
         assert!(needs.is_none() && needs.is_empty());
     }
 
-    /// Several change it at once: who sees that nothing is lacked is right, and in the end the count is exact.
+    /// Several threads change it at once: a result of "lacks nothing" is correct, and in the end
+    /// the count is exact.
     #[test]
     fn none_is_none() {
         let needs = Needs::new(200);

@@ -1,19 +1,19 @@
-//! A volume before it is open: a block device that can be used already, on which I/O waits.
+//! A volume before it is open: a block device that is already usable, on which I/O waits.
 //!
 //! ```text
 //!   Prepared::new ── frozen ──open_prepared──▶ serving     the same lanes, the same tables
 //!                      ▲            │
-//!                      └── failed ◀─┘                      tables as new: nothing was served, so nobody is inside
+//!                      └── failed ◀─┘                      tables reset: nothing was served, so no lane is inside
 //! ```
 //!
-//! What it promises is what the volume promised when it was open last, so that hosts find what they know. Members
-//! that are found to keep less make another device necessary ([`VolumeHandle::keeps`]).
+//! It promises the limits of the volume's last opening, so that hosts find a known device. If the
+//! replicas keep less, another device is needed ([`VolumeHandle::keeps`]).
 //!
 //! | why it is not open | hosts |
 //! |---|---|
 //! | another holder has it, or has had it since | a path error at once: it is served elsewhere |
-//! | the store knows it no more | as above |
-//! | anything else: no member in sync, a store that cannot be reached, a reservation of somebody, no memory | wait, and get a path error in the end |
+//! | the store does not list it any longer | as above |
+//! | anything else: no replica in sync, an unreachable store, a foreign reservation, no memory | wait, and get a path error in the end |
 //!
 //! [`VolumeHandle::keeps`]: crate::handle::VolumeHandle::keeps
 
@@ -56,7 +56,7 @@ impl Prepared {
         self.id
     }
 
-    /// The block device. `None`: it is not known what it may promise.
+    /// The block device. `None`: the limits that it may promise are unknown.
     pub fn volume(&self) -> Option<Arc<dyn Bdev>> {
         let volume = self.volume.as_ref();
         volume.map(|volume| Arc::clone(volume) as Arc<dyn Bdev>)
@@ -70,7 +70,7 @@ impl Prepared {
         &self.shared
     }
 
-    /// I/O that waits fails, and all that comes, until this is taken back; also when the volume is open by then.
+    /// Fails waiting and new I/O until this is taken back; also when the volume is open by then.
     pub fn set_failing(&self, failing: bool) {
         self.shared.set_failing(failing);
     }
@@ -79,12 +79,12 @@ impl Prepared {
         self.shared.is_failing()
     }
 
-    /// It is not going to be opened: I/O that waits ends with a path error, and all that comes.
+    /// The volume will not be opened: waiting and new I/O ends with a path error.
     pub fn shut(&self) {
         self.shared.shut();
     }
 
-    /// What there is to be told of a volume that is not open, for `why`, if it was tried.
+    /// The status of a volume that is not open, for the reason `why`, if an opening was tried.
     pub fn status(&self, record: &VolumeRecord, why: Option<&VolumeError>) -> VolumeStatus {
         let mut status = VolumeStatus::of(record);
         status.count(&self.shared);
@@ -115,7 +115,7 @@ impl Prepared {
     }
 }
 
-/// Whether nothing that was promised is more than what is kept `now`.
+/// True when no promised limit exceeds the limits `now`.
 pub(crate) fn keeps(now: &Limits, promised: &Limits) -> bool {
     promised.max_blocks <= now.max_blocks
         && promised.max_unmap_blocks <= now.max_unmap_blocks
@@ -125,7 +125,7 @@ pub(crate) fn keeps(now: &Limits, promised: &Limits) -> bool {
         && promised.read_only == now.read_only
 }
 
-/// Hosts do better to look for it on another path.
+/// Hosts should try another path.
 fn is_elsewhere(why: &VolumeError) -> bool {
     matches!(
         why,
@@ -154,7 +154,7 @@ impl KeptLimits {
             lend_blocks: self.lend_blocks,
             read_only: self.read_only,
             volatile_cache: true,
-            // The rest is the same for every volume.
+            // The other limits are the same for every volume.
             ..Limits::unlimited(1)
         }
     }

@@ -1,4 +1,5 @@
-//! The dirty-region log in memory: one word per region, read by all lanes, set durable by the control.
+//! The dirty-region log in memory: one word per region, read by all lanes, made durable by the
+//! control.
 //!
 //! ```text
 //!   clean ──enter()──▶ wanted ──log page on the media──▶ DIRTY ──idle, flushed──▶ CLEARING ──▶ clean
@@ -6,15 +7,15 @@
 //!                        └──────────── enter() while clearing: wanted again ◀──────────────────┘
 //! ```
 //!
-//! A lane may write into a region only between an [`Regions::enter`] that answered `true` and its
-//! [`Regions::leave`]. The control clears a bit only while nobody is inside, by a compare-and-swap
-//! that fails if somebody came in.
+//! A lane may write into a region only between an [`Regions::enter`] that returned
+//! [`Entered::Inside`] and its [`Regions::leave`]. The control clears a bit only while no write is
+//! inside, by a compare-and-swap that fails if one entered.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Writes in flight.
 const COUNT: u32 = 0xffff;
-/// The bit is on the media of every member that matters.
+/// The bit is on the media of every relevant replica.
 const DIRTY: u32 = 1 << 16;
 /// A lane waits for the bit.
 const WANTED: u32 = 1 << 17;
@@ -25,12 +26,12 @@ pub struct Regions {
     words: Box<[AtomicU32]>,
 }
 
-/// What came of asking for a region.
+/// The result of a request for a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entered {
     /// Inside: write, then leave.
     Inside,
-    /// Not yet dirty on the media. The caller was the first to want it and tells the control.
+    /// Not yet dirty on the media. The caller is the first to want it and notifies the control.
     First,
     /// Not yet; the control knows.
     Wait,
@@ -72,8 +73,8 @@ impl Regions {
         }
     }
 
-    /// A write will want to start in `region`, and does not yet. `true`: the caller is the first to want
-    /// it and tells the control.
+    /// Announces a later write in `region`. `true`: the caller is the first to want it and notifies
+    /// the control.
     pub fn want(&self, region: u64) -> bool {
         let want = |now| (now & (DIRTY | WANTED) == 0).then_some(now | WANTED);
         let word = &self.words[region as usize];
@@ -81,14 +82,14 @@ impl Regions {
             .is_ok()
     }
 
-    /// The write ended, or did not start after all.
+    /// The write ended, or did not start.
     #[inline]
     pub fn leave(&self, region: u64) {
         let before = self.words[region as usize].fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before & COUNT > 0, "left a region that nobody entered");
+        debug_assert!(before & COUNT > 0, "left a region that was not entered");
     }
 
-    /// The bit is on the media now: those who wait may go on.
+    /// The bit is on the media now: waiting writes may proceed.
     pub fn set_dirty(&self, region: u64) {
         let word = &self.words[region as usize];
         word.fetch_or(DIRTY | TOUCHED, Ordering::SeqCst);
@@ -113,21 +114,22 @@ impl Regions {
         self.words.iter().filter(dirty).count() as u64
     }
 
-    /// Forgets everything of a volume that never served. Answers how many were inside: nobody may be.
+    /// Resets the regions of a volume that never served. Returns how many were in use: there must
+    /// be none.
     pub fn clear_all(&self) -> u64 {
         let count = |word: &AtomicU32| u64::from(word.swap(0, Ordering::SeqCst) & COUNT);
         self.words.iter().map(count).sum()
     }
 
-    /// First half of a clearing pass: forgets that the region was touched. Answers whether it is a
-    /// candidate, that is dirty, empty and not touched since the pass before.
+    /// First half of a clearing pass: forgets that the region was touched. Returns true for a
+    /// candidate: dirty, empty and untouched since the previous pass.
     pub fn age(&self, region: u64) -> bool {
         let before = self.words[region as usize].fetch_and(!TOUCHED, Ordering::SeqCst);
         before & DIRTY != 0 && before & (TOUCHED | COUNT) == 0
     }
 
-    /// Second half, after the members were flushed: clears the bit in memory, unless somebody came
-    /// meanwhile. What comes from now on waits until the bit is durable again, so the caller may write
+    /// Second half, after the replicas were flushed: clears the bit in memory, unless a write
+    /// entered meanwhile. Later writes wait until the bit is durable again, so the caller may write
     /// the log page without it, and before any page with it.
     pub fn clear(&self, region: u64) -> bool {
         let word = &self.words[region as usize];
@@ -140,7 +142,7 @@ impl Regions {
 mod tests {
     use super::*;
 
-    /// The whole circle, with a lane that comes at every point.
+    /// The whole cycle, with a lane that enters at every point.
     #[test]
     fn a_region_is_dirty_before_anybody_is_inside() {
         let regions = Regions::new(2);
@@ -150,10 +152,10 @@ mod tests {
         regions.set_dirty(1);
         assert_eq!(regions.enter(1), Entered::Inside);
         assert_eq!((regions.inside(1), regions.dirty_count()), (1, 1));
-        assert!(!regions.age(1), "somebody is inside");
-        assert!(!regions.clear(1), "somebody is inside");
+        assert!(!regions.age(1), "a write is inside");
+        assert!(!regions.clear(1), "a write is inside");
         regions.leave(1);
-        assert!(regions.age(1), "nobody since the pass before");
+        assert!(regions.age(1), "no write since the pass before");
         assert_eq!(regions.enter(1), Entered::Inside);
         regions.leave(1);
         assert!(!regions.clear(1), "touched since it was a candidate");
@@ -166,8 +168,8 @@ mod tests {
         assert!(!regions.want(0) && !regions.is_wanted(0));
     }
 
-    /// Lanes go in and out while the control sets and clears: nobody is inside of what is not dirty on the
-    /// media, whatever the order.
+    /// Lanes enter and leave while the control sets and clears: no write is inside a region that is
+    /// not dirty on the media, in any order.
     #[test]
     fn many_threads() {
         use std::sync::Mutex;
@@ -181,7 +183,7 @@ mod tests {
                     scope.spawn(|| {
                         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
                         let mut round = 0u32;
-                        // On a busy machine it may take longer until nobody is inside when it is looked at.
+                        // On a busy machine it may take longer until a check finds no write inside.
                         while round < 4000
                             || cleared.load(Ordering::SeqCst) == 0
                                 && std::time::Instant::now() < end
@@ -210,7 +212,7 @@ mod tests {
                         media.store(true, Ordering::SeqCst);
                         regions.set_dirty(0);
                     } else if regions.age(0) && regions.clear(0) {
-                        // Who comes now waits: nobody can be inside while it is not on the media.
+                        // A new write waits: none can be inside while the bit is not on the media.
                         media.store(false, Ordering::SeqCst);
                         cleared.fetch_add(1, Ordering::SeqCst);
                     }

@@ -1,5 +1,5 @@
-//! What lanes and control share: words that are read without a lock, and the view behind one that is
-//! only taken when the version has moved.
+//! The state that lanes and control share: words that are read without a lock, and the view behind
+//! a lock that is taken only when the version has changed.
 //!
 //! | word | written by | read by |
 //! |---|---|---|
@@ -8,7 +8,7 @@
 //! | stripes | both | both |
 //! | needs | control; lanes, where a write was not done everywhere | lanes, per read and write |
 //! | copying | control | lanes, per write |
-//! | outstanding (one line per lane) | the lane | control, before a member returns |
+//! | outstanding (one line per lane) | the lane | control, before a replica returns |
 //! | reported | lanes | control |
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -23,15 +23,15 @@ use crate::regions::Regions;
 use crate::stripes::{Owner, Stripes};
 use crate::view::{Mode, View};
 
-/// Lanes of one volume at once.
+/// Most lanes of one volume.
 pub const MAX_LANES: usize = 128;
-/// Reports of failures that are kept for the control; of more, only the number is.
+/// Most failure reports kept for the control; later ones are only counted.
 const REPORTS: usize = 256;
-/// Read repairs that wait at most.
+/// Most waiting read repairs.
 pub(crate) const REPAIRS: usize = 64;
-/// Regions that wait to be made equal before all others, at most.
+/// Most regions that wait for priority repair.
 const URGENT: u64 = 64;
-/// How many times as large a volume may become while it is open.
+/// Most growth of a volume while it is open, as a factor.
 const ROOM: u64 = 4;
 /// No region is being copied.
 pub const NO_REGION: u64 = u64::MAX;
@@ -48,17 +48,17 @@ pub struct Shared {
     pub needs: [Needs; MAX_MEMBERS],
     /// The region that is being copied, or [`NO_REGION`].
     copying: AtomicU64,
-    /// Grows whenever a lane adds to the needs.
+    /// Incremented whenever a lane adds to the needs.
     unequal: AtomicU64,
     /// Writes that devices still had when their lane was closed.
     abandoned: AtomicU64,
-    /// Regions that lanes asked to be made equal at once, and those of them that were tried: the control goes
-    /// by the order in which they were asked for.
+    /// Regions for which lanes requested a repair at once, and those of them that were tried. The
+    /// control follows the order of the requests.
     urgent: AtomicU64,
     tried: AtomicU64,
     version: AtomicU64,
     shown: Mutex<Shown>,
-    /// Lives of members so far, of every control: no two have one number.
+    /// Incarnations of replicas so far, under every control: numbers are unique.
     incarnations: AtomicU64,
     /// Failures reported, by slot.
     reported: [AtomicU64; MAX_MEMBERS],
@@ -68,14 +68,14 @@ pub struct Shared {
     pub totals: Totals,
 }
 
-/// The view, and what is laid over it whatever the control publishes.
+/// The view, and overrides that stay whatever the control publishes.
 struct Shown {
     view: Arc<View>,
-    /// As it was published.
+    /// As published.
     mode: Mode,
-    /// The operator has I/O fail.
+    /// The operator made I/O fail.
     failing: bool,
-    /// Nobody is going to open it any more.
+    /// It will not be opened any longer.
     shut: bool,
 }
 
@@ -97,19 +97,18 @@ pub enum ResizeError {
     NoTables { asked: u64 },
 }
 
-/// What lanes tell the control.
+/// News from lanes for the control.
 #[derive(Default)]
 pub struct News {
-    /// Regions that somebody wants to write to for the first time. Bounded: a region is named once
-    /// until it is dirty.
+    /// Regions wanted for a first write. Bounded: a region is named once until it is dirty.
     pub wanted: Vec<u64>,
     pub reports: Vec<Report>,
     pub repairs: Vec<Repair>,
-    /// Regions to be made equal before all others.
+    /// Regions with priority for repair.
     pub urgent: Vec<u64>,
 }
 
-/// A member failed an I/O.
+/// A replica failed an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
     pub slot: usize,
@@ -120,7 +119,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of two the heavier decides: another holder, a failure of the member, a block that it cannot read.
+    /// The heavier of two decides: another holder, then a failure of the replica, then an
+    /// unreadable block.
     pub(crate) fn weight(&self) -> u8 {
         match self.why {
             why if why.is_fenced() => 2,
@@ -133,24 +133,24 @@ impl Report {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     Status(Status),
-    /// It did not answer within the volume's deadline.
+    /// It did not complete within the volume's deadline.
     Deadline,
-    /// It may have lost what it had acknowledged.
+    /// It may have lost acknowledged data.
     Loss,
     /// A queue to it could not be opened.
     Open,
-    /// No buffer was free here: nothing was asked of the member.
+    /// No buffer was free here: the replica was not asked.
     Shortage,
     /// Another holder of the volume has reserved it.
     Fenced,
-    /// Somebody else has.
+    /// A host that is no holder has reserved it.
     Reserved,
     /// Its label is another replica's.
     Taken,
 }
 
 impl Failure {
-    /// There is another holder: nothing may be acknowledged any more.
+    /// There is another holder: nothing may be acknowledged any longer.
     pub fn is_fenced(self) -> bool {
         match self {
             Failure::Fenced => true,
@@ -159,12 +159,12 @@ impl Failure {
         }
     }
 
-    /// The medium does not give the blocks back.
+    /// The medium does not return the blocks.
     pub fn is_unreadable(self) -> bool {
         matches!(self, Failure::Status(Status::ReadError | Status::Integrity))
     }
 
-    /// Says something of the way to the member rather than of its medium.
+    /// Concerns the path to the replica rather than its medium.
     pub fn is_path(self) -> bool {
         !matches!(
             self,
@@ -182,7 +182,7 @@ impl Failure {
     }
 }
 
-/// Blocks that a member could not read and another could.
+/// Blocks that one replica could not read and another could.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repair {
     pub slot: usize,
@@ -195,18 +195,18 @@ pub struct Repair {
 #[repr(align(128))]
 pub struct LaneState {
     pub owner: Owner,
-    /// I/Os in flight to each slot's device, whatever its incarnation.
+    /// I/Os in flight to each slot's device, of any incarnation.
     pub outstanding: [AtomicU32; MAX_MEMBERS],
-    /// Foreground latency, smoothed, in nanoseconds: what resync yields to.
+    /// Foreground latency, smoothed, in nanoseconds: resync yields to it.
     pub latency_ns: AtomicU64,
     pub gone: AtomicBool,
     bell: std::os::fd::OwnedFd,
 }
 
 impl LaneState {
-    /// There is something new for the lane.
+    /// Wakes the lane: there is news for it.
     pub fn ring(&self) {
-        // A full counter is readable too; nothing else can go wrong with an eventfd of our own.
+        // A full counter is readable too; an eventfd of our own cannot fail otherwise.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
@@ -214,22 +214,22 @@ impl LaneState {
         &self.bell
     }
 
-    /// Silences the bell.
+    /// Resets the bell.
     pub fn hear(&self) {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
     }
 }
 
-/// Counters of the data path, by slot where it says so.
+/// Counters of the data path, by slot where noted.
 #[derive(Default)]
 pub struct Totals {
     /// Writes that waited for the dirty-region log.
     pub log_waits: AtomicU64,
     /// Writes that waited for an overlapping one.
     pub overlap_waits: AtomicU64,
-    /// Reads that another member had to serve.
+    /// Reads that another replica had to serve.
     pub reads_moved: AtomicU64,
-    /// I/Os that were answered with a path-related status while frozen.
+    /// I/Os completed with a path-related status while frozen.
     pub frozen_answers: AtomicU64,
     pub reads: [AtomicU64; MAX_MEMBERS],
     pub writes: [AtomicU64; MAX_MEMBERS],
@@ -238,7 +238,7 @@ pub struct Totals {
 
 impl Shared {
     pub fn new(record: &VolumeRecord) -> Arc<Shared> {
-        // Room for a volume that grows while it is open.
+        // Space for a volume that grows while it is open.
         let regions = (record.regions() * ROOM).max(1024);
         let regions = regions.clamp(1, MAX_REGIONS.max(record.regions()));
         Arc::new(Shared {
@@ -280,7 +280,7 @@ impl Shared {
         self.region_of(lba)..self.region_of(lba + blocks.max(1) - 1) + 1
     }
 
-    /// Whether there are tables for a volume of so many blocks.
+    /// True when the tables are large enough for a volume of `blocks`.
     pub fn covers(&self, blocks: u64) -> bool {
         blocks.div_ceil(1 << self.region_shift) <= self.regions.len()
     }
@@ -294,7 +294,7 @@ impl Shared {
         Arc::clone(&lock(&self.shown).view)
     }
 
-    /// Makes `view` the one that counts, with a version of its own, and tells all lanes.
+    /// Makes `view` the current one, with a new version, and notifies all lanes.
     pub fn publish(&self, view: View) -> Arc<View> {
         let view = {
             let mut shown = lock(&self.shown);
@@ -323,7 +323,7 @@ impl Shared {
         self.ring_all();
     }
 
-    /// I/O that would be served, or wait for a member, fails at once from now on, or does so no longer.
+    /// Starts or stops failing all I/O that would be served, or would wait for a replica.
     pub fn set_failing(&self, failing: bool) {
         self.lay_over(|shown| shown.failing = failing);
     }
@@ -332,26 +332,26 @@ impl Shared {
         lock(&self.shown).failing
     }
 
-    /// Whatever is published: all I/O ends with a path-related status.
+    /// Ends all I/O with a path-related status, whatever is published.
     pub fn shut(&self) {
         self.lay_over(|shown| shown.shut = true);
     }
 
-    /// What `mode` is for lanes, with what is laid over it.
+    /// The effective mode for lanes: `mode` with the overrides.
     pub fn over(&self, mode: Mode) -> Mode {
         lock(&self.shown).over(mode)
     }
 
-    /// For the next life of a member.
+    /// The number for a replica's next incarnation.
     pub fn next_incarnation(&self) -> u64 {
         self.incarnations.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// An opening failed: nothing of what it found counts, and lanes know of no member. There never was a view that
-    /// served, so no lane is inside of a region or has a stripe, and nothing of theirs is with a device.
+    /// An opening failed: its results are discarded, and lanes know no replica. No view ever
+    /// served, so no lane is inside a region, holds a stripe, or has I/O at a device.
     pub fn reset(&self, mode: Mode) {
         let inside = self.regions.clear_all();
-        debug_assert_eq!(inside, 0, "somebody writes while it is frozen");
+        debug_assert_eq!(inside, 0, "a write is inside while it is frozen");
         self.needs.iter().for_each(|needs| needs.assign(|_| false));
         self.set_copying(NO_REGION);
         *lock(&self.news) = News::default();
@@ -367,8 +367,8 @@ impl Shared {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// Makes the volume larger. The control has made sure that all members have the room, and the
-    /// registry is told by whoever asked (`Layer::refresh`).
+    /// Makes the volume larger. The control has checked that all replicas have the room, and the
+    /// caller of the command notifies the registry (`Layer::refresh`).
     pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
         let now = self.blocks();
         if blocks < now {
@@ -381,7 +381,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the tables are those of the volume as it is in the store by now.
+    /// True when the tables fit the volume's present record in the store.
     pub fn fits(&self, record: &VolumeRecord) -> bool {
         self.block_size == record.block_size
             && self.region_shift == record.region_blocks().ilog2()
@@ -403,33 +403,34 @@ impl Shared {
         self.unequal.load(Ordering::SeqCst)
     }
 
-    /// A write ended without having been done everywhere: `slot` gets these regions once more. To be
-    /// called while the write still has its stripes.
+    /// A write ended without being done everywhere: `slot` gets these regions again. Call this
+    /// while the write still holds its stripes.
     pub fn add_needs(&self, slot: usize, regions: std::ops::Range<u64>) {
-        // First the number: whoever copies there and sees it unchanged has not yet removed anything.
+        // The number first: copying code that sees it unchanged has not removed anything yet.
         self.unequal.fetch_add(1, Ordering::SeqCst);
         regions.for_each(|region| self.needs[slot].insert(region));
         self.wake_control();
     }
 
-    /// Writes that devices still had when their lane was closed: each may yet be done, and nobody hears of it.
+    /// Writes that devices still had when their lane was closed: each may still execute, and its
+    /// completion is not received.
     pub fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// A lane closes, and leaves a write to the devices. To be called before what it touches is added to the
-    /// needs, so that who finds it there finds this too.
+    /// A lane closes, and leaves a write to the devices. Call this before adding its regions to the
+    /// needs, so that code that finds the regions there finds this too.
     pub fn abandon(&self) {
         self.abandoned.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Tells the control of a failure. The answer is decided once the view's `judged` of the slot is at
-    /// least this number.
+    /// Reports a failure to the control. The returned number is decided once the view's `judged` of
+    /// the slot is at least this number.
     pub fn report(&self, report: Report) -> u64 {
         let mut news = lock(&self.news);
         let ticket = self.reported[report.slot].fetch_add(1, Ordering::SeqCst) + 1;
         self.totals.errors[report.slot].fetch_add(1, Ordering::Relaxed);
-        // One of each slot there must be, or nothing could be decided about it.
+        // One of each slot must be kept, or no decision about it is possible.
         let known = |r: &Report| {
             (r.slot, r.incarnation) == (report.slot, report.incarnation)
                 && r.weight() >= report.weight()
@@ -457,8 +458,9 @@ impl Shared {
         self.wake_control();
     }
 
-    /// One in-sync member has a region, and cannot read it: the others are to get it at once, as far as it can be
-    /// read. That was tried once [`Shared::tried`] is at least the answer; `None`: too many wait for that.
+    /// One in-sync replica has a region, and cannot read it: asks for a repair of the others at
+    /// once, as far as the region is readable. The repair was tried once [`Shared::tried`] is at
+    /// least the returned number; `None`: too many requests wait for that.
     pub fn want_equal(&self, region: u64) -> Option<u64> {
         let mut news = lock(&self.news);
         let asked = self.urgent.load(Ordering::SeqCst);
@@ -479,7 +481,7 @@ impl Shared {
         self.tried.load(Ordering::SeqCst)
     }
 
-    /// The next of the regions that were asked for was tried.
+    /// The next requested region was tried.
     pub fn one_tried(&self) {
         self.tried.fetch_add(1, Ordering::SeqCst);
         self.ring_all();
@@ -490,14 +492,14 @@ impl Shared {
         self.wake_control();
     }
 
-    /// What there is for the control, and how many failures of each slot it covers.
+    /// The news for the control, and the number of failures of each slot that it covers.
     pub fn take_news(&self) -> (News, [u64; MAX_MEMBERS]) {
         let mut news = lock(&self.news);
         let counts = std::array::from_fn(|slot| self.reported(slot));
         (std::mem::take(&mut *news), counts)
     }
 
-    /// Called whenever there is something for the control.
+    /// Sets a function that is called whenever there is news for the control.
     pub fn on_news(&self, wake: Option<Box<dyn Fn() + Send + Sync>>) {
         *lock(&self.control) = wake;
     }
@@ -526,7 +528,7 @@ impl Shared {
         Ok(state)
     }
 
-    /// The lane is closed and holds nothing any more.
+    /// The lane is closed and holds nothing any longer.
     pub fn remove_lane(&self, state: &Arc<LaneState>) {
         lock(&self.lanes).retain(|lane| !Arc::ptr_eq(lane, state));
         self.wake_control();
@@ -540,7 +542,7 @@ impl Shared {
         lock(&self.lanes).iter().for_each(|lane| lane.ring());
     }
 
-    /// I/Os that any lane has in flight to a slot's device.
+    /// I/Os of all lanes in flight to a slot's device.
     pub fn outstanding(&self, slot: usize) -> u32 {
         let lanes = lock(&self.lanes);
         let of = |lane: &Arc<LaneState>| lane.outstanding[slot].load(Ordering::SeqCst);
@@ -548,7 +550,7 @@ impl Shared {
     }
 }
 
-/// Nothing here can be left half done by a panic.
+/// A panic cannot leave this state half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,11 @@
-//! What is short here, and says nothing of a device.
+//! Shortages of this process, which say nothing about a device.
 
 use std::io::{Error, ErrorKind};
 
 use rustix::io::Errno;
 
-/// Whether a queue to a device could not be opened because this process has no memory or no descriptor left for it, or
-/// because all queues that the device grants are open, on other cores.
+/// True when a queue to a device could not be opened because this process lacks memory or a
+/// descriptor, or because other cores have all queues that the device grants.
 pub(crate) fn is_shortage(error: &Error) -> bool {
     let kind = matches!(
         error.kind(),

@@ -1,21 +1,21 @@
-//! Who may write where, across cores: one word per stripe of the volume, in a table of bounded size.
+//! Write permissions across cores: one word per stripe of the volume, in a table of bounded size.
 //!
-//! A stripe belongs to nobody, to one lane (with a count of its writes in it), or to the control, which
-//! copies, compares or repairs there. Two owners never have one stripe, so overlapping writes of
-//! different cores reach all members in one order, and nothing is copied while it is written. Within a
-//! lane the lane itself orders what overlaps.
+//! A stripe is free, or belongs to one lane (with a count of its writes in it), or to the control,
+//! which copies, compares or repairs there. No stripe has two owners, so overlapping writes of
+//! different cores reach all replicas in one order, and nothing is copied while it is written.
+//! Within a lane the lane itself orders overlapping writes.
 //!
-//! Nothing blocks: who does not get a stripe leaves a mark and tries again. A mark keeps its owner from
-//! taking the stripe once more, so that it becomes free; the control's mark also keeps other lanes out.
-//! Stripes that share a word (the table is shorter than a large volume) only wait for each other more
-//! often than they must.
+//! Nothing blocks: an owner that does not get a stripe leaves a mark and tries again. A mark keeps
+//! the stripe's owner from taking it once more, so that it becomes free; the control's mark also
+//! keeps other lanes out. Stripes that share a word (the table is shorter than a large volume) only
+//! wait for each other more often than necessary.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bytes of a stripe, log2.
 pub const STRIPE_SHIFT: u32 = 16;
-/// Words at most.
+/// Most words.
 const TABLE: u64 = 1 << 16;
 
 /// The control's number among the owners; lanes have those below, from 1.
@@ -26,7 +26,7 @@ const CONTROL_WANTS: u32 = 1 << 22;
 const LANE_WANTS: u32 = 1 << 23;
 const OWNER_SHIFT: u32 = 24;
 
-/// Who has a stripe.
+/// The owner of a stripe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner(u8);
 
@@ -45,11 +45,11 @@ impl Owner {
 /// A range that was acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acquired {
-    /// Nobody had any of it.
+    /// No part of it had an owner.
     Fresh,
-    /// The owner itself has more in a part of it: it must look for overlaps.
+    /// The owner itself already has a part of it: it must check for overlaps.
     Again,
-    /// Somebody else has a part, or waits for it. Nothing was taken.
+    /// Another owner has a part, or waits for it. Nothing was taken.
     No,
 }
 
@@ -71,12 +71,12 @@ impl Stripes {
         }
     }
 
-    /// Blocks that may be acquired at once at most.
+    /// Most blocks of one acquisition.
     pub fn max_blocks(&self) -> u64 {
         (self.words.len() as u64 / 2) << self.shift
     }
 
-    /// A range in pieces of one stripe each.
+    /// Splits a range into pieces of one stripe each.
     pub fn pieces(&self, lba: u64, blocks: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
         let (shift, end) = (self.shift, lba + blocks);
         let mut at = lba;
@@ -98,7 +98,7 @@ impl Stripes {
         &self.words[(stripe & self.mask) as usize]
     }
 
-    /// All of the stripes of a range for `owner`, or none.
+    /// Takes all stripes of a range for `owner`, or none.
     pub fn acquire(&self, owner: Owner, lba: u64, blocks: u64) -> Acquired {
         let range = self.range(lba, blocks);
         let mut outcome = Acquired::Fresh;
@@ -123,7 +123,7 @@ impl Stripes {
         }
     }
 
-    /// The control does not want the range any more that it did not get.
+    /// The control no longer wants the range that it did not get.
     pub fn forget(&self, lba: u64, blocks: u64) {
         for stripe in self.range(lba, blocks) {
             self.word(stripe)
@@ -152,7 +152,7 @@ impl Stripes {
                     Acquired::Fresh,
                 ),
                 true => (now + 1, Acquired::Again),
-                // Its own count keeps a lane from coming in again only because somebody else waits.
+                // Another owner waits: only the lane's own count could let it in again.
                 false if mine || now & wants != 0 => return Acquired::No,
                 false => (now | wants, Acquired::No),
             };
@@ -165,10 +165,10 @@ impl Stripes {
 
     fn release_one(&self, stripe: u64) {
         let before = self.word(stripe).fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before & COUNT > 0, "released a stripe that nobody had");
+        debug_assert!(before & COUNT > 0, "released a stripe without an owner");
     }
 
-    /// Whether nobody has anything; for tests and for the end.
+    /// True when all stripes are free; for tests and for the end.
     pub fn all_free(&self) -> bool {
         let free = |w: &AtomicU32| w.load(Ordering::SeqCst) & COUNT == 0;
         self.words.iter().all(free)
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_exclude_each_other_and_nobody_starves() {
+    fn owners_exclude_each_other_and_none_starves() {
         let stripes = Stripes::new(1 << 20, 512);
         let (a, b) = (Owner::lane(0), Owner::lane(1));
         assert_eq!(stripes.acquire(a, 0, 8), Acquired::Fresh);
@@ -202,8 +202,8 @@ mod tests {
         assert!(stripes.all_free());
     }
 
-    /// Lanes and the control on threads of their own: nobody is ever where somebody else is, everybody
-    /// gets there, and nothing is left.
+    /// Lanes and the control on threads of their own: no two owners share a stripe, every owner
+    /// gets in, and nothing remains.
     #[test]
     fn many_threads() {
         use std::sync::atomic::AtomicUsize;
@@ -239,7 +239,7 @@ mod tests {
         assert!(stripes.all_free());
     }
 
-    /// What lies across stripes is had whole or not at all.
+    /// A range across stripes is taken as a whole or not at all.
     #[test]
     fn all_or_nothing() {
         let stripes = Stripes::new(1 << 20, 4096);

@@ -1,4 +1,4 @@
-//! What lanes know of the members: made by the control, never changed, replaced as a whole.
+//! The lanes' knowledge of the replicas: built by the control, never changed, replaced as a whole.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,47 +7,47 @@ use nacre_bdev::Layer;
 
 use crate::model::{MAX_MEMBERS, ReadPolicy, Settings};
 
-/// What may happen to hosts' I/O now.
+/// How hosts' I/O is handled now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Serving,
-    /// Nothing is in sync: I/O waits, and is answered with a path-related status in the end.
+    /// No replica is in sync: I/O waits, and ends with a path-related status.
     Frozen,
-    /// Another holder has the volume, or the store cannot be heard: nothing is acknowledged.
+    /// Another holder has the volume, or the store is unreachable: nothing is acknowledged.
     Suspended,
     /// The operator gave up on it: I/O fails at once.
     FailIo,
     Closed,
 }
 
-/// What a member is to a lane. One that is out is not in the view.
+/// The role of a replica for a lane. One that is out is not in the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Written to always, read where it needs nothing.
+    /// Written to always, read where it lacks nothing.
     InSync,
-    /// Being copied to: written to but for what is still to be copied, not read.
+    /// Being copied to: gets writes except in regions still to be copied; not read.
     Syncing,
 }
 
 #[derive(Clone)]
 pub struct MemberView {
     pub device: Arc<Layer>,
-    /// Differs from that of every earlier life of the member: its queues are opened anew.
+    /// Differs from that of every earlier incarnation of the replica: its queues are reopened.
     pub incarnation: u64,
     pub role: Role,
-    /// Flushes go to it, and every write: it is in sync, or about to be.
+    /// Gets flushes and every write: it is in sync, or about to be.
     pub flushed: bool,
-    /// In this machine.
+    /// On this machine.
     pub local: bool,
-    /// [`nacre_bdev::Bdev::losses`] of the device when it was taken in.
+    /// [`nacre_bdev::Bdev::losses`] of the device when it was attached.
     pub losses: u64,
-    /// Failures of this slot that were reported up to this number have been decided upon.
+    /// Reported failures of this slot up to this number are decided.
     pub judged: u64,
 }
 
 #[derive(Clone)]
 pub struct View {
-    /// Grows with every view.
+    /// Incremented with every view.
     pub version: u64,
     pub mode: Mode,
     pub members: [Option<MemberView>; MAX_MEMBERS],

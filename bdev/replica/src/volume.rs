@@ -1,10 +1,11 @@
-//! A replicated volume as a block device: what the registry, the layer above and hosts see.
+//! A replicated volume as a block device: the view of the registry, the layer above and hosts.
 //!
-//! **Queues that have nothing to do.** A lane takes over a new view, and closes its queues to members that
-//! left, when it is polled; so does a member's queue let go of a connection that is to move. Whoever polls only queues with something in flight asks
-//! [`Queue::is_settled`] too: the target's groups do so in their upkeep, that is every 100 ms, before
-//! they sleep (a sleeping core is woken by the lane's bell), and at once when they are called on
-//! (`Target::attend_all`). So the control has nothing to do but to publish, and to wait.
+//! **Idle queues.** A lane takes over a new view, and closes its queues to replicas that left, when
+//! it is polled. A replica's queue likewise releases a connection that is to move. A caller that
+//! polls only queues with I/O in flight must check [`Queue::is_settled`] too. The target's groups
+//! do so in their upkeep, that is every 100 ms, before they sleep (the lane's bell wakes a sleeping
+//! core), and at once when they are called (`Target::attend_all`). So the control only publishes,
+//! and waits.
 
 use std::sync::Arc;
 
@@ -17,10 +18,9 @@ use crate::model::VolumeRecord;
 use crate::shared::Shared;
 use crate::view::{Mode, Role};
 
-/// Bytes of a read or write at most: the layer above makes pieces.
+/// Most bytes of a read or write: the layer above splits larger ones.
 const MAX_BYTES: u32 = 1 << 20;
-/// Bytes that are unmapped or zeroed at once at most. It bounds the regions and stripes that one request
-/// holds.
+/// Most bytes of one unmap or zeroing. It bounds the regions and stripes that one request holds.
 const MAX_UNMAP_BYTES: u64 = 16 << 20;
 
 pub struct Volume {
@@ -95,14 +95,14 @@ impl Bdev for Volume {
     fn supports(&self, op: Op) -> Support {
         match op {
             Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => Support::Native,
-            // Of single reads and writes, by the layer above: so that a comparison is made once, and
-            // not by each member for itself; and so that a verify that meets a bad block is a read that
-            // does, which takes another member and puts the block right.
+            // The layer above splits these into reads and writes: a comparison is then made once,
+            // and not by each replica for itself. A verify that meets a bad block is then a read
+            // that does, which uses another replica and repairs the block.
             Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => Support::No,
         }
     }
 
-    /// The members' layers honour it.
+    /// The replicas' layers honour it.
     fn native_fua(&self) -> bool {
         true
     }
@@ -117,7 +117,7 @@ impl Bdev for Volume {
         Ok(Box::new(lane))
     }
 
-    /// The members that take part now.
+    /// The replicas that take part now.
     fn bases(&self) -> Vec<String> {
         let view = self.shared.view();
         let members = view.members.iter().flatten();
@@ -155,7 +155,7 @@ impl Bdev for Volume {
     }
 }
 
-/// What a volume over these members can promise: each limit is that of the weakest of them.
+/// The limits of a volume over these replicas: each is that of the weakest replica.
 pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
     let mut weakest = Limits {
         atomic_blocks: u32::MAX,
@@ -187,8 +187,8 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
         (weakest.atomic_blocks, weakest.lend_blocks) = (1, 0);
         weakest.at_once = false;
     }
-    // Unmapped blocks read as zeroes on every member: where a device does not promise it, or only for
-    // aligned ranges, zeroes are written. So there is no granularity either.
+    // Unmapped blocks read as zeroes on every replica: where a device does not guarantee it, or
+    // only for aligned ranges, zeroes are written. So there is no granularity either.
     weakest
 }
 
@@ -220,10 +220,11 @@ mod tests {
         a.limits.optimal_boundary_blocks = 100;
         a.limits.unmap_granularity_blocks = 8;
         let limits = over(vec![a, b]);
-        // What crosses a boundary is not written in one piece.
+        // A range that crosses a boundary is not written in one piece.
         assert_eq!((limits.atomic_blocks, limits.volatile_cache), (1, true));
         assert!(limits.unmap_zeroes && !limits.immediate && !limits.read_only);
-        // What crosses a boundary cannot be lent in one piece; unmaps that a member cannot do are zeroes.
+        // A range that crosses a boundary cannot be lent in one piece; unmaps that a replica cannot
+        // execute become zeroes.
         assert_eq!((limits.lend_blocks, limits.optimal_boundary_blocks), (0, 0));
         assert_eq!(limits.unmap_granularity_blocks, 0);
         assert_eq!(limits.max_blocks, MAX_BYTES / BLOCK);
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_of_itself() {
+    fn its_capabilities() {
         let config = serde_json::json!({"name": "M", "block_size": BLOCK, "num_blocks": 4096});
         let config = serde_json::from_value(config).expect("complete");
         let layer = Layer::new(malloc::create(config).expect("good"));

@@ -48,7 +48,7 @@ fn daemon() -> Fake {
         }
         "volume_remove_replica" if params["force"] != "v" => Err(json!({
             "code": -1, "message": "Operation not permitted",
-            "data": { "field": "force", "cause": "that would take the last good copy of \"v\" away", "remedy": "do this" },
+            "data": { "field": "force", "cause": "that would take the last good replica of \"v\" away", "remedy": "do this" },
         })),
         "volume_publish" => Ok(json!({ "nqn": "nqn.x", "nsid": 1, "uuid": "u",
             "listen_addresses": [{ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "4420" }] })),

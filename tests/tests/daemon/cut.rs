@@ -152,7 +152,7 @@ fn a_replica_that_is_cut_by_command() {
     let offline = json!({ "name": "v", "member": "a" });
     daemon.call("volume_offline_replica", offline);
     let (done, text) = resize(&["16MiB", "--shrink", "--force"]);
-    assert!(!done && text.contains("last good copy"), "{text}");
+    assert!(!done && text.contains("last good replica"), "{text}");
     assert_eq!(length(&place, "b.img"), SIZE);
     read_all(address, "from the last one");
     daemon.stop();

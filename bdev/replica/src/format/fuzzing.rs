@@ -9,17 +9,18 @@ use super::{Label, LabelError, Place, REGIONS_PER_PAGE, decode_page, encode_page
 /// A target: takes any bytes.
 pub type Target = fn(&[u8]);
 
-/// Each target by its name, which is that of its corpus folder and of its binary.
+/// Every target with its name: the name of its corpus folder and of its binary.
 pub const TARGETS: &[(&str, Target)] = &[
     ("volume_label", volume_label),
     ("volume_log_page", volume_log_page),
 ];
 
-/// The volume of which log pages are expected.
+/// The volume id that log pages must carry.
 pub const VOLUME: Uuid = Uuid::from_bytes(*b"volume of a fuzz");
 
-/// Byte 0: bit 0 puts the checksum right in the first label, bit 1 in the second, so that what is behind
-/// it is reached. Then the beginnings of the two, half of what is left each.
+/// Byte 0: bit 0 corrects the checksum of the first label, bit 1 that of the second, so that the
+/// fuzzer reaches the code behind the check. The starts of the two labels follow, half of the
+/// remaining bytes each.
 pub fn volume_label(input: &[u8]) {
     let [choice, rest @ ..] = input else { return };
     let (a, b) = rest.split_at(rest.len() / 2);
@@ -41,8 +42,8 @@ pub fn volume_label(input: &[u8]) {
     }
 }
 
-/// Byte 0: bit 0 puts the checksum right, the rest is the number of the page; then the beginning of the
-/// page.
+/// Byte 0: bit 0 corrects the checksum, the other bits are the page number. The start of the page
+/// follows.
 pub fn volume_log_page(input: &[u8]) {
     let [choice, rest @ ..] = input else { return };
     let number = u64::from(choice >> 1);

@@ -1,18 +1,19 @@
-//! The label: which volume and which member a device is, and when that was last said.
+//! The label: identifies the volume and the replica on a device, and the time of the last label
+//! write.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0..8 | `NACREVOL` |
 //! | 8..12 | version |
-//! | 12..16 | bit 0: closed in order |
-//! | 16..48 | ids of the volume and of the member |
+//! | 12..16 | bit 0: closed cleanly |
+//! | 16..48 | ids of the volume and of the replica |
 //! | 48..80 | epoch, revision, sequence, blocks of the volume |
 //! | 80..84 | bytes of a block |
-//! | 84..88 | slot, log2 of the bytes of a region, number of members, bytes of the name |
+//! | 84..88 | slot, log2 of the bytes of a region, number of replicas, bytes of the name |
 //! | 88..344 | the volume's name |
-//! | 344..504 | members, 32 bytes each: id, slot, state |
+//! | 344..504 | replicas, 32 bytes each: id, slot, state |
 //! | 504..4092 | zero |
-//! | 4092..4096 | CRC32C of all before |
+//! | 4092..4096 | CRC32C of all preceding bytes |
 
 use arrayvec::ArrayVec;
 use uuid::Uuid;
@@ -26,7 +27,7 @@ const MAGIC: &[u8; 8] = b"NACREVOL";
 const VERSION: u32 = 1;
 const CLEAN: u32 = 1;
 const NAME: usize = 88;
-/// Bytes of a name at most.
+/// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
 const MEMBERS: usize = 344;
 const MEMBER: usize = 32;
@@ -35,19 +36,19 @@ const END: usize = MEMBERS + MAX_MEMBERS * MEMBER;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
     pub volume: Uuid,
-    /// The volume's name then; for people. What is longer than [`MAX_NAME`] bytes is cut.
+    /// The volume's name when the label was written; for people. Cut at [`MAX_NAME`] bytes.
     pub name: String,
     pub member: Uuid,
     pub slot: u8,
     pub stamp: Stamp,
-    /// Grows with every label that is written to this device.
+    /// Incremented with every label written to this device.
     pub sequence: u64,
-    /// The volume was closed in order: the log says all that there is to say.
+    /// The volume was closed cleanly: the log is complete.
     pub clean: bool,
     pub block_size: u32,
     pub blocks: u64,
     pub region_shift: u8,
-    /// All members then.
+    /// All replicas when the label was written.
     pub members: ArrayVec<LabelMember, MAX_MEMBERS>,
 }
 
@@ -58,7 +59,7 @@ pub struct LabelMember {
     pub state: LabelState,
 }
 
-/// [`MemberState`] without what only the store knows.
+/// [`MemberState`] without the parts that only the store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LabelState {
@@ -77,21 +78,21 @@ impl From<MemberState> for LabelState {
     }
 }
 
-/// Why a block is not a label that can be used.
+/// Why a block is not a usable label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
     #[error("there is no label: the block is all zeroes")]
     NotALabel,
-    #[error("there is something else than a label")]
+    #[error("the block holds something other than a label")]
     Foreign,
-    #[error("the label is of version {found}, and this program knows {VERSION}")]
+    #[error("the label is of version {found}, and this program knows version {VERSION}")]
     Version { found: u32 },
     #[error("the label is damaged: its checksum does not match")]
     Checksum,
-    /// Its checksum is good: whoever wrote it was wrong.
-    #[error("the label's {name} makes no sense")]
+    /// The checksum is correct, so the program that wrote the label was wrong.
+    #[error("the label's {name} is invalid")]
     Field { name: &'static str },
-    #[error("the two labels are those of different members or volumes")]
+    #[error("the two labels name different replicas or volumes")]
     TwoOwners,
 }
 
@@ -137,7 +138,8 @@ impl Label {
         if r.take() != *MAGIC {
             return Err(LabelError::Foreign);
         }
-        // Before the version: only a version that was written on purpose is another program's.
+        // Checked before the version: only a sealed block proves that another program version wrote
+        // it.
         if !is_sealed(block) {
             return Err(LabelError::Checksum);
         }
@@ -189,7 +191,7 @@ impl Label {
         })
     }
 
-    /// What decides which of a device's two labels counts.
+    /// Decides which of a device's two labels is valid: the greater one.
     fn age(&self) -> (Stamp, u64) {
         (self.stamp, self.sequence)
     }
@@ -241,16 +243,16 @@ fn cut(name: &str) -> &str {
     &name[..len]
 }
 
-/// One of the two places of a label.
+/// One of the two positions of a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     A,
     B,
 }
 
-/// Where the next label is written if the one that counts is at `which`: a write that a power failure
-/// tears destroys only the older one. Who takes a device over that had other labels erases both places
-/// first, or the old ones may still count.
+/// The position of the next label when the valid one is at `which`: a write torn by a power failure
+/// destroys only the older label. Code that takes over a device with other labels must erase both
+/// positions first, or an old label may still be valid.
 pub fn next_place(which: Place) -> Place {
     match which {
         Place::A => Place::B,
@@ -258,11 +260,11 @@ pub fn next_place(which: Place) -> Place {
     }
 }
 
-/// Of the two labels of a device the one that counts, and where it stands. An error is that of the
-/// place that says more: two damaged places are not an empty device.
+/// Returns the valid one of a device's two labels, and its position. An error comes from the
+/// position that tells apart more cases: two damaged labels are not an empty device.
 pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, Place), LabelError> {
     match (Label::decode(a), Label::decode(b)) {
-        // A newer program was here last, or might have been: its label must not be overlooked.
+        // A newer program wrote this device last, or may have: its label must not be overlooked.
         (Err(error @ LabelError::Version { .. }), _)
         | (_, Err(error @ LabelError::Version { .. })) => Err(error),
         (Ok(a), Ok(b)) if (a.volume, a.member) != (b.volume, b.member) => {

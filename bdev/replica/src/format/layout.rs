@@ -1,23 +1,24 @@
-//! Where things stand on a member's device, and how large regions are.
+//! Offsets on a replica's device, and the size of regions.
 
 use crate::model::RESERVED;
 
 use super::label::Place;
 
-/// Bytes of a label, and of a page of the log. A device's logical block is at most this.
+/// Bytes of a label, and of a page of the log. A device's logical block is no larger.
 pub const BLOCK: usize = 4096;
-/// Where the log's first page stands. What is between it and the labels is kept for later versions.
+/// Offset of the log's first page. The space between the labels and the log is reserved for later
+/// versions.
 pub const LOG: u64 = 64 << 10;
 
-/// A region has at least 1 MiB: smaller ones would make the log longer without copying less after a
-/// crash, since what is in flight then is a few regions anyway.
+/// Smallest region: 1 MiB. Smaller regions would lengthen the log without less copying after a
+/// crash, because the writes in flight then touch only a few regions anyway.
 pub const MIN_REGION_SHIFT: u8 = 20;
-/// Regions of one volume at most: their log fits into the reserved area and 1 MiB of memory.
+/// Most regions of one volume: their log fits into the reserved area and 1 MiB of memory.
 pub const MAX_REGIONS: u64 = 1 << 18;
 
 const _: () = assert!(LOG + super::log::pages_for(MAX_REGIONS) * BLOCK as u64 <= RESERVED);
 
-/// The byte at which a label stands.
+/// Byte offset of a label.
 pub fn label_offset(place: Place) -> u64 {
     match place {
         Place::A => 0,
@@ -25,8 +26,8 @@ pub fn label_offset(place: Place) -> u64 {
     }
 }
 
-/// log2 of the bytes of a region of a volume of so many bytes: the smallest regions of which there are
-/// not too many.
+/// log2 of the region size for a volume of `bytes`: the smallest regions that stay within
+/// [`MAX_REGIONS`].
 pub fn region_shift_for(bytes: u64) -> u8 {
     let mut shift = MIN_REGION_SHIFT;
     while bytes.div_ceil(1 << shift) > MAX_REGIONS {

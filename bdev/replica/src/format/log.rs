@@ -8,7 +8,7 @@
 //! | 40..64 | zero |
 //! | 64..4064 | bits, region 0 of the page in bit 0 of byte 64 |
 //! | 4064..4092 | zero |
-//! | 4092..4096 | CRC32C of all before |
+//! | 4092..4096 | CRC32C of all preceding bytes |
 
 use uuid::Uuid;
 
@@ -20,21 +20,21 @@ const VERSION: u32 = 1;
 const BITS: usize = 64;
 const BYTES: usize = 4000;
 
-/// Regions of which one page tells.
+/// Regions that one page covers.
 pub const REGIONS_PER_PAGE: u64 = BYTES as u64 * 8;
 
-/// Pages of the log of a volume of so many regions.
+/// Pages of the log of a volume with this many regions.
 pub const fn pages_for(regions: u64) -> u64 {
     regions.div_ceil(REGIONS_PER_PAGE)
 }
 
-/// The byte of the device at which a page stands.
+/// Byte offset of a page on the device.
 pub fn page_offset(page_number: u64) -> u64 {
     LOG + page_number * BLOCK as u64
 }
 
-/// The page of which the regions are `page_number * REGIONS_PER_PAGE..`, as far as the volume has them:
-/// `dirty` is asked for those below `regions` only.
+/// Encodes the page that covers the regions from `page_number * REGIONS_PER_PAGE`, as far as the
+/// volume has them. Calls `dirty` for regions below `regions` only.
 pub fn encode_page(
     volume: Uuid,
     page_number: u64,
@@ -58,16 +58,17 @@ pub fn encode_page(
     seal(out);
 }
 
-/// What a page says of its regions.
+/// The decoded bits of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     first: u64,
-    /// The epoch in which it was written, and the bits. `None`: the page cannot be believed.
+    /// The epoch of the write, and the bits. `None`: the page is not valid.
     content: Option<(u64, Box<[u8; BYTES]>)>,
 }
 
 impl Page {
-    /// Every region counts as dirty: the page is damaged, of another volume, or never was written.
+    /// True when every region counts as dirty: the page is damaged, of another volume, or was never
+    /// written.
     pub fn is_lost(&self) -> bool {
         self.content.is_none()
     }
@@ -76,10 +77,10 @@ impl Page {
         self.content.as_ref().map(|(epoch, _)| *epoch)
     }
 
-    /// Whether the log names `region`, a number in the whole volume.
+    /// True when the log names `region`, a number within the whole volume.
     ///
     /// # Panics
-    /// When this page does not tell of it.
+    /// When this page does not cover `region`.
     pub fn is_dirty(&self, region: u64) -> bool {
         let of_page = region.checked_sub(self.first);
         let bit = of_page.filter(|bit| *bit < REGIONS_PER_PAGE);
@@ -91,8 +92,7 @@ impl Page {
     }
 }
 
-/// Never fails: a page that is not what it should be says that everything is dirty, which costs copying
-/// and no data.
+/// Never fails: an invalid page marks every region dirty, which costs copying and no data.
 pub fn decode_page(bytes: &[u8], volume: Uuid, page_number: u64) -> Page {
     Page {
         first: page_number * REGIONS_PER_PAGE,

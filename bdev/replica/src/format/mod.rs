@@ -1,12 +1,13 @@
-//! What stands in the reserved area at the start of a member's device, as bytes.
+//! The byte format of the reserved area at the start of a replica's device.
 //!
 //! ```text
 //!   0        4 KiB     8 KiB        64 KiB                         1 MiB
 //!   │ label A │ label B │  (free)    │ log page 0 │ page 1 │ … │    │ the volume's blocks …
 //! ```
 //!
-//! Blocks of 4 KiB, little-endian, each with a CRC32C over all of it in its last four bytes, so that a
-//! block of which a power failure left only some sectors is never believed. Nothing here does I/O.
+//! Blocks of 4 KiB, little-endian. The last four bytes of each block are a CRC32C over all of it,
+//! so a block of which a power failure left only some sectors is never accepted. This module does
+//! no I/O.
 
 pub mod fuzzing;
 pub mod label;
@@ -19,10 +20,10 @@ pub use label::{Label, LabelError, LabelMember, LabelState, Place, newest, next_
 pub use layout::{BLOCK, label_offset, region_shift_for};
 pub use log::{Page, REGIONS_PER_PAGE, decode_page, encode_page, page_offset, pages_for};
 
-/// Where the checksum stands in every block, in every version of the format.
+/// Offset of the checksum in every block, in every version of the format.
 const CHECKSUM: usize = BLOCK - 4;
 
-/// Puts the checksum into a block that is otherwise ready.
+/// Writes the checksum into a finished block.
 fn seal(block: &mut [u8; BLOCK]) {
     let sum = crc_fast::crc32_iscsi(&block[..CHECKSUM]);
     block[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
@@ -32,12 +33,12 @@ fn is_sealed(block: &[u8; BLOCK]) -> bool {
     crc_fast::crc32_iscsi(&block[..CHECKSUM]).to_le_bytes() == block[CHECKSUM..]
 }
 
-/// The first block of `bytes`. `None`: there are fewer.
+/// The first block of `bytes`. `None`: `bytes` is shorter.
 fn block_of(bytes: &[u8]) -> Option<&[u8; BLOCK]> {
     bytes.first_chunk()
 }
 
-/// Fields one after the other.
+/// Writes fields one after the other.
 struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -76,7 +77,7 @@ impl<'a> Reader<'a> {
         u64::from_le_bytes(self.take())
     }
 
-    /// Everything up to `end` is zero, as this version writes it.
+    /// True when all bytes up to `end` are zero, as this version writes them.
     fn zero_until(&mut self, end: usize) -> bool {
         self.slice(end - self.at).iter().all(|byte| *byte == 0)
     }

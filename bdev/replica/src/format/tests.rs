@@ -79,7 +79,7 @@ fn a_label_as_bytes() {
     assert_eq!(Label::decode(&want), Ok(label()));
 }
 
-/// What is wrong is said by name, and only after the checksum was found good.
+/// The error names the wrong field, and only after the checksum was found correct.
 #[test]
 fn labels_that_are_none() {
     let good = encoded(&label());
@@ -143,7 +143,7 @@ fn a_long_name_is_cut_between_characters() {
     assert_eq!(read.name, "ü".repeat(127));
 }
 
-/// Which of two labels counts.
+/// Which of two labels is valid.
 #[test]
 fn the_newest_of_two() {
     let at = |epoch, revision, sequence| {
@@ -215,7 +215,8 @@ fn region_sizes() {
     assert_eq!((page_offset(0), page_offset(8)), (65_536, 98_304));
 }
 
-/// The table in `log.rs`, byte for byte; a page that is not the right one says that all is dirty.
+/// The table in `log.rs`, byte for byte; a page that is not the expected one marks every region
+/// dirty.
 #[test]
 fn a_log_page_as_bytes() {
     let volume = Uuid::from_bytes([0x22; 16]);
@@ -291,7 +292,7 @@ fn any_label() -> impl Strategy<Value = Label> {
                 .enumerate()
                 .map(|(slot, (id, state))| LabelMember {
                     slot: slot as u8,
-                    // Nobody's id twice, and never nil.
+                    // Ids are unique and never nil.
                     id: Uuid::from_u128(id / 8 * 8 + slot as u128 + 1),
                     state,
                 })
@@ -303,7 +304,7 @@ fn cut_to(name: String) -> String {
     name.chars().take(60).collect()
 }
 
-/// Sectors of `new` where a bit is set, else of `old`: what a power failure may leave.
+/// Sectors of `new` where a bit is set, otherwise of `old`: a possible result of a power failure.
 fn torn(old: &[u8; BLOCK], new: &[u8; BLOCK], sectors: u8) -> [u8; BLOCK] {
     let mut mix = *old;
     for sector in 0..8 {
@@ -332,8 +333,8 @@ proptest! {
         prop_assert!(decode_page(&block, volume, 0).is_lost());
     }
 
-    /// A label is written over the older of two; whatever of it reaches the medium, the newest is the
-    /// one before or the new one.
+    /// A label is written over the older of two. However much of it reaches the medium, the newest
+    /// label is the previous one or the new one.
     #[test]
     fn a_torn_label_is_the_old_or_the_new(
         label in any_label(), older in any_label(), sectors in any::<u8>(), in_a in any::<bool>(),
@@ -361,7 +362,7 @@ proptest! {
         }
     }
 
-    /// A torn page is the old, the new, or all dirty.
+    /// A torn page is the old page, the new page, or all dirty.
     #[test]
     fn a_torn_log_page_forgets_nothing(old in any::<u64>(), new in any::<u64>(), sectors in any::<u8>()) {
         let volume = Uuid::from_bytes([1; 16]);
@@ -378,8 +379,8 @@ proptest! {
     }
 }
 
-/// Every fuzz target has a corpus, and no input of it breaks a promise. A failure names the file; run that
-/// one with the target's binary (fuzz/README.md) to look closer.
+/// Every fuzz target has a corpus, and no input in it breaks a promise. A failure names the file;
+/// run that file with the target's binary (fuzz/README.md) to look closer.
 #[test]
 fn corpus() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");

@@ -1,11 +1,14 @@
-//! The short way: reads and writes on members that are done with an I/O when they were asked for it (RAM disks).
+//! The synchronous path: reads and writes on replicas that complete an I/O during submission (RAM
+//! disks).
 //!
-//! Such an I/O is never under way for anybody else to see, so it is no request. It has what a request has to have, in
-//! the same order: a write its regions and its stripes, both its members' slots and a view that still counts. What
-//! does not go straight through goes the usual way, and is begun anew there.
+//! Such an I/O is never visibly in flight, so it is not a request. It still needs everything that a
+//! request needs, in the same order: a write its regions and stripes, both operations their
+//! replicas' slots and a current view. An I/O that cannot complete here takes the usual path, from
+//! the start.
 //!
-//! A member's slot is entered by the first I/O and left with the next turn, not by each: to enter costs as much as all
-//! the rest of a read here. The control, which waits for slots to be left, waits a turn longer.
+//! The first I/O enters a replica's slot and the next turn leaves it, because entering costs as
+//! much as the whole remaining read. So the control, which waits for slots to be left, waits one
+//! turn longer.
 
 use nacre_bdev::{Io, Status};
 use nacre_hugepages::Lent;
@@ -30,7 +33,8 @@ impl Lane {
 
     #[inline]
     pub(super) fn write_at_once(&mut self, io: &mut Io) -> Option<Status> {
-        // What waits came earlier, and what a member that is copied to gets depends on the copying.
+        // Waiting requests came earlier, and writes to a replica that is copied to depend on the
+        // copying.
         let members = self.swift;
         let plain = self.sync.enough && self.sync.syncing == 0 && self.parked.is_empty();
         if !plain || self.enter(io.lba, u64::from(io.blocks)).is_err() {
@@ -45,7 +49,7 @@ impl Lane {
         status
     }
 
-    /// Enters those of the slots that were not yet since the last turn. The version is to be looked at after this.
+    /// Enters the slots that were not entered since the last turn. Check the version after this.
     #[inline]
     fn use_slots(&mut self, members: Slots) {
         let new = members & !self.used;
@@ -55,20 +59,20 @@ impl Lane {
         }
     }
 
-    /// Leaves what was entered since the last turn; answers which members were.
+    /// Leaves the slots that were entered since the last turn; returns their replicas.
     pub(super) fn leave_used(&mut self) -> Slots {
         let used = std::mem::take(&mut self.used);
         slots(used).for_each(|slot| self.leave_slot(slot));
         used
     }
 
-    /// `None`: not every member has it.
+    /// `None`: some replica does not have it.
     #[inline]
     fn write_to_all(&mut self, io: &mut Io, members: Slots) -> Option<Status> {
         let (mut begun, mut last) = (false, None);
         for slot in slots(members) {
             let queue = self.queues[slot].as_mut();
-            // No write is answered with a loan.
+            // A write never completes with a loan.
             let status = queue.and_then(|queue| queue.at_once(io, &mut None));
             begun |= status.is_some();
             last = status.filter(|status| status.is_ok() && !self.has_lost(slot));

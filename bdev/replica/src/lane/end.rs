@@ -1,4 +1,4 @@
-//! How requests end: done, refused, aborted, or with their lane.
+//! The ends of requests: completed, refused, aborted, or dropped with their lane.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use super::request::{NO_TROUBLE, Stage, bit, child_token, slots};
 use crate::model::MAX_MEMBERS;
 
 impl Lane {
-    /// The end of a request of which no child is awaited. What devices still have of it is an orphan.
+    /// Ends a request that awaits no child. Parts that devices still hold become orphans.
     pub(super) fn finish(&mut self, index: usize, status: Status) {
         self.unlock(index);
         self.freed = true;
@@ -20,7 +20,8 @@ impl Lane {
         }
     }
 
-    /// Takes a request off the books, for the caller to answer it. `None`: it was answered before.
+    /// Removes a request from the table, for the caller to complete it. `None`: it was completed
+    /// before.
     #[inline]
     pub(super) fn close(&mut self, index: usize) -> Option<Pending> {
         let request = &mut self.requests[index];
@@ -39,7 +40,7 @@ impl Lane {
         Some(pending)
     }
 
-    /// One that came at `start` is being answered.
+    /// Counts the completion of a request that came at `start`.
     #[inline]
     pub(super) fn answered(&mut self, start: Nanos) {
         self.open -= 1;
@@ -50,7 +51,7 @@ impl Lane {
         }
     }
 
-    /// Answers a request that keeps its locks, because it is not over for its members.
+    /// Completes a request that keeps its locks, because its replicas are not finished.
     #[cold]
     pub(super) fn answer_early(&mut self, index: usize, status: Status) {
         let request = &mut self.requests[index];
@@ -61,8 +62,9 @@ impl Lane {
         }
     }
 
-    /// A host gives up. What did not start yet ends; what one member has is aborted there. What several
-    /// members have is not, so that they stay alike: it ends as it ends there, or here if it must wait.
+    /// A host aborts. A request that did not start ends; one that a single replica has is aborted
+    /// there. A write that several replicas have is not aborted, so that they stay equal: it ends
+    /// there, or here if it must wait.
     #[cold]
     pub(super) fn abort_request(&mut self, index: usize) -> bool {
         self.requests[index].aborted = true;
@@ -112,8 +114,8 @@ impl Lane {
         }
     }
 
-    /// Some members have the blocks, others may not, and the write ends without having been done: those
-    /// that follow are copied to again from the one that leads.
+    /// Some replicas have the blocks, others may not, and the write ends without being done. The
+    /// other in-sync replicas are copied to again from the first one.
     #[cold]
     pub(super) fn leave_unequal(&mut self, index: usize) {
         let request = &self.requests[index];
@@ -122,7 +124,7 @@ impl Lane {
         }
     }
 
-    /// Such a write to these blocks, whose stripes this lane has.
+    /// The same for a write to these blocks whose stripes this lane holds.
     #[cold]
     pub(super) fn leave_unequal_at(&self, lba: u64, blocks: u64) {
         let members = self.sync.in_sync | self.sync.syncing;
@@ -139,9 +141,9 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Nobody is answered any more. Writes that some members have and others may not leave their regions
-    /// in `needs` of all but the first in-sync member, as an unclean stop would; those that a device still has
-    /// are counted, so that nothing is copied before they are over.
+    /// Completes no request. Writes that some replicas have and others may not leave their regions
+    /// in `needs` of all in-sync replicas but the first, as an unclean stop would. Writes that a
+    /// device still has are counted, so that copying does not start before they end.
     fn drop(&mut self) {
         self.requests.settle();
         for slot in 0..MAX_MEMBERS {

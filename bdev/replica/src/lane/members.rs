@@ -1,5 +1,5 @@
-//! The lane's queues to its members: opened when a view brings one, closed when it left and has answered
-//! everything.
+//! The lane's queues to its replicas: opened when a view adds a replica, closed when it left and
+//! has completed everything.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -18,19 +18,20 @@ use crate::shared::Failure;
 use crate::shortage::is_shortage;
 use crate::view::{MemberView, Role, View};
 
-/// Until a member that was short of something is asked again.
+/// Time before a replica that lacked resources is asked again.
 pub(super) const RETRY: Duration = Duration::from_millis(1);
 
 pub(super) struct MemberQueue {
     pub queue: LayerQueue,
     /// Children that the device has.
     pub inflight: u32,
-    /// Children that it has not taken yet, oldest first.
+    /// Children that the device has not accepted yet, oldest first.
     pub waiting: VecDeque<Waiting>,
     watched: Option<RawFd>,
-    /// Its unmapped blocks read as anything: zeroes are written instead, so that all members are alike.
+    /// Unmapped blocks read as undefined data: write zeroes instead, so that all replicas are
+    /// equal.
     zeroes_for_unmap: bool,
-    /// Blocks before the volume's first.
+    /// Device blocks before the volume's first.
     first: u64,
 }
 
@@ -41,18 +42,18 @@ pub(super) struct Waiting {
     pub after: Nanos,
 }
 
-/// What of the view matters for each I/O, in sets of slots.
+/// The parts of the view that each I/O needs, as sets of slots.
 #[derive(Default)]
 pub(super) struct Sync {
     pub in_sync: Slots,
     pub syncing: Slots,
     pub flushed: Slots,
     pub local: Slots,
-    /// Reads and writes are started.
+    /// Reads and writes may start.
     pub serves: bool,
-    /// Enough members are in sync for writes.
+    /// Enough replicas are in sync for writes.
     pub enough: bool,
-    /// What is done may be called done.
+    /// Completions may be returned to hosts.
     pub answers: bool,
 }
 
@@ -78,7 +79,7 @@ impl Sync {
 }
 
 impl Lane {
-    /// Takes over the view that counts now. Requests are looked at in the next turn.
+    /// Takes over the current view. The next turn checks the requests.
     #[cold]
     pub(super) fn adopt(&mut self) {
         self.requests.settle();
@@ -95,14 +96,16 @@ impl Lane {
                 self.leave_member(slot);
             }
             if now.is_some() && self.queues[slot].is_none() {
-                // What cannot be opened now is tried again, and reported, by whoever needs it.
+                // A queue that cannot be opened now is retried, and reported, by the request that
+                // needs it.
                 let _ = self.open_member(slot);
             }
         }
         self.find_swift();
     }
 
-    /// Which members reads may go to without a second look: all that are in sync, if each has a queue.
+    /// Finds the replicas that reads may use without further checks: all that are in sync, if each
+    /// has a queue.
     #[cold]
     pub(super) fn find_swift(&mut self) {
         let all = self.sync.in_sync;
@@ -111,7 +114,7 @@ impl Lane {
         self.swift = if whole && open { all } else { 0 };
     }
 
-    /// The member of `slot` is not what it was: nobody waits for its answers any more.
+    /// The replica of `slot` changed: no request waits for its completions any longer.
     fn leave_member(&mut self, slot: usize) {
         let Some(mut queue) = self.queues[slot].take() else {
             return;
@@ -144,11 +147,11 @@ impl Lane {
             return self.close_member(*queue);
         }
         if let Some(older) = self.old[slot].replace(queue) {
-            // The control lets no member in before its former life is over.
-            debug_assert!(false, "two former lives of slot {slot} at once");
+            // The control admits no replica before its previous incarnation ends.
+            debug_assert!(false, "two earlier incarnations of slot {slot} at once");
             tracing::error!(
                 slot,
-                "a member returned while I/O of its former life was in flight"
+                "a member returned while I/O of its earlier incarnation was in flight"
             );
             self.give_up(slot, *older);
         }
@@ -175,11 +178,11 @@ impl Lane {
         if let Some(fd) = queue.watched
             && let Err(error) = self.sleepers.delete_raw(fd)
         {
-            tracing::warn!(%error, "cannot stop to watch a member's completions");
+            tracing::warn!(%error, "cannot stop watching a replica's completions");
         }
     }
 
-    /// Closes what has left and has answered everything.
+    /// Closes queues of replicas that left and have completed everything.
     pub(super) fn close_old(&mut self) {
         for slot in slots(self.olds) {
             if let Some(old) = self.old[slot].take_if(|old| old.inflight == 0) {
@@ -196,10 +199,11 @@ impl Lane {
         let device = &member.device;
         let told = &mut self.told_short;
         let short = |told: &mut Slots, error: &dyn std::fmt::Display| {
-            // Asked for again and again, and told once.
+            // Retried often, and reported once.
             if *told & bit(slot) == 0 {
                 *told |= bit(slot);
-                tracing::warn!(device = device.name(), %error, "nothing is free here for a queue to a member: I/O waits");
+                tracing::warn!(device = device.name(), %error, "no resources for a queue to a \
+                    replica: I/O waits");
             }
             Failure::Shortage
         };
@@ -207,13 +211,13 @@ impl Lane {
         let queue = queue.map_err(|error| match is_shortage(&error.source) {
             true => short(told, &error),
             false => {
-                tracing::warn!(device = device.name(), %error, "cannot open a queue to a member");
+                tracing::warn!(device = device.name(), %error, "cannot open a queue to a replica");
                 Failure::Open
             }
         })?;
         let watched = queue.wake_fd();
         if let Some(fd) = watched {
-            // Of the system's, and of this process's: the device has no part in it.
+            // A limit of the system or of this process: the device is not involved.
             let added = self.sleepers.add_raw(fd, 1);
             added.map_err(|error| short(told, &error))?;
         }
@@ -233,8 +237,8 @@ impl Lane {
         Ok(())
     }
 
-    /// A queue to one of the members cannot be opened for want of memory here. What else may be wrong with it is
-    /// found when it is given something.
+    /// True when a queue to one of the replicas cannot be opened for lack of memory here. Other
+    /// faults of the replica appear when it receives I/O.
     #[inline]
     pub(super) fn is_short(&mut self, of: Slots) -> bool {
         let closed = |slot: &usize| self.queues[*slot].is_none();
@@ -252,12 +256,13 @@ impl Lane {
         })
     }
 
-    /// One more I/O to a slot. The control must see it before the caller looks at the version again.
+    /// Counts one more I/O to a slot. The control must see it before the caller checks the version
+    /// again.
     #[inline]
     pub(super) fn enter_slot(&mut self, slot: usize) {
         self.local[slot] += 1;
         if self.local[slot] == 1 {
-            // What the control waits for is the zero; the number in between follows once per turn.
+            // The control waits for zero only; the exact count follows once per turn.
             self.state.outstanding[slot].store(1, Ordering::SeqCst);
         }
     }
@@ -274,7 +279,7 @@ impl Lane {
         self.state.outstanding[slot].store(self.local[slot], Ordering::SeqCst);
     }
 
-    /// Hands a request to a member, or has it wait for it. The slot was entered.
+    /// Submits a request to a replica, or queues it there. The slot was entered.
     #[inline]
     pub(super) fn submit_child(&mut self, index: usize, slot: usize, sole: bool) {
         if self.queues[slot].is_none()
@@ -299,7 +304,7 @@ impl Lane {
         }
     }
 
-    /// Lets a child be submitted again in a while: the member was short of something.
+    /// Schedules a child for another submission: the replica lacked resources.
     pub(super) fn queue_again(&mut self, index: usize, slot: usize) {
         if self.queues[slot].is_none()
             && let Err(why) = self.open_member(slot)
@@ -320,7 +325,7 @@ impl Lane {
         self.waiting |= bit(slot);
     }
 
-    /// Children that wait for their member, while it takes them.
+    /// Submits queued children while their replica accepts them.
     pub(super) fn resume_waiting(&mut self) {
         for slot in slots(self.waiting) {
             self.resume_slot(slot);
@@ -353,7 +358,7 @@ impl Lane {
         self.waiting &= !bit(slot);
     }
 
-    /// A child that waits for its member does so no longer.
+    /// Removes a child from its replica's queue of waiting children.
     pub(super) fn drop_waiting(&mut self, index: usize) {
         for slot in slots(self.requests[index].queued) {
             if let Some(queue) = &mut self.queues[slot] {
@@ -366,7 +371,7 @@ impl Lane {
 }
 
 impl MemberQueue {
-    /// Hands a read to the device as it is, or back.
+    /// Passes a read to the device unchanged, or hands it back.
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn pass(&mut self, mut io: Io, token: Token) -> Result<(), Io> {
@@ -403,7 +408,8 @@ impl MemberQueue {
         status
     }
 
-    /// `false`: there is no room. `sole`: no other member gets it, so it needs no handle of its own.
+    /// `false`: the queue is full. `sole`: no other replica gets the request, so the child needs no
+    /// handle of its own.
     #[inline]
     fn hand(&mut self, request: &mut Request, index: usize, slot: usize, sole: bool) -> bool {
         if self.inflight == 0 {
@@ -446,7 +452,7 @@ impl MemberQueue {
     }
 }
 
-/// The device may have forgotten what it was given since it was taken in.
+/// The device may have lost data since it was attached.
 pub(super) fn lost(member: &MemberView) -> bool {
     member.device.losses() != member.losses
 }

@@ -1,4 +1,4 @@
-//! One core's way to a volume: the data path.
+//! One core's path to a volume: the data path.
 //!
 //! ```text
 //!   submit ─▶ read ───────────────── choose a member ─────────────────┐
@@ -11,12 +11,12 @@
 //!   poll  ◀───────────────────────────────────────────── completed ── ok
 //! ```
 //!
-//! Nearly every read is a swift one ([`request::Stage::Swift`]): a member takes it and answers it, and what the rest of this
-//! needs to know of a request is filled in only if it comes otherwise.
+//! Nearly every read is a swift one ([`request::Stage::Swift`]): one replica accepts and completes
+//! it. The other fields of the request are filled in only if that fails.
 //!
-//! What is taken keeps its place until it was answered and no device has anything of it left. Everything
-//! has a bound: [`DEPTH`] requests, as many parked or waiting for a member, and [`PLACES`]. A lane takes no
-//! lock but when the view changed, a member failed, or a region is to be made dirty.
+//! A request keeps its place until it is completed and no device has any part of it. Everything has
+//! a bound: [`DEPTH`] requests, as many parked or waiting for a replica, and [`PLACES`]. A lane
+//! takes a lock only when the view changed, a replica failed, or a region must become dirty.
 
 mod at_once;
 mod end;
@@ -49,17 +49,17 @@ use crate::shared::{LaneState, Shared};
 use crate::view::{Mode, View};
 use crate::volume::Volume;
 
-/// I/Os of one lane at once.
+/// Most I/Os of one lane at once.
 pub const DEPTH: usize = 256;
-/// How often members with nothing under way are looked at.
+/// Interval between checks of replicas without I/O in flight.
 const ATTEND: Duration = Duration::from_millis(10);
-/// Requests that are kept at most: those that were answered stay until the devices are done with them.
+/// Most requests kept: completed ones stay until the devices are done with them.
 const PLACES: usize = 4 * DEPTH;
 
 pub struct Lane {
     /// By slot. Dropped first: after this no device touches a buffer.
     queues: [Option<Box<MemberQueue>>; MAX_MEMBERS],
-    /// Of members that left, with I/O in flight.
+    /// Queues of replicas that left, with I/O in flight.
     old: [Option<Box<MemberQueue>>; MAX_MEMBERS],
     olds: Slots,
     /// Slots whose queue has children waiting.
@@ -69,45 +69,45 @@ pub struct Lane {
     state: Arc<LaneState>,
     view: Arc<View>,
     sync: Sync,
-    /// Members that a read may be handed to as it is, unless something lacks blocks.
+    /// Replicas that may receive a read directly, unless some replica lacks blocks.
     swift: Slots,
-    /// Members that were asked to do something at once since the last turn: their slots are entered, and their turn is
-    /// due, too.
+    /// Replicas that executed I/O synchronously since the last turn: their slots are entered, and
+    /// they must be polled.
     used: Slots,
     /// Children that each slot's device has or waits for.
     local: [u32; MAX_MEMBERS],
     requests: Requests,
     troubles: Slab<Trouble>,
-    /// Writes that hold stripes: what overlaps them waits.
+    /// Writes that hold stripes: overlapping writes wait.
     writes: Vec<Span>,
     /// Requests that cannot start yet, oldest first.
     parked: VecDeque<u32>,
     ready: VecDeque<Completion>,
-    /// Taken and not yet answered, but for `ready`.
+    /// Accepted and not yet completed, except those in `ready`.
     open: usize,
     generation: u32,
     block_size: u32,
-    /// log2 of the blocks of a stripe whose reads go to one member.
+    /// log2 of the blocks of a stripe whose reads go to one replica.
     read_shift: u32,
     now: Nanos,
-    /// When children's ages and hold times are looked at next.
+    /// Time of the next check of children's ages and hold times.
     upkeep_at: Nanos,
     pace: Duration,
-    /// When members with nothing under way are looked at next.
+    /// Time of the next check of replicas without I/O in flight.
     attend_at: Nanos,
-    /// The view is new, and requests were not yet looked at.
+    /// The view is new, and the requests were not checked yet.
     adopted: bool,
-    /// A write waits for memory for a queue: what was judged is looked at again with the next upkeep.
+    /// A write waits for memory for a queue: the next upkeep checks judged requests again.
     short: bool,
-    /// Members for whose queues nothing was free, and of which that was told.
+    /// Replicas whose queues lacked resources, and for which that was reported.
     told_short: Slots,
-    /// A write ended: others may not overlap anything any more.
+    /// A write ended: parked requests may not overlap it any longer.
     freed: bool,
-    /// The view is new to what is parked.
+    /// The view is new, and the parked requests were not checked yet.
     viewed: bool,
-    /// While parked requests are tried again: how many at the head came later than the one at hand.
+    /// During a retry of parked requests: how many at the head came later than the current one.
     later: usize,
-    /// Something was handed to a member after its queue was polled.
+    /// I/O was submitted to a replica after its queue was polled.
     pushed: bool,
     turn: Counts,
     next_reader: usize,
@@ -188,13 +188,13 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Makes an I/O a request, and starts that.
+    /// Makes an I/O a request, and starts it.
     fn take(&mut self, io: Io, start: Nanos) {
         let index = self.requests.insert(io, self.generation, start);
         self.start(index);
     }
 
-    /// Starts a request, or whatever is left of it.
+    /// Starts a request, or its remaining part.
     #[inline]
     fn start(&mut self, index: usize) {
         match self.requests[index].op {
@@ -203,8 +203,8 @@ impl Lane {
         }
     }
 
-    /// A member answered. `true`: so is the request, and the completion is its answer. Otherwise nothing
-    /// of the completion is needed.
+    /// A replica completed a child. `true`: the request is complete, and `completion` is its
+    /// completion. Otherwise the completion is not needed.
     #[inline]
     fn child_ended(&mut self, old: bool, completion: &mut Completion) -> bool {
         let (index, slot, generation) = split_token(completion.token);
@@ -216,10 +216,10 @@ impl Lane {
         }
         let known = self.requests.get_mut(index);
         let Some(request) = known.filter(|r| r.generation == generation) else {
-            debug_assert!(false, "a member answered what nobody asked");
+            debug_assert!(false, "a replica completed an I/O that it was not given");
             tracing::error!(
                 slot,
-                "a member answered a request that nobody made, or twice"
+                "a replica completed an unknown request, or one request twice"
             );
             return false;
         };
@@ -240,7 +240,7 @@ impl Lane {
         let is_read = request.is_read();
         let old = old || request.with & bit(slot) == 0;
         if (old || !is_read) && request.data.is_empty() {
-            // It had been moved; or it is a handle more, which matters to nobody.
+            // It was moved; or it is a spare handle, which is not needed.
             std::mem::swap(&mut request.data, &mut completion.data);
         }
         if old {
@@ -267,7 +267,7 @@ impl Lane {
         }
     }
 
-    /// Looks again at a request that flies: something it may have waited for has changed.
+    /// Checks a request in flight again: an event that it may have waited for has happened.
     fn judge(&mut self, index: usize) {
         match self.requests[index].is_read() {
             true => self.judge_read(index),
@@ -275,7 +275,7 @@ impl Lane {
         }
     }
 
-    /// Has a member write into the caller's list, and translates it in place.
+    /// Lets a replica write into the caller's list, and translates the entries in place.
     #[inline]
     fn collect(&mut self, slot: usize, old: bool, done: &mut Done) {
         let queue = match old {
@@ -293,7 +293,7 @@ impl Lane {
         }
     }
 
-    /// Of members that have nothing under way only those that were `used`.
+    /// Of replicas without I/O in flight, polls only those in `used`.
     fn collect_all(&mut self, used: Slots, done: &mut Done) {
         for slot in 0..MAX_MEMBERS {
             let queue = self.queues[slot].as_ref();
@@ -309,8 +309,8 @@ impl Lane {
         }
     }
 
-    /// Polls queues that have nothing under way and something of their own to do: a connection that is to move waits for
-    /// all of them.
+    /// Polls queues without I/O in flight that have work of their own: a connection that moves
+    /// waits for all of them.
     #[cold]
     fn attend_idle(&mut self, done: &mut Done) {
         self.attend_at = self.now + ATTEND;
@@ -330,7 +330,7 @@ impl Lane {
         }
     }
 
-    /// What a request is answered with that cannot be served now; `None`: it waits.
+    /// The status for a request that cannot be served now; `None`: it waits.
     fn refusal(&self, op: Op) -> Option<Status> {
         match self.view.mode {
             Mode::Serving | Mode::Frozen | Mode::Suspended => None,
@@ -343,7 +343,7 @@ impl Lane {
         self.open + self.ready.len() >= DEPTH || self.requests.len() >= PLACES
     }
 
-    /// What the volume does not do, or not there.
+    /// The status for an unsupported operation or an invalid range.
     fn check(&self, io: &Io) -> Option<Status> {
         match io.op {
             Op::Flush => return None,
@@ -371,7 +371,7 @@ impl Queue for Lane {
             return Ok(());
         }
         self.generation = self.generation.wrapping_add(1) & GENERATIONS;
-        // With nothing open nobody may have polled, so the time is not known.
+        // Without open requests the lane may not have been polled, so the time is unknown.
         let start = match self.open {
             0 => Nanos::ZERO,
             _ => self.now,
@@ -422,7 +422,7 @@ impl Queue for Lane {
             self.retry_parked();
         }
         if self.pushed {
-            // What could go on now shall reach the devices in this turn.
+            // Requests that can proceed now must reach the devices in this turn.
             self.collect_all(0, done);
         }
         self.hand_over(done);
@@ -458,7 +458,7 @@ impl Queue for Lane {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        // Whatever is rung from here on wakes; whatever was before is looked at now.
+        // A ring from here on wakes the lane; earlier rings are handled now.
         self.state.hear();
         let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
         let mut idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));

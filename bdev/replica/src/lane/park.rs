@@ -1,17 +1,17 @@
-//! Requests that cannot start yet, in the order in which they came.
+//! Requests that cannot start yet, in order of arrival.
 
 use std::time::Duration;
 
 use super::Lane;
 use super::request::{Stage, Why};
 
-/// Until a request is tried again that no member could serve, without news of the members.
+/// Time before a request that no replica could serve is retried without a change of the replicas.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// Stripes are asked for with each turn so often, which is all that it takes while their holder is served.
+/// Number of turns that retry a stripe at once, enough while the stripe's holder makes progress.
 const SPINS: u32 = 1024;
-/// And then with pauses that grow by so much up to [`PAUSE`]: nobody tells when a holder lets go that waits for a
-/// judgement, and that may take as long as the store is away.
+/// Later retries wait for pauses that grow by this much up to [`PAUSE`]: a holder that waits for a
+/// judgement does not announce the release, and may wait as long as the store is unavailable.
 const STEP: Duration = Duration::from_micros(200);
 
 impl Lane {
@@ -20,7 +20,7 @@ impl Lane {
         self.parked.push_back(index as u32);
     }
 
-    /// Somebody else has the stripes of a request that was about to start.
+    /// Another owner has the stripes of a request that was about to start.
     #[cold]
     pub(super) fn stripe_wait(&self, index: usize) -> Why {
         let tries = match self.requests[index].stage {
@@ -34,7 +34,7 @@ impl Lane {
         }
     }
 
-    /// A parked write that came earlier has blocks of this range: it goes first.
+    /// True when a parked write that came earlier has blocks of this range: it goes first.
     #[cold]
     pub(super) fn overlaps_parked(&self, lba: u64, end: u64) -> bool {
         let earlier = self.parked.iter().skip(self.later);
@@ -43,7 +43,7 @@ impl Lane {
             .any(|r| r.writes() && r.lba < end && lba < r.end())
     }
 
-    /// Starts what may start now, in order; the rest keeps its order.
+    /// Starts the requests that may start now, in order; the rest keeps its order.
     pub(super) fn retry_parked(&mut self) {
         let freed = std::mem::take(&mut self.freed);
         let viewed = std::mem::take(&mut self.viewed);
@@ -81,7 +81,7 @@ impl Lane {
         }
     }
 
-    /// Whether polling once more would start something.
+    /// True when another poll would start a request.
     pub(super) fn parked_may_start(&self) -> bool {
         self.parked
             .iter()

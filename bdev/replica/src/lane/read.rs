@@ -1,8 +1,8 @@
-//! Reads: one member at a time, until one could.
+//! Reads: from one replica after the other, until one succeeds.
 //!
-//! A member that does not answer in time keeps the buffers that it was given: its device may still write
-//! to them. The read goes on with another member and other buffers, and what is left of it with the first one is an
-//! orphan of the lane until that device lets go.
+//! A replica that does not complete in time keeps its buffers: its device may still write to them.
+//! The read continues with another replica and other buffers. The child at the first replica is an
+//! orphan of the lane until that device completes it.
 
 use nacre_bdev::{Completion, Io, Status};
 use nacre_reactor::Nanos;
@@ -14,23 +14,25 @@ use crate::model::ReadPolicy;
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair};
 
-/// log2 of the bytes of a stripe whose reads go to one member: streams of several reads at a time get several.
+/// log2 of the bytes of a stripe whose reads go to one replica: a stream of several reads at a time
+/// uses several replicas.
 pub(super) const READ_STRIPE: u32 = 18;
-/// How often a read is given to a member that is short of something before another one is asked: once a millisecond.
+/// Attempts of a read at a replica that lacks resources before another replica is asked: one per
+/// millisecond.
 const SHORTS: u8 = 50;
-/// Reads that a member may have more than the one with the fewest, and a quarter of those, before it is relieved.
+/// A replica is relieved when it has this many reads, plus a quarter, more than the least busy one.
 const SLACK: u32 = 4;
 
 impl Lane {
-    /// Nearly every read: all members in sync have everything, and one of them takes it as it is. The others are taken as
-    /// usual.
+    /// The path of nearly every read: all in-sync replicas have everything, and one of them accepts
+    /// it unchanged. Other reads take the usual path.
     #[inline]
     pub(super) fn read_swiftly(&mut self, io: Io, start: Nanos) {
         let Some(slot) = self.swift_slot(io.lba) else {
             return self.take(io, start);
         };
         self.enter_slot(slot);
-        // Looked at after the slot was entered, as in `start_read`.
+        // Checked after the slot was entered, as in `start_read`.
         let current = self.shared.version() == self.view.version;
         let Some(queue) = self.queues[slot].as_mut().filter(|_| current) else {
             self.leave_slot(slot);
@@ -45,7 +47,7 @@ impl Lane {
         }
     }
 
-    /// The member that a read goes to without a second look.
+    /// The replica that a read goes to without further checks.
     #[inline]
     pub(super) fn swift_slot(&mut self, lba: u64) -> Option<usize> {
         let of = self.swift;
@@ -58,7 +60,7 @@ impl Lane {
         }
     }
 
-    /// `false`: it could not be read, or may not be answered: it is to be one like the others.
+    /// `false`: the read failed, or may not be completed; it becomes an ordinary request.
     #[inline]
     pub(super) fn answer_swift(
         &mut self,
@@ -114,7 +116,7 @@ impl Lane {
         }
     }
 
-    /// The member to read from, of those not yet tried.
+    /// The replica to read from, among those not yet tried.
     #[inline]
     fn choose(&mut self, index: usize) -> Option<usize> {
         let left = self.may_read(index);
@@ -124,8 +126,8 @@ impl Lane {
         Some(self.choose_of(self.requests[index].lba, left))
     }
 
-    /// Members to be read that were not yet tried. While members are reconciled those that lack something of it
-    /// are none, whatever became of those that have it: reads would find now this and now that.
+    /// Replicas to read from that were not yet tried. During a reconcile, excludes replicas that
+    /// lack part of the range, even if the others fail: reads would return changing data.
     #[inline]
     pub(super) fn may_read(&self, index: usize) -> Slots {
         let in_sync = match Mutation::ReadStale.is_active() {
@@ -141,8 +143,8 @@ impl Lane {
         whole & !(request.tried | request.with | request.orphans)
     }
 
-    /// Others for those that a late member has; a read that came without is lent what it finds. `false`: the pool has
-    /// none now.
+    /// Finds new buffers in place of those that a late replica has; a read that came without
+    /// buffers is lent the replica's. `false`: the pool has none now.
     #[cold]
     fn find_buffers(&mut self, index: usize) -> bool {
         let request = &mut self.requests[index];
@@ -161,7 +163,7 @@ impl Lane {
         true
     }
 
-    /// Nobody waits any more for what late members still have of it.
+    /// Forgets the children that late replicas still have: no request waits for them any longer.
     #[cold]
     pub(super) fn leave_late(&mut self, index: usize) {
         let request = &mut self.requests[index];
@@ -182,7 +184,8 @@ impl Lane {
         let lacks = |slot: &usize| self.shared.needs[*slot].contains_any(regions.clone());
         let whole = slots(of).filter(|slot| !lacks(slot));
         match whole.fold(0, |set, slot| set | bit(slot)) {
-            // Each lacks something of it: always the one that the others will be made equal to.
+            // Every replica lacks part of it: always use the replica that the others will be made
+            // equal to.
             0 => bit(of.trailing_zeros() as usize),
             whole => whole,
         }
@@ -207,8 +210,8 @@ impl Lane {
         }
     }
 
-    /// Each stripe of the volume has a member that its reads go to, so that every member's cache has a part of
-    /// the volume in place of all of them the same; unless that one has clearly more to do than another.
+    /// Assigns each stripe of the volume to one replica for reads, so that every replica caches
+    /// another part of the volume. Takes another replica if that one has clearly more work.
     #[inline]
     fn nearest(&self, lba: u64, among: Slots) -> usize {
         let turn = (lba >> self.read_shift) as u32 % among.count_ones();
@@ -229,7 +232,7 @@ impl Lane {
         }
     }
 
-    /// A member answered. `true`: the completion is the request's.
+    /// A replica completed a read. `true`: the completion is the request's.
     #[inline]
     pub(super) fn read_ended(
         &mut self,
@@ -263,7 +266,8 @@ impl Lane {
         false
     }
 
-    /// The member is short of something, which another one need not be: the read does not wait for this one alone.
+    /// The replica lacks resources, which another may have: the read does not wait for this one
+    /// alone.
     #[cold]
     fn read_short(&mut self, index: usize, slot: usize) {
         let request = &mut self.requests[index];
@@ -279,12 +283,12 @@ impl Lane {
             self.leave_late(index);
             return self.start_read(index);
         }
-        // Nobody is left. Those that failed are not asked again: that would be one more failure.
+        // No replica is left. Do not ask failed ones again: each would fail once more.
         self.requests[index].tried &= !bit(slot);
         self.queue_again(index, slot);
     }
 
-    /// It was read while nothing may be said to be right: it is read again when it may.
+    /// The data was read while no completions may be returned: it is read again when they may.
     #[cold]
     fn read_held(&mut self, index: usize) {
         match self.refusal(self.requests[index].op) {
@@ -319,7 +323,7 @@ impl Lane {
         }
     }
 
-    /// What becomes of a read that no member is asked for now.
+    /// Decides about a read that no replica has now.
     #[cold]
     pub(super) fn judge_read(&mut self, index: usize) {
         let request = &self.requests[index];
@@ -331,13 +335,13 @@ impl Lane {
             return self.finish(index, status);
         }
         if self.may_read(index) != 0 {
-            // There is one more by now.
+            // Another replica is available now.
             self.leave_late(index);
             return self.start_read(index);
         }
         let request = &mut self.requests[index];
         if request.with != 0 {
-            // Late, and nobody else has it: what it says in the end counts.
+            // Late, and no other replica has it: its final status counts.
             request.held = true;
             return;
         }
@@ -357,7 +361,7 @@ impl Lane {
                 verdict = verdict.or(Some(status));
             }
         }
-        // Those that were not asked lack something of it.
+        // The replicas not asked lack part of it.
         let others = self.sync.in_sync & !request.tried != 0;
         match verdict {
             Some(_) if others && !request.equalled => self.wait_for_equal(index),
@@ -366,7 +370,8 @@ impl Lane {
         }
     }
 
-    /// Those that have the blocks cannot read them: it goes on when the others have got what can be had.
+    /// The replicas with the blocks cannot read them: the read continues when the others have
+    /// received all recoverable data.
     #[cold]
     fn wait_for_equal(&mut self, index: usize) {
         let request = &self.requests[index];
@@ -379,14 +384,14 @@ impl Lane {
             .regions_of(request.lba, u64::from(request.blocks));
         let asked = regions.filter(lacked).map(|r| self.shared.want_equal(r));
         let Some(ticket) = asked.reduce(|a, b| Some(a?.max(b?))).flatten() else {
-            // They have it by now, or too many wait for that already.
+            // They have it now, or too many requests wait for that already.
             return self.wait_for_members(index);
         };
         self.requests[index].equalled = true;
         self.park(index, Why::Equal(ticket));
     }
 
-    /// Has the control write what could be read to those that could not read it.
+    /// Asks the control to write the data to the replicas that could not read it.
     #[cold]
     fn want_repairs(&mut self, index: usize) {
         let request = &self.requests[index];
@@ -403,7 +408,7 @@ impl Lane {
     }
 }
 
-/// When an I/O came, if that is known.
+/// The arrival time of an I/O, if known.
 #[inline]
 pub(super) fn known(start: Nanos) -> Option<Nanos> {
     (start != Nanos::ZERO).then_some(start)

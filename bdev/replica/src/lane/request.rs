@@ -1,4 +1,4 @@
-//! What a lane knows of one I/O, and how a member's answer finds it.
+//! A lane's state of one I/O, and the lookup of a replica's completion.
 
 use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
 use nacre_reactor::Nanos;
@@ -26,44 +26,44 @@ pub(super) const NO_TROUBLE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// With the members, or waiting for a judgement on one of them.
+    /// At the replicas, or waiting for a judgement on one of them.
     Flying,
     Parked(Why),
-    /// A read that the member in this slot has, and of which nothing else is to be known: only what stands before the
-    /// sets is filled in. Whoever looks at requests makes it one like the others first: `Requests::settle`.
+    /// A read that the replica in this slot has. Only the fields before the sets are filled in.
+    /// Before code checks requests it makes this one an ordinary request: `Requests::settle`.
     Swift(u8),
-    /// Over; only answers of devices are missing that nobody waits for.
+    /// Over; only completions are missing that no request waits for.
     Orphaned,
-    /// It is none: a place for one.
+    /// Not a request: a free place.
     Free,
 }
 
-/// What a parked request waits for.
+/// The event that a parked request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
-    /// This region's bit in the dirty-region log.
+    /// The bit of this region in the dirty-region log.
     Log(u64),
-    /// Stripes that another lane or the control has: how often they were asked for in vain, and when they are again.
+    /// Stripes that another lane or the control has: the failed attempts, and the time of the next.
     Stripe { tries: u32, at: Nanos },
     /// An overlapping write of this lane.
     Overlap,
     /// Another view.
     View,
-    /// A moment.
+    /// A point in time.
     Later(Nanos),
-    /// For its region to be made equal, as far as anybody can read it: [`crate::shared::Shared::tried`].
+    /// The repair of its region, as far as it can be read: [`crate::shared::Shared::tried`].
     Equal(u64),
 }
 
-/// The first line of the processor's cache has all that a read needs which one member takes and answers: see
-/// [`Stage::Swift`].
+/// The first cache line holds everything needed for a read that one replica accepts and completes:
+/// see [`Stage::Swift`].
 #[repr(C, align(64))]
 pub(super) struct Request {
-    /// `None`: it was answered, and only its children or its locks are left.
+    /// `None`: it was completed, and only its children or its locks are left.
     pub pending: Option<Pending>,
     pub stage: Stage,
     pub lba: u64,
-    /// When it came, or zero if the time was not known.
+    /// Arrival time, or zero if the time was unknown.
     pub start: Nanos,
     pub blocks: u32,
     pub generation: u32,
@@ -72,52 +72,53 @@ pub(super) struct Request {
     pub op: Op,
     pub flags: Flags,
 
-    // Sets of slots. A slot that left the view is in none of them but the last two.
+    // Sets of slots. A slot that left the view is only in the last two.
     /// Its device has the child.
     pub with: Slots,
-    /// The child waits for room in the device's queue, or for a while.
+    /// The child waits for room in the device's queue, or for a delay.
     pub queued: Slots,
-    /// Answered without an error.
+    /// Completed without an error.
     pub ok: Slots,
-    /// Reported to the control; the ticket is in the trouble. With `with`: it is late. With `ok`: it
-    /// was late.
+    /// Reported to the control; the ticket is in the trouble. With `with`: it is late. With `ok`:
+    /// it was late.
     pub failed: Slots,
-    /// Read from in vain.
+    /// Tried for reading, without success.
     pub tried: Slots,
     /// Could not read the blocks.
     pub unread: Slots,
-    /// The device has the child, and nobody waits for it.
+    /// The device has the child, and no request waits for it.
     pub orphans: Slots,
-    /// The child was passed through its member's layer, which does not know what it is.
+    /// The child was passed through the replica's layer, which has no state of it.
     pub passed: Slots,
 
-    /// How often the member that it is read from was short of something.
+    /// How often its replica lacked resources.
     pub shorts: u8,
-    /// By how many upkeeps each child is old.
+    /// Age of each child in upkeeps.
     pub ages: [u8; MAX_MEMBERS],
-    /// Its host has asked to end it.
+    /// Its host asked for an abort.
     pub aborted: bool,
-    /// A child of it was given up for that: it can only end aborted.
+    /// A child was given up for the abort: the request can only end aborted.
     pub given_up: bool,
-    /// It has its stripes, and is inside its regions.
+    /// It holds its stripes, and is inside its regions.
     pub locked: bool,
-    /// It was counted as waiting for the log, for others.
+    /// It was counted as waiting for the log, on behalf of others.
     pub waited_log: bool,
     pub waited_overlap: bool,
-    /// Its regions were tried to be made equal, for it.
+    /// A repair of its regions was tried for it.
     pub equalled: bool,
-    /// It waits for the members' state to change: the hold time counts.
+    /// It waits for a change of the replicas' states: the hold time counts.
     pub held: bool,
     pub since: Option<Nanos>,
-    /// Its place among the lane's writes in flight.
+    /// Its index among the lane's writes in flight.
     pub place: u32,
     pub trouble: u32,
-    /// What is not with a device. A write to several members stays here, and each is given a handle on it.
+    /// Data that no device has. A write to several replicas stays here, and each gets a handle on
+    /// it.
     pub data: Extents,
 }
 
 impl Request {
-    /// A place for one.
+    /// A free place.
     pub fn free() -> Request {
         Request {
             pending: None,
@@ -153,7 +154,8 @@ impl Request {
         }
     }
 
-    /// Makes it that of `io`. Field by field: what was made elsewhere would have to be copied here.
+    /// Initialises it for `io`. Field by field, because a request built elsewhere would have to be
+    /// copied.
     #[inline]
     pub fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
         self.begin_swift(&io, 0, generation, start);
@@ -162,7 +164,8 @@ impl Request {
         self.clear();
     }
 
-    /// Makes it that of a read that goes to the member in `slot` at once, with the data of `io`.
+    /// Initialises it for a read that goes to the replica in `slot` directly, with the data of
+    /// `io`.
     #[inline]
     pub fn begin_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
         self.pending = Some(Pending::new(io.token));
@@ -176,7 +179,7 @@ impl Request {
         self.flags = io.flags;
     }
 
-    /// Makes it one like the others, if it is a swift one. Its data is with the member.
+    /// Makes a swift request an ordinary one. The replica has its data.
     pub fn settle(&mut self) {
         if let Stage::Swift(slot) = self.stage {
             self.stage = Stage::Flying;
@@ -186,7 +189,7 @@ impl Request {
         }
     }
 
-    /// Fills in what a request begins with, but for its data.
+    /// Sets the initial values of a request, except its data.
     #[inline]
     fn clear(&mut self) {
         self.with = 0;
@@ -219,17 +222,18 @@ impl Request {
         self.op == Op::Read
     }
 
-    /// It changes blocks: a flush does not.
+    /// True when it changes blocks: a flush does not.
     pub fn writes(&self) -> bool {
         self.op.is_write()
     }
 
-    /// Its buffers are here. What has none needs none, but for a read that is lent the device's memory.
+    /// True when its buffers are here. A request without buffers needs none, except a read that is
+    /// lent the device's memory.
     pub fn data_home(&self) -> bool {
         self.op != Op::Write || !self.data.is_empty()
     }
 
-    /// Children that were late: their devices have them, and nobody has to wait.
+    /// Late children: their devices have them, and no request has to wait for them.
     pub fn late(&self) -> Slots {
         self.with & self.failed
     }
@@ -240,7 +244,7 @@ impl Request {
     }
 }
 
-/// Which children of a request failed, and what of.
+/// The failed children of a request, and the reasons.
 pub(super) struct Trouble {
     pub tickets: [u64; MAX_MEMBERS],
     pub why: [Failure; MAX_MEMBERS],
@@ -255,11 +259,12 @@ impl Trouble {
     }
 }
 
-// A child's token: the generation tells an answer to this request from one to its predecessor in the same place.
+// A child's token: the generation distinguishes a completion for this request from one for its
+// predecessor in the same place.
 //
 //   0 | generation:31 | 0 | slot:7 | index:24
 //
-// The bits that are 0 are the layer's, for what is passed through it.
+// The 0 bits belong to the layer, for I/O that passes through it.
 
 pub(super) const GENERATIONS: u32 = 0x7fff_ffff;
 

@@ -1,5 +1,5 @@
-//! The requests of a lane, each in its place from its start to its end: places are used again as they are, so that no
-//! request is moved.
+//! The requests of a lane, each in one place from start to end. Places are reused in place, so that
+//! no request moves.
 
 use std::ops::{Index, IndexMut};
 
@@ -12,7 +12,7 @@ use super::request::{Request, Stage};
 pub(super) struct Requests {
     places: Vec<Request>,
     free: Vec<u32>,
-    /// How many are [`Stage::Swift`].
+    /// Number of [`Stage::Swift`] requests.
     swift: usize,
 }
 
@@ -25,7 +25,7 @@ impl Requests {
         }
     }
 
-    /// How many there are.
+    /// Number of requests.
     #[inline]
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
@@ -40,7 +40,7 @@ impl Requests {
         self.places.len()
     }
 
-    /// Takes an I/O into a free place.
+    /// Puts an I/O into a free place.
     #[inline]
     pub fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
         let index = self.place();
@@ -48,7 +48,7 @@ impl Requests {
         index
     }
 
-    /// Takes a read into a free place that the member in `slot` gets at once, with its data.
+    /// Puts a read that the replica in `slot` gets directly into a free place, with its data.
     #[inline]
     pub fn insert_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) -> usize {
         let index = self.place();
@@ -71,10 +71,10 @@ impl Requests {
         place.is_some_and(|r| r.generation == generation && matches!(r.stage, Stage::Swift(_)))
     }
 
-    /// Ends a swift one, for the caller to answer it: says when it came, and how long it is.
+    /// Ends a swift request, for the caller to complete it: returns its arrival time and length.
     ///
     /// # Panics
-    /// When it is none.
+    /// When it is not swift.
     #[inline]
     pub fn remove_swift(&mut self, index: usize) -> (Pending, Nanos, u32) {
         let request = &mut self.places[index];
@@ -85,7 +85,7 @@ impl Requests {
         (pending, request.start, request.blocks)
     }
 
-    /// Makes the swift ones such as the others: they are about to be looked at.
+    /// Makes swift requests ordinary ones: they are about to be checked.
     #[inline]
     pub fn settle(&mut self) {
         if self.swift > 0 {
@@ -112,7 +112,7 @@ impl Requests {
         debug_assert!(request.stage != Stage::Free, "ended twice");
         request.stage = Stage::Free;
         request.data.clear();
-        // Loud, if it was not answered.
+        // Panics, if it was not completed.
         request.pending = None;
         self.free.push(index as u32);
     }
@@ -124,7 +124,7 @@ impl Requests {
     }
 
     pub fn contains(&self, index: usize) -> bool {
-        debug_assert_eq!(self.swift, 0, "they are to be settled first");
+        debug_assert_eq!(self.swift, 0, "settle the swift requests first");
         let place = self.places.get(index);
         place.is_some_and(|request| request.stage != Stage::Free)
     }
@@ -206,7 +206,7 @@ mod tests {
         assert!(requests.is_empty());
     }
 
-    /// Nobody may be left without an answer.
+    /// Every request must be completed.
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "without an answer"))]
     fn ending_what_was_not_answered_is_loud() {

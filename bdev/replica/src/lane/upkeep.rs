@@ -1,8 +1,8 @@
-//! What comes with time: children that are late, requests that waited long enough.
+//! Time-driven work: children that are late, requests that waited long enough.
 //!
-//! A child's age is counted in upkeeps that it lived through, eight of them to a deadline. So the time
-//! during which this core did not look (it slept, or the process was stopped) is not held against a
-//! member.
+//! A child's age is the number of upkeeps since its submission, eight per deadline. So time during
+//! which this core did not run (it slept, or the process was stopped) does not count against a
+//! replica.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::request::{Stage, Why, bit, child_token, slots};
 use crate::model::MAX_MEMBERS;
 use crate::shared::Failure;
 
-/// Upkeeps to a deadline.
+/// Upkeeps per deadline.
 const AGES: u8 = 8;
 
 impl Lane {
@@ -26,7 +26,7 @@ impl Lane {
         self.upkeep_at = self.upkeep_at.min(self.now + self.pace);
     }
 
-    /// The view is new: those that waited for a judgement may have it.
+    /// The view is new: requests that waited for a judgement may have it.
     #[cold]
     pub(super) fn review(&mut self) {
         self.adopted = false;
@@ -81,14 +81,15 @@ impl Lane {
         }
     }
 
-    /// Hosts wait for members only so long.
+    /// Limits the time that hosts wait for replicas.
     fn look_at_hold(&mut self, index: usize) {
         let now = self.now;
         let request = &mut self.requests[index];
         let waits = match request.stage {
-            // Also for others: those may wait for the members.
+            // Also on behalf of others: those may wait for the replicas.
             Stage::Parked(_) => true,
-            // No device has anything of it: what is awaited is asked for again and again, and never taken.
+            // No device has any part of it: its children are resubmitted repeatedly, and never
+            // accepted.
             Stage::Flying if request.awaited() != 0 => request.with & !request.failed == 0,
             Stage::Flying => request.held,
             _ => false,
@@ -105,7 +106,7 @@ impl Lane {
                 self.parked.retain(|parked| *parked as usize != index);
                 self.finish(index, Status::Gone);
             }
-            // It keeps its locks until its members are judged.
+            // It keeps its locks until its replicas are judged.
             _ if !request.is_read() && request.data_home() => {
                 self.answer_early(index, Status::Gone);
                 self.judge(index);
@@ -121,7 +122,7 @@ impl Lane {
         self.turn.any = true;
     }
 
-    /// Until when the lane may be left alone, if nothing else wakes it.
+    /// How long the lane may sleep, if nothing else wakes it.
     pub(super) fn next_moment(&self) -> Idle {
         if self.requests.is_empty() {
             return Idle::Quiet;
@@ -137,7 +138,7 @@ impl Lane {
         for queue in slots(self.waiting).filter_map(|slot| self.queues[slot].as_ref()) {
             idle = idle.and(match queue.waiting.front() {
                 Some(first) if first.after > self.now => Idle::Until(first.after),
-                // It was full: what it has will end, and wake.
+                // The queue was full: its I/O will end, and wake the lane.
                 Some(first) if first.after == Nanos::ZERO && queue.inflight > 0 => Idle::Quiet,
                 Some(_) => Idle::Busy,
                 None => Idle::Quiet,

@@ -1,4 +1,4 @@
-//! Writes, unmaps, zeroes and flushes: what they must have before they start, who gets them, and when
+//! Writes, unmaps, zeroes and flushes: their preconditions, the replicas that get them, and when
 //! they are done.
 
 use nacre_bdev::{Completion, Op, Status};
@@ -45,7 +45,7 @@ impl Lane {
             }
             let short = self.is_short(asked);
             let later = if writes { self.copied_later(index) } else { 0 };
-            // Looked at after everything that depends on the view.
+            // Checked after everything that depends on the view.
             if !short && self.shared.version() == self.view.version {
                 return self.fan_out(index, asked, later);
             }
@@ -70,15 +70,16 @@ impl Lane {
         request.stage = Stage::Flying;
         (request.ok, request.failed, request.held) = (0, 0, false);
         let sole = targets.count_ones() == 1;
-        // One that cannot be given it is reported; what that means is known with another view, not now.
+        // A failed submission is reported; the next view shows the consequence, not this one.
         for slot in slots(targets) {
             self.submit_child(index, slot, sole);
         }
     }
 
-    /// Members that lack what is written, so that the copying will come by there, after this write: it has its stripes.
-    /// But for those that are about to be in sync: they may be that in the store by now, without what is found to be
-    /// lacked meanwhile, and nothing that is acknowledged may be among that.
+    /// Replicas whose resync will copy this range after the write, because the write holds its
+    /// stripe locks. Excludes replicas about to be promoted: the store may already list them in
+    /// sync without regions found missing meanwhile, and an acknowledged write must not be missing
+    /// there.
     #[inline]
     fn copied_later(&self, index: usize) -> Slots {
         let later = |slot: &usize| self.is_copied_later(index, *slot);
@@ -91,7 +92,7 @@ impl Lane {
         let regions = self
             .shared
             .regions_of(request.lba, u64::from(request.blocks));
-        // In this order: a region is taken out of the needs before it is not the copied one any more.
+        // In this order: a region leaves the needs before it stops being the copied one.
         let copying = self.shared.copying();
         !regions.contains(&copying) && self.shared.needs[slot].contains_all(regions)
     }
@@ -120,7 +121,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Regions and stripes of a write that is going to these blocks. All or nothing.
+    /// Takes the regions and stripes for a write to these blocks. All or nothing.
     #[inline]
     pub(super) fn enter(&self, lba: u64, blocks: u64) -> Result<(), Why> {
         let regions = self.shared.regions_of(lba, blocks);
@@ -152,7 +153,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives back what [`Lane::enter`] took.
+    /// Releases everything that [`Lane::enter`] took.
     #[inline]
     pub(super) fn leave(&self, lba: u64, blocks: u64) {
         self.shared.stripes.release(lba, blocks);
@@ -177,7 +178,7 @@ impl Lane {
         Why::Log(region)
     }
 
-    /// Has the control make the regions from `first` on dirty, all of them at once.
+    /// Asks the control to make the regions from `first` on dirty, all of them at once.
     #[cold]
     fn want_regions(&self, first: u64, end: u64, entered: Entered) {
         if entered == Entered::First {
@@ -190,7 +191,7 @@ impl Lane {
         }
     }
 
-    /// Gives back what [`Lane::lock`] took.
+    /// Releases everything that [`Lane::lock`] took.
     #[inline]
     pub(super) fn unlock(&mut self, index: usize) {
         let request = &mut self.requests[index];
@@ -207,7 +208,7 @@ impl Lane {
         self.freed = true;
     }
 
-    /// A member answered. `true`: the completion is the request's.
+    /// A replica completed a write. `true`: the completion is the request's.
     #[inline]
     pub(super) fn write_ended(
         &mut self,
@@ -237,9 +238,9 @@ impl Lane {
         let request = &self.requests[index];
         let late = request.failed & bit(slot) != 0;
         match completion.status {
-            // A flush, too, was then of less than it seems.
+            // A flush, too, then covered less than it seems.
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
-            // What it was late with counts as it was reported.
+            // A late completion was already reported.
             _ if late => self.judge_write(index),
             Status::Retry => self.queue_again(index, slot),
             Status::Aborted if request.aborted => {
@@ -251,7 +252,7 @@ impl Lane {
         false
     }
 
-    /// Enough members that count have it, and the volume may say so.
+    /// True when enough counted replicas have it, and the volume may acknowledge it.
     #[inline]
     fn may_be_done(&self, index: usize) -> bool {
         let request = &self.requests[index];
@@ -260,7 +261,7 @@ impl Lane {
             && (self.sync.enough || !request.writes())
     }
 
-    /// Tells the control of a member's failure. The request waits for the judgement.
+    /// Reports a replica's failure to the control. The request waits for the judgement.
     #[cold]
     pub(super) fn fail(&mut self, index: usize, slot: usize, why: Failure) {
         let request = &mut self.requests[index];
@@ -286,7 +287,7 @@ impl Lane {
         }
     }
 
-    /// What becomes of a write, once no child is awaited but of members that failed.
+    /// Decides about a write, once it awaits only children of failed replicas.
     #[cold]
     pub(super) fn judge_write(&mut self, index: usize) {
         let request = &self.requests[index];
@@ -297,7 +298,7 @@ impl Lane {
             return self.abort_ended(index);
         }
         if request.failed != 0 && self.view.mode == Mode::Suspended {
-            // Whatever the judgement: nothing is said to be done, and nothing sent to anybody once more.
+            // Whatever the judgement: nothing is acknowledged, and nothing is sent again.
             return self.hold(index);
         }
         let (failed, ok, with) = (request.failed, request.ok, request.with);
@@ -311,10 +312,10 @@ impl Lane {
             if member.judged < trouble.tickets[slot] || with & bit(slot) != 0 {
                 return self.hold(index);
             }
-            // Judged, and still a member.
+            // Judged, and still a replica.
             let last = member.role == Role::InSync && self.sync.in_sync == bit(slot);
             match trouble.why[slot] {
-                // It was late, but it did it.
+                // It was late, but it succeeded.
                 _ if ok & bit(slot) != 0 => {}
                 _ if !last => again |= bit(slot),
                 Failure::Status(status) if !trouble.why[slot].is_path() => verdict = Some(status),
@@ -322,14 +323,14 @@ impl Lane {
             }
         }
         if verdict.is_none() && self.is_short(again) {
-            // Says nothing of the member: it waits as for a judgement.
+            // Says nothing about the replica: wait as for a judgement.
             self.short = true;
             return self.hold(index);
         }
         let request = &mut self.requests[index];
         request.failed = 0;
         if verdict.is_none() && again != 0 {
-            // It stays although others are in sync: then it must have the write too.
+            // It stays although others are in sync: then it must get the write too.
             for slot in slots(again) {
                 self.queue_again(index, slot);
             }
@@ -338,7 +339,8 @@ impl Lane {
         match verdict {
             None if ok & self.sync.in_sync == 0 => self.start_over(index),
             None if !self.may_be_done(index) => {
-                // Those who are missing are copied to before they count: that must not wait for this.
+                // Missing replicas are copied to before they count: copying must not wait for this
+                // write.
                 self.unlock(index);
                 self.hold(index);
             }
@@ -353,19 +355,19 @@ impl Lane {
         }
     }
 
-    /// None of those that have it counts any more: the write goes to those that do.
+    /// None of the replicas with the write counts any longer: the write goes to those that do.
     fn start_over(&mut self, index: usize) {
         let request = &self.requests[index];
         if !request.data_home() {
-            // A device has the only handle; the request goes on with its answer.
+            // A device has the only handle; the request continues with its completion.
             return self.hold(index);
         }
         self.leave_unequal(index);
         self.wait_for_members(index);
     }
 
-    /// Nobody could do it, for a reason that says nothing of the blocks: it starts anew with the next
-    /// view, or in a while.
+    /// No replica could execute it, for a reason that says nothing about the blocks: it starts
+    /// again with the next view, or after a delay.
     pub(super) fn wait_for_members(&mut self, index: usize) {
         self.unlock(index);
         let request = &mut self.requests[index];
@@ -380,7 +382,7 @@ impl Lane {
         self.park(index, Why::Later(self.now + super::park::PAUSE));
     }
 
-    /// It waits for a judgement, or for the volume to be allowed to say that it is done.
+    /// It waits for a judgement, or until the volume may acknowledge it.
     pub(super) fn hold(&mut self, index: usize) {
         let request = &mut self.requests[index];
         let open = request.failed != 0 || request.with != 0;
@@ -394,7 +396,7 @@ impl Lane {
         let request = &mut self.requests[index];
         request.held = true;
         if request.pending.is_none() && !open {
-            // It was answered before, and its members agree.
+            // It was completed before, and its replicas agree.
             return self.finish(index, Status::Aborted);
         }
         if request.aborted && request.data_home() {
@@ -402,7 +404,7 @@ impl Lane {
         }
     }
 
-    /// The member's device may have lost blocks.
+    /// The replica's device may have lost blocks.
     #[inline]
     pub(super) fn has_lost(&self, slot: usize) -> bool {
         self.view.members[slot].as_ref().is_none_or(lost)
@@ -411,5 +413,5 @@ impl Lane {
 
 const _: () = assert!(
     Op::COUNT == 9,
-    "a new operation: say whether it is fanned out"
+    "a new operation: decide whether it fans out"
 );

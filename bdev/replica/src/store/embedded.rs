@@ -1,7 +1,8 @@
-//! The store that needs nothing else: one redb file, changed by one durable transaction per decision.
+//! The store without external services: one redb file, changed by one durable transaction per
+//! decision.
 //!
-//! A thread of its own does the work, so that nobody's reactor waits for a disk. Records are JSON, so
-//! that [`dump`] can show what there is even to somebody who does not know its version.
+//! A thread of its own does the work, so that no reactor waits for a disk. Records are JSON, so
+//! that [`dump`] can show them even to a reader that does not know their version.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,11 +20,11 @@ use super::reply::reply;
 use super::{StoreError, StoreFuture, VolumeStore};
 use crate::model::{Stamp, VolumeRecord};
 
-/// The file's name in its folder.
+/// Name of the file in its folder.
 pub const FILE: &str = "volumes.redb";
-/// Version of what is stored. A later one is refused.
+/// Version of the stored format. A later one is refused.
 const SCHEMA_VERSION: u64 = 1;
-/// Requests that wait at most; a control has one at a time.
+/// Most waiting requests; a control has one at a time.
 const WAITING: usize = 1024;
 
 /// Position (order of creation) → record as JSON.
@@ -32,12 +33,12 @@ const RECORDS: TableDefinition<u64, &[u8]> = TableDefinition::new("volumes");
 const IDS: TableDefinition<u128, u64> = TableDefinition::new("ids");
 const NAMES: TableDefinition<&str, u64> = TableDefinition::new("names");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-/// In META: the schema version, and the next position (never reused, so that order is for ever).
+/// In META: the schema version, and the next position (never reused, so that the order is stable).
 const SCHEMA: &str = "schema";
 const NEXT: &str = "next";
 
 pub struct EmbeddedStore {
-    /// `None` while it is dropped.
+    /// `None` during the drop.
     requests: Option<SyncSender<Job>>,
     worker: Option<JoinHandle<()>>,
 }
@@ -46,19 +47,19 @@ type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 pub(super) type Opener = Box<dyn FnMut() -> Result<Database, redb::DatabaseError> + Send>;
 
 impl EmbeddedStore {
-    /// Opens, or makes, the store in the folder `dir`. Blocks.
+    /// Opens, or creates, the store in the folder `dir`. Blocks.
     pub fn open(dir: &Path) -> Result<EmbeddedStore, StoreError> {
         let path = dir.join(FILE);
         std::fs::create_dir_all(dir).map_err(|e| unavailable(dir, e))?;
         let file = path.clone();
         let store = EmbeddedStore::on(path, Box::new(move || Database::create(&file)))?;
-        // The file's name must be as durable as what will be written in it.
+        // The file's name must be as durable as its later contents.
         let synced = File::open(dir).and_then(|d| d.sync_all());
         synced.map_err(|e| unavailable(dir, e))?;
         Ok(store)
     }
 
-    /// On what `opener` opens, which `path` is called.
+    /// Uses the result of `opener`; `path` is its name.
     pub(super) fn on(path: PathBuf, opener: Opener) -> Result<EmbeddedStore, StoreError> {
         let mut worker = Worker {
             path,
@@ -86,7 +87,7 @@ impl EmbeddedStore {
         let job: Job = Box::new(move |worker| sender.answer(worker.run(work)));
         let refused = match self.requests.as_ref().map(|r| r.try_send(job)) {
             Some(Ok(())) => return Box::pin(receiver),
-            Some(Err(TrySendError::Full(_))) => format!("{WAITING} requests wait for it"),
+            Some(Err(TrySendError::Full(_))) => format!("{WAITING} requests are waiting for it"),
             Some(Err(TrySendError::Disconnected(_))) | None => "its thread has ended".to_owned(),
         };
         Box::pin(std::future::ready(Err(StoreError::Unavailable {
@@ -96,7 +97,7 @@ impl EmbeddedStore {
 }
 
 impl Drop for EmbeddedStore {
-    /// What was asked for is done, and the file is free, when this returns.
+    /// Accepted requests are done, and the file is free, when this returns.
     fn drop(&mut self) {
         self.requests = None;
         if let Some(worker) = self.worker.take() {
@@ -109,13 +110,13 @@ impl Drop for EmbeddedStore {
 struct Worker {
     path: PathBuf,
     opener: Opener,
-    /// `None`: to be opened again, since it failed in a way after which it answers nothing any more.
+    /// `None`: to be reopened, since it failed in a way after which it does not work any longer.
     database: Option<Database>,
 }
 
-/// How one piece of work ended badly.
+/// How a request failed.
 enum Failure {
-    /// An answer like any other: the database is as good as before.
+    /// A normal reply: the database is intact.
     Refused(StoreError),
     Database(redb::Error),
 }
@@ -153,7 +154,7 @@ impl Worker {
         let database = self.database.take();
         let opener = &mut self.opener;
         let path = &self.path;
-        // On a file that was damaged cleverly enough, redb may panic instead of answering.
+        // On a maliciously damaged file, redb may panic instead of returning an error.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let database = match database {
                 Some(database) => database,
@@ -213,15 +214,15 @@ fn unavailable(path: &Path, why: impl std::fmt::Display) -> StoreError {
 fn damaged(path: &Path, what: impl std::fmt::Display) -> StoreError {
     StoreError::Damaged {
         what: format!(
-            "{}: {what} (stop the daemon, keep a copy of the file, and put its last backup in its place; \
-             the members keep data and labels, and a volume does not open with a record that is older \
-             than its labels)",
+            "{}: {what} (stop the daemon, keep a copy of the file, and restore its last backup; \
+                the replicas keep data and labels, and a volume does not open with a record that \
+                is older than its labels)",
             path.display()
         ),
     }
 }
 
-/// Makes the tables, and checks the version.
+/// Creates the tables, and checks the version.
 fn prepare(database: &Database, path: &Path) -> Result<(), Failure> {
     let found = transact(database, |txn| {
         txn.open_table(RECORDS)?;
@@ -243,7 +244,7 @@ fn prepare(database: &Database, path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// One transaction, on stable media when this returns. A refusal leaves everything as it was.
+/// One transaction, on stable media when this returns. A refusal changes nothing.
 fn transact<T>(
     database: &Database,
     work: impl FnOnce(&WriteTransaction) -> Result<T, Failure>,
@@ -295,7 +296,7 @@ fn put(txn: &WriteTransaction, position: u64, record: &VolumeRecord) -> Result<(
 }
 
 impl VolumeStore for EmbeddedStore {
-    /// The file is one process's.
+    /// The file belongs to one process.
     fn is_shared(&self) -> bool {
         false
     }
@@ -375,9 +376,9 @@ impl VolumeStore for EmbeddedStore {
     }
 }
 
-/// Everything in the store's file, for people and scripts, as
-/// `{"file", "schema", "volumes": [record…], "damaged": [{"position", "error", "text"}…]}`. Changes
-/// nothing: what the last stop left undone is put right in memory. Refused while a daemon has the file.
+/// Everything in the store's file, for people and scripts, as `{"file", "schema", "volumes":
+/// [record…], "damaged": [{"position", "error", "text"}…]}`. Changes nothing: recovery after an
+/// unclean stop happens in memory. Refused while a daemon has the file.
 pub fn dump(path: &Path) -> Result<Value, StoreError> {
     let mut file = File::open(path).map_err(|e| unavailable(path, e))?;
     let lock = rustix::fs::FlockOperation::NonBlockingLockShared;

@@ -1,7 +1,7 @@
-//! A [`VolumeStore`] in memory that fails and dawdles as it is told to: for tests and the simulator.
+//! A [`VolumeStore`] in memory with scripted failures and delays: for tests and the simulator.
 //!
-//! Every clone sees the same records. A planner says for each call how long it is under way, whether
-//! it is carried out, and whether the answer arrives; time is what [`MemoryStore::advance`] says.
+//! Every clone sees the same records. A planner decides for each call how long it takes, whether it
+//! is carried out, and whether the reply arrives; [`MemoryStore::advance`] sets the time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,7 +22,7 @@ pub struct MemoryStore {
     shared: bool,
 }
 
-/// What somebody asks of the store.
+/// A request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     List,
@@ -32,34 +32,34 @@ pub enum Request {
     Delete,
 }
 
-/// A call that the planner decides upon.
+/// A call that the planner decides about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Whose: see [`MemoryStore::client`].
+    /// The caller: see [`MemoryStore::client`].
     pub client: u32,
     pub request: Request,
     /// The volume; nil for [`Request::List`].
     pub id: Uuid,
 }
 
-/// What becomes of one call.
+/// The fate of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// Time until it is carried out.
     pub before: Duration,
     pub outcome: Outcome,
-    /// Time from then until the answer.
+    /// Time from then until the reply.
     pub after: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Do,
-    /// Not carried out; answered as unavailable.
+    /// Not carried out; returns unavailable.
     Refuse,
-    /// Carried out; answered as unavailable all the same.
+    /// Carried out; returns unavailable all the same.
     Lose,
-    /// Somebody else changes the record just before, so that a swap or delete conflicts.
+    /// Another holder changes the record just before, so that a swap or delete conflicts.
     Intrude,
 }
 
@@ -89,12 +89,13 @@ struct Inner {
     records: Vec<VolumeRecord>,
     planner: Option<Planner>,
     now: Nanos,
-    /// What is under way, by the time of its next step; the number keeps the order of those of one moment.
+    /// Calls in progress, by the time of their next step; the number keeps the order of steps at
+    /// the same time.
     steps: BinaryHeap<Reverse<Step>>,
     calls: u64,
-    /// Calls that were carried out, ever.
+    /// Number of calls carried out.
     carried_out: u64,
-    /// Steps that there were, ever.
+    /// Number of steps done.
     stepped: u64,
 }
 
@@ -104,7 +105,7 @@ struct Step {
     what: Work,
 }
 
-/// Gives an answer; called without the lock, since whoever is woken may call again at once.
+/// Delivers a reply; called without the lock, since the woken task may call again at once.
 type Wake = Box<dyn FnOnce() + Send>;
 type Work = Box<dyn FnOnce(&mut Inner) -> Option<Wake> + Send>;
 
@@ -143,7 +144,7 @@ impl MemoryStore {
         }
     }
 
-    /// Of one holder, whom no other one can reach: see [`VolumeStore::is_shared`].
+    /// A store of one holder, which no other can reach: see [`VolumeStore::is_shared`].
     pub fn alone() -> MemoryStore {
         MemoryStore {
             shared: false,
@@ -151,7 +152,7 @@ impl MemoryStore {
         }
     }
 
-    /// The same store, as somebody else sees it: the planner can tell the two apart.
+    /// The same store, as another client sees it: the planner can distinguish the two.
     pub fn client(&self, client: u32) -> MemoryStore {
         MemoryStore {
             inner: Arc::clone(&self.inner),
@@ -160,12 +161,12 @@ impl MemoryStore {
         }
     }
 
-    /// Asks `planner` about each call from now on. `None`: all goes well and takes no time.
+    /// Asks `planner` about each call from now on. `None`: every call succeeds and takes no time.
     pub fn plan(&self, planner: Option<Planner>) {
         self.lock().planner = planner;
     }
 
-    /// Decides upon the next calls one after the other; those behind them go well.
+    /// Decides about the next calls one after the other; later ones succeed.
     pub fn plan_next(&self, plans: impl IntoIterator<Item = Plan>) {
         let mut plans: std::collections::VecDeque<Plan> = plans.into_iter().collect();
         self.plan(Some(Box::new(move |_| {
@@ -173,7 +174,7 @@ impl MemoryStore {
         })));
     }
 
-    /// It is `now`: what has become due happens.
+    /// Sets the time to `now`: due steps happen.
     pub fn advance(&self, now: Nanos) {
         loop {
             let mut inner = self.lock();
@@ -190,22 +191,22 @@ impl MemoryStore {
         }
     }
 
-    /// When [`MemoryStore::advance`] has something to do next.
+    /// Time of the next step for [`MemoryStore::advance`].
     pub fn next_due(&self) -> Option<Nanos> {
         self.lock().steps.peek().map(|step| step.0.due)
     }
 
-    /// Calls that were made, ever.
+    /// Number of calls made.
     pub fn calls(&self) -> u64 {
         self.lock().calls
     }
 
-    /// Calls that were carried out, ever: while it stays, so does what is stored.
+    /// Number of calls carried out: while it is unchanged, so are the records.
     pub fn carried_out(&self) -> u64 {
         self.lock().carried_out
     }
 
-    /// What is stored now, without a call.
+    /// The stored records, without a call.
     pub fn records(&self) -> Vec<VolumeRecord> {
         self.lock().records.clone()
     }
@@ -244,7 +245,7 @@ impl MemoryStore {
     }
 }
 
-/// Longer than any test: a call that never gets there.
+/// Longer than any test: a call that never arrives.
 const FAR: Duration = Duration::from_secs(1 << 32);
 
 impl Inner {
@@ -269,10 +270,10 @@ impl Inner {
         };
         match outcome {
             Outcome::Do => work(&mut self.records),
-            Outcome::Refuse => Err(unavailable("it was told to refuse")),
+            Outcome::Refuse => Err(unavailable("refused by the test's plan")),
             Outcome::Lose => {
                 let _ = work(&mut self.records);
-                Err(unavailable("its answer was lost"))
+                Err(unavailable("its reply was lost"))
             }
             Outcome::Intrude => {
                 if let Some(record) = self.records.iter_mut().find(|r| r.id == id) {

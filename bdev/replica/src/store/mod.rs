@@ -17,12 +17,12 @@ use crate::model::{Stamp, VolumeRecord};
 pub use embedded::{EmbeddedStore, FILE, dump};
 pub use memory::{Call, MemoryStore, Outcome, Plan, Request};
 
-/// Every operation answers when it is durable, or has failed. It may be awaited on any executor.
+/// Every operation completes when it is durable, or has failed. It may be awaited on any executor.
 pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// Somebody else changed the record: this holder is fenced.
+    /// Another holder changed the record: this holder is fenced.
     #[error("volume {id}: the store has epoch {} revision {}, not epoch {} revision {}",
         found.epoch, found.revision, expected.epoch, expected.revision)]
     Conflict {
@@ -34,7 +34,7 @@ pub enum StoreError {
     NotFound { id: Uuid },
     #[error("volume \"{name}\" exists already")]
     Exists { name: String },
-    /// Whether the change was made is not known: the caller loads the record and looks.
+    /// Whether the change was made is unknown: the caller loads the record and checks.
     #[error("the volume store cannot be reached: {why}")]
     Unavailable { why: String },
     #[error("the volume store is damaged: {what}")]
@@ -47,32 +47,33 @@ pub enum StoreError {
     Newer { path: String, found: u64 },
 }
 
-/// Keeps [`VolumeRecord`]s. What it promises beyond the words here is in [`suite`].
+/// Keeps [`VolumeRecord`]s. [`suite`] tests its further promises.
 ///
 /// A call is made when the method is called: dropping the future does not take it back.
 pub trait VolumeStore: Send + Sync + 'static {
-    /// In the order in which they were created.
+    /// In order of creation.
     fn list(&self) -> StoreFuture<Vec<VolumeRecord>>;
 
     fn load(&self, id: Uuid) -> StoreFuture<VolumeRecord>;
 
-    /// A new record. Its id and its name are nobody else's.
+    /// Adds a record. Its id and its name are unique.
     fn create(&self, record: VolumeRecord) -> StoreFuture<()>;
 
-    /// Replaces the record of `next.id` if its version is `expected` (a compare-and-swap, durable when it
-    /// answers). `next`'s version must be greater, and its name nobody else's.
+    /// Replaces the record of `next.id` if its version is `expected` (a compare-and-swap, durable
+    /// when it completes). `next`'s version must be greater, and its name unique.
     fn swap(&self, expected: Stamp, next: VolumeRecord) -> StoreFuture<()>;
 
     fn delete(&self, id: Uuid, expected: Stamp) -> StoreFuture<()>;
 
-    /// Whether other holders may use it: then a holder has to hear from it regularly, or it stops
-    /// acknowledging.
+    /// True when other holders may use it. Then a holder must receive replies from it regularly, or
+    /// it stops acknowledging.
     fn is_shared(&self) -> bool {
         true
     }
 }
 
-/// A swap that does not raise the version could not be told from none: a bug of the caller.
+/// A swap that does not raise the version could not be distinguished from no swap: a bug of the
+/// caller.
 fn assert_grows(expected: Stamp, next: &VolumeRecord) {
     assert!(
         next.version() > expected,
@@ -81,7 +82,7 @@ fn assert_grows(expected: Stamp, next: &VolumeRecord) {
     );
 }
 
-/// Whether what is stored is what the caller expects.
+/// Checks that the stored version is the one that the caller expects.
 fn compare(stored: &VolumeRecord, expected: Stamp) -> Result<(), StoreError> {
     let found = stored.version();
     match found == expected {

@@ -1,4 +1,4 @@
-//! One answer, from the thread that has it to the task that waits for it.
+//! One reply, from the thread that has it to the task that waits for it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use super::StoreError;
 
 type Answer<T> = Result<T, StoreError>;
 
-/// Two ends of a place for one answer.
+/// The two ends of a channel for one reply.
 pub(super) fn reply<T>() -> (Sender<T>, Receiver<T>) {
     let place = Arc::new(Mutex::new(Place {
         answer: None,
@@ -23,7 +23,7 @@ struct Place<T> {
     waker: Option<Waker>,
 }
 
-/// Dropped without an answer, it says that nobody knows what became of the request.
+/// Dropped without a reply, it reports that the outcome of the request is unknown.
 pub(super) struct Sender<T>(Option<Arc<Mutex<Place<T>>>>);
 
 pub(super) struct Receiver<T>(Arc<Mutex<Place<T>>>);
@@ -38,7 +38,7 @@ impl<T> Sender<T> {
         let mut guard = lock(&place);
         guard.answer = Some(answer);
         let waker = guard.waker.take();
-        // Whoever is woken may look at once.
+        // The woken task may check at once.
         drop(guard);
         if let Some(waker) = waker {
             waker.wake();
@@ -49,7 +49,7 @@ impl<T> Sender<T> {
 impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         self.put(Err(StoreError::Unavailable {
-            why: "it ended before it answered".to_owned(),
+            why: "it ended before it replied".to_owned(),
         }));
     }
 }
@@ -69,7 +69,7 @@ impl<T> Future for Receiver<T> {
     }
 }
 
-/// Nothing here can be left half done by a panic.
+/// A panic cannot leave this state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,8 @@
-//! What every [`VolumeStore`] must pass: run it with a maker of empty stores.
+//! The tests that every [`VolumeStore`] must pass: run it with a maker of empty stores.
 //!
-//! Versions decide who wins, names and ids belong to one volume, order is that of creation, a conflict
-//! says the truth, and what was answered is there after the store was closed and opened again.
+//! Versions decide which swap wins, names and ids belong to one volume, order is that of creation,
+//! a conflict reports the stored version, and acknowledged changes survive closing and reopening
+//! the store.
 
 use std::future::Future;
 use std::pin::pin;
@@ -19,8 +20,8 @@ use crate::model::{KeptLimits, MemberRecord, MemberState, Settings, Stamp, Volum
 pub trait Subject {
     fn store(&self) -> Arc<dyn VolumeStore>;
 
-    /// Closes it and opens it again with what it durably has. Nobody has a handle of [`Subject::store`]
-    /// any more.
+    /// Closes the store and reopens it with its durable state. No handle of [`Subject::store`]
+    /// exists any longer.
     fn reopen(&mut self);
 }
 
@@ -99,7 +100,7 @@ fn next(record: &VolumeRecord) -> VolumeRecord {
     }
 }
 
-/// Waits for a future of a store on this thread, whoever answers it.
+/// Waits for a future of a store on this thread, whichever thread completes it.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -178,7 +179,7 @@ fn swaps(subject: &mut dyn Subject) {
         block_on(subject.store().swap(before, second.clone())),
         Ok(())
     );
-    // A conflict names what is there and what was expected, and changes nothing.
+    // A conflict names the stored and the expected version, and changes nothing.
     let mut third = next(&second);
     third.epoch = 9;
     let conflict = StoreError::Conflict {
@@ -189,7 +190,7 @@ fn swaps(subject: &mut dyn Subject) {
     let late = block_on(subject.store().swap(before, third.clone()));
     assert_eq!(late, Err(conflict.clone()));
     let again = block_on(subject.store().swap(before, second.clone()));
-    assert_eq!(again, Err(conflict), "not even to what it is already");
+    assert_eq!(again, Err(conflict), "not even to the present version");
     for _ in 0..2 {
         assert_eq!(list(subject), [second.clone(), made[1].clone()]);
         subject.reopen();
@@ -262,7 +263,7 @@ fn deletes(subject: &mut dyn Subject) {
     assert_eq!(names, ["mole", "ant"], "its place is not kept");
 }
 
-/// Of swaps that expect the same exactly one is made, from however many threads.
+/// Of swaps with the same expected version exactly one succeeds, from any number of threads.
 fn one_swap_wins(subject: &mut dyn Subject) {
     const THREADS: u64 = 4;
     const WINS: u64 = 16;
@@ -282,7 +283,10 @@ fn one_swap_wins(subject: &mut dyn Subject) {
                     match block_on(store.swap(now.version(), next(&now))) {
                         Ok(()) => wins += 1,
                         Err(StoreError::Conflict { found, .. }) => {
-                            assert!(found > now.version(), "a conflict is with what is newer");
+                            assert!(
+                                found > now.version(),
+                                "a conflict reports the newer version"
+                            );
                         }
                         Err(error) => panic!("{error}"),
                     }
@@ -297,7 +301,7 @@ fn one_swap_wins(subject: &mut dyn Subject) {
     assert_eq!(won.into_inner(), THREADS * WINS);
 }
 
-/// A call is made even if nobody waits for its answer.
+/// A call is made even if its future is dropped.
 fn make_no_promise_when_dropped(subject: &mut dyn Subject) {
     drop(subject.store().create(record("ant")));
     drop(

@@ -1,5 +1,6 @@
-//! Both stores pass the suite; the embedded one loses nothing by a power cut after any write, says
-//! what is wrong with its file, and recovers from a full disk; the other one fails as it is told to.
+//! Both stores pass the suite. The embedded one loses nothing by a power cut after any write,
+//! reports the fault of its file, and recovers from a full disk. The memory store fails as
+//! scripted.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,7 +68,7 @@ fn next(record: &VolumeRecord) -> VolumeRecord {
     }
 }
 
-/// `None`: it has not answered.
+/// `None`: no reply yet.
 fn look<T>(future: &mut StoreFuture<T>) -> Option<Result<T, StoreError>> {
     match future
         .as_mut()
@@ -78,7 +79,7 @@ fn look<T>(future: &mut StoreFuture<T>) -> Option<Result<T, StoreError>> {
     }
 }
 
-/// Every plan does what it says, and whose call it is can be told.
+/// Every plan has its effect, and the caller of each call is known.
 #[test]
 fn failures_of_the_store_in_memory() {
     let store = MemoryStore::new();
@@ -124,7 +125,7 @@ fn failures_of_the_store_in_memory() {
     assert!(block_on(store.client(7).list()).is_ok());
 }
 
-/// What is under way happens at its time, in order, also when nobody waits for it any more.
+/// Calls in progress proceed at their time, in order, also when their futures were dropped.
 #[test]
 fn a_store_in_memory_takes_its_time() {
     let store = MemoryStore::new();
@@ -163,7 +164,7 @@ fn a_swap_must_raise_the_version() {
     drop(MemoryStore::new().swap(record("ant").version(), record("ant")));
 }
 
-/// A second opener and the dump are refused while the file is open; the dump shows what there is.
+/// A second opener and the dump are refused while the file is open; the dump shows its contents.
 #[test]
 fn one_opener_at_a_time() {
     let subject = Embedded::new();
@@ -192,9 +193,9 @@ fn one_opener_at_a_time() {
     ));
 }
 
-/// A file that is none, one of a later version, and a record that cannot be read.
+/// A file of another kind, one of a later version, and an unreadable record.
 #[test]
-fn damage_is_told_with_its_remedy() {
+fn damage_is_reported_with_its_remedy() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join(FILE);
     let open = || EmbeddedStore::open(dir.path()).map(drop);
@@ -241,8 +242,8 @@ fn damage_is_told_with_its_remedy() {
     assert_eq!(open(), Err(StoreError::Newer { path, found: 2 }));
 }
 
-/// Memory that keeps every operation, so that the file at any moment can be made again, and that is
-/// full when it is told to.
+/// Memory that records every operation, so that the file at any moment can be rebuilt, and that is
+/// full on demand.
 #[derive(Debug, Clone, Default)]
 struct Recorder {
     inner: Arc<Mutex<(Vec<u8>, Vec<Step>)>>,
@@ -324,9 +325,9 @@ fn apply(image: &mut Vec<u8>, step: &Step) {
     }
 }
 
-/// Goal: whatever a power cut leaves, the store opens, and holds the state that was acknowledged last or
-/// the one under way. Method: after every write of a run three images: all writes so far, only what was
-/// synced before and this write's first half, and what was synced with the last write alone.
+/// Goal: after any power cut, the store opens, and holds the last acknowledged state or the state
+/// in progress. Method: after every write of a run three images: all writes so far, only synced
+/// writes and this write's first half, and synced writes with the last write alone.
 #[test]
 fn a_power_cut_after_any_write_leaves_old_or_new() {
     let live = Recorder::default();
@@ -358,7 +359,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
             synced.clone_from(&image);
             continue;
         }
-        // Before the store was made there is nothing to lose.
+        // Before the store was created there is nothing to lose.
         let Some(acknowledged) = states.iter().rposition(|(done, _)| *done <= at + 1) else {
             continue;
         };
@@ -393,7 +394,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
     assert!(cuts > 60, "only {cuts} cuts were tried");
 }
 
-/// While the disk is full changes are refused, and afterwards they are made, by the same store.
+/// While the disk is full changes are refused, and afterwards they succeed, by the same store.
 #[test]
 fn a_full_disk_that_has_room_again() {
     let disk = Recorder::default();
@@ -414,7 +415,7 @@ fn a_full_disk_that_has_room_again() {
     assert_eq!(block_on(store.load(old.id)), Ok(new));
 }
 
-/// A folder that cannot be made is said to be unreachable, not damaged.
+/// A folder that cannot be created is reported as unreachable, not as damaged.
 #[test]
 fn no_folder() {
     let answer = EmbeddedStore::open(Path::new("/dev/null/volumes")).map(drop);

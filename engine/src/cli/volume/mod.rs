@@ -153,7 +153,7 @@ struct ForcedArgs {
     name: String,
     /// Its device or its id
     replica: String,
-    /// The volume's name once more, where the last good copy would go
+    /// The volume's name once more, where the last good replica would go
     #[arg(long, value_name = "NAME")]
     force: Option<String>,
 }

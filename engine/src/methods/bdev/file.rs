@@ -247,7 +247,7 @@ struct RescanParams {
     #[serde(default)]
     size: Option<u64>,
     /// Our own: takes a smaller size over even under hosts that are connected; they lose what was beyond.
-    /// A volume records it first, and refuses it for its last good copy.
+    /// A volume records it first, and refuses it for its last good replica.
     #[serde(default)]
     force: bool,
 }

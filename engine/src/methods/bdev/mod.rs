@@ -224,7 +224,7 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     Ok(true)
 }
 
-/// A replica may be pulled out while its volume has another one. The device with the last good copy
+/// A replica may be pulled out while its volume has another one. The device with the last good replica
 /// of a volume is not deleted by the way.
 fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
     let last = |volume: &crate::volumes::Listed| {
@@ -239,7 +239,7 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
         None => Ok(()),
         Some((device, volume)) => Err(RpcError::errno(
             Errno::EBUSY,
-            format!("\"{device}\" has the last good copy of volume \"{volume}\""),
+            format!("\"{device}\" has the last good replica of volume \"{volume}\""),
         )
         .field("name")
         .remedy("bring another replica in sync first, or delete the volume")),

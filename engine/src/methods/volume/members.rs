@@ -93,7 +93,7 @@ struct ForcedParams {
     name: String,
     /// The replica, by id or by its device.
     member: String,
-    /// The volume's name once more, where the last good copy would go.
+    /// The volume's name once more, where the last good replica would go.
     force: Option<String>,
 }
 

@@ -331,7 +331,7 @@ fn what_is_wrong_is_said() {
     assert_eq!(c["claimed"], false);
 }
 
-/// Replicas come, go and change places; the last good copy stays.
+/// Replicas come, go and change places; the last good replica stays.
 #[test]
 fn replicas_come_and_go() {
     let bench = bench();
@@ -403,7 +403,10 @@ fn a_member_may_be_pulled_out() {
     );
     bench.call("bdev_get_bdevs", json!({ "name": "v" }));
     let refused = bench.refused("bdev_malloc_delete", json!({ "name": "b" }));
-    assert!(refused.to_string().contains("last good copy"), "{refused}");
+    assert!(
+        refused.to_string().contains("last good replica"),
+        "{refused}"
+    );
     let refused = bench.refused("volume_delete", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-1, Some("force")), "{refused}");
     let forced = json!({ "name": "v", "force": "v" });

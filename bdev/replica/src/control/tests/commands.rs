@@ -105,7 +105,7 @@ fn a_replica_is_replaced_under_load() {
         .unwrap();
 }
 
-/// The last good copy is only given up by typing the volume's name.
+/// The last good replica is only given up by typing the volume's name.
 #[test]
 fn the_last_copy_is_kept() {
     let mut world = World::with(2);
@@ -293,8 +293,8 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
     }
 }
 
-/// The last good copy is trusted when it returns, whatever was changed of the volume while it was
-/// away.
+/// The last good replica is trusted when it returns, whatever was changed of the volume while it
+/// was away.
 #[test]
 fn the_last_copy_is_believed_when_it_returns() {
     let mut world = World::with(2);

@@ -1,4 +1,5 @@
-//! What members do at once is done without a request, and only where nothing else is to be thought of.
+//! I/O that replicas execute synchronously needs no request, and happens only where no other state
+//! matters.
 
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use super::rig::{REGION, Rig, member, rig, tray};
 use crate::stripes::{Acquired, CONTROL};
 use crate::view::{Mode, Role};
 
-/// Every member answers at once.
+/// Every replica completes synchronously.
 fn prompt(members: usize) -> Rig {
     let r = rig(members).all_dirty();
     for name in &["A", "B", "C"][..members] {
@@ -31,7 +32,7 @@ impl Rig {
         self.at_once_on(0, op, lba)
     }
 
-    /// Neither a read nor a write, and no member was asked for anything.
+    /// Neither a read nor a write happens, and no replica is asked.
     fn nothing_at_once(&mut self, why: &str) {
         self.no_write_at_once(why);
         assert_eq!(self.at_once(Op::Read, 0), None, "{why}");
@@ -48,7 +49,7 @@ fn did(name: &str) -> Vec<(Op, u64)> {
     tray(name, |tray| std::mem::take(&mut tray.did))
 }
 
-/// Every member gets what is written, one of them what is read; both are counted, and nothing is left of them.
+/// Every replica gets a write, one of them a read; both are counted, and nothing remains of them.
 #[test]
 fn reads_and_writes() {
     let mut r = prompt(3);
@@ -70,7 +71,7 @@ fn reads_and_writes() {
     };
     assert_eq!(count(&totals.writes), [1, 1, 1]);
     assert_eq!(count(&totals.reads), [1, 0, 0]);
-    // Not what is not there, and nothing but reads and writes.
+    // No ranges beyond the end, and no operations except reads and writes.
     let end = r.volume.blocks();
     assert_eq!(r.at_once(Op::Write, end - 7), None);
     assert!(r.at_once(Op::Write, end - 8).is_some());
@@ -79,7 +80,8 @@ fn reads_and_writes() {
     r.clean();
 }
 
-/// Whoever waits until nobody uses a member's slot waits for the next turn, and nobody forgets that one.
+/// Code that waits until a replica's slot is unused waits for the next turn, and that turn leaves
+/// the slot.
 #[test]
 fn slots_are_left_with_the_next_turn() {
     let mut r = prompt(2);
@@ -91,7 +93,7 @@ fn slots_are_left_with_the_next_turn() {
     assert!(!r.lanes[0].is_settled());
     assert_eq!(r.lanes[0].arm(Nanos(1)), Idle::Busy);
     r.lanes[0].disarm();
-    // The member goes meanwhile: what comes after has no part in it, whatever was entered.
+    // The replica leaves meanwhile: later I/O does not reach it, although its slot was entered.
     did("A");
     did("B");
     r.publish(|view| view.members[1] = None);
@@ -102,13 +104,13 @@ fn slots_are_left_with_the_next_turn() {
     assert!(r.lanes[0].is_settled());
     assert!(r.at_once(Op::Write, 0).is_some());
     assert_eq!((outstanding(&r), did("B").len()), ([1, 0], 0));
-    // A lane that goes leaves nothing behind.
+    // A dropped lane leaves nothing behind.
     r.lanes.clear();
     assert_eq!(outstanding(&r), [0, 0]);
 }
 
-/// No member is written to before the log has the region; who tried at once has told the control, and is not the one
-/// who waits for it.
+/// No replica is written to before the log has the region. The synchronous attempt notified the
+/// control, and does not wait for the region itself.
 #[test]
 fn a_clean_region_comes_first() {
     let mut r = rig(2);
@@ -131,8 +133,8 @@ fn a_clean_region_comes_first() {
     r.clean();
 }
 
-/// A write that one member has and the other has not is not answered: the other is copied to again, whatever becomes of
-/// the write.
+/// A write that one replica has and the other has not is not completed: the other is copied to
+/// again, whatever the result of the write.
 #[test]
 fn half_done() {
     for (second, reached) in [(Some(Status::WriteError), 1), (None, 0)] {
@@ -146,14 +148,15 @@ fn half_done() {
         };
         assert_eq!((needs(0), needs(1)), ([false; 3], [true, true, false]));
         assert_eq!(r.at_once(Op::Read, 0), None, "it is to be looked at");
-        // It goes the usual way.
+        // It takes the usual path.
         r.write(REGION - 4);
         r.answer("A", Status::Ok);
         r.answer("B", Status::Ok);
         assert_eq!(r.take().len(), 1);
         r.clean();
     }
-    // The first one did not begin, so nobody has anything of it; or it failed, and may have.
+    // The first replica did not begin, so no replica has any part of it; or it failed, and may
+    // have.
     for (first, unequal) in [(None, false), (Some(Status::WriteError), true)] {
         let mut r = prompt(2);
         tray("A", |tray| tray.prompt = first);
@@ -164,7 +167,7 @@ fn half_done() {
     }
 }
 
-/// A read that fails is read as usual: another member may have it.
+/// A failed read continues on the usual path: another replica may have the data.
 #[test]
 fn a_read_that_fails() {
     let mut r = prompt(2);
@@ -178,16 +181,16 @@ fn a_read_that_fails() {
 }
 
 #[test]
-fn what_others_do_comes_first() {
+fn earlier_requests_come_first() {
     let mut r = prompt(2);
     r.add_lane();
-    // A write of this lane in the same blocks; the same stripe alone is no reason.
+    // A write of this lane to the same blocks; the same stripe alone does not matter.
     let write = r.write(0);
     r.no_write_at_once("an overlapping write");
     assert_eq!(r.at_once(Op::Write, 8), Some(Status::Ok));
     assert_eq!(r.at_once_on(1, Op::Write, 8), None, "another lane's stripe");
     did("A");
-    // One that waits for the first: what came later does not overtake it.
+    // A request that waits for the first: later ones do not overtake it.
     let waits = r.write(0);
     r.turn();
     assert_eq!(r.at_once(Op::Write, 8), None);
@@ -210,7 +213,7 @@ fn what_others_do_comes_first() {
 #[test]
 fn nothing_while_members_are_not_as_they_should_be() {
     let mut r = prompt(2);
-    // Nobody has looked at the new view yet.
+    // The lane has not taken over the new view yet.
     r.publish(|_| {});
     r.nothing_at_once("another view");
     r.turn();
@@ -224,7 +227,7 @@ fn nothing_while_members_are_not_as_they_should_be() {
     r.publish(|view| view.mode = Mode::Serving);
     r.turn();
     assert!(r.at_once(Op::Write, 0).is_some());
-    // What a member lacks it is not read from.
+    // A replica is not read where it lacks data.
     r.shared.needs[1].insert(3);
     assert_eq!(r.at_once(Op::Read, 0), None);
     r.shared.needs[1].remove(3);
@@ -243,7 +246,7 @@ fn nothing_while_members_are_not_as_they_should_be() {
     r.no_write_at_once("one is copied to");
     r.publish(|view| view.members[1] = Some(member(&layer, Role::InSync)));
     r.turn();
-    // It may have lost what it is given.
+    // The replica may have lost data.
     r.scripts[0].losses.fetch_add(1, Ordering::SeqCst);
     assert_eq!(r.at_once(Op::Write, 0), None);
     assert_eq!(r.at_once(Op::Read, 0), None);

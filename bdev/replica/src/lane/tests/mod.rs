@@ -1,5 +1,5 @@
-//! Each step of the data path by itself, with the test as the control and as the devices; then lanes on
-//! real devices that fail and tarry, against a model.
+//! Each step of the data path alone, with the test as the control and as the devices; then lanes on
+//! real devices that fail and delay, against a model.
 
 mod at_once;
 mod reads;

@@ -1,4 +1,4 @@
-//! Who is read, and what becomes of a read that fails or that its member does not answer.
+//! Which replica is read, and the handling of a read that fails or is late.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,14 +12,15 @@ use crate::model::ReadPolicy;
 use crate::shared::{Failure, Repair};
 use crate::volume::Volume;
 
-/// Where what a device has at last is in memory.
+/// The address of the buffer of a device's last I/O.
 fn memory(name: &str) -> *const u8 {
     tray(name, |tray| {
         tray.has.last().expect("something").1.data[0].as_ptr()
     })
 }
 
-/// A member that hangs does not keep a read, and what its device may still write to is nobody else's.
+/// A hanging replica does not block a read, and its device keeps the buffer that it may still write
+/// to.
 #[test]
 fn a_late_read_goes_to_another_member() {
     let mut r = rig(2);
@@ -41,7 +42,7 @@ fn a_late_read_goes_to_another_member() {
     r.answer("A", Status::Aborted);
     assert_eq!(r.news().reports.len(), 1, "reported once");
     r.clean();
-    // And one whose member leaves meanwhile.
+    // The same with a replica that leaves meanwhile.
     let read = r.read(0);
     let kept = memory("A");
     r.retire(0);
@@ -60,7 +61,7 @@ fn a_late_read_goes_to_another_member() {
     r.clean();
 }
 
-/// Each is counted once for the member that had it, whatever became of it meanwhile.
+/// Each read is counted once, for the replica that had it, whatever happened to it meanwhile.
 #[test]
 fn reads_are_counted_where_they_were() {
     let mut r = rig(2);
@@ -74,7 +75,7 @@ fn reads_are_counted_where_they_were() {
     r.answer("A", Status::Ok);
     assert_eq!(r.take(), [(read, Status::Ok)]);
     assert_eq!(counted(&r), [(1, 0), (0, 0)]);
-    // Nobody polled the member's queue for a while; and the view is another when it ends.
+    // The replica's queue was not polled for a while, and the view changes before the read ends.
     r.pass(Duration::from_secs(2));
     let read = r.read(0);
     r.publish(|_| {});
@@ -91,7 +92,7 @@ fn reads_are_counted_where_they_were() {
     assert_eq!(r.take(), [(read, Status::Ok)]);
     assert_eq!(counted(&r), [(2, 1), (1, 0)]);
     r.clean();
-    // It answers when another has already.
+    // It completes after another has.
     let read = r.read(0);
     r.pass(DEADLINE + Duration::from_millis(200));
     r.answer("B", Status::Ok);
@@ -102,7 +103,7 @@ fn reads_are_counted_where_they_were() {
     r.clean();
 }
 
-/// Without a buffer it waits for one, or for that which the late one has.
+/// Without a buffer it waits for one, or for the buffer that the late replica has.
 #[test]
 fn a_late_read_without_another_buffer() {
     for back in [false, true] {
@@ -125,7 +126,7 @@ fn a_late_read_without_another_buffer() {
     }
 }
 
-/// With nobody else its answer counts, however late; and the host does not wait for ever.
+/// With no other replica its completion counts, however late; and the host does not wait forever.
 #[test]
 fn a_late_read_of_the_last_member() {
     let mut r = rig(1);
@@ -140,7 +141,7 @@ fn a_late_read_of_the_last_member() {
     assert_eq!(r.shared.outstanding(0), 1);
     r.answer("A", Status::Ok);
     r.clean();
-    // A host that gives up has its answer at once.
+    // A host that aborts gets its completion at once.
     let read = r.read(0);
     r.pass(DEADLINE + Duration::from_millis(200));
     assert!(r.lanes[0].abort(read));
@@ -150,7 +151,7 @@ fn a_late_read_of_the_last_member() {
     r.clean();
 }
 
-/// A part of a large read comes back in another buffer than the rest: to the host it is one.
+/// A part of a large read comes back in another buffer than the rest: the host sees one read.
 #[test]
 fn a_large_read_of_which_a_part_is_late() {
     let mut r = rig(2);
@@ -248,8 +249,8 @@ fn reads_are_pinned_while_members_are_reconciled() {
     r.clean();
 }
 
-/// What the pinned one cannot read is not read from one that may have something else there: it is made equal
-/// first, or nobody can read it.
+/// Blocks that the pinned replica cannot read are not read from a replica that may differ: the
+/// region is made equal first, or the read fails.
 #[test]
 fn a_pinned_member_cannot_read() {
     for readable in [true, false] {
@@ -284,8 +285,8 @@ fn a_pinned_member_cannot_read() {
     }
 }
 
-/// One that cannot be reached is judged first, too: then there is another pin. Where nobody answers the host does not
-/// wait for ever.
+/// An unreachable pinned replica is judged first, too: then another one is pinned. If none
+/// completes, the host does not wait forever.
 #[test]
 fn a_pinned_member_cannot_be_reached() {
     let mut r = rig(2);
@@ -336,7 +337,7 @@ fn policies() {
     r.clean();
 }
 
-/// What one of several members is asked for, it is asked for again: the others need not cache it.
+/// Reads of one stripe go to the same replica: the others need not cache it.
 #[test]
 fn a_stripe_is_read_from_one_member() {
     let mut r = rig(2);
@@ -354,7 +355,7 @@ fn a_stripe_is_read_from_one_member() {
             assert_eq!(r.take().len(), 1);
         }
     }
-    // The one that is left has all of it.
+    // The remaining one has all of it.
     r.retire(0);
     r.read(0);
     r.answer("B", Status::Ok);
@@ -362,8 +363,8 @@ fn a_stripe_is_read_from_one_member() {
     r.clean();
 }
 
-/// A member that nothing is asked of is polled when it has something of its own to do, also while another is busy; who has
-/// the lane is told that it wants to be polled.
+/// An idle replica is polled when its queue has work of its own, also while another is busy; the
+/// lane reports that it needs to be polled.
 #[test]
 fn an_idle_member_is_attended_to() {
     let mut r = rig(2);

@@ -1,5 +1,5 @@
-//! Lanes on real devices: the conformance suite, and two lanes on members that fail and tarry, against a
-//! model, with a control that is a few lines.
+//! Lanes on real devices: the conformance suite, and two lanes on replicas that fail and delay,
+//! against a model, with a minimal control.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::view::{Mode, Role, View};
 use crate::volume::{Volume, weakest};
 
 fn disk(name: &str, blocks: u64) -> Arc<Layer> {
-    // The delays that chance deals out follow from it.
+    // The random delays derive from it.
     let uuid = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, name.as_bytes());
     let config = serde_json::json!({"name": name, "block_size": BLOCK, "num_blocks": FIRST + blocks,
         "uuid": uuid});
@@ -52,7 +52,7 @@ fn conforms() {
     }
 }
 
-/// A control that makes dirty what is wanted, a while later.
+/// A control that makes wanted regions dirty after a delay.
 fn log_for(shared: Arc<Shared>) {
     let (tell, told) = std::sync::mpsc::channel();
     shared.on_news(Some(Box::new(move || _ = tell.send(()))));
@@ -76,7 +76,7 @@ const SEED: &str = "NACRE_LANE_SEED";
 const BLOCKS: u64 = 8192;
 const LANES: usize = 2;
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -87,7 +87,7 @@ impl Dice {
     }
 }
 
-/// What a block may hold: whatever no acknowledged write followed that began after it had ended.
+/// The possible values of a block: those that no later acknowledged write has replaced.
 #[derive(Clone)]
 struct Block {
     may_be: Vec<Held>,
@@ -124,7 +124,7 @@ struct Flight {
     lba: u64,
     blocks: u32,
     began: u64,
-    /// For a read: what each block might have held at some moment since it was submitted.
+    /// For a read: the possible values of each block since its submission.
     might: Vec<Vec<u64>>,
 }
 
@@ -217,7 +217,7 @@ impl World {
         let lane = self.dice.roll(LANES as u64) as usize;
         let most = if self.dice.roll(10) == 0 { 120 } else { 12 };
         let blocks = 1 + self.dice.roll(most) as u32;
-        // Most in one place, so that they meet.
+        // Most in one area, so that they overlap.
         let span = if self.dice.roll(4) == 0 { BLOCKS } else { 300 };
         let lba = self
             .dice
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// What was acknowledged replaces all that had ended before it began.
+    /// An acknowledged write replaces all values whose writes ended before it began.
     fn acknowledge(&mut self, flight: &Flight) {
         self.acknowledged += 1;
         if flight.op.is_write() {
@@ -330,7 +330,7 @@ impl World {
         }
     }
 
-    /// What a control would do: the log, judgements, repairs not.
+    /// The control's work: the log and judgements, without repairs.
     fn control(&mut self) {
         if self.dice.roll(3) > 0 {
             return;
@@ -420,8 +420,9 @@ fn contents(disk: &Arc<Layer>, pool: &Pool) -> Vec<u64> {
     tags
 }
 
-/// Seeded: two lanes on three members that are slow by chance, fail, hang and are busy; the test is the
-/// control. Every read must see what the model allows, and in the end those in sync must be alike.
+/// Seeded: two lanes on three replicas that are slow at random, fail, hang and are busy; the test
+/// is the control. Every read must return a value that the model allows, and in the end the in-sync
+/// replicas must be equal.
 #[test]
 fn random_trouble() {
     let given = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
@@ -460,7 +461,7 @@ fn one_run(seed: u64) -> (u64, u64, usize) {
     world.faults.iter().for_each(|fault| fault.clear());
     let mut turns = 0;
     while !world.flights.is_empty() || world.lanes.iter().any(|lane| !lane.is_settled()) {
-        // What hangs ends; those who waited for it have given up by then, or not.
+        // Hanging I/O ends; the requests that waited for it have given up by then, or not.
         if turns == 4000 {
             world.faults.iter().for_each(|fault| fault.resume_pending());
         }

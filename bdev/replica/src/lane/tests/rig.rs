@@ -1,4 +1,5 @@
-//! Lanes on devices that do what a test says, one answer at a time, with the test as the control.
+//! Lanes on devices that execute a test's script, one completion at a time, with the test as the
+//! control.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -27,22 +28,23 @@ pub const REGIONS: u64 = 16;
 pub const BLOCKS: u64 = REGION * REGIONS;
 pub const FIRST: u64 = RESERVED / BLOCK as u64;
 
-/// What a device's queues have and are to answer, by the device's name: buffers do not leave a thread.
+/// The I/Os of a device's queues and their scripted statuses, by the device's name: buffers do not
+/// leave a thread.
 #[derive(Default)]
 pub struct Tray {
     pub has: Vec<(u64, Io)>,
     answers: Vec<(u64, Completion)>,
     pub busy: bool,
-    /// It gives up what it is asked to give up.
+    /// It honours aborts.
     pub aborts: bool,
     pub aborted: usize,
     pub open: usize,
-    /// Its queues have something of their own to do.
+    /// Its queues have work of their own.
     pub restless: bool,
     pub polled: usize,
-    /// What it answers at once with; `None`: it does nothing at once.
+    /// Its status for synchronous I/O; `None`: it executes nothing synchronously.
     pub prompt: Option<Status>,
-    /// What it did at once: operation, and block of the volume.
+    /// Its synchronous I/Os: operation, and block of the volume.
     pub did: Vec<(Op, u64)>,
 }
 
@@ -62,7 +64,7 @@ pub struct Script {
     pub shut: AtomicBool,
     /// There is no memory for a queue.
     pub short: AtomicBool,
-    /// The system's reason why there is no queue; 0: there is none.
+    /// The system's error when opening a queue; 0: it opens.
     pub errno: AtomicI32,
     queues: AtomicU64,
 }
@@ -354,7 +356,7 @@ impl Rig {
         self.shared.publish(self.view.clone());
     }
 
-    /// Decides on everything that was reported: nothing changes but that.
+    /// Decides about everything reported, without any other change.
     pub fn judge(&mut self) {
         let reported: Vec<u64> = (0..5).map(|slot| self.shared.reported(slot)).collect();
         self.publish(|view| {
@@ -366,7 +368,7 @@ impl Rig {
         });
     }
 
-    /// Takes a member out, and decides on everything.
+    /// Takes a replica out, and decides about everything reported.
     pub fn retire(&mut self, slot: usize) {
         self.view.members[slot] = None;
         self.judge();
@@ -423,7 +425,7 @@ impl Rig {
         for lane in &mut self.lanes {
             let inflight = lane.inflight();
             let told = lane.poll(self.now, &mut self.done);
-            assert_eq!(told, self.done.len(), "poll tells how many it collected");
+            assert_eq!(told, self.done.len(), "poll returns how many it collected");
             assert_eq!(inflight - told, lane.inflight());
             let ended = self.done.drain().map(|c| (c.token, c.status));
             self.ended.extend(ended);
@@ -439,7 +441,7 @@ impl Rig {
         }
     }
 
-    /// What a device has: operation, flags, and block of the volume.
+    /// The I/Os of a device: operation, flags, and block of the volume.
     pub fn has(&self, name: &str) -> Vec<(Op, Flags, u64)> {
         let lba = |io: &Io| io.lba.saturating_sub(FIRST);
         tray(name, |tray| {
@@ -454,7 +456,7 @@ impl Rig {
         tray(name, |tray| tray.has.len())
     }
 
-    /// Answers the oldest that a device has, then gives the lanes a turn.
+    /// Completes the oldest I/O of a device, then gives the lanes a turn.
     pub fn answer(&mut self, name: &str, status: Status) {
         tray(name, |tray| {
             assert!(!tray.has.is_empty(), "{name} has nothing to answer");
@@ -470,12 +472,12 @@ impl Rig {
         }
     }
 
-    /// What has ended since it was last asked.
+    /// The requests that ended since the last call.
     pub fn take(&mut self) -> Vec<(Token, Status)> {
         std::mem::take(&mut self.ended)
     }
 
-    /// As [`Rig::take`], in the order in which they were submitted.
+    /// As [`Rig::take`], in order of submission.
     pub fn take_sorted(&mut self) -> Vec<(Token, Status)> {
         let mut ended = self.take();
         ended.sort_by_key(|(token, _)| *token);
@@ -486,7 +488,7 @@ impl Rig {
         assert_eq!(self.take(), []);
     }
 
-    /// Nothing is held by anybody.
+    /// Nothing is held.
     pub fn clean(&mut self) {
         self.turn();
         for lane in &self.lanes {

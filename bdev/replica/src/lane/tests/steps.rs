@@ -1,4 +1,4 @@
-//! What a write must have before it starts, and who gets it.
+//! The preconditions of a write, and the replicas that get it.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn a_write_waits_for_the_log_and_goes_to_all() {
 }
 
 #[test]
-fn what_overlaps_goes_one_after_the_other() {
+fn overlapping_writes_run_one_after_the_other() {
     let mut r = rig(2).all_dirty();
     let first = r.write(0);
     let second = r.write(4);
@@ -54,7 +54,7 @@ fn what_overlaps_goes_one_after_the_other() {
     r.answer("A", Status::Ok);
     r.answer("B", Status::Ok);
     assert_eq!(r.take(), [(first, Status::Ok)]);
-    // Not the third: it overlaps the second, which was there before.
+    // Not the third: it overlaps the second, which came before.
     assert_eq!(r.has("B").iter().map(|h| h.2).collect::<Vec<_>>(), [32, 4]);
     for _ in 0..2 {
         r.answer("A", Status::Ok);
@@ -104,8 +104,8 @@ fn lanes_and_the_control_take_turns_in_a_stripe() {
     r.clean();
 }
 
-/// Whoever has a stripe may wait for a judgement, and that for a store: others that wait for the stripe let their core
-/// sleep by then, and have it within a moment when it is free.
+/// The holder of a stripe may wait for a judgement, which waits for the store. Requests that wait
+/// for the stripe then let their core sleep, and get it within a moment after its release.
 #[test]
 fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
     let mut r = rig(1).all_dirty();
@@ -121,7 +121,10 @@ fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
             _ => r.lanes[0].disarm(),
         }
     };
-    assert!(turns > 500, "not for what is over in a moment: {turns}");
+    assert!(
+        turns > 500,
+        "not for a holder that finishes at once: {turns}"
+    );
     assert!(until.since(r.now) <= Duration::from_millis(20));
     assert_eq!(r.count("A"), 0);
     r.shared.stripes.release(0, 8);
@@ -132,7 +135,8 @@ fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
     r.clean();
 }
 
-/// A view that changes between the last turn and a submission counts for it, whatever is to be done.
+/// A view that changes between the last turn and a submission applies to that submission, for every
+/// operation.
 #[test]
 fn a_new_view_counts_at_once() {
     let mut r = rig(3).all_dirty();
@@ -158,7 +162,7 @@ fn a_new_view_counts_at_once() {
     assert_eq!(r.take(), [(late, Status::Gone)]);
 }
 
-/// A member that left while a write waited for the log or for a stripe is not written to.
+/// A replica that left while a write waited for the log or for a stripe is not written to.
 #[test]
 fn a_view_that_changes_while_it_waits() {
     let mut r = rig(2);
@@ -186,7 +190,7 @@ fn a_view_that_changes_while_it_waits() {
 }
 
 #[test]
-fn a_syncing_member_gets_what_copying_will_not_bring() {
+fn a_syncing_replica_gets_writes_that_copying_will_miss() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
     r.publish(|view| view.members[1] = Some(member(&layer, Role::Syncing)));
@@ -199,7 +203,7 @@ fn a_syncing_member_gets_what_copying_will_not_bring() {
     r.write(5 * REGION);
     assert_eq!(r.count("B"), 2, "it is being copied");
     r.submit_on(0, Op::Unmap, 3 * REGION, 2 * REGION as u32 - 8);
-    assert_eq!(r.count("B"), 2, "overlaps what is in flight");
+    assert_eq!(r.count("B"), 2, "overlaps a write in flight");
     r.submit_on(0, Op::Unmap, 3 * REGION, REGION as u32 + 8);
     r.answer_all("A", Status::Ok);
     r.answer_all("B", Status::Ok);
@@ -221,7 +225,7 @@ fn a_syncing_member_gets_what_copying_will_not_bring() {
     r.clean();
 }
 
-/// Flags are passed on, and an unmap leaves the same everywhere.
+/// Flags are passed on, and an unmap has the same result everywhere.
 #[test]
 fn each_member_does_it_its_own_way() {
     let mut plain = Script::new("B");
@@ -264,7 +268,7 @@ fn a_flush_is_done_when_all_have_flushed() {
 }
 
 #[test]
-fn what_it_does_not_do() {
+fn unsupported_operations() {
     let mut r = rig(1);
     let past = r.submit_on(0, Op::Write, BLOCKS - 4, 8);
     let far = r.submit_on(0, Op::Read, u64::MAX - 2, 8);
@@ -283,7 +287,7 @@ fn what_it_does_not_do() {
     r.clean();
 }
 
-/// The lane takes so many and no more, and none is lost of those that wait for a busy member.
+/// The lane accepts this many and no more, and none is lost of those that wait for a busy replica.
 #[test]
 fn full() {
     let mut r = rig(2).all_dirty();
@@ -314,10 +318,10 @@ fn full() {
     r.clean();
 }
 
-/// Members that are copied to are not flushed for hosts, until they are about to be in sync: from then on no
-/// flush is acknowledged without them, whatever they still need.
+/// Replicas that are copied to are not flushed for hosts until they are about to be in sync. From
+/// then on no flush is acknowledged without them, whatever they still need.
 #[test]
-fn who_is_about_to_be_in_sync_is_flushed() {
+fn replicas_about_to_be_in_sync_are_flushed() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
     r.publish(|view| view.members[1] = Some(member(&layer, Role::Syncing)));

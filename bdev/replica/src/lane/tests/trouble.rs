@@ -1,4 +1,4 @@
-//! Members that fail, are late, forget, or return.
+//! Replicas that fail, are late, lose data, or return.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,9 +36,9 @@ fn a_failure_is_judged_before_the_write_is_done() {
     r.clean();
 }
 
-/// A member that stays although it failed and others did not must have the write all the same.
+/// A replica that stays although it failed and others did not must still get the write.
 #[test]
-fn who_stays_gets_it_again() {
+fn a_failed_replica_that_stays_gets_the_write_again() {
     for role in [Role::InSync, Role::Syncing] {
         let mut r = rig(2).all_dirty();
         r.publish(|view| view.members[1].as_mut().expect("there").role = role);
@@ -104,7 +104,10 @@ fn the_last_one_cannot_be_reached() {
     r.judge();
     r.pass(Duration::from_millis(100));
     r.none();
-    assert!(r.shared.stripes.all_free(), "nobody is kept out meanwhile");
+    assert!(
+        r.shared.stripes.all_free(),
+        "no other lane is blocked meanwhile"
+    );
     r.publish(|view| view.mode = Mode::Serving);
     r.turn();
     assert_eq!(r.count("A"), 2);
@@ -113,7 +116,7 @@ fn the_last_one_cannot_be_reached() {
     r.clean();
 }
 
-/// Without a change of mode it is tried again now and then, and not for ever.
+/// Without a change of mode it is retried now and then, and not forever.
 #[test]
 fn the_last_one_fails_again_and_again() {
     let mut r = rig(1).all_dirty();
@@ -154,8 +157,8 @@ fn retry_is_not_a_failure() {
     r.clean();
 }
 
-/// For ever: it is not given up, and nobody waits for ever. Reads go to another member, writes end with a path error, and
-/// are done as soon as it takes them.
+/// `Retry` without end: the replica is not given up, and no request waits forever. Reads go to
+/// another replica, writes end with a path error, and succeed as soon as the replica accepts them.
 #[test]
 fn retry_without_end() {
     let mut r = rig(2).all_dirty();
@@ -171,7 +174,7 @@ fn retry_without_end() {
     ended.sort_unstable_by_key(|(token, _)| *token);
     assert_eq!(ended, [(write, Status::Gone), (flush, Status::Gone)]);
     assert!(r.news().reports.is_empty());
-    // Alone it keeps reads, too, for so long.
+    // Alone it keeps reads, too, for that long.
     r.retire(1);
     let read = r.read(64);
     for _ in 0..HOLD.as_millis() / 10 + 50 {
@@ -211,7 +214,7 @@ fn a_late_member_is_aborted_and_reported() {
     assert_eq!(tray("B", |tray| tray.open), 0);
 }
 
-/// It answers after it was reported and before it was judged: what it says counts if it may stay.
+/// It completes after the report and before the judgement: its status counts if it may stay.
 #[test]
 fn late_but_done() {
     let mut r = rig(1).all_dirty();
@@ -233,7 +236,7 @@ fn late_but_done() {
 }
 
 #[test]
-fn what_forgot_is_not_believed() {
+fn a_replica_that_lost_data_is_not_trusted() {
     let mut r = rig(2);
     let read = r.read(0);
     r.scripts[0].losses.store(1, Ordering::SeqCst);
@@ -277,7 +280,8 @@ fn a_queue_that_cannot_be_opened_is_a_failure() {
     r.clean();
 }
 
-/// A member is not given up because this core has no memory for a queue to it: I/O waits for that.
+/// A replica is not given up because this core has no memory for a queue to it: I/O waits for
+/// memory.
 #[test]
 fn a_queue_that_there_is_no_memory_for_is_none() {
     let script = Script::new("B");
@@ -288,7 +292,10 @@ fn a_queue_that_there_is_no_memory_for_is_none() {
     r.pass(Duration::from_millis(200));
     assert_eq!((r.count("A"), r.count("B")), (0, 0));
     assert!(r.news().reports.is_empty());
-    assert!(r.shared.stripes.all_free(), "nobody is kept out meanwhile");
+    assert!(
+        r.shared.stripes.all_free(),
+        "no other lane is blocked meanwhile"
+    );
     r.scripts[1].short.store(false, Ordering::SeqCst);
     r.pass(Duration::from_millis(50));
     assert_eq!((r.count("A"), r.count("B")), (1, 2));
@@ -301,7 +308,7 @@ fn a_queue_that_there_is_no_memory_for_is_none() {
     r.clean();
 }
 
-/// Nor for want of a descriptor, or because other cores have all queues that the device grants.
+/// Nor for lack of a descriptor, or because other cores have all queues that the device grants.
 #[test]
 fn a_queue_that_nothing_else_is_free_for_is_none() {
     use rustix::io::Errno;
@@ -315,7 +322,10 @@ fn a_queue_that_nothing_else_is_free_for_is_none() {
         r.pass(HOLD / 2);
         r.none();
         assert!(r.news().reports.is_empty(), "{errno}");
-        assert!(r.shared.stripes.all_free(), "nobody is kept out meanwhile");
+        assert!(
+            r.shared.stripes.all_free(),
+            "no other lane is blocked meanwhile"
+        );
         for script in &r.scripts {
             script.errno.store(0, Ordering::SeqCst);
         }
@@ -330,7 +340,8 @@ fn a_queue_that_nothing_else_is_free_for_is_none() {
     }
 }
 
-/// Nor when the queue could not be opened for another reason, the member stays, and then there is no memory.
+/// Nor when the queue could not be opened for another reason, the replica stays, and then memory is
+/// short.
 #[test]
 fn no_memory_when_a_member_is_tried_again() {
     let script = Script::new("B");
@@ -354,9 +365,9 @@ fn no_memory_when_a_member_is_tried_again() {
     r.clean();
 }
 
-/// All that a write went to has left, and others are in sync: it starts over there.
+/// All replicas of a write have left, and others are in sync: it starts over there.
 #[test]
-fn nobody_who_has_it_counts() {
+fn a_write_whose_replicas_all_left_starts_over() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
     r.publish(|view| view.members[1] = None);
@@ -378,8 +389,8 @@ fn nobody_who_has_it_counts() {
     r.clean();
 }
 
-/// The layer above copies through a buffer that is kept for it. A member that left still has that buffer
-/// when the next copy begins: it takes another.
+/// The layer above copies through a buffer that is reserved for it. A replica that left still has
+/// that buffer when the next copy begins: the copy takes another.
 #[test]
 fn copies_go_on_while_a_member_that_left_has_their_buffer() {
     let mut r = rig(2).all_dirty();

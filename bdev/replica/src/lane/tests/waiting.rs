@@ -11,7 +11,7 @@ use super::rig::*;
 use crate::view::Mode;
 
 #[test]
-fn frozen_until_thawed_or_for_so_long() {
+fn frozen_until_thawed_or_until_the_hold_time() {
     let mut r = rig(1).all_dirty();
     r.publish(|view| view.mode = Mode::Frozen);
     let (write, read, flush) = (r.write(0), r.read(0), r.flush());
@@ -41,7 +41,7 @@ fn frozen_until_thawed_or_for_so_long() {
 }
 
 #[test]
-fn suspended_says_nothing_is_done() {
+fn suspended_acknowledges_nothing() {
     let mut r = rig(2).all_dirty();
     let (write, read, failed) = (r.write(0), r.read(64), r.write(128));
     r.publish(|view| view.mode = Mode::Suspended);
@@ -65,7 +65,7 @@ fn suspended_says_nothing_is_done() {
         [(read, Status::Ok), (parked, Status::Ok)],
         "read again"
     );
-    // For good: not for ever.
+    // For good: not forever.
     r.answer("B", Status::Aborted);
     let back = r.layers[1].clone();
     r.publish(|view| view.members[1] = Some(member(&back, crate::view::Role::InSync)));
@@ -78,10 +78,10 @@ fn suspended_says_nothing_is_done() {
     r.clean();
 }
 
-/// A write that waits for a judgement is answered in the end, as the store may be away for long; and so is what waits for
-/// that write, on this core and on others.
+/// A write that waits for a judgement is completed in the end, as the store may be unavailable for
+/// long. So is every request that waits for that write, on this core and on others.
 #[test]
-fn nobody_waits_for_ever_for_another() {
+fn requests_behind_a_waiting_write_end_in_time() {
     let mut r = rig(2).all_dirty();
     r.add_lane();
     let write = r.write(0);
@@ -104,7 +104,7 @@ fn nobody_waits_for_ever_for_another() {
 }
 
 #[test]
-fn nobody_waits_for_ever_for_the_log() {
+fn writes_that_wait_for_the_log_end_in_time() {
     let mut r = rig(2);
     let write = r.write(0);
     r.pass(HOLD + Duration::from_millis(500));
@@ -182,7 +182,7 @@ fn too_few_in_sync() {
 }
 
 #[test]
-fn aborts_of_what_did_not_start() {
+fn aborts_before_the_start() {
     let mut r = rig(2);
     let log = r.write(0);
     r.shared.regions.set_dirty(1);
@@ -210,7 +210,7 @@ fn aborts_of_what_did_not_start() {
 }
 
 #[test]
-fn aborts_of_what_one_member_has() {
+fn aborts_of_requests_at_one_replica() {
     for op in [Op::Read, Op::Write, Op::Flush] {
         for accepts in [true, false] {
             let mut r = rig(1).all_dirty();
@@ -235,9 +235,9 @@ fn aborts_of_what_one_member_has() {
     }
 }
 
-/// Members stay alike: none of several gives a write up, but nobody waits for a judgement.
+/// Replicas stay equal: none of several aborts a write, but the host does not wait for a judgement.
 #[test]
-fn aborts_of_what_several_members_have() {
+fn aborts_of_requests_at_several_replicas() {
     let mut r = rig(2).all_dirty();
     tray("A", |tray| tray.aborts = true);
     let write = r.write(0);
@@ -274,7 +274,7 @@ fn aborts_of_what_several_members_have() {
     }
 }
 
-/// A flush that one member gave up is not done, however the others end.
+/// A flush that one replica aborted is not done, whatever the others return.
 #[test]
 fn an_aborted_flush_is_not_done() {
     let mut r = rig(2);
@@ -288,8 +288,8 @@ fn an_aborted_flush_is_not_done() {
     r.clean();
 }
 
-/// Nobody judges (the store cannot be reached): hosts do not wait for ever, and the members' blocks
-/// stay locked.
+/// No judgement comes (the store is unreachable): hosts do not wait forever, and the replicas'
+/// blocks stay locked.
 #[test]
 fn a_judgement_that_does_not_come() {
     let mut r = rig(2).all_dirty();
@@ -310,7 +310,7 @@ fn is_rung(r: &Rig) -> bool {
     poll(&mut fds, Some(&zero)).expect("polls") == 1
 }
 
-/// Whatever may go on rings, or is seen when the lane is armed.
+/// Every event that lets a request proceed rings, or is seen when the lane is armed.
 #[test]
 fn sleep() {
     let mut r = rig(1);
@@ -345,7 +345,7 @@ fn sleep() {
     r.clean();
 }
 
-/// A queue of a member that left is closed by a lane with nothing to do.
+/// An idle lane closes the queue of a replica that left.
 #[test]
 fn idle_lanes_let_go() {
     let mut r = rig(2);
