@@ -1,4 +1,4 @@
-//! The reference of all methods, written from the types: docs/RPC.md.
+//! The reference of all methods, written from the types: docs/reference/rpc.md.
 
 use std::fmt::Write;
 
@@ -167,11 +167,11 @@ mod tests {
 
     #[test]
     fn the_committed_reference_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/RPC.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/rpc.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             committed == markdown(),
-            "docs/RPC.md is out of date: run `nacre rpc --reference > docs/RPC.md`"
+            "docs/reference/rpc.md is out of date: run `nacre rpc --reference > docs/reference/rpc.md`"
         );
     }
 }

@@ -4,7 +4,7 @@
 //!   MetricsSource (reactors, pools, devices, …) ── collect ──▶ Scrape ──▶ Prometheus text | JSON
 //! ```
 //!
-//! Nothing is counted here. Each source declares its families ([`Desc`]) once; the reference in docs/METRICS.md is written
+//! Nothing is counted here. Each source declares its families ([`Desc`]) once; docs/reference/metrics.md is written
 //! from them, and a sample of an undeclared family does not compile.
 
 pub mod devices;
@@ -325,7 +325,7 @@ impl EncodeLabelSet for Labels<'_> {
     }
 }
 
-/// The reference of all metrics: docs/METRICS.md.
+/// The reference of all metrics: docs/reference/metrics.md.
 pub fn markdown() -> String {
     let mut out = String::from(
         "# Metrics\n\n\
@@ -495,11 +495,11 @@ mod tests {
 
     #[test]
     fn the_committed_reference_is_current() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/METRICS.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(
             committed == markdown(),
-            "docs/METRICS.md is out of date: run `nacre metrics --reference > docs/METRICS.md`"
+            "docs/reference/metrics.md is out of date: run `nacre metrics --reference > docs/reference/metrics.md`"
         );
     }
 

@@ -19,7 +19,7 @@ use self::wait::Until;
 #[derive(Debug, Args)]
 #[command(
     mut_args = |arg| arg.global(true),
-    after_help = "docs/VOLUMES.md explains the states, and what to do about each."
+    after_help = "docs/operate/volumes.md explains the states, and what to do about each."
 )]
 pub struct VolumeArgs {
     #[command(flatten)]
