@@ -4,8 +4,9 @@
 //!   MetricsSource (reactors, pools, devices, …) ── collect ──▶ Scrape ──▶ Prometheus text | JSON
 //! ```
 //!
-//! Nothing is counted here. Each source declares its families ([`Desc`]) once; docs/reference/metrics.md is written
-//! from them, and a sample of an undeclared family does not compile.
+//! Nothing is counted here. Each source declares its families ([`Desc`]) once;
+//! docs/reference/metrics.md is written from them, and a sample of an undeclared family does not
+//! compile.
 
 pub mod devices;
 pub mod drives;

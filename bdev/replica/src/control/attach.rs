@@ -8,7 +8,7 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, OpenError};
 
 use super::Control;
-use super::cut::{Cut, must_fit};
+use super::cut::{Checked, Cut, must_fit};
 use super::judge::describe;
 use super::state::{Live, Resync, Retry};
 use crate::format::{Label, LabelError, Place};
@@ -162,6 +162,7 @@ impl Control {
         disk: &Rc<super::disk::Disk>,
     ) -> Result<(), VolumeError> {
         let losses = device.layer.losses();
+        let checked = Checked::before(&device.layer);
         let failed = |why: Failure| {
             self.heed(why);
             VolumeError::Io {
@@ -174,12 +175,9 @@ impl Control {
         let read = match self.read_label(disk).await {
             Err(why) if why.is_beyond_end() => {
                 // It does not even hold its labels any longer.
-                let cut = Cut {
-                    least: None,
-                    needed: record.needed_bytes(),
-                };
+                let cut = Cut::unreadable(record);
                 let _one = self.membership.lock().await;
-                self.record_cut(slot, cut).await?;
+                self.record_cut(slot, &cut, &checked).await?;
                 must_fit(record, &member.device, &device.layer)?;
                 return Err(failed(why));
             }
@@ -210,11 +208,8 @@ impl Control {
             cut => cut,
         };
         if member.cut || cut.is_some() {
-            let cut = cut.unwrap_or(Cut {
-                least: None,
-                needed: record.needed_bytes(),
-            });
-            self.record_cut(slot, cut).await?;
+            let cut = cut.unwrap_or_else(|| Cut::recorded(record, member));
+            self.record_cut(slot, &cut, &checked).await?;
         }
         must_fit(record, &member.device, &device.layer)?;
         let state = self.state.borrow().record.member(slot).map(|m| m.state);

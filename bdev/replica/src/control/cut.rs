@@ -11,8 +11,12 @@
 //! | being filled | filled from the start, durably |
 //!
 //! A device that does not carry the member's label is none of its business, however small it is.
+//!
+//! Each machine counts for itself, and the operator may thaw the volume through another one. So a
+//! machine forgets what it counted as soon as the store has it: from then on the record decides.
 
 use std::fmt;
+use std::sync::Arc;
 
 use nacre_bdev::{Bdev, Layer, Status};
 
@@ -25,29 +29,84 @@ use crate::model::{MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
 use crate::mutation::Mutation;
 use crate::shared::Failure;
 
-/// In bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A device that has, or had, fewer bytes than the volume needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// The fewest that the device had; `None`: it says that it has enough, and its end cannot be
-    /// read.
-    pub least: Option<u64>,
+    /// Bytes that the volume needs.
     pub needed: u64,
+    pub evidence: Evidence,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Evidence {
+    /// The fewest bytes that the device had.
+    Least(u64),
+    /// The device reports enough blocks, and its end cannot be read.
+    Unreadable,
+    /// The record of the volume says so, with this reason.
+    Record(Option<String>),
 }
 
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let needed = self.needed;
-        match self.least {
-            Some(least) => write!(
+        match &self.evidence {
+            Evidence::Least(least) => write!(
                 f,
                 "its device had {least} bytes, and the volume needs {needed}"
             ),
-            None => write!(f, "its device ends before the {needed} bytes of the volume"),
+            Evidence::Unreadable => {
+                write!(f, "its device ends before the {needed} bytes of the volume")
+            }
+            Evidence::Record(Some(why)) => f.write_str(why),
+            Evidence::Record(None) => write!(
+                f,
+                "its device had fewer than the {needed} bytes of the volume"
+            ),
+        }
+    }
+}
+
+/// The shrinkings that a device had counted when it was checked.
+pub(super) struct Checked {
+    layer: Arc<Layer>,
+    losses: u64,
+}
+
+impl Checked {
+    /// Call it before the device is checked.
+    pub fn before(layer: &Arc<Layer>) -> Checked {
+        Checked {
+            layer: Arc::clone(layer),
+            losses: layer.losses(),
+        }
+    }
+
+    /// The store has what was found. A device that shrank since keeps its count.
+    fn forget(&self) {
+        if self.layer.losses() == self.losses {
+            self.layer.forget_least();
         }
     }
 }
 
 impl Cut {
+    /// The device's end cannot be read.
+    pub fn unreadable(record: &VolumeRecord) -> Cut {
+        Cut {
+            needed: record.needed_bytes(),
+            evidence: Evidence::Unreadable,
+        }
+    }
+
+    /// The record says that the member was cut, and its device has enough blocks now.
+    pub fn recorded(record: &VolumeRecord, member: &MemberRecord) -> Cut {
+        Cut {
+            needed: record.needed_bytes(),
+            evidence: Evidence::Record(member.why.clone()),
+        }
+    }
+
     /// Whether a device has, or had, fewer blocks than the volume needs.
     pub fn of(record: &VolumeRecord, layer: &Layer) -> Option<Cut> {
         Cut::of_least(record, layer.least_blocks())
@@ -59,18 +118,15 @@ impl Cut {
         let needed = record.needed_bytes();
         let is_cut = least < needed && !Mutation::IgnoreSize.is_active();
         is_cut.then_some(Cut {
-            least: Some(least),
             needed,
+            evidence: Evidence::Least(least),
         })
     }
 
     /// The same of a member whose I/O failed. A lane asks for nothing beyond the volume's end.
     pub fn of_failed(record: &VolumeRecord, live: &Live, why: Failure) -> Option<Cut> {
         let ends = why.is_beyond_end() && !Mutation::IgnoreSize.is_active();
-        Cut::of(record, &live.device.layer).or(ends.then_some(Cut {
-            least: None,
-            needed: record.needed_bytes(),
-        }))
+        Cut::of(record, &live.device.layer).or(ends.then(|| Cut::unreadable(record)))
     }
 }
 
@@ -125,15 +181,17 @@ impl Control {
         let needed = record.needed_bytes();
         let read = self.read_block(disk, needed - BLOCK as u64).await;
         let ends = matches!(read, Err(why) if why.is_beyond_end());
-        (ends && !Mutation::IgnoreSize.is_active()).then_some(Cut {
-            least: None,
-            needed,
-        })
+        (ends && !Mutation::IgnoreSize.is_active()).then(|| Cut::unreadable(record))
     }
 
     /// Records, under `membership`, that a member that is not used was cut. An error: there is none
     /// to fill it from, or the volume is another holder's.
-    pub(super) async fn record_cut(&self, slot: usize, cut: Cut) -> Result<(), VolumeError> {
+    pub(super) async fn record_cut(
+        &self,
+        slot: usize,
+        cut: &Cut,
+        checked: &Checked,
+    ) -> Result<(), VolumeError> {
         let Some(member) = self.state.borrow().record.member(slot).cloned() else {
             return Ok(());
         };
@@ -143,7 +201,7 @@ impl Control {
         let why = cut.to_string();
         let is_partial = matches!(member.state, MemberState::Filling { .. });
         if !is_partial && self.state.borrow().in_sync().next().is_none() {
-            self.mark_cut(slot, cut).await?;
+            self.mark_cut(slot, cut, checked).await?;
             return Err(VolumeError::Cut {
                 name: self.name(),
                 device: member.device,
@@ -165,7 +223,12 @@ impl Control {
     }
 
     /// A member that lanes know no more was cut, and there is none to fill it from.
-    pub(super) async fn mark_cut(&self, slot: usize, cut: Cut) -> Result<(), VolumeError> {
+    pub(super) async fn mark_cut(
+        &self,
+        slot: usize,
+        cut: &Cut,
+        checked: &Checked,
+    ) -> Result<(), VolumeError> {
         let marked = self
             .state
             .borrow()
@@ -181,14 +244,20 @@ impl Control {
                 member.why = Some(cut.to_string());
             }
         })
-        .await
+        .await?;
+        checked.forget();
+        Ok(())
     }
 
     /// Records the cut replicas of a volume that cannot be opened. That fences a holder that has it
     /// open. So another holder keeps the volume, unless no replica is left to serve.
-    pub(super) async fn record_cut_unopened(&self, record: &VolumeRecord, cut: &[(usize, Cut)]) {
+    pub(super) async fn record_cut_unopened(
+        &self,
+        record: &VolumeRecord,
+        cut: &[(usize, Cut, Checked)],
+    ) {
         let mut next = record.clone();
-        for (slot, cut) in cut {
+        for (slot, cut, _) in cut {
             match next.member_mut(*slot) {
                 Some(member) if matches!(member.state, MemberState::Filling { .. }) => {
                     member.fill_anew(cut.to_string());
@@ -203,13 +272,27 @@ impl Control {
         let mine = record.holder.is_none_or(|holder| holder == self.holder);
         let is_cut = |member: &MemberRecord| next.in_sync().any(|m| m.id == member.id && m.cut);
         let all_cut = record.in_sync().all(is_cut);
-        if next.members == record.members || !(mine || all_cut) {
-            return;
-        }
-        next.revision += 1;
-        if let Err(error) = self.store.swap(record.version(), next).await {
-            // The next attempt to open it finds the same.
-            tracing::warn!(volume = record.name, %error, "cannot record that a replica was cut");
+        let stored = if next.members == record.members {
+            // Unless the operator thawed the volume meanwhile, the record holds all of it.
+            let found = self.store.load(self.id).await;
+            found.is_ok_and(|found| found.version() == record.version())
+        } else if mine || all_cut {
+            next.revision += 1;
+            let swapped = self.store.swap(record.version(), next).await;
+            if let Err(error) = &swapped {
+                // The next attempt to open it finds the same.
+                tracing::warn!(
+                    volume = record.name,
+                    %error,
+                    "cannot record that a replica was cut"
+                );
+            }
+            swapped.is_ok()
+        } else {
+            false
+        };
+        if stored {
+            cut.iter().for_each(|(_, _, checked)| checked.forget());
         }
     }
 }

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::buffers::SHORTAGE_OVER;
-use super::cut::Cut;
+use super::cut::{Checked, Cut};
 use super::state::Live;
 use crate::handle::Happened;
 use crate::model::{MAX_MEMBERS, MemberState};
@@ -151,12 +151,15 @@ impl Control {
             self.fence(describe(why));
             return true;
         }
+        let checked = Checked::before(&live.device.layer);
         let cut = Cut::of_failed(&self.state.borrow().record, &live, why);
-        let reason = cut.map_or_else(|| describe(why), |cut| cut.to_string());
+        let reason = cut
+            .as_ref()
+            .map_or_else(|| describe(why), ToString::to_string);
         if !self.state.borrow().is_in_sync(slot) {
             self.let_go(slot);
-            if let Some(cut) = cut
-                && let Err(error) = self.record_cut(slot, cut).await
+            if let Some(cut) = &cut
+                && let Err(error) = self.record_cut(slot, cut, &checked).await
             {
                 tracing::debug!(slot, %error, "it stays away");
             }
@@ -171,8 +174,8 @@ impl Control {
         if self.others_in_sync(slot).is_empty() {
             if why.is_path() || cut.is_some() {
                 self.let_go(slot);
-                if let Some(cut) = cut
-                    && self.mark_cut(slot, cut).await.is_err()
+                if let Some(cut) = &cut
+                    && self.mark_cut(slot, cut, &checked).await.is_err()
                 {
                     return true;
                 }

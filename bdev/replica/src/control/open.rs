@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::attach::{Credit, credit};
 use super::buffers::Reserve;
-use super::cut::Cut;
+use super::cut::{Checked, Cut};
 use super::disk::Disks;
 use super::judge::describe;
 use super::lease::TAKE_OVER;
@@ -50,14 +50,14 @@ struct Gathered {
     /// Slots of in-sync members that are there, and not to be believed.
     stale: Vec<usize>,
     /// Members that were cut, in sync or not.
-    cut: Vec<(usize, Cut)>,
+    cut: Vec<(usize, Cut, Checked)>,
 }
 
 impl Gathered {
     fn is_settled(&self, slot: usize) -> bool {
         self.stale.contains(&slot)
             || self.found.iter().any(|f| f.slot == slot)
-            || self.cut.iter().any(|(cut, _)| *cut == slot)
+            || self.cut.iter().any(|(cut, ..)| *cut == slot)
     }
 }
 
@@ -65,7 +65,7 @@ impl Gathered {
 enum Look {
     Good(Box<Found>),
     Stale,
-    Cut(Cut),
+    Cut(Cut, Checked),
 }
 
 /// Opens the volume `id` for `holder` on this reactor, until [`crate::handle::Command::Close`]. The
@@ -229,8 +229,8 @@ impl Control {
             record.epoch += 1;
             for member in &mut record.members {
                 let slot = usize::from(member.slot);
-                match cut.iter().find(|(of, _)| *of == slot) {
-                    Some((_, cut)) if !member.is_empty() => member.fill_anew(cut.to_string()),
+                match cut.iter().find(|(of, ..)| *of == slot) {
+                    Some((_, cut, _)) if !member.is_empty() => member.fill_anew(cut.to_string()),
                     _ => take_stock(member, &former, closed, &present, &stale),
                 }
             }
@@ -385,14 +385,14 @@ impl Control {
                 }
                 match self.find(record, member).await {
                     Ok(Look::Good(one)) => all.found.push(*one),
-                    Ok(Look::Cut(cut)) => {
-                        all.cut.push((slot, cut));
+                    Ok(Look::Cut(cut, checked)) => {
                         why = VolumeError::Cut {
                             name: record.name.clone(),
                             device: member.device.clone(),
                             what: cut.to_string(),
                         }
                         .to_string();
+                        all.cut.push((slot, cut, checked));
                     }
                     Ok(Look::Stale) => {
                         all.stale.push(slot);
@@ -436,7 +436,7 @@ impl Control {
 
     /// Cut replicas that are not in sync: no other code checks them while the volume is closed, and
     /// they may be large again when it is open.
-    async fn find_cut(&self, record: &VolumeRecord, cut: &mut Vec<(usize, Cut)>) {
+    async fn find_cut(&self, record: &VolumeRecord, cut: &mut Vec<(usize, Cut, Checked)>) {
         for member in &record.members {
             if member.state == MemberState::InSync || member.is_empty() {
                 continue;
@@ -445,7 +445,9 @@ impl Control {
             let is_cut = claimed.is_ok_and(|device| Cut::of(record, &device.layer).is_some());
             if is_cut && let Ok(look) = self.find(record, member).await {
                 match look {
-                    Look::Cut(found) => cut.push((usize::from(member.slot), found)),
+                    Look::Cut(found, checked) => {
+                        cut.push((usize::from(member.slot), found, checked));
+                    }
                     Look::Good(one) => self.disks.forget(&one.live.disk),
                     Look::Stale => {}
                 }
@@ -486,6 +488,7 @@ impl Control {
     ) -> Result<Look, VolumeError> {
         let (device, disk) = self.claim_of_any_size(record, &member.device)?;
         let losses = device.layer.losses();
+        let checked = Checked::before(&device.layer);
         let read = self.read_label(&disk).await;
         let labelled = match &read {
             // It does not even hold its labels any longer.
@@ -494,16 +497,14 @@ impl Control {
         };
         if labelled {
             let cut = match Cut::of(record, &device.layer) {
-                None if member.cut || read.is_err() => Some(Cut {
-                    least: None,
-                    needed: record.needed_bytes(),
-                }),
+                None if read.is_err() => Some(Cut::unreadable(record)),
+                None if member.cut => Some(Cut::recorded(record, member)),
                 None if !device.local => self.ends_early(&disk, record).await,
                 cut => cut,
             };
             if let Some(cut) = cut {
                 self.disks.forget(&disk);
-                return Ok(Look::Cut(cut));
+                return Ok(Look::Cut(cut, checked));
             }
         }
         let read = read.map_err(|why| failed(&disk.name, why));

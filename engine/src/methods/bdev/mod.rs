@@ -224,8 +224,8 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     Ok(true)
 }
 
-/// A replica may be pulled out while its volume has another one. The device with the last good replica
-/// of a volume is not deleted by the way.
+/// A replica may be pulled out while its volume has another one. The device with the last good
+/// replica of a volume is not deleted as a side effect.
 fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
     let last = |volume: &crate::volumes::Listed| {
         let status = volume.status()?;

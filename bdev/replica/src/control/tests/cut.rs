@@ -1,8 +1,9 @@
 //! Replicas that lose their end: after that they are not trusted, however large they are again.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::Status;
+use nacre_bdev::{Size, Status};
 
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, Happened, VolumeError, VolumeState};
@@ -116,6 +117,41 @@ fn over_a_restart() {
         all_is_there(&mut world);
         world.all_equal(&["d0", "d1"]);
     }
+}
+
+/// The operator thaws the volume through another machine. The first machine has recorded what it
+/// counted, so it takes the record's word from then on, and another cut counts again.
+#[test]
+fn thawed_through_another_machine() {
+    let mut world = world(1);
+    world.crash();
+    world.cut("d0", LEFT);
+    world.enlarge("d0");
+    for _ in 0..2 {
+        let error = world.open().unwrap_err();
+        assert!(
+            matches!(&error, VolumeError::NothingInSync { why, .. } if why.contains("5242880 bytes")),
+            "{error}"
+        );
+    }
+    let second = Arc::new(Size::new(DISK_BLOCKS));
+    let first = world.disk("d0").seen_with(second);
+    world.force_in_sync("d0", "vol").unwrap();
+    world.open().unwrap();
+    assert_eq!(world.state(), VolumeState::Healthy);
+    world.close();
+    let _ = world.disk("d0").seen_with(first);
+    world.open().unwrap();
+    assert_eq!(world.state(), VolumeState::Healthy);
+    assert_eq!((world.read(LOST), world.read(KEPT)), (0, 8));
+    world.close();
+    world.cut("d0", LEFT);
+    world.enlarge("d0");
+    let error = world.open().unwrap_err();
+    assert!(
+        matches!(error, VolumeError::NothingInSync { .. }),
+        "{error}"
+    );
 }
 
 /// It is found small at a start, and large at the next one.

@@ -40,6 +40,11 @@ impl Cuttable {
         let now = self.size().blocks();
         *self.size.lock().unwrap() = Arc::new(Size::new(now));
     }
+
+    /// As another machine, which counted `size`, sees it. Returns the count of the machine before.
+    pub fn seen_with(&self, size: Arc<Size>) -> Arc<Size> {
+        std::mem::replace(&mut self.size.lock().unwrap(), size)
+    }
 }
 
 impl Bdev for Cuttable {
@@ -162,7 +167,7 @@ impl World {
         world
     }
 
-    fn disk(&self, name: &str) -> Arc<Cuttable> {
+    pub fn disk(&self, name: &str) -> Arc<Cuttable> {
         Arc::clone(&self.shelf.cuttable.lock().unwrap()[name])
     }
 
