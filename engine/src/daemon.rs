@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use futures_util::FutureExt;
-use nacre_nvmf::target::TargetConfig;
+use nacre_nvmf::subsystems::TargetConfig;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
@@ -217,7 +217,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     Ok(())
 }
 
-/// Lets hosts wait while what they connect to is being made; see [`nacre_nvmf::target::Target::hold`].
+/// Lets hosts wait while what they connect to is being made; see [`nacre_nvmf::subsystems::Target::hold`].
 fn hold(engine: &Engine, held: bool) {
     engine.holds.set(engine.holds.get() + u64::from(held));
     if let Ok(plane) = engine.plane() {

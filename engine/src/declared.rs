@@ -9,7 +9,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use nacre_nvmf::target::{self, SubsystemConfig};
+use nacre_nvmf::subsystems;
+use nacre_nvmf::subsystems::SubsystemConfig;
 use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
@@ -261,8 +262,8 @@ pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
         allow_any_host: declared.allow_any_host,
         ana_reporting: declared.ana_reporting,
         controller_model: match declared.controller_model {
-            ControllerModel::Dynamic => target::ControllerModel::Dynamic,
-            ControllerModel::Static => target::ControllerModel::Static,
+            ControllerModel::Dynamic => subsystems::ControllerModel::Dynamic,
+            ControllerModel::Static => subsystems::ControllerModel::Static,
         },
         min_cntlid: declared.min_cntlid,
         max_cntlid: declared.max_cntlid,

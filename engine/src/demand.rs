@@ -7,7 +7,7 @@
 //! ```
 
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
-use nacre_nvmf::target::TargetConfig;
+use nacre_nvmf::subsystems::TargetConfig;
 use nacre_rdma::RdmaConfig;
 
 use crate::config::Settings;

@@ -357,11 +357,11 @@ mod tests {
     #[test]
     fn levels_and_flags_decide_what_passes() {
         let logs = Logs::detached(&Log::default()).unwrap();
-        assert!(passes(&logs, "nacre_nvmf::target", Level::INFO));
-        assert!(!passes(&logs, "nacre_nvmf::target", Level::DEBUG));
+        assert!(passes(&logs, "nacre_nvmf::queues", Level::INFO));
+        assert!(!passes(&logs, "nacre_nvmf::queues", Level::DEBUG));
         assert!(!passes(&logs, "hyper", Level::INFO) && passes(&logs, "hyper", Level::WARN));
         logs.set_flag("nvmf", true).unwrap();
-        assert!(passes(&logs, "nacre_nvmf::target", Level::DEBUG));
+        assert!(passes(&logs, "nacre_nvmf::queues", Level::DEBUG));
         assert!(!passes(&logs, "nacre_bdev", Level::DEBUG));
         logs.set_print_level(LogLevel::Error);
         assert_eq!(

@@ -21,7 +21,8 @@ use nacre_bdev::registry::{Holder, Registry, Usage};
 use nacre_hugepages::{
     Arena, ArenaError, ArenaOptions, CarveError, ClassSpec, ClassStats, HugepagePolicy, Pool,
 };
-use nacre_nvmf::target::{Backing, Group, GroupConfig, GroupHandle, Target, TargetConfig};
+use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::subsystems::{Backing, GroupHandle, Target, TargetConfig};
 use nacre_nvmf::transport::Pools;
 use nacre_rdma::RdmaConfig;
 use nacre_reactor::{

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nacre_nvmf::target::fuzzing::admin(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| nacre_nvmf::fuzzing::admin(input));

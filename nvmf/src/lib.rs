@@ -1,15 +1,24 @@
 //! NVMe over Fabrics, sans-IO: the target and the host side of the protocol.
 //!
 //! ```text
-//! transport   the interface of a plug; sockets and verbs are on its other side
-//! target      subsystems, controllers, queue pairs: capsules in, bdev I/O and responses out
-//! tcp         the NVMe/TCP connection machines of both sides: bytes in, events out
-//! host        the host side: connect, discover, identify, I/O queues, reconnect
+//! queues       one core's data path: queue pairs, commands from capsule to response
+//! controller   registers, features, Identify, log pages and events: the admin commands
+//! subsystems   targets, subsystems, namespaces, hosts: shared state that management changes
+//! transport    the interface of a plug; sockets and verbs are on its other side
+//! tcp          the NVMe/TCP connection machines of both sides: bytes in, events out
+//! host         the host side: connect, discover, identify, I/O queues, reconnect
 //! ```
+//!
+//! Each of the first four uses those below it.
 
 #![forbid(unsafe_code)]
 
+mod controller;
+pub mod fuzzing;
 pub mod host;
-pub mod target;
+pub mod queues;
+pub mod subsystems;
 pub mod tcp;
+#[cfg(test)]
+mod tests;
 pub mod transport;

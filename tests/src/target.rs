@@ -9,9 +9,9 @@ use std::time::Duration;
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::target::{
-    Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
-    TargetConfig,
+use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::subsystems::{
+    Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use nacre_nvmf::transport::{Address, Plug, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;

@@ -11,9 +11,9 @@ use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Done, Io, Op, Queue};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue};
-use nacre_nvmf::target::{
-    Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
-    TargetConfig,
+use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::subsystems::{
+    Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{Address, HostTransport, Plug, Pools, TransportType};

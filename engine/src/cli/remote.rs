@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
-use nacre_nvmf::target::MAX_CNTLID;
+use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;

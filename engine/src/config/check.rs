@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_bdev::{Registry, null};
-use nacre_nvmf::target::{SubsystemConfig, Target, TargetConfig};
+use nacre_nvmf::subsystems::{SubsystemConfig, Target, TargetConfig};
 use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use serde_path_to_error::Segment;
@@ -356,7 +356,7 @@ impl Check<'_> {
             && !self.is_refused(&format!("{key}.max_cntlid"))
             && let Err(error) = target.create_subsystem(declared::config_of(subsystem, nqn))
         {
-            use nacre_nvmf::target::TargetError as E;
+            use nacre_nvmf::subsystems::TargetError as E;
             let field = match &error {
                 E::Invalid { field, .. } => field,
                 _ => "nqn",

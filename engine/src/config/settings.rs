@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use nacre_nvmf::target::MAX_CNTLID;
+use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_rdma::RdmaConfig;
 use schemars::JsonSchema;

@@ -24,7 +24,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use nacre_nvmf::target::Withheld;
+use nacre_nvmf::subsystems::Withheld;
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_rdma_link::GidKind;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
-use nacre_nvmf::target::LATENCY_BUCKETS;
+use nacre_nvmf::subsystems::LATENCY_BUCKETS;
 
 use super::reactors::family;
 use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};

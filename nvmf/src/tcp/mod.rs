@@ -4,7 +4,7 @@
 //!   frame    one PDU header, checked or built
 //!   rx       where the next bytes belong (a payload's Buf, or a receive buffer lent by the core)
 //!   tx       queued headers and Bufs, leaving as one vectored send
-//!   target   the controller's end of one connection      host   the host's end of one connection
+//!   controller, host   the two ends of one connection
 //! ```
 //!
 //! Both machines are driven alike. The driver (a socket, or a test's pipe) does, per turn:
@@ -23,18 +23,18 @@
 //! it is received straight into its buffer. Every violation of the protocol ends the connection
 //! with a termination request that names the field, and affects only that connection.
 
+pub mod controller;
 pub mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod host;
 pub mod rx;
-pub mod target;
 pub mod tx;
 
 #[cfg(test)]
 mod tests;
 
+pub use controller::{Polled, TargetConfig, TargetConn, TargetEvent, TargetPoll};
 pub use host::{HostConfig, HostConn, HostPoll};
 pub use rx::{RecvSlices, RxBuffers};
-pub use target::{Polled, TargetConfig, TargetConn, TargetEvent, TargetPoll};
 pub use tx::Slices;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nacre_nvmf::host::{ControllerState, HostError, fetch_discovery_log};
-use nacre_nvmf::target::{SubsystemConfig, TargetError};
+use nacre_nvmf::subsystems::{SubsystemConfig, TargetError};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};
 use nacre_nvmf_wire::identify::cns;

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nacre_nvmf::host::{Controller, ControllerId, ControllerState, HostOptions};
-use nacre_nvmf::target::{ControllerModel, SubsystemConfig};
+use nacre_nvmf::subsystems::{ControllerModel, SubsystemConfig};
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_tests::target::{SUBNQN, nqn};
 

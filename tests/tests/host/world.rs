@@ -10,9 +10,9 @@ use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Status};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, ControllerState, Dial, HostOptions, IoQueue};
-use nacre_nvmf::target::{
-    Backing, Group, GroupConfig, NamespaceConfig, NamespaceIds, SubsystemConfig, Target,
-    TargetConfig,
+use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::subsystems::{
+    Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use nacre_nvmf::transport::{Address, HostTransport, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;

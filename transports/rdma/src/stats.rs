@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nacre_nvmf::target::{LATENCY_BUCKETS, latency_bucket};
+use nacre_nvmf::subsystems::{LATENCY_BUCKETS, latency_bucket};
 use nacre_nvmf_wire::rdma::RejectStatus;
 use nacre_rdma_verbs::{CmEventKind, WcStatus};
 

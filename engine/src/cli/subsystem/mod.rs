@@ -3,7 +3,7 @@
 mod connections;
 
 use clap::{Args, Subcommand};
-use nacre_nvmf::target::MAX_CNTLID;
+use nacre_nvmf::subsystems::MAX_CNTLID;
 use serde_json::{Value, json};
 use uuid::Uuid;
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nacre_nvmf::target::{
+use nacre_nvmf::subsystems::{
     Association, GroupHandle, ListenerStats, Phase, QueueInfo, SubsystemKind,
 };
 use nacre_nvmf::transport::TransportType;

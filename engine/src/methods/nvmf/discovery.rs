@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use nacre_nvmf::target::{Referral, TargetError};
+use nacre_nvmf::subsystems::{Referral, TargetError};
 use nacre_nvmf::transport::Address;
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;

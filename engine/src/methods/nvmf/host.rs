@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::target::{Association, Phase, SubsystemError};
+use nacre_nvmf::subsystems::{Association, Phase, SubsystemError};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_nvmf::target::{
+use nacre_nvmf::subsystems::{
     AnaStates, ListenOptions, RdmaFabric, Subsystem, SubsystemError, SubsystemListener, Target,
     TargetError, Withheld,
 };

@@ -40,7 +40,7 @@ mod transport;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::target::{Subsystem, SubsystemKind};
+use nacre_nvmf::subsystems::{Subsystem, SubsystemKind};
 use nacre_nvmf_wire::Nqn;
 use tracing::warn;
 

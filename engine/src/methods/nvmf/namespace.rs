@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev::{Bdev, Layer};
-use nacre_nvmf::target::{
+use nacre_nvmf::subsystems::{
     NamespaceConfig, NamespaceEntry, NamespaceIds, Subsystem, SubsystemError,
 };
 use nacre_nvmf_wire::Nqn;

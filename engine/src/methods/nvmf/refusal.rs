@@ -1,6 +1,6 @@
 //! The target's errors in SPDK's codes and words, with the facts beside them.
 
-use nacre_nvmf::target::{SubsystemError, TargetError};
+use nacre_nvmf::subsystems::{SubsystemError, TargetError};
 use nacre_nvmf::transport::ListenError;
 
 use crate::rpc::RpcError;

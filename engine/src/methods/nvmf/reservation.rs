@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_nvmf::target::NamespaceIds;
-use nacre_nvmf::target::reservation::{
+use nacre_nvmf::subsystems::NamespaceIds;
+use nacre_nvmf::subsystems::reservation::{
     Held, Keeper, Registrant, Reservation, Reservations, State, Ticket,
 };
 use nacre_nvmf_wire::Nqn;

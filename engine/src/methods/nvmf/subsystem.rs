@@ -3,8 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_nvmf::target::{
-    self, MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind, Target,
+use nacre_nvmf::subsystems;
+use nacre_nvmf::subsystems::{
+    MAX_CNTLID, NamespaceEntry, Subsystem, SubsystemConfig, SubsystemKind, Target,
 };
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
@@ -162,8 +163,8 @@ impl Method<Engine> for Create {
             allow_any_host: params.allow_any_host,
             ana_reporting: params.ana_reporting,
             controller_model: match params.controller_model {
-                ControllerModel::Dynamic => target::ControllerModel::Dynamic,
-                ControllerModel::Static => target::ControllerModel::Static,
+                ControllerModel::Dynamic => subsystems::ControllerModel::Dynamic,
+                ControllerModel::Static => subsystems::ControllerModel::Static,
             },
             min_cntlid,
             max_cntlid,
@@ -207,7 +208,7 @@ fn record_of(config: &SubsystemConfig) -> serde_json::Value {
 
 /// `None`: dynamic, as everywhere else.
 fn other_model(config: &SubsystemConfig) -> Option<ControllerModel> {
-    let is_static = config.controller_model == target::ControllerModel::Static;
+    let is_static = config.controller_model == subsystems::ControllerModel::Static;
     is_static.then_some(ControllerModel::Static)
 }
 

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use nacre_nvmf::target::TargetConfig;
+use nacre_nvmf::subsystems::TargetConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::target::{QueueLimits, TargetError};
+use nacre_nvmf::subsystems::{QueueLimits, TargetError};
 use nacre_nvmf::transport::{Plug, TransportType};
 use nacre_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};

@@ -219,7 +219,7 @@ fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> Volume
 
 /// The subsystems with a namespace on a device.
 fn subsystems(plane: &Plane, bdev: &str) -> Vec<String> {
-    let has = |s: &std::sync::Arc<nacre_nvmf::target::Subsystem>| {
+    let has = |s: &std::sync::Arc<nacre_nvmf::subsystems::Subsystem>| {
         s.namespaces().iter().any(|n| n.bdev_name == bdev)
     };
     let all = plane.target.subsystems();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use nacre_bdev_replica::model::TransportPolicy;
-use nacre_nvmf::target::{SubsystemListener, Withheld};
+use nacre_nvmf::subsystems::{SubsystemListener, Withheld};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev_replica::model::TransportPolicy;
-use nacre_nvmf::target::{Association, Subsystem};
+use nacre_nvmf::subsystems::{Association, Subsystem};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
@@ -340,7 +340,7 @@ async fn furnish(
 
 fn reply(on: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
     let subsystem = on.plane()?.target.subsystem(nqn)?;
-    let address = |l: &nacre_nvmf::target::SubsystemListener| {
+    let address = |l: &nacre_nvmf::subsystems::SubsystemListener| {
         let reply = crate::methods::nvmf::address_reply(l.transport, &l.address);
         serde_json::to_value(reply).unwrap_or(Value::Null)
     };
@@ -445,7 +445,7 @@ impl Method<Engine> for GetConnections {
 
 fn connection(of: &Arc<Association>, nqn: &str, policy: TransportPolicy) -> ConnectionReply {
     let queues = of.queues();
-    let address = |read: fn(&nacre_nvmf::target::QueueInfo) -> String| {
+    let address = |read: fn(&nacre_nvmf::subsystems::QueueInfo) -> String| {
         queues.first().map(read).unwrap_or_default()
     };
     let transport = match of.transport {

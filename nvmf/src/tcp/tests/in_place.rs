@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::pair::{io_queue, pattern, scatter};
 use super::target_rules::{NOW, Raw, capsule, write_sqe};
-use crate::tcp::target::{TargetEvent, TargetPoll};
+use crate::tcp::controller::{TargetEvent, TargetPoll};
 use crate::tcp::{RecvSlices, RxBuffers};
 
 impl Raw {

@@ -13,7 +13,7 @@ use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_reactor::Nanos;
 
-use crate::tcp::target::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
+use crate::tcp::controller::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
 use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, HostCommand, HostEvent, Pools, QueueParams, ReqTag, Response};
 

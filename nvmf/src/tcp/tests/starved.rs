@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::pair::{io_queue, pattern};
 use super::target_rules::{NOW, Raw, capsule, write_sqe};
-use crate::tcp::target::{TargetConfig, TargetPoll};
+use crate::tcp::controller::{TargetConfig, TargetPoll};
 use crate::tcp::{RecvSlices, RxBuffers};
 use crate::transport::QueueParams;
 

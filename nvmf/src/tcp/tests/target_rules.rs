@@ -16,7 +16,7 @@ use nacre_reactor::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::pair::{App, gather, io_queue, pattern, pools};
-use crate::tcp::target::{TargetConfig, TargetConn, TargetPoll};
+use crate::tcp::controller::{TargetConfig, TargetConn, TargetPoll};
 use crate::tcp::{RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, Pools, QueueParams, ReqTag};
 

@@ -11,9 +11,9 @@ use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue, PathOptions, Wanted};
-use nacre_nvmf::target::{
-    Backing, Group, GroupConfig, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig,
-    Target, TargetConfig,
+use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::subsystems::{
+    Backing, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use nacre_nvmf::transport::{Address, HostTransport, ListenerOptions, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;

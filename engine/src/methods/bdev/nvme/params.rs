@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_bdev_remote::Select;
 use nacre_nvmf::host::ControllerId;
-use nacre_nvmf::target::MAX_CNTLID;
+use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
 use nacre_nvmf_wire::tcp::Digests;

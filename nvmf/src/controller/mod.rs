@@ -1,0 +1,297 @@
+//! A controller: registers, keep-alive and admin commands of one association, on its admin core.
+//!
+//! ```text
+//! registers.rs   CAP VS CC CSTS: enable, disable, shutdown (Base 3.5, 3.6)
+//! events.rs      Asynchronous Event Requests and their events (Base 5.2)
+//! identify.rs    the data of the controller and its namespaces (Base 5.17)
+//! features.rs    Get and Set Features (Base 5.15, 5.27)
+//! logs.rs        Get Log Page (Base 5.16)
+//! ```
+//!
+//! Sans-IO: an admin command and its buffer in, an [`Outcome`] out. The announced limits and the
+//! limits that the I/O queues enforce are the same: both read [`IoLimits`].
+
+mod events;
+mod features;
+mod identify;
+mod logs;
+mod registers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::commands::admin as commands;
+use nacre_nvmf_wire::features::{HostBehavior, fid};
+use nacre_nvmf_wire::opcode::{admin, fabrics as fctype};
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, identify as structures};
+use nacre_reactor::Nanos;
+
+use self::events::Events;
+use self::features::Features;
+use self::logs::DiscoveryLog;
+use self::registers::{Registers, Written};
+use crate::subsystems::association::{Association, Phase};
+use crate::subsystems::config::IoLimits;
+use crate::subsystems::reservation::Several;
+use crate::subsystems::subsystem::SubsystemKind;
+use crate::subsystems::target::Target;
+use crate::transport::{Address, TransportCaps};
+
+/// After so long without a command a discovery controller without keep-alive goes (NVMe-oF: the
+/// discovery controller activity timeout).
+const DISCOVERY_ACTIVITY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The next step for an admin command.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done(Cqe),
+    /// Answered later, as an event request is, or not at all.
+    Held,
+    /// The group finds and aborts the command, then answers.
+    Abort {
+        sqid: u16,
+        cid: u16,
+    },
+    /// The group changes the reservations of these namespaces, then answers.
+    Persist {
+        on: bool,
+        namespaces: Several,
+    },
+}
+
+pub(crate) struct Controller {
+    target: Arc<Target>,
+    association: Arc<Association>,
+    caps: TransportCaps,
+    limits: IoLimits,
+    /// The local address of the host's connection: the discovery log names it for a listener on
+    /// every address.
+    local: Address,
+    registers: Registers,
+    events: Events,
+    features: Features,
+    keep_alive: KeepAlive,
+    discovery_log: Option<DiscoveryLog>,
+    aborts: u8,
+}
+
+/// The keep-alive timer (Base 3.9). Any command of any queue restarts it (TBKAS), so that a host
+/// that is busy is never declared dead.
+struct KeepAlive {
+    /// KATO as granted; zero: off.
+    granted: Duration,
+    /// After so much silence the host is gone; zero: never.
+    timeout: Duration,
+    last: Nanos,
+}
+
+impl Controller {
+    pub fn new(
+        target: &Arc<Target>,
+        association: Arc<Association>,
+        caps: &TransportCaps,
+        local: Address,
+        kato_ms: u32,
+        now: Nanos,
+    ) -> Controller {
+        let config = &target.config;
+        let kind = association.subsystem.kind;
+        let ana = association.subsystem.config.ana_reporting;
+        let mut controller = Controller {
+            registers: Registers::new(
+                &target.listener_limits(caps.kind, association.listener),
+                &association,
+            ),
+            events: Events::new(config.async_event_requests, kind, ana, kato_ms != 0),
+            features: Features::default(),
+            keep_alive: KeepAlive {
+                granted: Duration::ZERO,
+                timeout: Duration::ZERO,
+                last: now,
+            },
+            limits: IoLimits::new(config, caps),
+            caps: caps.clone(),
+            local,
+            discovery_log: None,
+            target: Arc::clone(target),
+            association,
+            aborts: 0,
+        };
+        controller.set_keep_alive_ms(kato_ms, now);
+        controller
+    }
+
+    fn is_discovery(&self) -> bool {
+        self.association.subsystem.kind == SubsystemKind::Discovery
+    }
+
+    /// How many bytes of data the command moves; the direction is in its opcode. `Err`: what to
+    /// answer without looking further.
+    pub fn data_bytes(&self, sqe: &Sqe) -> Result<u32, StatusCode> {
+        if sqe.fuse() != Fuse::Normal {
+            return Err(StatusCode::INVALID_FIELD.with_dnr());
+        }
+        if sqe.is_fabrics() {
+            return Ok(0);
+        }
+        match self.association.phase() {
+            Phase::Ready => {}
+            // It is not carried out; see `execute`.
+            Phase::Closing => return Ok(0),
+            Phase::Connected if sqe.opcode == admin::KEEP_ALIVE => {}
+            Phase::Connected => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        }
+        match sqe.opcode {
+            admin::ABORT | admin::ASYNC_EVENT_REQUEST | admin::KEEP_ALIVE => Ok(0),
+            admin::IDENTIFY => Ok(structures::SIZE as u32),
+            admin::GET_LOG_PAGE => {
+                let command =
+                    commands::GetLogPage::parse(sqe).map_err(|e| e.status().with_dnr())?;
+                // The caller refuses a transfer above the limit.
+                Ok(u32::try_from(command.bytes()).unwrap_or(u32::MAX))
+            }
+            admin::GET_FEATURES => features::data_bytes_of_get(sqe),
+            admin::SET_FEATURES => Ok(match commands::SetFeatures::parse(sqe).fid {
+                fid::HOST_BEHAVIOR_SUPPORT => HostBehavior::SIZE as u32,
+                _ => 0,
+            }),
+            _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    /// Runs a command. `data` is its buffer: the host's data, or zeroes to be filled.
+    pub fn execute(&mut self, sqe: &Sqe, data: &mut [u8], now: Nanos) -> Outcome {
+        let cid = sqe.cid();
+        if sqe.is_fabrics() {
+            return Outcome::Done(self.fabrics(sqe));
+        }
+        // The connection is about to be closed: the host will send the command again on the next
+        // one. The host would take an error here for the state of the namespace that it names.
+        if self.association.phase() == Phase::Closing {
+            return Outcome::Held;
+        }
+        let result = match sqe.opcode {
+            admin::ABORT => return self.abort(sqe),
+            admin::ASYNC_EVENT_REQUEST => match self.events.request(cid) {
+                Ok(()) => return Outcome::Held,
+                Err(status) => Err(status),
+            },
+            admin::KEEP_ALIVE => {
+                self.keep_alive.last = now;
+                Ok(0)
+            }
+            admin::IDENTIFY => self.identify(sqe, data).map(|()| 0),
+            admin::GET_LOG_PAGE => self.log_page(sqe, data, now).map(|()| 0),
+            admin::GET_FEATURES => self.get_features(sqe, data),
+            admin::SET_FEATURES
+                if commands::SetFeatures::parse(sqe).fid == fid::RESERVATION_PERSISTENCE =>
+            {
+                match self.set_reservation_persistence(sqe) {
+                    Ok((on, namespaces)) => return Outcome::Persist { on, namespaces },
+                    Err(status) => Err(status),
+                }
+            }
+            admin::SET_FEATURES => self.set_features(sqe, data, now),
+            _ => Err(StatusCode::INVALID_OPCODE.with_dnr()),
+        };
+        Outcome::Done(match result {
+            Ok(dword0) => Cqe::success(cid).with_dword0(dword0),
+            Err(status) => Cqe::new(cid, status),
+        })
+    }
+
+    fn fabrics(&mut self, sqe: &Sqe) -> Cqe {
+        let cid = sqe.cid();
+        match sqe.fctype() {
+            fctype::PROPERTY_GET => self.registers.get(sqe, &self.association),
+            fctype::PROPERTY_SET => match self.registers.set(sqe, &self.association) {
+                Ok(Written::Nothing) => Cqe::success(cid),
+                Ok(Written::Disabled) => {
+                    self.reset();
+                    Cqe::success(cid)
+                }
+                Err(status) => Cqe::new(cid, status),
+            },
+            // It deletes I/O queues only (Base 6.4); there is nothing to authenticate.
+            fctype::DISCONNECT => Cqe::new(cid, StatusCode::INVALID_QUEUE_TYPE.with_dnr()),
+            _ => Cqe::new(cid, StatusCode::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    /// A controller level reset (Base 3.7.2): the host's settings are dropped, except the
+    /// keep-alive timer, which Connect has started.
+    fn reset(&mut self) {
+        self.features = Features::default();
+        self.events.reset();
+        self.association.reservations().reset();
+        self.association.set_retry_delays(false);
+        self.association.set_io_queues(u16::MAX);
+    }
+
+    fn abort(&mut self, sqe: &Sqe) -> Outcome {
+        let commands::Abort { sqid, cid } = commands::Abort::parse(sqe);
+        if sqid == 0 {
+            // Of the commands of this queue only event requests last long enough to be aborted.
+            let aborted = self.events.abort(cid);
+            return Outcome::Done(Cqe::success(sqe.cid()).with_dword0(u32::from(!aborted)));
+        }
+        if self.aborts >= self.target.config.aborts.max(1) {
+            return Outcome::Done(Cqe::new(
+                sqe.cid(),
+                StatusCode::ABORT_COMMAND_LIMIT_EXCEEDED,
+            ));
+        }
+        self.aborts += 1;
+        Outcome::Abort { sqid, cid }
+    }
+
+    /// The group answered an abort.
+    pub fn abort_finished(&mut self) {
+        self.aborts = self.aborts.saturating_sub(1);
+    }
+
+    /// Whether this event request was held, which is not answered then.
+    pub fn forget_event_request(&mut self, cid: u16) -> bool {
+        self.events.forget(cid)
+    }
+
+    /// The answer to a held event request, if something happened that it waited for.
+    pub fn next_event(&mut self) -> Option<Cqe> {
+        self.events.notice(self.association.take_pending());
+        self.events.next()
+    }
+
+    /// Sets the keep-alive timeout, 0 for none, rounded up to the granularity.
+    fn set_keep_alive_ms(&mut self, kato_ms: u32, now: Nanos) {
+        let limits = self.target.queue_limits(self.caps.kind);
+        let granularity = u32::from(limits.keep_alive_granularity.max(1)) * 100;
+        let rounded = kato_ms.div_ceil(granularity).saturating_mul(granularity);
+        let granted = if kato_ms == 0 {
+            0
+        } else {
+            rounded.max(limits.min_keep_alive_ms)
+        };
+        let granted = Duration::from_millis(u64::from(granted));
+        let timeout = match (granted.is_zero(), self.is_discovery()) {
+            (true, true) => DISCOVERY_ACTIVITY_TIMEOUT,
+            _ => granted,
+        };
+        self.keep_alive = KeepAlive {
+            granted,
+            timeout,
+            last: now,
+        };
+    }
+
+    fn keep_alive_ms(&self) -> u32 {
+        self.keep_alive.granted.as_millis() as u32
+    }
+
+    pub fn keep_alive_expired(&mut self, now: Nanos) -> bool {
+        if self.association.take_touched() {
+            self.keep_alive.last = now;
+        }
+        let timeout = self.keep_alive.timeout;
+        !timeout.is_zero() && now.since(self.keep_alive.last) > timeout
+    }
+}

@@ -1,0 +1,207 @@
+//! The end of every command: counted, noted if it failed, answered.
+
+use nacre_bdev::Extents;
+use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, opcode};
+use nacre_reactor::Nanos;
+
+use crate::queues::decode::{Plan, Transfer};
+use crate::queues::group::Group;
+use crate::queues::queue_pair::{QueuePair, Stage};
+use crate::queues::request::Request;
+use crate::subsystems::association::ErrorRecord;
+use crate::subsystems::core_handle::ReqIndex;
+use crate::subsystems::stats::Kind;
+use crate::transport::{ReqTag, Response};
+
+/// The transfer that an ending command has done, or was to do.
+#[derive(Clone, Copy)]
+pub(super) struct Done {
+    pub kind: Kind,
+    pub bytes: u32,
+    /// Where its I/O began, if it was one.
+    pub lba: u64,
+    pub started: Nanos,
+}
+
+impl Group {
+    /// A command of the table ends here, whatever it was and however it ended.
+    pub(crate) fn complete(&mut self, q: u32, index: ReqIndex, cqe: Cqe, now: Nanos) {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let request = &mut qp.requests[index];
+        let (mut data, mut lent) = (Extents::new(), None);
+        let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
+        if to_host && cqe.status().is_success() {
+            data.extend(request.data.take());
+            lent = request.lent.take();
+        }
+        let sqe = request.sqe;
+        let done = Done {
+            kind: request.plan.kind(),
+            bytes: request.plan.bytes(),
+            lba: match request.plan {
+                Plan::Single { lba, .. } => lba,
+                _ => 0,
+            },
+            started: request.started,
+        };
+        let tag = qp.tag(index);
+        if let Some(cqe) = qp.conclude(&sqe, done, cqe, now) {
+            let response = Response {
+                tag,
+                cqe,
+                data,
+                sgl: sqe.sgl_descriptor(),
+                lent,
+            };
+            self.ports[qp.transport].io.respond(qp.conn, response);
+        }
+        if sqe.fuse() != Fuse::Normal {
+            self.fused_half_ends(q, index, now);
+        }
+        self.queue(q).requests.end(index);
+    }
+
+    pub(crate) fn finish(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
+        let cid = self.queue(q).requests[index].sqe.cid();
+        self.complete(q, index, Cqe::new(cid, status), now);
+    }
+
+    /// Answers a command that never got into the table.
+    pub(super) fn refuse(&mut self, q: u32, sqe: Sqe, status: StatusCode) {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let tag = ReqTag {
+            cid: sqe.cid(),
+            index: 0,
+        };
+        let cqe = qp.seal(Cqe::new(sqe.cid(), status));
+        let response = Response {
+            tag,
+            cqe,
+            data: Extents::new(),
+            sgl: sqe.sgl_descriptor(),
+            lent: None,
+        };
+        self.ports[qp.transport].io.respond(qp.conn, response);
+    }
+}
+
+impl QueuePair {
+    /// Completes a command without data successfully; the caller sends the response.
+    pub(super) fn success_of(&mut self, index: ReqIndex, now: Nanos) -> Option<Response> {
+        let Request { sqe, started, .. } = self.requests[index];
+        let tag = self.tag(index);
+        let done = Done {
+            kind: Kind::Other,
+            bytes: 0,
+            lba: 0,
+            started,
+        };
+        let cqe = self.conclude(&sqe, done, Cqe::success(sqe.cid()), now);
+        self.requests.end(index);
+        cqe.map(|cqe| Response {
+            tag,
+            cqe,
+            data: Extents::new(),
+            sgl: sqe.sgl_descriptor(),
+            lent: None,
+        })
+    }
+
+    /// Every accepted command ends here: it is counted, logged if it failed, and its completion
+    /// filled in. `None`: the response has no receiver.
+    #[inline]
+    pub(super) fn conclude(&mut self, sqe: &Sqe, done: Done, cqe: Cqe, now: Nanos) -> Option<Cqe> {
+        let status = cqe.status();
+        let (bytes, took) = (u64::from(done.bytes), now.since(done.started));
+        self.stats
+            .finished(done.kind, bytes, status.is_success(), took);
+        if !status.is_success() && self.stage == Stage::Live {
+            self.note_error(sqe, done.lba, status);
+        }
+        (self.stage != Stage::Ending).then(|| self.seal(cqe))
+    }
+
+    /// Keeps what went wrong for the error information log (Base 5.1.12.1.2).
+    #[cold]
+    fn note_error(&self, sqe: &Sqe, lba: u64, status: StatusCode) {
+        let Some(association) = &self.association else {
+            return;
+        };
+        // A host's event requests end with its controller. That is how they end, and no error.
+        let event_request = self.qid == 0 && sqe.opcode == opcode::admin::ASYNC_EVENT_REQUEST;
+        if event_request && status == StatusCode::ABORT_REQUESTED {
+            return;
+        }
+        tracing::debug!(
+            target: "nacre_nvmf::failed",
+            subsystem = %association.subsystem.nqn(),
+            host = %association.hostnqn,
+            qid = self.qid,
+            "command failed: {}",
+            failure(self.qid, sqe, status),
+        );
+        association.record_error(ErrorRecord {
+            number: 0,
+            sqid: self.qid,
+            cid: sqe.cid(),
+            status,
+            lba,
+            // Of a fabrics command these bytes are its type.
+            nsid: match sqe.is_fabrics() {
+                true => 0,
+                false => sqe.nsid(),
+            },
+            opcode: sqe.opcode,
+        });
+    }
+}
+
+/// `Read of namespace 1: LBA Out of Range (…)`.
+fn failure(qid: u16, sqe: &Sqe, status: StatusCode) -> String {
+    if sqe.is_fabrics() {
+        let status = status.of_fabrics();
+        return match opcode::fabrics::name(sqe.fctype()) {
+            Some(name) => format!("{name}: {status}"),
+            None => format!("fabrics command {:#04x}: {status}", sqe.fctype()),
+        };
+    }
+    let name = match qid {
+        0 => opcode::admin::name(sqe.opcode),
+        _ => opcode::io::name(sqe.opcode),
+    };
+    let name = name.map_or_else(|| format!("opcode {:#04x}", sqe.opcode), str::to_owned);
+    match sqe.nsid() {
+        0 => format!("{name}: {status}"),
+        nsid::BROADCAST => format!("{name} of all namespaces: {status}"),
+        nsid => format!("{name} of namespace {nsid}: {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_named() {
+        let command = |opcode, nsid| Sqe::for_namespace(opcode, 1, nsid);
+        let fabrics = |fctype: u8| command(opcode::FABRICS, fctype.into());
+        let status = StatusCode::INVALID_FIELD.with_dnr();
+        for (qid, sqe, expected) in [
+            (1, command(opcode::io::READ, 7), "Read of namespace 7"),
+            (0, command(opcode::admin::GET_LOG_PAGE, 0), "Get Log Page"),
+            (
+                1,
+                command(opcode::io::FLUSH, nsid::BROADCAST),
+                "Flush of all namespaces",
+            ),
+            (3, command(0x7e, 1), "opcode 0x7e of namespace 1"),
+            (0, fabrics(opcode::fabrics::PROPERTY_GET), "Property Get"),
+            (1, fabrics(0x7e), "fabrics command 0x7e"),
+        ] {
+            let expected =
+                format!("{expected}: Invalid Field in Command (sct 0x0, sc 0x02, do not retry)");
+            assert_eq!(failure(qid, &sqe, status), expected);
+        }
+    }
+}

@@ -1,0 +1,487 @@
+//! Connect and the other fabrics commands of a queue (NVMe-oF: Base 6).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::fabrics::{
+    Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
+};
+use nacre_nvmf_wire::opcode::fabrics as fctype;
+use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
+use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
+use nacre_reactor::Nanos;
+use zerocopy::FromBytes;
+
+use crate::controller::{Controller, Outcome};
+use crate::queues::decode::{self, Plan};
+use crate::queues::group::Group;
+use crate::queues::queue_pair::Stage;
+use crate::queues::request::{Requests, Step};
+use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo};
+use crate::subsystems::core_handle::ReqIndex;
+use crate::subsystems::stats::QueueStats;
+use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
+use crate::transport::{Address, CloseWhy, ListenerId, QueueParams};
+
+/// How long a Connect waits for an earlier controller of its host to be gone.
+const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
+
+/// Bytes of the data of a Connect command.
+const CONNECT_DATA_BYTES: u32 = 1024;
+
+/// Bytes that a host may send with a Connect or an admin command, which need less: as many as fit a
+/// buffer of admin commands.
+const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
+
+/// Why a Connect is refused: the host's status, and the log line.
+enum Refused {
+    Parameter(InvalidParameter, String),
+    Status(StatusCode, String),
+    /// An earlier controller of the host is still being torn down.
+    Busy(String),
+}
+
+impl Group {
+    /// The first command of a connection has to be a Connect.
+    pub(crate) fn first_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let requests = &self.queue(q).requests;
+        let sqe = requests[index].sqe;
+        // No command may follow a Connect until it is answered (Base 6.3): the queue does not exist
+        // yet.
+        let alone = requests.outstanding() == 1;
+        if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
+            self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
+            return self.close_queue(q, CloseWhy::Drained, now);
+        }
+        let limits = &self.queue_ref(q).limits;
+        if let Err(status) =
+            decode::check_sgl(&sqe, (CONNECT_DATA_BYTES, STRUCTURE_MOST), true, limits)
+        {
+            self.finish(q, index, status, now);
+            return self.close_queue(q, CloseWhy::Drained, now);
+        }
+        self.queue(q).requests[index].plan = Plan::Admin {
+            bytes: CONNECT_DATA_BYTES,
+        };
+        self.gather(q, index, now);
+    }
+
+    /// The Connect has its data.
+    pub(crate) fn run_connect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let request = &self.queue(q).requests[index];
+        let (sqe, data) = (request.sqe, request.data.clone());
+        let patient = now.since(request.started) < ADMIT_PATIENCE;
+        let cid = sqe.cid();
+        let accepted = match data.as_deref().map(ConnectData::read_from_prefix) {
+            Some(Ok((data, _))) => self.connect(q, &sqe, &data, now),
+            _ => Err(Refused::Status(
+                StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr(),
+                "short data".into(),
+            )),
+        };
+        let cqe = match accepted {
+            Ok(cqe) => return self.connected(q, index, cqe, now),
+            Err(Refused::Parameter(parameter, why)) => {
+                self.say_refused(q, &parameter, &why, now);
+                parameter.to_cqe(cid)
+            }
+            // The obstacle is usually gone in a moment; a refusal costs the host a whole reconnect
+            // delay.
+            Err(Refused::Busy(_)) if patient => {
+                let qp = self.queue(q);
+                qp.requests[index].step = Step::Held;
+                qp.waiting_connect = Some(index);
+                return;
+            }
+            Err(Refused::Busy(why)) => {
+                self.say_refused(q, &"for now", &why, now);
+                Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
+            }
+            Err(Refused::Status(status, why)) => {
+                let reason = status.fabrics_name().unwrap_or("refused");
+                self.say_refused(q, &reason, &why, now);
+                Cqe::new(cid, status)
+            }
+        };
+        self.complete(q, index, cqe, now);
+        self.close_queue(q, CloseWhy::Drained, now);
+    }
+
+    /// A refused host retries, often several times a second: the log has the first refusal and then
+    /// one a minute.
+    fn say_refused(&mut self, q: u32, reason: &dyn std::fmt::Display, why: &str, now: Nanos) {
+        let peer = self.queue(q).peer.clone();
+        let host = match &peer {
+            Address::Ip(address) => address.ip().to_string(),
+            Address::Loopback(name) => name.clone(),
+        };
+        if let Some(left_out) = self.refusals.admit((host, why.to_owned()), now) {
+            let times = left_out + 1;
+            tracing::warn!(%peer, %reason, times, "connect refused: {why}");
+        }
+    }
+
+    fn connect(
+        &mut self,
+        q: u32,
+        sqe: &nacre_nvmf_wire::Sqe,
+        data: &ConnectData,
+        now: Nanos,
+    ) -> Result<Cqe, Refused> {
+        let connect = Connect::parse(sqe).map_err(|error| {
+            Refused::Status(
+                StatusCode::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(),
+                error.to_string(),
+            )
+        })?;
+        let name =
+            |parameter| move |error: NqnError| Refused::Parameter(parameter, error.to_string());
+        let hostnqn = host_name(data).map_err(name(InvalidParameter::HOSTNQN))?;
+        let subnqn = data
+            .subsystem_nqn()
+            .map_err(name(InvalidParameter::SUBNQN))?;
+        let subsystem = self
+            .target
+            .subsystem(&subnqn)
+            .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
+        let entries = connect.queue_entries();
+        let (port, listener) = (self.queue_ref(q).transport, self.queue_ref(q).listener);
+        let kind = self.port_kind(port);
+        let limits = self.target.listener_limits(kind, listener);
+        let max = if connect.is_admin() {
+            limits.max_admin_entries
+        } else {
+            limits.max_io_entries
+        };
+        if entries < 2 || entries > u32::from(max) {
+            return Err(Refused::Parameter(
+                InvalidParameter::SQSIZE,
+                format!("{entries} entries; 2 to {max} are possible"),
+            ));
+        }
+        // Taken first: a refusal for lack of a place must leave nothing behind.
+        let discovery = subsystem.kind == SubsystemKind::Discovery;
+        let place = self.target.places.take(discovery).map_err(|full| {
+            Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
+        })?;
+        let association = if connect.is_admin() {
+            self.connect_admin(q, &subsystem, data, &hostnqn)?
+        } else {
+            let listener = self.queue_ref(q).listener;
+            self.connect_io(&connect, &subsystem, listener, data, &hostnqn)?
+        };
+        let cqe = self.adopt(q, &connect, association, now)?;
+        self.queue(q).place = Some(place);
+        Ok(cqe)
+    }
+
+    fn connect_admin(
+        &mut self,
+        q: u32,
+        subsystem: &Arc<Subsystem>,
+        data: &ConnectData,
+        hostnqn: &nacre_nvmf_wire::Nqn,
+    ) -> Result<Arc<Association>, Refused> {
+        let asked = data.cntlid.get();
+        subsystem.config.check_cntlid(asked).map_err(|why| {
+            Refused::Parameter(
+                InvalidParameter::CNTLID,
+                format!("{}: {why}", subsystem.nqn()),
+            )
+        })?;
+        let qp = self.queue(q);
+        let (listener, port) = (qp.listener, qp.transport);
+        let kind = self.port_kind(port);
+        subsystem
+            .admit(asked, hostnqn, data.hostid, listener, kind)
+            .map_err(|refusal| match refusal {
+                Refusal::HostNotAllowed => Refused::Status(
+                    StatusCode::CONNECT_INVALID_HOST.with_dnr(),
+                    format!("host {hostnqn} is not allowed to use {}", subsystem.nqn()),
+                ),
+                Refusal::Busy => Refused::Busy(format!(
+                    "an earlier controller of {hostnqn}, or the one that it asks for, is still being torn down"
+                )),
+                // Not for good: it is free again when that host has left, or is given up.
+                Refusal::ControllerTaken => Refused::Status(
+                    StatusCode::CONNECT_CONTROLLER_BUSY,
+                    format!("controller {asked} of {} has a host", subsystem.nqn()),
+                ),
+                Refusal::NoFreeController => Refused::Status(
+                    StatusCode::CONNECT_CONTROLLER_BUSY,
+                    format!("all controller ids of {} are in use", subsystem.nqn()),
+                ),
+                Refusal::Withheld(why) => {
+                    self.target.count_withheld();
+                    Refused::Parameter(
+                        InvalidParameter::SUBNQN,
+                        why.refusal(subsystem.nqn(), hostnqn, kind),
+                    )
+                }
+                Refusal::NotOnThisListener => Refused::Parameter(
+                    InvalidParameter::SUBNQN,
+                    format!("{} does not listen here", subsystem.nqn()),
+                ),
+            })
+    }
+
+    fn connect_io(
+        &mut self,
+        connect: &Connect,
+        subsystem: &Arc<Subsystem>,
+        listener: ListenerId,
+        data: &ConnectData,
+        hostnqn: &nacre_nvmf_wire::Nqn,
+    ) -> Result<Arc<Association>, Refused> {
+        let cntlid = data.cntlid.get();
+        let association = subsystem.controller(cntlid).ok_or_else(|| {
+            Refused::Parameter(
+                InvalidParameter::CNTLID,
+                format!("{} has no controller {cntlid}", subsystem.nqn()),
+            )
+        })?;
+        // An I/O queue connects by the port, transport and address of its admin queue (Base 2.2,
+        // 3.1). The controller announced that listener's values: in-capsule data, the entries of a
+        // queue, the ANA states.
+        if association.listener != listener {
+            return Err(Refused::Parameter(
+                InvalidParameter::CNTLID,
+                format!(
+                    "controller {cntlid} was connected through another listener, over {}; \
+                     its I/O queues have to come through that one too",
+                    association.transport
+                ),
+            ));
+        }
+        // An identifier of zero is "ignored" on an I/O queue (Base 6.3); that of the admin queue
+        // counts.
+        let other_id = data.hostid != [0; 16] && association.hostid != data.hostid;
+        if association.hostnqn != *hostnqn || other_id {
+            let parameter = if association.hostnqn != *hostnqn {
+                InvalidParameter::HOSTNQN
+            } else {
+                InvalidParameter::HOSTID
+            };
+            return Err(Refused::Parameter(
+                parameter,
+                format!("controller {cntlid} belongs to {}", association.hostnqn),
+            ));
+        }
+        // Of the transport that the controller came over: it has announced that many.
+        let limits = self.target.queue_limits(association.transport);
+        let max = limits.max_io_queues.min(association.io_queues());
+        let discovery = subsystem.kind == SubsystemKind::Discovery;
+        if connect.qid > max || discovery {
+            return Err(Refused::Parameter(
+                InvalidParameter::QID,
+                format!(
+                    "queue {} of a controller with {} I/O queues",
+                    connect.qid,
+                    if discovery { 0 } else { max }
+                ),
+            ));
+        }
+        match association.phase() {
+            Phase::Ready => Ok(association),
+            Phase::Connected => Err(Refused::Status(
+                StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
+                format!("controller {cntlid} is not enabled"),
+            )),
+            Phase::Closing => Err(Refused::Status(
+                StatusCode::CONNECT_CONTROLLER_BUSY,
+                format!("controller {cntlid} is being torn down"),
+            )),
+        }
+    }
+
+    /// Makes the connection a queue of the association.
+    fn adopt(
+        &mut self,
+        q: u32,
+        connect: &Connect,
+        association: Arc<Association>,
+        now: Nanos,
+    ) -> Result<Cqe, Refused> {
+        let stats = Arc::new(QueueStats::default());
+        let (group, port) = (self.handle.clone(), self.queue(q).transport);
+        let conn = self.queue_ref(q).conn;
+        let (transport, caps) = (self.port_kind(port), self.port(port).caps_of(conn).clone());
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let info = QueueInfo {
+            qid: connect.qid,
+            entries: connect.queue_entries() as u16,
+            group,
+            transport,
+            listener: qp.listener,
+            local: qp.local.clone(),
+            peer: qp.peer.clone(),
+            stats: Arc::clone(&stats),
+            ending: false,
+        };
+        if let Err(refusal) = association.add_queue(info) {
+            let (qid, cntlid) = (connect.qid, association.cntlid);
+            return Err(match refusal {
+                NoQueue::Taken => Refused::Status(
+                    StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(),
+                    format!("queue {qid} of controller {cntlid} exists"),
+                ),
+                NoQueue::Ending => Refused::Busy(format!(
+                    "commands of the queue {qid} of controller {cntlid} that was before are still in a device"
+                )),
+                NoQueue::Closing => {
+                    if connect.is_admin() {
+                        // Torn down between admission and here: no queue is left to do this later.
+                        self.target.forget(&association);
+                    }
+                    Refused::Status(
+                        StatusCode::CONNECT_CONTROLLER_BUSY,
+                        format!("controller {cntlid} is being torn down"),
+                    )
+                }
+            });
+        }
+        if connect.is_admin() {
+            let controller = Controller::new(
+                &self.target,
+                Arc::clone(&association),
+                &caps,
+                qp.local.clone(),
+                connect.kato_ms,
+                now,
+            );
+            qp.controller = Some(Box::new(controller));
+            let (host, cntlid) = (&association.hostnqn, association.cntlid);
+            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.peer, "controller connected");
+        }
+        association.touch();
+        qp.qid = connect.qid;
+        qp.entries = connect.queue_entries() as u16;
+        qp.flow_control_off = connect
+            .attributes
+            .contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL);
+        qp.stats = stats;
+        let response = ConnectResponse {
+            cntlid: association.cntlid,
+            auth: Default::default(),
+        };
+        qp.association = Some(association);
+        qp.refresh_view();
+        Ok(response.to_cqe(0))
+    }
+
+    /// Answers an accepted Connect and opens the queue for commands.
+    fn connected(&mut self, q: u32, index: ReqIndex, mut cqe: Cqe, now: Nanos) {
+        let qp = self.queue(q);
+        cqe.cid = qp.requests[index].sqe.cid;
+        let (conn, port) = (qp.conn, qp.transport);
+        let params = QueueParams {
+            qid: qp.qid,
+            entries: qp.entries,
+            flow_control_off: qp.flow_control_off,
+        };
+        qp.stage = Stage::Live;
+        self.port(port).established(conn, params);
+        let takes_lent = self.port(port).takes_lent(conn);
+        let fetch_window = self.port(port).fetch_window();
+        self.complete(q, index, cqe, now);
+        let qp = self.queue(q);
+        qp.takes_lent = takes_lent;
+        if !qp.is_admin() {
+            qp.fetch_window = fetch_window;
+            qp.unfetched.reserve(usize::from(qp.entries));
+        }
+        qp.connecting = false;
+        debug_assert_eq!(qp.requests.outstanding(), 0, "the Connect was alone");
+        qp.requests = Requests::new(qp.entries);
+        self.view_changed(q);
+    }
+
+    /// A fabrics command on an I/O queue.
+    pub(crate) fn fabrics_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        match self.queue(q).requests[index].sqe.fctype() {
+            fctype::DISCONNECT => self.disconnect(q, index, now),
+            fctype::CONNECT => {
+                self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now)
+            }
+            _ => self.finish(q, index, StatusCode::INVALID_OPCODE.with_dnr(), now),
+        }
+    }
+
+    /// Disconnect (Base 6.4): deletes this I/O queue and aborts its outstanding commands. The
+    /// response promises that no command of the queue will reach the media any longer: it leaves
+    /// when the devices have finished them.
+    fn disconnect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        if self.queue(q).inflight == 0 {
+            self.finish(q, index, StatusCode::SUCCESS, now);
+            return self.close_queue(q, CloseWhy::Drained, now);
+        }
+        let qp = self.queue(q);
+        qp.farewell = qp.success_of(index, now).map(Box::new);
+        self.end_queue(q);
+        self.reap(q, now);
+    }
+
+    /// A command on an admin queue.
+    pub(crate) fn admin_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        let sqe = qp.requests[index].sqe;
+        if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
+            return self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
+        }
+        let controller = qp.controller.as_ref().expect("admin queue");
+        let bytes = match controller.data_bytes(&sqe) {
+            Ok(bytes) => bytes,
+            Err(status) => return self.finish(q, index, status, now),
+        };
+        let from_host =
+            sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::HostToController;
+        if bytes > qp.limits.max_transfer_bytes {
+            return self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
+        }
+        let most = if from_host { STRUCTURE_MOST } else { u32::MAX };
+        if bytes > 0
+            && let Err(status) = decode::check_sgl(&sqe, (bytes, most), from_host, &qp.limits)
+        {
+            return self.finish(q, index, status, now);
+        }
+        qp.requests[index].plan = Plan::Admin { bytes };
+        self.gather(q, index, now);
+    }
+
+    /// An admin command has its buffer and its data.
+    pub(crate) fn run_admin(&mut self, q: u32, index: ReqIndex, now: Nanos) {
+        let qp = self.queue(q);
+        let request = &mut qp.requests[index];
+        let sqe = request.sqe;
+        let mut data = request.data.take();
+        let to_host =
+            sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::ControllerToHost;
+        let bytes = data.as_mut().and_then(|d| d.bytes_mut());
+        // The former contents of a buffer must not leak.
+        let bytes = match bytes {
+            Some(bytes) => {
+                if to_host {
+                    bytes.fill(0);
+                }
+                bytes
+            }
+            None => &mut [],
+        };
+        let controller = qp.controller.as_mut().expect("admin queue");
+        let outcome: Outcome = controller.execute(&sqe, bytes, now);
+        qp.requests[index].data = data;
+        self.admin_outcome(q, index, outcome, now);
+    }
+}
+
+/// The host's name. A host without a name gets one derived from its identifier, and can be allowed
+/// by it: `spdk_nvme_perf` sends an empty name by default. A common name for all of them would mix
+/// hosts up.
+fn host_name(data: &ConnectData) -> Result<Nqn, NqnError> {
+    match data.host_nqn() {
+        Err(NqnError::Empty) if data.hostid != [0; 16] => {
+            Ok(Nqn::from_uuid(uuid::Uuid::from_bytes(data.hostid)))
+        }
+        named => named,
+    }
+}

@@ -1,0 +1,350 @@
+//! The bdev queues of one core: opened when first used, closed when no queue pair can see them.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
+use nacre_hugepages::{Lent, Pool};
+use nacre_reactor::{EventSet, Idle, Nanos};
+
+use crate::queues::waiting::make_room;
+use crate::subsystems::core_handle::ReqIndex;
+use crate::subsystems::core_handle::ReqRef;
+use crate::subsystems::namespace::Namespace;
+
+/// A device I/O's token: queue pair, request, child.
+pub(crate) fn token(queue: u32, request: ReqIndex, child: u32) -> Token {
+    u64::from(queue) << 32 | u64::from(request) << 16 | u64::from(child & 0xffff)
+}
+
+pub(crate) fn split_token(token: Token) -> (u32, ReqIndex, u32) {
+    (
+        (token >> 32) as u32,
+        (token >> 16) as u16,
+        token as u32 & 0xffff,
+    )
+}
+
+pub(crate) struct Device {
+    namespace: Arc<Namespace>,
+    queue: Box<dyn Queue>,
+    /// Requests that found the device's queue full, oldest first.
+    pub waiting: VecDeque<ReqRef>,
+    watched: Option<RawFd>,
+    /// It stands in [`Devices::busy`].
+    listed: bool,
+    /// Did something at once since it was last polled: that counts as use of it.
+    used: bool,
+    /// A queue pair that saw its namespace when [`Devices::release`] last looked.
+    user: u32,
+}
+
+/// Time before a failed open is retried: an open costs system calls, and a host may send commands
+/// for the device at full speed.
+const OPEN_AGAIN: Duration = Duration::from_millis(100);
+/// Time before the error is logged again.
+const TELL_AGAIN: Duration = Duration::from_secs(10);
+
+/// A namespace whose device could not be opened.
+struct Refused {
+    serial: u64,
+    at: Nanos,
+    told: Nanos,
+}
+
+pub(crate) struct Devices {
+    core: usize,
+    /// Of the last [`TELL_AGAIN`].
+    refused: Vec<Refused>,
+    slots: Vec<Option<Device>>,
+    open: usize,
+    /// Slots that have something in flight or waiting: only these are polled, so that a turn does
+    /// not cost more because more devices are open.
+    busy: Vec<usize>,
+    /// One of them may be there without a request of ours.
+    tidying: bool,
+}
+
+impl Devices {
+    pub fn new(core: usize) -> Devices {
+        Devices {
+            core,
+            refused: Vec::new(),
+            slots: Vec::new(),
+            open: 0,
+            busy: Vec::new(),
+            tidying: false,
+        }
+    }
+
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// This core's queue on a namespace's bdev, opened on demand. `None`: it cannot be opened, or
+    /// its last attempt is recent; the reason is logged.
+    pub fn slot_of(
+        &mut self,
+        namespace: &Arc<Namespace>,
+        pool: &Pool,
+        sleepers: &EventSet,
+        now: Nanos,
+    ) -> Option<usize> {
+        if let Some(slot) = namespace.slot(self.core) {
+            return Some(slot);
+        }
+        let is_it = |refused: &&Refused| refused.serial == namespace.serial;
+        let before = self.refused.iter().find(is_it);
+        if before.is_some_and(|refused| now.since(refused.at) < OPEN_AGAIN) {
+            return None;
+        }
+        let queue = match namespace.backing.open(pool) {
+            Ok(queue) => queue,
+            Err(error) => {
+                self.refuse(namespace, now, &error, "cannot open the namespace's bdev");
+                return None;
+            }
+        };
+        let watched = queue.wake_fd();
+        if let Some(fd) = watched
+            && let Err(error) = sleepers.add_raw(fd, 0)
+        {
+            self.refuse(
+                namespace,
+                now,
+                &error,
+                "cannot watch the bdev's completions",
+            );
+            return None;
+        }
+        self.refused.retain(|r| r.serial != namespace.serial);
+        let device = Device {
+            namespace: Arc::clone(namespace),
+            queue,
+            waiting: VecDeque::with_capacity(128),
+            watched,
+            listed: false,
+            used: false,
+            user: 0,
+        };
+        let slot = match self.slots.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None => {
+                self.slots.push(None);
+                self.slots.len() - 1
+            }
+        };
+        self.slots[slot] = Some(device);
+        self.open += 1;
+        namespace.set_slot(self.core, Some(slot));
+        Some(slot)
+    }
+
+    #[cold]
+    fn refuse(
+        &mut self,
+        namespace: &Namespace,
+        now: Nanos,
+        error: &dyn std::error::Error,
+        what: &str,
+    ) {
+        let (serial, nsid, core) = (namespace.serial, namespace.nsid, self.core);
+        self.refused
+            .retain(|refused| now.since(refused.told) < TELL_AGAIN);
+        match self.refused.iter_mut().find(|r| r.serial == serial) {
+            Some(refused) => refused.at = now,
+            None => {
+                tracing::error!(nsid, core, %error, "{what}");
+                let (at, told) = (now, now);
+                self.refused.push(Refused { serial, at, told });
+            }
+        }
+    }
+
+    // The error carries the I/O back by value: boxing it would allocate on the data path.
+    #[allow(clippy::result_large_err)]
+    pub fn submit(&mut self, slot: usize, io: Io) -> Result<(), (Busy, Io)> {
+        self.list(slot);
+        self.device(slot).queue.submit(io)
+    }
+
+    /// See [`Queue::at_once`].
+    pub fn at_once(&mut self, slot: usize, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+        let device = self.slots[slot].as_mut().expect("open device");
+        let status = device.queue.at_once(io, lent)?;
+        if !device.used {
+            device.used = true;
+            self.tidying = true;
+            self.list(slot);
+        }
+        Some(status)
+    }
+
+    /// Lets a request wait for room in a device. `first`: before the present waiters, which `waits`
+    /// distinguishes from abandoned ones.
+    pub fn wait(
+        &mut self,
+        slot: usize,
+        request: ReqRef,
+        first: bool,
+        waits: impl Fn(&ReqRef) -> bool,
+    ) {
+        self.list(slot);
+        let waiting = &mut self.device(slot).waiting;
+        make_room(waiting, waits);
+        if first {
+            waiting.push_front(request)
+        } else {
+            waiting.push_back(request)
+        }
+    }
+
+    fn list(&mut self, slot: usize) {
+        let device = self.slots[slot].as_mut().expect("open device");
+        if !device.listed {
+            device.listed = true;
+            self.busy.push(slot);
+        }
+    }
+
+    /// How many devices have something to do, and which is the one at `at`.
+    pub fn busy(&self) -> usize {
+        self.busy.len()
+    }
+
+    pub fn busy_at(&self, at: usize) -> usize {
+        self.busy[at]
+    }
+
+    /// Removes devices without work from the busy list, if there may be any: `did` means that a
+    /// command ended.
+    pub fn settle(&mut self, did: bool) {
+        if !did && !self.tidying {
+            return;
+        }
+        self.tidying = false;
+        let mut at = 0;
+        while let Some(&slot) = self.busy.get(at) {
+            let listed = self.slots[slot].as_mut().is_some_and(|device| {
+                device.listed = !device.queue.is_settled() || !device.waiting.is_empty();
+                self.tidying |= device.listed && device.queue.inflight() == 0;
+                device.listed
+            });
+            if listed {
+                at += 1;
+            } else {
+                self.busy.swap_remove(at);
+            }
+        }
+    }
+
+    /// Adds devices with work of their own to the busy list, though no I/O is in flight: for
+    /// example a volume whose replicas changed. Returns whether there was one.
+    pub fn attend(&mut self) -> bool {
+        let before = self.busy.len();
+        for (slot, device) in self.slots.iter_mut().enumerate() {
+            if let Some(device) = device
+                && !device.listed
+                && !device.queue.is_settled()
+            {
+                device.listed = true;
+                self.busy.push(slot);
+                self.tidying = true;
+            }
+        }
+        self.busy.len() > before
+    }
+
+    /// Aborts an I/O of namespace `nsid`, or of any. Asks every device that has it: the namespace
+    /// may be removed from its controller, and a device may stay open only because of this I/O.
+    #[cold]
+    pub fn abort(&mut self, nsid: Option<u32>, token: Token) -> bool {
+        let mut may_be = self.slots.iter_mut().flatten();
+        may_be.any(|device| {
+            nsid.is_none_or(|nsid| nsid == device.namespace.nsid) && device.queue.abort(token)
+        })
+    }
+
+    pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
+        let Some(device) = &mut self.slots[slot] else {
+            return 0;
+        };
+        match std::mem::take(&mut device.used) || !device.queue.is_settled() {
+            true => device.queue.poll(now, done),
+            false => 0,
+        }
+    }
+
+    pub fn device(&mut self, slot: usize) -> &mut Device {
+        self.slots[slot].as_mut().expect("open device")
+    }
+
+    pub fn waiting(&self, slot: usize) -> usize {
+        self.slots[slot].as_ref().map_or(0, |d| d.waiting.len())
+    }
+
+    /// Requests that wait for room in any device.
+    pub fn all_waiting(&self) -> usize {
+        self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
+    }
+
+    /// Closes devices that none of the `queues` queue pairs sees, without I/O in flight or waiting.
+    /// It searches all queue pairs only when the last user of a device no longer sees it: this runs
+    /// whenever a queue pair goes, and thousands may go at once. Returns whether all unused devices
+    /// could be closed.
+    pub fn release(
+        &mut self,
+        queues: u32,
+        mut sees: impl FnMut(u32, &Namespace) -> bool,
+        sleepers: &EventSet,
+    ) -> bool {
+        let mut all = true;
+        for slot in &mut self.slots {
+            let Some(Device {
+                namespace, user, ..
+            }) = slot
+            else {
+                continue;
+            };
+            if sees(*user, namespace) {
+                continue;
+            }
+            if let Some(found) = (0..queues).find(|q| sees(*q, namespace)) {
+                *user = found;
+                continue;
+            }
+            let Some(device) = slot.take_if(|d| d.queue.inflight() == 0 && d.waiting.is_empty())
+            else {
+                all = false;
+                continue;
+            };
+            device.namespace.set_slot(self.core, None);
+            if let Some(fd) = device.watched
+                && let Err(error) = sleepers.delete_raw(fd)
+            {
+                tracing::warn!(%error, "cannot stop to watch a bdev's completions");
+            }
+            self.open -= 1;
+        }
+        all
+    }
+
+    pub fn arm(&mut self, now: Nanos) -> Idle {
+        let mut idle = match self.attend() {
+            true => Idle::Busy,
+            false => Idle::Quiet,
+        };
+        for device in self.slots.iter_mut().flatten() {
+            idle = idle.and(device.queue.arm(now));
+        }
+        idle
+    }
+
+    pub fn disarm(&mut self) {
+        for device in self.slots.iter_mut().flatten() {
+            device.queue.disarm();
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A queue pair on its core: the connection, its place in an association, and its requests.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nacre_bdev::Op;
+use nacre_nvmf_wire::opcode::admin;
+use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_reactor::Nanos;
+
+use crate::controller::Controller;
+use crate::queues::decode::{Plan, Transfer};
+use crate::queues::request::Requests;
+use crate::subsystems::association::Association;
+use crate::subsystems::config::IoLimits;
+use crate::subsystems::core_handle::ReqIndex;
+use crate::subsystems::namespace::{Namespace, View};
+use crate::subsystems::places::Place;
+use crate::subsystems::reservation::RightsCache;
+use crate::subsystems::stats::QueueStats;
+use crate::transport::{Address, ConnId, ListenerId, ReqTag, Response};
+
+/// Where a queue pair is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Connected by the transport; the fabrics Connect has to come.
+    Fresh,
+    Live,
+    /// Ending: accepts and completes no command; it goes when its device I/Os are finished and the
+    /// transport has released it.
+    Ending,
+}
+
+pub(crate) struct QueuePair {
+    pub transport: usize,
+    pub conn: ConnId,
+    /// Distinguishes this queue pair from an earlier one in its place of the table.
+    pub generation: u32,
+    pub listener: ListenerId,
+    pub local: Address,
+    pub peer: Address,
+    pub stage: Stage,
+    /// Its Connect has not been answered.
+    pub connecting: bool,
+    pub opened: Nanos,
+    /// Its Connect waits until an earlier controller of the host is gone.
+    pub waiting_connect: Option<ReqIndex>,
+    /// The answer to its Disconnect, which waits until no device has anything of it.
+    pub farewell: Option<Box<Response>>,
+    /// The transport reported the connection closed.
+    pub closed: bool,
+    pub qid: u16,
+    pub entries: u16,
+    pub sqhd: u16,
+    pub flow_control_off: bool,
+    /// The transport sends data of this connection from the device's own memory.
+    pub takes_lent: bool,
+    /// The last value of [`crate::transport::Transport::set_in_place`] for the transport.
+    pub in_place: bool,
+    /// The value was true before: some data may still be in place.
+    pub was_in_place: bool,
+    pub association: Option<Arc<Association>>,
+    /// From the accepted Connect on.
+    pub place: Option<Place>,
+    /// Of admin queues.
+    pub controller: Option<Box<Controller>>,
+    pub requests: Requests,
+    pub limits: IoLimits,
+    pub view: Arc<View>,
+    pub view_version: u64,
+    /// What its host may do with namespaces that are reserved.
+    pub rights: RightsCache,
+    /// Device I/Os under way, of all requests.
+    pub inflight: u32,
+    /// A fused pair whose second half has to come next.
+    pub fused: Option<FusedFirst>,
+    /// Bytes that the transport is fetching, how many it should at most, and the requests that wait
+    /// for that, oldest first.
+    pub fetching: usize,
+    pub fetch_window: usize,
+    pub unfetched: VecDeque<ReqIndex>,
+    pub stats: Arc<QueueStats>,
+}
+
+/// The first half of a fused pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FusedFirst {
+    Waiting(ReqIndex),
+    /// It was refused and answered; its second half is to be aborted.
+    Failed,
+}
+
+/// Requests of a connection before its Connect: the Connect itself and one to refuse.
+const FRESH_ENTRIES: u16 = 2;
+
+impl QueuePair {
+    /// True if `sqe` has the identifier of an event request that its host gave up; the request is
+    /// dropped then.
+    ///
+    /// SPDK's host ends its event requests by itself when it leaves, and uses their identifiers for
+    /// the register accesses that shut the controller down. The controller chooses how many
+    /// commands it searches for a conflict (Base, Command ID Conflict). Leaving these out lets such
+    /// a host leave in order, and the host gets no response to a dropped request. The transport
+    /// still counts the request: a host that does this as often as the queue has entries has
+    /// overrun it.
+    #[cold]
+    pub fn forget_event_request(&mut self, sqe: &Sqe) -> bool {
+        // An event request with the identifier of another one is a conflict, not a departure.
+        if !sqe.is_fabrics() && sqe.opcode == admin::ASYNC_EVENT_REQUEST {
+            return false;
+        }
+        let Some(controller) = &mut self.controller else {
+            return false;
+        };
+        let (cid, found) = (sqe.cid(), self.requests.find(sqe.cid()));
+        match found {
+            Some(index) if controller.forget_event_request(cid) => {
+                self.requests.end(index);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub fn new(
+        transport: usize,
+        conn: ConnId,
+        generation: u32,
+        (listener, local, peer): (ListenerId, Address, Address),
+        limits: IoLimits,
+        now: Nanos,
+    ) -> QueuePair {
+        QueuePair {
+            transport,
+            conn,
+            generation,
+            listener,
+            local,
+            peer,
+            stage: Stage::Fresh,
+            connecting: true,
+            opened: now,
+            waiting_connect: None,
+            farewell: None,
+            closed: false,
+            qid: 0,
+            entries: FRESH_ENTRIES,
+            sqhd: 0,
+            flow_control_off: false,
+            takes_lent: false,
+            in_place: false,
+            was_in_place: false,
+            association: None,
+            place: None,
+            controller: None,
+            requests: Requests::new(FRESH_ENTRIES),
+            limits,
+            view: Arc::new(View::default()),
+            view_version: 0,
+            rights: RightsCache::default(),
+            inflight: 0,
+            fused: None,
+            fetching: 0,
+            fetch_window: usize::MAX,
+            unfetched: VecDeque::new(),
+            stats: Arc::new(QueueStats::default()),
+        }
+    }
+
+    pub fn is_admin(&self) -> bool {
+        self.controller.is_some()
+    }
+
+    /// Takes the association's current view if it changed, and says whether it did.
+    pub fn refresh_view(&mut self) -> bool {
+        let Some(association) = &self.association else {
+            return false;
+        };
+        let version = association.view_version();
+        let changed = version != self.view_version;
+        if changed {
+            self.view = association.view();
+            self.view_version = version;
+        }
+        changed
+    }
+
+    /// The namespace that a request was decoded for, if it still exists: never another namespace
+    /// with its id.
+    #[inline]
+    pub fn namespace_of(&self, index: ReqIndex) -> Option<&Arc<Namespace>> {
+        let request = &self.requests[index];
+        let namespace = self.view.get(request.sqe.nsid())?;
+        (namespace.serial == request.namespace).then_some(namespace)
+    }
+
+    /// Whether a request is a read that the device answers with its own memory.
+    #[inline]
+    pub fn lends(&self, index: ReqIndex) -> bool {
+        let request = &self.requests[index];
+        let Plan::Single {
+            op: Op::Read,
+            blocks,
+            ..
+        } = request.plan
+        else {
+            return false;
+        };
+        self.takes_lent
+            && self
+                .namespace_of(index)
+                .is_some_and(|namespace| blocks <= namespace.lend_blocks)
+    }
+
+    /// Whether a command that has just come needs neither a buffer nor data: what [`super::Group`]
+    /// would gather for it is there.
+    #[inline]
+    pub fn has_all(&self, index: ReqIndex) -> bool {
+        let request = &self.requests[index];
+        match request.plan {
+            Plan::Single { op: Op::Read, .. } => self.lends(index),
+            Plan::Single { op: Op::Write, .. } => {
+                request.data.is_some() && (self.in_place || !self.was_in_place)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the transport may fetch so much more now.
+    #[inline]
+    pub fn may_fetch(&self, bytes: usize) -> bool {
+        self.fetching == 0 || self.fetching.saturating_add(bytes) <= self.fetch_window
+    }
+
+    /// The bytes of a command that the host has to send.
+    pub fn bytes_from_host(&self, index: ReqIndex) -> usize {
+        let request = &self.requests[index];
+        match request.plan.transfer(&request.sqe) {
+            Transfer::FromHost(bytes) => bytes as usize,
+            _ => 0,
+        }
+    }
+
+    pub fn tag(&self, index: ReqIndex) -> ReqTag {
+        ReqTag {
+            cid: self.requests[index].sqe.cid(),
+            index,
+        }
+    }
+
+    /// Fills in the fields that every completion of this queue has. The head moves with
+    /// completions, so that a host with flow control never has more commands outstanding than the
+    /// queue has entries.
+    pub fn seal(&mut self, cqe: Cqe) -> Cqe {
+        self.sqhd = if self.sqhd + 1 >= self.entries {
+            0
+        } else {
+            self.sqhd + 1
+        };
+        // Without flow control the head means nothing, but for saying so in the answer to Connect.
+        let head = match self.flow_control_off {
+            false => self.sqhd,
+            true if self.connecting => Cqe::SQHD_NO_FLOW_CONTROL,
+            true => 0,
+        };
+        let mut cqe = cqe.with_sqhd(head);
+        cqe.sqid = 0.into();
+        cqe
+    }
+}

@@ -1,0 +1,270 @@
+//! Requests: the commands of one queue that have arrived and not been answered yet.
+
+use nacre_hugepages::{Buf, Lent};
+use nacre_nvmf_wire::{Sqe, StatusCode};
+use nacre_reactor::Nanos;
+
+use crate::queues::decode::Plan;
+use crate::subsystems::core_handle::ReqIndex;
+
+const NONE: u16 = u16::MAX;
+
+/// Where a command is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Free,
+    /// Waits for a buffer, in the group's list.
+    Buffer,
+    /// The transport is getting its data.
+    Fetching,
+    /// First or second half of a fused pair, complete with data, waiting for the other half.
+    Fused,
+    /// In the device, or waiting for room in it.
+    Executing,
+    /// An admin command that is answered later (an event request, an abort on another core).
+    Held,
+}
+
+pub(crate) struct Request {
+    pub sqe: Sqe,
+    pub step: Step,
+    pub plan: Plan,
+    /// The namespace that the plan was made for ([`super::Namespace::serial`]). When the command
+    /// runs, its id may belong to another namespace, which the command must not touch.
+    pub namespace: u64,
+    pub started: Nanos,
+    /// The command's data, while this side holds it.
+    pub data: Option<Buf>,
+    /// The data that the device lent instead.
+    pub lent: Option<Lent>,
+    /// Device I/Os that make up the command: submitted so far, of all, and not yet completed.
+    pub next_child: u32,
+    pub children: u32,
+    pub inflight: u32,
+    /// The first failure of a child.
+    pub status: StatusCode,
+    /// The lowest child that failed.
+    pub failed_child: u32,
+    /// Of a Flush of all namespaces: the last that was flushed.
+    pub flushed: u32,
+    /// Of the second half of a fused pair: the first.
+    pub partner: Option<ReqIndex>,
+    /// The host asked to abort it.
+    pub abort: bool,
+    /// It stands in a device's waiting list.
+    pub waiting: bool,
+    /// A Preempt and Abort waits until it is gone.
+    pub fenced: bool,
+    /// Distinguishes the command from earlier ones in its place of the table.
+    begun: u32,
+    /// Next request whose command identifier hashes alike.
+    chain: u16,
+}
+
+/// A table of as many requests as the queue has entries, with an index by command identifier.
+pub(crate) struct Requests {
+    table: Vec<Request>,
+    free: Vec<ReqIndex>,
+    heads: Box<[u16]>,
+}
+
+/// Why a command cannot be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// The host has more commands outstanding than the queue has entries.
+    QueueOverrun,
+    /// A command with this identifier is outstanding.
+    DuplicateId,
+}
+
+impl Requests {
+    pub fn new(entries: u16) -> Requests {
+        let buckets = (entries as usize * 2).next_power_of_two();
+        Requests {
+            table: (0..entries).map(|_| Request::free()).collect(),
+            free: (0..entries).rev().collect(),
+            heads: vec![NONE; buckets].into_boxed_slice(),
+        }
+    }
+
+    /// Takes a command into the table.
+    pub fn begin(&mut self, sqe: Sqe, now: Nanos) -> Result<ReqIndex, NoRoom> {
+        if self.find(sqe.cid()).is_some() {
+            return Err(NoRoom::DuplicateId);
+        }
+        let index = self.free.pop().ok_or(NoRoom::QueueOverrun)?;
+        let bucket = self.bucket(sqe.cid());
+        let request = &mut self.table[index as usize];
+        request.sqe = sqe;
+        request.begun = request.begun.wrapping_add(1);
+        request.started = now;
+        request.step = Step::Executing;
+        request.chain = self.heads[bucket];
+        self.heads[bucket] = index;
+        Ok(index)
+    }
+
+    /// Whether [`Requests::begin`] would take a command with this identifier.
+    #[inline]
+    pub fn would_take(&self, cid: u16) -> bool {
+        !self.free.is_empty() && self.find(cid).is_none()
+    }
+
+    /// Forgets a command that was answered.
+    pub fn end(&mut self, index: ReqIndex) {
+        let cid = self.table[index as usize].sqe.cid();
+        let bucket = self.bucket(cid);
+        let next = self.table[index as usize].chain;
+        if self.heads[bucket] == index {
+            self.heads[bucket] = next;
+        } else {
+            let mut at = self.heads[bucket];
+            while self.table[at as usize].chain != index {
+                at = self.table[at as usize].chain;
+            }
+            self.table[at as usize].chain = next;
+        }
+        self.table[index as usize].reset();
+        self.free.push(index);
+    }
+
+    pub fn find(&self, cid: u16) -> Option<ReqIndex> {
+        let mut at = self.heads[self.bucket(cid)];
+        while at != NONE {
+            if self.table[at as usize].sqe.cid() == cid {
+                return Some(at);
+            }
+            at = self.table[at as usize].chain;
+        }
+        None
+    }
+
+    /// The second half of the fused pair whose first one this is.
+    pub fn second_of(&self, first: ReqIndex) -> Option<ReqIndex> {
+        self.active().find(|i| self[*i].partner == Some(first))
+    }
+
+    /// Takes a fused pair apart; answers with the other half of it.
+    pub fn unpair(&mut self, half: ReqIndex) -> Option<ReqIndex> {
+        if let Some(first) = self[half].partner.take() {
+            return Some(first);
+        }
+        let second = self.second_of(half)?;
+        self[second].partner = None;
+        Some(second)
+    }
+
+    /// Commands in the table.
+    pub fn outstanding(&self) -> usize {
+        self.table.len() - self.free.len()
+    }
+
+    /// The indexes of the commands that are in the table.
+    pub fn active(&self) -> impl Iterator<Item = ReqIndex> + '_ {
+        (0..self.table.len() as u16).filter(|i| self.table[*i as usize].step != Step::Free)
+    }
+
+    fn bucket(&self, cid: u16) -> usize {
+        cid as usize & (self.heads.len() - 1)
+    }
+}
+
+impl std::ops::Index<ReqIndex> for Requests {
+    type Output = Request;
+
+    fn index(&self, index: ReqIndex) -> &Request {
+        &self.table[index as usize]
+    }
+}
+
+impl std::ops::IndexMut<ReqIndex> for Requests {
+    fn index_mut(&mut self, index: ReqIndex) -> &mut Request {
+        &mut self.table[index as usize]
+    }
+}
+
+impl Request {
+    fn free() -> Request {
+        Request {
+            sqe: Sqe::zeroed(),
+            step: Step::Free,
+            plan: Plan::None,
+            namespace: 0,
+            started: Nanos::ZERO,
+            data: None,
+            lent: None,
+            next_child: 0,
+            children: 0,
+            inflight: 0,
+            status: StatusCode::SUCCESS,
+            failed_child: u32::MAX,
+            flushed: 0,
+            partner: None,
+            abort: false,
+            waiting: false,
+            fenced: false,
+            begun: 0,
+            chain: NONE,
+        }
+    }
+
+    /// Which command of its place in the table it is.
+    pub fn begun(&self) -> u32 {
+        self.begun
+    }
+
+    fn reset(&mut self) {
+        self.step = Step::Free;
+        self.plan = Plan::None;
+        self.namespace = 0;
+        self.data = None;
+        self.lent = None;
+        self.next_child = 0;
+        self.children = 0;
+        self.inflight = 0;
+        self.status = StatusCode::SUCCESS;
+        self.failed_child = u32::MAX;
+        self.flushed = 0;
+        self.partner = None;
+        self.abort = false;
+        self.waiting = false;
+        self.fenced = false;
+        self.chain = NONE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Goal: the table finds each outstanding command by its identifier and nothing else.
+        /// Method: random begins and ends against a map.
+        #[test]
+        fn finds_what_is_there(ops in proptest::collection::vec((any::<bool>(), 0u16..64), 0..400)) {
+            let mut requests = Requests::new(8);
+            let mut oracle: HashMap<u16, ReqIndex> = HashMap::new();
+            for (begin, cid) in ops {
+                // Identifiers that collide in the hash, as those of Linux hosts do not.
+                let cid = cid * 16;
+                if begin {
+                    match requests.begin(Sqe::new(2, cid), Nanos::ZERO) {
+                        Ok(index) => prop_assert!(oracle.insert(cid, index).is_none()),
+                        Err(NoRoom::DuplicateId) => prop_assert!(oracle.contains_key(&cid)),
+                        Err(NoRoom::QueueOverrun) => prop_assert_eq!(oracle.len(), 8),
+                    }
+                } else if let Some(index) = oracle.remove(&cid) {
+                    requests.end(index);
+                }
+                prop_assert_eq!(requests.outstanding(), oracle.len());
+                for cid in 0..64 {
+                    prop_assert_eq!(requests.find(cid * 16), oracle.get(&(cid * 16)).copied());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The fast path: reads and writes of a device that finishes an I/O at its submission.
+//!
+//! ```text
+//!   capsule ─▶ decode ─▶ Queue::at_once ─▶ respond
+//! ```
+//!
+//! Such a command never waits, so no search has to find it: it has no place in the request table.
+//! Commands that the fast path does not support, or not now, take the usual path; the fast path
+//! leaves them unchanged.
+
+use nacre_bdev::{Extents, Io, Op};
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Cqe, Fuse, Sqe};
+use nacre_reactor::Nanos;
+
+use crate::queues::completion::Done;
+use crate::queues::decode::{self, Plan};
+use crate::queues::group::Group;
+use crate::queues::queue_pair::{QueuePair, Stage};
+use crate::subsystems::association::Phase;
+use crate::subsystems::stats::Kind;
+use crate::transport::{ReqTag, Response};
+
+impl Group {
+    /// Carries a command that has just arrived out and answers it, or hands its data back.
+    #[inline]
+    pub(super) fn at_once(
+        &mut self,
+        q: u32,
+        sqe: &Sqe,
+        data: Option<Buf>,
+        now: Nanos,
+    ) -> Result<(), Option<Buf>> {
+        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        // Data that is here, or a read. A read needs a buffer, so other commands must not already
+        // wait for one.
+        let has_all = match sqe.opcode {
+            opcode::READ => self.starved.is_empty(),
+            opcode::WRITE => data.is_some(),
+            _ => false,
+        };
+        if !has_all || !qp.is_plain(sqe) {
+            return Err(data);
+        }
+        let namespace = match qp.view.for_command(sqe.nsid()) {
+            Ok(namespace) if namespace.at_once => namespace,
+            _ => return Err(data),
+        };
+        let slot = match namespace.slot(self.handle.core) {
+            Some(slot) if self.devices.waiting(slot) == 0 => slot,
+            _ => return Err(data),
+        };
+        let op = match sqe.opcode {
+            opcode::READ => Op::Read,
+            _ => Op::Write,
+        };
+        let Ok(Plan::Single {
+            flags,
+            lba,
+            blocks,
+            bytes,
+            ..
+        }) = decode::single(sqe, op, &namespace.geometry(), &qp.limits)
+        else {
+            return Err(data);
+        };
+        let borrows = qp.takes_lent && blocks <= namespace.lend_blocks;
+        let allowed = qp.rights.may(namespace, qp.association.as_deref(), op);
+        if !allowed {
+            return Err(data);
+        }
+        let mut io = Io::new(0, op, lba, blocks).flags(flags);
+        if op == Op::Read && !borrows {
+            let Some(into) = self.pools.io.acquire(bytes as usize) else {
+                return Err(None);
+            };
+            io.data.push(into);
+        } else {
+            io.data.extend(data);
+        }
+        let mut lent = None;
+        let Some(status) = self.devices.at_once(slot, &mut io, &mut lent) else {
+            // The buffer of a read is to be had again where it is next needed.
+            return Err(io.data.pop().filter(|_| op == Op::Write));
+        };
+        let mut retry_delays = false;
+        if let Some(association) = &qp.association {
+            association.touch();
+            retry_delays = association.retry_delays();
+        }
+        let status = decode::status_code(status, retry_delays);
+        let done = Done {
+            kind: match op {
+                Op::Read => Kind::Read,
+                _ => Kind::Write,
+            },
+            bytes,
+            lba,
+            started: now,
+        };
+        let cid = sqe.cid();
+        let to_host = op == Op::Read && status.is_success();
+        let data = match to_host {
+            true => io.data,
+            false => Extents::new(),
+        };
+        if let Some(cqe) = qp.conclude(sqe, done, Cqe::new(cid, status), now) {
+            let response = Response {
+                tag: ReqTag { cid, index: 0 },
+                cqe,
+                data,
+                sgl: sqe.sgl_descriptor(),
+                lent: lent.filter(|_| to_host),
+            };
+            self.ports[qp.transport].io.respond(qp.conn, response);
+        }
+        Ok(())
+    }
+}
+
+impl QueuePair {
+    /// True if a command affects only itself and its namespace, its view is still right, and the
+    /// table would accept it.
+    #[inline]
+    fn is_plain(&self, sqe: &Sqe) -> bool {
+        let ready = self.association.as_deref().is_some_and(|association| {
+            association.phase() == Phase::Ready && association.view_version() == self.view_version
+        });
+        ready
+            && self.stage == Stage::Live
+            && !self.is_admin()
+            && sqe.fuse() == Fuse::Normal
+            && self.fused.is_none()
+            && self.requests.would_take(sqe.cid())
+    }
+}

@@ -1,0 +1,424 @@
+//! An association: one controller with its queues, as all cores and the control plane see it.
+//!
+//! The controller itself (registers, features, event requests) lives on the core of its admin
+//! queue; this is the part that its I/O queues, other cores and management calls share. Nothing
+//! here is locked on the data path: an I/O queue reads `phase` and `view_version` and, when the
+//! version moved, takes the new view.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use nacre_nvmf_wire::{Nqn, StatusCode};
+
+use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::namespace::View;
+use crate::subsystems::reservation::{Notice, NoticeLog};
+use crate::subsystems::stats::{QueueStats, Totals};
+use crate::subsystems::subsystem::Subsystem;
+use crate::transport::{Address, ListenerId, TransportType};
+
+/// Where an association is in its life. It only moves down this list, but for `Connected` and
+/// `Ready`, between which CC.EN moves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Connected, not enabled: admin commands only.
+    Connected = 0,
+    /// CSTS.RDY: I/O queues may connect and carry commands.
+    Ready = 1,
+    /// Being torn down: its connections are closed by the cores that own them, then it is removed.
+    Closing = 2,
+}
+
+/// Why an association is torn down, for the log and for events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Teardown {
+    /// The admin connection ended.
+    HostLeft,
+    KeepAliveExpired,
+    HostRemoved,
+    SubsystemDeleted,
+    ListenerRemoved,
+    TargetStopping,
+}
+
+impl Teardown {
+    pub fn text(self) -> &'static str {
+        match self {
+            Teardown::HostLeft => "the host left",
+            Teardown::KeepAliveExpired => "the keep-alive timeout expired",
+            Teardown::HostRemoved => "the host is not allowed any more",
+            Teardown::SubsystemDeleted => "the subsystem was deleted",
+            Teardown::ListenerRemoved => "the listener was removed",
+            Teardown::TargetStopping => "the target stops",
+        }
+    }
+}
+
+/// Events that hosts may have requested.
+pub mod pending {
+    /// Namespaces appeared, went or changed (log 04h).
+    pub const NAMESPACES: u32 = 1;
+    /// The discovery log changed (log 70h).
+    pub const DISCOVERY: u32 = 2;
+    /// ANA states changed (log 0Ch).
+    pub const ANA: u32 = 4;
+    /// There is a reservation notification (log 80h).
+    pub const RESERVATION: u32 = 8;
+}
+
+/// One queue of an association.
+#[derive(Clone)]
+pub struct QueueInfo {
+    pub qid: u16,
+    pub entries: u16,
+    pub group: GroupHandle,
+    pub transport: TransportType,
+    pub listener: ListenerId,
+    pub local: Address,
+    pub peer: Address,
+    pub stats: Arc<QueueStats>,
+    /// It is closed, but for what devices have of it.
+    pub(crate) ending: bool,
+}
+
+/// Why an association takes no queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoQueue {
+    /// There is one with this id.
+    Taken,
+    /// There is one with this id that is about to go.
+    Ending,
+    /// The association itself is about to go.
+    Closing,
+}
+
+pub struct Association {
+    pub cntlid: u16,
+    pub hostid: [u8; 16],
+    pub hostnqn: Nqn,
+    pub subsystem: Arc<Subsystem>,
+    pub listener: ListenerId,
+    pub transport: TransportType,
+    phase: AtomicU8,
+    /// A command arrived since the admin queue last looked (keep-alive based on traffic).
+    touched: AtomicBool,
+    /// Grows with every change of the view.
+    view_version: AtomicU64,
+    view: Mutex<Arc<View>>,
+    queues: Mutex<BTreeMap<u16, QueueInfo>>,
+    /// What queues did that are gone. Locked after `queues`.
+    retired: Mutex<Totals>,
+    /// I/O queues granted to the host (Number of Queues).
+    io_queues: AtomicU16,
+    /// The host honours retry delays (Host Behavior Support, ACRE).
+    retry_delays: AtomicBool,
+    media_errors: AtomicU64,
+    pending: AtomicU32,
+    changed_namespaces: Mutex<BTreeSet<u32>>,
+    reservations: Mutex<NoticeLog>,
+    teardown: Mutex<Option<Teardown>>,
+    errors: Mutex<ErrorLog>,
+}
+
+/// Whom the subsystem let in, where, and as what.
+pub(crate) struct Admitted {
+    pub cntlid: u16,
+    pub hostid: [u8; 16],
+    pub hostnqn: Nqn,
+    pub listener: ListenerId,
+    pub transport: TransportType,
+}
+
+/// One failed command, for the error information log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorRecord {
+    /// Counts from 1 for the life of the controller; filled in when recorded.
+    pub number: u64,
+    pub sqid: u16,
+    pub cid: u16,
+    pub status: StatusCode,
+    pub lba: u64,
+    pub nsid: u32,
+    pub opcode: u8,
+}
+
+struct ErrorLog {
+    /// Newest first, at most `limit`.
+    records: VecDeque<ErrorRecord>,
+    limit: usize,
+    count: u64,
+}
+
+/// The changed namespace list holds at most this many ids (Base 5.16.1.5).
+pub const MAX_CHANGED_NAMESPACES: usize = 1024;
+
+impl Association {
+    pub(crate) fn new(
+        admitted: Admitted,
+        subsystem: Arc<Subsystem>,
+        view: Arc<View>,
+        error_entries: usize,
+    ) -> Association {
+        Association {
+            cntlid: admitted.cntlid,
+            hostid: admitted.hostid,
+            hostnqn: admitted.hostnqn,
+            subsystem,
+            listener: admitted.listener,
+            transport: admitted.transport,
+            phase: AtomicU8::new(Phase::Connected as u8),
+            touched: AtomicBool::new(false),
+            view_version: AtomicU64::new(1),
+            view: Mutex::new(view),
+            queues: Mutex::new(BTreeMap::new()),
+            retired: Mutex::new(Totals::default()),
+            io_queues: AtomicU16::new(u16::MAX),
+            retry_delays: AtomicBool::new(false),
+            media_errors: AtomicU64::new(0),
+            pending: AtomicU32::new(0),
+            changed_namespaces: Mutex::new(BTreeSet::new()),
+            reservations: Mutex::default(),
+            teardown: Mutex::new(None),
+            errors: Mutex::new(ErrorLog {
+                records: VecDeque::with_capacity(error_entries.max(1)),
+                limit: error_entries.max(1),
+                count: 0,
+            }),
+        }
+    }
+
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Connected,
+            1 => Phase::Ready,
+            _ => Phase::Closing,
+        }
+    }
+
+    /// CC.EN went up or down; going down ends the I/O queues. Has no effect once closing.
+    pub fn set_ready(&self, ready: bool) {
+        let (from, to) = if ready { (0, 1) } else { (1, 0) };
+        let changed = self
+            .phase
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok();
+        if changed && !ready {
+            self.attend_queues();
+        }
+    }
+
+    /// Starts the tear-down; the cores that own its connections see it and close them. Only the
+    /// first reason counts.
+    pub fn tear_down(&self, why: Teardown) {
+        self.teardown.lock().expect("poisoned").get_or_insert(why);
+        self.phase.store(Phase::Closing as u8, Ordering::Release);
+        self.attend_queues();
+    }
+
+    fn attend_queues(&self) {
+        for queue in self.queues.lock().expect("poisoned").values() {
+            queue.group.attend();
+        }
+    }
+
+    pub fn teardown_reason(&self) -> Option<Teardown> {
+        *self.teardown.lock().expect("poisoned")
+    }
+
+    /// Notes that the host is alive. Cheap enough for every command.
+    pub fn touch(&self) {
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a command arrived since the last call.
+    pub fn take_touched(&self) -> bool {
+        self.touched.load(Ordering::Relaxed) && self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    pub fn view_version(&self) -> u64 {
+        self.view_version.load(Ordering::Acquire)
+    }
+
+    pub fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view.lock().expect("poisoned"))
+    }
+
+    /// Installs a new view and notes the changes for the host.
+    pub(crate) fn set_view(&self, view: Arc<View>, changed: &[u32]) {
+        *self.view.lock().expect("poisoned") = view;
+        self.view_version.fetch_add(1, Ordering::AcqRel);
+        if !changed.is_empty() {
+            let mut list = self.changed_namespaces.lock().expect("poisoned");
+            for &nsid in changed {
+                // One more than fits stands for "too many to list".
+                if list.len() <= MAX_CHANGED_NAMESPACES {
+                    list.insert(nsid);
+                }
+            }
+            drop(list);
+            self.notify(pending::NAMESPACES);
+        }
+    }
+
+    /// Hands over the changed namespace list and empties it. More than
+    /// [`MAX_CHANGED_NAMESPACES`] entries mean "more than can be listed".
+    pub fn take_changed_namespaces(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.changed_namespaces.lock().expect("poisoned"))
+    }
+
+    pub fn changed_namespaces(&self) -> BTreeSet<u32> {
+        self.changed_namespaces.lock().expect("poisoned").clone()
+    }
+
+    /// Notifies the host of a reservation event, if it requested such events.
+    pub(crate) fn tell_reservation(&self, nsid: u32, notice: Notice) {
+        if self.reservations().add(nsid, notice) {
+            self.notify(pending::RESERVATION);
+        }
+    }
+
+    /// The notifications that the host has not read, and its masks.
+    pub(crate) fn reservations(&self) -> MutexGuard<'_, NoticeLog> {
+        self.reservations.lock().expect("poisoned")
+    }
+
+    /// Notes events (bits of [`pending`]) for the controller and wakes its core.
+    pub fn notify(&self, events: u32) {
+        self.pending.fetch_or(events, Ordering::AcqRel);
+        if let Some(admin) = self.queues.lock().expect("poisoned").get(&0) {
+            admin.group.attend();
+        }
+    }
+
+    /// The events noted since the last call.
+    pub fn take_pending(&self) -> u32 {
+        if self.pending.load(Ordering::Relaxed) == 0 {
+            0
+        } else {
+            self.pending.swap(0, Ordering::AcqRel)
+        }
+    }
+
+    /// Adds to the error log, which forgets its oldest entry when full. Off the fast path: only
+    /// failed commands come here.
+    pub(crate) fn record_error(&self, mut record: ErrorRecord) {
+        if is_media_error(record.status) {
+            self.media_errors.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut log = self.errors.lock().expect("poisoned");
+        log.count += 1;
+        record.number = log.count;
+        let limit = log.limit;
+        log.records.truncate(limit - 1);
+        log.records.push_front(record);
+    }
+
+    /// The error log, newest first, and how many errors there ever were.
+    pub fn errors(&self) -> (Vec<ErrorRecord>, u64) {
+        let log = self.errors.lock().expect("poisoned");
+        (log.records.iter().copied().collect(), log.count)
+    }
+
+    pub(crate) fn add_queue(&self, info: QueueInfo) -> Result<(), NoQueue> {
+        let mut queues = self.queues.lock().expect("poisoned");
+        if self.phase() == Phase::Closing {
+            return Err(NoQueue::Closing);
+        }
+        match queues.get(&info.qid) {
+            Some(before) if before.ending => return Err(NoQueue::Ending),
+            Some(_) => return Err(NoQueue::Taken),
+            None => {}
+        }
+        let counts = info.group.counts();
+        let ever = match info.qid {
+            0 => &counts.admin_queues,
+            _ => &counts.io_queues,
+        };
+        ever.fetch_add(1, Ordering::Relaxed);
+        let hosts = &self.subsystem.host_counts;
+        hosts.came(&self.hostnqn, info.transport, &info.stats);
+        queues.insert(info.qid, info);
+        Ok(())
+    }
+
+    /// A queue is about to go.
+    pub(crate) fn end_queue(&self, qid: u16) {
+        if let Some(queue) = self.queues.lock().expect("poisoned").get_mut(&qid) {
+            queue.ending = true;
+        }
+    }
+
+    /// Removes a queue and says how many are left.
+    pub(crate) fn remove_queue(&self, qid: u16) -> usize {
+        let mut queues = self.queues.lock().expect("poisoned");
+        if let Some(queue) = queues.remove(&qid) {
+            let totals = queue.stats.totals();
+            queue.group.counts().retire(queue.listener, totals);
+            let hosts = &self.subsystem.host_counts;
+            hosts.went(&self.hostnqn, queue.transport, &queue.stats);
+            *self.retired.lock().expect("poisoned") += totals;
+        }
+        queues.len()
+    }
+
+    /// What all queues have done, those that are gone included.
+    pub fn totals(&self) -> Totals {
+        let queues = self.queues.lock().expect("poisoned");
+        let mut totals = *self.retired.lock().expect("poisoned");
+        for queue in queues.values() {
+            totals += queue.stats.totals();
+        }
+        totals
+    }
+
+    /// Commands that failed because data could not be read or written.
+    pub fn media_errors(&self) -> u64 {
+        self.media_errors.load(Ordering::Relaxed)
+    }
+
+    /// I/O queues that the host may connect; more than there can be if it has not asked.
+    pub fn io_queues(&self) -> u16 {
+        self.io_queues.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_io_queues(&self, granted: u16) {
+        self.io_queues.store(granted, Ordering::Relaxed);
+    }
+
+    /// Whether the host honours retry delays, and knows Command Interrupted.
+    pub fn retry_delays(&self) -> bool {
+        self.retry_delays.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_retry_delays(&self, honoured: bool) {
+        self.retry_delays.store(honoured, Ordering::Relaxed);
+    }
+
+    pub fn queues(&self) -> Vec<QueueInfo> {
+        self.queues
+            .lock()
+            .expect("poisoned")
+            .values()
+            .cloned()
+            .collect()
+    }
+
+    pub fn queue(&self, qid: u16) -> Option<QueueInfo> {
+        self.queues.lock().expect("poisoned").get(&qid).cloned()
+    }
+}
+
+/// Unrecovered errors of the media (Base figure 207); a failed compare is not one.
+fn is_media_error(status: StatusCode) -> bool {
+    let code = status.code();
+    code == StatusCode::UNRECOVERED_READ_ERROR
+        || code == StatusCode::WRITE_FAULT
+        || code == StatusCode::GUARD_CHECK_ERROR
+        || code == StatusCode::APPLICATION_TAG_CHECK_ERROR
+        || code == StatusCode::REFERENCE_TAG_CHECK_ERROR
+        || code == StatusCode::STORAGE_TAG_CHECK_ERROR
+}

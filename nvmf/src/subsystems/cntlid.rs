@@ -1,0 +1,122 @@
+//! Controller identifiers: which controller a host's Connect gets (Base 3.1.1, 6.3).
+//!
+//! ```text
+//!               CNTLID of the admin queue's Connect
+//! dynamic       FFFFh         the next free id; no host keeps one
+//! static        an id         that controller, unless it has an association
+//!               FFFEh         any without one, searched from the host's own place in the range
+//! ```
+//!
+//! The subsystem has the model, not the request: "all controllers in an NVM subsystem shall support
+//! the same controller model". Hosts learn it before they connect, by the CNTLID of its discovery
+//! log entries, and again by FCATT of Identify Controller. So a static subsystem refuses FFFFh, the
+//! only value that Linux and SPDK use, and a dynamic one refuses every other value, with Connect
+//! Invalid Parameters. A discovery subsystem can only be dynamic.
+//!
+//! Static controllers are to be "durable, so that hosts can expect to form associations to the same
+//! controllers repeatedly (e.g., after each host reboot)". That needs no storage: the search of
+//! FFFEh starts at a place derived from the host's name and identifier. So a returning host finds
+//! the same controller, after its own restart and after the target's. The controller's settings are
+//! not kept, as there are no saveable features.
+
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::fabrics::ConnectData;
+use uuid::Uuid;
+
+use crate::subsystems::subsystem::SubsystemConfig;
+
+/// Largest controller id (NVMe-oF: FFF0h and above are reserved).
+pub const MAX_CNTLID: u16 = 0xffef;
+
+/// How a subsystem's controllers come about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ControllerModel {
+    /// Made for each association, and gone with it.
+    #[default]
+    Dynamic,
+    /// There from the start, one for each id of the range; an association takes one of them.
+    Static,
+}
+
+impl ControllerModel {
+    /// CNTLID of the subsystem's entries in the discovery log.
+    pub fn discovery_cntlid(self) -> u16 {
+        match self {
+            ControllerModel::Dynamic => ConnectData::CNTLID_DYNAMIC,
+            ControllerModel::Static => ConnectData::CNTLID_STATIC_ANY,
+        }
+    }
+}
+
+/// Why a subsystem has no controller of the kind that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoSuchController {
+    #[error("controller id {asked:#x} asked for; controllers are dynamic, ask for FFFFh")]
+    Dynamic { asked: u16 },
+    #[error(
+        "a dynamic controller (FFFFh) asked for; controllers are static, ask for one of {min} to {max}, or for FFFEh, \
+         any of them"
+    )]
+    Static { min: u16, max: u16 },
+    #[error("controller id {asked:#x} asked for; there are {min} to {max}")]
+    OutOfRange { asked: u16, min: u16, max: u16 },
+}
+
+/// A host, as far as it decides where static controllers are looked for.
+pub(crate) struct Home<'a> {
+    pub hostnqn: &'a Nqn,
+    pub hostid: [u8; 16],
+}
+
+impl SubsystemConfig {
+    /// Whether there can be a controller for a Connect that asks for `asked`.
+    pub(crate) fn check_cntlid(&self, asked: u16) -> Result<(), NoSuchController> {
+        let (min, max) = (self.min_cntlid, self.max_cntlid);
+        match (self.controller_model, asked) {
+            (ControllerModel::Dynamic, ConnectData::CNTLID_DYNAMIC) => Ok(()),
+            (ControllerModel::Dynamic, asked) => Err(NoSuchController::Dynamic { asked }),
+            (ControllerModel::Static, ConnectData::CNTLID_DYNAMIC) => {
+                Err(NoSuchController::Static { min, max })
+            }
+            (ControllerModel::Static, ConnectData::CNTLID_STATIC_ANY) => Ok(()),
+            (ControllerModel::Static, asked) if (min..=max).contains(&asked) => Ok(()),
+            (ControllerModel::Static, asked) => {
+                Err(NoSuchController::OutOfRange { asked, min, max })
+            }
+        }
+    }
+
+    /// The id for a Connect that requests `asked`, which [`SubsystemConfig::check_cntlid`] has
+    /// checked. `None`: it is in use, or all are.
+    pub(crate) fn choose_cntlid(
+        &self,
+        asked: u16,
+        last: u16,
+        host: &Home,
+        is_free: impl Fn(u16) -> bool,
+    ) -> Option<u16> {
+        let start = match (self.controller_model, asked) {
+            // The next after the last one, so that an id is not reused while a host may still
+            // remember it.
+            (ControllerModel::Dynamic, _) => self.after(last),
+            (ControllerModel::Static, ConnectData::CNTLID_STATIC_ANY) => self.home(host),
+            (ControllerModel::Static, asked) => return is_free(asked).then_some(asked),
+        };
+        let mut ids = (start..=self.max_cntlid).chain(self.min_cntlid..start);
+        ids.find(|id| is_free(*id))
+    }
+
+    fn after(&self, last: u16) -> u16 {
+        match (self.min_cntlid..self.max_cntlid).contains(&last) {
+            true => last + 1,
+            false => self.min_cntlid,
+        }
+    }
+
+    fn home(&self, host: &Home) -> u16 {
+        let id = Uuid::from_bytes(host.hostid);
+        let mixed = Uuid::new_v5(&id, host.hostnqn.as_str().as_bytes()).as_u128();
+        let count = u128::from(self.max_cntlid - self.min_cntlid) + 1;
+        self.min_cntlid + (mixed % count) as u16
+    }
+}

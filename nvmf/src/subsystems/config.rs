@@ -1,0 +1,149 @@
+//! What an operator can set about a target, and what follows from it for hosts.
+
+use crate::transport::TransportCaps;
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::identify::IdentifyController;
+
+/// Bounds and identity of a target. Every limit that is announced is the limit that is enforced.
+#[derive(Debug, Clone)]
+pub struct TargetConfig {
+    /// Most subsystems, the discovery subsystem not counted.
+    pub max_subsystems: usize,
+    /// Most queues that hosts have connected, over all transports.
+    pub max_connections: usize,
+    /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
+    pub max_io_entries: u16,
+    /// Largest admin queue, in entries.
+    pub max_admin_entries: u16,
+    /// Most I/O queues of one controller.
+    pub max_io_queues: u16,
+    /// Keep-alive granularity in units of 100 ms (KAS).
+    pub keep_alive_granularity: u16,
+    /// Shortest keep-alive timeout granted; a shorter one is raised to it.
+    pub min_keep_alive_ms: u32,
+    /// Command retry delay times 1 to 3, in units of 100 ms.
+    pub command_retry_delay: [u16; 3],
+    /// Outstanding Asynchronous Event Requests of one controller (AERL + 1).
+    pub async_event_requests: u8,
+    /// Outstanding Abort commands of one controller (ACL + 1).
+    pub aborts: u8,
+    /// Entries of the error information log of one controller (ELPE + 1).
+    pub error_log_entries: u8,
+    /// Ranges of one Dataset Management command (DMRL).
+    pub dsm_ranges: u8,
+    /// Source ranges of one Copy command (MSRC + 1).
+    pub copy_ranges: u8,
+    /// Largest Copy, in blocks, in all and per range.
+    pub copy_blocks: u16,
+    /// Largest Write Zeroes, in bytes; rounded down to a power of two of 4096 (WZSL).
+    pub write_zeroes_bytes: u64,
+    /// Largest Verify, in bytes; rounded down likewise (VSL).
+    pub verify_bytes: u64,
+    /// PCI vendor identifiers shown in Identify Controller.
+    pub vendor_id: u16,
+    pub firmware_revision: String,
+    /// The discovery subsystem's unique name, beside the well-known one; `None`: it has only that
+    /// one. See [`super::Target::set_discovery_nqn`].
+    pub discovery_nqn: Option<Nqn>,
+    /// The discovery log's first GENCTR. A restarted target begins above all its earlier values.
+    /// Otherwise a host with an older log would take a different log for the same.
+    pub discovery_generation: u64,
+    /// The discovery service's own port, opened on every address that a subsystem is served on.
+    pub discovery_port: Option<u16>,
+    /// Discovery log entries name only listeners of the asking connection's transport type.
+    pub discovery_same_transport: bool,
+    /// Discovery log entries name only listeners on the asking connection's own address.
+    pub discovery_same_address: bool,
+    /// Discovery log entries name only listeners of the asking connection's own port.
+    pub discovery_same_service: bool,
+}
+
+/// Bounds of the queue pairs of one transport: its own, as the transports of a target may differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Largest I/O queue, in entries: CAP.MQES + 1 and MAXCMD.
+    pub max_io_entries: u16,
+    /// Largest admin queue, in entries.
+    pub max_admin_entries: u16,
+    /// Most I/O queues of one controller.
+    pub max_io_queues: u16,
+    /// Keep-alive granularity in units of 100 ms (KAS).
+    pub keep_alive_granularity: u16,
+    /// Shortest keep-alive timeout granted; a shorter one is raised to it.
+    pub min_keep_alive_ms: u32,
+}
+
+impl TargetConfig {
+    /// The bounds of a transport that was given none of its own.
+    pub fn queue_limits(&self) -> QueueLimits {
+        QueueLimits {
+            max_io_entries: self.max_io_entries,
+            max_admin_entries: self.max_admin_entries,
+            max_io_queues: self.max_io_queues,
+            keep_alive_granularity: self.keep_alive_granularity,
+            min_keep_alive_ms: self.min_keep_alive_ms,
+        }
+    }
+}
+
+impl Default for TargetConfig {
+    fn default() -> TargetConfig {
+        TargetConfig {
+            max_subsystems: 1024,
+            max_connections: 10_240,
+            max_io_entries: 128,
+            max_admin_entries: 128,
+            max_io_queues: 127,
+            keep_alive_granularity: 10,
+            min_keep_alive_ms: 10_000,
+            command_retry_delay: [1, 10, 50],
+            async_event_requests: 4,
+            aborts: 4,
+            error_log_entries: 64,
+            dsm_ranges: 255,
+            copy_ranges: 16,
+            copy_blocks: u16::MAX,
+            write_zeroes_bytes: 1 << 30,
+            verify_bytes: 1 << 28,
+            vendor_id: 0,
+            firmware_revision: env!("CARGO_PKG_VERSION").to_string(),
+            discovery_nqn: None,
+            discovery_generation: 1,
+            discovery_port: None,
+            discovery_same_transport: false,
+            discovery_same_address: false,
+            discovery_same_service: false,
+        }
+    }
+}
+
+/// What bounds a command of this queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IoLimits {
+    pub max_transfer_bytes: u32,
+    pub dsm_ranges: u32,
+    pub copy_ranges: u32,
+    pub copy_blocks: u32,
+    pub write_zeroes_bytes: u64,
+    pub verify_bytes: u64,
+    /// Hosts describe their memory by keyed SGLs, alone or listed in the capsule (SGLS).
+    pub keyed_sgl: bool,
+}
+
+impl IoLimits {
+    /// Announced limits are powers of two (MDTS, WZSL, VSL), at least two pages, and counts of at
+    /// least one; the enforced limits equal the announced ones.
+    pub fn new(config: &TargetConfig, caps: &TransportCaps) -> IoLimits {
+        let told = |bytes: u64| 4096u64 << IdentifyController::mdts_for(bytes, 4096);
+        let max_transfer_bytes = told(u64::from(caps.max_transfer_bytes)) as u32;
+        IoLimits {
+            max_transfer_bytes,
+            dsm_ranges: u32::from(config.dsm_ranges.max(1)),
+            copy_ranges: u32::from(config.copy_ranges.max(1)),
+            copy_blocks: u32::from(config.copy_blocks.max(1)),
+            write_zeroes_bytes: told(config.write_zeroes_bytes),
+            verify_bytes: told(config.verify_bytes),
+            keyed_sgl: caps.keyed_sgl,
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The discovery log: the subsystems that a host may use, and their addresses (Base 3.1.3.3,
+//! 5.16.1.23).
+//!
+//! ```text
+//!   Target ──snapshot──▶ records(snapshot, asker) ──▶ write_page(generation, records, offset)
+//! ```
+//!
+//! Pure functions. The contents depend on the host (the snapshot has only the subsystems that it
+//! may use) and on its connection: a listener on every address is listed under the address that the
+//! host itself has reached.
+
+use std::net::{IpAddr, SocketAddr};
+
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::discovery::{
+    DiscoveryEntry, DiscoveryHeader, DiscoveryRecord, RdmaSubtype, adrfam, eflags, sectype,
+    subtype, treq, trtype,
+};
+
+use crate::subsystems::ana::AnaStates;
+use crate::subsystems::cntlid::ControllerModel;
+use crate::subsystems::subsystem::{RdmaFabric, SubsystemListener};
+use crate::subsystems::target::Referral;
+use crate::transport::{Address, ListenerId, TransportType};
+
+/// Everything that one host's log is made of.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    pub generation: u64,
+    /// Subsystems that the host may connect to.
+    pub subsystems: Vec<Reachable>,
+    /// Listeners that the discovery subsystem was given; it answers on all others, too.
+    pub discovery: Vec<SubsystemListener>,
+    pub discovery_nqn: Nqn,
+    pub referrals: Vec<Referral>,
+    /// ASQSZ.
+    pub admin_entries: u16,
+    /// Report only listeners of the asking connection's transport type.
+    pub same_transport: bool,
+    /// Report only listeners on the local address of the asking connection.
+    pub same_address: bool,
+    /// Report only listeners on the local port of the asking connection.
+    pub same_service: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct Reachable {
+    pub nqn: Nqn,
+    pub model: ControllerModel,
+    pub listeners: Vec<SubsystemListener>,
+}
+
+/// The connection that asks.
+#[derive(Debug, Clone, Copy)]
+pub struct Asker<'a> {
+    pub transport: TransportType,
+    pub listener: ListenerId,
+    pub local: &'a Address,
+}
+
+/// One entry, and what only its transport type has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub record: DiscoveryRecord,
+    pub secure_channel: bool,
+    pub fabric: RdmaFabric,
+}
+
+/// The entries of a log: the discovery subsystem itself, then subsystems, then referrals.
+pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
+    let mut records = Vec::new();
+    let own = SubsystemListener {
+        id: asker.listener,
+        transport: asker.transport,
+        address: asker.local.clone(),
+        ana: AnaStates::default(),
+        withheld: None,
+        fabric: RdmaFabric::default(),
+        options: Default::default(),
+    };
+    let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
+    for listener in [&own].into_iter().chain(explicit) {
+        // A host that asks one of them need not ask the others, if they all say the same.
+        let filtered = snapshot.same_transport || snapshot.same_address || snapshot.same_service;
+        let duplicate = !filtered || listener.id == own.id;
+        let kind = Kind {
+            subtype: subtype::CURRENT_DISCOVERY,
+            model: ControllerModel::Dynamic,
+            eflags: eflags::EPCSD | if duplicate { eflags::DUPRETINFO } else { 0 },
+        };
+        records.extend(entry(
+            snapshot,
+            asker,
+            listener,
+            &snapshot.discovery_nqn,
+            kind,
+        ));
+    }
+    for subsystem in &snapshot.subsystems {
+        for listener in subsystem.listeners.iter().filter(|l| l.withheld.is_none()) {
+            let kind = Kind {
+                subtype: subtype::NVM,
+                model: subsystem.model,
+                eflags: 0,
+            };
+            records.extend(entry(snapshot, asker, listener, &subsystem.nqn, kind));
+        }
+    }
+    records.extend(snapshot.referrals.iter().filter_map(|r| {
+        let same = r.transport == asker.transport;
+        (same || !snapshot.same_transport).then(|| referral(r))?
+    }));
+    records
+}
+
+#[derive(Clone, Copy)]
+struct Kind {
+    subtype: u8,
+    model: ControllerModel,
+    eflags: u16,
+}
+
+/// `None`: not reported, or not reachable from the host.
+fn entry(
+    snapshot: &Snapshot,
+    asker: &Asker,
+    listener: &SubsystemListener,
+    nqn: &Nqn,
+    kind: Kind,
+) -> Option<Record> {
+    if snapshot.same_transport && listener.transport != asker.transport {
+        return None;
+    }
+    let address = reached(listener, asker)?;
+    if snapshot.same_address && !same_host(&address, asker.local) {
+        return None;
+    }
+    if snapshot.same_service && port_of(&address) != port_of(asker.local) {
+        return None;
+    }
+    let record = DiscoveryRecord {
+        subtype: kind.subtype,
+        treq: treq::SECURE_CHANNEL_NOT_SPECIFIED | treq::SQ_FLOW_CONTROL_DISABLE,
+        portid: port_id(listener.id),
+        cntlid: kind.model.discovery_cntlid(),
+        eflags: kind.eflags,
+        asqsz: snapshot.admin_entries,
+        ..described(listener.transport, &address, nqn)
+    };
+    checked(Record {
+        record,
+        secure_channel: false,
+        fabric: listener.fabric,
+    })
+}
+
+fn referral(referral: &Referral) -> Option<Record> {
+    let record = DiscoveryRecord {
+        subtype: match referral.discovery || referral.subnqn.is_discovery() {
+            true => subtype::REFERRAL,
+            false => subtype::NVM,
+        },
+        treq: match referral.secure_channel {
+            true => treq::SECURE_CHANNEL_REQUIRED,
+            false => treq::SECURE_CHANNEL_NOT_SPECIFIED,
+        },
+        ..described(referral.transport, &referral.address, &referral.subnqn)
+    };
+    checked(Record {
+        record,
+        secure_channel: referral.secure_channel,
+        fabric: RdmaFabric::default(),
+    })
+}
+
+/// A record with the fields that the address determines; the rest is as for another, unknown
+/// controller.
+fn described(transport: TransportType, address: &Address, nqn: &Nqn) -> DiscoveryRecord {
+    let (adrfam, traddr, trsvcid) = match address {
+        Address::Ip(address) => {
+            let ip = address.ip().to_canonical();
+            let family = match ip {
+                IpAddr::V4(_) => adrfam::IPV4,
+                IpAddr::V6(_) => adrfam::IPV6,
+            };
+            (family, ip.to_string(), address.port().to_string())
+        }
+        Address::Loopback(name) => (adrfam::INTRA_HOST, name.clone(), String::new()),
+    };
+    DiscoveryRecord {
+        trtype: trtype_of(transport),
+        adrfam,
+        subtype: subtype::NVM,
+        treq: 0,
+        portid: 0,
+        cntlid: DiscoveryEntry::CNTLID_DYNAMIC,
+        // The least that any controller has (Base figure 294).
+        asqsz: 32,
+        eflags: 0,
+        subnqn: nqn.clone(),
+        traddr,
+        trsvcid,
+    }
+}
+
+/// Leaves out a record that does not fit an entry (the name of a loopback endpoint can be any
+/// text).
+fn checked(record: Record) -> Option<Record> {
+    match DiscoveryEntry::new(&record.record) {
+        Ok(_) => Some(record),
+        Err(error) => {
+            tracing::debug!(subnqn = %record.record.subnqn, %error, "not in the discovery log");
+            None
+        }
+    }
+}
+
+/// The listener's address as the asking host can use it.
+fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
+    let Address::Ip(bound) = &listener.address else {
+        return Some(listener.address.clone());
+    };
+    if !bound.ip().is_unspecified() {
+        return Some(listener.address.clone());
+    }
+    let Address::Ip(local) = asker.local else {
+        return None;
+    };
+    let ip = local.ip().to_canonical();
+    // A listener on [::] may or may not take IPv4; that the host came through it is proof.
+    let reachable = listener.id == asker.listener || ip.is_ipv4() == bound.is_ipv4();
+    reachable.then(|| Address::Ip(SocketAddr::new(ip, bound.port())))
+}
+
+/// Whether two addresses are of the same interface, whatever their ports.
+fn same_host(a: &Address, b: &Address) -> bool {
+    match (a, b) {
+        (Address::Ip(a), Address::Ip(b)) => a.ip().to_canonical() == b.ip().to_canonical(),
+        _ => a == b,
+    }
+}
+
+fn port_of(address: &Address) -> Option<u16> {
+    match address {
+        Address::Ip(address) => Some(address.port()),
+        Address::Loopback(_) => None,
+    }
+}
+
+/// PORTID: the same for all subsystems on a listener, for as long as it is there.
+fn port_id(listener: ListenerId) -> u16 {
+    listener.0 as u16
+}
+
+pub(crate) fn trtype_of(transport: TransportType) -> u8 {
+    match transport {
+        TransportType::Rdma => trtype::RDMA,
+        TransportType::Tcp => trtype::TCP,
+        TransportType::Loopback => trtype::INTRA_HOST,
+    }
+}
+
+/// The host asked for bytes beyond the end of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("offset {offset} is beyond the {length} bytes of the discovery log")]
+pub struct BeyondEnd {
+    pub offset: u64,
+    pub length: u64,
+}
+
+/// Header and entries are pieces of one size.
+const PIECE: u64 = DiscoveryEntry::SIZE as u64;
+
+/// Bytes of the whole page.
+pub fn page_bytes(records: usize) -> u64 {
+    PIECE * (records as u64 + 1)
+}
+
+/// Writes the part of the page that begins at `offset`; bytes beyond its end stay unchanged. Only
+/// the entries in that part are made, so that reading a long log in pieces costs no more than
+/// reading it whole.
+pub fn write_page(
+    generation: u64,
+    records: &[Record],
+    offset: u64,
+    out: &mut [u8],
+) -> Result<(), BeyondEnd> {
+    let length = page_bytes(records.len());
+    if offset > length {
+        return Err(BeyondEnd { offset, length });
+    }
+    let mut at = offset;
+    let mut rest = out;
+    while at < length && !rest.is_empty() {
+        let (piece, skip) = (at / PIECE, (at % PIECE) as usize);
+        let bytes: [u8; DiscoveryEntry::SIZE] = match piece.checked_sub(1) {
+            None => zerocopy::transmute!(DiscoveryHeader::new(generation, records.len() as u64)),
+            Some(index) => zerocopy::transmute!(records[index as usize].entry()),
+        };
+        let count = rest.len().min(bytes.len() - skip);
+        let (now, later) = rest.split_at_mut(count);
+        now.copy_from_slice(&bytes[skip..skip + count]);
+        rest = later;
+        at += count as u64;
+    }
+    Ok(())
+}
+
+impl Record {
+    fn entry(&self) -> DiscoveryEntry {
+        let mut entry = DiscoveryEntry::new(&self.record).expect("checked when it was made");
+        match self.record.trtype {
+            trtype::TCP => entry.set_tcp_subtype(match self.secure_channel {
+                true => sectype::TLS13,
+                false => sectype::NONE,
+            }),
+            trtype::RDMA => entry.set_rdma_subtype(RdmaSubtype {
+                qptype: RdmaSubtype::QPTYPE_CONNECTED,
+                prtype: match self.fabric {
+                    RdmaFabric::InfiniBand => RdmaSubtype::PRTYPE_INFINIBAND,
+                    RdmaFabric::RoceV1 => RdmaSubtype::PRTYPE_ROCE,
+                    RdmaFabric::RoceV2 => RdmaSubtype::PRTYPE_ROCE_V2,
+                    RdmaFabric::Iwarp => RdmaSubtype::PRTYPE_IWARP,
+                },
+                cms: RdmaSubtype::CMS_RDMA_CM,
+                pkey: 0,
+            }),
+            _ => {}
+        }
+        entry
+    }
+}

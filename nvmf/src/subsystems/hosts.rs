@@ -1,0 +1,147 @@
+//! Each host's counts on a subsystem, for as long as it is connected there.
+//!
+//! Queues have counts of their own, which go with them. A host has several controllers, one per
+//! port, and a sum over the present queues would fall when one of them leaves. So the counts of a
+//! queue are added up when it goes, and dropped when its host has no queue left over the same
+//! transport.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+
+use nacre_nvmf_wire::Nqn;
+
+use crate::subsystems::stats::{Kind, LATENCY_BUCKETS, QueueStats};
+use crate::transport::TransportType;
+
+/// Commands of one kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KindSum {
+    pub operations: u64,
+    pub bytes: u64,
+    pub errors: u64,
+    pub latency_ns: u64,
+    pub latency: [u64; LATENCY_BUCKETS],
+}
+
+/// By [`Kind`].
+pub type Sums = [KindSum; 3];
+
+/// The counts of a host over one transport.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSums {
+    pub host: Nqn,
+    pub transport: TransportType,
+    pub sums: Sums,
+}
+
+/// Those that have queues.
+#[derive(Default)]
+pub(crate) struct Hosts(Mutex<BTreeMap<(Nqn, TransportType), Host>>);
+
+#[derive(Default)]
+struct Host {
+    queues: Vec<Arc<QueueStats>>,
+    gone: Sums,
+}
+
+impl Hosts {
+    pub fn came(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
+        let mut all = self.0.lock().expect("poisoned");
+        let host = all.entry((host.clone(), transport)).or_default();
+        host.queues.push(Arc::clone(queue));
+    }
+
+    pub fn went(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
+        let mut all = self.0.lock().expect("poisoned");
+        let key = (host.clone(), transport);
+        let Some(host) = all.get_mut(&key) else {
+            return;
+        };
+        host.queues.retain(|other| !Arc::ptr_eq(other, queue));
+        add(&mut host.gone, queue);
+        if host.queues.is_empty() {
+            all.remove(&key);
+        }
+    }
+
+    pub fn sums(&self) -> Vec<HostSums> {
+        let all = self.0.lock().expect("poisoned");
+        let of = |((name, transport), host): (&(Nqn, TransportType), &Host)| {
+            let mut sums = host.gone.clone();
+            host.queues.iter().for_each(|queue| add(&mut sums, queue));
+            HostSums {
+                host: name.clone(),
+                transport: *transport,
+                sums,
+            }
+        };
+        all.iter().map(of).collect()
+    }
+}
+
+fn add(sums: &mut Sums, queue: &QueueStats) {
+    for (sum, kind) in sums.iter_mut().zip([Kind::Read, Kind::Write, Kind::Other]) {
+        let stats = queue.kind(kind);
+        sum.operations += stats.operations.load(Relaxed);
+        sum.bytes += stats.bytes.load(Relaxed);
+        sum.errors += stats.errors.load(Relaxed);
+        sum.latency_ns += stats.latency_ns.load(Relaxed);
+        for (total, bucket) in sum.latency.iter_mut().zip(&stats.latency) {
+            *total += bucket.load(Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TCP: TransportType = TransportType::Tcp;
+
+    fn queue(operations: u64) -> Arc<QueueStats> {
+        let stats = QueueStats::default();
+        let read = stats.kind(Kind::Read);
+        for counter in [&read.operations, &read.latency[3]] {
+            counter.store(operations, Relaxed);
+        }
+        Arc::new(stats)
+    }
+
+    fn reads(hosts: &Hosts) -> Vec<(String, u64)> {
+        let one = |HostSums { host, sums, .. }: HostSums| {
+            let [read, ..] = sums;
+            assert_eq!(read.latency[3], read.operations);
+            let name = host.to_string();
+            (name.rsplit(':').next().unwrap().to_owned(), read.operations)
+        };
+        hosts.sums().into_iter().map(one).collect()
+    }
+
+    /// With reads of the counts in between and without.
+    #[test]
+    fn counts_stay_while_the_host_does() {
+        let hosts = Hosts::default();
+        let name = |of: &str| Nqn::new(&format!("nqn.2026-01.org.example:{of}")).unwrap();
+        let (a, b) = (name("a"), name("b"));
+        let told = |all: &[(&str, u64)]| {
+            let all = all.iter().map(|(name, count)| ((*name).to_owned(), *count));
+            assert_eq!(reads(&hosts), all.collect::<Vec<_>>());
+        };
+        let (one, two, short, other) = (queue(10), queue(100), queue(1000), queue(1));
+        hosts.came(&a, TCP, &one);
+        hosts.came(&a, TCP, &two);
+        hosts.came(&b, TCP, &other);
+        told(&[("a", 110), ("b", 1)]);
+        hosts.came(&a, TCP, &short);
+        hosts.went(&a, TCP, &short);
+        hosts.went(&a, TCP, &one);
+        hosts.went(&b, TCP, &other);
+        told(&[("a", 1110)]);
+        // A host that left and comes back begins anew.
+        hosts.went(&a, TCP, &two);
+        told(&[]);
+        hosts.came(&a, TCP, &queue(2));
+        told(&[("a", 2)]);
+    }
+}

@@ -1,0 +1,40 @@
+//! Subsystems, their namespaces and hosts: what management changes and all cores read.
+//!
+//! ```text
+//!   Target            subsystems, listeners, discovery; shared, changed by management calls
+//!     └ Subsystem         namespaces, hosts, listeners, and its associations
+//!         └ Association       one controller as its queues on several cores see it
+//! ```
+//!
+//! A change of the shared state raises the attention flag of the cores concerned, through their
+//! [`GroupHandle`]. Nothing here runs on the data path.
+
+pub mod ana;
+pub mod association;
+pub(crate) mod cntlid;
+pub mod config;
+pub(crate) mod core_handle;
+pub mod discovery;
+mod hosts;
+pub mod namespace;
+pub(crate) mod places;
+pub mod reservation;
+pub mod stats;
+pub mod subsystem;
+pub mod target;
+mod withheld;
+
+pub use ana::AnaStates;
+pub use association::{Association, ErrorRecord, Phase, QueueInfo, Teardown, pending};
+pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
+pub use config::{QueueLimits, TargetConfig};
+pub use core_handle::{GroupCounts, GroupHandle};
+pub use hosts::{HostSums, KindSum};
+pub use namespace::{Backing, Namespace, NamespaceIds, View};
+pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
+pub use subsystem::{
+    NamespaceConfig, NamespaceEntry, RdmaFabric, Refusal, Subsystem, SubsystemConfig,
+    SubsystemError, SubsystemKind, SubsystemListener,
+};
+pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError};
+pub use withheld::Withheld;

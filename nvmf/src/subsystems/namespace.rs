@@ -1,0 +1,217 @@
+//! A namespace: the identity that hosts see, and the bdev behind it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use nacre_bdev::{Bdev, Geometry, Limits, OpenError, Queue};
+use nacre_hugepages::Pool;
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::log::ana::AnaState;
+use uuid::Uuid;
+
+use crate::subsystems::ana;
+use crate::subsystems::reservation::Reservation;
+
+/// Opens a per-core queue on a bdev.
+pub type OpenQueue = dyn Fn(&Pool) -> Result<Box<dyn Queue>, OpenError> + Send + Sync;
+
+/// The device behind a namespace, and how a core opens it.
+#[derive(Clone)]
+pub struct Backing {
+    pub bdev: Arc<dyn Bdev>,
+    open: Arc<OpenQueue>,
+}
+
+impl Backing {
+    /// A bdev opened through `open`, for instance through its registry.
+    pub fn new(bdev: Arc<dyn Bdev>, open: Arc<OpenQueue>) -> Backing {
+        Backing { bdev, open }
+    }
+
+    pub fn open(&self, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        (self.open)(pool)
+    }
+}
+
+/// Identifiers that hosts use to recognise a namespace on every path and after every restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamespaceIds {
+    pub uuid: Uuid,
+    pub nguid: [u8; 16],
+    /// All zero: none.
+    pub eui64: [u8; 8],
+}
+
+impl NamespaceIds {
+    /// The UUID serves as NGUID too, as Linux hosts expect at least one of the two.
+    pub fn from_uuid(uuid: Uuid) -> NamespaceIds {
+        NamespaceIds {
+            uuid,
+            nguid: uuid.into_bytes(),
+            eui64: [0; 8],
+        }
+    }
+}
+
+/// The last serial given out.
+static SERIALS: AtomicU64 = AtomicU64::new(0);
+
+/// A namespace of one subsystem, shared by all cores.
+pub struct Namespace {
+    pub nsid: u32,
+    /// Identifies it among all namespaces, also later ones with its id or its device. Never zero.
+    pub(crate) serial: u64,
+    pub ids: NamespaceIds,
+    ana_group: AtomicU32,
+    pub backing: Backing,
+    pub reservation: Arc<Reservation>,
+    /// Reads of at most so many blocks are lent by the bdev.
+    pub(crate) lend_blocks: u32,
+    /// The bdev is done with an I/O when it was submitted.
+    pub(crate) immediate: bool,
+    /// It is worth trying whether the bdev carries it out at once.
+    pub(crate) at_once: bool,
+    /// Per core: where the core's queue on the bdev stands in the core's table, plus one. Each is
+    /// written by its own core only.
+    slots: Box<[AtomicU32]>,
+}
+
+impl Namespace {
+    pub(crate) fn new(
+        nsid: u32,
+        ids: NamespaceIds,
+        ana_group: u32,
+        backing: Backing,
+        reservation: Arc<Reservation>,
+        cores: usize,
+    ) -> Namespace {
+        let slots = (0..cores).map(|_| AtomicU32::new(0)).collect();
+        let limits = backing.bdev.limits();
+        Namespace {
+            nsid,
+            serial: SERIALS.fetch_add(1, Ordering::Relaxed) + 1,
+            ids,
+            ana_group: AtomicU32::new(ana_group),
+            lend_blocks: limits.lend_blocks,
+            immediate: limits.immediate,
+            at_once: limits.at_once,
+            backing,
+            reservation,
+            slots,
+        }
+    }
+
+    pub fn ana_group(&self) -> u32 {
+        self.ana_group.load(Ordering::Relaxed)
+    }
+
+    /// Only under the subsystem's lock, which also gives controllers the view that follows from it.
+    pub(crate) fn set_ana_group(&self, group: u32) {
+        self.ana_group.store(group, Ordering::Relaxed);
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.backing.bdev.geometry()
+    }
+
+    pub fn limits(&self) -> Limits {
+        self.backing.bdev.limits()
+    }
+
+    pub(crate) fn slot(&self, core: usize) -> Option<usize> {
+        (self.slots[core].load(Ordering::Relaxed) as usize).checked_sub(1)
+    }
+
+    pub(crate) fn set_slot(&self, core: usize, slot: Option<usize>) {
+        self.slots[core].store(slot.map_or(0, |s| s as u32 + 1), Ordering::Relaxed);
+    }
+}
+
+/// The namespaces that one controller sees, and how well: an immutable snapshot.
+#[derive(Default)]
+pub struct View {
+    /// Indexed by namespace id less one.
+    namespaces: Vec<Option<Seen>>,
+    /// There is a namespace that commands are not carried out on.
+    blocked: bool,
+}
+
+struct Seen {
+    namespace: Arc<Namespace>,
+    access: AnaState,
+}
+
+impl View {
+    pub(crate) fn new(visible: impl Iterator<Item = (Arc<Namespace>, AnaState)>) -> View {
+        let mut namespaces = Vec::new();
+        let mut blocked = false;
+        for (namespace, access) in visible {
+            let at = namespace.nsid as usize - 1;
+            if namespaces.len() <= at {
+                namespaces.resize_with(at + 1, || None);
+            }
+            blocked |= !access.is_accessible();
+            namespaces[at] = Some(Seen { namespace, access });
+        }
+        View {
+            namespaces,
+            blocked,
+        }
+    }
+
+    fn seen(&self, nsid: u32) -> Option<&Seen> {
+        self.namespaces
+            .get((nsid as usize).wrapping_sub(1))?
+            .as_ref()
+    }
+
+    pub fn get(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+        self.seen(nsid).map(|seen| &seen.namespace)
+    }
+
+    /// The ANA state of a namespace that is there.
+    pub fn access(&self, nsid: u32) -> Option<AnaState> {
+        self.seen(nsid).map(|seen| seen.access)
+    }
+
+    /// The namespace of an I/O command, or the status of the refusal.
+    pub(crate) fn for_command(&self, nsid: u32) -> Result<&Arc<Namespace>, StatusCode> {
+        let seen = self
+            .seen(nsid)
+            .ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
+        match ana::refusal(seen.access) {
+            None => Ok(&seen.namespace),
+            Some(status) => Err(status),
+        }
+    }
+
+    /// The status of a command for all namespaces if one of them cannot execute it.
+    pub(crate) fn refusal_of_all(&self) -> Option<StatusCode> {
+        if !self.blocked {
+            return None;
+        }
+        let all = self.namespaces.iter().flatten();
+        all.filter_map(|seen| ana::refusal(seen.access)).next()
+    }
+
+    /// Whether every namespace has the same ANA state in both.
+    pub(crate) fn same_access(&self, other: &View) -> bool {
+        let accesses = |view: &View| {
+            let all = view.namespaces.iter().flatten();
+            all.map(|seen| (seen.namespace.nsid, seen.access))
+                .collect::<Vec<_>>()
+        };
+        accesses(self) == accesses(other)
+    }
+
+    /// In the order of their ids.
+    /// The namespace with the next id after `nsid`, which may be 0.
+    pub fn after(&self, nsid: u32) -> Option<&Arc<Namespace>> {
+        let later = self.namespaces.get(nsid as usize..)?;
+        later.iter().flatten().next().map(|seen| &seen.namespace)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
+        self.namespaces.iter().flatten().map(|seen| &seen.namespace)
+    }
+}

@@ -1,0 +1,313 @@
+//! Reservations: the access to a namespace, as its hosts agree (Base 8.19).
+//!
+//! ```text
+//! state.rs     the reservation, and the effect of each command on it; pure
+//! report.rs    Reservation Report
+//! notices.rs   the notifications for each controller's host (log 80h)
+//! ```
+//!
+//! `queues/reservation.rs` runs the commands on a core: stores persistent state, aborts preempted
+//! I/O, completes.
+//!
+//! A [`Reservation`] belongs to a namespace, and outlives the absence of its device. Commands
+//! change it under its lock, from the core that they came in on. I/O does not take the lock. While
+//! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise the word
+//! identifies the state for which each queue pair remembers its rights. A command whose outcome
+//! must survive a power loss is applied, and completed, when the [`Keeper`] has it on stable media;
+//! later commands wait.
+
+mod notices;
+pub(crate) mod report;
+pub(crate) mod state;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use nacre_bdev::Op;
+use nacre_nvmf_wire::StatusCode;
+
+use crate::subsystems::association::Association;
+use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::namespace::Namespace;
+use crate::subsystems::subsystem::Subsystem;
+
+pub use notices::{MAX_NOTICES, NoticeLog};
+pub(crate) use state::{Command, Outcome};
+pub use state::{Held, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
+
+/// Where a namespace's state is kept that persists through power loss.
+pub trait Keeper: Send + Sync {
+    /// Makes `state` durable in place of the earlier one (`None`: store nothing), then completes
+    /// the ticket. Does not block; of consecutive calls the last one counts.
+    fn keep(&self, state: Option<&State>, ticket: Ticket);
+}
+
+/// Namespaces and their reservations.
+pub(crate) type Several = Vec<(u32, Arc<Reservation>)>;
+
+/// How a namespace's reservations begin.
+#[derive(Clone, Default)]
+pub struct Reservations {
+    /// `None`: they do not persist through power loss, and hosts can see that.
+    pub keeper: Option<Arc<dyn Keeper>>,
+    /// The stored state.
+    pub kept: Option<State>,
+}
+
+/// A promise to say how keeping went. Dropped, it says that it failed.
+pub struct Ticket(Arc<Answer>);
+
+pub(crate) struct Answer {
+    pub(crate) outcome: AtomicU8,
+    owner: GroupHandle,
+}
+
+pub(crate) const OPEN: u8 = 0;
+pub(crate) const KEPT: u8 = 1;
+pub(crate) const FAILED: u8 = 2;
+
+impl Ticket {
+    pub(crate) fn new(owner: GroupHandle) -> (Ticket, Arc<Answer>) {
+        let answer = Arc::new(Answer {
+            outcome: AtomicU8::new(OPEN),
+            owner,
+        });
+        (Ticket(Arc::clone(&answer)), answer)
+    }
+
+    /// It is on stable media.
+    pub fn kept(self) {
+        self.answer(KEPT);
+    }
+
+    /// It is not, and will not be.
+    pub fn failed(self) {
+        self.answer(FAILED);
+    }
+
+    fn answer(&self, outcome: u8) {
+        let first =
+            self.0
+                .outcome
+                .compare_exchange(OPEN, outcome, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_ok() {
+            self.0.owner.attend();
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.answer(FAILED);
+    }
+}
+
+/// The reservation of one namespace, shared by all cores.
+pub struct Reservation {
+    /// Zero while nothing is reserved; otherwise never the same for two states, of any namespace.
+    gate: AtomicU64,
+    inner: Mutex<Inner>,
+    conflicts: AtomicU64,
+    keeper: Option<Arc<dyn Keeper>>,
+}
+
+/// What became of a command that was to be decided.
+pub(crate) enum Decision {
+    /// Another command's outcome is about to be installed.
+    Wait,
+    Refused(StatusCode),
+    /// The receiver installs the outcome once the keeper (if it persists) has stored it.
+    Taken(Outcome, Option<Arc<dyn Keeper>>),
+}
+
+struct Inner {
+    state: State,
+    /// The next state is decided, and not installed yet: commands wait.
+    busy: bool,
+    /// Cores with commands that wait.
+    waiters: Vec<GroupHandle>,
+}
+
+/// The last gate given out.
+static GATES: AtomicU64 = AtomicU64::new(0);
+
+impl Reservation {
+    pub(crate) fn new(from: Reservations) -> Reservation {
+        let state = from.kept.unwrap_or_default();
+        Reservation {
+            gate: AtomicU64::new(gate_for(&state)),
+            inner: Mutex::new(Inner {
+                state,
+                busy: false,
+                waiters: Vec::new(),
+            }),
+            conflicts: AtomicU64::new(0),
+            keeper: from.keeper,
+        }
+    }
+
+    /// Zero while nothing is reserved. Relaxed: a host that knows of a reservation has had the
+    /// answer to a command since the gate was written, and a network lies between the two.
+    #[inline]
+    pub(crate) fn gate(&self) -> u64 {
+        self.gate.load(Ordering::Relaxed)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("poisoned")
+    }
+
+    pub fn state(&self) -> State {
+        self.inner().state.clone()
+    }
+
+    pub fn can_persist(&self) -> bool {
+        self.keeper.is_some()
+    }
+
+    /// I/O commands refused because of the reservation.
+    pub fn conflicts(&self) -> u64 {
+        self.conflicts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_conflict(&self) {
+        self.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn rights(&self, host: &HostId) -> (u64, Rights) {
+        let inner = self.inner();
+        (self.gate(), inner.state.rights(host))
+    }
+
+    /// Decides on a command. One decision is in flight at a time, until it is installed or given
+    /// up; the core of a command in between is notified when it may retry.
+    pub(crate) fn decide(&self, host: &HostId, command: &Command, core: &GroupHandle) -> Decision {
+        let mut inner = self.inner();
+        if inner.busy {
+            // A core may ask every turn.
+            if inner.waiters.iter().all(|waiter| waiter.core != core.core) {
+                inner.waiters.push(core.clone());
+            }
+            return Decision::Wait;
+        }
+        let outcome = match inner.state.decide(host, command, self.can_persist()) {
+            Ok(outcome) => outcome,
+            Err(status) => return Decision::Refused(status),
+        };
+        inner.busy = true;
+        let lasts = inner.state.ptpl || outcome.next.ptpl;
+        let changes = inner.state != outcome.next;
+        let keeper = self.keeper.as_ref().filter(|_| lasts && changes);
+        Decision::Taken(outcome, keeper.cloned())
+    }
+
+    /// Takes a new state, and lets the commands go on that waited for it.
+    pub(crate) fn install(&self, next: State) {
+        let mut inner = self.inner();
+        self.gate.store(gate_for(&next), Ordering::SeqCst);
+        inner.state = next;
+        release(inner);
+    }
+
+    /// The state could not be stored: everything is as before.
+    pub(crate) fn give_up(&self) {
+        release(self.inner());
+    }
+}
+
+impl std::fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reservation")
+            .field("state", &self.state())
+            .field("can_persist", &self.can_persist())
+            .finish_non_exhaustive()
+    }
+}
+
+fn release(mut inner: MutexGuard<'_, Inner>) {
+    inner.busy = false;
+    let waiters = std::mem::take(&mut inner.waiters);
+    drop(inner);
+    waiters.iter().for_each(GroupHandle::attend);
+}
+
+fn gate_for(state: &State) -> u64 {
+    match state.held {
+        None => 0,
+        Some(_) => GATES.fetch_add(1, Ordering::Relaxed) + 1,
+    }
+}
+
+/// A queue pair's knowledge of its host's rights: for each namespace that was reserved at its last
+/// use, the gate and the rights under it. So only the first I/O after a change takes the lock,
+/// however many namespaces are reserved.
+#[derive(Default)]
+pub(crate) struct RightsCache {
+    /// The last answer.
+    last: Option<(u64, Rights)>,
+    /// By namespace id.
+    known: BTreeMap<u32, (u64, Rights)>,
+}
+
+impl RightsCache {
+    /// Whether an I/O of a host that came by `association` may do `op` now.
+    #[inline]
+    pub fn may(
+        &mut self,
+        namespace: &Namespace,
+        association: Option<&Association>,
+        op: Op,
+    ) -> bool {
+        let gate = namespace.reservation.gate();
+        if gate == 0 {
+            return true;
+        }
+        let need = match op {
+            Op::Read | Op::Compare | Op::Verify => Rights::Read,
+            _ => Rights::ReadWrite,
+        };
+        let host = || association.map_or([0; 16], |a| a.hostid);
+        self.allows(gate, namespace.nsid, &namespace.reservation, host, need)
+    }
+
+    /// Whether the host may do what needs `need`. `gate` is the one that was just read, not zero.
+    #[inline]
+    pub fn allows(
+        &mut self,
+        gate: u64,
+        nsid: u32,
+        of: &Reservation,
+        host: impl FnOnce() -> HostId,
+        need: Rights,
+    ) -> bool {
+        let (known, rights) = match self.last {
+            Some((known, rights)) if known == gate => (known, rights),
+            _ => match self.known.get(&nsid) {
+                Some(&(known, rights)) if known == gate => (known, rights),
+                _ => {
+                    let (gate, rights) = of.rights(&host());
+                    if gate == 0 {
+                        return true;
+                    }
+                    self.known.insert(nsid, (gate, rights));
+                    (gate, rights)
+                }
+            },
+        };
+        self.last = Some((known, rights));
+        rights >= need
+    }
+}
+
+/// Commands of preempted hosts that are to end before the Preempt and Abort is answered: each core
+/// that may have some aborts them, waits until they are gone, and counts itself off.
+pub(crate) struct Fence {
+    pub subsystem: Arc<Subsystem>,
+    pub nsid: u32,
+    pub hosts: Vec<HostId>,
+    pub cores: AtomicUsize,
+    pub owner: GroupHandle,
+}

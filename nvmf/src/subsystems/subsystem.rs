@@ -1,0 +1,695 @@
+//! A subsystem: namespaces, the hosts that may see them, and the controllers they are using.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
+use uuid::Uuid;
+
+use crate::subsystems::ana::AnaStates;
+use crate::subsystems::association::{Admitted, Association, Phase, Teardown};
+use crate::subsystems::cntlid::{ControllerModel, Home, MAX_CNTLID};
+use crate::subsystems::hosts::{HostSums, Hosts};
+use crate::subsystems::namespace::{Backing, Namespace, NamespaceIds, View};
+use crate::subsystems::reservation::{HostId, Notice, Reservation, Reservations};
+use crate::subsystems::withheld::Withheld;
+use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubsystemKind {
+    Nvm,
+    Discovery,
+}
+
+/// The fixed attributes of a subsystem.
+#[derive(Debug, Clone)]
+pub struct SubsystemConfig {
+    pub nqn: Nqn,
+    /// Up to 20 printable ASCII characters.
+    pub serial_number: String,
+    /// Up to 40 printable ASCII characters.
+    pub model_number: String,
+    /// Most namespaces, and the largest namespace id.
+    pub max_namespaces: u32,
+    pub allow_any_host: bool,
+    pub ana_reporting: bool,
+    pub controller_model: ControllerModel,
+    /// Range of controller ids handed out here, within 1..=FFEFh.
+    pub min_cntlid: u16,
+    pub max_cntlid: u16,
+}
+
+impl SubsystemConfig {
+    pub const DEFAULT_MAX_NAMESPACES: u32 = 32;
+
+    pub fn new(nqn: Nqn) -> SubsystemConfig {
+        SubsystemConfig {
+            nqn,
+            serial_number: "00000000000000000000".to_string(),
+            model_number: "Nacre NVMe-oF controller".to_string(),
+            max_namespaces: SubsystemConfig::DEFAULT_MAX_NAMESPACES,
+            allow_any_host: false,
+            ana_reporting: false,
+            controller_model: ControllerModel::default(),
+            min_cntlid: 1,
+            max_cntlid: MAX_CNTLID,
+        }
+    }
+}
+
+/// A namespace to be added.
+pub struct NamespaceConfig {
+    /// `None`: the lowest free one.
+    pub nsid: Option<u32>,
+    pub bdev_name: String,
+    pub backing: Backing,
+    pub ids: NamespaceIds,
+    pub ana_group: Option<u32>,
+    /// Seen by every host that may connect; otherwise by those named by `add_namespace_host`.
+    pub auto_visible: bool,
+    pub reservations: Reservations,
+}
+
+/// Why the control plane was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubsystemError {
+    #[error("namespace id {nsid} is taken")]
+    NsidTaken { nsid: u32 },
+    #[error("namespace id {nsid} is not in 1..={max}")]
+    NsidOutOfRange { nsid: u32, max: u32 },
+    /// ANAGRPMAX is the largest namespace id.
+    #[error("ANA group {group} is not in 1..={max}")]
+    AnaGroupOutOfRange { group: u32, max: u32 },
+    #[error("subsystem {nqn} has all of its {max} namespaces")]
+    NamespacesFull { nqn: String, max: u32 },
+    #[error("subsystem {nqn} has no namespace {nsid}")]
+    NoNamespace { nqn: String, nsid: u32 },
+    #[error("UUID {uuid} is already used by namespace {nsid} of {nqn}")]
+    UuidTaken { uuid: Uuid, nqn: String, nsid: u32 },
+    #[error("host {host} is already allowed")]
+    HostExists { host: String },
+    #[error("host {host} is not in the list")]
+    NoHost { host: String },
+    #[error(
+        "namespace {nsid} is visible to every host; create it with no_auto_visible to choose hosts"
+    )]
+    AutoVisible { nsid: u32 },
+    #[error("subsystem {nqn} already listens on {address}")]
+    ListenerExists { nqn: String, address: String },
+    #[error("subsystem {nqn} does not listen on {address}")]
+    NoListener { nqn: String, address: String },
+    #[error("{nqn} does not report ANA states to hosts")]
+    NoAnaReporting { nqn: String },
+    #[error("the discovery subsystem has no namespaces")]
+    Discovery,
+}
+
+/// Why a Connect to the admin queue was refused; translated to a status once, by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    HostNotAllowed,
+    /// Controllers of this host, or the one that it requests, are still being torn down, or the
+    /// subsystem is going, or is only just being served here: try again.
+    Busy,
+    NoFreeController,
+    /// The static controller that it asks for has an association.
+    ControllerTaken,
+    NotOnThisListener,
+    /// It listens here only to say so: hosts are to use the other transport.
+    Withheld(Withheld),
+}
+
+#[derive(Clone)]
+pub struct NamespaceEntry {
+    pub namespace: Arc<Namespace>,
+    pub bdev_name: String,
+    pub auto_visible: bool,
+    pub ana_group: Option<u32>,
+    pub hosts: BTreeSet<Nqn>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SubsystemListener {
+    pub id: ListenerId,
+    pub transport: TransportType,
+    pub address: Address,
+    pub ana: AnaStates,
+    /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
+    /// transport only. A host that comes here is refused as by a listener of other subsystems.
+    pub withheld: Option<Withheld>,
+    /// Of listeners over RDMA: the attributes of the fabric for hosts.
+    pub fabric: RdmaFabric,
+    /// The options of the request. An address that several subsystems share has the options of the
+    /// first.
+    pub options: ListenerOptions,
+}
+
+/// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RdmaFabric {
+    InfiniBand,
+    RoceV1,
+    #[default]
+    RoceV2,
+    Iwarp,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    allow_any_host: bool,
+    hosts: BTreeSet<Nqn>,
+    pub(crate) namespaces: BTreeMap<u32, NamespaceEntry>,
+    /// Reservations of namespaces whose device went away, by id, with their UUID: the return of a
+    /// device must not give every host write access.
+    away: BTreeMap<u32, (Uuid, Arc<Reservation>)>,
+    pub(crate) listeners: Vec<SubsystemListener>,
+    pub(crate) controllers: BTreeMap<u16, Arc<Association>>,
+    /// Changes of what any controller's ANA log shows, since the start.
+    pub(crate) ana_changes: u64,
+    /// The last of them with which a group gained or lost a namespace, by group.
+    pub(crate) ana_members: BTreeMap<u32, u64>,
+    last_cntlid: u16,
+    deleted: bool,
+    /// Addresses that are being opened for it: a host that is quick is there before the listener.
+    opening: u32,
+}
+
+pub struct Subsystem {
+    pub config: SubsystemConfig,
+    pub kind: SubsystemKind,
+    cores: usize,
+    /// Entries of each controller's error log.
+    error_entries: usize,
+    state: Mutex<State>,
+    pub(crate) host_counts: Hosts,
+    /// Changes since start, of anything that a discovery log or an ANA log shows.
+    pub(crate) changes: AtomicU64,
+}
+
+impl Subsystem {
+    pub(crate) fn new(
+        config: SubsystemConfig,
+        kind: SubsystemKind,
+        cores: usize,
+        error_entries: usize,
+    ) -> Subsystem {
+        let state = State {
+            allow_any_host: config.allow_any_host,
+            ..State::default()
+        };
+        Subsystem {
+            config,
+            kind,
+            cores,
+            error_entries,
+            state: Mutex::new(state),
+            host_counts: Hosts::default(),
+            changes: AtomicU64::new(0),
+        }
+    }
+
+    pub fn nqn(&self) -> &Nqn {
+        &self.config.nqn
+    }
+
+    /// What each host has done that is connected.
+    pub fn host_sums(&self) -> Vec<HostSums> {
+        self.host_counts.sums()
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("poisoned")
+    }
+
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    // Namespaces.
+
+    pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, SubsystemError> {
+        if self.kind == SubsystemKind::Discovery {
+            return Err(SubsystemError::Discovery);
+        }
+        let max = self.config.max_namespaces;
+        let mut state = self.state();
+        let nsid = match config.nsid {
+            Some(nsid) if nsid == 0 || nsid > max => {
+                return Err(SubsystemError::NsidOutOfRange { nsid, max });
+            }
+            Some(nsid) if state.namespaces.contains_key(&nsid) => {
+                return Err(SubsystemError::NsidTaken { nsid });
+            }
+            Some(nsid) => nsid,
+            None => (1..=max)
+                .find(|nsid| !state.namespaces.contains_key(nsid))
+                .ok_or_else(|| SubsystemError::NamespacesFull {
+                    nqn: self.nqn().to_string(),
+                    max,
+                })?,
+        };
+        if let Some(other) = state
+            .namespaces
+            .values()
+            .find(|n| n.namespace.ids.uuid == config.ids.uuid)
+        {
+            return Err(SubsystemError::UuidTaken {
+                uuid: config.ids.uuid,
+                nqn: self.nqn().to_string(),
+                nsid: other.namespace.nsid,
+            });
+        }
+        let ana_group = config.ana_group.unwrap_or(nsid);
+        if ana_group == 0 || ana_group > max {
+            return Err(SubsystemError::AnaGroupOutOfRange {
+                group: ana_group,
+                max,
+            });
+        }
+        let reservation = match state.away.remove(&nsid) {
+            Some((uuid, reservation)) if uuid == config.ids.uuid => reservation,
+            _ => Arc::new(Reservation::new(config.reservations)),
+        };
+        let namespace = Arc::new(Namespace::new(
+            nsid,
+            config.ids,
+            ana_group,
+            config.backing,
+            reservation,
+            self.cores,
+        ));
+        state.namespaces.insert(
+            nsid,
+            NamespaceEntry {
+                namespace,
+                bdev_name: config.bdev_name,
+                auto_visible: config.auto_visible,
+                ana_group: config.ana_group,
+                hosts: BTreeSet::new(),
+            },
+        );
+        state.ana_members_changed([ana_group]);
+        self.publish_views(&state, &[nsid]);
+        Ok(nsid)
+    }
+
+    /// Takes the namespace from every controller. I/O that is under way completes; the bdev is
+    /// closed by each core when its last I/O is done.
+    pub fn remove_namespace(&self, nsid: u32) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        let removed = state
+            .namespaces
+            .remove(&nsid)
+            .ok_or_else(|| self.no_namespace(nsid))?;
+        state.ana_members_changed([removed.namespace.ana_group()]);
+        self.publish_views(&state, &[nsid]);
+        Ok(())
+    }
+
+    /// A namespace whose device is away is given up: its reservation goes, too.
+    pub fn forget_reservation(&self, nsid: u32) {
+        self.state().away.remove(&nsid);
+    }
+
+    /// Notifies hosts that the size of a bdev changed.
+    pub fn bdev_resized(&self, bdev_name: &str) {
+        let state = self.state();
+        let changed: Vec<u32> = state
+            .namespaces
+            .values()
+            .filter(|n| n.bdev_name == bdev_name)
+            .map(|n| n.namespace.nsid)
+            .collect();
+        if !changed.is_empty() {
+            self.publish_views(&state, &changed);
+        }
+    }
+
+    /// A host that is connected and sees a namespace on the bdev, in words.
+    pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
+        let state = self.state();
+        let on_it = state.namespaces.values();
+        let on_it: Vec<u32> = on_it
+            .filter(|n| n.bdev_name == bdev_name)
+            .map(|n| n.namespace.nsid)
+            .collect();
+        state.controllers.values().find_map(|association| {
+            let view = association.view();
+            let nsid = on_it.iter().find(|nsid| view.get(**nsid).is_some())?;
+            let here = association.phase() != Phase::Closing;
+            let (host, nqn) = (&association.hostnqn, self.nqn());
+            here.then(|| format!("host {host} (namespace {nsid} of {nqn})"))
+        })
+    }
+
+    /// Removes the namespaces on a bdev that is going away; says which.
+    pub fn bdev_removed(&self, bdev_name: &str) -> Vec<u32> {
+        let mut state = self.state();
+        let (gone, groups): (Vec<u32>, Vec<u32>) = state
+            .namespaces
+            .values()
+            .filter(|n| n.bdev_name == bdev_name)
+            .map(|n| (n.namespace.nsid, n.namespace.ana_group()))
+            .unzip();
+        for nsid in &gone {
+            let namespace = Arc::clone(&state.namespaces[nsid].namespace);
+            let kept = (namespace.ids.uuid, Arc::clone(&namespace.reservation));
+            state.away.insert(*nsid, kept);
+        }
+        state.namespaces.retain(|nsid, _| !gone.contains(nsid));
+        if !gone.is_empty() {
+            state.ana_members_changed(groups);
+            self.publish_views(&state, &gone);
+        }
+        gone
+    }
+
+    /// The namespace with this UUID.
+    pub fn namespace_with(&self, uuid: Uuid) -> Option<u32> {
+        let state = self.state();
+        let mut all = state.namespaces.values();
+        let found = all.find(|entry| entry.namespace.ids.uuid == uuid);
+        found.map(|entry| entry.namespace.nsid)
+    }
+
+    pub fn namespaces(&self) -> Vec<NamespaceEntry> {
+        self.state().namespaces.values().cloned().collect()
+    }
+
+    pub fn add_namespace_host(&self, nsid: u32, host: &Nqn) -> Result<(), SubsystemError> {
+        self.change_namespace_host(nsid, host, true)
+    }
+
+    pub fn remove_namespace_host(&self, nsid: u32, host: &Nqn) -> Result<(), SubsystemError> {
+        self.change_namespace_host(nsid, host, false)
+    }
+
+    fn change_namespace_host(
+        &self,
+        nsid: u32,
+        host: &Nqn,
+        add: bool,
+    ) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        let entry = state
+            .namespaces
+            .get_mut(&nsid)
+            .ok_or_else(|| self.no_namespace(nsid))?;
+        if entry.auto_visible {
+            return Err(SubsystemError::AutoVisible { nsid });
+        }
+        let group = entry.namespace.ana_group();
+        match (
+            add,
+            if add {
+                entry.hosts.insert(host.clone())
+            } else {
+                entry.hosts.remove(host)
+            },
+        ) {
+            (true, false) => {
+                return Err(SubsystemError::HostExists {
+                    host: host.to_string(),
+                });
+            }
+            (false, false) => {
+                return Err(SubsystemError::NoHost {
+                    host: host.to_string(),
+                });
+            }
+            _ => {}
+        }
+        state.ana_members_changed([group]);
+        self.publish_views(&state, &[nsid]);
+        Ok(())
+    }
+
+    pub(crate) fn no_namespace(&self, nsid: u32) -> SubsystemError {
+        SubsystemError::NoNamespace {
+            nqn: self.nqn().to_string(),
+            nsid,
+        }
+    }
+
+    /// Gives every controller its new view. `touched` are the namespaces that changed; a host is
+    /// notified of those that it saw before or sees now.
+    pub(crate) fn publish_views(&self, state: &State, touched: &[u32]) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        for association in state.controllers.values() {
+            let new = Arc::new(view_for(state, &association.hostnqn, association.listener));
+            let old = association.view();
+            let seen = |nsid: &&u32| old.get(**nsid).is_some() || new.get(**nsid).is_some();
+            let changed: Vec<u32> = touched.iter().filter(seen).copied().collect();
+            if changed.is_empty() {
+                continue;
+            }
+            association.set_view(new, &changed);
+            // I/O queues let go of a bdev that they no longer see.
+            for queue in association.queues() {
+                queue.group.attend();
+            }
+        }
+    }
+
+    // Hosts.
+
+    pub fn add_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
+        if !self.state().hosts.insert(host.clone()) {
+            return Err(SubsystemError::HostExists {
+                host: host.to_string(),
+            });
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Also disconnects the host, unless any host is allowed.
+    pub fn remove_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if !state.hosts.remove(host) {
+            return Err(SubsystemError::NoHost {
+                host: host.to_string(),
+            });
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.drop_unwelcome(&state);
+        Ok(())
+    }
+
+    /// Turning it off disconnects the hosts that are not in the list.
+    pub fn set_allow_any_host(&self, allow: bool) {
+        let mut state = self.state();
+        state.allow_any_host = allow;
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.drop_unwelcome(&state);
+    }
+
+    fn drop_unwelcome(&self, state: &State) {
+        if self.kind == SubsystemKind::Discovery {
+            return;
+        }
+        for association in state.controllers.values() {
+            if !state.allow_any_host && !state.hosts.contains(&association.hostnqn) {
+                association.tear_down(Teardown::HostRemoved);
+            }
+        }
+    }
+
+    pub fn allows_any_host(&self) -> bool {
+        self.state().allow_any_host
+    }
+
+    pub fn hosts(&self) -> Vec<Nqn> {
+        self.state().hosts.iter().cloned().collect()
+    }
+
+    pub fn allows(&self, host: &Nqn) -> bool {
+        let state = self.state();
+        self.kind == SubsystemKind::Discovery || state.allow_any_host || state.hosts.contains(host)
+    }
+
+    // Listeners.
+
+    /// An address is being opened for this subsystem, until the answer is dropped.
+    pub(crate) fn opening(&self) -> Opening<'_> {
+        self.state().opening += 1;
+        Opening(self)
+    }
+
+    pub(crate) fn add_listener(&self, listener: SubsystemListener) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if state.listeners.iter().any(|l| l.id == listener.id) {
+            return Err(SubsystemError::ListenerExists {
+                nqn: self.nqn().to_string(),
+                address: listener.address.to_string(),
+            });
+        }
+        state.listeners.push(listener);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Also tears down the controllers that were connected through it.
+    pub(crate) fn remove_listener(&self, id: ListenerId) -> bool {
+        let mut state = self.state();
+        let before = state.listeners.len();
+        state.listeners.retain(|l| l.id != id);
+        if state.listeners.len() == before {
+            return false;
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        for association in state.controllers.values().filter(|a| a.listener == id) {
+            association.tear_down(Teardown::ListenerRemoved);
+        }
+        true
+    }
+
+    pub fn listeners(&self) -> Vec<SubsystemListener> {
+        self.state().listeners.clone()
+    }
+
+    // Controllers.
+
+    /// Makes a controller for a host that connects an admin queue, and requests the controller
+    /// `asked`. The request must be valid ([`SubsystemConfig::check_cntlid`]).
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        asked: u16,
+        hostnqn: &Nqn,
+        hostid: [u8; 16],
+        listener: ListenerId,
+        transport: TransportType,
+    ) -> Result<Arc<Association>, Refusal> {
+        let mut state = self.state();
+        if state.deleted {
+            return Err(Refusal::Busy);
+        }
+        let discovery = self.kind == SubsystemKind::Discovery;
+        if !discovery {
+            let here = state.listeners.iter().find(|l| l.id == listener);
+            match here {
+                None if state.opening > 0 => return Err(Refusal::Busy),
+                None => return Err(Refusal::NotOnThisListener),
+                Some(here) => {
+                    if let Some(why) = here.withheld {
+                        return Err(Refusal::Withheld(why));
+                    }
+                }
+            }
+        }
+        if !discovery && !state.allow_any_host && !state.hosts.contains(hostnqn) {
+            return Err(Refusal::HostNotAllowed);
+        }
+        // A write of the old controller that is still on its way to the device must not land after
+        // one of the new controller: wait until the old one has let go of everything.
+        let leaving = |a: &&Arc<Association>| a.hostid == hostid && a.phase() == Phase::Closing;
+        if !discovery && state.controllers.values().any(|a| leaving(&a)) {
+            return Err(Refusal::Busy);
+        }
+        let cntlid = self.cntlid_for(&state, asked, &Home { hostnqn, hostid })?;
+        state.last_cntlid = cntlid;
+        let view = Arc::new(view_for(&state, hostnqn, listener));
+        let admitted = Admitted {
+            cntlid,
+            hostid,
+            hostnqn: hostnqn.clone(),
+            listener,
+            transport,
+        };
+        let subsystem = Arc::clone(self);
+        let association = Association::new(admitted, subsystem, view, self.error_entries);
+        let association = Arc::new(association);
+        state.controllers.insert(cntlid, Arc::clone(&association));
+        Ok(association)
+    }
+
+    fn cntlid_for(&self, state: &State, asked: u16, host: &Home) -> Result<u16, Refusal> {
+        let controllers = &state.controllers;
+        let is_free = |id: u16| !controllers.contains_key(&id);
+        let chosen = self
+            .config
+            .choose_cntlid(asked, state.last_cntlid, host, is_free);
+        chosen.ok_or_else(|| {
+            let closing = |a: &Arc<Association>| a.phase() == Phase::Closing;
+            match (self.config.controller_model, controllers.get(&asked)) {
+                (_, Some(one)) if closing(one) => Refusal::Busy,
+                (_, Some(_)) => Refusal::ControllerTaken,
+                (ControllerModel::Static, None) if controllers.values().any(closing) => {
+                    Refusal::Busy
+                }
+                (_, None) => Refusal::NoFreeController,
+            }
+        })
+    }
+
+    pub fn controller(&self, cntlid: u16) -> Option<Arc<Association>> {
+        self.state().controllers.get(&cntlid).cloned()
+    }
+
+    pub fn controller_count(&self) -> usize {
+        self.state().controllers.len()
+    }
+
+    pub fn controllers(&self) -> Vec<Arc<Association>> {
+        self.state().controllers.values().cloned().collect()
+    }
+
+    /// The last queue of a controller is gone: forgets it. Its id may be used again, later than
+    /// all others.
+    pub(crate) fn forget(&self, association: &Association) {
+        self.state().controllers.remove(&association.cntlid);
+    }
+
+    /// No Connect is admitted from here on, and every controller is torn down.
+    pub(crate) fn delete(&self, why: Teardown) {
+        let mut state = self.state();
+        state.deleted = true;
+        for association in state.controllers.values() {
+            association.tear_down(why);
+        }
+    }
+
+    /// Notifies the controllers of a host that see the namespace.
+    pub(crate) fn tell_reservation(&self, host: &HostId, nsid: u32, notice: Notice) {
+        for association in self.state().controllers.values() {
+            if association.hostid == *host && association.view().get(nsid).is_some() {
+                association.tell_reservation(nsid, notice);
+            }
+        }
+    }
+
+    /// Notifies every controller of events (bits of [`crate::subsystems::association::pending`]).
+    pub(crate) fn notify(&self, events: u32) {
+        for association in self.state().controllers.values() {
+            association.notify(events);
+        }
+    }
+}
+
+/// See [`Subsystem::opening`].
+pub(crate) struct Opening<'a>(&'a Subsystem);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.state().opening -= 1;
+    }
+}
+
+/// The view of a host through a listener.
+pub(crate) fn view_for(state: &State, host: &Nqn, listener: ListenerId) -> View {
+    let here = state.listeners.iter().find(|l| l.id == listener);
+    let access = |group| here.map_or(AnaState::Optimized, |l| l.ana.of(group));
+    View::new(
+        state
+            .namespaces
+            .values()
+            .filter(|n| visible_to(n, host))
+            .map(|n| (Arc::clone(&n.namespace), access(n.namespace.ana_group()))),
+    )
+}
+
+pub(crate) fn visible_to(entry: &NamespaceEntry, host: &Nqn) -> bool {
+    entry.auto_visible || entry.hosts.contains(host)
+}

@@ -1,0 +1,639 @@
+//! The target: everything that a process serves, and the one place where management changes it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::log::ana::AnaState;
+
+use crate::subsystems::ana::AnaStates;
+use crate::subsystems::association::{Association, Teardown};
+use crate::subsystems::cntlid::MAX_CNTLID;
+use crate::subsystems::config::{QueueLimits, TargetConfig};
+use crate::subsystems::core_handle::GroupHandle;
+use crate::subsystems::places::Places;
+use crate::subsystems::stats::Totals;
+use crate::subsystems::subsystem::{
+    NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
+    SubsystemListener,
+};
+use crate::subsystems::withheld::Withheld;
+use crate::transport::{Address, ListenError, ListenerId, ListenerOptions, Plug, TransportType};
+
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    #[error("subsystem {nqn} exists")]
+    SubsystemExists { nqn: String },
+    #[error("no subsystem {nqn}")]
+    NoSubsystem { nqn: String },
+    #[error("the target has all of its {max} subsystems")]
+    SubsystemsFull { max: usize },
+    #[error("{field} is \"{value}\": {expected}")]
+    Invalid {
+        field: &'static str,
+        value: String,
+        expected: &'static str,
+    },
+    #[error("there is no {kind} transport; create it first (nvmf_create_transport)")]
+    NoTransport { kind: TransportType },
+    #[error("there is a {kind} transport already")]
+    TransportExists { kind: TransportType },
+    #[error("referral {address} exists")]
+    ReferralExists { address: String },
+    #[error("no referral {address}")]
+    NoReferral { address: String },
+    #[error("{nqn} is the name of the discovery subsystem")]
+    DiscoveryName { nqn: String },
+    #[error(transparent)]
+    Subsystem(#[from] SubsystemError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+}
+
+struct Listener {
+    kind: TransportType,
+    /// The bound address, as hosts see it. Never port 0, so that requesting any port twice gives
+    /// two.
+    bound: Address,
+    options: ListenerOptions,
+    users: usize,
+    /// The totals of its queues reported so far: counters do not go back.
+    told: Totals,
+}
+
+struct Listeners {
+    open: BTreeMap<ListenerId, Listener>,
+    next: u64,
+}
+
+pub struct Target {
+    pub config: TargetConfig,
+    cores: usize,
+    subsystems: RwLock<BTreeMap<Nqn, Arc<Subsystem>>>,
+    discovery: Arc<Subsystem>,
+    /// Its unique name. Locked after `subsystems`.
+    discovery_nqn: Mutex<Option<Nqn>>,
+    plugs: RwLock<Vec<Arc<dyn Plug>>>,
+    queue_limits: Mutex<BTreeMap<TransportType, QueueLimits>>,
+    groups: RwLock<Vec<GroupHandle>>,
+    /// Held while addresses are opened or closed, never by code that serves hosts: a transport may
+    /// take long for that. Locked before `listeners`.
+    opening: Mutex<()>,
+    listeners: Mutex<Listeners>,
+    referrals: Mutex<Vec<Referral>>,
+    /// Discovery listeners that were opened beside those of subsystems.
+    automatic: Mutex<Vec<(TransportType, Address)>>,
+    /// The discovery log's GENCTR: grows with every change of anything the log shows.
+    generation: AtomicU64,
+    held: AtomicBool,
+    /// Connects refused because the subsystem is withheld from their transport.
+    withheld: AtomicU64,
+    pub(crate) places: Arc<Places>,
+}
+
+mod discovery;
+mod listeners;
+
+pub use discovery::Referral;
+pub use listeners::ListenerStats;
+
+/// How a subsystem is to be served on an address.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// From the first controller on.
+    pub ana: AnaStates,
+    /// See [`SubsystemListener::withheld`].
+    pub withheld: Option<Withheld>,
+    pub fabric: RdmaFabric,
+    /// Of the address: the options of the first subsystem on it count.
+    pub listener: ListenerOptions,
+}
+
+impl Target {
+    /// A target for `cores` groups.
+    pub fn new(config: TargetConfig, cores: usize) -> Arc<Target> {
+        let mut discovery = SubsystemConfig::new(Nqn::discovery());
+        discovery.allow_any_host = true;
+        discovery.model_number = "Nacre discovery controller".to_string();
+        let error_entries = usize::from(config.error_log_entries);
+        let discovery_nqn = Mutex::new(config.discovery_nqn.clone().filter(|n| !n.is_discovery()));
+        let generation = AtomicU64::new(config.discovery_generation);
+        let max_connections = config.max_connections;
+        Arc::new(Target {
+            discovery_nqn,
+            config,
+            cores,
+            subsystems: RwLock::new(BTreeMap::new()),
+            discovery: Arc::new(Subsystem::new(
+                discovery,
+                SubsystemKind::Discovery,
+                cores,
+                error_entries,
+            )),
+            plugs: RwLock::new(Vec::new()),
+            queue_limits: Mutex::new(BTreeMap::new()),
+            groups: RwLock::new(Vec::new()),
+            opening: Mutex::new(()),
+            listeners: Mutex::new(Listeners {
+                open: BTreeMap::new(),
+                next: 1,
+            }),
+            referrals: Mutex::new(Vec::new()),
+            automatic: Mutex::new(Vec::new()),
+            generation,
+            held: AtomicBool::new(false),
+            withheld: AtomicU64::new(0),
+            places: Places::new(max_connections),
+        })
+    }
+
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
+    // Transports and groups.
+
+    pub fn add_plug(&self, plug: Arc<dyn Plug>) -> Result<(), TargetError> {
+        let mut plugs = self.plugs.write().expect("poisoned");
+        if plugs.iter().any(|p| p.kind() == plug.kind()) {
+            return Err(TargetError::TransportExists { kind: plug.kind() });
+        }
+        plug.hold(self.held.load(Ordering::Acquire));
+        plugs.push(plug);
+        drop(plugs);
+        self.attend_all();
+        Ok(())
+    }
+
+    /// While held, new connections wait: the daemon is restoring its earlier state. A host that
+    /// meets a missing subsystem, permission or namespace in the middle of that believes it, and
+    /// never comes back.
+    pub fn hold(&self, held: bool) {
+        // The lock: a plug that is being added sees it either way.
+        let plugs = self.plugs.write().expect("poisoned");
+        self.held.store(held, Ordering::Release);
+        plugs.iter().for_each(|plug| plug.hold(held));
+    }
+
+    pub fn plugs(&self) -> Vec<Arc<dyn Plug>> {
+        self.plugs.read().expect("poisoned").clone()
+    }
+
+    pub fn plug(&self, kind: TransportType) -> Result<Arc<dyn Plug>, TargetError> {
+        let plugs = self.plugs.read().expect("poisoned");
+        plugs
+            .iter()
+            .find(|p| p.kind() == kind)
+            .cloned()
+            .ok_or(TargetError::NoTransport { kind })
+    }
+
+    /// Gives a transport limits of its own. Call it before its plug is added, as controllers are
+    /// announced them once.
+    pub fn set_queue_limits(&self, kind: TransportType, limits: QueueLimits) {
+        self.queue_limits
+            .lock()
+            .expect("poisoned")
+            .insert(kind, limits);
+    }
+
+    /// The bounds of a transport's queue pairs.
+    pub fn queue_limits(&self, kind: TransportType) -> QueueLimits {
+        let own = self.queue_limits.lock().expect("poisoned");
+        own.get(&kind)
+            .copied()
+            .unwrap_or_else(|| self.config.queue_limits())
+    }
+
+    /// The groups that have registered, in the order of their coming.
+    pub fn groups(&self) -> Vec<GroupHandle> {
+        self.groups.read().expect("poisoned").clone()
+    }
+
+    pub(crate) fn add_group(&self, group: GroupHandle) {
+        self.groups.write().expect("poisoned").push(group);
+    }
+
+    /// Makes every core do its upkeep soon: connections, and queues of devices with pending cleanup
+    /// ([`nacre_bdev::Queue::is_settled`]).
+    pub fn attend_all(&self) {
+        for group in self.groups.read().expect("poisoned").iter() {
+            group.attend();
+        }
+    }
+
+    // Subsystems.
+
+    pub fn create_subsystem(&self, config: SubsystemConfig) -> Result<Arc<Subsystem>, TargetError> {
+        check_config(&config)?;
+        let mut subsystems = self.subsystems.write().expect("poisoned");
+        let name = &config.nqn;
+        if subsystems.contains_key(name) || name.is_discovery() {
+            return Err(TargetError::SubsystemExists {
+                nqn: name.to_string(),
+            });
+        }
+        if self.unique_discovery_nqn().as_ref() == Some(name) {
+            return Err(TargetError::DiscoveryName {
+                nqn: name.to_string(),
+            });
+        }
+        if subsystems.len() >= self.config.max_subsystems {
+            return Err(TargetError::SubsystemsFull {
+                max: self.config.max_subsystems,
+            });
+        }
+        let error_entries = usize::from(self.config.error_log_entries);
+        let subsystem = Arc::new(Subsystem::new(
+            config,
+            SubsystemKind::Nvm,
+            self.cores,
+            error_entries,
+        ));
+        subsystems.insert(subsystem.nqn().clone(), Arc::clone(&subsystem));
+        Ok(subsystem)
+    }
+
+    /// Forgets the subsystem at once; its connections are closed by their cores. The caller may
+    /// wait until [`Subsystem::controllers`] of the returned one is empty.
+    pub fn delete_subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
+        let removed = self.subsystems.write().expect("poisoned").remove(nqn);
+        let subsystem = removed.ok_or_else(|| TargetError::NoSubsystem {
+            nqn: nqn.to_string(),
+        })?;
+        subsystem.delete(Teardown::SubsystemDeleted);
+        for listener in subsystem.listeners() {
+            subsystem.remove_listener(listener.id);
+            self.release_listener(listener.id);
+            self.close_discovery_port(listener.transport, &listener.address);
+        }
+        self.discovery_changed();
+        Ok(subsystem)
+    }
+
+    /// By name; the discovery subsystem by its well-known name, and by its unique one if it has one
+    /// (Base 3.1.3.3).
+    pub fn subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
+        if nqn.is_discovery() {
+            return Ok(Arc::clone(&self.discovery));
+        }
+        let subsystems = self.subsystems.read().expect("poisoned");
+        if let Some(found) = subsystems.get(nqn) {
+            return Ok(Arc::clone(found));
+        }
+        if self.unique_discovery_nqn().as_ref() == Some(nqn) {
+            return Ok(Arc::clone(&self.discovery));
+        }
+        Err(TargetError::NoSubsystem {
+            nqn: nqn.to_string(),
+        })
+    }
+
+    /// The NVM subsystems in the order of their names.
+    pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
+        self.subsystems
+            .read()
+            .expect("poisoned")
+            .values()
+            .cloned()
+            .collect()
+    }
+
+    pub fn discovery(&self) -> &Arc<Subsystem> {
+        &self.discovery
+    }
+
+    /// Queues that hosts have connected.
+    pub fn connections(&self) -> usize {
+        self.places.open()
+    }
+
+    /// Controllers of all subsystems, the discovery subsystem's included.
+    pub fn controller_count(&self) -> usize {
+        let subsystems = self.subsystems();
+        subsystems
+            .iter()
+            .chain([&self.discovery])
+            .map(|s| s.controller_count())
+            .sum()
+    }
+
+    /// Adds a namespace whose identity no other namespace of this target has.
+    pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        for other in self.subsystems() {
+            if let Some(nsid) = other.namespace_with(config.ids.uuid) {
+                return Err(TargetError::Subsystem(SubsystemError::UuidTaken {
+                    uuid: config.ids.uuid,
+                    nqn: other.nqn().to_string(),
+                    nsid,
+                }));
+            }
+        }
+        Ok(subsystem.add_namespace(config)?)
+    }
+
+    /// A connected host that sees the bdev, in words: it relies on the announced size.
+    pub fn host_of_bdev(&self, bdev_name: &str) -> Option<String> {
+        let subsystems = self.subsystems();
+        subsystems.iter().find_map(|s| s.host_of_bdev(bdev_name))
+    }
+
+    /// A bdev changed its size: notifies hosts.
+    pub fn bdev_resized(&self, bdev_name: &str) {
+        for subsystem in self.subsystems() {
+            subsystem.bdev_resized(bdev_name);
+        }
+    }
+
+    /// A bdev is going away: its namespaces go with it.
+    pub fn bdev_removed(&self, bdev_name: &str) {
+        for subsystem in self.subsystems() {
+            subsystem.bdev_removed(bdev_name);
+        }
+    }
+
+    // Hosts; the calls go through here because the discovery log lists for each host only the
+    // subsystems that it may use.
+
+    pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.subsystem(nqn)?.add_host(host)?;
+        self.discovery_changed();
+        Ok(())
+    }
+
+    pub fn remove_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
+        self.subsystem(nqn)?.remove_host(host)?;
+        self.discovery_changed();
+        Ok(())
+    }
+
+    pub fn set_allow_any_host(&self, nqn: &Nqn, allow: bool) -> Result<(), TargetError> {
+        self.subsystem(nqn)?.set_allow_any_host(allow);
+        self.discovery_changed();
+        Ok(())
+    }
+
+    // Listeners.
+
+    /// Makes a subsystem reachable on an address; the address is opened for the first subsystem
+    /// that uses it. Returns the address as bound (port 0 becomes a port).
+    pub fn add_listener(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+    ) -> Result<Address, TargetError> {
+        self.add_listener_with(nqn, kind, address, ListenOptions::default())
+    }
+
+    /// As [`Target::add_listener`], not as every other listener.
+    pub fn add_listener_with(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+        options: ListenOptions,
+    ) -> Result<Address, TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        subsystem.check_ana_states(&options.ana)?;
+        let plug = self.plug(kind)?;
+        let one_at_a_time = self.opening.lock().expect("poisoned");
+        let opening = subsystem.opening();
+        let found = find_listener(&self.listeners(), kind, address);
+        let (id, bound) = match found {
+            Some(id) => (id, self.listeners().open[&id].bound.clone()),
+            None => {
+                let id = ListenerId(self.listeners().next);
+                // Not under the lock that cores take for each Connect: over RDMA this may register
+                // all memory with a device.
+                let bound = plug.listen_with(id, address, &options.listener)?;
+                let listener = Listener {
+                    kind,
+                    bound: bound.clone(),
+                    options: options.listener,
+                    users: 0,
+                    told: Totals::default(),
+                };
+                let mut listeners = self.listeners();
+                listeners.next += 1;
+                listeners.open.insert(id, listener);
+                (id, bound)
+            }
+        };
+        let entry = SubsystemListener {
+            id,
+            transport: kind,
+            address: bound.clone(),
+            ana: options.ana,
+            withheld: options.withheld,
+            fabric: options.fabric,
+            options: options.listener,
+        };
+        if let Err(error) = subsystem.add_listener(entry) {
+            // It had this one, so the address stays in use.
+            return Err(error.into());
+        }
+        self.listeners()
+            .open
+            .get_mut(&id)
+            .expect("just found or made")
+            .users += 1;
+        drop((opening, one_at_a_time));
+        self.discovery_changed();
+        if subsystem.kind == SubsystemKind::Nvm {
+            self.open_discovery_port(kind, &bound);
+        }
+        Ok(bound)
+    }
+
+    /// Hosts look for the discovery service on its own port, so it is opened on every address that
+    /// serves a subsystem. If another program has that port, it keeps it.
+    fn open_discovery_port(&self, kind: TransportType, address: &Address) {
+        let Some(address) = self.discovery_address(address) else {
+            return;
+        };
+        let known = |l: &SubsystemListener| l.transport == kind && l.address == address;
+        if self.discovery.listeners().iter().any(known) {
+            return;
+        }
+        match self.add_listener(self.discovery.nqn(), kind, &address) {
+            Ok(_) => self.automatic().push((kind, address)),
+            Err(error) => tracing::warn!(%error, "no discovery service on its well-known port"),
+        }
+    }
+
+    /// Closes the discovery port of an address that serves no subsystem any longer, if it was
+    /// opened for that.
+    fn close_discovery_port(&self, kind: TransportType, address: &Address) {
+        let Some(discovery) = self.discovery_address(address) else {
+            return;
+        };
+        let serves = |l: &SubsystemListener| {
+            l.transport == kind && self.discovery_address(&l.address).as_ref() == Some(&discovery)
+        };
+        let used = self
+            .subsystems()
+            .iter()
+            .any(|s| s.listeners().iter().any(serves));
+        let mut automatic = self.automatic();
+        let entry = (kind, discovery);
+        if used || !automatic.contains(&entry) {
+            return;
+        }
+        automatic.retain(|a| *a != entry);
+        drop(automatic);
+        if let Err(error) = self.remove_listener(self.discovery.nqn(), kind, &entry.1) {
+            tracing::debug!(%error, "the discovery port was closed already");
+        }
+    }
+
+    fn discovery_address(&self, address: &Address) -> Option<Address> {
+        match (self.config.discovery_port, address) {
+            (Some(port), Address::Ip(ip)) if ip.port() != port => {
+                Some(Address::Ip(SocketAddr::new(ip.ip(), port)))
+            }
+            _ => None,
+        }
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        self.listeners.lock().expect("poisoned")
+    }
+
+    fn automatic(&self) -> MutexGuard<'_, Vec<(TransportType, Address)>> {
+        self.automatic.lock().expect("poisoned")
+    }
+
+    pub fn remove_listener(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+    ) -> Result<(), TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        let missing = || SubsystemError::NoListener {
+            nqn: nqn.to_string(),
+            address: address.to_string(),
+        };
+        let found = find_listener(&self.listeners(), kind, address);
+        let id = found.ok_or_else(missing)?;
+        if !subsystem.remove_listener(id) {
+            return Err(missing().into());
+        }
+        self.release_listener(id);
+        self.discovery_changed();
+        if subsystem.kind == SubsystemKind::Nvm {
+            self.close_discovery_port(kind, address);
+        }
+        Ok(())
+    }
+
+    /// Sets the ANA state of a group of namespaces, or of all, on a listener of a subsystem.
+    /// Returns whether anything changed.
+    pub fn set_ana_state(
+        &self,
+        nqn: &Nqn,
+        kind: TransportType,
+        address: &Address,
+        group: Option<u32>,
+        state: AnaState,
+    ) -> Result<bool, TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        let same = |l: &SubsystemListener| l.transport == kind && l.address == *address;
+        let listener = subsystem.listeners().into_iter().find(same);
+        let listener = listener.ok_or_else(|| SubsystemError::NoListener {
+            nqn: nqn.to_string(),
+            address: address.to_string(),
+        })?;
+        Ok(subsystem.set_ana_state(listener.id, group, state)?)
+    }
+
+    /// Connects refused because of [`SubsystemListener::withheld`].
+    pub fn withheld_connects(&self) -> u64 {
+        self.withheld.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_withheld(&self) {
+        self.withheld.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Stops to listen and tears down every controller. The caller may wait until
+    /// [`Target::controller_count`] is zero.
+    pub fn stop(&self) {
+        for subsystem in self.subsystems().iter().chain([&self.discovery]) {
+            subsystem.delete(Teardown::TargetStopping);
+            for listener in subsystem.listeners() {
+                subsystem.remove_listener(listener.id);
+                self.release_listener(listener.id);
+            }
+        }
+    }
+
+    /// The last queue of an association is gone.
+    pub(crate) fn forget(&self, association: &Association) {
+        association.subsystem.forget(association);
+    }
+}
+
+fn find_listener(
+    listeners: &Listeners,
+    kind: TransportType,
+    address: &Address,
+) -> Option<ListenerId> {
+    let matches = |l: &Listener| l.kind == kind && l.bound == *address;
+    listeners
+        .open
+        .iter()
+        .find(|(_, l)| matches(l))
+        .map(|(id, _)| *id)
+}
+
+fn check_config(config: &SubsystemConfig) -> Result<(), TargetError> {
+    let text = |field: &'static str, value: &str, max: usize, expected: &'static str| {
+        let printable = value.bytes().all(|b| (0x20..0x7f).contains(&b));
+        if value.len() <= max && printable {
+            return Ok(());
+        }
+        Err(TargetError::Invalid {
+            field,
+            value: value.to_string(),
+            expected,
+        })
+    };
+    text(
+        "serial_number",
+        &config.serial_number,
+        20,
+        "at most 20 printable ASCII characters",
+    )?;
+    text(
+        "model_number",
+        &config.model_number,
+        40,
+        "at most 40 printable ASCII characters",
+    )?;
+    if config.min_cntlid == 0
+        || config.max_cntlid > MAX_CNTLID
+        || config.min_cntlid > config.max_cntlid
+    {
+        let value = format!("{}..={}", config.min_cntlid, config.max_cntlid);
+        let expected = "min_cntlid..=max_cntlid within 1..=65519";
+        return Err(TargetError::Invalid {
+            field: "min_cntlid",
+            value,
+            expected,
+        });
+    }
+    if config.max_namespaces == 0 || config.max_namespaces > 65_536 {
+        let value = config.max_namespaces.to_string();
+        return Err(TargetError::Invalid {
+            field: "max_namespaces",
+            value,
+            expected: "1 to 65536",
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! Commands of devices that are done with an I/O when they are asked for it.
+
+use std::sync::Arc;
+
+use nacre_bdev::{Bdev, Status};
+use nacre_nvmf_wire::commands::io::ReadWrite;
+use nacre_nvmf_wire::opcode::io as opcode;
+use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
+
+use super::rig::*;
+use super::told::Told;
+use crate::subsystems::TargetConfig;
+use crate::transport::{ConnId, Response};
+
+const BYTES: u32 = 4096;
+
+fn in_capsule(cid: u16) -> Sqe {
+    ReadWrite::new(8, BYTES / BLOCK)
+        .to_sqe(opcode::WRITE, cid, 1)
+        .with_sgl(Sgl::InCapsule {
+            offset: 0,
+            length: BYTES,
+        })
+}
+
+fn fetched(cid: u16) -> Sqe {
+    in_capsule(cid).with_sgl(Sgl::Transport { length: BYTES })
+}
+
+/// A device that executes every I/O at once, and a queue that has used it.
+fn rig() -> (Rig, Arc<Told>, ConnId) {
+    let mut rig = Rig::new(TargetConfig::default());
+    let told = Told::new();
+    told.tell(|state| {
+        state.limits.at_once = true;
+        state.prompt = true;
+    });
+    rig.add_namespace(Arc::clone(&told) as Arc<dyn Bdev>);
+    let io = rig.io();
+    // The first command is what opens the device.
+    assert_eq!(write(&mut rig, io, 1), [(1, StatusCode::SUCCESS)]);
+    told.tell(|state| assert_eq!(state.at_once, 0));
+    (rig, told, io)
+}
+
+fn write(rig: &mut Rig, io: ConnId, cid: u16) -> Vec<(u16, StatusCode)> {
+    let data = rig.pools.io.acquire(BYTES as usize);
+    rig.send(io, in_capsule(cid), data);
+    rig.turn();
+    rig.statuses()
+}
+
+/// Fast commands are completed in the turn of their arrival, without a place in the table. They are
+/// counted, keep the controller alive, and are logged when they fail, as all others. The device is
+/// still polled once, for its other work.
+#[test]
+fn answered_as_they_come() {
+    let (mut rig, told, io) = rig();
+    let free = rig.pools.io.stats()[0].free;
+    let polls = told.state.lock().unwrap().polls;
+    for cid in 2..10 {
+        rig.send(io, in_capsule(cid), rig.pools.io.acquire(BYTES as usize));
+    }
+    rig.turn();
+    let all: Vec<u16> = rig.statuses().iter().map(|(cid, _)| *cid).collect();
+    assert_eq!(all, (2..10).collect::<Vec<_>>());
+    told.tell(|state| assert_eq!((state.at_once, state.polls), (8, polls + 1)));
+    assert_eq!(rig.pools.io.stats()[0].free, free, "their buffers are free");
+
+    told.tell(|state| state.status = Status::WriteError);
+    assert_eq!(write(&mut rig, io, 10), [(10, StatusCode::WRITE_FAULT)]);
+    told.tell(|state| assert_eq!(state.at_once, 9));
+    let qp = rig.group.queues.iter().flatten().find(|qp| qp.qid == 1);
+    let qp = qp.expect("the I/O queue");
+    assert_eq!(qp.requests.outstanding(), 0);
+    let totals = qp.stats.totals().write;
+    assert_eq!((totals.operations, totals.errors), (10, 1));
+    assert_eq!(totals.bytes, 9 * u64::from(BYTES));
+    let (errors, _) = qp.association.as_ref().expect("connected").errors();
+    assert_eq!((errors[0].cid, errors[0].lba), (10, 8));
+}
+
+fn read(cid: u16) -> Sqe {
+    ReadWrite::new(8, BYTES / BLOCK)
+        .to_sqe(opcode::READ, cid, 1)
+        .with_sgl(Sgl::Transport { length: BYTES })
+}
+
+fn answer(rig: &Rig) -> Response {
+    let answered = rig.wire.borrow_mut().responses.pop_front();
+    answered.expect("answered").1
+}
+
+/// A read over a transport that cannot lend has a buffer of the pool, and no place in the table. A
+/// failed read gives the buffer back at once. Without a buffer the read waits for one as all do,
+/// behind earlier commands.
+#[test]
+fn reads_into_a_buffer() {
+    let (mut rig, told, io) = rig();
+    let free = |rig: &Rig| rig.pools.io.stats()[0].free;
+    let all = free(&rig);
+    rig.send(io, read(2), None);
+    rig.turn();
+    let response = answer(&rig);
+    assert_eq!(response.cqe.status(), StatusCode::SUCCESS);
+    assert!(response.data.as_slice()[0][..] == [0x5a; BYTES as usize]);
+    assert_eq!(response.data.as_slice().len(), 1);
+    assert!(response.lent.is_none());
+    told.tell(|state| assert_eq!(state.at_once, 1));
+    assert_eq!(free(&rig), all - 1);
+    drop(response);
+    assert_eq!(free(&rig), all);
+
+    told.tell(|state| state.status = Status::ReadError);
+    rig.send(io, read(3), None);
+    rig.turn();
+    let response = answer(&rig);
+    assert_eq!(response.cqe.status(), StatusCode::UNRECOVERED_READ_ERROR);
+    assert_eq!((response.data.as_slice().len(), free(&rig)), (0, all));
+
+    told.tell(|state| state.status = Status::Ok);
+    let mut taken = Vec::new();
+    while let Some(buf) = rig.pools.io.acquire(BYTES as usize) {
+        taken.push(buf);
+    }
+    rig.send(io, read(4), None);
+    rig.send(io, read(5), None);
+    rig.turn();
+    assert_eq!(rig.statuses(), []);
+    // The second goes no other way now, lest it overtake the first.
+    drop(taken.pop());
+    let mut answered = Vec::new();
+    for _ in 0..8 {
+        rig.turn();
+        answered.extend(rig.statuses());
+    }
+    let success = StatusCode::SUCCESS;
+    assert_eq!(answered, [(4, success), (5, success)]);
+    told.tell(|state| assert_eq!(state.at_once, 2));
+
+    // A device that is not done at once gets it the usual way, with one buffer.
+    drop(taken);
+    told.tell(|state| (state.prompt, state.held) = (false, true));
+    rig.send(io, read(6), None);
+    rig.turn();
+    assert_eq!(free(&rig), all - 1);
+    told.tell(|state| state.held = false);
+    rig.turn();
+    assert_eq!(rig.statuses(), [(6, StatusCode::SUCCESS)]);
+    assert_eq!(free(&rig), all);
+}
+
+/// Commands that the fast path does not support take the usual one: an identifier in use, halves of
+/// a fused pair, a device that is not done at once, a device with waiting commands, invalid
+/// commands.
+#[test]
+fn the_usual_way() {
+    let (mut rig, told, io) = rig();
+    let at_once = |told: &Told| told.state.lock().unwrap().at_once;
+    rig.send(io, fetched(2), None);
+    rig.turn();
+    assert_eq!(rig.wire.borrow().fetches.len(), 1);
+    let conflict = StatusCode::COMMAND_ID_CONFLICT;
+    assert_eq!(write(&mut rig, io, 2), [(2, conflict)]);
+    assert_eq!(at_once(&told), 0);
+    assert_eq!(write(&mut rig, io, 3), [(3, StatusCode::SUCCESS)]);
+    assert_eq!(at_once(&told), 1, "another is none of its business");
+    rig.deliver(&[0; BYTES as usize]);
+    rig.turn();
+    assert_eq!(rig.statuses(), [(2, StatusCode::SUCCESS)]);
+
+    let mut second = in_capsule(4);
+    second.set_fuse(nacre_nvmf_wire::Fuse::Second);
+    rig.send(io, second, rig.pools.io.acquire(BYTES as usize));
+    rig.turn();
+    let alone = StatusCode::ABORTED_MISSING_FUSED;
+    assert_eq!(rig.statuses(), [(4, alone)]);
+
+    let mut beyond = in_capsule(5);
+    beyond.cdw10 = 4096.into();
+    rig.send(io, beyond, rig.pools.io.acquire(BYTES as usize));
+    rig.turn();
+    let outside = StatusCode::LBA_OUT_OF_RANGE.with_dnr();
+    assert_eq!(rig.statuses(), [(5, outside)]);
+
+    told.tell(|state| (state.prompt, state.held) = (false, true));
+    assert_eq!(write(&mut rig, io, 6), []);
+    told.tell(|state| state.held = false);
+    rig.turn();
+    assert_eq!(rig.statuses(), [(6, StatusCode::SUCCESS)]);
+    assert_eq!(at_once(&told), 1);
+    rig.hang_up(io);
+}

@@ -1,0 +1,237 @@
+//! Reservations that persist: kept before they count, and back when they are needed.
+
+use std::sync::{Arc, Mutex};
+
+use nacre_nvmf_wire::commands::admin::{GetFeatures, SetFeatures};
+use nacre_nvmf_wire::commands::reservation::{
+    PersistChange, Register, RegisterAction, RegisterData, ReservationType,
+};
+use nacre_nvmf_wire::features::fid;
+use nacre_nvmf_wire::identify::nsid;
+use nacre_nvmf_wire::{Sgl, StatusCode};
+use zerocopy::IntoBytes;
+
+use super::super::host::INVALID;
+use super::super::rig::*;
+use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
+use crate::subsystems::reservation::{Held, Keeper, Registrant, Reservations, State, Ticket};
+use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
+
+/// Stores each state when the test lets it.
+#[derive(Default)]
+struct Slow {
+    asked: Mutex<Vec<(Option<State>, Ticket)>>,
+}
+
+impl Keeper for Slow {
+    fn keep(&self, state: Option<&State>, ticket: Ticket) {
+        self.asked.lock().unwrap().push((state.cloned(), ticket));
+    }
+}
+
+impl Slow {
+    fn take(&self) -> (Option<State>, Ticket) {
+        let mut asked = self.asked.lock().unwrap();
+        assert_eq!(asked.len(), 1, "one at a time");
+        asked.pop().unwrap()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.asked.lock().unwrap().is_empty()
+    }
+}
+
+fn rig_kept(kept: Option<State>) -> (Rig, Arc<Slow>) {
+    let rig = Rig::new(TargetConfig::default());
+    let keeper = Arc::new(Slow::default());
+    add_kept(&rig, ram(), &keeper, kept);
+    (rig, keeper)
+}
+
+fn add_kept(
+    rig: &Rig,
+    bdev: Arc<dyn nacre_bdev::Bdev>,
+    keeper: &Arc<Slow>,
+    kept: Option<State>,
+) -> u32 {
+    let config = NamespaceConfig {
+        nsid: None,
+        bdev_name: bdev.name().to_string(),
+        ids: NamespaceIds::from_uuid(bdev.uuid()),
+        backing: backing(bdev),
+        ana_group: None,
+        auto_visible: true,
+        reservations: Reservations {
+            keeper: Some(Arc::clone(keeper) as Arc<dyn Keeper>),
+            kept,
+        },
+    };
+    rig.target.add_namespace(&nqn(SUBNQN), config).unwrap()
+}
+
+impl Rig {
+    /// Sends a Register that turns persistence on, and leaves it waiting.
+    fn persist(&mut self, host: Host) -> u16 {
+        let cid = self.cid();
+        let register = Register {
+            action: RegisterAction::Register,
+            ignore_existing_key: false,
+            persist: PersistChange::Set,
+        };
+        let sgl = Sgl::Transport { length: 16 };
+        let data = RegisterData {
+            crkey: 0.into(),
+            nrkey: host.key.into(),
+        };
+        self.send(host.io, register.to_sqe(cid, 1).with_sgl(sgl), None);
+        self.turn();
+        self.deliver(data.as_bytes());
+        self.turn();
+        cid
+    }
+}
+
+/// Goal: a command whose outcome persists is applied and answered when it is kept; commands after
+/// it wait; one that cannot be kept has changed nothing.
+#[test]
+fn what_persists_is_kept_first() {
+    let (mut rig, keeper) = rig_kept(None);
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    assert_eq!(rig.identify_namespace(a.admin, 1).rescap, 0xff);
+    let cid = rig.persist(a);
+    let (asked, ticket) = keeper.take();
+    let asked = asked.expect("something to keep");
+    assert_eq!(asked.registrants.len(), 1);
+    assert!(asked.ptpl);
+    let second = rig.persist(b);
+    for _ in 0..4 {
+        rig.turn();
+    }
+    assert!(
+        rig.answers().is_empty() && keeper.is_idle(),
+        "one at a time"
+    );
+    assert_eq!(rig.report(a, 64).unwrap()[5], 0, "not yet");
+    ticket.kept();
+    rig.turn();
+    rig.turn();
+    let done = rig.statuses();
+    assert_eq!(done, [(cid, OK)]);
+    let (asked, ticket) = keeper.take();
+    assert_eq!(asked.map(|state| state.registrants.len()), Some(2));
+    ticket.failed();
+    rig.turn();
+    rig.turn();
+    let done = rig.statuses();
+    assert_eq!(done, [(second, StatusCode::INTERNAL_ERROR)]);
+    assert_eq!(rig.report(a, 64).unwrap()[5], 1, "as before");
+
+    // The feature shows the same, and clears the stored state.
+    let feature = fid::RESERVATION_PERSISTENCE;
+    let get = GetFeatures::new(feature);
+    let now = rig.cid();
+    assert_eq!(rig.call(b.admin, get.to_sqe(now, 1), &[]).cqe.dword0(), 1);
+    let set = SetFeatures::new(feature, 0);
+    let cid = rig.cid();
+    rig.send(b.admin, set.to_sqe(cid, nsid::BROADCAST), None);
+    rig.turn();
+    let (asked, ticket) = keeper.take();
+    assert_eq!(asked, None, "nothing is to be kept any more");
+    // A promise that is dropped is a failure.
+    drop(ticket);
+    rig.turn();
+    assert_eq!(rig.answer().cqe.status(), StatusCode::INTERNAL_ERROR);
+    let cid = rig.cid();
+    rig.send(b.admin, set.to_sqe(cid, 1), None);
+    rig.turn();
+    keeper.take().1.kept();
+    rig.turn();
+    assert_eq!(rig.answer().cqe.status(), OK);
+    let now = rig.cid();
+    assert_eq!(rig.call(b.admin, get.to_sqe(now, 1), &[]).cqe.dword0(), 0);
+    rig.register(b);
+    assert!(keeper.is_idle(), "nothing persists, nothing is kept");
+    let mut saved = SetFeatures::new(feature, 1);
+    saved.save = true;
+    for (set, nsid, expected) in [
+        (saved, 1, StatusCode::FEATURE_NOT_SAVEABLE.with_dnr()),
+        (SetFeatures::new(feature, 2), 1, INVALID),
+        (
+            SetFeatures::new(feature, 1),
+            9,
+            StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr(),
+        ),
+    ] {
+        let cid = rig.cid();
+        assert_eq!(rig.status(b.admin, set.to_sqe(cid, nsid), &[]), expected);
+    }
+}
+
+/// A host that leaves while its command is being kept: the command is carried through, and those
+/// of others go on.
+#[test]
+fn a_host_leaves_while_its_command_is_kept() {
+    let (mut rig, keeper) = rig_kept(None);
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    rig.persist(a);
+    let cid = rig.persist(b);
+    rig.hang_up(a.io);
+    keeper.take().1.kept();
+    rig.turn();
+    rig.turn();
+    let (asked, ticket) = keeper.take();
+    assert_eq!(asked.map(|state| state.registrants.len()), Some(2));
+    ticket.kept();
+    rig.turn();
+    let done = rig.statuses();
+    assert_eq!(done, [(cid, OK)]);
+}
+
+/// The stored state is in force from the first command on. A device that goes and comes back finds
+/// its reservation; a removed namespace does not.
+#[test]
+fn reservations_come_back() {
+    let kept = State {
+        registrants: vec![Registrant {
+            host: [0xa; 16],
+            key: KEY_A,
+        }],
+        held: Some(Held {
+            kind: ReservationType::ExclusiveAccess,
+            holder: Some([0xa; 16]),
+        }),
+        generation: 41,
+        ptpl: true,
+    };
+    let (mut rig, keeper) = rig_kept(Some(kept));
+    let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
+    assert_eq!(rig.write(b), CONFLICT);
+    assert_eq!(rig.write(a), OK);
+    assert_eq!(rig.report(b, 64).unwrap()[..6], [41, 0, 0, 0, 2, 1]);
+
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let entry = subsystem.namespaces()[0].clone();
+    let again = || NamespaceConfig {
+        nsid: Some(1),
+        bdev_name: entry.bdev_name.clone(),
+        ids: entry.namespace.ids,
+        backing: entry.namespace.backing.clone(),
+        ana_group: None,
+        auto_visible: true,
+        reservations: Reservations {
+            keeper: Some(Arc::clone(&keeper) as Arc<dyn Keeper>),
+            kept: None,
+        },
+    };
+    assert_eq!(subsystem.bdev_removed(&entry.bdev_name), [1]);
+    rig.pass(std::time::Duration::from_millis(200));
+    subsystem.add_namespace(again()).unwrap();
+    assert_eq!(rig.write(b), CONFLICT, "the device was away, no more");
+    subsystem.bdev_removed(&entry.bdev_name);
+    subsystem.forget_reservation(1);
+    subsystem.add_namespace(again()).unwrap();
+    assert_eq!(rig.write(b), OK, "it was given up in the meantime");
+    subsystem.remove_namespace(1).unwrap();
+    subsystem.add_namespace(again()).unwrap();
+    assert_eq!(rig.write(b), OK);
+}

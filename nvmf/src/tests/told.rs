@@ -1,0 +1,210 @@
+//! A bdev that a test controls: any geometry and limits, any status for every I/O, or for one.
+
+use std::sync::{Arc, Mutex};
+
+use nacre_bdev::{
+    Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
+};
+use nacre_hugepages::{Lent, Pool};
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+use super::rig::{Rig, SUBNQN, nqn};
+use crate::subsystems::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
+
+pub struct Told {
+    pub state: Mutex<State>,
+    uuid: Uuid,
+}
+
+#[derive(Clone)]
+pub struct State {
+    pub geometry: Geometry,
+    pub limits: Limits,
+    /// How every I/O ends.
+    pub status: Status,
+    /// The source of the one copy that fails.
+    pub bad: Option<u64>,
+    /// No I/O ends for now, but those that are aborted if they can be.
+    pub held: bool,
+    pub aborts: bool,
+    /// No I/O is taken.
+    pub full: bool,
+    /// I/Os that were taken.
+    pub submitted: u32,
+    /// Flushes that were carried out.
+    pub flushes: u32,
+    /// I/Os are carried out at once, and how many were.
+    pub prompt: bool,
+    pub at_once: u32,
+    /// Polls that the cleanup takes.
+    pub leftovers: u32,
+    pub polls: u32,
+}
+
+impl Told {
+    pub fn new() -> Arc<Told> {
+        let geometry = Geometry {
+            block_size: 512,
+            blocks: 4096,
+            physical_block_size: 512,
+        };
+        Arc::new(Told {
+            state: Mutex::new(State {
+                geometry,
+                limits: Limits::unlimited(64),
+                status: Status::Ok,
+                bad: None,
+                held: false,
+                aborts: false,
+                full: false,
+                submitted: 0,
+                flushes: 0,
+                prompt: false,
+                at_once: 0,
+                leftovers: 0,
+                polls: 0,
+            }),
+            uuid: Uuid::from_u128(0x1234),
+        })
+    }
+
+    pub fn tell(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap());
+    }
+}
+
+/// A rig whose namespace 1 is on such a device, without the layer.
+pub fn rig_told() -> (Rig, Arc<Told>) {
+    let rig = Rig::new(TargetConfig::default());
+    let told = add_told(&rig, 1);
+    (rig, told)
+}
+
+/// Another one.
+pub fn add_told(rig: &Rig, nsid: u32) -> Arc<Told> {
+    let told = Told::new();
+    let opened = Arc::clone(&told);
+    let open = move |pool: &Pool| (Arc::clone(&opened) as Arc<dyn Bdev>).open(pool);
+    let config = NamespaceConfig {
+        nsid: Some(nsid),
+        bdev_name: "told".to_string(),
+        ids: NamespaceIds::from_uuid(Uuid::from_u128(0x1234 + u128::from(nsid))),
+        backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
+        ana_group: None,
+        auto_visible: true,
+        reservations: Default::default(),
+    };
+    rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
+    told
+}
+
+impl Bdev for Told {
+    fn name(&self) -> &str {
+        "told"
+    }
+
+    fn product_name(&self) -> &'static str {
+        "Told disk"
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.state.lock().unwrap().geometry
+    }
+
+    fn limits(&self) -> Limits {
+        self.state.lock().unwrap().limits
+    }
+
+    fn supports(&self, _op: Op) -> Support {
+        Support::Native
+    }
+
+    fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        Ok(Box::new(Channel {
+            told: self,
+            taken: Vec::new(),
+            aborted: Vec::new(),
+        }))
+    }
+}
+
+struct Channel {
+    told: Arc<Told>,
+    taken: Vec<Io>,
+    aborted: Vec<Io>,
+}
+
+impl Queue for Channel {
+    fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
+        let mut state = self.told.state.lock().unwrap();
+        if state.full {
+            return Err((Busy, io));
+        }
+        state.submitted += 1;
+        self.taken.push(io);
+        Ok(())
+    }
+
+    fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
+        let mut state = self.told.state.lock().unwrap();
+        state.at_once += u32::from(state.prompt);
+        if io.op == Op::Read && state.prompt {
+            let into = io.data.iter_mut().filter_map(|buf| buf.bytes_mut());
+            into.for_each(|bytes| bytes.fill(0x5a));
+        }
+        state.prompt.then_some(state.status)
+    }
+
+    fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
+        self.told.tell(|state| {
+            state.leftovers = state.leftovers.saturating_sub(1);
+            state.polls += 1;
+        });
+        let state = self.told.state.lock().unwrap().clone();
+        let (held, mut count) = (state.held, 0);
+        while done.has_room()
+            && let Some(io) = self.aborted.pop()
+        {
+            done.push(io.complete(Status::Aborted));
+            count += 1;
+        }
+        while !held
+            && done.has_room()
+            && let Some(io) = self.taken.pop()
+        {
+            let status = match io.op {
+                Op::Copy if state.bad == Some(io.source_lba) => Status::ReadError,
+                _ => state.status,
+            };
+            let flushes = u32::from(io.op == Op::Flush);
+            self.told.tell(|state| state.flushes += flushes);
+            done.push(io.complete(status));
+            count += 1;
+        }
+        count
+    }
+
+    fn abort(&mut self, token: Token) -> bool {
+        let at = self.taken.iter().position(|io| io.token == token);
+        match at {
+            Some(at) if self.told.state.lock().unwrap().aborts => {
+                self.aborted.push(self.taken.remove(at));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn inflight(&self) -> usize {
+        self.taken.len() + self.aborted.len()
+    }
+
+    fn is_settled(&self) -> bool {
+        self.inflight() == 0 && self.told.state.lock().unwrap().leftovers == 0
+    }
+}
