@@ -9,13 +9,15 @@ use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 
 use crate::initiator::{Choice, Remote, RemoteError};
-use crate::values::address::{AddressError, NVME_PORT, Written};
+use crate::values::address::{
+    AddressError, NVME_PORT, ScopedIp, Written, is_link_local, resolve, shown, with_port,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
     /// `TCP`, as in calls.
     pub trtype: String,
-    pub ip: IpAddr,
+    pub ip: ScopedIp,
     pub port: u16,
 }
 
@@ -34,11 +36,15 @@ impl FromStr for ListenAddress {
                 allowed: "tcp or rdma",
             });
         }
-        let address = written.resolve(NVME_PORT)?;
+        // The daemon knows the interfaces that it can use; a name is looked up here.
+        let ip = match written.ip() {
+            Err(AddressError::Name { host }) => ScopedIp::from(&resolve(&host, 0)?),
+            read => read?,
+        };
         Ok(ListenAddress {
             trtype,
-            ip: address.ip(),
-            port: address.port(),
+            ip,
+            port: written.port.unwrap_or(NVME_PORT),
         })
     }
 }
@@ -76,13 +82,13 @@ impl TargetAddress {
 
     /// As nvme-cli takes it.
     pub fn traddr(&self) -> String {
-        self.socket.ip().to_string()
+        ScopedIp::from(&self.socket).to_string()
     }
 }
 
 impl fmt::Display for TargetAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.socket.fmt(f)
+        f.write_str(&shown(&self.socket))
     }
 }
 
@@ -92,7 +98,7 @@ impl ListenAddress {
         let text = |key: &str| value[key].as_str();
         Some(ListenAddress {
             trtype: text("trtype")?.to_uppercase(),
-            ip: text("traddr")?.trim_matches(['[', ']']).parse().ok()?,
+            ip: text("traddr")?.parse().ok()?,
             port: text("trsvcid")?.parse().ok()?,
         })
     }
@@ -100,7 +106,7 @@ impl ListenAddress {
     pub fn params(&self) -> Value {
         json!({
             "trtype": self.trtype,
-            "adrfam": if self.ip.is_ipv4() { "IPv4" } else { "IPv6" },
+            "adrfam": if self.ip.ip.is_ipv4() { "IPv4" } else { "IPv6" },
             "traddr": self.ip.to_string(),
             "trsvcid": self.port.to_string(),
         })
@@ -108,9 +114,11 @@ impl ListenAddress {
 
     /// What to type on a Linux host.
     pub fn connect_line(&self, nqn: &str) -> String {
-        let address = match self.ip.is_unspecified() {
+        let address = match self.ip.ip.is_unspecified() {
+            // The host has an interface of another name on that link.
+            false if is_link_local(self.ip.ip) => format!("{}%INTERFACE", self.ip.ip),
             false => self.ip.to_string(),
-            true => match outward(self.ip) {
+            true => match outward(self.ip.ip) {
                 Some(ip) => ip.to_string(),
                 None => "ADDRESS-OF-THIS-MACHINE".into(),
             },
@@ -143,7 +151,7 @@ impl fmt::Display for ListenAddress {
             f,
             "{}://{}",
             self.trtype.to_lowercase(),
-            SocketAddr::new(self.ip, self.port)
+            with_port(&self.ip, self.port)
         )
     }
 }
@@ -178,6 +186,9 @@ mod tests {
             ("[::1]:8009", "tcp://[::1]:8009"),
             ("::1", "tcp://[::1]:4420"),
             ("rdma://192.0.2.1", "rdma://192.0.2.1:4420"),
+            ("tcp://[fe80::1%eth7]:1", "tcp://[fe80::1%eth7]:1"),
+            ("fe80::1%eth7", "tcp://[fe80::1%eth7]:4420"),
+            ("[::ffff:192.0.2.1]", "tcp://192.0.2.1:4420"),
         ] {
             let address: ListenAddress = text.parse().unwrap();
             assert_eq!(address.to_string(), shown);
@@ -195,10 +206,25 @@ mod tests {
             "127.0.0.1:x",
             "[::1",
             "::1]:1",
+            "fe80::1",
+            "192.0.2.1%eth0",
             "tcp://127.0.0.1/nqn.2025-01.io.nacre:v",
         ] {
             assert!(bad.parse::<ListenAddress>().is_err(), "{bad}");
         }
+    }
+
+    /// What nvme-cli is given has the interface, without which it connects nowhere.
+    #[test]
+    fn targets_keep_their_interface() {
+        let target: TargetAddress = "[fe80::1%lo]:1".parse().unwrap();
+        assert_eq!(target.traddr(), "fe80::1%lo");
+        assert_eq!(target.to_string(), "[fe80::1%lo]:1");
+        let error = "fe80::1".parse::<TargetAddress>().unwrap_err();
+        assert!(error.to_string().contains("name the interface"), "{error}");
+        let listens: ListenAddress = "fe80::1%eth7".parse().unwrap();
+        let line = listens.connect_line("nqn.2025-01.io.nacre:v");
+        assert!(line.contains("-a fe80::1%INTERFACE -s"), "{line}");
     }
 
     #[test]

@@ -7,9 +7,10 @@ use super::listener::{Selector, Transport};
 use super::settings::{Bdev, BdevKind, Hugepages};
 use super::{Loaded, Problem, Settings, origin_of};
 use crate::engine::Personality;
-use crate::listeners::plan::{Machine, matches};
+use crate::listeners::plan::{Machine, interface_of, matches};
 use crate::listeners::system::System;
 use crate::methods::options::IobufOptions;
+use crate::values::address::ScopedIp;
 
 /// As the daemon would find it. Reads files and asks the kernel; changes nothing.
 pub fn check(loaded: &Loaded) -> Vec<Problem> {
@@ -109,14 +110,16 @@ fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str
             refuse(&format!("nvmf.listener[{at}].rdma_device"), cause, remedy);
         }
     }
+    let is_local = |address: &ScopedIp| {
+        let bound = || address.socket(0).map(has_address);
+        address.ip.is_unspecified()
+            || interface_of(address, machine).is_some()
+            || bound().is_ok_and(|bound| bound.is_ok())
+    };
     for (at, listener) in settings.nvmf.listener.iter().enumerate() {
-        let ip = listener.address;
-        let local = ip.is_unspecified()
-            || interfaces.iter().any(|i| i.addresses.contains(&ip))
-            || has_address(SocketAddr::new(ip, 0)).is_ok();
-        if listener.iface.is_empty() && !local {
+        if listener.iface.is_empty() && !is_local(&listener.address) {
             let key = format!("nvmf.listener[{at}].address");
-            let cause = format!("{ip} is not an address of this machine");
+            let cause = format!("{} is not an address of this machine", listener.address);
             refuse(&key, cause, have_addresses(machine));
         }
     }
@@ -124,10 +127,9 @@ fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str
         let Ok(listener) = super::listener::Listener::short(at + 1, listener) else {
             continue;
         };
-        let ip = listener.address;
-        if !ip.is_unspecified() && has_address(SocketAddr::new(ip, 0)).is_err() {
+        if !is_local(&listener.address) {
             let key = format!("nvmf.listen[{at}]");
-            let cause = format!("{ip} is not an address of this machine");
+            let cause = format!("{} is not an address of this machine", listener.address);
             refuse(&key, cause, have_addresses(machine));
         }
     }
@@ -137,7 +139,10 @@ fn have_addresses(machine: &System) -> String {
     let all = machine.interfaces().iter();
     let all = all.flat_map(|interface| {
         let addresses = interface.addresses.iter();
-        addresses.map(|ip| format!("{} {ip}", interface.name))
+        addresses.map(|ip| {
+            let ip = ScopedIp::of_interface(*ip, &interface.name);
+            format!("{} {ip}", interface.name)
+        })
     });
     format!("there are: {}", all.collect::<Vec<_>>().join(", "))
 }
@@ -182,13 +187,18 @@ fn no_pages(settings: &Settings) -> Option<(String, String)> {
 
 /// Whether a socket can have the address, whatever its port: that may be the running daemon's.
 fn has_address(address: SocketAddr) -> Result<(), String> {
-    match TcpListener::bind(SocketAddr::new(address.ip(), 0)) {
+    let mut any_port = address;
+    any_port.set_port(0);
+    match TcpListener::bind(any_port) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::AddrNotAvailable => Err(format!(
             "{} is not an address of this machine",
-            address.ip()
+            ScopedIp::from(&address)
         )),
-        Err(error) => Err(format!("{} cannot be listened on: {error}", address.ip())),
+        Err(error) => Err(format!(
+            "{} cannot be listened on: {error}",
+            ScopedIp::from(&address)
+        )),
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::values::address::{AddressError, NVME_PORT, Written};
+use crate::values::address::{AddressError, NVME_PORT, ScopedIp, Written};
 use crate::values::read;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,8 +15,7 @@ pub struct Listener {
     pub name: String,
     /// See [`Selector`]; empty: `address` is used.
     pub iface: Vec<String>,
-    #[serde(deserialize_with = "read::ip")]
-    pub address: IpAddr,
+    pub address: ScopedIp,
     pub port: u16,
     /// What may be used at all; whether RDMA is, `rdma` says.
     pub transports: Vec<Transport>,
@@ -44,7 +43,7 @@ impl Default for Listener {
         Listener {
             name: "default".into(),
             iface: Vec::new(),
-            address: IpAddr::from([127, 0, 0, 1]),
+            address: IpAddr::from([127, 0, 0, 1]).into(),
             port: 4420,
             transports: vec![Transport::Rdma, Transport::Tcp],
             rdma: RdmaWish::Off,
@@ -225,6 +224,8 @@ pub enum Selector {
     Name(String),
     Mac([u8; 6]),
     Ip(IpAddr),
+    /// A link-local address of an interface.
+    Link(IpAddr, String),
     Subnet(IpAddr, u8),
     /// The interfaces of an RDMA device.
     Rdma(String),
@@ -266,8 +267,19 @@ impl FromStr for Selector {
             "rdma" if value.is_empty() => Err(wrong("the name of an RDMA device")),
             "rdma" => Ok(Selector::Rdma(value.to_owned())),
             "ip" => {
-                let ip = value.parse().map_err(|_| wrong("an IP address"))?;
-                Ok(Selector::Ip(ip))
+                let bare = value.trim_matches(['[', ']']);
+                match bare.split_once('%') {
+                    None => {
+                        let ip: IpAddr = bare.parse().map_err(|_| wrong("an IP address"))?;
+                        Ok(Selector::Ip(ip.to_canonical()))
+                    }
+                    Some((_, interface)) => {
+                        let scoped = bare.parse::<ScopedIp>();
+                        let scoped = scoped
+                            .map_err(|_| wrong("a link-local IPv6 address with its interface"))?;
+                        Ok(Selector::Link(scoped.ip, interface.to_owned()))
+                    }
+                }
             }
             "mac" => {
                 let mac = mac(value).ok_or_else(|| wrong("a MAC address"))?;
@@ -300,9 +312,8 @@ pub fn mac(text: &str) -> Option<[u8; 6]> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
-
     use super::*;
+    use crate::values::address::with_port;
 
     #[test]
     fn selectors_are_read() {
@@ -319,6 +330,11 @@ mod tests {
             ),
             ("ip:10.0.0.4", Selector::Ip([10, 0, 0, 4].into())),
             ("ip:fd00::4", Selector::Ip("fd00::4".parse().unwrap())),
+            ("ip:[fd00::4]", Selector::Ip("fd00::4".parse().unwrap())),
+            (
+                "ip:fe80::4%eth0",
+                Selector::Link("fe80::4".parse().unwrap(), "eth0".into()),
+            ),
             (
                 "subnet:fd00::/64",
                 Selector::Subnet("fd00::".parse().unwrap(), 64),
@@ -371,10 +387,21 @@ mod tests {
                 "[fd00::4]:1",
             ),
             ("tcp://[::]", Transport::Tcp, RdmaWish::Off, "[::]:4420"),
+            (
+                "tcp://[fe80::4%eth7]:1",
+                Transport::Tcp,
+                RdmaWish::Off,
+                "[fe80::4%eth7]:1",
+            ),
+            (
+                "tcp://[::ffff:10.0.0.4]:1",
+                Transport::Tcp,
+                RdmaWish::Off,
+                "10.0.0.4:1",
+            ),
         ] {
             let listener = Listener::short(1, text).unwrap();
-            let at = SocketAddr::new(listener.address, listener.port);
-            assert_eq!(at.to_string(), address);
+            assert_eq!(with_port(&listener.address, listener.port), address);
             assert_eq!(
                 (listener.transports.as_slice(), listener.rdma),
                 (&[transport][..], rdma)
@@ -386,6 +413,7 @@ mod tests {
             ("tcp://", "write tcp://ADDRESS:PORT"),
             ("fc://10.0.0.4", "write tcp or rdma"),
             ("tcp://eth0:4420", "\"eth0\" is not an IP address"),
+            ("tcp://[fe80::4]", "name the interface, fe80::4%eth0"),
             ("tcp://1.2.3.4:x", "\"x\" is not a port"),
             ("tcp://1.2.3.4:0", "\"0\" is not a port"),
         ] {

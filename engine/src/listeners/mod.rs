@@ -43,6 +43,7 @@ use crate::methods::nvmf::AnaWord;
 use crate::methods::volume::Published;
 use crate::rdma::Verbs;
 use crate::rpc::RpcError;
+use crate::values::address::ScopedIp;
 
 /// How often the machine is looked at without being told of a change: RDMA devices that nothing uses yet change
 /// unheard.
@@ -90,13 +91,13 @@ pub struct Standing {
 }
 
 /// A path that listeners may have: the listener's name, the transport, the address and the port.
-type Way = (String, Transport, IpAddr, u16);
+type Way = (String, Transport, ScopedIp, u16);
 
 /// Ways whose loss is remembered until they are back: an interface may have other addresses every day.
 const AWAY: usize = 256;
 
 /// A place where a subsystem is to be served.
-type Place = (String, Transport, IpAddr, u16);
+type Place = (String, Transport, ScopedIp, u16);
 
 #[derive(Debug, Default)]
 pub struct Listeners {
@@ -331,7 +332,7 @@ impl Listeners {
     fn tell(&self, on: &Engine, plan: Plan) {
         let (serving, refused) = (serving(on), self.refused.borrow());
         let stand = |path: Path| {
-            let here = |p: &&Place| (p.1, p.2, p.3) == (path.transport, path.ip, path.port);
+            let here = |p: &&Place| (p.1, &p.2, p.3) == (path.transport, &path.ip, path.port);
             let subsystems = serving.get(&path.place()).cloned().unwrap_or_default();
             let failed = refused.iter().find(|(p, _)| here(p));
             let actual = match (&path.verdict, failed) {
@@ -353,7 +354,7 @@ impl Listeners {
             let rdma = |s: &&Standing| {
                 s.path.transport == Transport::Rdma && s.actual == Actual::Listening
             };
-            all.iter().filter(rdma).map(|s| s.path.ip).collect()
+            all.iter().filter(rdma).map(|s| s.path.ip.ip).collect()
         };
         let before = by_rdma(&old);
         let mut fresh = by_rdma(&new);
@@ -424,12 +425,12 @@ fn unseen(error: io::Error) -> ConfigError {
 }
 
 fn place(nqn: &str, path: &Path) -> Place {
-    (nqn.to_owned(), path.transport, path.ip, path.port)
+    (nqn.to_owned(), path.transport, path.ip.clone(), path.port)
 }
 
 /// `ana`: the state that the listener reports to hosts, if any.
 fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
-    let family = if path.ip.is_ipv4() { "IPv4" } else { "IPv6" };
+    let family = if path.ip.ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let mut params = json!({
         "nqn": nqn,
         "listen_address": {
@@ -495,8 +496,10 @@ async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
         (Value::Bool(true), _) => Some(Withheld::TcpFallback),
         _ => None,
     };
-    let Ok(nqn) = Nqn::new(nqn) else { return false };
-    let address = Address::Ip(SocketAddr::new(*ip, *port));
+    let (Ok(nqn), Ok(address)) = (Nqn::new(nqn), ip.socket(*port)) else {
+        return false;
+    };
+    let address = Address::Ip(address);
     let work = crate::methods::nvmf::withhold(on, &nqn, kind, &address, why);
     match crate::journal::declaring(work).await {
         Ok(()) => true,
@@ -531,8 +534,14 @@ fn serving(on: &Engine) -> BTreeMap<Socket, Vec<String>> {
 }
 
 impl Path {
+    /// Without its interface if that has gone: nothing listens there then.
+    pub fn address(&self) -> SocketAddr {
+        let scoped = self.ip.socket(self.port);
+        scoped.unwrap_or_else(|_| SocketAddr::new(self.ip.ip, self.port))
+    }
+
     fn place(&self) -> Socket {
-        (self.transport, SocketAddr::new(self.ip, self.port))
+        (self.transport, self.address())
     }
 
     /// Where a path stands on which a subsystem listens.
@@ -589,7 +598,10 @@ async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
 
 /// Log lines and events on what is different.
 fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
-    let way = |path: &Path| (path.listener.clone(), path.transport, path.ip, path.port);
+    let way = |path: &Path| {
+        let ip = path.ip.clone();
+        (path.listener.clone(), path.transport, ip, path.port)
+    };
     let words = |path: &Path| {
         let transport = path.transport.trtype();
         format!(

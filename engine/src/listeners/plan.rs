@@ -20,6 +20,7 @@ use nacre_rdma_link::{Chosen, Want};
 use serde::Serialize;
 
 use crate::config::listener::{AnaWish, Listener, RdmaWish, Selector, Transport};
+use crate::values::address::{ScopedIp, is_link_local};
 
 /// A network interface with the addresses that it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +71,7 @@ pub struct Path {
     pub listener: String,
     /// `*`: an address of every interface. `-`: of none here.
     pub iface: String,
-    pub ip: IpAddr,
+    pub ip: ScopedIp,
     pub port: u16,
     pub transport: Transport,
     /// How much RDMA is wanted; TCP is always just wanted.
@@ -123,7 +124,7 @@ pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> Plan {
     for listener in listeners {
         for (iface, ip) in places(listener, machine, &mut plan.unmatched) {
             for path in paths(listener, &iface, ip, machine) {
-                if seen.insert((path.ip, path.port, path.transport)) {
+                if seen.insert((path.ip.clone(), path.port, path.transport)) {
                     plan.paths.push(path);
                 }
             }
@@ -137,18 +138,15 @@ fn places(
     listener: &Listener,
     machine: &dyn Machine,
     unmatched: &mut Vec<Unmatched>,
-) -> Vec<(String, IpAddr)> {
+) -> Vec<(String, ScopedIp)> {
     if listener.iface.is_empty() {
-        let of = machine
-            .interfaces()
-            .iter()
-            .find(|i| i.addresses.contains(&listener.address));
+        let of = interface_of(&listener.address, machine);
         let iface = match of {
-            _ if listener.address.is_unspecified() => "*",
+            _ if listener.address.ip.is_unspecified() => "*",
             Some(interface) => &interface.name,
             None => "-",
         };
-        return vec![(iface.to_owned(), listener.address)];
+        return vec![(iface.to_owned(), listener.address.clone())];
     }
     let mut found = Vec::new();
     for text in &listener.iface {
@@ -173,10 +171,22 @@ fn places(
                 have: have(&selector, machine),
             });
         } else {
-            found.extend(here);
+            found.extend(here.into_iter().map(|(interface, ip)| {
+                let scoped = ScopedIp::of_interface(ip, &interface);
+                (interface, scoped)
+            }));
         }
     }
     found
+}
+
+/// The interface that has an address.
+pub fn interface_of<'a>(address: &ScopedIp, machine: &'a dyn Machine) -> Option<&'a Interface> {
+    let has = |i: &&Interface| {
+        let mut theirs = i.addresses.iter();
+        theirs.any(|ip| ScopedIp::of_interface(*ip, &i.name) == *address)
+    };
+    machine.interfaces().iter().find(has)
 }
 
 /// The addresses that a selector means on the machine, with their interfaces.
@@ -188,16 +198,21 @@ pub fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAdd
     let mut found = Vec::new();
     for interface in machine.interfaces() {
         for &ip in &interface.addresses {
-            // A link-local address needs a scope that no host knows.
-            let matched = !is_link_local(ip)
-                && match selector {
-                    Selector::Name(name) => *name == interface.name,
-                    Selector::Mac(mac) => interface.mac == Some(*mac),
-                    Selector::Ip(wanted) => wanted.to_canonical() == ip.to_canonical(),
-                    Selector::Subnet(net, length) => in_subnet(ip, *net, *length),
-                    Selector::Rdma(_) => of_device.contains(&interface.name),
-                };
-            if matched {
+            let matched = match selector {
+                Selector::Name(name) => *name == interface.name,
+                Selector::Mac(mac) => interface.mac == Some(*mac),
+                Selector::Ip(wanted) => wanted.to_canonical() == ip.to_canonical(),
+                Selector::Link(wanted, of) => *wanted == ip && *of == interface.name,
+                Selector::Subnet(net, length) => in_subnet(ip, *net, *length),
+                Selector::Rdma(_) => of_device.contains(&interface.name),
+            };
+            // Few hosts can use a link-local address: it is listened on where it is meant.
+            let meant = match selector {
+                Selector::Ip(_) | Selector::Link(..) => true,
+                Selector::Subnet(net, _) => is_link_local(*net),
+                Selector::Name(_) | Selector::Mac(_) | Selector::Rdma(_) => false,
+            };
+            if matched && (meant || !is_link_local(ip)) {
                 found.push((interface.name.clone(), ip));
             }
         }
@@ -247,8 +262,8 @@ fn mac_text(mac: [u8; 6]) -> String {
 }
 
 /// What becomes of one address.
-fn paths(listener: &Listener, iface: &str, ip: IpAddr, machine: &dyn Machine) -> Vec<Path> {
-    let path = |iface: &str, ip, transport, verdict| Path {
+fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) -> Vec<Path> {
+    let path = |iface: &str, ip: ScopedIp, transport, verdict| Path {
         listener: listener.name.clone(),
         iface: iface.to_owned(),
         ip,
@@ -261,10 +276,11 @@ fn paths(listener: &Listener, iface: &str, ip: IpAddr, machine: &dyn Machine) ->
     };
     let mut all = Vec::new();
     if listener.wants_rdma() {
-        if ip.is_unspecified() {
+        if ip.ip.is_unspecified() {
             all.extend(
-                capable(listener, ip, machine)
-                    .map(|(iface, ip, chosen)| path(&iface, ip, Transport::Rdma, Ok(Some(chosen)))),
+                capable(listener, ip.ip, machine).map(|(iface, ip, chosen)| {
+                    path(&iface, ip.into(), Transport::Rdma, Ok(Some(chosen)))
+                }),
             );
             if all.is_empty() {
                 let lack = Lack {
@@ -272,11 +288,11 @@ fn paths(listener: &Listener, iface: &str, ip: IpAddr, machine: &dyn Machine) ->
                     evidence: format!("no address that {ip} stands for can be listened on"),
                     remedy: "`nacre doctor --rdma` says why of each".into(),
                 };
-                all.push(path(iface, ip, Transport::Rdma, Err(lack)));
+                all.push(path(iface, ip.clone(), Transport::Rdma, Err(lack)));
             }
         } else {
-            let verdict = machine.rdma(&want(listener, iface, ip)).map(Some);
-            all.push(path(iface, ip, Transport::Rdma, verdict));
+            let verdict = machine.rdma(&want(listener, iface, ip.ip)).map(Some);
+            all.push(path(iface, ip.clone(), Transport::Rdma, verdict));
         }
     }
     if listener.uses(Transport::Tcp) {
@@ -285,7 +301,7 @@ fn paths(listener: &Listener, iface: &str, ip: IpAddr, machine: &dyn Machine) ->
     all
 }
 
-/// Over RDMA every address has to be bound by itself: those of a family that can be.
+/// Over RDMA every address has to be bound by itself: those that can be, for `::` of both families.
 fn capable<'a>(
     listener: &'a Listener,
     any: IpAddr,
@@ -296,7 +312,7 @@ fn capable<'a>(
         .iter()
         .flat_map(|i| i.addresses.iter().map(|ip| (&i.name, *ip)));
     all.filter(move |(_, ip)| {
-        ip.is_ipv4() == any.is_ipv4() && !is_link_local(*ip) && !ip.is_loopback()
+        (any.is_ipv6() || ip.is_ipv4()) && !is_link_local(*ip) && !ip.is_loopback()
     })
     .filter_map(move |(iface, ip)| {
         let chosen = machine.rdma(&want(listener, iface, ip)).ok()?;
@@ -312,10 +328,6 @@ fn want(listener: &Listener, iface: &str, ip: IpAddr) -> Want {
         allow_software: listener.allow_software,
         ..Want::new(iface, ip)
     }
-}
-
-pub fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80)
 }
 
 fn in_subnet(ip: IpAddr, net: IpAddr, length: u8) -> bool {

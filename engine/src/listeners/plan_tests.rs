@@ -175,8 +175,11 @@ fn the_decision_table() {
 fn every_kind_of_selector() {
     let all_of_eth0 = &["eth0 10.0.0.4 TCP", "eth0 fd00::4 TCP"][..];
     for (selectors, paths) in [
-        // Link-local addresses are nobody's to connect to.
-        (&["name:eth0"][..], all_of_eth0),
+        // Link-local addresses are listened on where they are meant.
+        (&["ip:fe80::4"][..], &["eth0 fe80::4%eth0 TCP"][..]),
+        (&["ip:fe80::4%eth0"], &["eth0 fe80::4%eth0 TCP"]),
+        (&["subnet:fe80::/10"], &["eth0 fe80::4%eth0 TCP"]),
+        (&["name:eth0"], all_of_eth0),
         (&["mac:02:00:5e:00:53:01"], all_of_eth0),
         (&["rdma:rxe0"], all_of_eth0),
         (&["ip:fd00::4"], &["eth0 fd00::4 TCP"]),
@@ -258,7 +261,7 @@ fn without_a_fallback_tcp_is_withheld() {
 fn any_address_stands_for_those_that_can() {
     let listener = |address: &str| Listener {
         name: "any".into(),
-        address: ip(address),
+        address: address.parse().unwrap(),
         rdma: RdmaWish::Require,
         ..Listener::default()
     };
@@ -268,7 +271,14 @@ fn any_address_stands_for_those_that_can() {
     );
     assert_eq!(
         shown(&planned(listener("::"))),
-        ["eth0 fd00::4 RDMA", "* :: TCP"]
+        ["eth0 10.0.0.4 RDMA", "eth0 fd00::4 RDMA", "* :: TCP"]
+    );
+    assert_eq!(
+        shown(&planned(Listener {
+            rdma: RdmaWish::Off,
+            ..listener("fe80::4%eth0")
+        })),
+        ["eth0 fe80::4%eth0 TCP"]
     );
     let none = plan(&[listener("0.0.0.0")], &Fake::default());
     assert_eq!(

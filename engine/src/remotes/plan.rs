@@ -17,7 +17,7 @@ use crate::engine::Engine;
 use crate::initiator::{Identity, IdentityError, way_by_rdma};
 use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
-use crate::values::address::{self, AddressError};
+use crate::values::address::{self, AddressError, is_link_local};
 
 /// Entries of a queue pair, at least.
 pub const ENTRIES: u16 = 32;
@@ -118,7 +118,8 @@ pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, Pl
         .flat_map(|selector| select(&system, selector));
     let mut fitting = found
         .map(|selected| selected.ip)
-        .filter(|ip| ip.is_ipv4() == target.is_ipv4());
+        .filter(|ip| ip.is_ipv4() == target.is_ipv4())
+        .filter(|ip| is_link_local(*ip) == is_link_local(target));
     match fitting.next() {
         Some(ip) => Ok(Some(ip)),
         None => Err(PlanError::NoSource {

@@ -1,8 +1,12 @@
 //! `[SCHEME://]HOST[:PORT][/PATH][?QUERY]`: the one reader of network addresses that people write.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
 
 use nacre_bdev_remote::uri::split_authority;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, netdevice};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The port of NVMe/TCP and NVMe/RDMA controllers (registered with IANA).
 pub const NVME_PORT: u16 = 4420;
@@ -31,6 +35,14 @@ pub enum AddressError {
     Port { found: String },
     #[error("\"{host}\" is not an IP address; names are not looked up here")]
     Name { host: String },
+    #[error(
+        "{ip} is a link-local address, which other links may have too: name the interface, {ip}%eth0"
+    )]
+    NoInterface { ip: IpAddr },
+    #[error("\"{text}\" names an interface, which only IPv6 link-local addresses do: write {ip}")]
+    Interface { text: String, ip: IpAddr },
+    #[error("there is no interface \"{name}\" for {ip}: `ip link` lists them")]
+    Absent { ip: IpAddr, name: String },
     #[error("no address of \"{host}\" is known: {source}")]
     Resolve {
         host: String,
@@ -91,15 +103,161 @@ impl<'a> Written<'a> {
     }
 
     /// The IP address; a name is refused.
-    pub fn ip(&self) -> Result<IpAddr, AddressError> {
-        self.host.parse().map_err(|_| AddressError::Name {
-            host: self.host.to_owned(),
-        })
+    pub fn ip(&self) -> Result<ScopedIp, AddressError> {
+        self.host.parse()
     }
 
     pub fn resolve(&self, default_port: u16) -> Result<SocketAddr, AddressError> {
         resolve(self.host, self.port.unwrap_or(default_port))
     }
+}
+
+/// An IP address. A link-local one names the interface of its link (RFC 4007): `fe80::1%eth0`. An
+/// IPv4-mapped one is IPv4: `::ffff:192.0.2.1` is 192.0.2.1.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScopedIp {
+    pub ip: IpAddr,
+    /// A name, or the index of an interface that has gone.
+    interface: Option<String>,
+}
+
+impl ScopedIp {
+    /// An address of an interface; others than link-local ones do not need its name.
+    pub fn of_interface(ip: IpAddr, interface: &str) -> ScopedIp {
+        ScopedIp {
+            ip,
+            interface: is_link_local(ip).then(|| interface.to_owned()),
+        }
+    }
+
+    /// Asks the kernel for the index of the interface.
+    pub fn socket(&self, port: u16) -> Result<SocketAddr, AddressError> {
+        let mut address = SocketAddr::new(self.ip, port);
+        if let (SocketAddr::V6(v6), Some(name)) = (&mut address, &self.interface) {
+            let absent = || AddressError::Absent {
+                ip: self.ip,
+                name: name.clone(),
+            };
+            let index = match (index_of(name), name.parse::<u32>()) {
+                (Some(index), _) => index,
+                (None, Ok(index)) if index > 0 => index,
+                _ => return Err(absent()),
+            };
+            v6.set_scope_id(index);
+        }
+        Ok(address)
+    }
+}
+
+impl From<&SocketAddr> for ScopedIp {
+    /// Asks the kernel for the name of the interface.
+    fn from(address: &SocketAddr) -> ScopedIp {
+        let interface = match address {
+            SocketAddr::V6(v6) if v6.scope_id() > 0 => {
+                let name = name_of(v6.scope_id());
+                Some(name.unwrap_or_else(|| v6.scope_id().to_string()))
+            }
+            _ => None,
+        };
+        let ip = address.ip().to_canonical();
+        ScopedIp { ip, interface }
+    }
+}
+
+impl From<IpAddr> for ScopedIp {
+    fn from(ip: IpAddr) -> ScopedIp {
+        let ip = ip.to_canonical();
+        ScopedIp {
+            ip,
+            interface: None,
+        }
+    }
+}
+
+impl FromStr for ScopedIp {
+    type Err = AddressError;
+
+    /// With or without brackets.
+    fn from_str(text: &str) -> Result<ScopedIp, AddressError> {
+        let trimmed = text.trim();
+        let inner = trimmed
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
+        let (address, interface) = match inner.unwrap_or(trimmed).split_once('%') {
+            Some((address, interface)) => (address, Some(interface)),
+            None => (inner.unwrap_or(trimmed), None),
+        };
+        let name = || AddressError::Name {
+            host: text.to_owned(),
+        };
+        let ip = address.parse::<IpAddr>().map_err(|_| name())?;
+        let ip = ip.to_canonical();
+        match interface {
+            Some("") => Err(name()),
+            Some(_) if !is_link_local(ip) => Err(AddressError::Interface {
+                text: text.to_owned(),
+                ip,
+            }),
+            None if is_link_local(ip) => Err(AddressError::NoInterface { ip }),
+            _ => Ok(ScopedIp {
+                ip,
+                interface: interface.map(str::to_owned),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for ScopedIp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.interface {
+            Some(interface) => write!(f, "{}%{interface}", self.ip),
+            None => self.ip.fmt(f),
+        }
+    }
+}
+
+impl Serialize for ScopedIp {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ScopedIp {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ScopedIp, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// An address and a port as this program reads them: `[fe80::1%eth0]:4420`.
+pub fn with_port(ip: &ScopedIp, port: u16) -> String {
+    match ip.ip {
+        IpAddr::V4(_) => format!("{ip}:{port}"),
+        IpAddr::V6(_) => format!("[{ip}]:{port}"),
+    }
+}
+
+/// As [`with_port`], of an address in use.
+pub fn shown(address: &SocketAddr) -> String {
+    with_port(&address.into(), address.port())
+}
+
+pub fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+}
+
+/// The kernel answers questions about interfaces to any socket.
+fn asking() -> Option<std::os::fd::OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
+    rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()
+}
+
+fn index_of(name: &str) -> Option<u32> {
+    netdevice::name_to_index(asking()?, name).ok()
+}
+
+fn name_of(index: u32) -> Option<String> {
+    netdevice::index_to_name(asking()?, index).ok()
 }
 
 /// What [`endpoint`] reads.
@@ -111,7 +269,15 @@ pub fn endpoint(text: &str) -> Result<SocketAddr, AddressError> {
         text: text.to_owned(),
         form: ENDPOINT,
     };
-    text.trim().parse().map_err(|_| refused())
+    let (host, port) = split_authority(text.trim()).ok_or_else(refused)?;
+    let port = port
+        .and_then(|port| port.parse().ok())
+        .ok_or_else(refused)?;
+    match host.parse::<ScopedIp>() {
+        Ok(ip) => ip.socket(port),
+        Err(AddressError::Name { .. }) => Err(refused()),
+        Err(other) => Err(other),
+    }
 }
 
 /// A port that can be connected to.
@@ -127,8 +293,10 @@ pub fn port_of(text: &str) -> Result<u16, AddressError> {
 
 /// A name may stand for several addresses: the first one counts.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, AddressError> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(SocketAddr::new(ip, port));
+    match host.parse::<ScopedIp>() {
+        Ok(ip) => return ip.socket(port),
+        Err(AddressError::Name { .. }) => {}
+        Err(other) => return Err(other),
     }
     let fail = |source| AddressError::Resolve {
         host: host.to_owned(),
@@ -207,5 +375,41 @@ mod tests {
         assert_eq!(endpoint("[::1]:9464").unwrap().to_string(), "[::1]:9464");
         let name = Written::parse("localhost:1", "x").unwrap();
         assert!(name.ip().is_err() && name.resolve(1).is_ok());
+    }
+
+    /// Goal: an address names its interface if and only if it needs one, and is written as it is read. Method: a table,
+    /// and the kernel's own names of the loopback interface.
+    #[test]
+    fn interfaces_of_addresses() {
+        for (text, shown) in [
+            ("fe80::1%lo", "fe80::1%lo"),
+            ("[FE80::1%lo]", "fe80::1%lo"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            (" 2001:db8::1 ", "2001:db8::1"),
+            ("192.0.2.1", "192.0.2.1"),
+        ] {
+            let ip: ScopedIp = text.parse().unwrap();
+            assert_eq!(ip.to_string(), shown, "{text}");
+            let socket = ip.socket(7).unwrap();
+            assert_eq!(ScopedIp::from(&socket), ip, "{text}");
+            assert_eq!(resolve(text.trim(), 7).unwrap(), socket);
+            assert_eq!(endpoint(&super::shown(&socket)).unwrap(), socket);
+        }
+        for (text, said) in [
+            ("fe80::1", "name the interface, fe80::1%eth0"),
+            ("fe80::1%", "is not an IP address"),
+            ("192.0.2.1%lo", "write 192.0.2.1"),
+            ("2001:db8::1%lo", "write 2001:db8::1"),
+            ("eth0", "is not an IP address"),
+            ("[::1", "is not an IP address"),
+        ] {
+            let error = text.parse::<ScopedIp>().unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        let nowhere: ScopedIp = "fe80::1%eth99".parse().unwrap();
+        let error = nowhere.socket(1).unwrap_err().to_string();
+        assert!(error.contains("no interface \"eth99\""), "{error}");
+        assert!(resolve("fe80::1%eth99", 1).is_err() && resolve("fe80::1", 1).is_err());
+        assert!(endpoint("[fe80::1]:1").is_err());
     }
 }

@@ -4,7 +4,7 @@
 //! [`all`] reads a configuration and finds every value that is wrong; [`first`] finds the first.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{self, DeserializeOwned, Expected, IntoDeserializer, Unexpected, Visitor};
@@ -511,13 +511,6 @@ pub fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>
     let text = String::deserialize(from)?;
     let read = address::endpoint(&text).map_err(de::Error::custom)?;
     Ok(Some(read))
-}
-
-/// An IP address.
-pub fn ip<'de, D: Deserializer<'de>>(from: D) -> Result<IpAddr, D::Error> {
-    let text = String::deserialize(from)?;
-    let read = text.trim().trim_matches(['[', ']']).parse();
-    read.map_err(|_| de::Error::invalid_value(Unexpected::Str(&text), &"an IP address"))
 }
 
 /// A UUID, where there need not be one.

@@ -7,8 +7,10 @@
 //!
 //! Pure functions. The contents depend on the host (the snapshot has only the subsystems that it
 //! may use) and on its connection: a listener on every address is listed under the address that the
-//! host itself has reached.
+//! host itself has reached. Hosts on this machine see loopback addresses, and hosts on the same
+//! link see link-local ones.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
 use nacre_nvmf_wire::Nqn;
@@ -106,6 +108,17 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
             records.extend(entry(snapshot, asker, listener, &subsystem.nqn, kind));
         }
     }
+    // A listener on one address, and one on all of them, may be the same place for the host.
+    let mut places = HashSet::new();
+    records.retain(|r| {
+        let of = &r.record;
+        places.insert((
+            of.subnqn.clone(),
+            of.trtype,
+            of.traddr.clone(),
+            of.trsvcid.clone(),
+        ))
+    });
     records.extend(snapshot.referrals.iter().filter_map(|r| {
         let same = r.transport == asker.transport;
         (same || !snapshot.same_transport).then(|| referral(r))?
@@ -220,16 +233,34 @@ fn reached(listener: &SubsystemListener, asker: &Asker) -> Option<Address> {
     let Address::Ip(bound) = &listener.address else {
         return Some(listener.address.clone());
     };
-    if !bound.ip().is_unspecified() {
-        return Some(listener.address.clone());
-    }
-    let Address::Ip(local) = asker.local else {
-        return None;
+    let local = match asker.local {
+        Address::Ip(local) => Some(local),
+        Address::Loopback(_) => None,
     };
-    let ip = local.ip().to_canonical();
-    // A listener on [::] may or may not take IPv4; that the host came through it is proof.
-    let reachable = listener.id == asker.listener || ip.is_ipv4() == bound.is_ipv4();
-    reachable.then(|| Address::Ip(SocketAddr::new(ip, bound.port())))
+    let ip = bound.ip().to_canonical();
+    if ip.is_unspecified() {
+        let local = local?;
+        let ip = local.ip().to_canonical();
+        // A listener on [::] takes IPv4 hosts, too.
+        let reachable = bound.is_ipv6() || ip.is_ipv4();
+        return reachable.then(|| {
+            let mut address = *local;
+            address.set_ip(ip);
+            address.set_port(bound.port());
+            Address::Ip(address)
+        });
+    }
+    // Programs on this machine reach its loopback addresses, and nobody else does.
+    let is_near = |local: &SocketAddr| match (bound, local) {
+        _ if ip.is_loopback() => local.ip().to_canonical().is_loopback(),
+        // The log names no interfaces: the host has to be on the link.
+        (SocketAddr::V6(of), SocketAddr::V6(local)) if of.ip().is_unicast_link_local() => {
+            local.ip().is_unicast_link_local() && local.scope_id() == of.scope_id()
+        }
+        (SocketAddr::V6(of), SocketAddr::V4(_)) => !of.ip().is_unicast_link_local(),
+        _ => true,
+    };
+    local.is_none_or(is_near).then(|| listener.address.clone())
 }
 
 /// Whether two addresses are of the same interface, whatever their ports.

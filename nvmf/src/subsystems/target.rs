@@ -1,7 +1,6 @@
 //! The target: everything that a process serves, and the one place where management changes it.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
@@ -493,7 +492,9 @@ impl Target {
     fn discovery_address(&self, address: &Address) -> Option<Address> {
         match (self.config.discovery_port, address) {
             (Some(port), Address::Ip(ip)) if ip.port() != port => {
-                Some(Address::Ip(SocketAddr::new(ip.ip(), port)))
+                let mut of_discovery = *ip;
+                of_discovery.set_port(port);
+                Some(Address::Ip(of_discovery))
             }
             _ => None,
         }

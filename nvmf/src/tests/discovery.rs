@@ -144,7 +144,12 @@ fn wildcard_listeners() {
             "[::ffff:192.0.2.7]:4420",
             Some(("192.0.2.7", "4420")),
         ),
-        (any(1, "[::]:4420"), 2, "192.0.2.7:8009", None),
+        (
+            any(1, "[::]:4420"),
+            2,
+            "192.0.2.7:8009",
+            Some(("192.0.2.7", "4420")),
+        ),
         (
             any(1, "[2001:db8::5]:4420"),
             2,
@@ -162,6 +167,52 @@ fn wildcard_listeners() {
     }
     let records = asked(&any(1, "[::]:4420"), 1, "[::ffff:192.0.2.7]:4420");
     assert!(records.iter().all(|r| r.record.adrfam == adrfam::IPV4));
+}
+
+/// Goal: a host is not sent where it cannot go. Method: listeners on loopback and link-local
+/// addresses, asked for from this machine, from the link, and from elsewhere.
+#[test]
+fn listeners_out_of_a_hosts_reach_are_not_listed() {
+    let log = snapshot(vec![
+        listener(1, "127.0.0.1:1"),
+        listener(2, "[::1]:2"),
+        listener(3, "[::ffff:127.0.0.1]:3"),
+        listener(4, "[fe80::1%2]:4"),
+        listener(5, "[fe80::1%3]:5"),
+        listener(6, "192.0.2.1:6"),
+    ]);
+    for (local, expected) in [
+        ("127.0.0.1:8009", &["1", "2", "3", "6"][..]),
+        ("[::1]:8009", &["1", "2", "3", "6"]),
+        ("[::ffff:127.0.0.1]:8009", &["1", "2", "3", "6"]),
+        ("192.0.2.1:8009", &["6"]),
+        ("[2001:db8::1]:8009", &["6"]),
+        ("[fe80::9%2]:8009", &["4", "6"]),
+        ("[fe80::1%3]:8009", &["5", "6"]),
+    ] {
+        let records = asked(&log, 9, local);
+        let nvm = records.iter().filter(|r| r.record.subtype == subtype::NVM);
+        let ports: Vec<_> = nvm.map(|r| r.record.trsvcid.as_str()).collect();
+        assert_eq!(ports, expected, "asked at {local}");
+        let scoped = records.iter().find(|r| r.record.traddr.contains('%'));
+        assert_eq!(
+            scoped, None,
+            "an interface of this machine means nothing to a host"
+        );
+    }
+}
+
+/// Goal: one place is one entry. Method: a listener on every address beside one on the address that
+/// the host reached.
+#[test]
+fn a_place_is_listed_once() {
+    let log = snapshot(vec![
+        listener(1, "[::]:4420"),
+        listener(2, "0.0.0.0:4420"),
+        listener(3, "192.0.2.7:4420"),
+    ]);
+    let nvm = [(subtype::NVM, "192.0.2.7", "4420")];
+    assert_eq!(places(&asked(&log, 9, "192.0.2.7:8009"))[1..], nvm);
 }
 
 /// Goal: the discovery subsystem is reported once per listener of its own and for the host's

@@ -49,6 +49,86 @@ fn ipv6_and_ipv4_lead_to_the_same_subsystem() {
     daemon.stop();
 }
 
+/// Goal: hosts of both families reach a listener on `::`, which the log shows at the address that
+/// they reached. Method: one listener; write by IPv6, read by IPv4, ask by each.
+#[test]
+fn a_listener_on_every_address() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        return skip("a_listener_on_every_address", "no ::1 here");
+    }
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_ram("ram", 512, 1 << 20);
+    daemon.create_subsystem(NQN);
+    let nsid = daemon.add_namespace(NQN, "ram");
+    let port = daemon.listen(NQN, "[::]:0").port();
+    let data = pattern(8 * 512, 9);
+    for ip in ["::1", "127.0.0.1"] {
+        let at = SocketAddr::new(ip.parse().unwrap(), port);
+        let mut host = Host::connected(at, options(NQN), &[nsid]);
+        if ip == "::1" {
+            assert_eq!(host.write(0, 8, 8, &data), Status::Ok);
+        }
+        assert_eq!(host.read(0, 8, 8, data.len()), data);
+        let mut asks = Host::connected(at, options(DISCOVERY_NQN), &[]);
+        let records = asks.discovery_log();
+        let of_ours = records.iter().filter(|r| r.subnqn.as_str() == NQN);
+        let places: Vec<_> = of_ours
+            .map(|r| (r.traddr.clone(), r.trsvcid.clone()))
+            .collect();
+        assert_eq!(places, [(ip.to_owned(), port.to_string())]);
+    }
+    daemon.stop();
+}
+
+/// Goal: a listener on a link-local address is kept with the name of its interface, over restarts
+/// and until it is removed. Method: add it where this machine has one; list, restart, list,
+/// connect, remove; refuse it without an interface.
+#[test]
+fn a_listener_on_a_link_local_address() {
+    let place = Place::new();
+    let mut daemon = place.start();
+    daemon.create_subsystem(NQN);
+    let listener = |traddr: &str| json!({ "nqn": NQN, "listen_address": { "trtype": "TCP", "traddr": traddr, "trsvcid": "0" } });
+    let refused = daemon.try_call("nvmf_subsystem_add_listener", listener("fe80::1"));
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("name the interface"), "{refused}");
+    let Some(traddr) = link_local() else {
+        return skip("a_listener_on_a_link_local_address", "no such address here");
+    };
+    daemon.call("nvmf_subsystem_add_listener", listener(&traddr));
+    let listed = daemon.subsystem(NQN)["listen_addresses"][0].take();
+    assert_eq!(
+        (&listed["traddr"], &listed["adrfam"]),
+        (&json!(traddr), &json!("IPv6"))
+    );
+    daemon.stop();
+    let mut daemon = place.start();
+    let again = daemon.subsystem(NQN)["listen_addresses"].take();
+    assert_eq!(again, json!([listed]));
+    let socket = format!("[{traddr}]:{}", listed["trsvcid"].as_str().unwrap());
+    let socket = nacre_engine::values::address::endpoint(&socket).unwrap();
+    drop(Host::connected(socket, options(NQN), &[]));
+    daemon.call(
+        "nvmf_subsystem_remove_listener",
+        json!({ "nqn": NQN, "listen_address": listed }),
+    );
+    assert_eq!(daemon.subsystem(NQN)["listen_addresses"], json!([]));
+    daemon.stop();
+}
+
+/// Such an address of this machine, with its interface.
+fn link_local() -> Option<String> {
+    let table = std::fs::read_to_string("/proc/net/if_inet6").ok()?;
+    table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let bits = u128::from_str_radix(fields.first()?, 16).ok()?;
+        let address = std::net::Ipv6Addr::from_bits(bits);
+        let is_it = address.is_unicast_link_local();
+        is_it.then(|| format!("{address}%{}", fields[5]))
+    })
+}
+
 /// Goal: a host finds what there is, where everybody looks for it and where it was told to look, sees
 /// only what it may use, and is told when that changes. Method: the discovery service on its own port
 /// (a free one stands for 8009) and on a subsystem's listener; a subsystem for another host; a new one.

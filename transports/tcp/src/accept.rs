@@ -33,6 +33,8 @@ const PENDING_GRACE: Duration = Duration::from_secs(1);
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 /// The token of the descriptor that ends the thread.
 const STOP: u64 = u64::MAX;
+/// In the token of the IPv4 socket of a listener on `::`.
+pub(crate) const IPV4_HALF: u64 = 1 << 63;
 
 /// A connection that a core is to take over.
 pub(crate) struct Incoming {
@@ -84,6 +86,9 @@ impl CoreSlot {
 
 pub(crate) struct Listener {
     pub socket: Arc<OwnedFd>,
+    /// Of a listener on `::`: the socket that takes IPv4 hosts. None while another listener has the
+    /// port on an IPv4 address.
+    pub ipv4_half: Option<Arc<OwnedFd>>,
     pub address: SocketAddr,
     pub options: ListenerOptions,
     pub counts: Arc<ListenerCounters>,
@@ -187,12 +192,15 @@ pub(crate) fn run(shared: &Shared) {
             if event.token == STOP {
                 continue;
             }
-            let id = ListenerId(event.token);
+            let id = ListenerId(event.token & !IPV4_HALF);
             // The lock is not held while accepting: if a listener is removed meanwhile, only that
             // connection is lost.
-            let listener = shared.listeners().get(&id).map(|listener| {
-                let counts = Arc::clone(&listener.counts);
-                (Arc::clone(&listener.socket), listener.options, counts)
+            let listener = shared.listeners().get(&id).and_then(|listener| {
+                let socket = match event.token & IPV4_HALF {
+                    0 => Arc::clone(&listener.socket),
+                    _ => Arc::clone(listener.ipv4_half.as_ref()?),
+                };
+                Some((socket, listener.options, Arc::clone(&listener.counts)))
             });
             if let Some((socket, options, counts)) = listener {
                 acceptor.accept_some(id, &socket, options, &counts);

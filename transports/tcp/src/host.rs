@@ -67,7 +67,14 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         socket2::SockRef::from(&socket).bind_device(Some(interface.as_bytes()))?;
     }
     if let Some(source) = options.source {
-        rustix::net::bind(&socket, &SocketAddr::new(source, 0))?;
+        let mut from = SocketAddr::new(source, 0);
+        // A link-local address is one of the link that the target is on.
+        if let (SocketAddr::V6(from), SocketAddr::V6(target)) = (&mut from, &address)
+            && socket::is_link_local(source)
+        {
+            from.set_scope_id(target.scope_id());
+        }
+        rustix::net::bind(&socket, &from)?;
     }
     let state = match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => State::Connecting { since: None },

@@ -1,6 +1,8 @@
 //! The control half: listeners, and the cores that connections go to.
 
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -10,7 +12,7 @@ use nacre_nvmf::transport::{
     TransportType,
 };
 
-use crate::accept::{self, CoreSlot, Listener, Shared};
+use crate::accept::{self, CoreSlot, IPV4_HALF, Listener, Shared};
 use crate::config::{ConfigError, TcpConfig};
 use crate::socket;
 use crate::stats::StatsSnapshot;
@@ -66,6 +68,59 @@ impl TcpPlug {
     }
 }
 
+type Opened = (Arc<OwnedFd>, SocketAddr);
+
+impl TcpPlug {
+    /// A socket that listens, watched by the accepting thread under `token`.
+    fn open(&self, token: u64, address: SocketAddr) -> Result<Opened, ListenError> {
+        let (socket, real) = socket::listen(address, self.shared.config.backlog)?;
+        self.shared.watched.add(&socket, token, self.shared.interest()).map_err(|source| ListenError::Bind {
+            address: address.to_string(),
+            source,
+            remedy: "raise `ulimit -n` or the number of watches (`sysctl fs.epoll.max_user_watches`)".into(),
+        })?;
+        Ok((Arc::new(socket), real))
+    }
+
+    fn close(&self, socket: &OwnedFd) {
+        let _ = self.shared.watched.delete(socket);
+        // The accepting thread may hold the socket for a moment longer: from here on it refuses.
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
+
+    /// Frees an IPv4 port that a listener on `::` has beside its own.
+    fn close_ipv4_halves(&self, listeners: &mut HashMap<ListenerId, Listener>, port: u16) {
+        let of_port = listeners.values_mut().filter(|l| l.address.port() == port);
+        for half in of_port.filter_map(|listener| listener.ipv4_half.take()) {
+            self.close(&half);
+        }
+    }
+
+    /// A listener on `::` takes IPv4 hosts too, unless another listener has the port on an IPv4
+    /// address. A second socket, not one for both: the listener on an IPv4 address may come later.
+    fn open_ipv4_halves(&self, listeners: &mut HashMap<ListenerId, Listener>) {
+        let taken: HashSet<u16> = listeners
+            .values()
+            .filter(|listener| listener.address.is_ipv4())
+            .map(|listener| listener.address.port())
+            .collect();
+        for (id, listener) in listeners.iter_mut() {
+            let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, listener.address.port()));
+            let port = any.port();
+            if listener.address != any || listener.ipv4_half.is_some() || taken.contains(&port) {
+                continue;
+            }
+            let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+            match self.open(id.0 | IPV4_HALF, ipv4) {
+                Ok((socket, _)) => listener.ipv4_half = Some(socket),
+                Err(error) => {
+                    tracing::warn!(%error, "the listener on [::]:{port} takes IPv6 hosts only");
+                }
+            }
+        }
+    }
+}
+
 impl Plug for TcpPlug {
     fn kind(&self) -> TransportType {
         TransportType::Tcp
@@ -108,11 +163,8 @@ impl Plug for TcpPlug {
             });
         };
         let mut listeners = self.shared.listeners();
-        let serves =
-            |other: &SocketAddr| other.ip() == address.ip() && other.port() == address.port();
-        if listeners.contains_key(&id)
-            || listeners.values().any(|listener| serves(&listener.address))
-        {
+        let known = listeners.values().any(|l| l.address == address);
+        if listeners.contains_key(&id) || known {
             return Err(ListenError::InUse {
                 address: address.to_string(),
             });
@@ -122,30 +174,33 @@ impl Plug for TcpPlug {
                 limit: self.shared.config.max_listeners,
             });
         }
-        let (socket, real) = socket::listen(address, self.shared.config.backlog)?;
-        self.shared.watched.add(&socket, id.0, self.shared.interest()).map_err(|source| ListenError::Bind {
-            address: address.to_string(),
-            source,
-            remedy: "raise `ulimit -n` or the number of watches (`sysctl fs.epoll.max_user_watches`)".into(),
-        })?;
-        listeners.insert(
-            id,
-            Listener {
-                socket: Arc::new(socket),
-                address: real,
-                options: *options,
-                counts: Arc::default(),
-            },
-        );
-        Ok(Address::Ip(real))
+        if address.is_ipv4() {
+            self.close_ipv4_halves(&mut listeners, address.port());
+        }
+        let opened = self.open(id.0, address);
+        if let Ok((socket, real)) = &opened {
+            listeners.insert(
+                id,
+                Listener {
+                    socket: Arc::clone(socket),
+                    ipv4_half: None,
+                    address: *real,
+                    options: *options,
+                    counts: Arc::default(),
+                },
+            );
+        }
+        self.open_ipv4_halves(&mut listeners);
+        opened.map(|(_, real)| Address::Ip(real))
     }
 
     fn unlisten(&self, id: ListenerId) {
-        if let Some(listener) = self.shared.listeners().remove(&id) {
-            let _ = self.shared.watched.delete(&*listener.socket);
-            // The accepting thread may hold the socket for a moment longer: from here on it
-            // refuses.
-            let _ = rustix::net::shutdown(&*listener.socket, rustix::net::Shutdown::Both);
+        let mut listeners = self.shared.listeners();
+        if let Some(listener) = listeners.remove(&id) {
+            self.close(&listener.socket);
+            listener.ipv4_half.iter().for_each(|half| self.close(half));
+            drop(listener);
+            self.open_ipv4_halves(&mut listeners);
         }
     }
 
@@ -154,12 +209,14 @@ impl Plug for TcpPlug {
         self.shared.held.store(held, Ordering::Release);
         for (id, listener) in listeners.iter() {
             let interest = self.shared.interest();
-            if let Err(error) = self
-                .shared
-                .watched
-                .modify(&*listener.socket, id.0, interest)
-            {
-                tracing::error!(%error, address = %listener.address, "a listener cannot be held or released");
+            let half = listener
+                .ipv4_half
+                .iter()
+                .map(|half| (half, id.0 | IPV4_HALF));
+            for (socket, token) in std::iter::once((&listener.socket, id.0)).chain(half) {
+                if let Err(error) = self.shared.watched.modify(&**socket, token, interest) {
+                    tracing::error!(%error, address = %listener.address, "a listener cannot be held or released");
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Making sockets, and the two system calls of the data path.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub(crate) fn listen(
         // A restarted daemon takes its port back while old connections linger in TIME_WAIT.
         sockopt::set_socket_reuseaddr(&socket, true)?;
         if address.is_ipv6() {
-            // `::` means IPv6 only: IPv4 has a listener of its own, or none.
+            // IPv4 has sockets of its own: `::` leaves them their port.
             sockopt::set_ipv6_v6only(&socket, true)?;
         }
         rustix::net::bind(&socket, &address)?;
@@ -73,10 +73,24 @@ fn remedy(errno: Errno, address: SocketAddr) -> String {
             "ports below the system's limit (`sysctl net.ipv4.ip_unprivileged_port_start`) need CAP_NET_BIND_SERVICE: \
              grant it, or choose a port above it instead of {port}"
         ),
+        Errno::INVAL if is_link_local(address.ip()) => {
+            "a link-local address needs its interface: write it as fe80::1%eth0".to_owned()
+        }
+        Errno::NODEV => format!(
+            "no interface has the index {}: see `ip link`",
+            match address {
+                SocketAddr::V6(v6) => v6.scope_id(),
+                SocketAddr::V4(_) => 0,
+            }
+        ),
         Errno::AFNOSUPPORT => "this kernel runs without IPv6: use an IPv4 address".to_owned(),
         Errno::MFILE | Errno::NFILE => "no file descriptor is left: raise `ulimit -n`".to_owned(),
         _ => "see the kernel's log".to_owned(),
     }
+}
+
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// What every data socket needs. Options that only tune are allowed to fail.

@@ -2,6 +2,7 @@
 
 mod batches;
 mod conformance;
+mod listening;
 mod placement;
 mod sockets;
 mod turns;

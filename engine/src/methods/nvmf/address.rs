@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::RpcError;
+use crate::values::address::{AddressError, ScopedIp, shown};
 
 /// An address in parameters.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -34,12 +35,10 @@ pub(super) struct AddressReply {
 impl AddressReply {
     pub fn new(kind: TransportType, address: &Address) -> AddressReply {
         let (adrfam, traddr, trsvcid) = match address {
-            Address::Ip(ip) if ip.is_ipv4() => ("IPv4", ip.ip().to_string(), ip.port().to_string()),
-            Address::Ip(ip) => match ip.ip().to_canonical() {
-                // A host that came by IPv4 to a listener on [::].
-                IpAddr::V4(v4) => ("IPv4", v4.to_string(), ip.port().to_string()),
-                v6 => ("IPv6", v6.to_string(), ip.port().to_string()),
-            },
+            Address::Ip(socket) => {
+                let ip = ScopedIp::from(socket);
+                (family(ip.ip), ip.to_string(), socket.port().to_string())
+            }
             Address::Loopback(name) => ("intra_host", name.clone(), String::new()),
         };
         AddressReply {
@@ -51,9 +50,34 @@ impl AddressReply {
     }
 }
 
+/// For the keys of the store: with the name of the interface, which outlives its index.
+pub(super) fn place(address: &Address) -> String {
+    match address {
+        Address::Ip(address) => shown(address),
+        other => other.to_string(),
+    }
+}
+
+/// As SPDK names it.
+fn family(ip: IpAddr) -> &'static str {
+    match ip {
+        IpAddr::V4(_) => "IPv4",
+        IpAddr::V6(_) => "IPv6",
+    }
+}
+
 impl TransportAddress {
     /// `at`: the parameter that holds the address, for refusals.
     pub fn parse(&self, at: &str) -> Result<(TransportType, SocketAddr), RpcError> {
+        let (kind, ip, port) = self.read(at)?;
+        let address = ip.socket(port).map_err(|error| {
+            RpcError::invalid_params(error.to_string()).field(format!("{at}.traddr"))
+        })?;
+        Ok((kind, address))
+    }
+
+    /// As [`TransportAddress::parse`], without asking the kernel for the interface: it may be gone.
+    pub fn read(&self, at: &str) -> Result<(TransportType, ScopedIp, u16), RpcError> {
         let kind = match self.trtype.to_ascii_uppercase().as_str() {
             "TCP" => TransportType::Tcp,
             "RDMA" => TransportType::Rdma,
@@ -65,16 +89,23 @@ impl TransportAddress {
                 .remedy("use TCP"));
             }
         };
-        let ip: IpAddr = self.traddr.parse().map_err(|_| {
-            RpcError::invalid_params(format!("\"{}\" is not an IP address", self.traddr))
-                .field(format!("{at}.traddr"))
-                .remedy("give an address such as 192.0.2.1 or 2001:db8::1; names are not looked up")
-        })?;
+        let refused = |error: AddressError| match error {
+            AddressError::Name { .. } => {
+                RpcError::invalid_params(format!("\"{}\" is not an IP address", self.traddr))
+                    .field(format!("{at}.traddr"))
+                    .remedy(
+                        "give an address such as 192.0.2.1 or 2001:db8::1; names are not looked up",
+                    )
+            }
+            other => RpcError::invalid_params(other.to_string()).field(format!("{at}.traddr")),
+        };
+        let ip: ScopedIp = self.traddr.parse().map_err(refused)?;
         let family = self.adrfam.as_deref().map(str::to_ascii_lowercase);
         let fits = match family.as_deref() {
             None => true,
-            Some("ipv4") => ip.is_ipv4(),
-            Some("ipv6") => ip.is_ipv6(),
+            Some("ipv4") => ip.ip.is_ipv4(),
+            // IPv4-mapped addresses are written as IPv6.
+            Some("ipv6") => self.traddr.contains(':'),
             Some(_) => false,
         };
         if !fits {
@@ -94,7 +125,7 @@ impl TransportAddress {
             RpcError::invalid_params(format!("\"{port}\" is not a port from 0 to 65535"))
                 .field(format!("{at}.trsvcid"))
         })?;
-        Ok((kind, SocketAddr::new(ip, port)))
+        Ok((kind, ip, port))
     }
 }
 
@@ -136,12 +167,29 @@ mod tests {
             ),
             (
                 given("rdma", None, "::ffff:192.0.2.1", Some("1")),
-                "[::ffff:192.0.2.1]:1",
+                "192.0.2.1:1",
                 "IPv4",
+            ),
+            (
+                given("TCP", Some("IPv6"), "::ffff:192.0.2.1", Some("1")),
+                "192.0.2.1:1",
+                "IPv4",
+            ),
+            (
+                given("TCP", Some("IPv6"), "fe80::1%lo", Some("1")),
+                "[fe80::1%1]:1",
+                "IPv6",
             ),
         ] {
             let (kind, parsed) = address.parse("x").unwrap();
             assert_eq!(parsed.to_string(), socket);
+            let again = given(
+                "TCP",
+                None,
+                &AddressReply::new(kind, &Address::Ip(parsed)).traddr,
+                Some("1"),
+            );
+            assert_eq!(again.parse("x").unwrap().1.ip(), parsed.ip());
             let reply = AddressReply::new(kind, &Address::Ip(parsed));
             assert_eq!(
                 (reply.adrfam, reply.trtype.as_str()),
@@ -160,6 +208,8 @@ mod tests {
                 "a.adrfam",
             ),
             (given("TCP", Some("ib"), "192.0.2.1", Some("1")), "a.adrfam"),
+            (given("TCP", None, "fe80::1", Some("1")), "a.traddr"),
+            (given("TCP", None, "fe80::1%eth99", Some("1")), "a.traddr"),
             (given("TCP", None, "192.0.2.1", None), "a.trsvcid"),
             (given("TCP", None, "192.0.2.1", Some("65536")), "a.trsvcid"),
         ] {

@@ -12,7 +12,7 @@ use serde_json::json;
 use tracing::warn;
 use uuid::Uuid;
 
-use super::address::{AddressReply, TransportAddress};
+use super::address::{AddressReply, TransportAddress, place};
 use super::{check_target, key};
 use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
@@ -144,7 +144,11 @@ fn referral(
 }
 
 fn key_of(referral: &Referral) -> String {
-    key::referral(referral.transport, &referral.address, &referral.subnqn)
+    key::referral(
+        referral.transport,
+        &place(&referral.address),
+        &referral.subnqn,
+    )
 }
 
 impl Method<Engine> for Add {

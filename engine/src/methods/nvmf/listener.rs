@@ -14,7 +14,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::address::{AddressReply, TransportAddress};
+use super::address::{AddressReply, TransportAddress, place};
 use super::{any_subsystem, key, transport};
 use crate::engine::{Engine, Personality};
 use crate::journal::{is_declaring, is_replaying};
@@ -23,6 +23,7 @@ use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
+use crate::values::address::with_port;
 
 pub const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
 
@@ -249,7 +250,7 @@ impl Method<Engine> for Add {
             .then(|| WithheldWord::why(params.withheld_reason));
         let withheld = asked.or(usually_withheld);
         let options = ListenOptions {
-            ana: kept_states(&on, &key::listener(nqn, kind, &address), ana_state),
+            ana: kept_states(&on, &key::listener(nqn, kind, &place(&address)), ana_state),
             withheld,
             fabric: params.options.fabric.map(Into::into).unwrap_or_default(),
             listener: params.options.parse()?,
@@ -271,7 +272,7 @@ impl Method<Engine> for Add {
         let stored = on
             .journal
             .commit(Change::put(
-                key::listener(nqn, kind, &bound),
+                key::listener(nqn, kind, &place(&bound)),
                 Add::NAME,
                 record,
             ))
@@ -302,7 +303,7 @@ fn note_withheld(record: &mut Value, why: Option<Withheld>) {
 
 /// Whether the listener was added by RPC, and is stored.
 pub fn is_stored_listener(on: &Engine, nqn: &Nqn, kind: TransportType, address: &Address) -> bool {
-    let entry = on.journal.find(&key::listener(nqn, kind, address));
+    let entry = on.journal.find(&key::listener(nqn, kind, &place(address)));
     entry.is_some_and(|entry| entry.durable)
 }
 
@@ -316,7 +317,7 @@ pub async fn withhold(
 ) -> Result<(), RpcError> {
     let _changing = on.changing().await;
     let plane = on.plane()?;
-    if let Some(entry) = on.journal.find(&key::listener(nqn, kind, address)) {
+    if let Some(entry) = on.journal.find(&key::listener(nqn, kind, &place(address))) {
         let mut record = entry.record;
         note_withheld(&mut record.params, why);
         on.journal.commit(Change(vec![Edit::Put(record)])).await?;
@@ -366,10 +367,13 @@ impl Method<Engine> for Remove {
     async fn apply(params: ListenerParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = on.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        let (kind, address) = params.listen_address.parse("listen_address")?;
-        let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
-        let own = key::listener(nqn, kind, &address);
-        let live = find(&subsystem, kind, &address);
+        let (kind, ip, port) = params.listen_address.read("listen_address")?;
+        let nqn = subsystem.nqn();
+        let own = key::listener(nqn, kind, &with_port(&ip, port));
+        let live = params
+            .listen_address
+            .parse("listen_address")
+            .and_then(|(_, address)| find(&subsystem, kind, &Address::Ip(address)));
         // One that could not be restored can be given up by removing it.
         if let (Err(refused), None) = (&live, on.journal.find(&own)) {
             return Err(refused.clone());
@@ -384,8 +388,8 @@ impl Method<Engine> for Remove {
             }
         };
         on.journal.commit(change).await?;
-        if live.is_ok() {
-            plane.target.remove_listener(nqn, kind, &address)?;
+        if let Ok(live) = live {
+            plane.target.remove_listener(nqn, kind, &live.address)?;
             on.notes.send("nvmf_listener_change", nqn.as_str());
         }
         Ok(true)
@@ -466,7 +470,7 @@ impl Method<Engine> for SetAnaState {
         if let Some(group) = group {
             record["anagrpid"] = group.into();
         }
-        let own = key::listener(nqn, kind, &address);
+        let own = key::listener(nqn, kind, &place(&address));
         let all = key::ana(&own, None);
         let change = match group {
             Some(group) => Change::put(key::ana(&own, Some(group)), Self::NAME, record),

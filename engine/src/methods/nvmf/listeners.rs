@@ -92,7 +92,7 @@ fn describe(standing: Standing) -> ListenerReply {
         actual,
         subsystems,
     } = standing;
-    let address = Address::Ip((path.ip, path.port).into());
+    let address = Address::Ip(path.address());
     let kind = match path.transport {
         Transport::Tcp => TransportType::Tcp,
         Transport::Rdma => TransportType::Rdma,
@@ -139,7 +139,7 @@ fn in_words(actual: Actual) -> Words {
 fn added_by_rpc(on: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
     let declared = |kind: &str, address: &Address| {
         standings.iter().any(|s| {
-            let place = Address::Ip((s.path.ip, s.path.port).into());
+            let place = Address::Ip(s.path.address());
             s.path.transport.trtype() == kind && place == *address
         })
     };

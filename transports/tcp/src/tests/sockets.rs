@@ -461,7 +461,7 @@ fn listening() {
         Err(ListenError::WrongKind { .. })
     ));
 
-    // `::` leaves IPv4 to others.
+    // `::` leaves an IPv4 port to others.
     let Ok(Address::Ip(six)) = listen(2, "[::]:0") else {
         panic!("IPv6 is there in every kernel we test on")
     };
