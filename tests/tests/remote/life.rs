@@ -358,6 +358,30 @@ fn detach_under_io() {
     });
 }
 
+/// Goal: with `ctrlr_loss_timeout_sec` 0, which SPDK saves, a reset still connects again; a lost target is given up at
+/// once.
+#[test]
+fn a_reset_is_no_loss() {
+    let target = TestTarget::start();
+    target.add_namespace(disk("a", 9, 8192));
+    let mut impatient = options();
+    impatient.loss_timeout = Some(Duration::ZERO);
+    let attached = Attached::to(config(impatient), tcp(target.address));
+    assert_eq!(attached.user(1).write(0, 1), Status::Ok);
+    for connects in 2..4 {
+        attached.attachment.reset();
+        attached.until("connected again", |a| {
+            let status = a.attachment.status();
+            status.connects == connects && status.state == State::Live
+        });
+    }
+    drop(target);
+    attached.until("given up", |a| {
+        matches!(a.attachment.status().state, State::Failed(_))
+    });
+    assert_eq!(attached.attachment.status().connects, 3);
+}
+
 /// A target that refuses for good is asked again by whoever wants it for ever; by others when they are told to.
 #[test]
 fn refused_for_good() {

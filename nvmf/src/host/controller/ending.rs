@@ -14,7 +14,9 @@ impl Controller {
         self.drop_connection(&error);
         let since = *self.lost_since.get_or_insert(now);
         let limit = self.options.loss_timeout;
-        let over = limit.is_some_and(|limit| now.since(since) >= limit);
+        // A reset is no loss: it connects once more even where a loss is final at once.
+        let asked = error == HostError::Reset;
+        let over = !asked && limit.is_some_and(|limit| now.since(since) >= limit);
         let for_good = error.is_final();
         let delay = match &mut self.paths {
             Some(paths) => paths.failed(&error.to_string(), for_good, now),
