@@ -50,6 +50,7 @@ mod reload;
 pub mod remotes;
 pub mod rpc;
 pub mod signals;
+pub mod spdk_export;
 pub mod spdk_file;
 pub mod store;
 pub mod values;

@@ -18,6 +18,7 @@ mod bench;
 mod process;
 mod run;
 mod setup;
+mod spdk;
 mod tally;
 mod test;
 mod tidy;

@@ -161,6 +161,7 @@ impl Bdev for Delay {
         serde_json::json!({"delay": {
             "name": config.name,
             "base_bdev_name": config.base_bdev_name,
+            "uuid": self.uuid(),
             "avg_read_latency": config.avg_read_latency,
             "p99_read_latency": config.p99_read_latency,
             "avg_write_latency": config.avg_write_latency,

@@ -347,6 +347,8 @@ impl Bdev for UringBdev {
                     "block_size_override": self.config.block_size.is_some(),
                     "readonly": self.config.readonly,
                     "fallocate": self.config.fallocate.unwrap_or(true),
+                    // io_uring does not block anyway.
+                    "nowait": false,
                 },
                 "nacre": ours,
             }),

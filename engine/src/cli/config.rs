@@ -37,8 +37,11 @@ enum ConfigCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Print the running daemon's whole configuration as a file for `nacre serve -c` and SPDK
+    /// Print the running daemon's whole configuration as a file for `nacre serve -c`
     Export {
+        /// Write a file for SPDK's own target; lists the entries that it leaves out
+        #[arg(long)]
+        spdk: bool,
         #[command(flatten)]
         connection: Connection,
     },
@@ -101,8 +104,16 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
                 |(key, value): &(String, Value)| vec![key.clone(), value.to_string(), origin(key)];
             output::table(&["key", "value", "origin"], rows.iter().map(row))
         }
-        ConfigCommand::Export { connection } => {
-            output::json(&connection.call("config_export", Value::Null)?)
+        ConfigCommand::Export { spdk, connection } => {
+            let whole = connection.call("config_export", Value::Null)?;
+            if !spdk {
+                return output::json(&whole);
+            }
+            let (config, left_out) = crate::spdk_export::for_spdk(&whole);
+            for what in left_out {
+                eprintln!("left out: {what}");
+            }
+            output::json(&config)
         }
         ConfigCommand::Sample => {
             output::line(include_str!("../../../nacre.sample.toml").trim_end())

@@ -82,6 +82,7 @@ fn unknown_keys_are_refused_with_a_suggestion() {
             ("NACRE_RPC_SERVICE_HOST", "10.0.0.2"),
             // Of a shell in which this program is worked on.
             ("NACRE_VM_CACHE", "/srv/vm"),
+            ("NACRE_SPDK_DIR", "/opt/spdk"),
             ("NACRE_TEST_SEED", "7"),
             // Of the commands that connect to a target.
             ("NACRE_HOSTNQN", "nqn.2014-08.org.nvmexpress:uuid:1"),

@@ -260,7 +260,9 @@ fn injected(name: &str, text: &OsStr) -> bool {
 
 /// Variables of `cargo xtask` and of the tests, which may be set in the shell that starts a daemon.
 fn of_the_tests(name: &str) -> bool {
-    name.starts_with("NACRE_TEST_") || name.starts_with("NACRE_VM_")
+    ["NACRE_TEST_", "NACRE_VM_", "NACRE_SPDK_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// The variable that sets a key. The socket's differs from [`COMMANDS_SOCKET`], so that the

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
+use crate::rpc::error::PARSE_ERROR;
 use crate::rpc::{Method, NoParams, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -79,6 +80,7 @@ struct SetOptions;
 
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "accel_set_options";
+    const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str =
         "Accepted, as SPDK has it in every configuration that it saves: there are no such pools.";
     const WHEN: When = When::Startup;
@@ -103,7 +105,7 @@ mod tests {
         assert_eq!(bench.call(set, json!({ "task_count": 2048 })), true);
         assert_eq!(
             bench.refused(set, json!({ "tusk_count": 2048 })).code,
-            -32602
+            -32700
         );
     }
 

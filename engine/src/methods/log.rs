@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::settings::LogLevel;
 use crate::engine::Engine;
 use crate::logs::{FLAGS, UnknownFlag};
+use crate::rpc::error::INTERNAL_ERROR;
 use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -87,6 +88,7 @@ struct SetLevel;
 
 impl Method<Engine> for SetLevel {
     const NAME: &'static str = "log_set_level";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets the level of the log, and of what is printed.";
     const WHEN: When = When::Always;
     const EFFECT: Effect = Effect::Changes;
@@ -117,6 +119,7 @@ struct SetPrintLevel;
 
 impl Method<Engine> for SetPrintLevel {
     const NAME: &'static str = "log_set_print_level";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets the level of what is printed to standard error.";
     const WHEN: When = When::Always;
     const EFFECT: Effect = Effect::Changes;
@@ -147,6 +150,7 @@ struct SetFlag;
 
 impl Method<Engine> for SetFlag {
     const NAME: &'static str = "log_set_flag";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Logs one part of the program at debug level.";
     const WHEN: When = When::Always;
     const EFFECT: Effect = Effect::Changes;
@@ -163,6 +167,7 @@ struct ClearFlag;
 
 impl Method<Engine> for ClearFlag {
     const NAME: &'static str = "log_clear_flag";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Ends what `log_set_flag` began.";
     const WHEN: When = When::Always;
     const EFFECT: Effect = Effect::Changes;

@@ -39,22 +39,27 @@ struct GetScheduler;
 impl Method<Engine> for GetScheduler {
     const NAME: &'static str = "framework_get_scheduler";
     const ABOUT: &'static str = "Tells how threads are placed: each stays on its core.";
+    const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Scheduler;
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Scheduler, RpcError> {
-        let plane = on.plane()?;
+        // Before the start there are no reactors yet.
+        let first = on
+            .plane()
+            .ok()
+            .and_then(|plane| plane.reactors.first()?.core());
         Ok(Scheduler {
             scheduler_name: STATIC,
             scheduler_period: 0,
             isolated_core_mask: "",
-            scheduling_core: plane.reactors.first().and_then(|r| r.core()).unwrap_or(0),
+            scheduling_core: first.unwrap_or(0),
         })
     }
 }
 
+/// Unknown members are accepted: other schedulers of SPDK have parameters of their own.
 #[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 struct SetSchedulerParams {
     /// `static`.
     name: String,
@@ -75,10 +80,10 @@ impl Method<Engine> for SetScheduler {
 
     async fn apply(params: SetSchedulerParams, _: Rc<Engine>) -> Result<bool, RpcError> {
         if params.name != STATIC {
-            return Err(RpcError::errno(
-                Errno::EINVAL,
-                format!("there is no scheduler \"{}\"", params.name),
-            )
+            return Err(RpcError::internal(format!(
+                "there is no scheduler \"{}\"",
+                params.name
+            ))
             .field("name")
             .remedy(
                 "reactors stay on their cores (static); reactor_set_mode says whether they sleep",
@@ -186,12 +191,12 @@ mod tests {
         assert_eq!(bench.call("framework_get_governor", json!(null)), json!({}));
         let set = "framework_set_scheduler";
         assert_eq!(bench.call(set, json!({ "name": "static" })), true);
-        for (params, field) in [
-            (json!({ "name": "dynamic" }), "name"),
-            (json!({ "name": "static", "period": 1000 }), "period"),
+        for (params, field, code) in [
+            (json!({ "name": "dynamic" }), "name", -32603),
+            (json!({ "name": "static", "period": 1000 }), "period", -22),
         ] {
             let refused = bench.refused(set, params);
-            assert_eq!(refused.code, -22);
+            assert_eq!(refused.code, code);
             assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
         }
         assert_eq!(

@@ -159,6 +159,112 @@ mod tests {
         }
     }
 
+    /// Goal: refusals have SPDK's codes, as `tests/spdk/compare.py` found them.
+    #[test]
+    fn codes_are_spdks() {
+        let bench = bench();
+        let disk = |name: &str| json!({ "name": name, "num_blocks": 16384, "block_size": 512 });
+        for name in ["m", "n", "below"] {
+            bench.call("bdev_malloc_create", disk(name));
+        }
+        bench.call(
+            "bdev_passthru_create",
+            json!({ "name": "p", "base_bdev_name": "below" }),
+        );
+        let raid = |level: &str, bases: &[&str]| json!({ "name": "r", "raid_level": level, "base_bdevs": bases });
+        let latency = |name: &str| json!({ "delay_bdev_name": name, "latency_type": "avg_read", "latency_us": 1 });
+        let nqn = "nqn.2026-01.io.example:a";
+        bench.call("nvmf_create_subsystem", json!({ "nqn": nqn }));
+        let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "1" });
+        for (method, params, code) in [
+            // Parameters that cannot be decoded: it depends on the module.
+            ("nvmf_create_subsystem", json!({}), -32602),
+            ("bdev_get_bdevs", json!({ "name": 7 }), -32603),
+            ("bdev_malloc_create", json!({ "zz": 1 }), -32603),
+            ("bdev_error_create", json!({}), -32602),
+            ("bdev_examine", json!({}), -32602),
+            ("bdev_nvme_set_options", json!({ "zz": 1 }), -32603),
+            (
+                "bdev_nvme_set_options",
+                json!({ "delay_cmd_submit": "yes" }),
+                -32603,
+            ),
+            (
+                "bdev_nvme_attach_controller",
+                json!({ "name": "c", "trtype": "TCP", "traddr": "::1", "multipath": "zz" }),
+                -32603,
+            ),
+            ("bdev_raid_create", raid("raid7", &["m", "n"]), -32700),
+            ("bdev_raid_get_bdevs", json!({ "category": "zz" }), -32700),
+            ("bdev_raid_add_base_bdev", json!({}), -32603),
+            ("log_set_level", json!({ "level": "LOUD" }), -32603),
+            // A name that is taken, whatever else is wrong.
+            (
+                "bdev_passthru_create",
+                json!({ "name": "p", "base_bdev_name": "below" }),
+                -17,
+            ),
+            (
+                "bdev_passthru_create",
+                json!({ "name": "q", "base_bdev_name": "below" }),
+                -1,
+            ),
+            (
+                "bdev_aio_create",
+                json!({ "name": "m", "filename": "/nowhere" }),
+                -17,
+            ),
+            (
+                "bdev_aio_create",
+                json!({ "name": "a", "filename": "" }),
+                -2,
+            ),
+            // Objects that are not there, or of another kind.
+            (
+                "bdev_null_resize",
+                json!({ "name": "zz", "new_size": 1 }),
+                -19,
+            ),
+            (
+                "bdev_null_resize",
+                json!({ "name": "m", "new_size": 1 }),
+                -22,
+            ),
+            ("bdev_delay_update_latency", latency("zz"), -32602),
+            ("bdev_delay_update_latency", latency("m"), -32602),
+            ("bdev_nvme_get_controllers", json!({ "name": "zz" }), -22),
+            (
+                "bdev_nvme_get_controller_health_info",
+                json!({ "name": "zz" }),
+                -32603,
+            ),
+            ("framework_set_scheduler", json!({ "name": "zz" }), -32603),
+            ("bdev_raid_create", raid("raid1", &["m"]), -22),
+            ("bdev_raid_create", raid("raid1", &["m", ""]), -22),
+            (
+                "nvmf_subsystem_listener_set_ana_state",
+                json!({ "nqn": nqn, "listen_address": address, "ana_state": "optimized" }),
+                -32603,
+            ),
+            (
+                "nvmf_subsystem_add_host",
+                json!({ "nqn": nqn, "host": "" }),
+                -32603,
+            ),
+            (
+                "nvmf_discovery_add_referral",
+                json!({ "address": { "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "" } }),
+                -32603,
+            ),
+        ] {
+            let refused = bench.refused(method, params.clone());
+            assert_eq!(refused.code, code, "{method} {params}: {refused}");
+        }
+        // Schedulers have parameters of their own.
+        let scheduler = json!({ "name": "static", "load_limit": 20 });
+        assert_eq!(bench.call("framework_set_scheduler", scheduler), true);
+    }
+
     #[test]
     fn what_is_not_offered_is_not_found() {
         let bench = bench();

@@ -62,6 +62,7 @@ pub enum Errno {
     ENOTSUP = 95,
     EADDRINUSE = 98,
     ETIMEDOUT = 110,
+    EALREADY = 114,
 }
 
 impl RpcError {
@@ -83,6 +84,14 @@ impl RpcError {
         let text = std::io::Error::from_raw_os_error(errno).to_string();
         let message = text.split(" (os error").next().unwrap_or(&text).to_owned();
         RpcError::new(-errno, message).cause(cause)
+    }
+
+    /// The same facts under another code.
+    pub fn renumbered(self, errno: Errno) -> RpcError {
+        RpcError {
+            data: self.data,
+            ..RpcError::errno(errno, "")
+        }
     }
 
     /// The kernel's refusal of `what`, kept with its number.

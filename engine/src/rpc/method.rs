@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::error::RpcError;
+use super::error::{INVALID_PARAMS, RpcError};
 
 /// In which states of the daemon a method may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub trait Method<C: 'static>: 'static {
     const WHEN: When = When::Runtime;
     const EFFECT: Effect = Effect::Reads;
     const ALIASES: &'static [&'static str] = &[];
+    /// The error code for parameters that cannot be decoded: modules of SPDK differ in it.
+    const UNDECODABLE: i32 = INVALID_PARAMS;
     type Params: DeserializeOwned + JsonSchema + 'static;
     type Reply: Serialize + JsonSchema + 'static;
 
@@ -90,7 +92,10 @@ impl<C: 'static> MethodEntry<C> {
             params_schema: || schemars::schema_for!(M::Params),
             reply_schema: || schemars::schema_for!(M::Reply),
             call: |params, on| {
-                let params = decode::<M::Params>(M::NAME, params)?;
+                let params = decode::<M::Params>(M::NAME, params).map_err(|error| RpcError {
+                    code: M::UNDECODABLE,
+                    ..error
+                })?;
                 Ok(Box::pin(async move {
                     let reply = M::apply(params, on).await?;
                     serde_json::value::to_raw_value(&reply).map_err(|e| {

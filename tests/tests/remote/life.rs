@@ -358,8 +358,8 @@ fn detach_under_io() {
     });
 }
 
-/// Goal: with `ctrlr_loss_timeout_sec` 0, which SPDK saves, a reset still connects again; a lost target is given up at
-/// once.
+/// Goal: with `ctrlr_loss_timeout_sec` 0, which SPDK saves, a reset still connects again; a lost
+/// target is given up at once.
 #[test]
 fn a_reset_is_no_loss() {
     let target = TestTarget::start();

@@ -18,7 +18,7 @@ use super::malloc::NameParams;
 use super::{ANNOUNCED, module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -81,7 +81,12 @@ fn is_zero(n: &u32) -> bool {
 fn located(path: &Path) -> Result<PathBuf, RpcError> {
     crate::files::absolute(path).map_err(|error| {
         let cause = format!("{}: {error}", path.display());
-        RpcError::errno(Errno::EINVAL, cause).field("filename")
+        // As the kernel answers to an empty path.
+        let errno = match path.as_os_str().is_empty() {
+            true => Errno::ENOENT,
+            false => Errno::EINVAL,
+        };
+        RpcError::errno(errno, cause).field("filename")
     })
 }
 
@@ -126,6 +131,7 @@ fn block_size_of(module: &Module) -> u32 {
 
 impl Method<Engine> for AioCreate {
     const NAME: &'static str = "bdev_aio_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
     const EFFECT: Effect = Effect::Changes;
     type Params = AioCreateParams;
@@ -133,6 +139,7 @@ impl Method<Engine> for AioCreate {
 
     async fn apply(mut params: AioCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
         super::refuse_nil(params.uuid)?;
+        super::refuse_taken(&on, &params.name)?;
         params.filename = located(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
@@ -180,6 +187,7 @@ struct UringCreateParams {
 
 impl Method<Engine> for UringCreate {
     const NAME: &'static str = "bdev_uring_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
     const EFFECT: Effect = Effect::Changes;
     type Params = UringCreateParams;
@@ -187,6 +195,7 @@ impl Method<Engine> for UringCreate {
 
     async fn apply(mut params: UringCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
         super::refuse_nil(params.uuid)?;
+        super::refuse_taken(&on, &params.name)?;
         params.filename = located(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
@@ -213,6 +222,7 @@ struct AioDelete;
 
 impl Method<Engine> for AioDelete {
     const NAME: &'static str = "bdev_aio_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes whatever stands on it; the file stays.";
     const EFFECT: Effect = Effect::Changes;
@@ -228,6 +238,7 @@ struct UringDelete;
 
 impl Method<Engine> for UringDelete {
     const NAME: &'static str = "bdev_uring_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes whatever stands on it; the file stays.";
     const EFFECT: Effect = Effect::Changes;
@@ -357,6 +368,7 @@ struct AioRescan;
 
 impl Method<Engine> for AioRescan {
     const NAME: &'static str = "bdev_aio_rescan";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
          connected that was told the larger one, or a volume has it.";
     const EFFECT: Effect = Effect::Changes;
@@ -372,6 +384,7 @@ struct UringRescan;
 
 impl Method<Engine> for UringRescan {
     const NAME: &'static str = "bdev_uring_rescan";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
          connected that was told the larger one, or a volume has it.";
     const EFFECT: Effect = Effect::Changes;

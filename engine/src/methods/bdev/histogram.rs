@@ -17,7 +17,7 @@ use super::iostat::TICK_RATE;
 use super::malloc::NameParams;
 use crate::devices::HistogramWish;
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -72,6 +72,7 @@ fn counts(layer: &Layer, opc: Option<&str>) -> Result<HistogramSnapshot, RpcErro
 
 impl Method<Engine> for Enable {
     const NAME: &'static str = "bdev_enable_histogram";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Starts or ends a latency histogram of a device.";
     const EFFECT: Effect = Effect::Changes;
     type Params = EnableParams;
@@ -124,6 +125,7 @@ struct Histogram {
 
 impl Method<Engine> for Get {
     const NAME: &'static str = "bdev_get_histogram";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the latency histogram of a device.";
     type Params = NameParams;
     type Reply = Histogram;
@@ -192,6 +194,7 @@ struct GetBorders;
 
 impl Method<Engine> for GetBorders {
     const NAME: &'static str = "bdev_get_histogram_borders";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Counts the operations of a device by latency, between borders.";
     type Params = BordersParams;
     type Reply = Borders;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::sampling::Sampled;
 use crate::engine::Engine;
 use crate::plane::Plane;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -163,6 +163,7 @@ impl Stat {
 
 impl Method<Engine> for GetIostat {
     const NAME: &'static str = "bdev_get_iostat";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the counters of devices.";
     type Params = GetIostatParams;
     type Reply = Iostat;
@@ -252,6 +253,7 @@ fn everything() -> Mode {
 
 impl Method<Engine> for ResetIostat {
     const NAME: &'static str = "bdev_reset_iostat";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Starts the counters of devices anew.";
     const EFFECT: Effect = Effect::Changes;
     type Params = ResetIostatParams;

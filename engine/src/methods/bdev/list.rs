@@ -9,10 +9,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::no_device;
 use super::qos::Assigned;
+use super::{no_device, raid};
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -82,6 +82,7 @@ struct IoTypes {
 
 impl Method<Engine> for GetBdevs {
     const NAME: &'static str = "bdev_get_bdevs";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists devices, or one of them.";
     // It may wait for a device that a change makes, so it must not hold changes up.
     const EFFECT: Effect = Effect::Waits;
@@ -92,7 +93,8 @@ impl Method<Engine> for GetBdevs {
         on.settled().await;
         let plane = on.plane()?;
         let Some(name) = params.name else {
-            return Ok(plane.bdevs.list().iter().map(describe).collect());
+            let all = plane.bdevs.list();
+            return Ok(all.iter().map(|listed| describe(&on, listed)).collect());
         };
         let appears = async {
             loop {
@@ -106,7 +108,7 @@ impl Method<Engine> for GetBdevs {
         // Who called is answered by then, whatever comes.
         let patience = Duration::from_millis(params.timeout).min(on.deadline());
         match tokio::time::timeout(patience, appears).await {
-            Ok(listed) => Ok(vec![describe(&listed)]),
+            Ok(listed) => Ok(vec![describe(&on, &listed)]),
             Err(_) if params.timeout == 0 => Err(no_device(&name)),
             // Scripts tell by the code that it did not come in time.
             Err(_) => {
@@ -118,8 +120,13 @@ impl Method<Engine> for GetBdevs {
     }
 }
 
-fn describe(listed: &Listed) -> BdevInfo {
+fn describe(on: &Engine, listed: &Listed) -> BdevInfo {
     let layer = &listed.layer;
+    let mut driver_specific = layer.module().driver_specific();
+    // A volume is a mirror of SPDK's besides.
+    if let (Value::Object(all), Some(raid)) = (&mut driver_specific, raid::of(on, layer.name())) {
+        all.insert("raid".to_owned(), raid);
+    }
     let (geometry, limits) = (layer.geometry(), layer.limits());
     let can = |op| layer.supports(op) != Support::No;
     let uuid = layer.uuid().to_string();
@@ -159,6 +166,6 @@ fn describe(listed: &Listed) -> BdevInfo {
             abort: true,
             ..IoTypes::default()
         },
-        driver_specific: layer.module().driver_specific(),
+        driver_specific,
     }
 }

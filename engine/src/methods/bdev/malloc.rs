@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::no_metadata;
 use crate::devices::Module;
 use crate::engine::Engine;
+use crate::rpc::error::INTERNAL_ERROR;
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -58,6 +59,7 @@ fn any_node() -> i32 {
 
 impl Method<Engine> for Create {
     const NAME: &'static str = "bdev_malloc_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Makes a RAM disk and answers its name. Its contents end with the daemon.";
     const EFFECT: Effect = Effect::Changes;
@@ -100,6 +102,7 @@ pub struct NameParams {
 
 impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_malloc_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a RAM disk, and whatever stands on it.";
     const EFFECT: Effect = Effect::Changes;
     type Params = NameParams;

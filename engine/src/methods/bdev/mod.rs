@@ -103,6 +103,19 @@ fn key(name: &str) -> String {
     format!("bdev/{name}")
 }
 
+/// Refuses a name that is taken. Checked before the file or base is opened, which the device of
+/// that name has in use: the refusal would name the wrong cause.
+fn refuse_taken(on: &Engine, name: &str) -> Result<(), RpcError> {
+    match on.plane()?.bdevs.lookup(name) {
+        None => Ok(()),
+        Some(_) => Err(RpcError::errno(
+            Errno::EEXIST,
+            format!("\"{name}\" is already the name, alias or UUID of a bdev"),
+        )
+        .field("name")),
+    }
+}
+
 /// Registers a device that a module made, and makes it durable. Undone if it cannot be stored.
 async fn create(
     on: &Engine,

@@ -11,7 +11,7 @@ use super::malloc::NameParams;
 use super::{module_of, no_device_of_kind, no_metadata};
 use crate::devices::Module;
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -57,6 +57,7 @@ struct CreateParams {
 
 impl Method<Engine> for Create {
     const NAME: &'static str = "bdev_null_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Makes a device that takes everything and keeps nothing, and answers its name.";
     const EFFECT: Effect = Effect::Changes;
@@ -84,6 +85,7 @@ struct Delete;
 
 impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_null_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a null device, and whatever stands on it.";
     const EFFECT: Effect = Effect::Changes;
     type Params = NameParams;
@@ -106,6 +108,7 @@ struct ResizeParams {
 
 impl Method<Engine> for Resize {
     const NAME: &'static str = "bdev_null_resize";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a null device larger; hosts are told.";
     const EFFECT: Effect = Effect::Changes;
     type Params = ResizeParams;
@@ -115,7 +118,12 @@ impl Method<Engine> for Resize {
         let plane = on.plane()?;
         let Some(Module::Null(bdev)) = module_of(&on, &params.name) else {
             let (name, maker) = (&params.name, Create::NAME);
-            return Err(no_device_of_kind(&on, name, "a null device", maker));
+            let refused = no_device_of_kind(&on, name, "a null device", maker);
+            // SPDK has a code of its own for a device of another kind here.
+            return Err(match plane.bdevs.lookup(name) {
+                None => refused,
+                Some(_) => refused.renumbered(Errno::EINVAL),
+            });
         };
         let name = bdev.name();
         let before = bdev.config();

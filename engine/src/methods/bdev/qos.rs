@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
 
@@ -118,6 +118,7 @@ impl SetQosLimitParams {
 
 impl Method<Engine> for SetQosLimit {
     const NAME: &'static str = "bdev_set_qos_limit";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Limits what a device may do per second, over all hosts and cores; I/O beyond that waits. \
          Limits of a device count for those stacked on it as well.";
     const EFFECT: Effect = Effect::Changes;
@@ -239,7 +240,7 @@ mod tests {
             ),
             (
                 json!({ "name": "n", "rw_ios_per_sec": -1 }),
-                -32602,
+                -32603,
                 "rw_ios_per_sec",
             ),
         ] {

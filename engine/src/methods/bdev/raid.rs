@@ -10,14 +10,14 @@ use nacre_bdev_replica::handle::{Command, NewVolume, ResyncKind, VolumeState};
 use nacre_bdev_replica::model::{MemberState, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::malloc::NameParams;
 use crate::deferred;
 use crate::engine::Engine;
 use crate::plane::Plane;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR, PARSE_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Record};
 use crate::volumes::{self, Listed, RESERVED, Standing};
@@ -41,7 +41,7 @@ struct Create;
 struct CreateParams {
     name: String,
     /// `raid1` or `1`: the other levels of SPDK are not here.
-    raid_level: String,
+    raid_level: Level,
     base_bdevs: Vec<String>,
     /// Must be 0, or left out: a mirror has no strips.
     #[serde(default)]
@@ -56,8 +56,35 @@ struct CreateParams {
     superblock: bool,
 }
 
+/// SPDK's levels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+enum Level {
+    #[serde(rename = "raid1", alias = "1")]
+    Raid1,
+    #[serde(rename = "raid0", alias = "0")]
+    Raid0,
+    #[serde(rename = "raid5f", alias = "5f")]
+    Raid5f,
+    #[serde(rename = "concat")]
+    Concat,
+}
+
+/// A mirror of one device is none; and a device has a name.
+fn check_bases(bases: &[String]) -> Result<(), RpcError> {
+    let wrong = |cause| RpcError::errno(Errno::EINVAL, cause).field("base_bdevs");
+    if bases.iter().any(String::is_empty) {
+        return Err(wrong("a device without a name"));
+    }
+    match bases.len() {
+        0 | 1 => Err(wrong("a mirror has two devices at least")
+            .remedy("volume_create makes a volume of one")),
+        _ => Ok(()),
+    }
+}
+
 impl Method<Engine> for Create {
     const NAME: &'static str = "bdev_raid_create";
+    const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Makes a mirror: a replicated volume, as volume_create does.";
     const EFFECT: Effect = Effect::Waits;
     type Params = CreateParams;
@@ -65,28 +92,13 @@ impl Method<Engine> for Create {
 
     async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         on.settled().await;
-        match params.raid_level.as_str() {
-            "raid1" | "1" => {}
-            "raid0" | "0" | "raid5f" | "5f" | "concat" => {
-                return Err(RpcError::errno(
-                    Errno::ENOTSUP,
-                    format!(
-                        "{} keeps no second copy of anything: only mirrors are here",
-                        params.raid_level
-                    ),
-                )
+        if params.raid_level != Level::Raid1 {
+            let cause = "this level keeps no second copy of anything: only mirrors are here";
+            return Err(RpcError::errno(Errno::ENOTSUP, cause)
                 .field("raid_level")
                 .remedy("use raid1"));
-            }
-            other => {
-                return Err(RpcError::errno(
-                    Errno::EINVAL,
-                    format!("\"{other}\" is no RAID level"),
-                )
-                .field("raid_level")
-                .remedy("use raid1"));
-            }
         }
+        check_bases(&params.base_bdevs)?;
         if params.strip_size_kb != 0 {
             return Err(RpcError::errno(Errno::EINVAL, "a mirror has no strips")
                 .field("strip_size_kb")
@@ -141,6 +153,7 @@ struct DeleteParams {
 
 impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_raid_delete";
+    const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Deletes a mirror that nobody uses, as volume_delete does.";
     const EFFECT: Effect = Effect::Waits;
     type Params = DeleteParams;
@@ -225,6 +238,7 @@ struct BaseReply {
 
 impl Method<Engine> for GetBdevs {
     const NAME: &'static str = "bdev_raid_get_bdevs";
+    const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Lists replicated volumes as SPDK lists mirrors.";
     type Params = GetParams;
     type Reply = Vec<RaidReply>;
@@ -240,6 +254,16 @@ impl Method<Engine> for GetBdevs {
             |raid: &RaidReply| params.category == Category::All || raid.state == params.category;
         Ok(all.filter(wanted).collect())
     }
+}
+
+/// The facts about a device that is a volume, under SPDK's names.
+pub(super) fn of(on: &Engine, bdev: &str) -> Option<Value> {
+    let plane = on.plane().ok()?;
+    let all = on.volumes.list();
+    let volume = all.iter().find(|volume| volume.bdev() == Some(bdev))?;
+    let mut facts = serde_json::to_value(describe(&plane, volume)).ok()?;
+    facts.as_object_mut()?.remove("name");
+    Some(facts)
 }
 
 /// A mirror that is made when all its devices are there.
@@ -365,6 +389,7 @@ struct AddBaseParams {
 
 impl Method<Engine> for AddBase {
     const NAME: &'static str = "bdev_raid_add_base_bdev";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Adds a replica to a mirror, as volume_add_replica does.";
     const EFFECT: Effect = Effect::Waits;
     type Params = AddBaseParams;
@@ -372,10 +397,16 @@ impl Method<Engine> for AddBase {
 
     async fn apply(params: AddBaseParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         on.settled().await;
-        let layer = on.plane()?.bdevs.lookup(&params.base_bdev);
-        let none = || super::no_device(&params.base_bdev).field("base_bdev");
+        let listed = on.plane()?.bdevs.get(&params.base_bdev);
+        let none = |_| super::no_device(&params.base_bdev).field("base_bdev");
+        let listed = listed.map_err(none)?;
+        on.volumes.find(&params.raid_bdev)?;
+        if let Some((holder, _)) = listed.claims.first() {
+            let cause = format!("\"{}\" is used by {holder}", params.base_bdev);
+            return Err(RpcError::errno(Errno::EPERM, cause).field("base_bdev"));
+        }
         let command = Command::Add {
-            device: layer.ok_or_else(none)?.name().to_owned(),
+            device: listed.layer.name().to_owned(),
             force: false,
         };
         on.volumes.run(&params.raid_bdev, command).await?;
@@ -387,6 +418,7 @@ struct RemoveBase;
 
 impl Method<Engine> for RemoveBase {
     const NAME: &'static str = "bdev_raid_remove_base_bdev";
+    const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str =
         "Takes a replica, named by its device, out of its mirror, as volume_remove_replica does.";
     const EFFECT: Effect = Effect::Waits;
@@ -427,6 +459,7 @@ struct OptionsParams {
 
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_raid_set_options";
+    const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Limits what rebuilds copy per second, of all volumes.";
     const EFFECT: Effect = Effect::Waits;
     type Params = OptionsParams;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::AbortHandle;
 
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -135,6 +135,7 @@ struct SetPeriodParams {
 
 impl Method<Engine> for SetPeriod {
     const NAME: &'static str = "bdev_set_qd_sampling_period";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Looks at a device's queue depth from time to time, until the daemon ends; bdev_get_iostat tells what was seen.";
     const EFFECT: Effect = Effect::Changes;
     type Params = SetPeriodParams;

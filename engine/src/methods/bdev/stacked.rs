@@ -11,7 +11,7 @@ use super::malloc::NameParams;
 use super::{module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -59,12 +59,14 @@ struct DelayParams {
 
 impl Method<Engine> for DelayCreate {
     const NAME: &'static str = "bdev_delay_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a slower device of another, and answers its name.";
     const EFFECT: Effect = Effect::Changes;
     type Params = DelayParams;
     type Reply = String;
 
     async fn apply(params: DelayParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        super::refuse_taken(&on, &params.name)?;
         let config = delay::Config {
             name: params.name,
             base_bdev_name: params.base_bdev_name,
@@ -96,6 +98,7 @@ struct DelayDelete;
 
 impl Method<Engine> for DelayDelete {
     const NAME: &'static str = "bdev_delay_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a delay device, and whatever stands on it.";
     const EFFECT: Effect = Effect::Changes;
     type Params = NameParams;
@@ -127,6 +130,7 @@ struct UpdateLatencyParams {
 
 impl Method<Engine> for DelayUpdateLatency {
     const NAME: &'static str = "bdev_delay_update_latency";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Changes one latency of a delay device.";
     const EFFECT: Effect = Effect::Changes;
     type Params = UpdateLatencyParams;
@@ -141,9 +145,12 @@ impl Method<Engine> for DelayUpdateLatency {
         };
         let Some(Module::Delay(bdev)) = module_of(&on, &params.delay_bdev_name) else {
             let (name, maker) = (&params.delay_bdev_name, DelayCreate::NAME);
-            return Err(
-                no_device_of_kind(&on, name, "a delay device", maker).field("delay_bdev_name")
-            );
+            let refused = no_device_of_kind(&on, name, "a delay device", maker);
+            return Err(RpcError {
+                code: INVALID_PARAMS,
+                message: "The requested bdev does not exist.".into(),
+                ..refused.field("delay_bdev_name")
+            });
         };
         let before = bdev.latency_us(which);
         bdev.update_latency(which, params.latency_us);
@@ -175,6 +182,7 @@ impl Method<Engine> for ErrorCreate {
     type Reply = bool;
 
     async fn apply(params: ErrorCreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+        super::refuse_taken(&on, &format!("EE_{}", params.base_name))?;
         let config = fault::Config {
             base_name: params.base_name,
             uuid: params.uuid,
@@ -363,6 +371,7 @@ struct PassthruParams {
 
 impl Method<Engine> for PassthruCreate {
     const NAME: &'static str = "bdev_passthru_create";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Makes a device that hands everything to another, and answers its name.";
     const EFFECT: Effect = Effect::Changes;
@@ -370,6 +379,7 @@ impl Method<Engine> for PassthruCreate {
     type Reply = String;
 
     async fn apply(params: PassthruParams, on: Rc<Engine>) -> Result<String, RpcError> {
+        super::refuse_taken(&on, &params.name)?;
         let config = passthru::Config {
             name: params.name,
             base_bdev_name: params.base_bdev_name,
@@ -391,6 +401,7 @@ struct PassthruDelete;
 
 impl Method<Engine> for PassthruDelete {
     const NAME: &'static str = "bdev_passthru_delete";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a passthru device, and whatever stands on it.";
     const EFFECT: Effect = Effect::Changes;
     type Params = NameParams;

@@ -89,14 +89,14 @@ fn refusals_carry_spdks_codes_and_our_facts() {
         (
             "bdev_null_create",
             json!({ "name": "m", "num_blocks": 1, "block_size": 512, "uuid": "x" }),
-            -32602,
+            -32603,
             "Invalid parameters",
             "uuid",
         ),
         (
             "bdev_null_create",
             json!({ "name": "m", "block_size": 512 }),
-            -32602,
+            -32603,
             "Invalid parameters",
             "num_blocks",
         ),
@@ -235,7 +235,12 @@ fn a_device_of_another_kind_is_called_that() {
     let inject = |name: &str| json!({ "name": name, "io_type": "read", "error_type": "failure" });
     let told = |method: &str, params: Value| {
         let refused = bench.refused(method, params);
-        assert_eq!(refused.code, -19);
+        let code = match method {
+            "bdev_delay_update_latency" => -32602,
+            "bdev_null_resize" => -22,
+            _ => -19,
+        };
+        assert_eq!(refused.code, code);
         let facts = refused.data.unwrap();
         (facts.cause, facts.remedy.unwrap())
     };
@@ -347,7 +352,7 @@ fn every_reset_mode_is_taken() {
         assert_eq!(stat["bdevs"][0]["num_read_ops"], 0, "{mode}");
     }
     let other = json!({ "name": "n", "mode": "some" });
-    assert_eq!(bench.refused("bdev_reset_iostat", other).code, -32602);
+    assert_eq!(bench.refused("bdev_reset_iostat", other).code, -32603);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::address::{AddressReply, TransportAddress, place};
-use super::{check_target, key};
+use super::{check_target, key, refusal};
 use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
 use crate::kept;
@@ -44,7 +44,7 @@ pub fn configured_nqn(on: &Engine) -> Option<Nqn> {
         DiscoveryName::Unique(nqn) => Some(nqn),
         DiscoveryName::Auto => {
             let dir = on.journal.store_path()?;
-            let made = Nqn::from_uuid(Uuid::new_v4());
+            let made = Nqn::unique_discovery(Uuid::new_v4());
             let kept = kept::keep(dir, KEPT, made.as_str());
             let nqn = kept.and_then(|line| Nqn::new(&line).map_err(std::io::Error::other));
             let nqn = nqn.inspect_err(|error| {
@@ -125,6 +125,14 @@ fn referral(
     discovery: bool,
     secure_channel: bool,
 ) -> Result<Referral, RpcError> {
+    if address.trsvcid.as_deref().unwrap_or_default().is_empty() {
+        return Err(refusal::failed(
+            "Service ID is required.",
+            "a port is needed, as of a listener",
+        )
+        .field("address.trsvcid")
+        .remedy("add it; 8009 is usual for discovery"));
+    }
     let (transport, ip) = address.parse("address")?;
     let subnqn = match subnqn {
         None | Some("") => Nqn::discovery(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::subsystems::{Association, Phase, SubsystemError};
+use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -34,6 +35,14 @@ fn no_keys(keys: &[(&str, &Option<String>)]) -> Result<(), RpcError> {
         .field(*field)
         .remedy("leave it out, and use a network that is yours")),
     }
+}
+
+/// A name for the list of hosts. SPDK refuses a bad one with another code than elsewhere.
+fn listed_name(host: &str) -> Result<Nqn, RpcError> {
+    host_nqn(host).map_err(|refused| RpcError {
+        data: refused.data,
+        ..refusal::failed("Internal error", "")
+    })
 }
 
 struct Add;
@@ -67,7 +76,7 @@ impl Method<Engine> for Add {
             ("dhchap_key", &params.dhchap_key),
             ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
         ])?;
-        let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);
+        let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
         plane.target.add_host(nqn, &host)?;
         let record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
         let stored = on
@@ -106,7 +115,7 @@ impl Method<Engine> for Remove {
     async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = on.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);
+        let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
         if !subsystem.hosts().contains(&host) {
             return Err(SubsystemError::NoHost {
                 host: host.to_string(),

@@ -20,7 +20,7 @@ use crate::engine::{Engine, Personality};
 use crate::journal::{is_declaring, is_replaying};
 use crate::methods::volume;
 use crate::plane::Plane;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit};
 use crate::values::address::with_port;
@@ -451,16 +451,16 @@ impl Method<Engine> for SetAnaState {
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
-        let before = find(&subsystem, kind, &address)?.ana;
+        let before = find(&subsystem, kind, &address).map_err(not_set)?.ana;
         let (group, state) = (params.anagrpid, params.ana_state.into());
         let set = plane
             .target
             .set_ana_state(nqn, kind, &address, group, state);
         set.map_err(|error| match error {
             TargetError::Subsystem(SubsystemError::AnaGroupOutOfRange { .. }) => {
-                RpcError::from(error).field("anagrpid")
+                not_set(RpcError::from(error).field("anagrpid"))
             }
-            other => other.into(),
+            other => not_set(other.into()),
         })?;
         let mut record = json!({
             "nqn": nqn.as_str(),
@@ -489,6 +489,15 @@ impl Method<Engine> for SetAnaState {
         }
         on.notes.send("nvmf_ana_change", nqn.as_str());
         Ok(true)
+    }
+}
+
+/// SPDK answers whatever keeps a state from being set with one code and text.
+fn not_set(refused: RpcError) -> RpcError {
+    RpcError {
+        code: INTERNAL_ERROR,
+        message: format!("error setting ANA state: -{}", Errno::EINVAL as i32),
+        ..refused
     }
 }
 

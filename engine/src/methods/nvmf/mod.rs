@@ -46,7 +46,7 @@ use tracing::warn;
 
 use crate::engine::Engine;
 use crate::plane::Plane;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Registry, RpcError};
 use crate::store::Edit;
 
@@ -84,17 +84,26 @@ pub const TARGET: &str = "nvmf_tgt";
 /// How long a removal waits for the hosts' connections to be closed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Every method takes the name of a target, of which there is one.
+/// Refuses the name of another target: there is one. For methods that act on the target itself.
 fn check_target(tgt_name: Option<&str>) -> Result<(), RpcError> {
     match tgt_name {
         None | Some(TARGET) => Ok(()),
-        Some(other) => Err(RpcError::invalid_params_text(format!(
-            "NVMf target '{other}' not found"
-        ))
-        .cause(format!("the one target here is named {TARGET}"))
+        Some(_) => Err(refusal::failed(
+            "Unable to find a target.",
+            format!("the one target here is named {TARGET}"),
+        )
         .field("tgt_name")
         .remedy("leave tgt_name out")),
     }
+}
+
+/// The same for methods that act on a subsystem. SPDK refuses these with another code and text.
+fn check_target_of_subsystem(tgt_name: Option<&str>) -> Result<(), RpcError> {
+    check_target(tgt_name).map_err(|refused| RpcError {
+        code: INVALID_PARAMS,
+        message: format!("NVMf target '{}' not found", tgt_name.unwrap_or_default()),
+        ..refused
+    })
 }
 
 /// A subsystem by name, the discovery subsystem too.
@@ -103,7 +112,7 @@ fn any_subsystem(
     tgt_name: Option<&str>,
     nqn: &str,
 ) -> Result<Arc<Subsystem>, RpcError> {
-    check_target(tgt_name)?;
+    check_target_of_subsystem(tgt_name)?;
     match Nqn::new(nqn) {
         Ok(name) => Ok(plane.target.subsystem(&name)?),
         Err(error) => Err(refusal::no_subsystem(nqn).cause(error.to_string())),

@@ -449,7 +449,11 @@ impl Method<Engine> for AddHost {
         let plane = on.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
-        subsystem.add_namespace_host(nsid, &host)?;
+        match subsystem.add_namespace_host(nsid, &host) {
+            // As SPDK answers: configurations are loaded more than once.
+            Err(SubsystemError::HostExists { .. }) => return Ok(true),
+            added => added?,
+        }
         let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "host": host.as_str() });
         let stored = on
             .journal
@@ -485,12 +489,7 @@ impl Method<Engine> for RemoveHost {
             Ok(entry) if entry.auto_visible => {
                 return Err(SubsystemError::AutoVisible { nsid }.into());
             }
-            Ok(entry) if !entry.hosts.contains(&host) => {
-                return Err(SubsystemError::NoHost {
-                    host: host.to_string(),
-                }
-                .into());
-            }
+            Ok(entry) if !entry.hosts.contains(&host) => return Ok(true),
             Ok(_) => {}
             // The namespace's device is away.
             Err(_) if on.journal.find(&own).is_some() => {

@@ -15,7 +15,10 @@ use uuid::Uuid;
 
 use super::address::AddressReply;
 use super::namespace::hex;
-use super::{PATIENCE, any_subsystem, check_target, key, nvm_subsystem, refusal, wait_until};
+use super::{
+    PATIENCE, any_subsystem, check_target, check_target_of_subsystem, key, nvm_subsystem, refusal,
+    wait_until,
+};
 use crate::config::settings::ControllerModel;
 use crate::engine::{Engine, Personality};
 use crate::journal::is_declaring;
@@ -231,7 +234,8 @@ impl Method<Engine> for Delete {
 
     async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = on.plane()?;
-        let found = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn);
+        check_target_of_subsystem(params.tgt_name.as_deref())?;
+        let found = nvm_subsystem(&plane, None, &params.nqn);
         let subsystem = match (found, Nqn::new(&params.nqn)) {
             (Ok(subsystem), _) => Some(subsystem),
             // One that could not be restored can be given up by deleting it.
@@ -350,7 +354,7 @@ impl Method<Engine> for Get {
 
     async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<SubsystemReply>, RpcError> {
         let plane = on.plane()?;
-        check_target(params.tgt_name.as_deref())?;
+        check_target_of_subsystem(params.tgt_name.as_deref())?;
         if let Some(nqn) = &params.nqn {
             let one = any_subsystem(&plane, None, nqn)?;
             return Ok(vec![describe(&one, &plane.target)]);

@@ -45,10 +45,31 @@ struct CreateParams {
     max_io_size: Option<u32>,
     /// Entries of an admin queue, 32 to 4096.
     max_aq_depth: Option<u32>,
-    /// Accepted: buffers are per reactor, see iobuf_set_options.
+    /// Accepted: buffers are per reactor, see iobuf_set_options. Unless given,
+    /// nvmf_get_transports reports the buffers of a reactor.
     iobuf_small_cache_size: Option<u32>,
     /// Accepted, as iobuf_small_cache_size.
     iobuf_large_cache_size: Option<u32>,
+    /// Accepted, as the next two: SPDK does not use them any more.
+    #[allow(dead_code)]
+    io_unit_size: Option<u32>,
+    #[allow(dead_code)]
+    num_shared_buffers: Option<u32>,
+    #[allow(dead_code)]
+    buf_cache_size: Option<u32>,
+    /// Accepted: there is one buffer for control messages per connection.
+    #[allow(dead_code)]
+    control_msg_num: Option<u32>,
+    /// Accepted: the kernel says when a connection waits.
+    #[allow(dead_code)]
+    acceptor_poll_rate: Option<u32>,
+    /// Accepted, as the next two: for vfio-user only.
+    #[allow(dead_code)]
+    disable_mappable_bar0: Option<bool>,
+    #[allow(dead_code)]
+    disable_adaptive_irq: Option<bool>,
+    #[allow(dead_code)]
+    disable_shadow_doorbells: Option<bool>,
     /// Accepted: data is never copied where the device takes it as it lies.
     zcopy: Option<bool>,
     /// Accepted: it is used wherever the host allows it.
@@ -97,8 +118,19 @@ struct Transport {
     in_capsule_data_size: u32,
     max_io_size: u32,
     max_aq_depth: u32,
-    iobuf_small_cache_size: u32,
-    iobuf_large_cache_size: u32,
+    /// Buffers of a reactor, unless the call said it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "asked_size"
+    )]
+    iobuf_small_cache_size: Option<u32>,
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "asked_size"
+    )]
+    iobuf_large_cache_size: Option<u32>,
     dif_insert_or_strip: bool,
     zcopy: bool,
     #[serde(flatten)]
@@ -109,6 +141,14 @@ struct Transport {
     disable_command_passthru: bool,
     kas: u16,
     min_kato: u32,
+}
+
+/// SPDK's number for a size that no call gave.
+const NOT_ASKED: u32 = u32::MAX;
+
+fn asked_size<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let size = Option::<u32>::deserialize(from)?;
+    Ok(size.filter(|size| *size != NOT_ASKED))
 }
 
 /// What only one kind has.
@@ -186,8 +226,8 @@ impl Transport {
             },
             max_io_size: nvmf.max_io_size,
             max_aq_depth: limits.max_admin_entries.into(),
-            iobuf_small_cache_size: u32::MAX,
-            iobuf_large_cache_size: u32::MAX,
+            iobuf_small_cache_size: None,
+            iobuf_large_cache_size: None,
             dif_insert_or_strip: false,
             zcopy: false,
             own: Own::defaults(on, kind),
@@ -232,10 +272,10 @@ impl Transport {
             max_aq_depth: params.max_aq_depth.unwrap_or(defaults.max_aq_depth),
             iobuf_small_cache_size: params
                 .iobuf_small_cache_size
-                .unwrap_or(defaults.iobuf_small_cache_size),
+                .filter(|size| *size != NOT_ASKED),
             iobuf_large_cache_size: params
                 .iobuf_large_cache_size
-                .unwrap_or(defaults.iobuf_large_cache_size),
+                .filter(|size| *size != NOT_ASKED),
             dif_insert_or_strip: params
                 .dif_insert_or_strip
                 .unwrap_or(defaults.dif_insert_or_strip),
@@ -462,7 +502,8 @@ fn stands_for(on: &Engine, kind: TransportType, asked: &Transport) -> Result<(),
     let (asked, made) = (json!(asked), made.record.params);
     let differs = |(option, value): (&String, &Value)| {
         let is = &made[option];
-        (is != value).then(|| format!("{option} is {is}, not {value}"))
+        let matters = !option.starts_with("iobuf_");
+        (matters && is != value).then(|| format!("{option} is {is}, not {value}"))
     };
     let options = asked.as_object().into_iter().flatten();
     let differences: Vec<String> = options.filter_map(differs).collect();
@@ -573,6 +614,22 @@ fn no_such_type(trtype: &str) -> RpcError {
         .remedy("use TCP or RDMA")
 }
 
+/// Small and large data buffers of the reactor that has the fewest.
+async fn buffers(on: &Engine, plane: &Plane) -> (u32, u32) {
+    let small = on.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
+    let pools = plane.pools().await;
+    let fewest = |is_small: bool| {
+        let of = |pools: &crate::plane::PoolUse| -> usize {
+            let classes = pools.io.iter();
+            let fits = classes.filter(|class| (class.size <= small) == is_small);
+            fits.map(|class| class.count).sum()
+        };
+        let fewest = pools.iter().map(of).min().unwrap_or(0);
+        u32::try_from(fewest).unwrap_or(u32::MAX - 1)
+    };
+    (fewest(true), fewest(false))
+}
+
 struct Get;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -609,9 +666,15 @@ impl Method<Engine> for Get {
                     .field("trtype"),
             );
         }
+        let (small, large) = buffers(&on, &plane).await;
         let made_with = |kind| {
             let entry = on.journal.find(&key::transport(kind))?;
-            serde_json::from_value(entry.record.params).ok()
+            let made: Transport = serde_json::from_value(entry.record.params).ok()?;
+            Some(Transport {
+                iobuf_small_cache_size: made.iobuf_small_cache_size.or(Some(small)),
+                iobuf_large_cache_size: made.iobuf_large_cache_size.or(Some(large)),
+                ..made
+            })
         };
         Ok(kinds.into_iter().filter_map(made_with).collect())
     }

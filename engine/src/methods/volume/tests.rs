@@ -530,7 +530,7 @@ fn a_volume_is_published_and_taken_away() {
     // What fails on the way leaves nothing behind.
     let wish = json!({ "name": "v", "hosts": ["a\nb"] });
     let refused = bench.refused("volume_publish", wish);
-    assert_eq!(facts(&refused), (-32602, Some("host")));
+    assert_eq!(facts(&refused), (-32603, Some("host")));
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
     assert_eq!(bench.call("volume_delete", json!({ "name": "v" })), true);
 }
@@ -644,7 +644,7 @@ fn spdks_mirror_is_a_volume() {
     let refused = bench.refused("bdev_raid_create", create("raid0"));
     assert_eq!(facts(&refused), (-95, Some("raid_level")));
     let refused = bench.refused("bdev_raid_create", create("raid6"));
-    assert_eq!(facts(&refused), (-22, Some("raid_level")));
+    assert_eq!(facts(&refused), (-32700, Some("raid_level")));
     assert_eq!(bench.call("bdev_raid_create", create("raid1")), true);
     until(&bench, "in sync", |v| v["state"] == "healthy");
     let mut listed = bench.call("bdev_raid_get_bdevs", json!({ "category": "online" }));

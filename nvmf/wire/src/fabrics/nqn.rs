@@ -107,6 +107,13 @@ impl Nqn {
         Nqn(Arc::from(DISCOVERY_NQN))
     }
 
+    /// A name for one discovery subsystem alone. It begins with the well-known name: SPDK's hosts
+    /// recognise a discovery subsystem by that prefix, Linux hosts by the controller's type.
+    pub fn unique_discovery(uuid: uuid::Uuid) -> Nqn {
+        Nqn(Arc::from(format!("{DISCOVERY_NQN}:uuid:{uuid}")))
+    }
+
+    /// True for the well-known name only.
     pub fn is_discovery(&self) -> bool {
         &*self.0 == DISCOVERY_NQN
     }
@@ -416,6 +423,9 @@ mod tests {
         assert_eq!(nqn.uuid(), Some(uuid));
         assert_eq!(Nqn::discovery().uuid(), None);
         assert!(Nqn::new(DISCOVERY_NQN).unwrap().is_discovery());
+        let unique = Nqn::unique_discovery(uuid);
+        assert_eq!(Nqn::new(&unique), Ok(unique.clone()));
+        assert!(unique.starts_with(DISCOVERY_NQN) && !unique.is_discovery());
     }
 
     proptest! {

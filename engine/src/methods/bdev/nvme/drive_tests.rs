@@ -300,7 +300,7 @@ fn health_logs_and_metrics() {
         "bdev_nvme_get_controller_health_info",
         json!({ "name": "x" }),
     );
-    assert_eq!(refused.code, -19);
+    assert_eq!(refused.code, -32603);
 }
 
 /// It keeps its devices while it is away, and only the same drive brings them back.

@@ -12,7 +12,7 @@ use super::drive::failed;
 use super::no_controller;
 use crate::drives::Drive;
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 
 /// Bytes of what the log counts transfers in.
@@ -41,7 +41,11 @@ fn drive(on: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
                 .field("name")
                 .remedy("ask that target"))
         }
-        None => Err(no_controller(name)),
+        None => Err(RpcError {
+            code: INTERNAL_ERROR,
+            message: "Device not found".into(),
+            ..no_controller(name)
+        }),
     }
 }
 
@@ -114,6 +118,7 @@ impl HealthInfo {
 
 impl Method<Engine> for GetHealth {
     const NAME: &'static str = "bdev_nvme_get_controller_health_info";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "What a drive says about its health: its SMART log.";
     const EFFECT: Effect = Effect::Waits;
     type Params = NameParams;

@@ -12,6 +12,7 @@ use super::no_controller;
 use crate::drives::{Drive, state_word};
 use crate::engine::Engine;
 use crate::remotes::Remote;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -88,6 +89,8 @@ struct Host {
     nqn: String,
     addr: String,
     svcid: String,
+    /// Always false: every controller is notified of a shutdown.
+    no_shn_notification: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -125,6 +128,7 @@ impl Controller {
                     .hostaddr
                     .map_or_else(String::new, |ip| ip.to_string()),
                 svcid: String::new(),
+                no_shn_notification: false,
             }),
             bdevs: devices.iter().map(|d| d.name().to_owned()).collect(),
             io_queues: status.io_queues,
@@ -185,6 +189,7 @@ impl Controller {
 
 impl Method<Engine> for GetControllers {
     const NAME: &'static str = "bdev_nvme_get_controllers";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists attached controllers, of other targets and of drives of this machine, and how each is.";
     type Params = GetParams;
     type Reply = Vec<Attached>;
@@ -206,7 +211,7 @@ impl Method<Engine> for GetControllers {
         if let Some(name) = &params.name {
             all.retain(|attached| attached.name == *name);
             if all.is_empty() {
-                return Err(no_controller(name));
+                return Err(no_controller(name).renumbered(Errno::EINVAL));
             }
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));

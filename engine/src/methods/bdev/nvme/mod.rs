@@ -25,7 +25,7 @@ use tracing::warn;
 use self::params::AttachParams;
 use crate::engine::Engine;
 use crate::remotes::{self, Plan, Remote};
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
 
@@ -65,6 +65,7 @@ struct Attach;
 
 impl Method<Engine> for Attach {
     const NAME: &'static str = "bdev_nvme_attach_controller";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
     /// It takes the gate itself, and leaves it open while it waits for a target.
     const EFFECT: Effect = Effect::Waits;
@@ -90,6 +91,9 @@ impl Method<Engine> for Attach {
         }
         let remote = match on.remotes.find(&name) {
             Some(remote) if again && is_stored(&on, &name) => remote,
+            Some(remote) if params.is_at(&remote) => {
+                return Err(is_attached(&name).renumbered(Errno::EALREADY));
+            }
             Some(_) => return Err(is_attached(&name)),
             None => begin(&on, params).await?,
         };
@@ -309,6 +313,7 @@ impl DetachParams {
 
 impl Method<Engine> for Detach {
     const NAME: &'static str = "bdev_nvme_detach_controller";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Disconnects a controller, and deletes its devices and whatever stands on them.";
     const EFFECT: Effect = Effect::Changes;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::config::replication::Replication;
 use crate::engine::Engine;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Effect, Method, Registry, RpcError};
 use crate::store::Change;
 
@@ -154,6 +154,19 @@ fn any_of_its_kind(name: &str, value: &Value) -> Option<Result<(), &'static str>
     })
 }
 
+/// The kind of value that the option takes, if this value is of another kind.
+fn wrong_kind(name: &str, value: &Value, only: &Value) -> Option<&'static str> {
+    let (fits, kind) = match only {
+        _ if value.is_null() => return None,
+        Value::Bool(_) => (value.is_boolean(), "true or false"),
+        // SPDK's one option that is signed: -1 is for ever.
+        Value::Number(_) if name == "bdev_retry_count" => (value.is_i64(), "a whole number"),
+        Value::Number(_) => (value.is_u64(), "a whole number, not less than 0"),
+        _ => (value.is_object(), "an object"),
+    };
+    (!fits).then_some(kind)
+}
+
 impl Options {
     /// What is set now.
     pub fn of(on: &Engine) -> Options {
@@ -172,15 +185,27 @@ impl Options {
         let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
         for (name, value) in &self.others {
             if let Some(kind) = any_of_its_kind(name, value) {
-                let wrong = |kind: &str| RpcError::invalid_params(kind).field(name.clone());
+                let wrong = |kind: &str| RpcError {
+                    code: SetOptions::UNDECODABLE,
+                    ..RpcError::invalid_params(kind).field(name.clone())
+                };
                 kind.map_err(wrong)?;
                 continue;
             }
             let all = others();
-            let Some((_, only, why)) = all.iter().find(|(known, ..)| known == name) else {
-                let cause = format!("there is no option \"{name}\"");
-                return Err(RpcError::invalid_params(cause).field(name.clone()));
+            let undecodable = |cause: String| {
+                let refused = RpcError::invalid_params(cause).field(name.clone());
+                Err(RpcError {
+                    code: SetOptions::UNDECODABLE,
+                    ..refused
+                })
             };
+            let Some((_, only, why)) = all.iter().find(|(known, ..)| known == name) else {
+                return undecodable(format!("there is no option \"{name}\""));
+            };
+            if let Some(kind) = wrong_kind(name, value, only) {
+                return undecodable(format!("it is {kind}"));
+            }
             // 0 is SPDK's word for its own default, which is the same.
             let default = name == "rdma_cm_event_timeout_ms" && *value == json!(0);
             if !value.is_null() && value != only && !default {
@@ -306,6 +331,7 @@ struct SetOptions;
 
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_nvme_set_options";
+    const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets what holds for controllers that are attached from then on. What is not given stays as it is.";
     const EFFECT: Effect = Effect::Changes;
     type Params = Options;

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::options::{Options, timeouts};
 use crate::config::replication::Fallback;
 use crate::engine::Engine;
-use crate::remotes::{Transport, Wanted};
+use crate::remotes::{Remote, Transport, Wanted};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
@@ -67,7 +67,7 @@ pub struct AttachParams {
     pub fabrics_connect_timeout_us: Option<u64>,
     /// Only `disable`: a controller has one path here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub multipath: Option<String>,
+    pub multipath: Option<Multipath>,
     /// Asked for; the target may grant fewer. Each core takes one for each device it uses. 128 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_io_queues: Option<u16>,
@@ -115,6 +115,16 @@ pub struct AttachParams {
     pub cntlid: Option<u16>,
 }
 
+/// The use of a second path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Multipath {
+    Failover,
+    #[serde(rename = "multipath")]
+    Active,
+    Disable,
+}
+
 impl AttachParams {
     /// Checks what can be without connecting; looks a host name up.
     pub async fn check(&self, on: &Rc<Engine>) -> Result<Wanted, RpcError> {
@@ -128,7 +138,9 @@ impl AttachParams {
             "AUTO" => Transport::Auto,
             other => {
                 let cause = format!("\"{other}\" is not a transport type known here");
-                return Err(wrong("trtype", cause).remedy("use TCP, RDMA, AUTO or PCIe"));
+                return Err(RpcError::errno(Errno::ENODEV, cause)
+                    .field("trtype")
+                    .remedy("use TCP, RDMA, AUTO or PCIe"));
             }
         };
         if self.fallback == Some(Fallback::Tcp) && transport == Transport::Tcp {
@@ -177,10 +189,8 @@ impl AttachParams {
             .as_ref()
             .is_some_and(|given| !given.eq_ignore_ascii_case(family))
         {
-            return Err(wrong(
-                "adrfam",
-                format!("{} is an {family} address", address.ip()),
-            ));
+            let cause = format!("{} is an {family} address", address.ip());
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("adrfam"));
         }
         let hostaddr = self.hostaddr.as_deref().filter(|text| !text.is_empty());
         let hostaddr = hostaddr.map(|text| match text.parse::<IpAddr>() {
@@ -272,6 +282,15 @@ impl AttachParams {
         })
     }
 
+    /// True if the path is the one of a controller that is attached.
+    pub fn is_at(&self, remote: &Remote) -> bool {
+        let wanted = &remote.wanted;
+        let port = self.trsvcid.as_deref().unwrap_or("4420");
+        let named = self.traddr.trim_matches(['[', ']']) == wanted.host
+            && self.subnqn.as_deref() == Some(wanted.subnqn.as_str());
+        named && port == wanted.address.port().to_string()
+    }
+
     pub(super) fn check_name(&self) -> Result<(), RpcError> {
         let is_one =
             (1..=200).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
@@ -292,8 +311,7 @@ impl AttachParams {
         let protection = "devices here have no metadata, so nothing is protected by it";
         let multipath = self
             .multipath
-            .as_ref()
-            .is_some_and(|mode| mode != "disable");
+            .is_some_and(|mode| mode != Multipath::Disable);
         let wishes = [
             (given(&self.psk), "psk", keys),
             (given(&self.dhchap_key), "dhchap_key", keys),

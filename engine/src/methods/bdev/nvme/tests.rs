@@ -77,7 +77,7 @@ fn attached_shown_and_detached() {
     assert_eq!(controller["trid"], expected);
     assert_eq!(
         controller["host"],
-        json!({ "nqn": "nqn.2025-01.io.nacre:near", "addr": "", "svcid": "" })
+        json!({ "nqn": "nqn.2025-01.io.nacre:near", "addr": "", "svcid": "", "no_shn_notification": false })
     );
     assert_eq!(controller["bdevs"], json!(["theren1"]));
     assert_eq!(
@@ -87,7 +87,7 @@ fn attached_shown_and_detached() {
     assert!(controller.get("error").is_none());
 
     let again = bench.refused("bdev_nvme_attach_controller", params(address));
-    assert_eq!(again.code, -17);
+    assert_eq!(again.code, -114);
     // The same namespace by another name is the same device.
     let mut other = params(address);
     other["name"] = json!("again");
@@ -137,12 +137,12 @@ fn attached_shown_and_detached() {
         json!([])
     );
     let gone = json!({ "name": "there" });
-    for method in [
-        "bdev_nvme_detach_controller",
-        "bdev_nvme_reset_controller",
-        "bdev_nvme_get_controllers",
+    for (method, code) in [
+        ("bdev_nvme_detach_controller", -19),
+        ("bdev_nvme_reset_controller", -19),
+        ("bdev_nvme_get_controllers", -22),
     ] {
-        assert_eq!(bench.refused(method, gone.clone()).code, -19, "{method}");
+        assert_eq!(bench.refused(method, gone.clone()).code, code, "{method}");
     }
     let notes = bench.call("notify_get_notifications", Value::Null);
     let kinds: Vec<&str> = notes
@@ -250,13 +250,13 @@ fn what_cannot_be_had_is_refused() {
     let bench = bench();
     let base = params("127.0.0.1:1".parse().unwrap());
     for (field, value, code, says) in [
-        ("trtype", json!("FC"), -32602, "not a transport type"),
+        ("trtype", json!("FC"), -19, "not a transport type"),
         ("name", json!(""), -32602, "a name of 1 to 200 characters"),
         ("trsvcid", json!("0"), -32602, "not a port"),
         ("subnqn", json!(""), -32602, "no subsystem is named"),
         ("subnqn", json!("a\nb"), -32602, "control character"),
         ("hostnqn", json!("x".repeat(224)), -32602, "at most 223"),
-        ("adrfam", json!("IPv6"), -32602, "is an IPv4 address"),
+        ("adrfam", json!("IPv6"), -22, "is an IPv4 address"),
         (
             "hostaddr",
             json!("::1"),
@@ -306,7 +306,7 @@ fn what_cannot_be_had_is_refused() {
     unknown["hotplug"] = json!(true);
     assert_eq!(
         bench.refused("bdev_nvme_attach_controller", unknown).code,
-        -32602
+        -32603
     );
 }
 
@@ -529,7 +529,7 @@ fn nobody_else_waits_for_a_target() {
         let disk = json!({ "name": "ram", "block_size": 512, "num_blocks": 2048 });
         call("bdev_malloc_create", disk).await.unwrap();
         let taken = call(attach, params.clone()).await.unwrap_err();
-        assert_eq!(taken.code, -17);
+        assert_eq!(taken.code, -114);
         let took = began.elapsed();
         assert!(!waits.is_finished(), "after {took:?}");
         assert!(took < super::FIRST / 2, "{took:?}");

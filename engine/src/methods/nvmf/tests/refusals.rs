@@ -84,12 +84,12 @@ fn transports() {
     }
     let single = rdma("no_wr_batching", json!(true));
     check(&bench, make, single, -95, UNSUPPORTED, "no_wr_batching");
-    let elsewhere = "NVMf target 'other' not found";
+    let elsewhere = "Unable to find a target.";
     check(
         &bench,
         make,
         with("tgt_name", json!("other")),
-        -32602,
+        -32603,
         elsewhere,
         "tgt_name",
     );
@@ -198,7 +198,7 @@ fn subsystems_and_hosts() {
         assert_eq!(bench.call("nvmf_subsystem_remove_host", host(name)), true);
     }
     for name in ["", "a\nb", &"x".repeat(224)] {
-        check(&bench, add, host(name), -32602, INVALID, "host");
+        check(&bench, add, host(name), -32603, "Internal error", "host");
     }
     for key in ["psk", "dhchap_key", "dhchap_ctrlr_key"] {
         let mut params = host("nqn.2016-06.io.spdk:h");
@@ -384,8 +384,8 @@ fn listeners_and_discovery() {
         &bench,
         set,
         ana("non_optimized"),
-        -32602,
-        INVALID,
+        -32603,
+        "error setting ANA state: -22",
         "ana_state",
     );
 
@@ -529,4 +529,81 @@ fn a_store_that_fails_undoes_the_change() {
     }
     let all = bench.call("nvmf_get_subsystems", json!(null));
     assert_eq!(all.as_array().unwrap().len(), 2);
+}
+
+/// Goal: every method that takes the name of a target refuses another target's, and changes
+/// nothing. Method: calls that would change something, against a target with one of each object.
+#[test]
+fn another_target_is_never_this_one() {
+    let bench = Bench::nvmf_tgt();
+    bench.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
+    bench.call(
+        "nvmf_create_subsystem",
+        json!({ "nqn": NQN, "ana_reporting": true }),
+    );
+    let port = listen(&bench, NQN).to_string();
+    malloc(&bench, "m", None);
+    let hidden = json!({ "bdev_name": "m", "no_auto_visible": true });
+    bench.call(
+        "nvmf_subsystem_add_ns",
+        json!({ "nqn": NQN, "namespace": hidden }),
+    );
+    bench.call(
+        "nvmf_ns_add_host",
+        json!({ "nqn": NQN, "nsid": 1, "host": HOST }),
+    );
+    bench.call(
+        "nvmf_subsystem_add_host",
+        json!({ "nqn": NQN, "host": HOST }),
+    );
+    bench.call(
+        "nvmf_discovery_add_referral",
+        json!({ "address": address("8009") }),
+    );
+    malloc(&bench, "n", None);
+    let good = json!({
+        "nqn": NQN, "host": HOST, "nsid": 1, "anagrpid": 2, "ana_state": "inaccessible", "allow_any_host": true,
+        "listen_address": address(&port), "address": address("8009"), "trtype": "RDMA",
+        "namespace": { "bdev_name": "n" },
+    });
+    let state = || {
+        let parts = [
+            "config_export",
+            "nvmf_get_subsystems",
+            "nvmf_get_transports",
+        ];
+        parts.map(|method| bench.call(method, json!(null)))
+    };
+    let before = state();
+    let mut seen = 0;
+    for entry in bench.engine.registry.iter() {
+        let schema = serde_json::to_value((entry.params_schema)()).unwrap();
+        let takes = &schema["properties"];
+        if takes.get("tgt_name").is_none() {
+            continue;
+        }
+        seen += 1;
+        let mut params = json!({ "tgt_name": "other" });
+        for (field, value) in good.as_object().unwrap() {
+            let required = schema["required"].as_array().into_iter().flatten();
+            if required.clone().any(|name| name == field.as_str()) {
+                params[field] = value.clone();
+            }
+        }
+        let refused = bench.refused(entry.name, params.clone());
+        let field = refused.data.clone().and_then(|facts| facts.field);
+        assert_eq!(
+            field.as_deref(),
+            Some("tgt_name"),
+            "{} {params}: {refused}",
+            entry.name
+        );
+        assert!(
+            [-32602, -32603].contains(&refused.code),
+            "{}: {refused}",
+            entry.name
+        );
+        assert_eq!(state(), before, "{}", entry.name);
+    }
+    assert!(seen >= 25, "{seen} methods take a target's name");
 }
