@@ -378,6 +378,22 @@ impl Buf {
         Ok(())
     }
 
+    /// Exchanges this buffer and its bytes, which have no use, for the free one of its class that was
+    /// returned last: the cache probably holds that one. Changes nothing if no buffer is free, or
+    /// if another handle shares this one.
+    #[inline]
+    pub fn exchange(&mut self) {
+        let class = &self.pool.classes[self.class as usize];
+        let mut free = class.free.borrow_mut();
+        let Some(last) = free.last_mut() else { return };
+        let (mine, theirs) = (self.index as usize, *last as usize);
+        if class.refs[mine].get() == 1 && class.splits[mine].get() == 0 {
+            class.refs[mine].set(0);
+            class.refs[theirs].set(1);
+            std::mem::swap(last, &mut self.index);
+        }
+    }
+
     /// Keeps the first `len` bytes of this handle.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len as u32);

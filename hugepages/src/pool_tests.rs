@@ -58,6 +58,39 @@ fn overlap_is_read_only() {
     assert!(tail.bytes_mut().is_some());
 }
 
+/// An exchange takes the buffer that was returned last and returns the other, whatever part of it
+/// the handle covers. It changes nothing for a shared buffer, or if no buffer is free.
+#[test]
+fn exchange_takes_the_buffer_returned_last() {
+    let spec = |size, count| ClassSpec { size, count };
+    let pool = Pool::heap(&[spec(512, 4), spec(4096, 3)]);
+    let acquire = || pool.acquire(4000).expect("a buffer");
+    let (mut waiting, used) = (acquire(), acquire());
+    let (cold, warm) = (waiting.as_ptr(), used.as_ptr());
+    drop(used);
+    drop(pool.acquire(512));
+    waiting.exchange();
+    assert_eq!((waiting.as_ptr(), waiting.len()), (warm, 4000));
+    assert!(waiting.bytes_mut().is_some());
+    assert_eq!(pool.stats()[1].free, 2);
+
+    let clone = waiting.clone();
+    waiting.exchange();
+    assert_eq!(waiting.as_ptr(), warm, "shared");
+    drop(clone);
+    let other = waiting.split_off(2048);
+    waiting.exchange();
+    assert_eq!(waiting.as_ptr(), warm, "split");
+    waiting.unsplit(other).expect("adjoins");
+
+    let (second, third) = (acquire(), acquire());
+    assert_eq!(second.as_ptr(), cold);
+    waiting.exchange();
+    assert_eq!(waiting.as_ptr(), warm, "no other is free");
+    drop((waiting, second, third));
+    assert_eq!(pool.stats()[1].free, 3);
+}
+
 /// Goal: running out is `None`, counted on the class that was wanted, and not a panic. Method: a
 /// larger class helps out first, then nothing is left.
 #[test]

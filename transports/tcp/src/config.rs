@@ -47,9 +47,8 @@ pub struct TcpConfig {
     /// only when connections have to wait with input that cannot be handled yet.
     pub rx_buffer_size: usize,
     pub rx_buffers: usize,
-    /// Bytes of data that one R2T requests, per connection. The amount that a connection carries in
-    /// a round trip keeps it busy; more only passes through more buffers than the processor's cache
-    /// holds.
+    /// Bytes of data that the outstanding R2Ts of one connection request, each into a buffer of the
+    /// core. They keep the host busy while the core handles the data of one command.
     pub fetch_window: usize,
 }
 
@@ -76,7 +75,7 @@ impl Default for TcpConfig {
             receive_buffer: None,
             rx_buffer_size: 256 << 10,
             rx_buffers: 64,
-            fetch_window: 512 << 10,
+            fetch_window: 1 << 20,
         }
     }
 }

@@ -166,7 +166,12 @@ impl TcpTransport {
         }
         let stats = &self.core.stats;
         let mut budget = EVENTS_PER_TURN;
-        let mut receives = RECEIVES_PER_TURN;
+        // After the data of a large command, its response and the next R2T leave at once: the host
+        // fills the socket meanwhile.
+        let mut receives = match conn.machine.fetches_large() {
+            true => 1,
+            false => RECEIVES_PER_TURN,
+        };
         // Whether the machine has more for us that epoll knows nothing of.
         let more = loop {
             let more = loop {

@@ -271,9 +271,16 @@ impl TargetConn {
     ) -> bool {
         // While much data is on its way, taking little more than its header lets the rest of it be
         // received into place instead of being copied there.
-        let large = self.fetching > 0 && self.fetching_bytes / self.fetching >= LARGE;
+        let narrow = self.fetches_large();
         self.rx
-            .slices(buffers, if large { NARROW } else { usize::MAX }, out)
+            .slices(buffers, if narrow { NARROW } else { usize::MAX }, out)
+    }
+
+    /// True if the requested data of an average command is large: a receive completes one such
+    /// command.
+    #[inline]
+    pub fn fetches_large(&self) -> bool {
+        self.fetching > 0 && self.fetching_bytes / self.fetching >= LARGE
     }
 
     /// `n` bytes, more than none, were put there.

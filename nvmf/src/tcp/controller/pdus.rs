@@ -225,10 +225,14 @@ impl TargetConn {
             });
         }
         // Only one payload is received at a time, and it gives the buffer back when it ends.
-        let buf = fetch
+        let mut buf = fetch
             .buf
             .take()
             .ok_or(PduError::not_in_flight(Field::Ttag, ttag))?;
+        if offset == 0 {
+            // The buffers of all outstanding R2Ts take turns otherwise, and leave the cache.
+            buf.exchange();
+        }
         self.rx.consume(frame.data_offset as usize);
         self.rx.begin(buf, offset as usize, length as usize);
         self.doing = Doing::H2cData { ttag, length };

@@ -6,10 +6,10 @@ use nacre_nvmf_wire::tcp::{DataAlignment, Digests, IcReq};
 use zerocopy::IntoBytes;
 
 use super::pair::{io_queue, pattern};
-use super::target_rules::{NOW, Raw, capsule, write_sqe};
-use crate::tcp::controller::{TargetConfig, TargetPoll};
+use super::target_rules::{NOW, Raw, capsule, h2c, write_sqe};
+use crate::tcp::controller::{TargetConfig, TargetEvent, TargetPoll};
 use crate::tcp::{RecvSlices, RxBuffers};
-use crate::transport::QueueParams;
+use crate::transport::{QueueParams, ReqTag};
 
 impl Raw {
     /// So many bytes arrive, for which there is room, and nothing is made of them yet.
@@ -96,4 +96,39 @@ fn waiting_queues_do_not_silence_admin_queues() {
             "it is one of those that wait now"
         );
     }
+}
+
+/// Goal: the data of many outstanding R2Ts goes through one buffer while each command ends before
+/// the next data comes, so that the cache holds it. Method: each payload is dropped as it is handed
+/// up; one that stays keeps its bytes.
+#[test]
+fn data_goes_to_the_buffer_returned_last() {
+    let mut raw = Raw::connected(Digests::NONE);
+    let free = |raw: &Raw| raw.pools.io.stats().iter().map(|c| c.free).sum::<usize>();
+    let all = free(&raw);
+    for index in 0..4 {
+        let into = raw.pools.io.acquire(4096).expect("a buffer");
+        raw.conn.fetch(ReqTag { cid: index, index }, into, NOW);
+    }
+    let receive = |raw: &mut Raw, index| {
+        raw.put(&h2c(index, index, 0, 4096, true));
+        let TargetPoll::Event(TargetEvent::Fetched { tag, data }) = raw.conn.poll(&raw.pools, NOW)
+        else {
+            panic!("the data of {index} is here");
+        };
+        assert_eq!(tag.index, index);
+        assert!(*data == pattern(1, 4096)[..]);
+        data
+    };
+    let first = receive(&mut raw, 0).as_ptr();
+    let kept = receive(&mut raw, 2);
+    assert_eq!(kept.as_ptr(), first);
+    let other = receive(&mut raw, 1);
+    assert_ne!(other.as_ptr(), first);
+    let last = other.as_ptr();
+    drop(other);
+    assert_eq!(receive(&mut raw, 3).as_ptr(), last);
+    assert!(*kept == pattern(1, 4096)[..]);
+    drop(kept);
+    assert_eq!(free(&raw), all);
 }

@@ -126,7 +126,7 @@ pub fn capsule(sqe: Sqe, data: &[u8]) -> Vec<u8> {
     [header.as_bytes(), data].concat()
 }
 
-fn h2c(cid: u16, ttag: u16, offset: u32, len: u32, last: bool) -> Vec<u8> {
+pub fn h2c(cid: u16, ttag: u16, offset: u32, len: u32, last: bool) -> Vec<u8> {
     let header = DataPdu::h2c(
         cid,
         ttag,
