@@ -378,9 +378,9 @@ impl Buf {
         Ok(())
     }
 
-    /// Exchanges this buffer and its bytes, which have no use, for the free one of its class that was
-    /// returned last: the cache probably holds that one. Changes nothing if no buffer is free, or
-    /// if another handle shares this one.
+    /// Exchanges this buffer and its bytes for the free buffer of its class that was returned last:
+    /// the cache probably holds that one. Changes nothing if no buffer is free, or if another
+    /// handle shares this one.
     #[inline]
     pub fn exchange(&mut self) {
         let class = &self.pool.classes[self.class as usize];

@@ -28,6 +28,7 @@ pub fn measure(nacre: &Path) -> Result<()> {
     for (what, rw, depth) in [
         ("4 KiB read, depth 1", "randread", 1),
         ("4 KiB read, depth 128", "randread", 128),
+        ("4 KiB write, depth 1", "randwrite", 1),
         ("4 KiB write, depth 128", "randwrite", 128),
     ] {
         let (few, many) = (
