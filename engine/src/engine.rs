@@ -25,7 +25,7 @@ use crate::remotes::Remotes;
 use crate::rpc::error::Errno;
 use crate::rpc::method::{CallFuture, MethodEntry};
 use crate::rpc::server::Dispatch;
-use crate::rpc::{Effect, Registry, RpcError};
+use crate::rpc::{Order, Registry, RpcError};
 use crate::store::Record;
 use crate::volumes::Volumes;
 
@@ -158,8 +158,8 @@ impl Engine {
         drop(self.gate.read().await);
     }
 
-    /// For a change that lets others change things while it waits: it does as [`Effect::Waits`], and takes the gate
-    /// for what it changes.
+    /// For a method of [`Order::Free`] that changes something: it holds this gate only while it
+    /// changes, and so lets other calls in while it waits.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
     }
@@ -259,7 +259,7 @@ impl Engine {
         if caller == Caller::Client {
             self.check_phase(entry)?;
         }
-        let (effect, name) = (entry.effect, entry.name);
+        let (order, changes, name) = (entry.order, entry.changes, entry.name);
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
         let part_of = crate::journal::part_of();
@@ -268,10 +268,10 @@ impl Engine {
         let mut running = tokio::task::spawn_local(async move {
             let _changing;
             let _reading;
-            match effect {
-                Effect::Changes => _changing = engine.gate.write().await,
-                Effect::Reads => _reading = engine.gate.read().await,
-                Effect::Waits => {}
+            match order {
+                Order::Exclusive => _changing = engine.gate.write().await,
+                Order::Read => _reading = engine.gate.read().await,
+                Order::Free => {}
             }
             match caller {
                 Caller::Config => crate::journal::declaring(work).await,
@@ -307,15 +307,12 @@ impl Engine {
             Err(_) => {
                 let seconds = self.deadline().as_secs();
                 let late = format!("{method} has not ended within {seconds} s");
-                let cause = match effect {
-                    // Nobody waits for it any more, and changes wait until it has ended.
-                    Effect::Reads => {
-                        running.abort();
-                        late
-                    }
-                    Effect::Changes | Effect::Waits => {
-                        format!("{late}; what it changes is carried through")
-                    }
+                let cause = if changes {
+                    format!("{late}; what it changes is carried through")
+                } else {
+                    // Its caller has gone, and exclusive calls wait until it has ended.
+                    running.abort();
+                    late
                 };
                 Err(RpcError::errno(Errno::ETIMEDOUT, cause))
             }

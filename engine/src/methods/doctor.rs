@@ -11,7 +11,7 @@ use crate::demand::{self, Demand};
 use crate::doctor::{Report, Scope, System, examine};
 use crate::engine::Engine;
 use crate::rdma::Rdma;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -43,7 +43,7 @@ impl Method<Engine> for Run {
     const NAME: &'static str = "doctor_run";
     const ABOUT: &'static str = "Checks the machine for what serving needs, as the daemon sees it: status, evidence and \
                                  remedy of each check.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = RunParams;
     type Reply = Report;
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::{Engine, Phase};
 use crate::notify::{Category, KEPT, Told};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>().add::<Subscribe>();
@@ -89,7 +89,7 @@ impl Method<Engine> for Subscribe {
     const NAME: &'static str = "events_subscribe";
     const ABOUT: &'static str = "Waits for events: answers as soon as there is one, or with none when the time is over. To be called again from \
          `next` on; nothing is missed in between, unless `lost` says so.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = SubscribeParams;
     type Reply = Events;
 

@@ -10,7 +10,7 @@ use super::bdev::ANNOUNCED;
 use super::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::engine::{Engine, Phase};
 use crate::rpc::error::{Errno, causes};
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -42,7 +42,7 @@ impl Method<Engine> for GetMethods {
     const NAME: &'static str = "rpc_get_methods";
     const ABOUT: &'static str = "Lists the methods that can be called.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = GetMethodsParams;
     type Reply = Vec<&'static str>;
 
@@ -84,7 +84,7 @@ impl Method<Engine> for GetVersion {
     const NAME: &'static str = "spdk_get_version";
     const ABOUT: &'static str = "Tells the version of SPDK whose dialect is spoken, and our own.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = NoParams;
     type Reply = Version;
 
@@ -124,7 +124,8 @@ enum Signal {
 impl Method<Engine> for KillInstance {
     const NAME: &'static str = "spdk_kill_instance";
     const ABOUT: &'static str = "Sends the daemon a signal: SIGINT, SIGTERM and SIGQUIT stop it in good order; SIGHUP opens the log file anew and reads the configuration again.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = KillInstanceParams;
     type Reply = bool;
 
@@ -152,7 +153,8 @@ impl Method<Engine> for StartInit {
     const NAME: &'static str = "framework_start_init";
     const ABOUT: &'static str = "Starts the data plane of a daemon started with --wait-for-rpc.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = NoParams;
     type Reply = bool;
 
@@ -172,7 +174,7 @@ impl Method<Engine> for WaitInit {
     const NAME: &'static str = "framework_wait_init";
     const ABOUT: &'static str = "Answers once the daemon is initialized and has carried out the file that it was started with.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = NoParams;
     type Reply = bool;
 

@@ -10,7 +10,7 @@ use crate::config::settings::LogLevel;
 use crate::engine::Engine;
 use crate::logs::{FLAGS, UnknownFlag};
 use crate::rpc::error::INTERNAL_ERROR;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -91,7 +91,7 @@ impl Method<Engine> for SetLevel {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets the level of the log, and of what is printed.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = LevelParams;
     type Reply = bool;
 
@@ -122,7 +122,7 @@ impl Method<Engine> for SetPrintLevel {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets the level of what is printed to standard error.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = LevelParams;
     type Reply = bool;
 
@@ -153,7 +153,7 @@ impl Method<Engine> for SetFlag {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Logs one part of the program at debug level.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = FlagParams;
     type Reply = bool;
 
@@ -170,7 +170,7 @@ impl Method<Engine> for ClearFlag {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Ends what `log_set_flag` began.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = FlagParams;
     type Reply = bool;
 
@@ -205,7 +205,7 @@ struct EnableTimestampsParams {
 impl Method<Engine> for EnableTimestamps {
     const NAME: &'static str = "log_enable_timestamps";
     const ABOUT: &'static str = "Puts the time of day before each line of the log, or not.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = EnableTimestampsParams;
     type Reply = bool;
 

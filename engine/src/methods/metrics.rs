@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::engine::Engine;
 use crate::metrics::Scrape;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>();
@@ -35,7 +35,7 @@ struct GetParams {
 impl Method<Engine> for Get {
     const NAME: &'static str = "metrics_get";
     const ABOUT: &'static str = "Gives all metrics as of now.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = GetParams;
     type Reply = Value;
 

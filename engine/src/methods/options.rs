@@ -12,7 +12,7 @@ use super::nvmf::DiscoveryFilter;
 use super::sock::SockOptions;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError, When};
+use crate::rpc::{Method, Order, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<IobufSetOptions>().add::<BdevSetOptions>();
@@ -107,7 +107,7 @@ impl Method<Engine> for IobufSetOptions {
     const NAME: &'static str = "iobuf_set_options";
     const ABOUT: &'static str = "Sets number and size of the data buffers.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = IobufParams;
     type Reply = bool;
 
@@ -163,7 +163,7 @@ impl Method<Engine> for BdevSetOptions {
     const NAME: &'static str = "bdev_set_options";
     const ABOUT: &'static str = "Sets options of the block device layer.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = BdevParams;
     type Reply = bool;
 

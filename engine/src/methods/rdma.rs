@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::engine::Engine;
 use crate::rdma::{Rdma, describe};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -36,7 +36,7 @@ struct DevicesParams {
 impl Method<Engine> for GetDevices {
     const NAME: &'static str = "rdma_get_devices";
     const ABOUT: &'static str = "Lists the RDMA devices of this machine with their ports and GIDs, and, where libibverbs can open them, what they can hold.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = DevicesParams;
     type Reply = Value;
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::bdev::TICK_RATE;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -324,7 +324,7 @@ struct SetModeParams {
 impl Method<Engine> for SetMode {
     const NAME: &'static str = "reactor_set_mode";
     const ABOUT: &'static str = "Changes how reactors wait for work, until the daemon ends.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = SetModeParams;
     type Reply = bool;
 

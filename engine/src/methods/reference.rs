@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::spdk::NOT_OFFERED;
-use crate::rpc::{Effect, MethodEntry, When};
+use crate::rpc::{MethodEntry, When};
 
 /// Markdown of every method, its parameters and its answer.
 pub fn markdown() -> String {
@@ -34,7 +34,7 @@ fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Res
         When::Always => writeln!(out, "At any time.")?,
         When::Runtime => {}
     }
-    if entry.effect == Effect::Changes {
+    if entry.changes {
         writeln!(out, "Changes something.")?;
     }
     if !entry.aliases.is_empty() {

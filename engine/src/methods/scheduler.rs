@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::bdev::TICK_RATE;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -74,7 +74,8 @@ impl Method<Engine> for SetScheduler {
     const NAME: &'static str = "framework_set_scheduler";
     const ABOUT: &'static str = "Chooses how threads are placed: static, the one way there is.";
     const WHEN: When = When::Always;
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = SetSchedulerParams;
     type Reply = bool;
 

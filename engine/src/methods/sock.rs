@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -93,7 +93,7 @@ impl Method<Engine> for SetDefaultImpl {
     const NAME: &'static str = "sock_set_default_impl";
     const ABOUT: &'static str = "Chooses the kind of sockets: posix, the one there is.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ImplParams;
     type Reply = bool;
 
@@ -181,7 +181,7 @@ impl Method<Engine> for SetOptions {
     const NAME: &'static str = "sock_impl_set_options";
     const ABOUT: &'static str = "Sets how sockets are set up. What is said of `ssl` and `uring` is accepted, as SPDK saves it; none are made.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = SetOptionsParams;
     type Reply = bool;
 

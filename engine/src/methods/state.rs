@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::engine::Engine;
 use crate::journal::Standing;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -129,7 +129,8 @@ struct Retried {
 impl Method<Engine> for Retry {
     const NAME: &'static str = "state_retry";
     const ABOUT: &'static str = "Tries now to restore what could not be restored before.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = NoParams;
     type Reply = Retried;
 
@@ -159,7 +160,7 @@ impl Method<Engine> for Forget {
     const NAME: &'static str = "state_forget";
     const ABOUT: &'static str =
         "Gives up an object that could not be restored, with what is in it or stands on it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ForgetParams;
     type Reply = bool;
 

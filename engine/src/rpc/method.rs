@@ -23,15 +23,15 @@ pub enum When {
     Always,
 }
 
-/// How a method stands to the configuration, which decides what it waits for.
+/// What a call waits for, of the other calls under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// Sees the effect of every change called before it.
-    Reads,
-    /// Changes something; changes run one at a time, in the order of their arrival.
-    Changes,
-    /// May take long and touches nothing: waits for nobody, nobody waits for it.
-    Waits,
+pub enum Order {
+    /// Runs beside other reads, after every exclusive call that came before it.
+    Read,
+    /// Runs alone among the `Read` and `Exclusive` calls, in the order of arrival.
+    Exclusive,
+    /// Not ordered with other calls; may run for a long time.
+    Free,
 }
 
 /// One method of the socket. `C` is what methods act on.
@@ -40,7 +40,9 @@ pub trait Method<C: 'static>: 'static {
     /// One sentence for the reference.
     const ABOUT: &'static str;
     const WHEN: When = When::Runtime;
-    const EFFECT: Effect = Effect::Reads;
+    const ORDER: Order = Order::Read;
+    /// Whether a call may change the configuration, or what hosts and devices do.
+    const CHANGES: bool = matches!(Self::ORDER, Order::Exclusive);
     const ALIASES: &'static [&'static str] = &[];
     /// The error code for parameters that cannot be decoded: modules of SPDK differ in it.
     const UNDECODABLE: i32 = INVALID_PARAMS;
@@ -66,7 +68,8 @@ pub struct MethodEntry<C> {
     pub name: &'static str,
     pub about: &'static str,
     pub when: When,
-    pub effect: Effect,
+    pub order: Order,
+    pub changes: bool,
     pub aliases: &'static [&'static str],
     pub params_schema: fn() -> schemars::Schema,
     pub reply_schema: fn() -> schemars::Schema,
@@ -87,7 +90,8 @@ impl<C: 'static> MethodEntry<C> {
             name: M::NAME,
             about: M::ABOUT,
             when: M::WHEN,
-            effect: M::EFFECT,
+            order: M::ORDER,
+            changes: M::CHANGES,
             aliases: M::ALIASES,
             params_schema: || schemars::schema_for!(M::Params),
             reply_schema: || schemars::schema_for!(M::Reply),

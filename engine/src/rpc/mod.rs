@@ -22,4 +22,4 @@ pub mod server;
 pub mod socket;
 
 pub use error::RpcError;
-pub use method::{Effect, Method, MethodEntry, NoParams, Registry, When};
+pub use method::{Method, MethodEntry, NoParams, Order, Registry, When};

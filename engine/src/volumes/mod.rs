@@ -334,7 +334,7 @@ impl From<VolumeError> for RpcError {
                 .field("device")
                 .remedy("see what is on it; force overwrites it"),
             VolumeError::NoMember { .. } => of(Errno::ENODEV)
-                .field("member")
+                .field("replica")
                 .remedy("volume_get lists the replicas by id and by device"),
             VolumeError::LastCopy { .. } => of(Errno::EPERM)
                 .field("force")

@@ -143,32 +143,32 @@ fn commands_are_calls() {
         (
             "remove-replica v b --force v",
             "volume_remove_replica",
-            json!({ "name": "v", "member": "b", "force": "v" }),
+            json!({ "name": "v", "replica": "b", "force": "v" }),
         ),
         (
             "offline v b",
             "volume_offline_replica",
-            json!({ "name": "v", "member": "b" }),
+            json!({ "name": "v", "replica": "b" }),
         ),
         (
             "online v b",
             "volume_online_replica",
-            json!({ "name": "v", "member": "b" }),
+            json!({ "name": "v", "replica": "b" }),
         ),
         (
             "replace v b c",
             "volume_replace_replica",
-            json!({ "name": "v", "member": "b", "device": "c" }),
+            json!({ "name": "v", "replica": "b", "device": "c" }),
         ),
         (
             "move v b c",
             "volume_move_replica",
-            json!({ "name": "v", "member": "b", "device": "c" }),
+            json!({ "name": "v", "replica": "b", "device": "c" }),
         ),
         (
             "resync v b --full",
             "volume_resync",
-            json!({ "name": "v", "member": "b", "full": true }),
+            json!({ "name": "v", "replica": "b", "full": true }),
         ),
         (
             "verify v --repair",
@@ -199,7 +199,7 @@ fn commands_are_calls() {
         (
             "thaw v --force v --replica b",
             "volume_thaw",
-            json!({ "name": "v", "force": "v", "member": "b" }),
+            json!({ "name": "v", "force": "v", "replica": "b" }),
         ),
         ("fail-io v", "volume_fail_io", json!({ "name": "v" })),
     ] {

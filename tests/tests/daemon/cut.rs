@@ -149,7 +149,7 @@ fn a_replica_that_is_cut_by_command() {
     assert!(done, "{text}");
     whole_again(&mut daemon, address, "by command");
 
-    let offline = json!({ "name": "v", "member": "a" });
+    let offline = json!({ "name": "v", "replica": "a" });
     daemon.call("volume_offline_replica", offline);
     let (done, text) = resize(&["16MiB", "--shrink", "--force"]);
     assert!(!done && text.contains("last good replica"), "{text}");
@@ -181,7 +181,7 @@ fn the_last_replica_that_lost_its_end() {
     let (mut daemon, address) = serve(&place);
     daemon.call(
         "volume_remove_replica",
-        json!({ "name": "v", "member": "b" }),
+        json!({ "name": "v", "replica": "b" }),
     );
     set_len(&place, "a.img", LEFT);
     let frozen = |v: &Value| {
@@ -195,7 +195,7 @@ fn the_last_replica_that_lost_its_end() {
     set_len(&place, "a.img", SIZE);
     let mut daemon = place.start();
     until(&mut daemon, "it is known over a start", frozen);
-    let thaw = json!({ "name": "v", "member": "a", "force": "v" });
+    let thaw = json!({ "name": "v", "replica": "a", "force": "v" });
     daemon.call("volume_thaw", thaw);
     healthy(&mut daemon);
     let mut host = Host::connected(address, patient(), &[1]);

@@ -71,7 +71,7 @@ fn loaded(place: &Place, members: &[&str], rng: &mut Rng) -> (Daemon, Load) {
 
 /// A method on one replica of the volume.
 fn on_replica(daemon: &mut Daemon, method: &str, member: &str) {
-    daemon.call(method, json!({ "name": "v", "member": member }));
+    daemon.call(method, json!({ "name": "v", "replica": member }));
 }
 
 /// Begins to write a block.
@@ -355,9 +355,9 @@ fn a_frozen_volume_thaws() {
     for member in ["a", "b"] {
         on_replica(&mut daemon, "volume_offline_replica", member);
     }
-    let last = json!({ "name": "v", "member": "c" });
+    let last = json!({ "name": "v", "replica": "c" });
     assert!(daemon.try_call("volume_offline_replica", last).is_err());
-    let forced = json!({ "name": "v", "member": "c", "force": "v" });
+    let forced = json!({ "name": "v", "replica": "c", "force": "v" });
     daemon.call("volume_offline_replica", forced);
     assert_eq!(volume(&mut daemon)["state"], "frozen");
     assert_eq!(events(&mut daemon, "volume_frozen").len(), 1);

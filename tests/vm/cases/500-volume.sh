@@ -48,7 +48,7 @@ wait_until 120 in_sync 2
 step "the one over RDMA is replaced by a new disk, rebuilt under load"
 truncate -s 97M "$WORK/new.img"
 rpc bdev_uring_create "{\"name\":\"new\",\"filename\":\"$WORK/new.img\",\"block_size\":512}"
-rpc volume_replace_replica '{"name":"vol","member":"r2n1","device":"new"}'
+rpc volume_replace_replica '{"name":"vol","replica":"r2n1","device":"new"}'
 wait_until 300 volume_is healthy
 volume | jq -c .replicas
 expect "replicas" "$(volume | jq -r '[.replicas[].device] | sort | join(" ")')" "here new r1n1"

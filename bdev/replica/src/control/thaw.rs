@@ -223,7 +223,7 @@ impl Control {
 
 fn invalid(why: &str) -> VolumeError {
     VolumeError::Invalid {
-        what: "member",
+        what: "replica",
         why: why.into(),
     }
 }

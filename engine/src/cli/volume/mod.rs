@@ -361,7 +361,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             replica,
             wait,
         } => {
-            let params = json!({ "name": name, "member": replica });
+            let params = json!({ "name": name, "replica": replica });
             let until = Until::InSync {
                 there: vec![replica],
                 gone: None,
@@ -377,7 +377,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             full,
             wait,
         } => {
-            let params = json!({ "name": name, "member": replica, "full": full.then_some(true) });
+            let params = json!({ "name": name, "replica": replica, "full": full.then_some(true) });
             let until = Until::InSync {
                 there: replica.into_iter().collect(),
                 gone: None,
@@ -436,7 +436,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             force,
             replica,
         } => {
-            let params = json!({ "name": name, "force": force, "member": replica });
+            let params = json!({ "name": name, "force": force, "replica": replica });
             change("volume_thaw", params, "")
         }
         VolumeCommand::FailIo { name } => change("volume_fail_io", json!({ "name": name }), ""),
@@ -466,12 +466,12 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
 }
 
 fn forced(args: &ForcedArgs) -> Value {
-    json!({ "name": args.name, "member": args.replica, "force": args.force })
+    json!({ "name": args.name, "replica": args.replica, "force": args.force })
 }
 
 fn replace(connection: &Connection, method: &str, args: ReplaceArgs) -> Result<(), Failure> {
     let params = json!({
-        "name": args.name, "member": args.replica, "device": args.device,
+        "name": args.name, "replica": args.replica, "device": args.device,
         "force": args.force.then_some(true),
     });
     let until = Until::InSync {

@@ -18,7 +18,7 @@ use super::{key, no_device};
 use crate::engine::Engine;
 use crate::journal::{self, Standing, seen_key};
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Edit, Record};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -65,7 +65,8 @@ impl Method<Engine> for Accept {
     const NAME: &'static str = "bdev_accept";
     const ABOUT: &'static str = "Takes the file or disk that is at the path of a device now in place of the one that was there; where there is none \
          and `[[bdev]]` has a size, makes an empty one.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = AcceptParams;
     type Reply = bool;
 

@@ -19,7 +19,7 @@ use super::{ANNOUNCED, module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -133,7 +133,7 @@ impl Method<Engine> for AioCreate {
     const NAME: &'static str = "bdev_aio_create";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AioCreateParams;
     type Reply = String;
 
@@ -189,7 +189,7 @@ impl Method<Engine> for UringCreate {
     const NAME: &'static str = "bdev_uring_create";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = UringCreateParams;
     type Reply = String;
 
@@ -225,7 +225,7 @@ impl Method<Engine> for AioDelete {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes whatever stands on it; the file stays.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 
@@ -241,7 +241,7 @@ impl Method<Engine> for UringDelete {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes whatever stands on it; the file stays.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 
@@ -371,7 +371,7 @@ impl Method<Engine> for AioRescan {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
          connected that was told the larger one, or a volume has it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = RescanParams;
     type Reply = bool;
 
@@ -387,7 +387,7 @@ impl Method<Engine> for UringRescan {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
          connected that was told the larger one, or a volume has it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = RescanParams;
     type Reply = bool;
 

@@ -18,7 +18,7 @@ use super::malloc::NameParams;
 use crate::devices::HistogramWish;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Enable>().add::<Get>().add::<GetBorders>();
@@ -74,7 +74,7 @@ impl Method<Engine> for Enable {
     const NAME: &'static str = "bdev_enable_histogram";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Starts or ends a latency histogram of a device.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = EnableParams;
     type Reply = bool;
 

@@ -15,7 +15,7 @@ use super::sampling::Sampled;
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetIostat>().add::<ResetIostat>();
@@ -255,7 +255,7 @@ impl Method<Engine> for ResetIostat {
     const NAME: &'static str = "bdev_reset_iostat";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Starts the counters of devices anew.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ResetIostatParams;
     type Reply = bool;
 

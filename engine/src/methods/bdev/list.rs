@@ -13,7 +13,7 @@ use super::qos::Assigned;
 use super::{no_device, raid};
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetBdevs>();
@@ -85,7 +85,7 @@ impl Method<Engine> for GetBdevs {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists devices, or one of them.";
     // It may wait for a device that a change makes, so it must not hold changes up.
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = GetBdevsParams;
     type Reply = Vec<BdevInfo>;
 

@@ -11,7 +11,7 @@ use super::no_metadata;
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::INTERNAL_ERROR;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>();
@@ -62,7 +62,7 @@ impl Method<Engine> for Create {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Makes a RAM disk and answers its name. Its contents end with the daemon.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = CreateParams;
     type Reply = String;
 
@@ -104,7 +104,7 @@ impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_malloc_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a RAM disk, and whatever stands on it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 

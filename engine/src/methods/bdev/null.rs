@@ -12,7 +12,7 @@ use super::{module_of, no_device_of_kind, no_metadata};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>().add::<Resize>();
@@ -60,7 +60,7 @@ impl Method<Engine> for Create {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Makes a device that takes everything and keeps nothing, and answers its name.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = CreateParams;
     type Reply = String;
 
@@ -87,7 +87,7 @@ impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_null_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a null device, and whatever stands on it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 
@@ -110,7 +110,7 @@ impl Method<Engine> for Resize {
     const NAME: &'static str = "bdev_null_resize";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a null device larger; hosts are told.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ResizeParams;
     type Reply = bool;
 

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -121,7 +121,7 @@ impl Method<Engine> for SetQosLimit {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Limits what a device may do per second, over all hosts and cores; I/O beyond that waits. \
          Limits of a device count for those stacked on it as well.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = SetQosLimitParams;
     type Reply = bool;
 

@@ -18,7 +18,7 @@ use crate::deferred;
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, PARSE_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Record};
 use crate::volumes::{self, Listed, RESERVED, Standing};
 
@@ -86,7 +86,8 @@ impl Method<Engine> for Create {
     const NAME: &'static str = "bdev_raid_create";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Makes a mirror: a replicated volume, as volume_create does.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = CreateParams;
     type Reply = bool;
 
@@ -155,7 +156,8 @@ impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_raid_delete";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Deletes a mirror that nobody uses, as volume_delete does.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = DeleteParams;
     type Reply = bool;
 
@@ -391,7 +393,8 @@ impl Method<Engine> for AddBase {
     const NAME: &'static str = "bdev_raid_add_base_bdev";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Adds a replica to a mirror, as volume_add_replica does.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = AddBaseParams;
     type Reply = bool;
 
@@ -421,7 +424,8 @@ impl Method<Engine> for RemoveBase {
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str =
         "Takes a replica, named by its device, out of its mirror, as volume_remove_replica does.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = NameParams;
     type Reply = bool;
 
@@ -461,7 +465,8 @@ impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_raid_set_options";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Limits what rebuilds copy per second, of all volumes.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = OptionsParams;
     type Reply = bool;
 

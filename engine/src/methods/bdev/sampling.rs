@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetPeriod>();
@@ -137,7 +137,7 @@ impl Method<Engine> for SetPeriod {
     const NAME: &'static str = "bdev_set_qd_sampling_period";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Looks at a device's queue depth from time to time, until the daemon ends; bdev_get_iostat tells what was seen.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = SetPeriodParams;
     type Reply = bool;
 

@@ -12,7 +12,7 @@ use super::{module_of, no_device_of_kind};
 use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -61,7 +61,7 @@ impl Method<Engine> for DelayCreate {
     const NAME: &'static str = "bdev_delay_create";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a slower device of another, and answers its name.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = DelayParams;
     type Reply = String;
 
@@ -100,7 +100,7 @@ impl Method<Engine> for DelayDelete {
     const NAME: &'static str = "bdev_delay_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a delay device, and whatever stands on it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 
@@ -132,7 +132,7 @@ impl Method<Engine> for DelayUpdateLatency {
     const NAME: &'static str = "bdev_delay_update_latency";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Changes one latency of a delay device.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = UpdateLatencyParams;
     type Reply = bool;
 
@@ -177,7 +177,7 @@ impl Method<Engine> for ErrorCreate {
     const NAME: &'static str = "bdev_error_create";
     const ABOUT: &'static str =
         "Makes a device into which errors can be injected, called EE_ and its base's name.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ErrorCreateParams;
     type Reply = bool;
 
@@ -207,7 +207,7 @@ struct ErrorDelete;
 impl Method<Engine> for ErrorDelete {
     const NAME: &'static str = "bdev_error_delete";
     const ABOUT: &'static str = "Deletes an error device, and whatever stands on it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 
@@ -281,7 +281,7 @@ fn once() -> u32 {
 impl Method<Engine> for ErrorInject {
     const NAME: &'static str = "bdev_error_inject_error";
     const ABOUT: &'static str = "Injects errors into an error device. They end with the daemon.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = InjectParams;
     type Reply = bool;
 
@@ -344,7 +344,7 @@ struct ErrorResume;
 impl Method<Engine> for ErrorResume {
     const NAME: &'static str = "bdev_error_resume_pending";
     const ABOUT: &'static str = "Lets every I/O go on that an error of type pending holds.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 
@@ -374,7 +374,7 @@ impl Method<Engine> for PassthruCreate {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Makes a device that hands everything to another, and answers its name.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = PassthruParams;
     type Reply = String;
 
@@ -403,7 +403,7 @@ impl Method<Engine> for PassthruDelete {
     const NAME: &'static str = "bdev_passthru_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Deletes a passthru device, and whatever stands on it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
 

@@ -18,7 +18,7 @@ use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
 use crate::kept;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -70,7 +70,7 @@ impl Method<Engine> for SetNqn {
     const NAME: &'static str = "nvmf_discovery_set_nqn";
     const ABOUT: &'static str = "Names the discovery subsystem, beside its well-known name. Hosts that stayed connected by \
                                  another name cannot come back by that one.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = SetNqnParams;
     type Reply = bool;
 
@@ -162,7 +162,7 @@ fn key_of(referral: &Referral) -> String {
 impl Method<Engine> for Add {
     const NAME: &'static str = "nvmf_discovery_add_referral";
     const ABOUT: &'static str = "Tells hosts that ask for subsystems of another place to ask.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AddParams;
     type Reply = bool;
 
@@ -209,7 +209,7 @@ struct RemoveParams {
 impl Method<Engine> for Remove {
     const NAME: &'static str = "nvmf_discovery_remove_referral";
     const ABOUT: &'static str = "Takes a referral back.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = RemoveParams;
     type Reply = bool;
 

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -64,7 +64,7 @@ struct AddParams {
 impl Method<Engine> for Add {
     const NAME: &'static str = "nvmf_subsystem_add_host";
     const ABOUT: &'static str = "Allows a host to use a subsystem.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AddParams;
     type Reply = bool;
 
@@ -108,7 +108,7 @@ impl Method<Engine> for Remove {
     const NAME: &'static str = "nvmf_subsystem_remove_host";
     const ABOUT: &'static str =
         "Takes a host's permission, and disconnects it unless any host is allowed.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = RemoveParams;
     type Reply = bool;
 
@@ -155,7 +155,7 @@ impl Method<Engine> for AllowAny {
     const NAME: &'static str = "nvmf_subsystem_allow_any_host";
     const ABOUT: &'static str =
         "Allows any host, or only those in the list; others are disconnected.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AllowAnyParams;
     type Reply = bool;
 
@@ -206,7 +206,7 @@ impl Method<Engine> for SetKeys {
     const NAME: &'static str = "nvmf_subsystem_set_keys";
     const ABOUT: &'static str =
         "Sets a host's keys; without keys it clears them, and there are none.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = SetKeysParams;
     type Reply = bool;
 

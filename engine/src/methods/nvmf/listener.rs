@@ -21,7 +21,7 @@ use crate::journal::{is_declaring, is_replaying};
 use crate::methods::volume;
 use crate::plane::Plane;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit};
 use crate::values::address::with_port;
 
@@ -207,7 +207,7 @@ impl Method<Engine> for Add {
     const NAME: &'static str = ADD_LISTENER;
     const ABOUT: &'static str =
         "Makes a subsystem reachable on an address; port 0 takes any free one.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AddParams;
     type Reply = bool;
 
@@ -360,7 +360,7 @@ impl Method<Engine> for Remove {
     const NAME: &'static str = "nvmf_subsystem_remove_listener";
     const ABOUT: &'static str =
         "Takes an address from a subsystem, and disconnects the hosts that came through it.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ListenerParams;
     type Reply = bool;
 
@@ -442,7 +442,7 @@ struct AnaParams {
 impl Method<Engine> for SetAnaState {
     const NAME: &'static str = SET_ANA_STATE;
     const ABOUT: &'static str = "Sets how good the path through a listener is, for all of a subsystem's ANA groups or for one. Hosts are told, and move their I/O.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AnaParams;
     type Reply = bool;
 

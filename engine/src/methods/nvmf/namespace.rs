@@ -22,7 +22,7 @@ use super::{PATIENCE, host_nqn, key, nvm_subsystem, reservation, wait_until};
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -78,7 +78,7 @@ impl Method<Engine> for Add {
     const NAME: &'static str = "nvmf_subsystem_add_ns";
     const ABOUT: &'static str =
         "Adds a namespace on a block device to a subsystem; answers its id.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AddParams;
     type Reply = u32;
 
@@ -264,7 +264,7 @@ struct RemoveParams {
 impl Method<Engine> for Remove {
     const NAME: &'static str = "nvmf_subsystem_remove_ns";
     const ABOUT: &'static str = "Takes a namespace from a subsystem.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = RemoveParams;
     type Reply = bool;
 
@@ -380,7 +380,7 @@ impl Method<Engine> for SetAnaGroup {
     const NAME: &'static str = "nvmf_subsystem_set_ns_ana_group";
     const ABOUT: &'static str =
         "Moves a namespace to another ANA group, whose states on the listeners count from then on.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = AnaGroupParams;
     type Reply = bool;
 
@@ -441,7 +441,7 @@ struct AddHost;
 impl Method<Engine> for AddHost {
     const NAME: &'static str = "nvmf_ns_add_host";
     const ABOUT: &'static str = "Shows a namespace that is not visible to all to a host.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = HostParams;
     type Reply = bool;
 
@@ -476,7 +476,7 @@ struct RemoveHost;
 impl Method<Engine> for RemoveHost {
     const NAME: &'static str = "nvmf_ns_remove_host";
     const ABOUT: &'static str = "Hides a namespace from a host again.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = HostParams;
     type Reply = bool;
 

@@ -27,7 +27,7 @@ use uuid::Uuid;
 use super::{key, nvm_subsystem};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -389,7 +389,7 @@ impl Method<Engine> for Restore {
     const NAME: &'static str = RESTORE;
     const ABOUT: &'static str = "Confirms that a namespace has the reservation that was kept for it; the daemon's own call, \
          at its start. It changes nothing: reservations are made by hosts.";
-    const EFFECT: Effect = Effect::Reads;
+    const ORDER: Order = Order::Read;
     type Params = RestoreParams;
     type Reply = bool;
 

@@ -23,7 +23,7 @@ use crate::config::settings::ControllerModel;
 use crate::engine::{Engine, Personality};
 use crate::journal::is_declaring;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit};
 
 pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
@@ -91,7 +91,7 @@ pub fn derived_serial_number(nqn: &str) -> String {
 impl Method<Engine> for Create {
     const NAME: &'static str = CREATE_SUBSYSTEM;
     const ABOUT: &'static str = "Makes a subsystem.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = CreateParams;
     type Reply = bool;
 
@@ -228,7 +228,7 @@ impl Method<Engine> for Delete {
     const NAME: &'static str = "nvmf_delete_subsystem";
     const ABOUT: &'static str =
         "Deletes a subsystem with its namespaces and listeners, and disconnects its hosts.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = DeleteParams;
     type Reply = bool;
 

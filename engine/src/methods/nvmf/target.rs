@@ -13,7 +13,7 @@ use super::{TARGET, refusal};
 use crate::engine::Engine;
 use crate::methods::volume;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -96,7 +96,7 @@ struct CreateTargetParams {
 impl Method<Engine> for CreateTarget {
     const NAME: &'static str = "nvmf_create_target";
     const ABOUT: &'static str = "Refused: there is one target, from the start.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = CreateTargetParams;
     type Reply = String;
 
@@ -126,7 +126,7 @@ struct DeleteTargetParams {
 impl Method<Engine> for DeleteTarget {
     const NAME: &'static str = "nvmf_delete_target";
     const ABOUT: &'static str = "Refused: the one target lives as long as the daemon.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = DeleteTargetParams;
     type Reply = bool;
 
@@ -159,7 +159,7 @@ impl Method<Engine> for SetMaxSubsystems {
     const NAME: &'static str = "nvmf_set_max_subsystems";
     const ABOUT: &'static str = "Sets how many subsystems there may be.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = MaxSubsystemsParams;
     type Reply = bool;
 
@@ -202,7 +202,7 @@ impl Method<Engine> for SetCrdt {
     const ABOUT: &'static str =
         "Sets the delays after which hosts repeat commands that were refused for now.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = CrdtParams;
     type Reply = bool;
 
@@ -303,7 +303,7 @@ impl Method<Engine> for SetConfig {
     const NAME: &'static str = "nvmf_set_config";
     const ABOUT: &'static str = "Sets what hosts are told by discovery.";
     const WHEN: When = When::Startup;
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = ConfigParams;
     type Reply = bool;
 

@@ -20,7 +20,7 @@ use crate::engine::{Engine, Personality};
 use crate::plane::Plane;
 use crate::rdma::Rdma;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -576,7 +576,7 @@ async fn rdma_plug(
 impl Method<Engine> for Create {
     const NAME: &'static str = "nvmf_create_transport";
     const ABOUT: &'static str = "Makes a transport, for listeners to listen on.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = CreateParams;
     type Reply = bool;
 

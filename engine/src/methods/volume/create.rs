@@ -16,7 +16,7 @@ use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
 use crate::volumes;
 
@@ -52,7 +52,8 @@ impl Method<Engine> for Create {
     const NAME: &'static str = "volume_create";
     const ABOUT: &'static str =
         "Makes a replicated volume on block devices, and a block device of its name.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = CreateParams;
     type Reply = VolumeReply;
 
@@ -151,7 +152,8 @@ struct DeleteParams {
 impl Method<Engine> for Delete {
     const NAME: &'static str = "volume_delete";
     const ABOUT: &'static str = "Deletes a volume that nobody uses. The devices of its replicas are free again, their data is given up.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = DeleteParams;
     type Reply = bool;
 
@@ -175,7 +177,8 @@ impl Method<Engine> for Rename {
     const NAME: &'static str = "volume_rename";
     const ABOUT: &'static str = "Gives a volume another name. Its block device has it as an alias at once, and as its name from the next start on; \
          hosts notice nothing.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = RenameParams;
     type Reply = bool;
 

@@ -114,8 +114,8 @@ fn a_volume_is_there_before_its_replicas_are() {
         assert!(refused.to_string().contains("can be reached"), "{refused}");
     }
     let refused = bench.refused("volume_thaw", json!({ "name": "v" }));
-    assert_eq!(facts(&refused), (-11, Some("member")));
-    let choice = json!({ "name": "v", "member": "a", "force": "v" });
+    assert_eq!(facts(&refused), (-11, Some("replica")));
+    let choice = json!({ "name": "v", "replica": "a", "force": "v" });
     let refused = bench.refused("volume_thaw", choice);
     assert_eq!(facts(&refused), (-19, Some("device")));
     let options = json!({ "process_max_bandwidth_mb_sec": 3 });
@@ -201,7 +201,7 @@ fn a_frozen_volume_is_told_whom_to_believe() {
     until(&bench, "it is there, and not believed", |v| {
         v["state"] == "failing"
     });
-    let choice = |force: Option<&str>| json!({ "name": "v", "member": "a", "force": force });
+    let choice = |force: Option<&str>| json!({ "name": "v", "replica": "a", "force": force });
     let refused = bench.refused("volume_thaw", choice(None));
     assert_eq!(facts(&refused), (-1, Some("force")));
     let now = bench.call("volume_thaw", choice(Some("v")));
@@ -279,7 +279,7 @@ fn a_volume_that_is_being_closed_is_left_alone() {
     for (method, params) in [
         (
             "volume_thaw",
-            json!({ "name": "v", "member": "a", "force": "v" }),
+            json!({ "name": "v", "replica": "a", "force": "v" }),
         ),
         ("volume_delete", json!({ "name": "v", "force": "v" })),
     ] {
@@ -336,7 +336,7 @@ fn without_limits_there_is_no_device_before_it_is_open() {
     let refused = bench.refused("volume_fail_io", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-11, Some("name")));
     let refused = bench.refused("volume_thaw", json!({ "name": "v" }));
-    assert_eq!(facts(&refused), (-11, Some("member")));
+    assert_eq!(facts(&refused), (-11, Some("replica")));
     hide(dir.path(), false);
     bench.call("state_retry", json!(null));
     until(&bench, "open", |v| {

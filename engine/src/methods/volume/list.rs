@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::{NameParams, SettingsParams};
 use crate::engine::Engine;
 use crate::plane::Plane;
-use crate::rpc::{Effect, Method, NoParams, Registry, RpcError};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 use crate::volumes::{Listed, REMOTE_PRODUCT, Standing};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -449,7 +449,7 @@ impl Method<Engine> for Records {
     const NAME: &'static str = "volume_get_records";
     const ABOUT: &'static str =
         "Gives the records of the volume store, which say who is in sync, in which epoch.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = NoParams;
     type Reply = RecordsReply;
 

@@ -12,7 +12,7 @@ use super::devices::Devices;
 use super::list::{VolumeReply, describe};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -75,7 +75,8 @@ impl Method<Engine> for Add {
     const NAME: &'static str = "volume_add_replica";
     const ABOUT: &'static str =
         "Adds a replica to a volume; it is filled while the volume is in use.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = AddParams;
     type Reply = VolumeReply;
 
@@ -91,8 +92,9 @@ impl Method<Engine> for Add {
 #[serde(deny_unknown_fields)]
 struct ForcedParams {
     name: String,
-    /// The replica, by id or by its device.
-    member: String,
+    /// The replica, by id or by its device. The older name `member` is accepted, too.
+    #[serde(alias = "member")]
+    replica: String,
     /// The volume's name once more, where the last good replica would go.
     force: Option<String>,
 }
@@ -102,13 +104,14 @@ struct Remove;
 impl Method<Engine> for Remove {
     const NAME: &'static str = "volume_remove_replica";
     const ABOUT: &'static str = "Takes a replica out of a volume for good; its device is free.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ForcedParams;
     type Reply = VolumeReply;
 
     async fn apply(params: ForcedParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Remove {
-            member: member(&on, &params.member),
+            member: member(&on, &params.replica),
             force: params.force,
         };
         run(&on, &params.name, command).await
@@ -120,13 +123,14 @@ struct Offline;
 impl Method<Engine> for Offline {
     const NAME: &'static str = "volume_offline_replica";
     const ABOUT: &'static str = "Stops using a replica until volume_online_replica; what it misses is counted, and is all that it gets then.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ForcedParams;
     type Reply = VolumeReply;
 
     async fn apply(params: ForcedParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Offline {
-            member: member(&on, &params.member),
+            member: member(&on, &params.replica),
             force: params.force,
         };
         run(&on, &params.name, command).await
@@ -135,10 +139,11 @@ impl Method<Engine> for Offline {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct MemberParams {
+struct ReplicaParams {
     name: String,
-    /// The replica, by id or by its device.
-    member: String,
+    /// The replica, by id or by its device. The older name `member` is accepted, too.
+    #[serde(alias = "member")]
+    replica: String,
 }
 
 struct Online;
@@ -146,13 +151,14 @@ struct Online;
 impl Method<Engine> for Online {
     const NAME: &'static str = "volume_online_replica";
     const ABOUT: &'static str = "Uses a replica again that was taken offline.";
-    const EFFECT: Effect = Effect::Waits;
-    type Params = MemberParams;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
+    type Params = ReplicaParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: MemberParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: ReplicaParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Online {
-            member: member(&on, &params.member),
+            member: member(&on, &params.replica),
         };
         run(&on, &params.name, command).await
     }
@@ -162,8 +168,9 @@ impl Method<Engine> for Online {
 #[serde(deny_unknown_fields)]
 struct ReplaceParams {
     name: String,
-    /// The replica that is to go, by id or by its device.
-    member: String,
+    /// The replica that is to go, by id or by its device. The older name `member` is accepted, too.
+    #[serde(alias = "member")]
+    replica: String,
     /// The block device of the new one, or an address as volume_create takes it.
     device: String,
     /// Take a device that has data on it. It is lost.
@@ -173,7 +180,7 @@ struct ReplaceParams {
 
 impl ReplaceParams {
     async fn run(self, on: &Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        let (member, force) = (member(on, &self.member), self.force);
+        let (member, force) = (member(on, &self.replica), self.force);
         let replace = |device| Command::Replace {
             member,
             device,
@@ -189,7 +196,8 @@ impl Method<Engine> for Replace {
     const NAME: &'static str = "volume_replace_replica";
     const ABOUT: &'static str =
         "Puts a new replica in the place of one, which goes when the new one is in sync.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ReplaceParams;
     type Reply = VolumeReply;
 
@@ -204,13 +212,14 @@ struct Move;
 impl Method<Engine> for Move {
     const NAME: &'static str = "volume_move_replica";
     const ABOUT: &'static str = "Moves a replica that is in sync to another device; it is used until the new one is in sync, so that there is never one less.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ReplaceParams;
     type Reply = VolumeReply;
 
     async fn apply(params: ReplaceParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
-        let wanted = member(&on, &params.member);
+        let wanted = member(&on, &params.replica);
         let status = on.volumes.opened(&params.name)?.handle.status();
         let ours = status
             .members
@@ -224,7 +233,7 @@ impl Method<Engine> for Move {
                     member.device
                 ),
             )
-            .field("member")
+            .field("replica")
             .remedy("replace it with volume_replace_replica"));
         }
         params.run(&on).await
@@ -238,8 +247,9 @@ struct Resync;
 struct ResyncParams {
     name: String,
     /// Only this replica, by id or by its device; all that are out of sync unless given.
-    member: Option<String>,
-    /// Everything is copied, not only what is known to be missed. Needs a member.
+    #[serde(alias = "member")]
+    replica: Option<String>,
+    /// Everything is copied, not only what is known to be missed. Needs `replica`.
     #[serde(default)]
     full: bool,
 }
@@ -248,20 +258,21 @@ impl Method<Engine> for Resync {
     const NAME: &'static str = "volume_resync";
     const ABOUT: &'static str =
         "Tries to bring replicas in sync now, without waiting for their next turn.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ResyncParams;
     type Reply = VolumeReply;
 
     async fn apply(params: ResyncParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        if params.full && params.member.is_none() {
+        if params.full && params.replica.is_none() {
             return Err(
                 RpcError::errno(Errno::EINVAL, "full needs to know which replica")
-                    .field("member")
+                    .field("replica")
                     .remedy("name it"),
             );
         }
         let command = Command::Resync {
-            member: params.member.map(|name| member(&on, &name)),
+            member: params.replica.map(|name| member(&on, &name)),
             full: params.full,
         };
         run(&on, &params.name, command).await

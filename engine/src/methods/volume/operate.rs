@@ -11,7 +11,7 @@ use super::list::{VolumeReply, describe};
 use super::{NameParams, SettingsParams, blocks, paths};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::volumes::{RESERVED, Standing};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -48,7 +48,8 @@ struct VerifyParams {
 impl Method<Engine> for Verify {
     const NAME: &'static str = "volume_verify";
     const ABOUT: &'static str = "Compares the replicas that are in sync, while the volume is in use; volume_get tells how far it is and what it found.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = VerifyParams;
     type Reply = VolumeReply;
 
@@ -83,7 +84,8 @@ impl Method<Engine> for Grow {
     const NAME: &'static str = "volume_grow";
     const ABOUT: &'static str =
         "Makes a volume larger, when its devices are; hosts see the new size at once.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = GrowParams;
     type Reply = VolumeReply;
 
@@ -134,7 +136,8 @@ struct SetParams {
 impl Method<Engine> for Set {
     const NAME: &'static str = "volume_set";
     const ABOUT: &'static str = "Changes settings of a volume, live; what is not named stays.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = SetParams;
     type Reply = VolumeReply;
 
@@ -174,20 +177,24 @@ struct ThawParams {
     force: Option<String>,
     /// The replica to serve from, by id or by its device; unless given the one that left last of those that are
     /// there. A volume that is not open has to be told.
-    member: Option<String>,
+    #[serde(alias = "member")]
+    replica: Option<String>,
 }
 
 impl Method<Engine> for Thaw {
     const NAME: &'static str = "volume_thaw";
     const ABOUT: &'static str = "Has a frozen volume serve again, from the replicas that are there; and ends volume_fail_io.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ThawParams;
     type Reply = VolumeReply;
 
     async fn apply(params: ThawParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
         let listed = on.volumes.find(&params.name)?;
-        let chosen = params.member.map(|name| super::members::member(&on, &name));
+        let chosen = params
+            .replica
+            .map(|name| super::members::member(&on, &name));
         match (&listed.standing, chosen) {
             (Standing::Open(_), member) => {
                 let force = params.force;
@@ -201,7 +208,7 @@ impl Method<Engine> for Thaw {
                 Errno::EAGAIN,
                 "the volume is not open, as none of its replicas that are in sync is there",
             )
-            .field("member")
+            .field("replica")
             .remedy("bring one back; or name the replica to serve from, whatever it missed")),
             (_, Some(chosen)) => {
                 let force = params.force.unwrap_or_default();
@@ -218,7 +225,8 @@ impl Method<Engine> for FailIo {
     const NAME: &'static str = "volume_fail_io";
     const ABOUT: &'static str =
         "Fails the I/O that waits for a volume, and all that comes, until volume_thaw.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = NameParams;
     type Reply = VolumeReply;
 

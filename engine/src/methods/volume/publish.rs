@@ -26,7 +26,7 @@ use crate::engine::Engine;
 use crate::journal::Standing;
 use crate::methods::nvmf::{ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::rpc::error::Errno;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -153,7 +153,8 @@ struct PublishReply {
 impl Method<Engine> for Publish {
     const NAME: &'static str = PUBLISH;
     const ABOUT: &'static str = "Gives hosts a volume: makes a subsystem with it as its one namespace, always with the same identifiers.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = PublishParams;
     type Reply = PublishReply;
 
@@ -360,7 +361,8 @@ impl Method<Engine> for Unpublish {
     const NAME: &'static str = "volume_unpublish";
     const ABOUT: &'static str =
         "Takes a volume away from hosts: deletes the subsystem that volume_publish made.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = NameParams;
     type Reply = bool;
 

@@ -232,9 +232,9 @@ fn what_is_wrong_is_said() {
         ("volume_delete", json!({ "name": "w" }), -19, Some("name")),
         (
             "volume_remove_replica",
-            json!({ "name": "v", "member": "c" }),
+            json!({ "name": "v", "replica": "c" }),
             -19,
-            Some("member"),
+            Some("replica"),
         ),
         (
             "volume_add_replica",
@@ -252,7 +252,7 @@ fn what_is_wrong_is_said() {
             "volume_resync",
             json!({ "name": "v", "full": true }),
             -22,
-            Some("member"),
+            Some("replica"),
         ),
         (
             "volume_verify",
@@ -280,9 +280,9 @@ fn what_is_wrong_is_said() {
         ),
         (
             "volume_thaw",
-            json!({ "name": "v", "member": "a" }),
+            json!({ "name": "v", "replica": "a" }),
             -22,
-            Some("member"),
+            Some("replica"),
         ),
         ("volume_unpublish", json!({ "name": "v" }), -2, Some("name")),
         (
@@ -353,7 +353,7 @@ fn replicas_come_and_go() {
     assert!(now["replicas"][2]["why"].is_string(), "{now:#}");
     bench.call("volume_online_replica", off);
     until(&bench, "it is back", |v| v["state"] == "healthy");
-    let moved = json!({ "name": "v", "member": "c", "device": "d" });
+    let moved = json!({ "name": "v", "replica": "c", "device": "d" });
     bench.call("volume_move_replica", moved);
     let now = until(&bench, "it has moved", |v| {
         v["replicas"].as_array().unwrap().len() == 3 && v["state"] == "healthy"
@@ -366,10 +366,10 @@ fn replicas_come_and_go() {
     devices.sort_unstable();
     assert_eq!(devices, ["a", "b", "d"]);
     for member in ["d", "b"] {
-        let gone = json!({ "name": "v", "member": member });
+        let gone = json!({ "name": "v", "replica": member });
         bench.call("volume_remove_replica", gone);
     }
-    let last = json!({ "name": "v", "member": "a" });
+    let last = json!({ "name": "v", "replica": "a" });
     let refused = bench.refused("volume_offline_replica", last);
     assert_eq!(facts(&refused), (-1, Some("force")));
     let refused = bench.refused("bdev_malloc_delete", json!({ "name": "a" }));

@@ -221,7 +221,7 @@ fn a_frozen_volume_is_told_whom_to_believe() {
     world.write(REGION, 8, 2);
     let refused = world.run(thaw("d0", Some("vol"))).unwrap_err();
     assert!(
-        matches!(&refused, VolumeError::Invalid { what: "member", why } if why.contains("in sync")),
+        matches!(&refused, VolumeError::Invalid { what: "replica", why } if why.contains("in sync")),
         "it serves: {refused}"
     );
     world.shelf.take("d1");

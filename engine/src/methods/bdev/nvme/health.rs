@@ -13,7 +13,7 @@ use super::no_controller;
 use crate::drives::Drive;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 
 /// Bytes of what the log counts transfers in.
 const DATA_UNIT: u128 = 512_000;
@@ -120,7 +120,7 @@ impl Method<Engine> for GetHealth {
     const NAME: &'static str = "bdev_nvme_get_controller_health_info";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "What a drive says about its health: its SMART log.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = NameParams;
     type Reply = HealthInfo;
 
@@ -146,7 +146,7 @@ struct Logs {
 impl Method<Engine> for GetLogs {
     const NAME: &'static str = "bdev_nvme_get_controller_logs";
     const ABOUT: &'static str = "Our own: what a drive is, its error log and its firmware slots.";
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
     type Params = NameParams;
     type Reply = Logs;
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::drives::HotPlug;
 use crate::engine::Engine;
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 const KEY: &str = "nvme/hotplug";
@@ -35,7 +35,7 @@ impl Method<Engine> for SetHotplug {
     const NAME: &'static str = "bdev_nvme_set_hotplug";
     const ABOUT: &'static str = "Attaches every drive that is given to userspace from now on, as HotInNvme and a number. Drives that are pulled \
          and put back are noticed in any case.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = Params;
     type Reply = bool;
 

@@ -26,7 +26,7 @@ use self::params::AttachParams;
 use crate::engine::Engine;
 use crate::remotes::{self, Plan, Remote};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -68,7 +68,8 @@ impl Method<Engine> for Attach {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
     /// It takes the gate itself, and leaves it open while it waits for a target.
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = AttachParams;
     type Reply = Vec<String>;
 
@@ -316,7 +317,7 @@ impl Method<Engine> for Detach {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Disconnects a controller, and deletes its devices and whatever stands on them.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = DetachParams;
     type Reply = bool;
 
@@ -386,7 +387,8 @@ impl Method<Engine> for Reset {
     const NAME: &'static str = "bdev_nvme_reset_controller";
     const ABOUT: &'static str = "Ends the connection to a controller and connects again, also when it was given up; I/O waits.";
     /// It changes nothing that others could change meanwhile, and may take long.
-    const EFFECT: Effect = Effect::Waits;
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
     type Params = ResetParams;
     type Reply = bool;
 

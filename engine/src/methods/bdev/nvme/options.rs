@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::config::replication::Replication;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Effect, Method, Registry, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 pub const KEY: &str = "nvme/options";
@@ -333,7 +333,7 @@ impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_nvme_set_options";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets what holds for controllers that are attached from then on. What is not given stays as it is.";
-    const EFFECT: Effect = Effect::Changes;
+    const ORDER: Order = Order::Exclusive;
     type Params = Options;
     type Reply = bool;
 
