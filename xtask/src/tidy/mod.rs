@@ -1,5 +1,6 @@
 //! The repository's own rules. Each finding names its place and what to do instead.
 
+mod layers;
 mod words;
 
 use std::path::Path;
@@ -46,12 +47,13 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 6] = [
+    let checks: [(&str, Vec<String>); 7] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
         ("machine paths", machine_paths(root, &files)?),
         ("files that end in a newline", ragged_files(root, &files)?),
+        ("imports that run up", layers::findings(root, &files)?),
         ("words", words::findings(root, &files)?),
     ];
     for (name, findings) in checks {
@@ -108,6 +110,14 @@ fn tracked_files(root: &Path) -> Result<Vec<String>> {
 
 fn rust_files(files: &[String]) -> impl Iterator<Item = &String> {
     files.iter().filter(|name| name.ends_with(".rs"))
+}
+
+/// The folder of the crate that a source file belongs to, and the file's path below `src`.
+fn crate_of(file: &str) -> Option<(&str, &str)> {
+    match file.split_once("/src/") {
+        Some(split) => Some(split),
+        None => file.strip_prefix("src/").map(|inside| ("", inside)),
+    }
 }
 
 fn read(root: &Path, file: &str) -> Result<String> {
