@@ -5,6 +5,8 @@
 //! what a peer can cause as often as it likes (a refused connection) once a minute: the next event of its kind, or the
 //! last one when no more come, says how many were left out.
 
+mod types;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
@@ -13,6 +15,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::Notify;
+
+pub use types::{TYPES, markdown};
 
 /// Events kept; older ones are forgotten. As SPDK.
 pub const KEPT: usize = 1024;
@@ -85,67 +89,6 @@ pub enum Severity {
     /// Hosts notice.
     Error,
 }
-
-use Category as C;
-use Severity as S;
-
-/// Every type of event there is.
-pub const TYPES: [(&str, Category, Severity); 54] = [
-    ("bdev_register", C::Device, S::Info),
-    ("bdev_unregister", C::Device, S::Info),
-    ("bdev_resize", C::Device, S::Info),
-    ("nvme_live", C::Device, S::Info),
-    ("nvme_reset", C::Device, S::Warning),
-    ("nvme_failed", C::Device, S::Error),
-    ("nvme_removed", C::Device, S::Error),
-    ("nvme_refused", C::Device, S::Warning),
-    ("nvme_limits", C::Device, S::Warning),
-    ("nvme_timeout", C::Device, S::Warning),
-    ("nvme_health_warning", C::Device, S::Warning),
-    ("nvme_health_good", C::Device, S::Info),
-    ("nvmf_subsystem_add", C::Target, S::Info),
-    ("nvmf_subsystem_remove", C::Target, S::Info),
-    ("nvmf_namespace_change", C::Target, S::Info),
-    ("nvmf_listener_change", C::Target, S::Info),
-    ("nvmf_ana_change", C::Target, S::Info),
-    ("remote_connected", C::Transport, S::Info),
-    ("remote_failed", C::Transport, S::Error),
-    ("remote_lost", C::Transport, S::Warning),
-    ("remote_refused", C::Transport, S::Warning),
-    ("transport_downgraded", C::Transport, S::Warning),
-    ("transport_restored", C::Transport, S::Info),
-    ("rdma_queue_failed", C::Transport, S::Warning),
-    ("rdma_refused", C::Transport, S::Warning),
-    ("rdma_device_lost", C::Transport, S::Error),
-    ("state_restore_failed", C::State, S::Warning),
-    ("state_restored", C::State, S::Info),
-    ("volume_create", C::Volume, S::Info),
-    ("volume_delete", C::Volume, S::Info),
-    ("volume_open", C::Volume, S::Info),
-    ("volume_open_failed", C::Volume, S::Error),
-    ("volume_close", C::Volume, S::Info),
-    ("volume_frozen", C::Volume, S::Error),
-    ("volume_thaw", C::Volume, S::Info),
-    ("volume_fenced", C::Volume, S::Error),
-    ("volume_store_lost", C::Volume, S::Error),
-    ("volume_store_back", C::Volume, S::Info),
-    ("volume_verify_start", C::Volume, S::Info),
-    ("volume_verify_end", C::Volume, S::Info),
-    ("volume_differences", C::Volume, S::Error),
-    ("volume_grow", C::Volume, S::Info),
-    ("volume_rename", C::Volume, S::Info),
-    ("volume_publish", C::Volume, S::Info),
-    ("volume_unpublish", C::Volume, S::Info),
-    ("replica_out", C::Replica, S::Warning),
-    ("replica_resync_start", C::Replica, S::Info),
-    ("replica_resync_end", C::Replica, S::Info),
-    ("replica_resync_stop", C::Replica, S::Warning),
-    ("replica_source_change", C::Replica, S::Warning),
-    ("replica_add", C::Replica, S::Info),
-    ("replica_remove", C::Replica, S::Info),
-    ("replica_read_repair", C::Replica, S::Warning),
-    ("replica_salvage", C::Replica, S::Warning),
-];
 
 /// An event as SPDK tells it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
@@ -391,7 +334,9 @@ pub fn severity(kind: &str) -> Severity {
 /// When `kind` is not one of [`TYPES`].
 fn known(kind: &str) -> (&'static str, Category, Severity) {
     let known = TYPES.iter().find(|(name, ..)| *name == kind);
-    *known.unwrap_or_else(|| panic!("unknown event type {kind}"))
+    let (kind, category, severity, _) =
+        *known.unwrap_or_else(|| panic!("unknown event type {kind}"));
+    (kind, category, severity)
 }
 
 #[cfg(test)]

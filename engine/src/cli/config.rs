@@ -10,9 +10,13 @@ use crate::config::source::variable;
 use crate::config::{self, ConfigError};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct ConfigArgs {
     #[command(subcommand)]
-    command: ConfigCommand,
+    command: Option<ConfigCommand>,
+    /// Print the reference of all keys, in Markdown
+    #[arg(long)]
+    reference: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -50,7 +54,10 @@ enum ConfigCommand {
 }
 
 pub fn run(args: ConfigArgs) -> Result<(), Failure> {
-    match args.command {
+    let Some(command) = args.command else {
+        return output::line(config::reference::markdown().trim_end());
+    };
+    match command {
         ConfigCommand::Check { file, here, json } => {
             // Only the file: the environment here is not the daemon's.
             let problems = match config::load(Some(&file), [], &[]) {
@@ -115,9 +122,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             }
             output::json(&config)
         }
-        ConfigCommand::Sample => {
-            output::line(include_str!("../../../nacre.sample.toml").trim_end())
-        }
+        ConfigCommand::Sample => output::line(config::reference::SAMPLE.trim_end()),
     }
 }
 

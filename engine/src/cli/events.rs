@@ -19,6 +19,9 @@ pub struct EventsArgs {
     category: Vec<CategoryArg>,
     #[command(flatten)]
     follow: FollowArgs,
+    /// Print the reference of all events, in Markdown
+    #[arg(long)]
+    reference: bool,
 }
 
 #[derive(Debug, Args)]
@@ -56,6 +59,9 @@ impl CategoryArg {
 }
 
 pub fn run(args: EventsArgs) -> Result<(), Failure> {
+    if args.reference {
+        return output::line(crate::notify::markdown().trim_end());
+    }
     let categories: Vec<&str> = args.category.iter().map(|c| c.word()).collect();
     follow(&args.connection, &args.follow, &categories)
 }

@@ -258,6 +258,9 @@ fn command() -> clap::Command {
 }
 
 #[cfg(test)]
+mod documents_tests;
+
+#[cfg(test)]
 mod tests {
     #[test]
     fn the_command_line_is_consistent() {

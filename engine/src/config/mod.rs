@@ -15,6 +15,7 @@ mod hints;
 pub mod listener;
 mod paths;
 pub mod rdma;
+pub mod reference;
 pub mod replication;
 pub mod settings;
 pub mod source;

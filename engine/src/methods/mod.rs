@@ -4,6 +4,7 @@ pub mod accel;
 pub mod bdev;
 pub mod doctor;
 pub mod events;
+pub mod examples;
 pub mod framework;
 pub mod log;
 pub mod metrics;

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
+use super::examples::{self, Example};
 use super::spdk::NOT_OFFERED;
 use crate::rpc::{MethodEntry, When};
 
@@ -13,11 +14,16 @@ pub fn markdown() -> String {
         "# RPC methods\n\n\
          Written by `nacre rpc --reference` from the parameter types; do not edit.\n\n\
          JSON-RPC 2.0 over the daemon's unix socket, in SPDK's dialect: `nacre rpc METHOD key=value …`,\n\
-         or SPDK's own `rpc.py`. Methods that change something have done so durably when they answer.\n",
+         or SPDK's own `rpc.py`. Methods that change something have done so durably when they answer.\n\n\
+         The examples are one session with a daemon; a test makes these calls. `…` marks omitted parts.\n",
     );
     let registry = super::all();
+    let examples = examples::all();
     for entry in registry.iter() {
         method(&mut out, entry).expect("writing to a string");
+        if let Some(shown) = examples::of(&examples, entry.name) {
+            example(&mut out, shown).expect("writing to a string");
+        }
     }
     out.push_str("\n## What is not offered\n\nSPDK's methods that are not here, and why; -32601 is the answer.\n\n| why | methods |\n|---|---|\n");
     for (why, names) in NOT_OFFERED {
@@ -57,6 +63,32 @@ fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Res
     }
     let reply = Value::from((entry.reply_schema)());
     writeln!(out, "\nAnswer: {}", kind(&reply, &reply))
+}
+
+/// The command that makes the call, and its answer.
+fn example(out: &mut String, example: &Example) -> std::fmt::Result {
+    let params = match &example.params {
+        Value::Null => String::new(),
+        params => format!(" '{params}'"),
+    };
+    if let Some(why) = &example.not_run {
+        writeln!(out, "\nExample (no test makes this call: {why}):")?;
+    } else {
+        writeln!(out, "\nExample:")?;
+    }
+    writeln!(out, "\n    nacre rpc {}{params}", example.call)?;
+    if example.not_run.is_some() {
+        return Ok(());
+    }
+    let answer = match &example.error {
+        Value::Null => &example.answer,
+        error => error,
+    };
+    let text = serde_json::to_string_pretty(answer).expect("a JSON value serialises");
+    if !example.error.is_null() {
+        writeln!(out, "\nThe daemon refuses it:")?;
+    }
+    writeln!(out, "\n```json\n{text}\n```")
 }
 
 /// Whether a parameter of a method, by its path, is text.

@@ -1,5 +1,6 @@
 //! The repository's own rules. Each finding names its place and what to do instead.
 
+mod documents;
 mod layers;
 mod words;
 
@@ -47,7 +48,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 7] = [
+    let checks: [(&str, Vec<String>); 9] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -55,6 +56,8 @@ pub fn run(root: &Path) -> Result<Tally> {
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
         ("words", words::findings(root, &files)?),
+        ("links", documents::links(root, &files)?),
+        ("commands", documents::commands(root, &files)?),
     ];
     for (name, findings) in checks {
         for finding in &findings {

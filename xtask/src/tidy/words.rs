@@ -152,7 +152,13 @@ fn places(root: &Path, files: &[String]) -> Result<BTreeMap<String, Place>> {
     }
     for file in files.iter().filter(|name| is_document(name)) {
         let place = places.entry(file.clone()).or_default();
+        let mut is_fenced = false;
         for (index, line) in read(root, file)?.lines().enumerate() {
+            // Blocks show the program's own output, whose text counts in its source.
+            is_fenced ^= line.trim_start().starts_with("```");
+            if is_fenced || line.starts_with("    ") {
+                continue;
+            }
             if habits.iter().any(|(_, regex)| regex.is_match(line)) {
                 place.find(TEXT, file, index + 1, line);
             }

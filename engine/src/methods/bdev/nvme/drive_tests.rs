@@ -19,17 +19,17 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::Store;
 
-const PLACE: &str = "0000:5e:00.0";
+pub(crate) const PLACE: &str = "0000:5e:00.0";
 const OTHER: &str = "0000:5f:00.0";
 
 /// A bus with simulated drives in some of its places.
 #[derive(Default)]
-struct Chassis {
+pub(crate) struct Chassis {
     places: Mutex<BTreeMap<String, Drive>>,
 }
 
 impl Chassis {
-    fn put(&self, place: &str, drive: &Drive) {
+    pub(crate) fn put(&self, place: &str, drive: &Drive) {
         self.places
             .lock()
             .unwrap()
@@ -64,7 +64,7 @@ impl Bus for Chassis {
 }
 
 /// A drive with a namespace of 4 MiB and one of 16 MiB, of other blocks.
-fn drive(place: &str, serial: &str) -> (Drive, Running) {
+pub(crate) fn drive(place: &str, serial: &str) -> (Drive, Running) {
     let namespace = |nsid, block_size, blocks| NamespaceConfig {
         uuid: Some(Uuid::new_v5(
             &Uuid::NAMESPACE_OID,

@@ -448,6 +448,6 @@ fn no_controller(name: &str) -> RpcError {
 }
 
 #[cfg(test)]
-mod drive_tests;
+pub(crate) mod drive_tests;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,56 @@
+//! Example calls of the RPC methods: each method's first one is in docs/reference/rpc.md.
+//!
+//! `examples.json` is one session with a daemon, from its start on. A test makes the calls in
+//! order and compares the answers, so an example in the reference is a call that works.
+//! `NACRE_WRITE_EXAMPLES=1 cargo test -p nacre-engine --lib examples` writes the answers again.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The remainder of an array, object or text that an example leaves out.
+pub const REST: &str = "…";
+
+const EXAMPLES: &str = include_str!("examples.json");
+
+/// A call, or a pause until a call answers as wanted.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Example {
+    pub call: String,
+    #[serde(default)]
+    pub params: Value,
+    #[serde(default)]
+    pub answer: Value,
+    /// `code` and `message` of a refusal; null for an answer.
+    #[serde(default)]
+    pub error: Value,
+    /// The answer depends on the machine or the moment: the test compares its shape only.
+    #[serde(default)]
+    pub varies: bool,
+    /// The call prepares a later example and is not one itself.
+    #[serde(default)]
+    pub hidden: bool,
+    /// Why the test cannot make this call.
+    #[serde(default)]
+    pub not_run: Option<String>,
+    /// Repeat the call until the answer has this value at this JSON pointer.
+    #[serde(default)]
+    pub until: Option<(String, Value)>,
+}
+
+/// The calls in their order.
+///
+/// # Panics
+/// When `examples.json` is malformed: it is part of the program.
+pub fn all() -> Vec<Example> {
+    serde_json::from_str(EXAMPLES).expect("examples.json is well-formed")
+}
+
+/// The example of a method among `examples`.
+pub fn of<'a>(examples: &'a [Example], method: &str) -> Option<&'a Example> {
+    let shown = |e: &&Example| e.call == method && !e.hidden && e.until.is_none();
+    examples.iter().find(shown)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Checks the documents: every relative link leads to a file and heading, and every
+//! `cargo xtask` command exists. A test of the engine checks the `nacre` commands.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+use clap::{Command, CommandFactory};
+use regex::Regex;
+
+use super::read;
+
+/// Links that lead nowhere.
+pub fn links(root: &Path, files: &[String]) -> Result<Vec<String>> {
+    let link = Regex::new(r"\]\(([^)\s]+)\)")?;
+    let mut findings = Vec::new();
+    for file in documents(files) {
+        let text = read(root, file)?;
+        for (number, line) in prose(&text) {
+            for found in link.captures_iter(line) {
+                if let Some(fault) = broken(root, file, &text, &found[1])? {
+                    findings.push(format!("{file}:{number}: {}: {fault}", &found[1]));
+                }
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// `cargo xtask` commands and flags that do not exist.
+pub fn commands(root: &Path, files: &[String]) -> Result<Vec<String>> {
+    let mut xtask = crate::Cli::command();
+    xtask.build();
+    let command = Regex::new(r"cargo xtask ([^`|#&>;]*)")?;
+    let mut findings = Vec::new();
+    for file in documents(files) {
+        for (number, line) in read(root, file)?.lines().enumerate() {
+            for found in command.captures_iter(line) {
+                if let Some(fault) = unknown(&xtask, &found[1]) {
+                    findings.push(format!("{file}:{}: {}: {fault}", number + 1, &found[0]));
+                }
+            }
+        }
+    }
+    Ok(findings)
+}
+
+fn documents(files: &[String]) -> impl Iterator<Item = &String> {
+    files.iter().filter(|name| name.ends_with(".md"))
+}
+
+/// Lines outside of fenced blocks, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_fenced = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        (!is_fenced && !is_fence).then_some((index + 1, line))
+    })
+}
+
+fn broken(root: &Path, file: &str, text: &str, target: &str) -> Result<Option<String>> {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return Ok(None);
+    }
+    let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let folder = Path::new(file).parent().unwrap_or(Path::new(""));
+    let full = root.join(folder).join(path);
+    if !path.is_empty() && !full.exists() {
+        return Ok(Some("no such file".to_owned()));
+    }
+    if anchor.is_empty() {
+        return Ok(None);
+    }
+    let has = if path.is_empty() {
+        anchors(text).contains(anchor)
+    } else {
+        anchors(&std::fs::read_to_string(&full)?).contains(anchor)
+    };
+    Ok((!has).then(|| format!("no heading for #{anchor}")))
+}
+
+/// The anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = prose(text).filter(|(_, line)| line.starts_with('#'));
+    let anchor = |line: &str| {
+        let title = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = |c: &char| c.is_alphanumeric() || *c == ' ' || *c == '-' || *c == '_';
+        title
+            .chars()
+            .filter(kept)
+            .collect::<String>()
+            .replace(' ', "-")
+    };
+    headings.map(|(_, line)| anchor(line)).collect()
+}
+
+/// The first word of `line` that the command does not know.
+fn unknown(xtask: &Command, line: &str) -> Option<String> {
+    let mut command = xtask;
+    let mut is_value = false;
+    for word in line.split_whitespace() {
+        // Words after a sentence's end, an omission or `--` are not ours.
+        if word == "--" || word.contains('…') || command.get_name() == "simulate" {
+            return None;
+        }
+        if std::mem::take(&mut is_value) {
+            continue;
+        }
+        if let Some(flag) = word.strip_prefix("--") {
+            let name = flag.split('=').next().unwrap_or(flag);
+            let arg = command
+                .get_arguments()
+                .find(|arg| arg.get_long() == Some(name));
+            let Some(arg) = arg else {
+                return Some(format!("no flag --{name}"));
+            };
+            is_value = arg.get_action().takes_values() && !flag.contains('=');
+        } else if let Some(sub) = command.find_subcommand(word) {
+            command = sub;
+        } else if command.has_subcommands() {
+            return Some(format!("no command {word}"));
+        } else {
+            return None;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anchors_are_those_of_headings() {
+        let text = "# One daemon at a time\n```\n# no heading\n```\n## It's `so`: far\n";
+        let expected = ["its-so-far", "one-daemon-at-a-time"].map(str::to_owned);
+        assert_eq!(anchors(text), BTreeSet::from(expected));
+    }
+
+    #[test]
+    fn links_to_missing_files_and_headings_are_found() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::create_dir(place.path().join("docs")).unwrap();
+        std::fs::write(place.path().join("docs/a.md"), "# Here\n").unwrap();
+        let text = "[a](docs/a.md) [b](docs/b.md) [c](docs/a.md#here) [d](docs/a.md#gone) [e](#up) [f](https://x.y/z)\n";
+        std::fs::write(place.path().join("R.md"), text).unwrap();
+        let found = links(place.path(), &["R.md".to_owned()]).unwrap();
+        assert_eq!(
+            found,
+            [
+                "R.md:1: docs/b.md: no such file",
+                "R.md:1: docs/a.md#gone: no heading for #gone",
+                "R.md:1: #up: no heading for #up",
+            ]
+        );
+    }
+
+    #[test]
+    fn unknown_commands_and_flags_are_found() {
+        let mut xtask = crate::Cli::command();
+        xtask.build();
+        for (line, good) in [
+            ("test --filter digest,resync", true),
+            ("vm run -- nvme version", true),
+            ("simulate --seed 1 --anything", true),
+            ("bench nvme --no-vm", true),
+            ("tests", false),
+            ("test --filters a", false),
+            ("bench everything", false),
+        ] {
+            assert_eq!(unknown(&xtask, line).is_none(), good, "{line}");
+        }
+    }
+}
