@@ -22,7 +22,7 @@ use crate::notify::Notifications;
 use crate::plane::Plane;
 use crate::rdma::Rdma;
 use crate::remotes::Remotes;
-use crate::rpc::error::Errno;
+use crate::rpc::error::{Errno, STARTING};
 use crate::rpc::method::{CallFuture, MethodEntry};
 use crate::rpc::server::Dispatch;
 use crate::rpc::{Order, Registry, RpcError};
@@ -329,7 +329,7 @@ impl Engine {
             }
             Phase::Starting if !entry.callable(false) || !entry.callable(true) => {
                 Err(RpcError::invalid_state("Method may only be called after framework is initialized using framework_start_init RPC.")
-                    .cause("the daemon is starting")
+                    .cause(STARTING)
                     .remedy("wait with framework_wait_init"))
             }
             Phase::Runtime | Phase::Stopping if !entry.callable(true) => {

@@ -1,7 +1,7 @@
 //! SIGHUP: the log file is opened anew, and the configuration is read again.
 //!
 //! Some settings are applied while the daemon runs; `[[bdev]]`, hosts and namespaces that are new
-//! in the file are made. The log names every other difference, which takes effect at the next
+//! in the file are made. Listeners start, stop and move as the file has them. The log names every other difference, which takes effect at the next
 //! start.
 
 use std::collections::BTreeMap;
@@ -99,7 +99,7 @@ async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
 }
 
 /// Applies one setting; false if only a start can.
-async fn apply_one(engine: &Engine, key: &str, new: &Settings) -> anyhow::Result<bool> {
+async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Result<bool> {
     let mut tunables = engine.tunables();
     match key {
         "log.level" => engine.logs.set_level(new.log.level),
@@ -109,6 +109,9 @@ async fn apply_one(engine: &Engine, key: &str, new: &Settings) -> anyhow::Result
         "rpc.deadline_s" => tunables.deadline_s = new.rpc.deadline_s,
         "rpc.allowed" => tunables.allowed = new.rpc.allowed.clone(),
         "data.retry_s" => tunables.retry_s = new.data.retry_s,
+        "nvmf.listener" | "nvmf.listen" => {
+            engine.listeners.declare(engine, new.listeners()).await?;
+        }
         _ => return Ok(false),
     }
     engine.tune(tunables);
@@ -153,6 +156,13 @@ mod tests {
     use crate::config::settings::LogLevel;
     use crate::methods::testing::Bench;
 
+    const NQN: &str = "nqn.2026-01.org.example:reloaded";
+
+    fn free_port() -> u16 {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        taken.local_addr().unwrap().port()
+    }
+
     fn settings(text: &str) -> Settings {
         load_text(Some(("/etc/n.toml", text)), [], &[])
             .unwrap()
@@ -161,8 +171,10 @@ mod tests {
 
     #[test]
     fn what_can_be_applied_is_applied() {
-        let before =
-            "[data]\nretry_s = 3600\n[[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
+        let before = &format!(
+            "[data]\nretry_s = 3600\n[[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1MiB\"\n\
+             [[nvmf.subsystem]]\nnqn = \"{NQN}\"\n"
+        );
         let bench = Bench::with(settings(before), None);
         let engine = &bench.engine;
         let mut effective = flat(&engine.settings);
@@ -189,6 +201,30 @@ mod tests {
         );
         assert_eq!(effective["rpc.deadline_s"], 7);
         assert_eq!(effective["rpc.max_clients"], 64, "as at the start");
+        // A listener is added, moved, refused and removed.
+        let places = || -> Vec<String> {
+            let found = bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
+            let listeners = found[0]["listen_addresses"].as_array().unwrap().clone();
+            let place = |l: &Value| format!("{}:{}", l["traddr"], l["trsvcid"]).replace('"', "");
+            listeners.iter().map(place).collect()
+        };
+        let subsystem = format!("[[nvmf.subsystem]]\nnqn = \"{NQN}\"\n");
+        let (one, two) = (free_port(), free_port());
+        let none = subsystem.clone();
+        let at = |port: u16| {
+            format!("{subsystem}[[nvmf.listener]]\naddress = \"127.0.0.1\"\nport = {port}\n")
+        };
+        let nowhere = format!("{subsystem}[[nvmf.listener]]\niface = [\"name:eth99\"]\n");
+        for (text, expected) in [
+            (&none, vec![]),
+            (&at(one), vec![format!("127.0.0.1:{one}")]),
+            (&at(two), vec![format!("127.0.0.1:{two}")]),
+            (&nowhere, vec![format!("127.0.0.1:{two}")]),
+            (&none, vec![]),
+        ] {
+            bench.run(apply(engine, &mut effective, &settings(text)));
+            assert_eq!(places(), expected, "{text}");
+        }
         // Back again.
         bench.run(apply(engine, &mut effective, &settings(before)));
         assert!(engine.allowed("bdev_null_create") && !engine.logs.flags()["nvmf"]);

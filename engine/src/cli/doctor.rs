@@ -23,7 +23,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     rdma: bool,
     /// Where it shall listen: name:eth0, ip:192.0.2.1, subnet:192.0.2.0/24, mac:…, rdma:mlx5_0
-    #[arg(long, value_name = "SELECTOR")]
+    #[arg(long, value_name = "SELECTOR", value_parser = crate::config::listener::Selector::checked)]
     listener: Vec<String>,
     /// Another machine that must be reached
     #[arg(long, value_name = "ADDRESS")]
@@ -100,8 +100,11 @@ pub fn show(report: &Report, json: bool) -> Result<(), Failure> {
             }
         }
         output::line(&format!(
-            "{} passed, {} warnings, {} failed, {} skipped",
-            report.passed, report.warnings, report.failed, report.skipped
+            "{} passed, {}, {} failed, {} skipped",
+            report.passed,
+            output::count(report.warnings as u64, "warning"),
+            report.failed,
+            report.skipped
         ))?;
     }
     match report.failed {

@@ -163,7 +163,7 @@ pub enum Failure {
     Failed(#[from] anyhow::Error),
     #[error("{0}")]
     Usage(String),
-    #[error("{0}")]
+    #[error("{}", output::in_commands(&.0.to_string()))]
     Daemon(#[from] ClientError),
     /// With an exit code that the command's help explains.
     #[error("{}", crate::rpc::error::causes(.error))]

@@ -80,10 +80,44 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
+/// Text of the daemon for people who type commands: names of methods become commands.
+pub fn in_commands(text: &str) -> String {
+    const WORDS: [(&str, &str); 4] = [
+        ("bdev_get_bdevs lists", "`nacre bdev list` lists"),
+        ("volume_get lists", "`nacre volume list` lists"),
+        (
+            "create the subsystem with ana_reporting",
+            "create the subsystem with `--ana`",
+        ),
+        ("nvmf_subsystem_add_host", "`nacre host allow`"),
+    ];
+    let mut text = text.to_owned();
+    for (method, command) in WORDS {
+        text = text.replace(method, command);
+    }
+    text
+}
+
 /// `1 warning`, `2 warnings`.
 pub fn count(number: u64, noun: &str) -> String {
     match number {
         1 => format!("1 {noun}"),
         _ => format!("{number} {noun}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: one of a thing is no plural, and remedies can be typed.
+    #[test]
+    fn words_for_people() {
+        assert_eq!(count(1, "I/O"), "1 I/O");
+        assert_eq!(count(0, "warning"), "0 warnings");
+        assert_eq!(
+            in_commands("no device \"x\"; bdev_get_bdevs lists them"),
+            "no device \"x\"; `nacre bdev list` lists them"
+        );
     }
 }

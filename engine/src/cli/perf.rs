@@ -337,16 +337,11 @@ fn text(report: &Report) -> String {
     let mut lines = vec![
         format!("{} namespace {}", report.target, report.nsid),
         format!(
-            "{}, {}, {} {} with {} I/Os each, {:.2} s{}",
+            "{}, {}, {} with {} each, {:.2} s{}",
             report.rw,
             report.size,
-            report.queues,
-            if report.queues == 1 {
-                "queue"
-            } else {
-                "queues"
-            },
-            report.depth,
+            output::count(report.queues.into(), "queue"),
+            output::count(report.depth.into(), "I/O"),
             report.seconds,
             if report.interrupted {
                 ", interrupted"
@@ -405,7 +400,10 @@ fn text(report: &Report) -> String {
         ));
     }
     if report.unfinished > 0 {
-        lines.push(format!("{} I/Os did not come back", report.unfinished));
+        lines.push(format!(
+            "{} did not come back",
+            output::count(report.unfinished, "I/O")
+        ));
     }
     lines.join("\n")
 }
@@ -476,8 +474,14 @@ fn paths(p: &PathReport) -> String {
 fn verdict(report: &Report) -> String {
     match &report.verification {
         Some(v) if v.blocks_wrong > 0 => format!("{} blocks were wrong", v.blocks_wrong),
-        _ if report.unfinished > 0 => format!("{} I/Os did not come back", report.unfinished),
-        _ => format!("{} I/Os failed", report.errors.values().sum::<u64>()),
+        _ if report.unfinished > 0 => format!(
+            "{} did not come back",
+            output::count(report.unfinished, "I/O")
+        ),
+        _ => format!(
+            "{} failed",
+            output::count(report.errors.values().sum(), "I/O")
+        ),
     }
 }
 

@@ -248,6 +248,28 @@ impl Selector {
         subnet:10.0.0.0/24 (or IPv6), or rdma:mlx5_0";
 }
 
+impl Selector {
+    /// As [`Selector::from_str`], or the plain name or address of an interface.
+    pub fn plain(text: &str) -> Result<Selector, SelectorError> {
+        let text = text.trim();
+        if text.parse::<IpAddr>().is_ok() || text.parse::<ScopedIp>().is_ok() {
+            return format!("ip:{text}").parse();
+        }
+        match text.contains(':') || text.is_empty() {
+            true => text.parse(),
+            false => Ok(Selector::Name(text.to_owned())),
+        }
+    }
+
+    /// For the command line: the text, if it is a selector.
+    pub fn checked(text: &str) -> Result<String, String> {
+        match Selector::plain(text) {
+            Ok(_) => Ok(text.trim().to_owned()),
+            Err(error) => Err(format!("{error}: {}", Selector::FORMS)),
+        }
+    }
+}
+
 impl FromStr for Selector {
     type Err = SelectorError;
 
@@ -362,6 +384,23 @@ mod tests {
         ] {
             let error = text.parse::<Selector>().unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn plain_selectors() {
+        for (text, selector) in [
+            ("eth0", "name:eth0"),
+            ("10.0.0.4", "ip:10.0.0.4"),
+            ("fd00::4", "ip:fd00::4"),
+            ("fe80::4%eth0", "ip:fe80::4%eth0"),
+            ("mac:02-00-5e-00-53-01", "mac:02:00:5e:00:53:01"),
+        ] {
+            assert_eq!(Selector::plain(text), selector.parse(), "{text}");
+        }
+        for text in ["", "iface:eth0", "ip:10.0.0", "subnet:10.0.0.0/33"] {
+            let said = Selector::checked(text).unwrap_err();
+            assert!(said.contains("write name:eth0"), "{text}: {said}");
         }
     }
 

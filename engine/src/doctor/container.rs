@@ -1,6 +1,6 @@
 //! Checks from inside a container: what it must have been given.
 
-use nacre_rdma_link::Access;
+use nacre_rdma_link::{Access, NoDevice};
 
 use super::{Finding, Scope, System, memory, rdma};
 
@@ -20,6 +20,10 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
 
 fn device_nodes(system: &System) -> Finding {
     const ID: &str = "container.infiniband";
+    // Without a device on the machine there are no nodes to give.
+    if let Some(lack) = NoDevice::of(&system.roots) {
+        return Finding::fail(ID, lack.to_string(), lack.remedy());
+    }
     let environment = &system.environment;
     let nodes: Vec<String> = environment
         .uverbs

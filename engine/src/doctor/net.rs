@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use nacre_rdma_link::{Fabric, NodeType};
 
 use super::{Finding, Interface, Scope, System, live};
+use crate::config::listener::{Selector, mac};
 
 /// Of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
 pub(super) const NVME_PORT: u16 = 4420;
@@ -48,30 +49,35 @@ pub fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
 
 /// `name:`, `ip:`, `subnet:`, `mac:`, `rdma:` (a device, or DEVICE/PORT), or a plain name or address.
 pub fn select(system: &System, selector: &str) -> Vec<Selected> {
+    let Ok(selector) = Selector::plain(selector) else {
+        return Vec::new();
+    };
     let interfaces = system.interfaces.iter();
-    let matching: Vec<&Interface> = match selector.split_once(':') {
-        Some(("name", name)) => interfaces.filter(|i| i.name == name).collect(),
-        Some(("ip", ip)) => by_ip(system, ip),
-        Some(("mac", mac)) => interfaces
+    let matching: Vec<&Interface> = match &selector {
+        Selector::Name(name) => interfaces.filter(|i| i.name == *name).collect(),
+        Selector::Ip(ip) => system.interface_of(*ip).into_iter().collect(),
+        Selector::Link(ip, of) => interfaces
+            .filter(|i| i.ip == *ip && i.name == *of)
+            .collect(),
+        Selector::Mac(wanted) => interfaces
             .filter(|i| {
                 let file = system.roots.sys.join("class/net").join(&i.name);
                 let address = system.text(file.join("address")).unwrap_or_default();
-                address.eq_ignore_ascii_case(mac)
+                mac(&address) == Some(*wanted)
             })
             .collect(),
-        Some(("subnet", subnet)) => interfaces.filter(|i| in_subnet(i.ip, subnet)).collect(),
-        Some(("rdma", device)) => interfaces
+        Selector::Subnet(net, length) => interfaces
+            .filter(|i| same_subnet(i.ip, *net, *length))
+            .collect(),
+        Selector::Rdma(device) => interfaces
             .filter(|i| {
                 let mut ports = system.fabric.ports_of(&i.name);
                 ports.any(|(of, port)| match device.split_once('/') {
-                    None => of.name == device,
+                    None => of.name == *device,
                     Some((name, num)) => of.name == name && num.parse() == Ok(port.num),
                 })
             })
             .collect(),
-        // An IPv6 address has colons, too.
-        _ if selector.parse::<IpAddr>().is_ok() => by_ip(system, selector),
-        _ => interfaces.filter(|i| i.name == selector).collect(),
     };
     matching
         .into_iter()
@@ -82,24 +88,7 @@ pub fn select(system: &System, selector: &str) -> Vec<Selected> {
         .collect()
 }
 
-fn by_ip<'a>(system: &'a System, ip: &str) -> Vec<&'a Interface> {
-    let ip: Option<IpAddr> = ip.trim_matches(['[', ']']).parse().ok();
-    ip.and_then(|ip| system.interface_of(ip))
-        .into_iter()
-        .collect()
-}
-
-pub(super) fn in_subnet(ip: IpAddr, subnet: &str) -> bool {
-    let Some((network, prefix)) = subnet.split_once('/') else {
-        return false;
-    };
-    let (Ok(network), Ok(prefix)) = (network.parse::<IpAddr>(), prefix.parse::<u8>()) else {
-        return false;
-    };
-    same_subnet(ip, network, prefix)
-}
-
-fn same_subnet(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+pub(super) fn same_subnet(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     let (a, b, width) = match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits().into(), b.to_bits().into(), 32),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits(), b.to_bits(), 128),

@@ -14,6 +14,7 @@
 //! block, does not.
 
 pub mod plan;
+mod report;
 pub mod system;
 mod watch;
 
@@ -33,11 +34,11 @@ use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
 use self::plan::{Lack, Path, Plan, Unmatched, plan};
+use self::report::{changes, concern};
 use self::system::System;
 use self::watch::Watch;
 use crate::config::listener::{Listener, RdmaWish, Transport};
 use crate::config::{ConfigError, Problem, Settings};
-use crate::doctor;
 use crate::engine::Engine;
 use crate::methods::nvmf::AnaWord;
 use crate::methods::volume::Published;
@@ -116,6 +117,8 @@ pub struct Listeners {
     looks: Cell<u64>,
     /// When it was said that the machine cannot be looked at, while it cannot.
     blind: Cell<Option<Instant>>,
+    /// A task follows the changes of the machine.
+    following: Cell<bool>,
     /// One at a time makes it so.
     making: Mutex<()>,
 }
@@ -124,14 +127,26 @@ impl Listeners {
     /// Listens on what is there. Fails where waiting would be wrong: a selector that matches nothing,
     /// RDMA that is required and cannot be had, and a machine that cannot be looked at.
     pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
-        *self.declared.borrow_mut() = on.settings.listeners();
-        if self.declared.borrow().is_empty() {
-            return Ok(());
+        let declared = on.settings.listeners();
+        match declared.is_empty() {
+            true => Ok(()),
+            false => self.declare(on, declared).await,
         }
-        let plan = self.look(on).await.map_err(unseen)?;
+    }
+
+    /// Takes a new declaration over; one that a start would refuse changes nothing.
+    pub async fn declare(
+        &self,
+        on: &Rc<Engine>,
+        declared: Vec<Listener>,
+    ) -> Result<(), ConfigError> {
+        let plan = self.look(on, declared.clone()).await.map_err(unseen)?;
         check(&plan)?;
+        *self.declared.borrow_mut() = declared;
         self.reconcile(on, plan).await;
-        tokio::task::spawn_local(follow(Rc::clone(on)));
+        if !self.following.replace(true) {
+            tokio::task::spawn_local(follow(Rc::clone(on)));
+        }
         Ok(())
     }
 
@@ -163,7 +178,7 @@ impl Listeners {
         self.looks.get()
     }
 
-    async fn look(&self, on: &Rc<Engine>) -> io::Result<Plan> {
+    async fn look(&self, on: &Rc<Engine>, declared: Vec<Listener>) -> io::Result<Plan> {
         self.looks.set(self.looks.get() + 1);
         let verbs = on.rdma.verbs.clone();
         let needed = on.plane().map_or(0, |plane| {
@@ -171,7 +186,6 @@ impl Listeners {
             let cores = plane.target.cores();
             on.rdma.memory_needed(&plane.arenas, cores, &config)
         });
-        let declared = self.declared.borrow().clone();
         let read = tokio::task::spawn_blocking(move || planned(&declared, verbs, needed));
         read.await
             .unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -180,7 +194,10 @@ impl Listeners {
     /// Looks, and makes it so. What is served stays while the machine cannot be looked at: to withdraw it would
     /// send hosts away from where they are served well.
     async fn follow_once(&self, on: &Rc<Engine>) {
-        match self.look(on).await {
+        let declared = self.declared.borrow().clone();
+        match self.look(on, declared.clone()).await {
+            // Declared anew meanwhile, and carried out.
+            Ok(_) if *self.declared.borrow() != declared => {}
             Ok(plan) => {
                 if self.blind.take().is_some() {
                     info!("the machine's interfaces can be looked at again");
@@ -577,74 +594,6 @@ fn refusal(error: &RpcError) -> Lack {
         reason: "refused",
         evidence,
         remedy: remedy.unwrap_or_else(again),
-    }
-}
-
-/// RDMA is wanted where it may be no good: said when it begins to be used, not when it breaks down.
-async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
-    let found =
-        tokio::task::spawn_blocking(move || doctor::concerns(&doctor::System::real(), &addresses));
-    for finding in found.await.unwrap_or_default() {
-        let (id, subject) = (finding.id, finding.subject.unwrap_or_default());
-        if said.borrow_mut().insert(format!("{id} {subject}")) {
-            let remedy = finding.remedy.unwrap_or_default();
-            warn!(
-                "RDMA is used on {subject}: {id}: {}; {remedy}",
-                finding.evidence
-            );
-        }
-    }
-}
-
-/// Log lines and events on what is different.
-fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
-    let way = |path: &Path| {
-        let ip = path.ip.clone();
-        (path.listener.clone(), path.transport, ip, path.port)
-    };
-    let words = |path: &Path| {
-        let transport = path.transport.trtype();
-        format!(
-            "listener \"{}\", {} {} port {}, {transport}",
-            path.listener, path.iface, path.ip, path.port
-        )
-    };
-    let before: BTreeMap<Way, &Actual> = old.iter().map(|s| (way(&s.path), &s.actual)).collect();
-    for now in new {
-        let this = way(&now.path);
-        if before.get(&this).is_some_and(|b| **b == now.actual) {
-            continue;
-        }
-        let what = words(&now.path);
-        match &now.actual {
-            Actual::Listening => {
-                info!(target: "nacre_engine::listeners", "{what}: listening");
-                let was_absent = matches!(before.get(&this), Some(Actual::Not(_)));
-                if away.remove(&this) || was_absent {
-                    on.notes.send("transport_restored", what);
-                }
-            }
-            Actual::Idle => info!("{what}: no subsystem is served there"),
-            Actual::Not(lack) => {
-                warn!("{what}: {lack}");
-                on.notes
-                    .send("transport_downgraded", format!("{what}: {}", lack.reason));
-            }
-        }
-    }
-    let there: BTreeSet<Way> = new.iter().map(|s| way(&s.path)).collect();
-    for gone in old {
-        let path = &gone.path;
-        if there.contains(&way(path)) {
-            continue;
-        }
-        let what = words(path);
-        warn!("{what}: not listening any more: the address is gone");
-        on.notes
-            .send("transport_downgraded", format!("{what}: no_address"));
-        if away.len() < AWAY {
-            away.insert(way(path));
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{Engine, Phase};
 use crate::notify::{Category, KEPT, Told};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>().add::<Subscribe>();
@@ -82,6 +83,7 @@ struct SubscribeParams {
     #[serde(default)]
     categories: Vec<Category>,
     /// How long to wait for one: 30 seconds unless given, and less than the deadline of calls.
+    #[serde(default, deserialize_with = "read::some_millis")]
     wait_ms: Option<u64>,
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::error::RpcError;
+use super::error::{INVALID_STATE, RpcError, STARTING};
 use super::folder;
 
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +55,22 @@ impl Client {
         })
     }
 
-    /// Calls `method`; `params` null means none.
+    /// Calls `method`; `params` null means none. A daemon that is starting is waited for.
     pub fn call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+        let is_starting = |error: &RpcError| {
+            let facts = error.data.as_ref();
+            error.code == INVALID_STATE && facts.is_some_and(|f| f.cause == STARTING)
+        };
+        match self.call_once(method, params.clone()) {
+            Err(ClientError::Refused { error, .. }) if is_starting(&error) => {
+                self.call_once("framework_wait_init", Value::Null)?;
+                self.call_once(method, params)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn call_once(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
         let id = self.next_id;
         self.next_id += 1;
         let mut request = serde_json::json!({ "jsonrpc": "2.0", "method": method, "id": id });

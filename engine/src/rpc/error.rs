@@ -9,6 +9,8 @@ pub const INVALID_PARAMS: i32 = -32602;
 pub const INTERNAL_ERROR: i32 = -32603;
 /// SPDK's own: the method exists but not in this state.
 pub const INVALID_STATE: i32 = -1;
+/// The cause with INVALID_STATE while the daemon starts by itself.
+pub const STARTING: &str = "the daemon is starting";
 
 /// The `error` member of an answer. Code and message are what SPDK sends; `data` is ours.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]

@@ -10,8 +10,10 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_path_to_error::Segment;
 
 use super::error::{INVALID_PARAMS, RpcError};
+use crate::values::read::{self, Texts, ValueError};
 
 /// In which states of the daemon a method may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,50 +198,52 @@ fn decode<P: DeserializeOwned + 'static>(
                 .field("params"),
         );
     }
-    let mut json = serde_json::Deserializer::from_str(text);
-    serde_path_to_error::deserialize(&mut json).map_err(|e| refusal(&e))
+    let value = match read::json(text) {
+        Ok(value) => value,
+        Err(Ok((place, error))) => return Err(refusal(&place, &error)),
+        Err(Err(error)) => return Err(RpcError::invalid_params(error.to_string()).field("params")),
+    };
+    read::first(&value, Texts::Keep).map_err(|(place, error)| refusal(&place, &error))
 }
 
-/// Names the field at fault; serde's own text names it only inside a sentence.
-fn refusal(error: &serde_path_to_error::Error<serde_json::Error>) -> RpcError {
-    let text = error.inner().to_string();
-    let cause = text
-        .rsplit_once(" at line")
-        .map_or(text.as_str(), |(head, _)| head)
-        .to_owned();
-    let quoted = cause.split('`').nth(1).map(str::to_owned);
-    let path = error.path().to_string();
-    let parent = match path.as_str() {
-        "." => String::new(),
-        // An unknown or missing field is reported at its own path or at its parent's.
-        p => format!("{p}."),
+/// Names the parameter, its value, what is allowed there, and the nearest known word.
+fn refusal(place: &[Segment], error: &ValueError) -> RpcError {
+    let key = match error {
+        ValueError::Unknown { key, .. } | ValueError::Twice { key } => key.as_str(),
+        ValueError::Missing { key } => key,
+        _ => "",
     };
-    let refusal = RpcError::invalid_params(cause.clone());
-    if let Some(name) = quoted
-        .clone()
-        .filter(|_| cause.starts_with("unknown field"))
-    {
-        let known: Vec<&str> = cause.split('`').skip(3).step_by(2).collect();
-        let at = path.strip_suffix(&name).unwrap_or(&parent).to_owned();
-        let refusal = refusal.field(format!("{at}{name}"));
-        return match crate::config::suggest::closest(&name, known) {
-            Some(close) => refusal.remedy(format!("did you mean \"{close}\"?")),
-            None => refusal,
-        };
-    }
-    if let Some(name) = cause
-        .strip_prefix("missing field `")
-        .and_then(|r| r.split('`').next())
-    {
-        return refusal.field(format!("{parent}{name}")).remedy("add it");
-    }
-    match (
-        path.as_str(),
-        quoted.filter(|_| cause.starts_with("duplicate field")),
-    ) {
-        (_, Some(name)) => refusal.field(format!("{parent}{name}")),
-        (".", None) => refusal,
-        (_, None) => refusal.field(path),
+    // The place of a wrong key is that of its object, or its own.
+    let own = matches!(place.last(), Some(Segment::Map { key: last }) if last == key);
+    let field = match (read::path(place), own || key.is_empty()) {
+        (path, true) => path,
+        (path, false) if path.is_empty() => key.to_owned(),
+        (path, false) => format!("{path}.{key}"),
+    };
+    let cause = match error {
+        // A table is TOML's name for it.
+        ValueError::Wrong { found, expected } => {
+            let json = |text: &str| match text {
+                "a table" => "an object".to_owned(),
+                other => other.to_owned(),
+            };
+            format!("{} is not {}", json(found), json(expected))
+        }
+        other => other.to_string(),
+    };
+    let refusal = RpcError::invalid_params(cause);
+    let refusal = match field.is_empty() {
+        true => refusal,
+        false => refusal.field(field),
+    };
+    let known = || match error {
+        ValueError::Unknown { known: [], .. } => None,
+        ValueError::Unknown { known, .. } => Some(format!("known here: {}", known.join(", "))),
+        _ => None,
+    };
+    match error.remedy().or_else(known) {
+        Some(remedy) => refusal.remedy(remedy),
+        None => refusal,
     }
 }
 
@@ -256,6 +260,14 @@ mod tests {
         name: String,
         num_blocks: Option<u64>,
         namespace: Option<Inner>,
+        word: Option<Word>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum Word {
+        DarkGray,
+        White,
     }
 
     #[derive(Debug, Deserialize)]
@@ -267,40 +279,99 @@ mod tests {
 
     #[test]
     fn the_field_at_fault_is_named() {
-        for (text, field, remedy) in [
-            (r#"{}"#, Some("name"), Some("add it")),
+        for (text, field, cause, remedy) in [
+            (r#"{}"#, "name", "\"name\" is missing", Some("add it")),
             (
                 r#"{"name":"a","num_block":1}"#,
-                Some("num_block"),
+                "num_block",
+                "\"num_block\" is not known here",
                 Some("did you mean \"num_blocks\"?"),
             ),
-            (r#"{"name":"a","num_blocks":"x"}"#, Some("num_blocks"), None),
-            (r#"{"name":"a","num_blocks":-1}"#, Some("num_blocks"), None),
+            (
+                r#"{"name":"a","num_blocks":"x"}"#,
+                "num_blocks",
+                "\"x\" is not a whole number of at least 0",
+                None,
+            ),
+            (
+                r#"{"name":"a","num_blocks":-1}"#,
+                "num_blocks",
+                "-1 is not a whole number of at least 0",
+                None,
+            ),
+            (
+                r#"{"name":"a","num_blocks":1.0}"#,
+                "num_blocks",
+                "1.0 is not a whole number of at least 0",
+                None,
+            ),
+            (r#"{"name":7}"#, "name", "7 is not text in quotes", None),
             (
                 r#"{"name":"a","namespace":{"nsid":"x"}}"#,
-                Some("namespace.nsid"),
+                "namespace.nsid",
+                "\"x\" is not a whole number from 0 to 4294967295",
+                None,
+            ),
+            (
+                r#"{"name":"a","namespace":[1]}"#,
+                "namespace",
+                "a list is not an object",
                 None,
             ),
             (
                 r#"{"name":"a","namespace":{}}"#,
-                Some("namespace.nsid"),
+                "namespace.nsid",
+                "\"nsid\" is missing",
                 Some("add it"),
             ),
             (
                 r#"{"name":"a","namespace":{"nsid":1,"zzzzzzzzz":2}}"#,
-                Some("namespace.zzzzzzzzz"),
+                "namespace.zzzzzzzzz",
+                "\"zzzzzzzzz\" is not known here",
+                Some("known here: nsid"),
+            ),
+            (
+                r#"{"name":"a","word":"dark-grey"}"#,
+                "word",
+                "\"dark-grey\" is not \"dark-gray\" or \"white\"",
+                Some("did you mean \"dark-gray\"?"),
+            ),
+            (
+                r#"{"name":"a","word":7}"#,
+                "word",
+                "7 is not \"dark-gray\" or \"white\"",
                 None,
             ),
-            (r#"{"name":"a","name":"b"}"#, Some("name"), None),
-            (r#"["a"]"#, Some("params"), None),
+            (
+                r#"{"name":"a","name":"b"}"#,
+                "name",
+                "\"name\" is there twice",
+                None,
+            ),
+            (
+                r#"{"name":"a","namespace":{"nsid":1,"nsid":1}}"#,
+                "namespace.nsid",
+                "\"nsid\" is there twice",
+                None,
+            ),
+            (
+                r#"["a"]"#,
+                "params",
+                "parameters must be given by name, in an object",
+                None,
+            ),
         ] {
             let raw = RawValue::from_string(text.to_owned()).unwrap();
             let error = decode::<P>("m", Some(&raw)).unwrap_err();
             assert_eq!(error.code, super::super::error::INVALID_PARAMS);
             let facts = error.data.unwrap();
             assert_eq!(
-                (facts.field.as_deref(), facts.remedy.as_deref()),
-                (field, remedy),
+                (
+                    facts.field.as_deref(),
+                    facts.cause.as_str(),
+                    facts.remedy.as_deref()
+                ),
+                (Some(field), cause, remedy),
                 "{text}: {}",
                 facts.cause
             );

@@ -6,8 +6,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use serde::de::value::{MapDeserializer, SeqDeserializer};
-use serde::de::{self, DeserializeOwned, Expected, IntoDeserializer, Unexpected, Visitor};
+use serde::de::value::{MapAccessDeserializer, MapDeserializer, SeqDeserializer};
+use serde::de::{
+    self, DeserializeOwned, DeserializeSeed, Expected, IntoDeserializer, MapAccess, SeqAccess,
+    Unexpected, Visitor,
+};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_path_to_error::Segment;
@@ -36,7 +39,7 @@ pub enum ValueError {
         key: &'static str,
     },
     Twice {
-        key: &'static str,
+        key: String,
     },
     /// By a reader of its own, in plain English.
     Said(String),
@@ -125,7 +128,7 @@ impl de::Error for ValueError {
     }
 
     fn duplicate_field(key: &'static str) -> ValueError {
-        ValueError::Twice { key }
+        ValueError::Twice { key: key.into() }
     }
 }
 
@@ -134,7 +137,7 @@ fn shown(found: Unexpected<'_>) -> String {
         Unexpected::Bool(value) => value.to_string(),
         Unexpected::Unsigned(value) => value.to_string(),
         Unexpected::Signed(value) => value.to_string(),
-        Unexpected::Float(value) => value.to_string(),
+        Unexpected::Float(value) => format!("{value:?}"),
         Unexpected::Str(value) => format!("\"{value}\""),
         Unexpected::Char(value) => format!("\"{value}\""),
         Unexpected::Unit | Unexpected::Option => "null".into(),
@@ -199,6 +202,103 @@ pub fn path(place: &[Segment]) -> String {
         }
     }
     path
+}
+
+/// JSON text as a value. The second error is a member that an object has twice, and its place.
+pub fn json(text: &str) -> Result<Value, Result<(Place, ValueError), serde_json::Error>> {
+    let mut twice = None;
+    let seed = Distinct {
+        twice: &mut twice,
+        place: &mut Place::new(),
+    };
+    let mut json = serde_json::Deserializer::from_str(text);
+    let value = seed.deserialize(&mut json).map_err(Err)?;
+    json.end().map_err(Err)?;
+    match twice {
+        None => Ok(value),
+        Some((place, key)) => Err(Ok((place, ValueError::Twice { key }))),
+    }
+}
+
+/// Builds a value and notes the first member that is there twice.
+struct Distinct<'a> {
+    twice: &'a mut Option<(Place, String)>,
+    place: &'a mut Place,
+}
+
+impl Distinct<'_> {
+    fn inner(&mut self) -> Distinct<'_> {
+        Distinct {
+            twice: self.twice,
+            place: self.place,
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Distinct<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Distinct<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        loop {
+            self.place.push(Segment::Seq { index: list.len() });
+            let item = items.next_element_seed(self.inner())?;
+            self.place.pop();
+            match item {
+                Some(item) => list.push(item),
+                None => return Ok(list.into()),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<Value, A::Error> {
+        let mut object = serde_json::Map::new();
+        while let Some(key) = members.next_key::<String>()? {
+            self.place.push(Segment::Map { key: key.clone() });
+            if object.contains_key(&key) && self.twice.is_none() {
+                *self.twice = Some((self.place.clone(), key.clone()));
+            }
+            object.insert(key, members.next_value_seed(self.inner())?);
+            self.place.pop();
+        }
+        Ok(object.into())
+    }
 }
 
 /// Reads a value; the first error and its place.
@@ -391,11 +491,14 @@ impl<'de> Deserializer<'de> for Reader<'de> {
     ) -> Result<V::Value, ValueError> {
         match self.value {
             Value::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
-            // A word with data; the general reader knows how.
-            Value::Object(_) => self
-                .value
-                .deserialize_enum(name, allowed, visitor)
-                .map_err(|error| ValueError::Said(error.to_string())),
+            // A word with data.
+            Value::Object(table) => {
+                let texts = self.texts;
+                let members = table.iter();
+                let members = members.map(|(key, value)| (key.as_str(), Reader { value, texts }));
+                let members = MapAccessDeserializer::new(MapDeserializer::new(members));
+                members.deserialize_enum(name, allowed, visitor)
+            }
             other => Err(ValueError::Word {
                 found: match other {
                     Value::Array(_) => "a list".into(),
@@ -423,59 +526,116 @@ const UUID: &str = "a UUID, such as 6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a";
 
 /// A number of bytes: a number alone, or text with a unit.
 pub fn bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
-    let expected = "a size, such as 4096 or \"64MiB\"";
-    from.deserialize_any(Number::new(expected, size::parse_bytes))
+    from.deserialize_any(Number::new(BYTES, size::parse_bytes))
 }
 
-/// As [`bytes`], where there need not be one.
+/// As [`bytes`], or null.
 pub fn some_bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from: D,
 ) -> Result<Option<N>, D::Error> {
-    bytes(from).map(Some)
+    from.deserialize_option(Optional(Number::new(BYTES, size::parse_bytes)))
 }
 
 /// A number of MiB, or text with a unit that is whole MiB.
 pub fn mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
-    let expected = "a size: a number of MiB, or with a unit, such as \"2GiB\"";
-    from.deserialize_any(Number::new(expected, size::parse_mebibytes))
+    from.deserialize_any(Number::new(MEBIBYTES, size::parse_mebibytes))
+}
+
+/// As [`mebibytes`], or null.
+pub fn some_mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
+    from: D,
+) -> Result<Option<N>, D::Error> {
+    from.deserialize_option(Optional(Number::new(MEBIBYTES, size::parse_mebibytes)))
 }
 
 /// A number of microseconds, or text with a unit.
 pub fn micros<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     let expected = "a time: a number of microseconds, or with a unit, such as \"100us\"";
-    from.deserialize_any(Number::new(expected, |text| time::in_units(text, 1000)))
+    from.deserialize_any(Number::time(expected, 1000))
 }
 
 /// A number of milliseconds, or text with a unit.
 pub fn millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
-    let expected = "a time: a number of milliseconds, or with a unit, such as \"250ms\"";
-    from.deserialize_any(Number::new(expected, |text| {
-        time::in_units(text, 1_000_000)
-    }))
+    from.deserialize_any(Number::time(MILLIS, 1_000_000))
+}
+
+/// As [`millis`], or null.
+pub fn some_millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
+    from: D,
+) -> Result<Option<N>, D::Error> {
+    from.deserialize_option(Optional(Number::time(MILLIS, 1_000_000)))
+}
+
+/// A number of hours, or text with a unit that is whole hours; or null.
+pub fn some_hours<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
+    from: D,
+) -> Result<Option<N>, D::Error> {
+    let expected = "a time: a number of hours, or with a unit, such as \"7d\"";
+    from.deserialize_option(Optional(Number::time(expected, 3_600_000_000_000)))
 }
 
 /// A number of seconds, or text with a unit.
 pub fn seconds<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     let expected = "a time: a number of seconds, or with a unit, such as \"10s\"";
-    from.deserialize_any(Number::new(expected, |text| {
-        time::in_units(text, 1_000_000_000)
-    }))
+    from.deserialize_any(Number::time(expected, 1_000_000_000))
 }
 
-/// A number, or text that `read` makes one of.
+const BYTES: &str = "a size, such as 4096 or \"64MiB\"";
+const MEBIBYTES: &str = "a size: a number of MiB, or with a unit, such as \"2GiB\"";
+const MILLIS: &str = "a time: a number of milliseconds, or with a unit, such as \"250ms\"";
+
+/// A number, or text that says one.
 struct Number<N> {
     expected: &'static str,
-    read: fn(&str) -> Result<u64, String>,
+    read: Reading,
     number: std::marker::PhantomData<N>,
+}
+
+#[derive(Clone, Copy)]
+enum Reading {
+    Size(fn(&str) -> Result<u64, String>),
+    /// In units of so many nanoseconds.
+    Time(u64),
 }
 
 impl<N> Number<N> {
     fn new(expected: &'static str, read: fn(&str) -> Result<u64, String>) -> Number<N> {
         Number {
             expected,
-            read,
+            read: Reading::Size(read),
             number: std::marker::PhantomData,
         }
+    }
+
+    fn time(expected: &'static str, nanoseconds: u64) -> Number<N> {
+        Number {
+            expected,
+            read: Reading::Time(nanoseconds),
+            number: std::marker::PhantomData,
+        }
+    }
+}
+
+/// A number, or null.
+struct Optional<N>(Number<N>);
+
+impl<'de, N: TryFrom<u64>> Visitor<'de> for Optional<N> {
+    type Value = Option<N>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
+    }
+
+    fn visit_none<E>(self) -> Result<Option<N>, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Option<N>, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, from: D) -> Result<Option<N>, D::Error> {
+        from.deserialize_any(self.0).map(Some)
     }
 }
 
@@ -487,6 +647,9 @@ impl<N: TryFrom<u64>> Visitor<'_> for Number<N> {
     }
 
     fn visit_u64<E: de::Error>(self, number: u64) -> Result<N, E> {
+        if let Reading::Time(nanoseconds) = self.read {
+            time::bounded(number, nanoseconds).map_err(E::custom)?;
+        }
         number.try_into().map_err(|_| {
             let most = u64::MAX >> (64 - 8 * size_of::<N>().min(8));
             E::custom(format!("{number} is more than {most}"))
@@ -501,7 +664,11 @@ impl<N: TryFrom<u64>> Visitor<'_> for Number<N> {
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<N, E> {
-        let number = (self.read)(text).map_err(E::custom)?;
+        let number = match self.read {
+            Reading::Size(read) => read(text),
+            Reading::Time(nanoseconds) => time::in_units(text, nanoseconds),
+        };
+        let number = number.map_err(E::custom)?;
         self.visit_u64(number)
     }
 }

@@ -2,12 +2,32 @@
 
 use std::time::Duration;
 
+/// The longest time that is accepted. Every clock can represent a moment that far away.
+pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 3600);
+
 /// `250ms`, `5s`, `1h 30m`; a number alone is seconds.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
-    match trimmed.parse::<f64>() {
-        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| refusal(text)),
-        Err(_) => humantime::parse_duration(trimmed).map_err(|_| refusal(text)),
+    let time = match trimmed.parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() && seconds >= LONGEST.as_secs_f64() => LONGEST * 2,
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| refusal(text))?,
+        Err(_) => humantime::parse_duration(trimmed).map_err(|_| refusal(text))?,
+    };
+    match time > LONGEST {
+        true => Err(too_long(text)),
+        false => Ok(time),
+    }
+}
+
+fn too_long(text: &str) -> String {
+    format!("{text} is longer than 100 years, the most that a time may be")
+}
+
+/// Refuses a number of units, of so many nanoseconds each, that is longer than [`LONGEST`].
+pub fn bounded(number: u64, nanoseconds: u64) -> Result<u64, String> {
+    match u128::from(number) * u128::from(nanoseconds) > LONGEST.as_nanos() {
+        true => Err(too_long(&number.to_string())),
+        false => Ok(number),
     }
 }
 
@@ -26,7 +46,7 @@ fn refusal(text: &str) -> String {
 /// Text in whole units of so many nanoseconds: a number alone, or a number with a unit.
 pub fn in_units(text: &str, nanoseconds: u64) -> Result<u64, String> {
     if let Ok(number) = text.trim().parse() {
-        return Ok(number);
+        return bounded(number, nanoseconds);
     }
     let time = parse(text)?.as_nanos();
     let unit = u128::from(nanoseconds);
@@ -66,6 +86,22 @@ mod tests {
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
+        }
+        for text in ["300000000000y", "101y", "1e19", "36526d"] {
+            let error = parse(text).unwrap_err();
+            let said = [", the most that a time may be", "is not a time"];
+            assert!(
+                said.iter().any(|said| error.contains(said)),
+                "{text}: {error}"
+            );
+        }
+        assert_eq!(parse("36525d"), Ok(LONGEST));
+        let most = LONGEST.as_secs();
+        assert_eq!(bounded(most, 1_000_000_000), Ok(most));
+        for (number, unit) in [(most + 1, 1_000_000_000), (u64::MAX, 1000)] {
+            let error = bounded(number, unit).unwrap_err();
+            assert!(error.contains("100 years"), "{error}");
+            assert!(in_units(&number.to_string(), unit).is_err());
         }
         let error = in_units("1500ms", 1_000_000_000).unwrap_err();
         assert_eq!(error, "\"1500ms\" is not a whole number of 1s");

@@ -35,8 +35,42 @@ fn failures_have_their_codes() {
     });
     assert_eq!(
         refusing.nacre("bdev show x").failed(4),
-        "error: bdev_get_bdevs: No such device (code -19): name: there is no bdev \"x\"; bdev_get_bdevs lists them"
+        "error: bdev_get_bdevs: No such device (code -19): name: there is no bdev \"x\"; `nacre bdev list` lists them"
     );
+}
+
+/// Goal: a command waits for a daemon that starts, and not for one that needs framework_start_init.
+/// Method: play both, and list the calls.
+#[test]
+fn a_daemon_that_starts_is_waited_for() {
+    let started = std::sync::atomic::AtomicBool::new(false);
+    let starting = Fake::play(move |method, _| {
+        use std::sync::atomic::Ordering::SeqCst;
+        match method {
+            "framework_wait_init" => {
+                started.store(true, SeqCst);
+                Ok(json!(true))
+            }
+            _ if started.load(SeqCst) => Ok(json!([])),
+            _ => {
+                let data = json!({ "cause": "the daemon is starting" });
+                Err(
+                    json!({ "code": -1, "message": "Method may only be called after", "data": data }),
+                )
+            }
+        }
+    });
+    starting.nacre("bdev list").printed();
+    let asked = starting.asked();
+    let methods: Vec<&str> = asked.iter().map(|(method, _)| method.as_str()).collect();
+    assert_eq!(
+        methods,
+        ["bdev_get_bdevs", "framework_wait_init", "bdev_get_bdevs"]
+    );
+    let paused =
+        Fake::play(|_, _| Err(json!({ "code": -1, "message": "Method may only be called after" })));
+    paused.nacre("bdev list").failed(4);
+    assert_eq!(paused.asked().len(), 1);
 }
 
 #[test]

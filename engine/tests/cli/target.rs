@@ -150,7 +150,7 @@ fn subsystems_are_made_whole_or_not_at_all() {
     assert_eq!(
         error,
         "error: nvmf_subsystem_add_ns: Invalid parameters (code -32602): namespace.bdev_name: \
-         there is no bdev \"missing\"; bdev_get_bdevs lists them"
+         there is no bdev \"missing\"; `nacre bdev list` lists them"
     );
     assert_eq!(
         daemon.asked().last().unwrap(),

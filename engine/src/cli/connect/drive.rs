@@ -125,7 +125,7 @@ pub enum ConnectError {
 fn attempts(failures: u64) -> String {
     match failures {
         0 | 1 => String::new(),
-        more => format!(", {more} attempts failed"),
+        more => format!(", {} failed", super::super::output::count(more, "attempt")),
     }
 }
 

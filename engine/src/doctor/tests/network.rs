@@ -1,7 +1,8 @@
 //! Checks of the network, of containers and of hosts.
 
-use super::super::net::in_subnet;
+use super::super::net::same_subnet;
 use super::*;
+use crate::config::listener::Selector;
 
 #[test]
 fn packet_filters() {
@@ -155,6 +156,20 @@ fn inside_a_container() {
         "rdma_cm absent",
     );
 
+    // Where the kernel has no RDMA, device nodes would not help.
+    let tree = testing::empty();
+    tree.file("run/.containerenv", "");
+    tree.modules(&[], &["kernel/drivers/net/dummy.ko"]);
+    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let found = report
+        .findings
+        .iter()
+        .find(|f| f.id == "container.infiniband");
+    let found = found.expect("checked in a container");
+    assert!(found.evidence.contains("no RDMA"), "{found:?}");
+    let remedy = found.remedy.as_deref().unwrap_or_default();
+    assert!(!remedy.contains("--device"), "{found:?}");
+
     // Published ports: nothing but one end of a pair of virtual interfaces.
     let tree = testing::empty();
     tree.file("proc/1/environ", "PATH=/bin\0container=podman\0");
@@ -273,6 +288,10 @@ fn subnets() {
         ("10.0.0.4", "10.0.0.0/33", false),
         ("10.0.0.4", "10.0.0.0", false),
     ] {
-        assert_eq!(in_subnet(ip(address), subnet), inside, "{address} {subnet}");
+        let found = match format!("subnet:{subnet}").parse() {
+            Ok(Selector::Subnet(net, length)) => same_subnet(ip(address), net, length),
+            _ => false,
+        };
+        assert_eq!(found, inside, "{address} {subnet}");
     }
 }

@@ -20,6 +20,7 @@ use crate::devices::Module;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -65,7 +66,11 @@ struct AioCreateParams {
     #[serde(default)]
     nowait: bool,
     /// Our own: makes the file with so many bytes if it is not there.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "read::some_bytes",
+        skip_serializing_if = "Option::is_none"
+    )]
     size: Option<u64>,
     /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
     /// and I/O behind what there is fails.
@@ -177,7 +182,11 @@ struct UringCreateParams {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     readonly: bool,
     /// Our own: makes the file with so many bytes if it is not there.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "read::some_bytes",
+        skip_serializing_if = "Option::is_none"
+    )]
     size: Option<u64>,
     /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
     /// and I/O behind what there is fails.
@@ -255,7 +264,7 @@ impl Method<Engine> for UringDelete {
 struct RescanParams {
     name: String,
     /// Our own: takes no more bytes than these over, to be asked before a file is cut.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read::some_bytes")]
     size: Option<u64>,
     /// Our own: takes a smaller size over even under hosts that are connected; they lose what was beyond.
     /// A volume records it first, and refuses it for its last good replica.

@@ -48,7 +48,7 @@ use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Registry, RpcError};
-use crate::store::Edit;
+use crate::store::{Change, Edit};
 
 pub use discovery::configured_nqn;
 pub use listener::{ADD_LISTENER, AnaWord, is_stored_listener, withhold};
@@ -157,6 +157,12 @@ pub fn forget_lost(key: &str) -> Vec<Edit> {
         true => vec![Edit::RemoveAll(key::below(key)), own],
         false => vec![own],
     }
+}
+
+/// Forgets a subsystem and everything of it.
+pub fn without_subsystem(nqn: &Nqn) -> Change {
+    let own = key::subsystem(nqn);
+    Change(vec![Edit::RemoveAll(key::below(&own)), Edit::Remove(own)])
 }
 
 /// Keys of journal records.

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
+use crate::values::read;
 use crate::volumes;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -34,7 +35,9 @@ struct CreateParams {
     /// namespace of another target (`nvmf://`, `nvmf+tcp://`, `nvmf+rdma://`, `nvmf+rdma+tcp://`), which is
     /// attached.
     devices: Vec<String>,
-    /// In MiB; unless given as large as the smallest device allows, which keeps 1 MiB for itself.
+    /// In MiB, or text such as "10GiB"; unless given as large as the smallest device allows, which
+    /// keeps 1 MiB for itself.
+    #[serde(default, deserialize_with = "read::some_mebibytes")]
     size_mb: Option<u64>,
     /// In blocks of the devices, instead of size_mb.
     num_blocks: Option<u64>,

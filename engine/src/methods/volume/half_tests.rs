@@ -137,3 +137,59 @@ fn a_store_that_refuses_it() {
     );
     assert!(!is_published(&bench, "refused"));
 }
+
+/// Goal: a daemon that dies while it unpublishes leaves the volume published as a whole, or not at
+/// all. Method: as for publishing, from a published volume.
+#[test]
+fn a_daemon_that_dies_while_it_unpublishes() {
+    let (mut undone, mut done) = (0, 0);
+    for commits in 0..20 {
+        let dir = tempfile::tempdir().unwrap();
+        {
+            let bench = bench(dir.path(), usize::MAX, false);
+            file(&bench, dir.path(), "a", 8);
+            bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+            bench.call(PUBLISH, wish());
+        }
+        {
+            let bench = bench(dir.path(), commits, false);
+            until(&bench, "open", |v| v["state"] == "healthy");
+            bench.call("volume_unpublish", json!({ "name": "v" }));
+        }
+        let when = format!("dead after {commits} commits");
+        let bench = bench(dir.path(), usize::MAX, false);
+        until(&bench, "open", |v| v["state"] == "healthy");
+        match is_published(&bench, &when) {
+            true => {
+                undone += 1;
+                bench.call("volume_unpublish", json!({ "name": "v" }));
+                assert!(!is_published(&bench, "again"));
+            }
+            false => {
+                done += 1;
+                let again = bench.refused("volume_unpublish", json!({ "name": "v" }));
+                assert_eq!(again.code, -2, "{when}");
+            }
+        }
+        if done == 2 {
+            break;
+        }
+    }
+    assert!(undone > 0 && done == 2, "{undone} {done}");
+}
+
+/// A store that refuses it: the volume stays published.
+#[test]
+fn a_store_that_refuses_to_unpublish() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let bench = bench(dir.path(), usize::MAX, false);
+        file(&bench, dir.path(), "a", 8);
+        bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+        bench.call(PUBLISH, wish());
+    }
+    let bench = bench(dir.path(), 0, true);
+    until(&bench, "open", |v| v["state"] == "healthy");
+    bench.refused("volume_unpublish", json!({ "name": "v" }));
+    assert!(is_published(&bench, "refused"));
+}

@@ -45,6 +45,7 @@ use uuid::Uuid;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
+use crate::values::read;
 
 pub use list::{MEMBER_STATES, STATES, kind_word, member_word, state_word};
 pub use paths::{AnaByTransport, of_listener, with_ana};
@@ -76,7 +77,8 @@ struct NameParams {
     name: String,
 }
 
-/// What can be set of a volume; what is left out keeps its value, or its default.
+/// Settings of a volume; one that is left out keeps its value, or its default. Times and sizes are
+/// numbers in the unit of their names, or text such as "5s" and "100MB".
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SettingsParams {
@@ -86,18 +88,23 @@ pub struct SettingsParams {
     /// Writes wait while fewer replicas than this are in sync; 1 unless set.
     min_in_sync: Option<u8>,
     /// A replica that does not answer an I/O for so long is out of sync; 8000 unless set.
+    #[serde(deserialize_with = "read::some_millis")]
     deadline_ms: Option<u64>,
     /// How long commands of hosts wait while nothing is in sync, before hosts are told to ask again;
     /// 20000 unless set. Linux hosts give up a command after 30 s.
+    #[serde(deserialize_with = "read::some_millis")]
     frozen_hold_ms: Option<u64>,
     /// Read errors of a replica within an hour after which it is out of sync; 16 unless set.
     read_errors: Option<u32>,
     /// What resync and rebuild may copy at most; 0: no limit.
+    #[serde(deserialize_with = "read::some_bytes")]
     resync_bytes_per_s: Option<u64>,
     /// How long nothing is copied to a replica that returns, nor once a volume was opened or left by a host with
     /// writes under way; 500 unless set.
+    #[serde(deserialize_with = "read::some_millis")]
     settle_ms: Option<u64>,
     /// Hours between verifications that run by themselves; 0: none.
+    #[serde(deserialize_with = "read::some_hours")]
     verify_hours: Option<u32>,
     /// Over which transports hosts may use it when it is published: `inherit` and `any` (what its
     /// listeners offer), `rdma-only` or `tcp-only`.

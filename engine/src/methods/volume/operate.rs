@@ -12,6 +12,7 @@ use super::{NameParams, SettingsParams, blocks, paths};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::values::read;
 use crate::volumes::{RESERVED, Standing};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -75,6 +76,7 @@ struct Grow;
 struct GrowParams {
     name: String,
     /// The new size in MiB; unless given as large as the smallest device allows.
+    #[serde(default, deserialize_with = "read::some_mebibytes")]
     size_mb: Option<u64>,
     /// In blocks, instead of size_mb.
     num_blocks: Option<u64>,

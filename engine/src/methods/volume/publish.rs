@@ -24,7 +24,7 @@ use super::paths::{AnaByTransport, admits, check_listeners};
 use super::{NameParams, call};
 use crate::engine::Engine;
 use crate::journal::Standing;
-use crate::methods::nvmf::{ADD_LISTENER, CREATE_SUBSYSTEM};
+use crate::methods::nvmf::{self, ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -388,11 +388,17 @@ impl Method<Engine> for Unpublish {
             let plane = on.plane();
             plane.is_ok_and(|plane| plane.target.subsystem(&nqn).is_ok())
         });
-        // First: what is not published any more would not be found when this is asked for again after a crash.
+        // One commit: after a crash the volume is published as a whole, or not at all.
+        let gone = Change::remove(key);
+        let gone = match Nqn::new(nqn) {
+            Ok(nqn) => gone.and(nvmf::without_subsystem(&nqn)),
+            Err(_) => gone,
+        };
+        on.journal.commit(gone).await?;
         if there {
-            call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn })).await?;
+            let delete = call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn }));
+            on.journal.unstored(delete).await?;
         }
-        on.journal.commit(Change::remove(key)).await?;
         on.listeners.look_again(&on).await;
         let text = format!("volume \"{name}\" is not published any more");
         on.notes

@@ -1,0 +1,81 @@
+//! Log lines and events about listeners.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use tracing::{info, warn};
+
+use super::plan::Path;
+use super::{AWAY, Actual, Standing, Way};
+use crate::doctor;
+use crate::engine::Engine;
+
+/// RDMA is wanted where it may be no good: said when it begins to be used, not when it breaks down.
+pub async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
+    let found =
+        tokio::task::spawn_blocking(move || doctor::concerns(&doctor::System::real(), &addresses));
+    for finding in found.await.unwrap_or_default() {
+        let (id, subject) = (finding.id, finding.subject.unwrap_or_default());
+        if said.borrow_mut().insert(format!("{id} {subject}")) {
+            let remedy = finding.remedy.unwrap_or_default();
+            warn!(
+                "RDMA is used on {subject}: {id}: {}; {remedy}",
+                finding.evidence
+            );
+        }
+    }
+}
+
+/// Log lines and events on what is different.
+pub fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
+    let way = |path: &Path| {
+        let ip = path.ip.clone();
+        (path.listener.clone(), path.transport, ip, path.port)
+    };
+    let words = |path: &Path| {
+        let transport = path.transport.trtype();
+        format!(
+            "listener \"{}\", {} {} port {}, {transport}",
+            path.listener, path.iface, path.ip, path.port
+        )
+    };
+    let before: BTreeMap<Way, &Actual> = old.iter().map(|s| (way(&s.path), &s.actual)).collect();
+    for now in new {
+        let this = way(&now.path);
+        if before.get(&this).is_some_and(|b| **b == now.actual) {
+            continue;
+        }
+        let what = words(&now.path);
+        match &now.actual {
+            Actual::Listening => {
+                info!(target: "nacre_engine::listeners", "{what}: listening");
+                let was_absent = matches!(before.get(&this), Some(Actual::Not(_)));
+                if away.remove(&this) || was_absent {
+                    on.notes.send("transport_restored", what);
+                }
+            }
+            Actual::Idle => info!("{what}: no subsystem is served there"),
+            Actual::Not(lack) => {
+                warn!("{what}: {lack}");
+                on.notes
+                    .send("transport_downgraded", format!("{what}: {}", lack.reason));
+            }
+        }
+    }
+    let there: BTreeSet<Way> = new.iter().map(|s| way(&s.path)).collect();
+    for gone in old {
+        let path = &gone.path;
+        if there.contains(&way(path)) {
+            continue;
+        }
+        let what = words(path);
+        warn!("{what}: not listening any more: the address is gone");
+        on.notes
+            .send("transport_downgraded", format!("{what}: no_address"));
+        if away.len() < AWAY {
+            away.insert(way(path));
+        }
+    }
+}
