@@ -229,7 +229,7 @@ fn the_older_of_two_daemons() {
         v["state"] == "fenced"
             && v["why"]
                 .as_str()
-                .is_some_and(|why| why.contains("later holder"))
+                .is_some_and(|why| why.contains("newer owner"))
     });
     assert_eq!(refused["replicas"][0]["fencing"], Value::Null);
     assert_eq!(registrants(&mut keeper), after);
