@@ -480,7 +480,8 @@ fn configuration_and_presentation() {
     let rig = Rig::open(aio);
     assert_eq!(rig.device.product_name(), "AIO disk");
     let expected = serde_json::json!({
-        "filename": path, "block_size_override": true, "readonly": false, "fallocate": true
+        "filename": path, "block_size_override": true, "readonly": false, "fallocate": true,
+        "nowait": false
     });
     assert_eq!(rig.device.driver_specific()["aio"], expected);
     drop(rig);
