@@ -222,7 +222,7 @@ fn the_older_of_two_daemons() {
     assert_eq!(new_host.read(0, 0, 1, BLOCK), data(3));
     assert_eq!(new_host.write(0, 8, 1, &data(5)), Status::Ok);
 
-    // Started anew it finds the later holder's label, and leaves the volume alone.
+    // Started anew it finds the newer owner's label, and leaves the volume alone.
     older.kill();
     let mut older = place.start();
     let refused = until(&mut older, "refused", |v| {

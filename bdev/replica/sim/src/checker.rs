@@ -1,29 +1,33 @@
-//! Knows every write, every flush and every read of the load, and says whether a value that was read is one
-//! that may be there.
+//! Records every write, flush and read of the load, and decides whether a value that was read is
+//! possible.
 //!
-//! Each block is a register. Its history is the list of all values that were ever written to it, each with
+//! Each block is a register. Its history is the list of all values ever written to it, each with
 //! the moments at which its write began and ended; a moment is the number of an event, not a time.
 //!
-//! - A value is *superseded* when a write that began after the value's own write had ended is acknowledged:
-//!   reads that begin later must not find it. What was in flight at the same time as that write stays
-//!   possible, for nobody knows in which order the two took effect.
-//! - Reads are *settled*: a read that found a value whose write had ended before it began supersedes, for
-//!   reads that begin after it, all others of which that is true as well. Two answers to the same question do
-//!   not differ. While a write is in flight reads may find it, and then what was there before again, as they
-//!   come to members that have it and to others that do not yet.
-//!   While members are reconciled after an unclean stop reads come from one of them; if that one is lost too,
-//!   before the others have got what they lack, its answers are open again (see [`Checker::unsettle`]).
-//! - A write that failed ended when that was said: whether it took effect is open, but not when any more. Until
-//!   the volume is calm again reads may differ there, as members do: the failure that kept the write from
-//!   one of them may not be judged yet. A write whose holder stopped ends when the next holder serves.
-//! - A superseded value is *dead* when what superseded it is durable: it was written with FUA, or a flush
-//!   that began after it was acknowledged succeeded. Nothing brings a dead value back.
-//! - Power failures bring superseded values back that are not dead. When *every* in-sync member has lost
-//!   power or its connection since the superseding write began (and was not resynced from another since),
-//!   that write may be lost: a holder sees that a connection ended, and cannot know what was lost with it, so
-//!   which of them it keeps is open. One member that was there all the time keeps everything. When the holder stopped uncleanly it is enough that *one* in-sync member has lost power: a new
-//!   holder cannot know whose cache was lost, and what a host has not flushed is lost with the
-//!   controller, as by a single disk. Otherwise an acknowledged write stays, flushed or not.
+//! - A value is *superseded* when a write that began after the value's own write had ended is
+//!   acknowledged: reads that begin later must not find it. Values in flight at the same time as
+//!   that write stay possible, because the order in which the two took effect is unknown.
+//! - Reads are *settled*: a read that found a value whose write had ended before the read began
+//!   supersedes, for reads that begin after it, all other values with such a write. Two reads of
+//!   the same data do not differ. While a write is in flight reads may find its value, and then the
+//!   previous value again, as some replicas have the new data and others do not yet. While replicas
+//!   are reconciled after an unclean stop reads come from one of them. If that replica is lost too,
+//!   before the others have received their missing data, its values are open again (see
+//!   [`Checker::unsettle`]).
+//! - A failed write ended when the failure was reported: it may have taken effect, but not later.
+//!   Until the volume is calm again reads may differ there, as replicas do: the failure that kept
+//!   the write from one of them may not be judged yet. A write whose holder stopped ends when the
+//!   next holder serves.
+//! - A superseded value is *dead* when the superseding value is durable: it was written with FUA,
+//!   or a flush that began after its acknowledgement succeeded. Nothing brings a dead value back.
+//! - Power failures bring back superseded values that are not dead. When *every* in-sync replica
+//!   has lost power or its connection since the superseding write began (and was not resynced from
+//!   another since), that write may be lost: a holder sees that a connection ended, and cannot know
+//!   which data was lost with it, so it may keep any of them. One replica that was present all the
+//!   time keeps everything. When the holder stopped uncleanly it is enough that *one* in-sync
+//!   replica has lost power. A new holder cannot know whose cache was lost, and unflushed data is
+//!   lost with the controller, as with a single disk. Otherwise an acknowledged write stays,
+//!   flushed or not.
 
 use std::collections::BTreeMap;
 
@@ -34,13 +38,13 @@ pub struct Checker {
     blocks: Vec<Vec<Value>>,
     /// Writes of holders that stopped, until the next one serves.
     zombies: Vec<(u64, u64, u64)>,
-    /// When each disk lost power last, since it was last brought up to date from elsewhere.
+    /// When each disk last lost power since it was last resynced from another.
     losses: BTreeMap<usize, Moment>,
-    /// The same of power or connection.
+    /// The same for power or connection.
     doubts: BTreeMap<usize, Moment>,
-    /// Of writes that began before, no member is known to have kept anything.
+    /// For writes that began before this, no replica is known to have kept anything.
     all_lost: Option<Moment>,
-    /// Since when members are reconciled.
+    /// Since when replicas are reconciled.
     reconciled_since: Option<Moment>,
     /// Nothing fails any more, and every failure is judged.
     pub calm: bool,
@@ -64,9 +68,9 @@ struct Value {
 #[derive(Debug, Clone, Copy)]
 struct Superseded {
     at: Moment,
-    /// When the write that did it began.
+    /// When the superseding write began.
     by: Moment,
-    /// It was not acknowledged as a whole: a read found it.
+    /// No write was acknowledged: a read found the value.
     by_read: bool,
 }
 
@@ -95,7 +99,8 @@ impl Checker {
         }
     }
 
-    /// A block that the volume grows over holds this on some disk, and something else on another.
+    /// A block that the volume grows over has this value on some disk, and another value on
+    /// another.
     pub fn was_there(&mut self, block: u64, tag: u64) {
         let first = Value {
             tag,
@@ -104,7 +109,7 @@ impl Checker {
         self.blocks[block as usize].push(first);
     }
 
-    /// The volume has grown: what was there before is made equal, from one of the members.
+    /// The volume has grown: the old data in the new area is made equal, from one of the replicas.
     pub fn grew(&mut self, in_sync: &[usize], now: Moment) {
         if in_sync.len() > 1 {
             self.reconciled_since.get_or_insert(now);
@@ -142,7 +147,7 @@ impl Checker {
             own.ended = Some(now);
             own.failed = !acknowledged;
             let by = own.began;
-            // Members took it, and lost it, before they all said so.
+            // Replicas accepted it, and lost it, before all of them completed it.
             let lost = !durable && self.all_lost.is_some_and(|lost| by <= lost);
             if !acknowledged || lost {
                 continue;
@@ -218,8 +223,8 @@ impl Checker {
         Ok(())
     }
 
-    /// A new holder serves. `in_sync`: the disks of the members in sync; `unclean`: the one before it did
-    /// not close the volume.
+    /// A new holder serves. `in_sync`: the disks of the replicas in sync; `unclean`: the previous
+    /// holder did not close the volume.
     pub fn serves(&mut self, in_sync: &[usize], unclean: bool, now: Moment) {
         for (write, lba, blocks) in std::mem::take(&mut self.zombies) {
             for block in lba..lba + blocks {
@@ -241,14 +246,14 @@ impl Checker {
         self.reconciled_since = (unclean && in_sync.len() > 1).then_some(now);
     }
 
-    /// Members in sync are equal again.
+    /// Replicas in sync are equal again.
     pub fn reconciled(&mut self) {
         self.reconciled_since = None;
     }
 
-    /// A member in sync is lost. If it was what the others are reconciled from, what was read of it, and even
-    /// what was flushed since, may be known to nobody else: an unclean stop, the loss of caches, and then that
-    /// of the source are more than one failure.
+    /// A replica in sync is lost. If it was the reconcile source, its values, even those flushed
+    /// since, may exist nowhere else: an unclean stop, the loss of caches, and then the loss of the
+    /// source are more than one failure.
     pub fn unsettle(&mut self) {
         let Some(since) = self.reconciled_since else {
             return;
@@ -256,8 +261,8 @@ impl Checker {
         reopen(&mut self.blocks, since);
     }
 
-    /// The member that the others are reconciled from cannot read these blocks: another one's are right from now
-    /// on, which may be something else than was read. Once: what is read next is settled again.
+    /// The reconcile source cannot read these blocks: another replica's data counts from now on,
+    /// which may differ from data read before. This applies once: the next read is settled again.
     pub fn salvaged(&mut self, lba: u64, blocks: u64) {
         let Some(since) = self.reconciled_since else {
             return;
@@ -266,8 +271,9 @@ impl Checker {
         reopen(blocks, since);
     }
 
-    /// The operator had the volume go on from a member that was out of sync, for want of another: what it missed
-    /// is lost, and it may have parts of it, as it may have been copied to. It has something of what was there once.
+    /// The operator forced the volume to continue from a replica that was out of sync, for lack of
+    /// another. The writes that it missed are lost, or partly present, as it may have been copied
+    /// to. Each block holds some former value.
     pub fn forced(&mut self) {
         for value in self.blocks.iter_mut().flatten() {
             value.superseded = None;
@@ -276,7 +282,7 @@ impl Checker {
         self.reconciled_since = None;
     }
 
-    /// A disk is a member in sync no more, or again: it gets what it lost from others.
+    /// A disk stops or starts being an in-sync replica: it gets its missing data from others.
     pub fn replaced(&mut self, disk: usize) {
         self.losses.remove(&disk);
         self.doubts.remove(&disk);
@@ -313,7 +319,7 @@ impl Checker {
     }
 }
 
-/// What was only read since `since` is open again.
+/// Values that were only read since `since` are open again.
 fn reopen(blocks: &mut [Vec<Value>], since: Moment) {
     for value in blocks.iter_mut().flatten() {
         if value.superseded.is_some_and(|s| s.by_read && s.at > since) {
@@ -358,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledged_write_is_what_is_read() {
+    fn reads_return_acknowledged_writes() {
         let mut checker = Checker::new(1);
         write(&mut checker, 5, 1);
         assert!(may(&checker, 5, 10) && !may(&checker, 0, 10) && !may(&checker, 6, 10));
@@ -404,14 +410,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_flushed_is_lost_with_the_last_member() {
+    fn unflushed_writes_are_lost_with_the_last_replica() {
         let mut checker = Checker::new(1);
         write(&mut checker, 5, 1);
         checker.lost_power(0, &[0, 1], 5);
         assert!(!may(&checker, 0, 6), "the other member has it");
         checker.lost_power(1, &[0, 1], 7);
         assert!(may(&checker, 0, 8) && may(&checker, 5, 8));
-        // Again, with one of them brought up to date in between.
+        // Again, with one of them resynced in between.
         let mut checker = Checker::new(1);
         write(&mut checker, 5, 1);
         checker.lost_power(0, &[0, 1], 5);
@@ -433,9 +439,9 @@ mod tests {
         assert!(may(&checker, 0, 10) && may(&checker, 6, 10) && !may(&checker, 5, 10));
     }
 
-    /// The members had it when the power failed, and its holder acknowledged it before it knew.
+    /// The replicas had it when the power failed, and its holder acknowledged it before it noticed.
     #[test]
-    fn what_was_under_way_is_lost_with_the_last_member() {
+    fn writes_in_flight_are_lost_with_the_last_replica() {
         for fua in [false, true] {
             let mut checker = Checker::new(1);
             checker.write_began(5, 0, 1, 5, 1);
@@ -453,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_durable_is_lost() {
+    fn durable_writes_are_never_lost() {
         for fua in [false, true] {
             let mut checker = Checker::new(1);
             checker.write_began(5, 0, 1, 5, 1);
@@ -473,8 +479,8 @@ mod tests {
         }
     }
 
-    /// While members are reconciled, two answers to one question do not differ: not even where the one that they
-    /// are read from cannot read, but for the moment at which that is said.
+    /// While replicas are reconciled, two reads of the same data do not differ, even where the
+    /// source cannot read, except at the moment at which that is reported.
     #[test]
     fn answers_do_not_alternate() {
         let mut checker = Checker::new(2);

@@ -1,4 +1,4 @@
-//! A holder's way to a simulated disk.
+//! A holder's path to a simulated disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::disk::{Inner, Order, SimDisk};
 
-/// How long something of a closed queue can still arrive; volumes are told to wait longer.
+/// How long an I/O of a closed queue can still arrive; volumes are set to wait longer.
 pub const LINGER: Duration = Duration::from_millis(4);
 
 pub struct Device {
@@ -56,7 +56,7 @@ impl Bdev for Device {
         Uuid::from_u128(0x51u128 << 64 | self.disk.name.len() as u128)
     }
 
-    /// As hosts were told.
+    /// The geometry that hosts know.
     fn geometry(&self) -> Geometry {
         let inner = self.disk.lock();
         let block = inner.media.format.block as u32;
@@ -139,7 +139,7 @@ struct SimQueue {
     depth: usize,
     /// By the disk's number.
     requests: BTreeMap<u64, Request>,
-    /// Answered, and no room yet.
+    /// Completed, without room in the list yet.
     ready: Vec<(u64, Status)>,
 }
 
@@ -173,7 +173,7 @@ impl SimQueue {
     }
 }
 
-/// Puts what a read found into its buffers.
+/// Copies the data of a read into its buffers.
 fn fill(inner: &Inner, lba: u64, data: &mut Extents, found: &[u64]) {
     let (mut block, mut contents) = (lba, found);
     for buf in data {
@@ -251,7 +251,7 @@ impl Queue for SimQueue {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        /// What is due may come earlier than it was: the disk may go, or be claimed.
+        /// A due time can move forward: the disk may disappear, or be claimed.
         const LOOK: Duration = Duration::from_millis(2);
         if self.requests.is_empty() {
             return Idle::Quiet;

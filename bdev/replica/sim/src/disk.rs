@@ -1,8 +1,9 @@
-//! A simulated disk, perhaps behind a network: slow, failing, silent, gone and back, never lying.
+//! A simulated disk, optionally behind a network: slow, failing, silent, absent and returning,
+//! never lying.
 //!
-//! Its commands take effect at a moment between submission and answer. A holder reaches it through a
-//! [`Device`]. Who claims it takes it away from the others, as a reservation would: what they have under
-//! way is done or not, and nothing of theirs is done after that.
+//! Its commands take effect at a moment between submission and completion. A holder reaches it
+//! through a [`Device`]. A holder that claims the disk takes it away from the others, as a
+//! reservation would: their commands in flight execute or not, and none executes after that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ pub struct SimDisk {
     inner: Mutex<Inner>,
 }
 
-/// What the device promises; differs from disk to disk.
+/// The device's limits, which differ from disk to disk.
 #[derive(Debug, Clone)]
 pub struct Traits {
     pub limits: Limits,
@@ -29,7 +30,7 @@ pub struct Traits {
     pub local: bool,
 }
 
-/// How badly it behaves, in chances per thousand commands.
+/// Its rates of misbehaviour, in chances per thousand commands.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Temper {
     pub read_error: u64,
@@ -50,23 +51,23 @@ pub(crate) struct Inner {
     now: Nanos,
     commands: BTreeMap<(Nanos, u64), Command>,
     numbers: u64,
-    /// Answers, by queue.
+    /// Completions, by queue.
     answers: BTreeMap<u64, Vec<Answer>>,
-    /// Nothing is answered but that it is gone.
+    /// Every command completes as "gone".
     gone: bool,
-    /// Nothing is answered until then.
+    /// No command completes until then.
     silent_until: Nanos,
-    /// Holders that do not reach it.
+    /// Holders that cannot reach it.
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
-    /// The fewest blocks that each holder has seen, or has heard of since it needed what was
+    /// The fewest blocks that each holder has seen, or has learned of since it needed the area
     /// beyond.
     least: BTreeMap<u64, u64>,
-    /// Blocks that cannot be read until they are written.
+    /// Blocks that are unreadable until they are written.
     bad: BTreeSet<u64>,
     name: String,
-    /// Everything that is done with this block of the disk is printed.
+    /// Prints every command to this block of the disk.
     pub watched: Option<u64>,
 }
 
@@ -83,14 +84,14 @@ struct Command {
     orphan: bool,
 }
 
-/// How a command ended; of a read, what it found.
+/// The completion of a command; for a read, with its data.
 pub(crate) struct Answer {
     pub number: u64,
     pub status: Status,
     pub contents: Vec<u64>,
 }
 
-/// What is to be done, without its buffers.
+/// A command without its buffers.
 pub(crate) struct Order {
     pub queue: u64,
     pub holder: u64,
@@ -153,7 +154,7 @@ impl SimDisk {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is `now`: what has become due is done.
+    /// Sets the time to `now`: due commands execute.
     pub fn advance(&self, now: Nanos) {
         let mut inner = self.lock();
         inner.now = now;
@@ -171,7 +172,7 @@ impl SimDisk {
         inner.commands.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// It cannot be reached by anybody from now on.
+    /// Makes it unreachable for every holder.
     pub fn disappear(&self) {
         let mut inner = self.lock();
         inner.gone = true;
@@ -179,7 +180,8 @@ impl SimDisk {
         inner.sweep(|_| true);
     }
 
-    /// The power fails: what is under way may or may not have got into the cache, and the cache is lost.
+    /// The power fails: commands in flight may or may not have reached the cache, and the cache is
+    /// lost.
     pub fn lose_power(&self, loss: Loss) {
         self.disappear();
         let mut inner = self.lock();
@@ -188,7 +190,7 @@ impl SimDisk {
         inner.media.lose_power(&mut inner.random, loss);
     }
 
-    /// It loses its end, under whoever uses it.
+    /// It loses its end, while in use.
     pub fn cut(&self, blocks: u64) {
         let mut inner = self.lock();
         inner.media.cut(blocks);
@@ -212,13 +214,13 @@ impl SimDisk {
         self.lock().gone = false;
     }
 
-    /// Holds everything until `until`, also what is under way.
+    /// Delays everything until `until`, including commands in flight.
     pub fn fall_silent(&self, until: Nanos) {
         let mut inner = self.lock();
         inner.silent_until = until;
         let held = std::mem::take(&mut inner.commands);
         for ((due, number), command) in held {
-            // What its queue was closed over is not kept any longer.
+            // Data of a closed queue is not kept any longer.
             let due = match command.orphan {
                 true => due,
                 false => due.max(until + Duration::from_nanos(number % 1000)),
@@ -227,14 +229,14 @@ impl SimDisk {
         }
     }
 
-    /// The medium does not give these blocks of the volume back, until they are written.
+    /// These blocks of the volume become unreadable until they are written.
     pub fn spoil(&self, lba: u64, blocks: u64) {
         let mut inner = self.lock();
         let first = inner.media.format.reserved() + lba;
         inner.bad.extend(first..first + blocks);
     }
 
-    /// `holder` does not reach it any more, or does again.
+    /// Disconnects or reconnects `holder`.
     pub fn cut_off(&self, holder: u64, off: bool) {
         let mut inner = self.lock();
         inner.cut_off.retain(|other| *other != holder);
@@ -245,7 +247,7 @@ impl SimDisk {
         }
     }
 
-    /// All is well from now on.
+    /// No failures from now on.
     pub fn heal(&self) {
         let mut inner = self.lock();
         inner.gone = false;
@@ -256,14 +258,14 @@ impl SimDisk {
             ..Temper::default()
         };
         inner.silent_until = inner.now;
-        // What hung does so no longer.
+        // Hanging commands continue.
         let soon = inner.now + Duration::from_millis(1);
         for ((due, number), command) in std::mem::take(&mut inner.commands) {
             inner.commands.insert((due.min(soon), number), command);
         }
     }
 
-    /// It is `holder`'s from now on. `false`: it cannot be reached.
+    /// Gives it to `holder` from now on. `false`: it is unreachable.
     pub fn claim(&self, holder: u64) -> bool {
         let mut inner = self.lock();
         if inner.gone || inner.cut_off.contains(&holder) {
@@ -282,7 +284,7 @@ impl Inner {
         self.losses
     }
 
-    /// The holder finds it as it is now.
+    /// The holder opens it in its present state.
     pub fn opened_by(&mut self, holder: u64) {
         self.least.insert(holder, self.media.blocks());
     }
@@ -292,12 +294,12 @@ impl Inner {
         self.least.get(&holder).copied().unwrap_or(blocks)
     }
 
-    /// Whether a queue could be opened.
+    /// True when a queue could be opened.
     pub fn reaches(&self, holder: u64) -> bool {
         !self.gone && !self.cut_off.contains(&holder)
     }
 
-    /// Takes a command. Its number comes back with the answer.
+    /// Takes a command. Its number comes back with the completion.
     pub fn submit(&mut self, order: Order) -> u64 {
         self.numbers += 1;
         let number = self.numbers;
@@ -329,7 +331,7 @@ impl Inner {
         number
     }
 
-    /// Does it here and now, if the disk does such things and this is a moment for it.
+    /// Executes it synchronously, if the disk does such things and is able to at this moment.
     pub fn at_once(&mut self, order: Order) -> Option<Answer> {
         let its_own = self.reaches(order.holder) && self.owner == Some(order.holder);
         let ready = its_own && self.silent_until <= self.now;
@@ -354,7 +356,7 @@ impl Inner {
         Duration::from_nanos(self.random.within(typical / 2, typical * 2) * tail)
     }
 
-    /// How a command ends, and how much longer it takes.
+    /// Decides a command's status and its delay.
     fn plan(&mut self, op: Op) -> (Status, Duration) {
         let temper = self.temper;
         let mut happens = |chance: u64| chance > 0 && self.random.below(1000) < chance;
@@ -382,7 +384,7 @@ impl Inner {
         }
     }
 
-    /// Does a command, as far as its status says, and answers it.
+    /// Executes a command as far as its status allows, and completes it.
     fn finish(&mut self, number: u64, mut command: Command) {
         let mut found = Vec::new();
         let mut bad = self.bad.range(command.lba..command.lba + command.blocks);
@@ -395,7 +397,7 @@ impl Inner {
         match command.status {
             Status::Ok => found = self.carry_out(&command, false),
             Status::Gone | Status::Retry | Status::OutOfRange | Status::Nvme { .. } => {}
-            // What failed may have been done in part.
+            // A failed command may have been executed in part.
             _ => drop(self.carry_out(&command, true)),
         }
         self.show(&command, "");
@@ -409,7 +411,7 @@ impl Inner {
         }
     }
 
-    /// `in_part`: of each cell it is open whether it is written.
+    /// `in_part`: each cell may or may not be written.
     fn carry_out(&mut self, command: &Command, in_part: bool) -> Vec<u64> {
         if !self.media.holds(command.lba, command.blocks) {
             return Vec::new();
@@ -423,7 +425,7 @@ impl Inner {
             Op::Flush if !in_part => self.media.flush(),
             Op::Flush => {}
             Op::Write | Op::WriteZeroes | Op::Unmap => {
-                // What the disk does with blocks that are not needed any more is its own affair.
+                // The disk decides about the contents of deallocated blocks.
                 let keeps = command.op == Op::Unmap && !self.traits.limits.unmap_zeroes;
                 if !in_part {
                     let written = command.lba..command.lba + command.blocks;
@@ -443,7 +445,8 @@ impl Inner {
         Vec::new()
     }
 
-    /// Ends what is under way and meant: it was done, or in part, or not, and is answered as gone.
+    /// Ends commands in flight that match: each was executed, in part, or not, and completes as
+    /// "gone".
     fn sweep(&mut self, meant: impl Fn(&Command) -> bool) {
         for (key, mut command) in std::mem::take(&mut self.commands) {
             if !meant(&command) {
@@ -466,7 +469,7 @@ impl Inner {
         }
     }
 
-    /// For who looks for the reason of a wrong block.
+    /// For a reader that looks for the cause of a wrong block.
     fn show(&self, command: &Command, what: &str) {
         let Some(block) = self.watched else { return };
         let Command {
@@ -496,7 +499,8 @@ impl Inner {
         own.next().map(|((due, _), _)| *due)
     }
 
-    /// Tries to end a command early: it may be too late, and what is ended may have been done.
+    /// Tries to end a command early: it may be too late, and the ended command may have been
+    /// executed.
     pub fn abort(&mut self, number: u64) -> bool {
         let found = self.commands.keys().find(|key| key.1 == number).copied();
         let Some(key) = found.filter(|_| self.random.one_in(2)) else {
@@ -525,7 +529,7 @@ impl Inner {
         self.commands.insert((due, number), nothing);
     }
 
-    /// The queue is closed. What is under way may still be done, a little later.
+    /// The queue is closed. Commands in flight may still execute, a little later.
     pub fn close(&mut self, queue: u64, linger: Duration) {
         self.answers.remove(&queue);
         for (key, mut command) in std::mem::take(&mut self.commands) {

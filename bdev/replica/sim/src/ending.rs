@@ -1,4 +1,4 @@
-//! How a run ends: nothing fails any more, every member becomes in sync, and all is compared.
+//! The end of a run: no more failures, every replica becomes in sync, and all data is compared.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const STEP: usize = 256 << 10;
 impl World {
     pub(crate) fn end(&mut self) -> Result<(), String> {
         self.heal();
-        // What happened before may still have consequences.
+        // Earlier failures may still have consequences.
         let end = self.clock.now() + PATIENCE;
         loop {
             self.wait_for_health()?;
@@ -61,7 +61,7 @@ impl World {
         self.verify(index, 0)?;
         let disks = self.in_sync();
         if let [_, .., last] = disks[..] {
-            // Verification finds what differs behind everybody's back, and nothing else.
+            // Verification finds differences made behind its back, and nothing else.
             let block = self.random.below(self.record.blocks);
             let cell = self.format.cells(self.format.reserved() + block).start;
             self.disks[last].lock().media.write(cell, u64::MAX, true);
@@ -71,7 +71,7 @@ impl World {
         self.close(index)
     }
 
-    /// From here on all goes well.
+    /// No failures from here on.
     fn heal(&mut self) {
         self.lively = false;
         self.tell(|| "all is healed".to_owned());
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// What the operator took away comes back.
+    /// Returns everything that the operator took away.
     fn encourage(&mut self, index: usize) {
         let offline: Vec<String> = self
             .record
@@ -154,8 +154,8 @@ impl World {
         }
     }
 
-    /// A write reaches every member that is in sync: one that a former holder took away, and that nobody used
-    /// since, is found by that.
+    /// A write reaches every in-sync replica, and so finds one that a former holder took away and
+    /// that was not used since.
     fn touch(&mut self) -> Result<(), String> {
         let index = self.serving()?;
         let World {
@@ -175,7 +175,7 @@ impl World {
             blocks: 1,
         };
         let Holder { lanes, pool, .. } = holder;
-        // No room for it: then there are others that do the same.
+        // No room for it: then other requests do the same.
         lanes[0].submit(wish, pool, numbers, checker);
         Ok(())
     }
@@ -187,7 +187,7 @@ impl World {
             .ok_or_else(|| "nobody serves".to_owned())
     }
 
-    /// Until nothing is under way.
+    /// Until no I/O is in flight.
     fn drain(&mut self) -> Result<(), String> {
         let end = self.clock.now() + PATIENCE;
         let under_way =
@@ -214,7 +214,7 @@ impl World {
         Ok(())
     }
 
-    /// Does one I/O, which has no reason to fail.
+    /// Executes one I/O, which has no reason to fail.
     fn must(&mut self, index: usize, lane: usize, wish: Wish) -> Result<(), String> {
         let (reads, flushes) = (self.checker.reads, self.checker.flushes);
         let World {
@@ -234,7 +234,7 @@ impl World {
         Ok(())
     }
 
-    /// Has the volume compare its members, and repair what differs: so many blocks.
+    /// Has the volume compare its replicas, and repair the given number of different blocks.
     fn verify(&mut self, index: usize, expected: u64) -> Result<(), String> {
         self.holders[index].command(Command::Verify { repair: true });
         let end = self.clock.now() + PATIENCE;
@@ -259,7 +259,7 @@ impl World {
         Ok(())
     }
 
-    /// Where all are in sync none is there that another one has come for.
+    /// When all are in sync, no replica with a replacement may remain.
     fn replacements_are_over(&self) -> Result<(), String> {
         let members = &self.record.members;
         let replaced = |id: Uuid| members.iter().any(|m| m.id == id);
@@ -273,7 +273,7 @@ impl World {
         }
     }
 
-    /// Members that are in sync hold the same.
+    /// Replicas in sync hold the same data.
     fn compare(&mut self) -> Result<(), String> {
         let disks = self.in_sync();
         if disks.len() != self.record.members.len() {

@@ -1,4 +1,5 @@
-//! One life of a process that has the volume open, or tries to: a reactor, a pool, the control, and queues.
+//! One incarnation of a process that has the volume open, or tries to: a reactor, a pool, the
+//! control, and queues.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,8 +27,8 @@ use crate::load::Lane;
 use crate::media::Format;
 
 thread_local! {
-    /// One for all holders of all runs on this thread: making one takes longer than most runs. Room for the
-    /// chunks of two holders' copies and what their load has in flight.
+    /// One for all holders of all runs on this thread: creating one takes longer than most runs.
+    /// Room for the chunks of two holders' copies and their load in flight.
     static POOL: Pool = {
         let classes = [(4096, 512), (64 << 10, 256), (512 << 10, 24)];
         Pool::heap(&classes.map(|(size, count)| ClassSpec { size, count }))
@@ -37,19 +38,19 @@ thread_local! {
 type Place<T> = Rc<RefCell<Option<Result<T, VolumeError>>>>;
 
 pub struct Holder {
-    /// Of this life; no two have one number.
+    /// Unique number of this incarnation.
     pub number: u64,
     pub node: Uuid,
     pub lanes: Vec<Lane>,
     pub opening: Option<Place<VolumeHandle>>,
     pub handle: Option<VolumeHandle>,
-    /// Until it is open: the volume as its hosts have it already.
+    /// Until it is open: the device that the volume's hosts have already.
     pub prepared: Option<Prepared>,
     pub layer: Option<Arc<Layer>>,
     pub commands: Vec<(String, Place<()>)>,
     pub events: Arc<Events>,
     pub pool: Pool,
-    /// It has no descriptor for one more queue to a disk.
+    /// It has no descriptor for another queue to a disk.
     pub lacks: Arc<AtomicBool>,
     format: Format,
     devices: Arc<Reach>,
@@ -57,7 +58,7 @@ pub struct Holder {
     pub core: TestCore,
 }
 
-/// What the volume said of itself, until somebody reads it.
+/// The volume's events, until they are read.
 #[derive(Default)]
 pub struct Events(Mutex<Vec<VolumeEvent>>);
 
@@ -73,7 +74,7 @@ impl Observer for Events {
     }
 }
 
-/// The disks as one holder reaches them.
+/// The disks that one holder can reach.
 struct Reach {
     holder: u64,
     disks: Vec<Arc<SimDisk>>,
@@ -148,7 +149,7 @@ impl Holder {
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
         let place =
             self.run(async move { control::create(&core, pool, store, devices, new).await });
-        // Every disk answers at its time, which somebody has to let pass.
+        // Every disk completes at its time, which only passes here.
         for _ in 0..200_000 {
             self.core.run_until_idle();
             if let Some(outcome) = place.borrow_mut().take() {
@@ -163,14 +164,14 @@ impl Holder {
         panic!("the volume is not created");
     }
 
-    /// Users of the volume may come before it is open.
+    /// Hosts may connect to the volume before it is open.
     pub fn prepare(&mut self, record: &VolumeRecord) {
         let prepared = Prepared::new(record);
         self.layer = prepared.volume().map(Layer::new);
         self.prepared = Some(prepared);
     }
 
-    /// Whether what is answered now may have been done: the opening has ended well.
+    /// True when completions returned now may be of executed I/O: the opening succeeded.
     pub fn may_answer(&self) -> bool {
         let ended = |place: &Place<VolumeHandle>| matches!(&*place.borrow(), Some(Ok(_)));
         self.handle.is_some() || self.opening.as_ref().is_some_and(ended)
@@ -194,7 +195,7 @@ impl Holder {
         self.opening = Some(place);
     }
 
-    /// Whether the opening has ended, and how. Users that cannot stay are told to the checker.
+    /// The result of the opening, once it ended. Reports users that cannot stay to the checker.
     pub fn opened(&mut self, checker: &mut Checker) -> Option<Result<(), VolumeError>> {
         let outcome = self.opening.as_ref()?.borrow_mut().take()?;
         self.opening = None;
@@ -219,7 +220,7 @@ impl Holder {
         self.commands.push((name, place));
     }
 
-    /// Declares a member of the volume, which nobody has open as of `record`, to be in sync.
+    /// Declares a replica of the volume, which no holder has open as of `record`, to be in sync.
     pub fn force_in_sync(&mut self, record: &VolumeRecord, member: String) {
         let core = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
@@ -232,7 +233,7 @@ impl Holder {
         self.commands.push((told, place));
     }
 
-    /// Commands that have ended, and how.
+    /// Ended commands and their results.
     pub fn answered(&mut self) -> Vec<(String, Result<(), VolumeError>)> {
         let mut ended = Vec::new();
         self.commands.retain(|(name, place)| {
@@ -246,7 +247,7 @@ impl Holder {
         ended
     }
 
-    /// Members in sync are being made equal after an unclean stop.
+    /// Replicas in sync are being made equal after an unclean stop.
     pub fn reconciles(&self) -> bool {
         let status = self.handle.as_ref().map(VolumeHandle::status);
         let members = status.iter().flat_map(|status| &status.members);
@@ -262,7 +263,7 @@ impl Holder {
         }
     }
 
-    /// The volume's size may be another.
+    /// The volume's size may have changed.
     pub fn refresh(&self) {
         if let Some(layer) = &self.layer {
             layer.refresh();

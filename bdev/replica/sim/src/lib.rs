@@ -1,6 +1,6 @@
-//! The simulator of replicated volumes: the code that is shipped, in one thread and in virtual time, on
-//! disks that fail in every way a disk may, with holders that stop at any step, under a load of which every
-//! answer is checked.
+//! The simulator of replicated volumes: the shipped code, in one thread and in virtual time, on
+//! disks with all kinds of failures, with holders that stop at any step, under a load whose every
+//! completion is checked.
 //!
 //! ```text
 //!   World ── seed ──▶ what happens, when          everything below runs in its time
@@ -10,7 +10,7 @@
 //!     └ SimDisk (1..5)   a medium, and a cache that is lost with the power
 //! ```
 //!
-//! A run is decided by its seed: [`run`] with the same number does the same again.
+//! A run is determined by its seed: [`run`] with the same number repeats it.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub use nacre_bdev_replica::mutation::Mutation;
 pub use setup::{Options, Report};
 
-/// One run. An error says what went wrong.
+/// One run. An error describes the failure.
 pub fn run(seed: u64, options: &Options) -> Result<Report, String> {
     let run = AssertUnwindSafe(|| world::World::new(seed, options.clone()).run());
     match catch_unwind(run) {
@@ -45,7 +45,7 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, String> {
     }
 }
 
-/// What to type to see a run again.
+/// The command that repeats a run.
 pub fn replay(seed: u64) -> String {
     format!("cargo xtask simulate --seed {seed} --runs 1 --trace")
 }

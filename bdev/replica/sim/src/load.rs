@@ -1,4 +1,5 @@
-//! The load: reads, writes, zeroes, unmaps and flushes that overlap on purpose, on a few hot ranges.
+//! The load: reads, writes, zeroes, unmaps and flushes that overlap on purpose, on a few hot
+//! ranges.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::random::Random;
 /// I/Os of one lane at once.
 const DEPTH: usize = 24;
 
-/// One queue on the volume, and what is under way on it.
+/// One queue of the volume, and its I/O in flight.
 pub struct Lane {
     pub queue: LayerQueue,
     format: Format,
@@ -30,7 +31,7 @@ pub struct Ongoing {
     pub began: Moment,
 }
 
-/// What is asked for, before it has a number.
+/// A request before it has a number.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
     pub op: Op,
@@ -39,7 +40,7 @@ pub struct Wish {
     pub blocks: u64,
 }
 
-/// Numbers that are used once in a run.
+/// Numbers used once in a run.
 #[derive(Default)]
 pub struct Numbers {
     pub ios: u64,
@@ -54,7 +55,7 @@ impl Numbers {
     }
 }
 
-/// Where the load goes.
+/// The areas of the load.
 pub struct Hot {
     ranges: Vec<(u64, u64)>,
     blocks: u64,
@@ -79,14 +80,14 @@ impl Hot {
         Hot { ranges, blocks }
     }
 
-    /// A few blocks where the load goes.
+    /// A few blocks within the areas of the load.
     pub fn somewhere(&self, random: &mut Random) -> (u64, u64) {
         let (start, len) = *random.pick(&self.ranges);
         let lba = start + random.below(len);
         (lba, random.within(1, start + len - lba))
     }
 
-    /// `now`: the blocks that the volume has by now.
+    /// `now`: the present size of the volume in blocks.
     pub fn wish(&self, random: &mut Random, now: u64) -> Wish {
         let (lba, mut blocks) = self.somewhere(random);
         if random.one_in(40) {
@@ -136,7 +137,7 @@ impl Lane {
         self.ongoing.len() >= DEPTH
     }
 
-    /// `false`: it is not taken now.
+    /// `false`: it is not accepted now.
     pub fn submit(
         &mut self,
         wish: Wish,
@@ -153,7 +154,7 @@ impl Lane {
                 return false;
             };
             if wish.op == Op::Write {
-                let bytes = buf.bytes_mut().expect("nobody else has it");
+                let bytes = buf.bytes_mut().expect("no other holder has it");
                 bytes.fill(0);
                 for (tag, block) in (tag..).zip(bytes.chunks_exact_mut(self.format.block)) {
                     block[..8].copy_from_slice(&tag.to_le_bytes());
@@ -168,7 +169,7 @@ impl Lane {
             None
         };
         match status {
-            // Told with the next answers.
+            // Reported with the next completions.
             Some(status) => self.done.push(io.complete(status)),
             None if self.queue.submit(io).is_err() => return false,
             None => {}
@@ -196,7 +197,7 @@ impl Lane {
         true
     }
 
-    /// Collects answers. What they say is told to the checker, whose verdict is the error.
+    /// Collects completions and reports them to the checker, whose verdict is the error.
     pub fn poll(
         &mut self,
         now: Nanos,

@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     }
     let runs = runs.unwrap_or(if minutes.is_some() { u64::MAX } else { 100 });
     let end = minutes.map(|m| Instant::now() + Duration::from_secs(60 * m));
-    // A failing run panics in the middle of its world; its message is in the answer.
+    // A failing run panics in the middle of its world; the error contains its message.
     if !options.trace {
         std::panic::set_hook(Box::new(|_| {}));
     }

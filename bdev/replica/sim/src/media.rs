@@ -1,8 +1,8 @@
-//! What a simulated disk holds: a medium, and a volatile cache in front of it.
+//! The contents of a simulated disk: a medium, and a volatile cache in front of it.
 //!
-//! Contents are numbers. A block of the volume's area is its tag, 0 for zeroes: the load writes a tag of
-//! its own into the first bytes of every block. In the reserved area, where tearing inside a block matters,
-//! each sector has a number, which stands for its bytes.
+//! Contents are numbers. A block of the volume's area is its tag, 0 for zeroes: the load writes a
+//! tag of its own into the first bytes of every block. In the reserved area, where tearing inside a
+//! block matters, each sector has a number, which stands for its bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,13 +11,13 @@ use nacre_bdev_replica::model::RESERVED;
 
 use crate::random::Random;
 
-/// Of the largest blocks.
+/// Bytes of the largest blocks.
 const MOST: usize = 4096;
 const SECTOR: usize = 512;
 
 static ZEROES: [u8; MOST] = [0; MOST];
 
-/// What follows from the size of a block; one for all disks of a run.
+/// Values derived from the size of a block; the same for all disks of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Format {
     /// Bytes of a block: 512 to 4096.
@@ -52,25 +52,25 @@ impl Format {
 
 pub struct Media {
     pub format: Format,
-    /// That it has now: of what is cut off nothing is left.
+    /// Its present size: the data of blocks that are cut off is lost.
     blocks: u64,
-    /// As it was made.
+    /// Its original size.
     full: u64,
-    /// What is read.
+    /// Data that reads return.
     current: Vec<u64>,
-    /// What survives.
+    /// Data that survives.
     durable: Vec<u64>,
-    /// What was written since, in order, by cell.
+    /// Later writes, in order, by cell.
     pending: BTreeMap<usize, Vec<u64>>,
     /// The bytes of sectors, by number less 1.
     sectors: Vec<[u8; SECTOR]>,
 }
 
-/// What of the cache reaches the medium when the power fails.
+/// The part of the cache that reaches the medium when the power fails.
 #[derive(Debug, Clone, Copy)]
 pub enum Loss {
     Everything,
-    /// Each cell has any of what was written to it, or what it had.
+    /// Each cell has one of the values written to it, or its old value.
     Some,
     Nothing,
 }
@@ -97,7 +97,7 @@ impl Media {
         self.full
     }
 
-    /// Cuts off what is beyond so many blocks.
+    /// Cuts it off after this many blocks.
     pub fn cut(&mut self, blocks: u64) {
         self.blocks = blocks;
         let first = self.format.cells(blocks).start;
@@ -106,7 +106,7 @@ impl Media {
         self.pending.split_off(&first);
     }
 
-    /// It has all its blocks again.
+    /// Restores all its blocks.
     pub fn enlarge(&mut self) {
         self.blocks = self.full;
     }
@@ -121,7 +121,7 @@ impl Media {
             let (tag, rest) = bytes.split_at(8);
             assert!(
                 rest == &ZEROES[8..bytes.len()],
-                "a block of the volume was written that no load and no copy makes"
+                "a block of the volume was written that no load and no copy produces"
             );
             return out.push(u64::from_le_bytes(tag.try_into().expect("eight bytes")));
         }
@@ -185,7 +185,7 @@ impl Media {
         }
     }
 
-    /// The volume's blocks as they are read now.
+    /// The data that reads of the volume's blocks return now.
     pub fn volume(&self) -> &[u64] {
         &self.current[self.format.cells(self.format.reserved()).start..]
     }
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(seen, [true; 3], "old, and any of the new");
     }
 
-    /// What is written inside the reserved area can tear inside a block.
+    /// A write inside the reserved area can tear inside a block.
     #[test]
     fn bytes_and_back() {
         let format = Format { block: 4096 };

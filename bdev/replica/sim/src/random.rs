@@ -1,4 +1,4 @@
-//! The one source of chance of a run (xorshift64*): the same seed is the same run.
+//! The only source of randomness of a run (xorshift64*): the same seed gives the same run.
 
 #[derive(Debug, Clone)]
 pub struct Random(u64);
@@ -19,7 +19,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Another generator, whose values have nothing to do with those of this one.
+    /// Another generator, independent of this one.
     pub fn fork(&mut self) -> Random {
         Random::new(self.next())
     }

@@ -1,4 +1,4 @@
-//! What a run is made of: the disks, the volume on them and the first holder, as its seed decides.
+//! The setup of a run: the disks, the volume on them and the first holder, determined by its seed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -21,16 +21,16 @@ use crate::random::Random;
 use crate::trouble::{Profile, StoreMood};
 use crate::world::World;
 
-/// Before the first disk loses its end.
+/// Time before the first disk loses its end.
 const CALM: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Print everything that happens.
     pub trace: bool,
-    /// With it: what each disk does with this block of the volume.
+    /// With it: prints each disk's commands to this block of the volume.
     pub block: Option<u64>,
-    /// I/Os of the load before all is healed.
+    /// I/Os of the load before all faults are healed.
     pub ios: u64,
 }
 
@@ -44,13 +44,13 @@ impl Default for Options {
     }
 }
 
-/// What a run did, for the sum of many.
+/// Counters of a run, for the sum over many.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Report {
     pub ios: u64,
     pub reads: u64,
     pub writes: u64,
-    /// I/Os that hosts gave up, and that ended for it, or were asked to.
+    /// I/Os that hosts aborted, and that ended aborted, or were asked to.
     pub aborts: u64,
     pub opens: u64,
     pub crashes: u64,
@@ -61,14 +61,14 @@ pub struct Report {
     pub grown: u64,
     pub salvaged: u64,
     pub forced: u64,
-    /// Disks that lost their end, and those of them that had it back as members of the volume.
+    /// Disks that lost their end, and those that regained it as replicas of the volume.
     pub cut: u64,
     pub cut_members: u64,
-    /// Queues that hosts closed with whatever they had under way.
+    /// Queues that hosts closed with I/O in flight.
     pub left: u64,
-    /// How often the store was told how far a member has been filled.
+    /// How often a watermark of a filling replica was stored.
     pub watermarks: u64,
-    /// I/Os that were answered, none of them with success, by a volume that was not open.
+    /// I/Os completed, none of them with success, by a volume that was not open.
     pub waited: u64,
     /// Openings of a volume that was in use already.
     pub taken_over: u64,
@@ -112,7 +112,7 @@ impl World {
         let format = Format { block };
         let region = format.region();
         let regions = random.within(1, 4);
-        // Not always whole regions, and often with room to grow into.
+        // Not always whole regions, and often with room to grow.
         let cut = *random.pick(&[0, 0, 1, 48]);
         let room = cut + region * *random.pick(&[0, 1, 1, 2]);
         let blocks = regions * region - cut;
@@ -134,7 +134,7 @@ impl World {
         }
         let mut checker = Checker::new(blocks + room);
         for (index, disk) in disks.iter().enumerate() {
-            // What was there before the volume, which it is yet to grow over.
+            // Old data beyond the volume, which it will later grow over.
             for block in (blocks..blocks + room).filter(|_| !random.one_in(4)) {
                 let tag = 1 << 60 | (index as u64) << 40 | block;
                 let cell = format.cells(format.reserved() + block).start;
@@ -146,7 +146,8 @@ impl World {
         let store = MemoryStore::new();
         let queues = Arc::new(AtomicU64::new(1));
         let node = Uuid::from_u128(0xa0);
-        // What only some runs have has chances of its own, so that seeds of before are the same runs without.
+        // Options of only some runs draw from a generator of their own, so that older seeds give
+        // the same runs as before.
         let slow = seed % 4 == 2;
         let mut settings = settings(&mut random, count);
         if slow {
@@ -159,7 +160,7 @@ impl World {
             bytes: Some(blocks * block as u64),
             devices: disks[..count].iter().map(|d| d.name.clone()).collect(),
             settings,
-            // Looking whether new disks are empty is most of what a short run would do.
+            // Checking that new disks are empty would be most of a short run's work.
             force: true,
         });
         let id = id.expect("a volume on new disks");

@@ -1,4 +1,4 @@
-//! What goes wrong: drawn from the seed, some of it in each run.
+//! Faults: drawn from the seed, some of them in each run.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use crate::media::Loss;
 use crate::random::Random;
 use crate::world::World;
 
-/// Which troubles a run has, and how often. Runs with few kinds find what many would drown.
+/// The kinds of faults in a run, and their rates. Runs with few kinds find bugs that many kinds
+/// would hide.
 pub struct Profile {
     weights: Vec<(Kind, u64)>,
     pub pause_ms: u64,
@@ -87,25 +88,25 @@ impl Profile {
     }
 }
 
-/// What is on the agenda.
+/// A scheduled event.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
     /// The disk calms down.
     Calm(usize),
     Reappear(usize),
     Reach(usize, u64),
-    /// The life of that number stops.
+    /// The incarnation with that number stops.
     Crash(u64),
-    /// A holder that could not open the volume tries once more.
+    /// A holder that could not open the volume tries again.
     TryAgain(u64),
     Start(Uuid),
-    /// The operator lets I/O go on.
+    /// The operator allows I/O again.
     Thaw(u64),
-    /// There are buffers again, and descriptors.
+    /// Buffers and descriptors are available again.
     Plenty,
     /// The disk gets its end back.
     Enlarge(usize),
-    /// Nothing of a write, by its number and its blocks, is under way any more: its queue was closed.
+    /// A write, by its number and its blocks, is no longer in flight: its queue was closed.
     Over(u64, u64, u64),
 }
 
@@ -122,11 +123,11 @@ fn ignores_size() -> bool {
 /// How the store treats its callers.
 pub struct StoreMood {
     random: Random,
-    /// Per cent of calls.
+    /// Percentage of calls.
     refuses: u64,
     loses: u64,
     slow: u64,
-    /// Calls until then are not answered for the holder, or for all.
+    /// Until then calls of the holder, or of all holders, get no reply.
     out_until: Nanos,
     out_for: Option<u64>,
     pub now: Nanos,
@@ -174,7 +175,7 @@ impl StoreMood {
         }
     }
 
-    /// All is well from now on.
+    /// No failures from now on.
     pub fn heal(&mut self) {
         let random = self.random.fork();
         *self = StoreMood::new(random);
@@ -252,7 +253,7 @@ impl World {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder)
                     && holder.handle.is_some()
                 {
-                    // Its queues are closed before, as the caller of a close has to.
+                    // The caller of a close must close the queues before.
                     let lanes = std::mem::take(&mut holder.lanes);
                     lanes.iter().for_each(|lane| lane.orphan(&mut self.checker));
                     drop(lanes);
@@ -280,7 +281,7 @@ impl World {
         }
     }
 
-    /// A disk loses its end. Somebody tells the holders, or nobody does.
+    /// A disk loses its end. The holders are notified, or not.
     pub(crate) fn cut_a_disk(&mut self) {
         let now = self.clock.now();
         let Some(random) = self.cuts.as_mut() else {
@@ -290,7 +291,7 @@ impl World {
         let disk = random.index(self.disks.len());
         let (reserved, labels) = (self.format.reserved(), 8192 / self.format.block as u64);
         let blocks = match random.one_in(12) {
-            // Without labels the last of them could never be gone on with.
+            // Without labels the volume could never continue from the last of them.
             true => random.within(labels, reserved),
             false => reserved + random.below(self.record.blocks),
         };
@@ -312,7 +313,7 @@ impl World {
         }
     }
 
-    /// What was never seen to be smaller looks as it was: it stays as it is until the store knows.
+    /// A disk that was never seen smaller appears unchanged: it stays so until the store knows.
     fn enlarge(&mut self, disk: usize) {
         let name = &self.disks[disk].name;
         let member = self.record.members.iter().find(|m| m.device == *name);
@@ -327,7 +328,7 @@ impl World {
         self.tell(|| format!("disk{disk} has its end again"));
     }
 
-    /// A member that lost its end, and is the only one to go on with.
+    /// A replica that lost its end, and is the only one to continue with.
     pub(crate) fn cut_member(&self) -> Option<String> {
         let mut members = self.record.members.iter();
         let cut = members.find(|m| m.cut && m.state == MemberState::InSync);
@@ -336,7 +337,7 @@ impl World {
         (!disk.is_cut()).then_some(device)
     }
 
-    /// Nothing is short any more.
+    /// Ends all shortages.
     pub(crate) fn plenty(&mut self) {
         self.hoard.clear();
         let lacks = self.holders.iter().map(|holder| &holder.lacks);
@@ -453,8 +454,8 @@ impl World {
         }
     }
 
-    /// Nothing in sync can be reached, and nobody has the volume open: now and then an operator does not wait
-    /// any longer, and goes on from any member.
+    /// No in-sync replica is reachable, and no holder has the volume open: now and then an operator
+    /// stops waiting, and continues from any replica.
     pub(crate) fn despair(&mut self, index: usize) {
         let others = self.holders.iter().enumerate();
         let alone = others

@@ -1,4 +1,4 @@
-//! The world of one run: who is there, whose turn it is, and how time passes.
+//! The world of one run: its holders and disks, their turns, and its time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -23,13 +23,13 @@ use crate::random::Random;
 use crate::setup::{Options, Report};
 use crate::trouble::{Event, Profile, StoreMood};
 
-/// Rounds of one run at most: more means that it turns in circles.
+/// Most rounds of one run: a run with more makes no progress.
 const MAX_ROUNDS: u64 = 3_000_000;
 
 pub struct World {
     pub options: Options,
     pub random: Random,
-    /// Of all disks.
+    /// The format of all disks.
     pub format: Format,
     pub clock: VirtualClock,
     pub store: MemoryStore,
@@ -40,36 +40,36 @@ pub struct World {
     pub(crate) lives: u64,
     pub id: Uuid,
     pub checker: Checker,
-    /// What the disks have room for.
+    /// The space on the disks.
     pub most_blocks: u64,
     pub numbers: Numbers,
     pub(crate) hot: Hot,
-    /// Whether hosts give I/O up, and which.
+    /// Decides whether hosts abort I/O, and which.
     pub(crate) aborts: Option<Random>,
-    /// Whether hosts go with I/O under way, and when.
+    /// Decides whether hosts disconnect with I/O in flight, and when.
     pub(crate) leaves: Option<Random>,
-    /// Whether disks lose their end, and when.
+    /// Decides whether disks lose their end, and when.
     pub(crate) cuts: Option<Random>,
     pub(crate) next_cut: Nanos,
-    /// How many times as long as in most runs the load rests.
+    /// Factor on the load's pauses, compared with most runs.
     pub(crate) pace: u64,
-    /// A shortage is of buffers alone.
+    /// A shortage affects buffers only.
     pub(crate) descriptors: bool,
     pub profile: Profile,
-    /// What is going to happen, by time.
+    /// Scheduled events, by time.
     pub agenda: BTreeMap<(Nanos, u64), Event>,
     pub(crate) scheduled: u64,
     pub(crate) next_trouble: Nanos,
     pub(crate) next_io: Nanos,
     pub(crate) burst: u64,
-    /// Whether load and trouble go on.
+    /// True while load and faults continue.
     pub lively: bool,
     pub(crate) carried_out: u64,
-    /// The record as it was seen last.
+    /// The record as last read.
     pub record: VolumeRecord,
     pub report: Report,
     pub(crate) log: VecDeque<String>,
-    /// Buffers that nobody else can have.
+    /// Buffers withheld from all others.
     pub(crate) hoard: Vec<Buf>,
 }
 
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// Load and trouble.
+    /// Runs load and faults.
     fn live(&mut self) -> Result<(), String> {
         let mut rounds = 0;
         while self.numbers.ios < self.options.ios && self.clock.now() < Nanos(120_000_000_000) {
@@ -106,13 +106,13 @@ impl World {
         Ok(())
     }
 
-    /// As [`World::round`], while somebody else waits for the answers of commands.
+    /// Like [`World::round`], while another caller waits for the replies of commands.
     pub fn round_without_commands(&mut self) {
         self.look_at_store();
         self.pass_time(false);
     }
 
-    /// Everybody has a turn, or not, in any order; then time passes.
+    /// Every part has a turn, or not, in any order; then time passes.
     pub fn round(&mut self) -> Result<(), String> {
         let mut worked = false;
         let mut actors: Vec<(usize, Option<usize>)> = Vec::new();
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// What has become of openings and commands.
+    /// Checks the results of openings and commands.
     fn look_after_holders(&mut self) -> bool {
         let mut worked = false;
         for index in 0..self.holders.len() {
@@ -190,8 +190,8 @@ impl World {
                         self.report.salvaged += 1;
                         self.checker.salvaged(lba, blocks.into());
                     }
-                    // Until this is said it was read, though the store had it out by then: what was read last may be
-                    // known to nobody else, too.
+                    // Until this event reads used it, although the store already listed it as out.
+                    // So the last values read may exist nowhere else, too.
                     Happened::SourceChanged { .. } => self.checker.unsettle(),
                     Happened::Grown { .. } => {
                         self.report.grown += 1;
@@ -213,7 +213,7 @@ impl World {
                 if outcome.is_ok() {
                     self.report.opens += 1;
                     self.report.taken_over += u64::from(!holder.lanes.is_empty());
-                    // The daemon would not get its queue, which is another matter.
+                    // Otherwise the daemon would not get its queue, which another test covers.
                     self.hoard.clear();
                     for _ in 0..self.random.within(1, 3) {
                         self.holders[index].add_lane();
@@ -242,7 +242,7 @@ impl World {
         worked
     }
 
-    /// Tells the checker what a change in the store means.
+    /// Reports the meaning of a change in the store to the checker.
     pub fn look_at_store(&mut self) {
         if self.store.carried_out() == self.carried_out {
             return;
@@ -269,8 +269,8 @@ impl World {
                 self.checker.replaced(disk);
             }
         }
-        // The operator chose a member that lacks something: one that was out, or whose label is
-        // older than what was served, or that lost its end.
+        // The operator chose a replica that lacks data: one that was out, or with a label older
+        // than the last epoch served, or that lost its end.
         let was_cut = |m: &&MemberRecord| cut.contains(&m.id) && !m.cut;
         if self.record.in_sync().any(|m| was_cut(&m))
             || !after.iter().any(|disk| before.contains(disk))
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    /// The disks of the members that are in sync, as the store has it.
+    /// The disks of the replicas that are in sync according to the store.
     pub fn in_sync(&self) -> Vec<usize> {
         let names = self.record.in_sync().map(|member| &member.device);
         names
@@ -301,7 +301,7 @@ impl World {
             .collect()
     }
 
-    /// Load, trouble, and what the agenda has for now.
+    /// Runs load, faults, and due events.
     fn happen(&mut self) -> bool {
         let now = self.clock.now();
         let mut worked = false;
@@ -377,7 +377,8 @@ impl World {
         true
     }
 
-    /// Now and then a host goes with all that it has under way: its queue is closed, and another one opened.
+    /// Now and then a host disconnects with all its I/O in flight: its queue is closed, and another
+    /// one opened.
     fn leave(&mut self, holder: usize) {
         let Some(random) = self.leaves.as_mut().filter(|_| self.hoard.is_empty()) else {
             return;
@@ -400,7 +401,7 @@ impl World {
         self.tell(|| format!("a host of holder {number} goes, and another one comes"));
     }
 
-    /// Now and then a host wants something of what it has under way no more.
+    /// Now and then a host aborts one of its I/Os in flight.
     fn give_up(&mut self, holder: usize, lane: usize) {
         let Some(random) = self.aborts.as_mut() else {
             return;
@@ -418,7 +419,8 @@ impl World {
         }
     }
 
-    /// On to the next moment at which something can happen, or a little further while there is work.
+    /// Advances to the next moment at which something can happen, or a little further while there
+    /// is work.
     fn pass_time(&mut self, worked: bool) {
         let now = self.clock.now();
         let next = if worked {
@@ -440,7 +442,7 @@ impl World {
 
     fn next_due(&mut self) -> Nanos {
         let now = self.clock.now();
-        // Nobody waits longer than this without a reason that shows.
+        // No part waits longer than this without a visible reason.
         let mut next = now + Duration::from_millis(200);
         let mut soon = |at: Option<Nanos>| next = at.map_or(next, |at| next.min(at));
         self.disks.iter().for_each(|disk| soon(disk.next_due()));
@@ -475,7 +477,7 @@ impl World {
         self.agenda.insert((at, self.scheduled), event);
     }
 
-    /// A new life of a node, which opens the volume.
+    /// A new incarnation of a node, which opens the volume.
     pub fn start_holder(&mut self, node: Uuid) {
         self.lives += 1;
         let mut holder = Holder::new(
@@ -486,16 +488,16 @@ impl World {
             &self.disks,
             &self.queues,
         );
-        // Often hosts are there before the volume is.
+        // Often hosts connect before the volume is open.
         if !self.random.one_in(3) {
             let mut record = self.record.clone();
             if let Some(limits) = record.limits.as_mut().filter(|_| self.random.one_in(8)) {
-                // More than is kept by now: who was told that has to come anew.
+                // More than the volume keeps: hosts that saw these limits must reconnect.
                 limits.atomic_blocks += 1;
             }
             holder.prepare(&record);
             if holder.layer.is_some() {
-                // As for a volume that is open.
+                // As for an open volume.
                 self.hoard.clear();
                 for _ in 0..self.random.within(1, 3) {
                     holder.add_lane();
@@ -508,7 +510,7 @@ impl World {
         self.holders.push(holder);
     }
 
-    /// It stops where it is. What its queues had under way is done, or not.
+    /// It stops at its present step. I/O in flight of its queues executes, or not.
     pub fn stop_holder(&mut self, number: u64) {
         let Some(index) = self.holders.iter().position(|h| h.number == number) else {
             return;
@@ -521,7 +523,7 @@ impl World {
         self.tell(|| format!("holder {number} stops"));
     }
 
-    /// Takes all buffers of one size that the pool has, or of all.
+    /// Takes all buffers of one size from the pool, or of all sizes.
     pub(crate) fn hoard(&mut self) {
         let least = *self.random.pick(&[1, 1, 4097, (64 << 10) + 1]);
         let Some(holder) = self.holders.first() else {
@@ -532,7 +534,7 @@ impl World {
     }
 
     pub fn tell(&mut self, what: impl FnOnce() -> String) {
-        /// Lines that a failure shows.
+        /// Most lines shown for a failure.
         const KEPT: usize = 60;
         let line = format!("{:>12} {}", self.clock.now().0, what());
         if self.options.trace {
@@ -544,7 +546,7 @@ impl World {
         self.log.push_back(line);
     }
 
-    /// Who could serve.
+    /// The holder that could serve.
     pub fn status(&self) -> Option<(usize, VolumeState)> {
         let with_handle = |(index, holder): (usize, &Holder)| {
             let handle = holder.handle.as_ref()?;
@@ -567,7 +569,7 @@ impl World {
     }
 }
 
-/// Whether a member is known to have been filled further than before.
+/// True when a replica is known to be filled further than before.
 fn is_further(before: &VolumeRecord, now: &VolumeRecord) -> bool {
     let filled = |record: &VolumeRecord, slot: usize| match record.member(slot).map(|m| m.state) {
         Some(MemberState::Filling { watermark, .. }) => Some(watermark),

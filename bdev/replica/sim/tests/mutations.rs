@@ -1,7 +1,7 @@
-//! Goal: the checker finds what it is there to find. Method: a fault is put into the volume's code on purpose
-//! (`nacre_bdev_replica::mutation`), and seeds are tried from the first one on until a block is read that must
-//! not be there, or members differ; that a run does not end well in another way does not count. The same seed
-//! without the fault passes.
+//! Goal: the checker finds the faults that it exists for. Method: activates a deliberate fault in
+//! the volume's code (`nacre_bdev_replica::mutation`), and tries seeds from the first one on until
+//! a read returns an impossible value, or replicas differ; other failures of a run do not count.
+//! The same seed without the fault passes.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nacre_bdev_replica_sim::{Mutation, Options, replay, run};
 
 const FIRST: u64 = 1;
-/// Seeds that are tried at most.
+/// Most seeds tried.
 const MOST: u64 = 2000;
 
 fn is_caught(mutation: Mutation) {

@@ -1,6 +1,6 @@
-//! Goal: no fault, crash or second holder makes a volume lose an acknowledged write, show two answers to one
-//! question, leave members different, or fail to heal. Method: many short runs of the simulator, each decided
-//! by its seed, on as many threads as there are cores.
+//! Goal: no fault, crash or second holder makes a volume lose an acknowledged write, return two
+//! values for one question, leave replicas different, or fail to heal. Method: many short runs of
+//! the simulator, each determined by its seed, on as many threads as there are cores.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use nacre_bdev_replica_sim::{Options, Report, replay, run};
 
 const FIRST: u64 = 1;
 
-/// As many as there is time for: `cargo xtask test` says that there is.
+/// As many as time allows: `cargo xtask test` sets this.
 fn runs() -> u64 {
     match std::env::var_os("NACRE_TEST_AT_LENGTH") {
         Some(_) => 3000,
@@ -43,7 +43,7 @@ fn many_short_runs() {
         }
     });
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
-    // A simulator to which nothing happens finds nothing.
+    // A simulator without events finds nothing.
     let enough = [
         ("reads", sum.reads, 40 * runs),
         ("acknowledged writes", sum.writes, 40 * runs),
@@ -64,7 +64,7 @@ fn many_short_runs() {
     }
 }
 
-/// A seed is a run: told again it is the same one, to the last event.
+/// A seed determines a run: repeated, it is the same, to the last event.
 #[test]
 fn a_seed_is_a_run() {
     for seed in [3, 17, 41] {

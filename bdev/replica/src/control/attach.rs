@@ -133,7 +133,7 @@ impl Control {
             }
             _ => Err(VolumeError::Io {
                 device: member.device,
-                what: format!("{former} I/Os of its former life are still under way"),
+                what: format!("{former} I/Os of its earlier incarnation are still in flight"),
             }),
         };
         if outcome.is_err() {
@@ -225,7 +225,7 @@ impl Control {
             (_, Credit::None) => {
                 self.commit(|record| {
                     if let Some(member) = record.member_mut(slot) {
-                        member.fill_anew("what it holds cannot be believed".into());
+                        member.fill_anew("its data cannot be trusted".into());
                     }
                 })
                 .await?;
@@ -419,7 +419,7 @@ pub(super) fn credit(
         // Disks may have changed places: keep the good data of this one, and do not overwrite it.
         return match record.members.iter().find(|m| m.id == label.member) {
             Some(other) => Err(in_use(format!(
-                "is another replica of the volume, that which is to be on \"{}\"",
+                "is another replica of the volume, which belongs on \"{}\"",
                 other.device
             ))),
             None => Ok(Credit::None),

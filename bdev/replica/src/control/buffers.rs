@@ -73,7 +73,7 @@ impl Control {
                     tracing::warn!(
                         volume,
                         len,
-                        "no buffer is free: what the volume copies, compares or repairs waits"
+                        "no buffer is free: copies, comparisons and repairs of the volume wait"
                     );
                 }
                 return Err(Failure::Shortage);

@@ -108,8 +108,8 @@ impl Control {
         Err(VolumeError::LastCopy {
             name,
             hint: match force {
-                Some(_) => ": what was typed is not the volume's name",
-                None => ": type the volume's name if that is meant",
+                Some(_) => ": the name typed is not the volume's",
+                None => ": type the volume's name to confirm",
             },
         })
     }
@@ -140,7 +140,7 @@ impl Control {
         if self.disks.left_under_way(&disk.name) > 0 {
             // A label that is written late would stand beside the new one.
             return Err(VolumeError::Running {
-                what: "an I/O of the device's former life",
+                what: "an I/O of the device's earlier incarnation",
             });
         }
         let bench = Bench::new(&self.core, self.pool.clone(), self.deadline())?;
@@ -354,7 +354,7 @@ impl Control {
         }
         let present = self.state.borrow().present();
         if present.len() < record.members.len() {
-            return Err(invalid("every replica has to be there".into()));
+            return Err(invalid("every replica must be present".into()));
         }
         let larger = VolumeRecord {
             blocks,

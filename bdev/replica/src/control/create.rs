@@ -116,7 +116,7 @@ impl Bench {
         ended.unwrap_or_else(|_| {
             Err(VolumeError::Io {
                 device: disk.name.clone(),
-                what: format!("{what}: not answered within {limit:?}"),
+                what: format!("{what}: no completion within {limit:?}"),
             })
         })
     }
@@ -540,7 +540,8 @@ pub async fn force_in_sync(
     if force != record.name {
         return Err(VolumeError::LastCopy {
             name: record.name,
-            hint: ": what the replica missed would be lost; type the volume's name if that is meant",
+            hint: ": writes that the replica missed would be lost; type the volume's name to \
+                confirm",
         });
     }
     let invalid = |why: &str| VolumeError::Invalid {
@@ -548,7 +549,7 @@ pub async fn force_in_sync(
         why: why.into(),
     };
     if matches!(chosen.state, MemberState::Filling { .. }) {
-        return Err(invalid("it never was in sync: it holds parts only"));
+        return Err(invalid("it was never in sync: its data is incomplete"));
     }
     let bench = Bench::new(core, pool, PATIENCE)?;
     let found = bench.member(&devices, &record, &chosen.device).await?;

@@ -428,7 +428,7 @@ pub(super) fn words(status: Status) -> String {
         Status::NoSpace => "an I/O failed: no space is left behind it",
         Status::WriteProtected => "an I/O failed: it is write-protected",
         Status::Unsupported => "an I/O failed: it does not support the operation",
-        Status::Retry => "an I/O failed: it was short of something for too long",
+        Status::Retry => "an I/O failed: it lacked resources for too long",
         Status::Nvme { sct, sc, .. } => {
             return format!("an I/O failed: NVMe status type {sct:X}h, code {sc:02X}h");
         }
@@ -443,13 +443,13 @@ pub(super) fn describe(why: Failure) -> String {
     match why {
         Failure::Fenced => "another holder of the volume has it".into(),
         Failure::Status(status) if status.is_reservation_conflict() => {
-            "it is reserved, and this holder is not among those who may write to it".into()
+            "it is reserved, and this holder may not write to it".into()
         }
-        Failure::Reserved => "somebody else has reserved it".into(),
-        Failure::Taken => "somebody else has made it another replica: its label says so".into(),
+        Failure::Reserved => "it is reserved by another host".into(),
+        Failure::Taken => "its device was reused for another replica: its label says so".into(),
         Failure::Status(status) => words(status),
-        Failure::Deadline => "it did not answer in time".into(),
-        Failure::Loss => "its connection was lost, and with it perhaps what was not flushed".into(),
+        Failure::Deadline => "it did not complete an I/O in time".into(),
+        Failure::Loss => "its connection was lost, and perhaps writes that were not flushed".into(),
         Failure::Open => "no queue to it could be opened".into(),
         Failure::Shortage => "no buffer was free".into(),
     }

@@ -50,7 +50,7 @@ impl Control {
 
     fn suspend(&self) {
         if !std::mem::replace(&mut self.state.borrow_mut().unheard, true) {
-            let why = format!("nothing was heard from the store for {LEASE:?}");
+            let why = format!("no reply from the store for {LEASE:?}");
             self.say(crate::handle::Happened::StoreLost { why });
             self.publish();
         }

@@ -99,7 +99,7 @@ impl Control {
                     device,
                     epoch,
                     own,
-                    "the label of a replica is a later holder's"
+                    "the label of a replica belongs to a newer owner"
                 );
                 Err(Failure::Fenced)
             }

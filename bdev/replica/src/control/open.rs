@@ -397,7 +397,7 @@ impl Control {
                     Ok(Look::Stale) => {
                         all.stale.push(slot);
                         why = format!(
-                            "\"{}\" is there, and holds something older than what was served last",
+                            "\"{}\" is present, and holds an older state than the last one served",
                             member.device
                         );
                     }
@@ -473,7 +473,7 @@ impl Control {
             let device = &live.disk.name;
             tracing::warn!(
                 device,
-                "a replica has not heard that the volume was closed: it is not believed"
+                "a replica does not know that the volume was closed: it is not trusted"
             );
             self.disks.forget(&live.disk);
             stale.push(slot);
@@ -589,7 +589,7 @@ fn take_stock(
         return;
     }
     if stale.contains(&slot) {
-        member.fill_anew("its label is older than it would be if it had been kept in sync".into());
+        member.fill_anew("its label is older than that of a replica that stayed in sync".into());
     } else {
         member.why = Some("it was not there when the volume was opened".into());
         member.state = MemberState::Out {

@@ -245,7 +245,7 @@ impl State {
             Mode::Closed => (VolumeState::Closed, None),
             Mode::Suspended if self.fenced.is_none() => (
                 VolumeState::StoreLost,
-                Some("nothing is heard from the store".into()),
+                Some("no reply from the store".into()),
             ),
             Mode::Suspended => (VolumeState::Fenced, self.fenced.clone()),
             Mode::FailIo => (VolumeState::Failing, Some("by the operator".into())),
@@ -301,7 +301,8 @@ impl State {
             } else if live.resync.borrow().is_some() || !shared.needs[slot].is_empty() {
                 let left = shared.needs[slot].count() * region;
                 reasons.push(format!(
-                    "\"{device}\" is reconciling: {left} bytes that were being written are to be made equal"
+                    "\"{device}\" is reconciling: {left} bytes that were being written must be \
+                        made equal"
                 ));
             }
         }

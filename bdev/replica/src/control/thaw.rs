@@ -81,7 +81,7 @@ impl Control {
         };
         let Some(best) = best else {
             return Err(match named {
-                Some(_) => invalid("it never was in sync: it holds parts only"),
+                Some(_) => invalid("it was never in sync: its data is incomplete"),
                 None => VolumeError::NothingInSync {
                     name: self.name(),
                     why: self.why_none(),
@@ -103,7 +103,7 @@ impl Control {
         let state = self.state.borrow();
         match state.record.members.iter().find(|m| m.cut) {
             Some(member) => format!(
-                "\"{}\" lost its end: name it (`--replica {}`) to go on with what it has",
+                "\"{}\" lost its end: name it (`--replica {}`) to continue with its data",
                 member.device, member.device
             ),
             None => "no replica that ever was in sync can be reached".into(),
@@ -119,7 +119,7 @@ impl Control {
             return Err(changed());
         };
         if matches!(member.state, MemberState::Filling { .. }) {
-            return Err(invalid("it never was in sync: it holds parts only"));
+            return Err(invalid("it was never in sync: its data is incomplete"));
         }
         self.must_be_meant(force.as_deref())?;
         let (epoch, layer) = self.epoch_of(&member).await?;
@@ -178,7 +178,8 @@ impl Control {
             true => Ok(()),
             false => Err(VolumeError::LastCopy {
                 name,
-                hint: ": what the replica missed would be lost; type the volume's name if that is meant",
+                hint: ": writes that the replica missed would be lost; type the volume's name to \
+                    confirm",
             }),
         }
     }

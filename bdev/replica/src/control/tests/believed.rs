@@ -85,7 +85,7 @@ fn the_last_in_sync_replica_without_a_label() {
     world.crash();
     let refused = world.open().unwrap_err();
     assert!(
-        matches!(&refused, VolumeError::NothingInSync { why, .. } if why.contains("older than what was served")),
+        matches!(&refused, VolumeError::NothingInSync { why, .. } if why.contains("older state than the last one served")),
         "{refused}"
     );
     world.crash();
@@ -336,7 +336,7 @@ fn a_frozen_volume_goes_on_from_a_named_replica() {
         world.until(|world| world.status().members[2].attached);
         let refused = world.run(thaw("d2", Some("vol"))).unwrap_err();
         assert!(
-            matches!(&refused, VolumeError::Invalid { why, .. } if why.contains("parts only")),
+            matches!(&refused, VolumeError::Invalid { why, .. } if why.contains("data is incomplete")),
             "{refused}"
         );
         world.run(thaw("d1", Some("vol"))).unwrap();

@@ -119,7 +119,7 @@ fn the_last_copy_is_kept() {
     let refused = world.run(offline("d1", None)).unwrap_err();
     assert!(matches!(refused, VolumeError::LastCopy { .. }));
     let refused = world.run(offline("d1", Some("vo"))).unwrap_err();
-    assert!(refused.to_string().contains("not the volume's name"));
+    assert!(refused.to_string().contains("is not the volume's"));
     let refused = world.run(Command::Remove {
         member: "d1".into(),
         force: None,
@@ -507,7 +507,7 @@ fn verified_in_time() {
     };
     world.write(0, 8, 1);
     minutes(&mut world, 5 * 60);
-    assert_eq!(ended(&world), 0, "nobody asked for it");
+    assert_eq!(ended(&world), 0, "no task asked for it");
 
     every(&mut world, 2);
     world.scribble("d1", 5, 9);
@@ -521,7 +521,7 @@ fn verified_in_time() {
     world.until(|world| ended(world) == 1);
     let found = world.status().verify.unwrap();
     assert_eq!((found.repair, found.examples), (false, vec![5]));
-    assert_eq!(world.medium("d1")[5], 9, "nobody asked for a repair");
+    assert_eq!(world.medium("d1")[5], 9, "no repair was requested");
     minutes(&mut world, 115);
     assert_eq!(ended(&world), 1);
     minutes(&mut world, 8);

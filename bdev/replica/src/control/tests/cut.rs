@@ -47,7 +47,7 @@ fn by_command() {
     assert_ne!(
         world.fresh_state(),
         VolumeState::Healthy,
-        "before anybody is told"
+        "before any other task knows"
     );
     changed(&mut world, "d1");
     assert!(
@@ -221,7 +221,11 @@ fn the_last_one() {
         }
         world.force_in_sync("d1", "vol").unwrap();
         world.open().unwrap();
-        assert_eq!((world.read(LOST), world.read(KEPT)), (0, 8), "what is left");
+        assert_eq!(
+            (world.read(LOST), world.read(KEPT)),
+            (0, 8),
+            "the remainder"
+        );
         world.shelf.bring("d0");
         world.until_healthy();
         world.all_equal(&["d0", "d1"]);

@@ -91,7 +91,7 @@ fn io_waits_for_the_volume_to_be_opened() {
     assert_eq!(world.wait(write).status, Status::Ok);
     assert_eq!(world.wait(flush).status, Status::Ok);
     assert_eq!((world.read(16), world.read(3 * REGION)), (8, 2));
-    assert_eq!(world.read(8), 0, "it was told that it was not written");
+    assert_eq!(world.read(8), 0, "the writer knows that it was not written");
     world.shelf.bring("d0");
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);

@@ -123,7 +123,7 @@ impl Devices for Shelf {
             return Err(no("it cannot be reached"));
         }
         if !self.claimed.lock().unwrap().insert(name.into()) {
-            return Err(no("somebody else uses it"));
+            return Err(no("another user has it"));
         }
         Ok(MemberDevice {
             layer: self.seen(name),
