@@ -1,5 +1,5 @@
-//! Where a subsystem listens: `tcp://127.0.0.1:4420` in words, SPDK's `listen_address` in calls, and
-//! the `nvme connect` line of a Linux host.
+//! The address of a listener: `tcp://127.0.0.1:4420` for people, SPDK's `listen_address` in calls,
+//! and the `nvme connect` line of a Linux host.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -49,7 +49,7 @@ impl FromStr for ListenAddress {
     }
 }
 
-/// The target of a command for which the transport need not be named.
+/// The target of a command that does not need a transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetAddress {
     pub scheme: Option<Choice>,
@@ -80,7 +80,7 @@ impl TargetAddress {
         self.socket.port()
     }
 
-    /// As nvme-cli takes it.
+    /// In nvme-cli's format.
     pub fn traddr(&self) -> String {
         ScopedIp::from(&self.socket).to_string()
     }
@@ -93,7 +93,7 @@ impl fmt::Display for TargetAddress {
 }
 
 impl ListenAddress {
-    /// From an answer; none if it is of a kind that has no IP address.
+    /// From a reply; none for a kind without an IP address.
     pub fn from_value(value: &Value) -> Option<ListenAddress> {
         let text = |key: &str| value[key].as_str();
         Some(ListenAddress {
@@ -112,7 +112,7 @@ impl ListenAddress {
         })
     }
 
-    /// What to type on a Linux host.
+    /// The command for a Linux host.
     pub fn connect_line(&self, nqn: &str) -> String {
         let address = match self.ip.ip.is_unspecified() {
             // The host has an interface of another name on that link.
@@ -131,9 +131,9 @@ impl ListenAddress {
     }
 }
 
-/// The address of this machine that others see most likely: the one it would send from. Connecting
-/// a datagram socket chooses it and sends nothing; the address asked about is one for examples
-/// (RFC 5737, RFC 3849).
+/// This machine's most likely address for others: the source address that it would send from.
+/// Connecting a datagram socket chooses it and sends nothing; the destination is an address for
+/// examples (RFC 5737, RFC 3849).
 fn outward(any: IpAddr) -> Option<IpAddr> {
     let example: IpAddr = match any {
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -156,7 +156,7 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// Any address of an answer in words, also one that this program could not have written.
+/// Any address of a reply as text, also one that this program could not have written.
 pub fn describe(value: &Value) -> String {
     match ListenAddress::from_value(value) {
         Some(address) => address.to_string(),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_told_an_address_that_they_can_reach() {
+    fn hosts_get_an_address_that_they_can_reach() {
         let listens: ListenAddress = "127.0.0.1:4420".parse().unwrap();
         let nqn = "nqn.2025-01.io.nacre:v";
         assert_eq!(

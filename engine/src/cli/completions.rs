@@ -1,4 +1,4 @@
-//! `nacre completions`: a script that teaches the shell our command line.
+//! `nacre completions`: a completion script for a shell.
 
 use clap::Args;
 

@@ -1,4 +1,5 @@
-//! `nacre config`: check a file without starting, show what would be in effect, export what is.
+//! `nacre config`: checks a file without starting, shows the effective settings, exports the
+//! running configuration.
 
 use std::path::PathBuf;
 
@@ -21,18 +22,19 @@ pub struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Read a configuration file and say what is wrong with it
+    /// Check a configuration file and report its errors
     Check {
         /// The file: TOML
         file: PathBuf,
-        /// Check it against this machine, too: cores, memory, interfaces, addresses, RDMA devices and files
+        /// Check it also against this machine: cores, memory, interfaces, addresses, RDMA devices
+        /// and files
         #[arg(long)]
         here: bool,
         /// Print the problems as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Show every setting as `nacre serve` would see it here, and where it comes from
+    /// Show every setting as `nacre serve` would use it here, and its source
     Show {
         /// The configuration file; the system's unless given
         #[arg(short = 'c', long, value_name = "FILE", env = "NACRE_CONFIG")]

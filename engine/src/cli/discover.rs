@@ -1,4 +1,4 @@
-//! `nacre discover`: what a discovery controller knows, with nvme-cli's fields.
+//! `nacre discover`: the records of a discovery controller, with nvme-cli's field names.
 
 use clap::Args;
 use nacre_nvmf_wire::Nqn;
@@ -37,7 +37,7 @@ pub fn run(args: DiscoverArgs) -> Result<(), Failure> {
         return output::json(&value);
     }
     if records.is_empty() {
-        return output::line("nothing is offered to this host");
+        return output::line("no subsystem is available to this host");
     }
     output::columns(
         &value["records"],
@@ -77,7 +77,7 @@ fn to_json(genctr: u64, records: &[DiscoveryRecord]) -> Value {
     json!({ "genctr": genctr, "records": records })
 }
 
-// The words are nvme-cli's.
+// The terms are nvme-cli's.
 
 fn transport(value: u8) -> String {
     match value {

@@ -1,4 +1,4 @@
-//! `nacre doctor`: the checks of [`crate::doctor`] in a table. Asks no daemon.
+//! `nacre doctor`: the checks of [`crate::doctor`] in a table. Does not call the daemon.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,13 +19,13 @@ use crate::values::size;
                   Example: nacre doctor --rdma --listener name:eth0 --peer 192.0.2.7"
 )]
 pub struct DoctorArgs {
-    /// RDMA is wanted: its absence is a failure
+    /// RDMA is required: its absence is a failure
     #[arg(long)]
     rdma: bool,
-    /// Where it shall listen: name:eth0, ip:192.0.2.1, subnet:192.0.2.0/24, mac:…, rdma:mlx5_0
+    /// Where it will listen: name:eth0, ip:192.0.2.1, subnet:192.0.2.0/24, mac:…, rdma:mlx5_0
     #[arg(long, value_name = "SELECTOR", value_parser = crate::config::listener::Selector::checked)]
     listener: Vec<String>,
-    /// Another machine that must be reached
+    /// Another machine that must be reachable
     #[arg(long, value_name = "ADDRESS")]
     peer: Option<IpAddr>,
     /// NVMe's port on that machine
@@ -34,11 +34,11 @@ pub struct DoctorArgs {
     /// The daemon's configuration file, instead of the system's
     #[arg(short = 'c', long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// DMA memory that the daemon shall use, instead of what its configuration takes
+    /// DMA memory for the daemon, instead of its configured amount
     #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
     memory: Option<u64>,
-    /// Move data through each RDMA device, compare it, and see whether the right port's counters move: to itself, or to
-    /// `nacre rdma perf server` on the peer
+    /// Move data through each RDMA device, compare it, and check that the right port's counters
+    /// move: to itself, or to `nacre rdma perf server` on the peer
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64MiB", value_parser = size::parse_bytes)]
     traffic: Option<u64>,
     /// Print JSON for programs instead of a table for people
@@ -63,7 +63,7 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
     show(&examine(&System::real(), &scope), args.json)
 }
 
-/// What a daemon with this configuration would take.
+/// DMA memory of a daemon with this configuration.
 fn memory(args: &DoctorArgs) -> Result<u64, Failure> {
     let file = args.config.clone().or_else(config::system_file);
     let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
@@ -90,7 +90,7 @@ pub fn show(report: &Report, json: bool) -> Result<(), Failure> {
                 "{}  {}{subject}: {}",
                 finding.status, finding.id, finding.evidence
             ))?;
-            // What to do stands where something is to be done.
+            // The remedy, if there is one.
             if let Some(remedy) = finding
                 .remedy
                 .as_ref()

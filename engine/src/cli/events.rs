@@ -1,4 +1,4 @@
-//! `nacre events`: what happened, and what happens.
+//! `nacre events`: past events, and new ones with --follow.
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::notify::Category;
 pub struct EventsArgs {
     #[command(flatten)]
     connection: Connection,
-    /// Only of these (several with commas)
+    /// Only these categories (several with commas)
     #[arg(long, value_delimiter = ',', value_name = "CATEGORY")]
     category: Vec<CategoryArg>,
     #[command(flatten)]
@@ -26,7 +26,7 @@ pub struct EventsArgs {
 
 #[derive(Debug, Args)]
 pub struct FollowArgs {
-    /// Go on with what happens from now on
+    /// Continue with new events
     #[arg(short, long)]
     follow: bool,
     /// From this event on
@@ -80,12 +80,12 @@ pub fn follow(
             false => answer_lines(&answer),
         };
     }
-    // Half of the time that the connection waits for an answer.
+    // Half of the time that the connection waits for a reply.
     let wait = connection.timeout.as_millis() as u64 / 2;
     loop {
         for event in items(&answer["events"]) {
             match connection.json {
-                // An event per line: a stream has no end that a list could have.
+                // An event per line: a stream cannot be one JSON list.
                 true => output::line(&event.to_string())?,
                 false => output::line(&line(event))?,
             }
@@ -95,7 +95,7 @@ pub fn follow(
         });
         answer = client.call("events_subscribe", params)?;
         if let Some(lost) = answer["lost"].as_u64().filter(|lost| *lost > 0) {
-            eprintln!("{lost} events were forgotten before they could be shown");
+            eprintln!("{lost} events were dropped before they could be shown");
         }
     }
 }
@@ -109,7 +109,7 @@ fn answer_lines(answer: &Value) -> Result<(), Failure> {
 fn line(event: &Value) -> String {
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     let left_out = match event["left_out"].as_u64() {
-        Some(n) => format!(" ({n} like it before)"),
+        Some(n) => format!(" ({n} more like it)"),
         None => String::new(),
     };
     format!(

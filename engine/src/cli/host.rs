@@ -1,4 +1,4 @@
-//! `nacre host`: who may connect.
+//! `nacre host`: hosts that may connect.
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -20,30 +20,31 @@ pub struct HostArgs {
 
 #[derive(Debug, Subcommand)]
 enum HostCommand {
-    /// List who may connect
+    /// List the hosts that may connect
     #[command(visible_alias = "ls")]
     List {
         /// All subsystems unless given
         nqn: Option<String>,
     },
-    /// Let a host in
+    /// Allow a host
     Allow {
         nqn: String,
         hostnqn: String,
-        /// Only show it this namespace, made with --not-visible
+        /// Only show it this namespace, created with --not-visible
         #[arg(long, conflicts_with_all = ["dhchap_key", "dhchap_ctrlr_key", "psk"])]
         nsid: Option<u32>,
-        /// Name of the key that the host must prove to have (SPDK's daemon; this one has no authentication yet)
+        /// Name of the key that the host must prove to have (SPDK's daemon; this one has no
+        /// authentication yet)
         #[arg(long, value_name = "KEY")]
         dhchap_key: Option<String>,
-        /// Name of the key that the host has the target prove to have (likewise)
+        /// Name of the key that the target must prove to have (likewise)
         #[arg(long, value_name = "KEY", requires = "dhchap_key")]
         dhchap_ctrlr_key: Option<String>,
         /// Name of the TLS pre-shared key (likewise)
         #[arg(long, value_name = "KEY")]
         psk: Option<String>,
     },
-    /// Let a host in no more; it is disconnected
+    /// Stop allowing a host; it is disconnected
     #[command(visible_alias = "rm")]
     Remove {
         nqn: String,
@@ -52,10 +53,10 @@ enum HostCommand {
         #[arg(long)]
         nsid: Option<u32>,
     },
-    /// Let every host in, or only those allowed
+    /// Allow every host, or only those named
     AllowAny {
         nqn: String,
-        /// Only those allowed
+        /// Only the named ones
         #[arg(long)]
         off: bool,
     },

@@ -1,4 +1,4 @@
-//! `nacre hugepages`: the kernel's pools of huge pages on this machine. Asks no daemon.
+//! `nacre hugepages`: the kernel's pools of huge pages on this machine. Does not call the daemon.
 
 use clap::{Args, Subcommand};
 use nacre_hugepages::NodePages;
@@ -24,10 +24,10 @@ enum HugepagesCommand {
     /// Set how many pages a pool has, until the machine restarts
     #[command(after_help = "Example: nacre hugepages reserve 2MiB 1024 --node 0")]
     Reserve {
-        /// Of a page, such as 2MiB or 1GiB
+        /// Page size, such as 2MiB or 1GiB
         #[arg(value_parser = size::parse_bytes)]
         size: u64,
-        /// The pages there shall be, those there are included
+        /// Total number of pages, including those already reserved
         count: u64,
         /// On this NUMA node; spread over all unless given
         #[arg(long)]
@@ -80,7 +80,8 @@ fn show(pools: &[NodePages], json: bool) -> Result<(), Failure> {
     )?;
     if pools.iter().all(|pool| pool.available() == 0) {
         output::line(
-            "no huge pages can be had; `nacre hugepages reserve 2MiB 1024` as root sets 2 GiB apart",
+            "no huge pages are available; `nacre hugepages reserve 2MiB 1024` as root reserves 2 \
+                GiB",
         )?;
     }
     Ok(())

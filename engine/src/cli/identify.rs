@@ -1,4 +1,4 @@
-//! `nacre identify`: what a controller says about itself and its namespaces.
+//! `nacre identify`: the Identify data of a controller and its namespaces.
 
 use clap::{Args, Subcommand};
 use nacre_nvmf::host::NamespaceInfo;
@@ -43,7 +43,7 @@ struct Common {
     json: bool,
 }
 
-/// Asks a connected controller, about a namespace if one was named.
+/// Queries a connected controller, for one namespace if named.
 type Ask = fn(&mut Session, Option<u32>) -> Result<Value, Failure>;
 
 pub fn run(args: IdentifyArgs) -> Result<(), Failure> {

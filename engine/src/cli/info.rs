@@ -1,4 +1,5 @@
-//! `nacre info`: what a part of the daemon has done so far, under the names that its answers and metrics have.
+//! `nacre info`: counters of a part of the daemon since its start, with the field names of its
+//! replies and metrics.
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ struct Table {
     rows: Vec<Vec<String>>,
 }
 
-/// The tables that there is something in; the first one always.
+/// The tables with content; the first one always.
 fn tables(stats: &Value) -> Vec<Table> {
     let all = [
         sums(stats),
@@ -57,7 +58,7 @@ fn tables(stats: &Value) -> Vec<Table> {
         .collect()
 }
 
-/// Every number of the answer that stands by itself, also one that a later daemon adds.
+/// Every top-level number of the reply, also one that a later daemon adds.
 fn sums(stats: &Value) -> Table {
     let fields = stats.as_object().into_iter().flatten();
     let numbers = fields.filter(|(_, value)| value.is_number());
@@ -68,7 +69,7 @@ fn sums(stats: &Value) -> Table {
             vec![name.clone(), value.to_string(), text.unwrap_or_default()]
         })
         .collect();
-    // What people know by name first, in the order of the answer.
+    // Well-known names first, in the order of the reply.
     rows.sort_by_key(|row| !row[0].starts_with("rdma_"));
     Table {
         header: &["name", "value", ""],
@@ -96,7 +97,7 @@ fn latencies(stats: &Value) -> Table {
     }
 }
 
-/// Errors, refusals and events, those that there were.
+/// Errors, refusals and events that occurred.
 fn occurrences(stats: &Value) -> Table {
     let mut rows = Vec::new();
     for (field, what) in [
@@ -145,7 +146,7 @@ mod tests {
             .collect()
     }
 
-    /// What there is, is shown, under the names of the answer; what there is not takes no room.
+    /// Present values are shown, under the names of the reply; absent ones take no room.
     #[test]
     fn rdma() {
         let stats = json!({
@@ -195,9 +196,9 @@ mod tests {
         }
     }
 
-    /// A daemon that has no RDMA answers zeroes.
+    /// A daemon without RDMA returns zeroes.
     #[test]
-    fn rdma_of_nobody() {
+    fn a_daemon_without_rdma() {
         let stats =
             json!({ "rdma_connections": 0, "cm_events": {}, "latency": {}, "reactors": [] });
         let tables = tables(&stats);

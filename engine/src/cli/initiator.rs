@@ -14,12 +14,14 @@ pub struct InitiatorArgs {
 
 #[derive(Debug, Subcommand)]
 enum InitiatorCommand {
-    /// Check what connecting needs: modules, nvme-cli, multipath, RDMA device, the way to the target
+    /// Check the requirements for connecting: modules, nvme-cli, multipath, RDMA device, the route
+    /// to the target
     #[command(
         after_help = "Exit codes: 0 nothing failed (warnings do not count), 1 a check failed, 2 wrong usage."
     )]
     Check {
-        /// The target to reach: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN], or rdma://…, or auto://…
+        /// The target to reach: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN], or rdma://…, or
+        /// auto://…
         #[arg(value_name = "URI")]
         target: Option<TargetAddress>,
         /// Print JSON for programs instead of a table for people

@@ -3,12 +3,12 @@
 //! ```text
 //! 0-2            three threads on processors 0, 1 and 2
 //! 0@4,1@6        two, on processors 4 and 6
-//! (0-1)@(4-7)    two, on two of four: we pin each, to the first of them
+//! (0-1)@(4-7)    two, on two of four: pinned each, to the first of them
 //! ```
 
 use nacre_reactor::CoreSet;
 
-/// The processors that `list` comes to, one for each thread as far as there are so many.
+/// The processors that `list` names, one for each thread as far as they suffice.
 pub fn processors(list: &str) -> Result<CoreSet, String> {
     let mut all = Vec::new();
     for item in items(list) {
@@ -21,7 +21,7 @@ pub fn processors(list: &str) -> Result<CoreSet, String> {
     Ok(all.into_iter().collect())
 }
 
-/// What commas separate, but for those in parentheses.
+/// The parts between commas, except inside parentheses.
 fn items(list: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_i32;
     list.split(move |c| {

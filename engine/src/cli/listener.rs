@@ -1,4 +1,4 @@
-//! `nacre listener`: where subsystems listen.
+//! `nacre listener`: the addresses where subsystems listen.
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
@@ -26,22 +26,22 @@ enum ListenerCommand {
         /// All subsystems unless given
         nqn: Option<String>,
     },
-    /// Let a subsystem listen, and print what to type on a Linux host
+    /// Add a listener to a subsystem, and print the connect command for a Linux host
     Add {
         nqn: String,
         /// Such as tcp://192.0.2.1:4420 or [2001:db8::1]:4420; port 4420 unless given
         #[arg(required = true)]
         address: Vec<ListenAddress>,
-        /// What hosts are told about this path
+        /// ANA state reported for this path
         #[arg(long, value_name = "STATE")]
         ana_state: Option<AnaState>,
     },
-    /// Tell hosts how good the path through a listener is; they move their I/O
+    /// Set the ANA state that hosts see for a listener; they move their I/O
     SetAna {
         nqn: String,
         address: ListenAddress,
         state: AnaState,
-        /// Of this ANA group only
+        /// Only for this ANA group
         #[arg(long, value_name = "ID")]
         group: Option<u32>,
     },
@@ -69,7 +69,7 @@ impl AnaState {
         value.map_or_else(String::new, |state| state.get_name().to_owned())
     }
 
-    /// As in calls.
+    /// The name in calls.
     pub fn word(self) -> String {
         self.name().replace('-', "_")
     }
@@ -157,14 +157,14 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
                 listener[field] = place[field].clone();
             }
         }
-        // Of this subsystem: others may be served there.
+        // For this subsystem: others may be served there.
         if listener["withheld"] == true {
             listener["wanted"] = "withheld".into();
             listener["actual"] = "withheld".into();
             listener["reason"] = listener["withheld_reason"].clone();
         }
     }
-    // What is wanted and nobody can connect to belongs to no subsystem.
+    // A configured listener that no host can connect to belongs to no subsystem.
     if nqn.is_none() {
         let shown: Vec<Value> = all.iter().map(|l| l["address"].clone()).collect();
         let absent = items(&places["listeners"]).iter();
@@ -226,8 +226,8 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Adds a listener, and the transport it needs if that is not there yet. `more` are further
-/// parameters of the call.
+/// Adds a listener, and the transport it needs if that is missing. `more` are further parameters of
+/// the call.
 pub fn add(
     client: &mut Client,
     nqn: &str,
@@ -243,9 +243,9 @@ pub fn add(
     if !items(&there).iter().any(is_ours) {
         let made = client.call("nvmf_create_transport", json!({ "trtype": address.trtype }));
         match made {
-            // Somebody was faster.
+            // Another client was faster.
             Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}
-            // SPDK and this daemon say so in words only.
+            // SPDK and this daemon report this in the message only.
             Err(refused @ ClientError::Refused { .. }) => {
                 let there = client.call("nvmf_get_transports", Value::Null)?;
                 if !items(&there).iter().any(is_ours) {

@@ -1,6 +1,6 @@
 //! The command line. One file per subcommand; `nacre help` is the reference.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers, 4 the daemon refused.
+//! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon running, 4 the daemon refused.
 
 mod address;
 mod bdev;
@@ -42,12 +42,13 @@ use serde_json::Value;
 use crate::engine::Personality;
 use crate::rpc::client::{Client, ClientError};
 
-/// Userspace NVMe-oF storage engine: the daemon, and the means to command it.
+/// Userspace NVMe-oF storage engine: the daemon, and the commands to manage it.
 #[derive(Debug, Parser)]
 #[command(
     name = "nacre",
     version,
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers, 4 the daemon refused."
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon running, 4 the daemon \
+        refused."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -64,22 +65,22 @@ enum Command {
     Bdev(bdev::BdevArgs),
     /// Replicated volumes
     Volume(volume::VolumeArgs),
-    /// Subsystems: what hosts connect to
+    /// Subsystems that hosts connect to
     Subsystem(subsystem::SubsystemArgs),
-    /// Listeners: where subsystems are reached
+    /// Listeners: addresses of subsystems
     Listener(listener::ListenerArgs),
-    /// Hosts: who may connect
+    /// Hosts that may connect
     Host(host::HostArgs),
-    /// Watch the daemon at work
+    /// Show the daemon's activity, live
     Top(top::TopArgs),
-    /// Show what happened, and follow what happens
+    /// Show past events, and follow new ones
     Events(events::EventsArgs),
-    /// Show what a part of the daemon has done so far
+    /// Show the counters of a part of the daemon
     #[command(visible_alias = "INFO")]
     Info(info::InfoArgs),
     /// Huge pages of this machine
     Hugepages(hugepages::HugepagesArgs),
-    /// Check this machine for what serving needs, and say what to type
+    /// Check this machine's readiness for serving, and show remedies
     Doctor(doctor::DoctorArgs),
     /// Connect this Linux host to a subsystem: over RDMA, else over TCP
     Connect(Box<connect::ConnectArgs>),
@@ -87,17 +88,17 @@ enum Command {
     Initiator(initiator::InitiatorArgs),
     /// RDMA devices of this machine
     Rdma(rdma::RdmaArgs),
-    /// NVMe drives of this machine: who drives them
+    /// NVMe drives of this machine, and their drivers
     Nvme(nvme::NvmeArgs),
     /// Check, show or export the configuration
     Config(config::ConfigArgs),
-    /// What is configured, where it is kept, and what could not be restored
+    /// Show the configured objects, where they are stored, and restore failures
     State(state::StateArgs),
     /// Show the daemon's metrics
     Metrics(metrics::MetricsArgs),
-    /// List what a discovery controller knows
+    /// List the records of a discovery controller
     Discover(discover::DiscoverArgs),
-    /// Show what a controller says about itself and its namespaces
+    /// Show the Identify data of a controller and its namespaces
     Identify(identify::IdentifyArgs),
     /// Put load on a remote namespace, measure and verify it
     Perf(Box<perf::PerfArgs>),
@@ -105,13 +106,13 @@ enum Command {
     Completions(completions::CompletionsArgs),
 }
 
-/// Where the daemon is and how its answers are shown; flattened into every client command.
+/// The daemon's address and the output format; flattened into every client command.
 #[derive(Debug, Clone, Args)]
 pub struct Connection {
     /// The daemon's socket
     #[arg(short = 'r', long, value_name = "PATH", env = "NACRE_RPC_SOCKET")]
     socket: Option<PathBuf>,
-    /// How long to wait for an answer
+    /// How long to wait for a reply
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::values::time::parse)]
     timeout: Duration,
     /// Print JSON for programs instead of a table for people
@@ -143,20 +144,20 @@ impl Connection {
     }
 }
 
-/// A path as it goes to the daemon and into its settings.
+/// A path as sent to the daemon and stored in its settings.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     let refuse =
         |cause: &dyn std::fmt::Display| Failure::Usage(format!("{}: {cause}", path.display()));
     match std::path::absolute(path) {
-        Ok(absolute) if absolute.to_str().is_none() => {
-            Err(refuse(&"the path is not UTF-8: rename it, or make a link"))
-        }
+        Ok(absolute) if absolute.to_str().is_none() => Err(refuse(
+            &"the path is not UTF-8: rename it, or create a link",
+        )),
         Ok(absolute) => Ok(absolute),
         Err(error) => Err(refuse(&error)),
     }
 }
 
-/// How a command can fail, each with its exit code.
+/// The failures of a command, each with its exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     #[error("{}", crate::rpc::error::causes(.0))]
@@ -189,7 +190,7 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-/// The program: reads the process's arguments and does what they say.
+/// The program: parses the process's arguments and runs the command.
 pub fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
     let is_nvmf_tgt = called_as_nvmf_tgt(&args);
@@ -199,7 +200,7 @@ pub fn main() -> ExitCode {
             eprintln!("warning: some signals end the daemon: {error}");
         }
     }
-    // A reader that goes away (`nacre … | head`) ends us quietly.
+    // A closed output (`nacre … | head`) ends the program quietly.
     let outcome = match is_nvmf_tgt {
         true => serve::run_nvmf_tgt(args),
         false => run(args),

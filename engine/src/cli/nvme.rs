@@ -1,4 +1,4 @@
-//! `nacre nvme`: the NVMe drives of this machine, and who drives them. Only `show` asks the daemon.
+//! `nacre nvme`: the NVMe drives of this machine, and their drivers. Only `show` calls the daemon.
 
 mod show;
 
@@ -16,29 +16,30 @@ pub struct NvmeArgs {
 
 #[derive(Debug, Subcommand)]
 enum NvmeCommand {
-    /// List the drives, their drivers, and who uses them
+    /// List the drives, their drivers, and their users
     #[command(visible_alias = "ls")]
     List {
         /// Print JSON for programs
         #[arg(long)]
         json: bool,
     },
-    /// Show the drives that the daemon drives; one with its health, its firmware and its newest errors
+    /// Show the drives that the daemon uses; with a name, that drive's health, firmware and newest
+    /// errors
     Show {
         #[command(flatten)]
         connection: Connection,
-        /// Of the controller, as it was attached
+        /// Name of the controller, as attached
         name: Option<String>,
     },
-    /// Take drives from the kernel, for the engine to drive; refused for a drive in use
+    /// Take drives from the kernel for the engine; refused for a drive in use
     #[command(
         after_help = "Example: nacre nvme bind 0000:5e:00.0\n\nIt lasts until the machine restarts."
     )]
     Bind(BindArgs),
-    /// Give drives back to the kernel's driver; refused while a process drives them
+    /// Give drives back to the kernel's driver; refused while a process uses them
     #[command(after_help = "Example: nacre nvme unbind 0000:5e:00.0")]
     Unbind {
-        /// Where they are, such as 0000:5e:00.0
+        /// PCI addresses, such as 0000:5e:00.0
         #[arg(value_name = "BDF", required = true, value_parser = address)]
         addresses: Vec<Address>,
         /// Print JSON for programs
@@ -49,7 +50,7 @@ enum NvmeCommand {
 
 #[derive(Debug, Args)]
 struct BindArgs {
-    /// Where they are, such as 0000:5e:00.0
+    /// PCI addresses, such as 0000:5e:00.0
     #[arg(value_name = "BDF", value_parser = address, required_unless_present_any = ["serial", "all_unbound"])]
     addresses: Vec<Address>,
     /// The drive with this serial number
@@ -58,7 +59,8 @@ struct BindArgs {
     /// Every drive that has no driver
     #[arg(long)]
     all_unbound: bool,
-    /// Take one drive although it is in use: its serial number, to show that it is meant. What is on it may be lost
+    /// Take one drive although it is in use: its serial number as a confirmation. Its data may be
+    /// lost
     #[arg(long, value_name = "SERIAL", conflicts_with = "all_unbound")]
     force: Option<String>,
     /// Take drives although there is no IOMMU, which lets them write to all memory
@@ -134,7 +136,7 @@ fn row(system: &System, drive: &Drive) -> Vec<String> {
     ]
 }
 
-/// The drives that are meant, each once.
+/// The selected drives, each once.
 fn chosen(system: &System, args: &BindArgs) -> Result<Vec<Address>, Failure> {
     let mut addresses = args.addresses.clone();
     for serial in &args.serial {
@@ -149,7 +151,7 @@ fn chosen(system: &System, args: &BindArgs) -> Result<Vec<Address>, Failure> {
     addresses.dedup();
     if args.force.is_some() && addresses.len() > 1 {
         return Err(Failure::Usage(
-            "--force takes one drive at a time: a serial number names one".into(),
+            "--force takes one drive at a time, named by its serial number".into(),
         ));
     }
     Ok(addresses)
@@ -191,7 +193,7 @@ fn unbind(system: &System, addresses: &[Address], json: bool) -> Result<(), Fail
     })
 }
 
-/// Does it to one after the other, and tells of those that it was done to, also when one fails.
+/// Processes one drive after the other, and reports the finished ones, also when one fails.
 fn each(
     addresses: &[Address],
     json: bool,
@@ -249,7 +251,7 @@ mod tests {
         Ok(chosen.iter().map(ToString::to_string).collect())
     }
 
-    /// Goal: drives are named by address, by serial, or by having no driver; each is meant once.
+    /// Goal: drives are named by address, by serial, or by having no driver; each is selected once.
     #[test]
     fn drives_are_chosen() {
         let machine = Machine::usual();
@@ -300,7 +302,7 @@ mod tests {
         assert_eq!(value["driver"], "nvme");
     }
 
-    /// Goal: the first drive that is refused ends it, and says why.
+    /// Goal: the first refused drive stops the command, with the reason.
     #[test]
     fn drives_are_taken_and_given_back() {
         let machine = Machine::usual();

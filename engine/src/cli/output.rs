@@ -1,4 +1,4 @@
-//! What commands print: a table for people, JSON for programs.
+//! Output of commands: a table for people, JSON for programs.
 
 use std::io::Write;
 
@@ -19,7 +19,7 @@ pub fn json(value: &Value) -> Result<(), Failure> {
     line(&serde_json::to_string_pretty(value).expect("a JSON value serialises"))
 }
 
-/// A table without lines: columns are what `cut` and `awk` can take too.
+/// A table without lines: `cut` and `awk` can parse the columns.
 pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Result<(), Failure> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -40,7 +40,7 @@ pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Re
     )
 }
 
-/// A table of an array of objects: a column per pointer (`/a/b`), empty where there is nothing.
+/// A table of an array of objects: a column per pointer (`/a/b`), empty for missing values.
 pub fn columns(items: &Value, columns: &[(&str, &str)]) -> Result<(), Failure> {
     let header: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
     let rows = items.as_array().map_or(&[][..], Vec::as_slice);
@@ -70,7 +70,7 @@ pub fn cell(value: Option<&Value>) -> String {
     }
 }
 
-/// A number of bytes as people write it.
+/// A number of bytes with a unit.
 pub fn bytes(count: u64) -> String {
     bytesize::ByteSize(count).display().iec().to_string()
 }

@@ -1,4 +1,5 @@
-//! `nacre perf`: load on a remote namespace, or on a drive of this machine, measured and, if asked for, verified.
+//! `nacre perf`: load on a remote namespace, or on a drive of this machine, measured and optionally
+//! verified.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -22,7 +23,13 @@ use crate::values::time;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Sizes: 4096, 4k or 4KiB (1024), 4KB (1000). Writes destroy what is on the namespace. A drive of this machine has to be bound to vfio-pci (nacre nvme bind), and not be in use by the daemon.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify\n  nacre perf 'pcie://0000:5e:00.0?nsid=1' --depth 32 --cores 2"
+    after_help = "Sizes: 4096, 4k or 4KiB (1024), 4KB (1000). Writes destroy the data on the \
+        namespace. A drive of this machine must be bound to vfio-pci (nacre nvme bind), and not \
+        be in use by the daemon.\n\nExit codes: 0 done, 1 an I/O failed or data was wrong, 2 \
+        wrong usage, 3 cannot connect.\n\nExamples:\n  nacre perf \
+        tcp://192.0.2.1/nqn.2025-01.io.example:v --rw randread --depth 128 --seconds 30\n  nacre \
+        perf -a 192.0.2.1 -n nqn.2025-01.io.example:v --rw randrw --mix 70 --verify\n  nacre perf \
+        'pcie://0000:5e:00.0?nsid=1' --depth 32 --cores 2"
 )]
 pub struct PerfArgs {
     #[command(flatten)]
@@ -30,10 +37,10 @@ pub struct PerfArgs {
     /// read, write, randread, randwrite, rw, randrw
     #[arg(long, value_name = "WHAT", default_value = "randread")]
     rw: Rw,
-    /// Reads in a hundred, of rw and randrw
+    /// Percentage of reads, for rw and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
     mix: u8,
-    /// I/Os under way, per queue
+    /// I/Os in flight, per queue
     #[arg(short = 'd', long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4096))]
     depth: u16,
     /// Bytes per I/O
@@ -48,13 +55,13 @@ pub struct PerfArgs {
     /// Cores to run on, a thread each: 0-3,8 or 0xf [default: one thread, anywhere]
     #[arg(long, value_name = "CORES", value_parser = CoreSet::parse)]
     cores: Option<CoreSet>,
-    /// How long [default: 10, unless --ios is given]
+    /// Duration [default: 10, unless --ios is given]
     #[arg(long, value_name = "SECONDS", conflicts_with = "ios", value_parser = time::parse)]
     seconds: Option<Duration>,
-    /// How many I/Os
+    /// Number of I/Os
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     ios: Option<u64>,
-    /// Before measuring begins
+    /// Time before the measurement begins
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = time::parse)]
     warmup: Duration,
     /// Write patterns, read them back, compare every byte
@@ -63,31 +70,31 @@ pub struct PerfArgs {
     /// Write nothing: compare everything in the range with the patterns of an earlier --verify
     #[arg(long, conflicts_with = "verify")]
     verify_only: bool,
-    /// Bytes of the namespace that are used [default: all; with verification at most 1g]
+    /// Bytes of the namespace to use [default: all; with verification at most 1g]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     range: Option<u64>,
-    /// Where they begin
+    /// Start of the range
     #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     offset: u64,
-    /// At most so many I/Os per second, of all queues together
+    /// Most I/Os per second, of all queues together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
-    /// The same seed makes the same places and sizes [default: another one each time]
+    /// Seed of the offsets and sizes: the same seed repeats them [default: a new one each time]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Go on after an I/O failed or data was wrong
+    /// Continue after an I/O failed or data was wrong
     #[arg(long)]
     keep_going: bool,
-    /// How long a lost connection is tried again
+    /// How long to retry a lost connection
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
     loss_timeout: Duration,
-    /// How long one I/O may take before its connection is given up
+    /// Longest time of one I/O before its connection is dropped
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time::parse)]
     io_timeout: Duration,
-    /// After a fallback to TCP: how long until RDMA is tried again; doubles with each time; 0s for never
+    /// After a fallback to TCP: time until RDMA is retried; doubles each time; 0s: never
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time::parse)]
     reprobe: Duration,
-    /// What that doubles to
+    /// Upper limit of that time
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time::parse)]
     reprobe_max: Duration,
     /// Print JSON for programs instead of a table for people
@@ -124,7 +131,8 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
     let granted = session.controller().link().state().queue_entries;
     if granted < entries && !args.quiet && !args.json {
         eprintln!(
-            "note: the controller's queues have {granted} entries: {} I/Os of a queue are there at a time",
+            "note: the controller's queues have {granted} entries: {} I/Os of a queue are in \
+                flight at a time",
             granted - 1
         );
     }
@@ -189,7 +197,7 @@ fn job(args: &PerfArgs) -> Result<Job, Failure> {
         return Err(Failure::Usage(cause.into()));
     }
     if sizes.min == 0 {
-        return Err(Failure::Usage("I/Os of no bytes do nothing".into()));
+        return Err(Failure::Usage("the size of an I/O must not be 0".into()));
     }
     let cores: Vec<usize> = args.cores.iter().flat_map(CoreSet::iter).collect();
     let queues = match args.queues {
@@ -253,7 +261,7 @@ fn failure(error: PerfError) -> Failure {
     }
 }
 
-/// One line on the terminal that says how far it is.
+/// One line on the terminal that shows the progress.
 struct Line {
     bar: ProgressBar,
     last: (Instant, u64, u64),
@@ -300,7 +308,7 @@ impl Line {
     }
 }
 
-/// Ctrl-C ends the run and shows what there is; pressed again it ends the program.
+/// Ctrl-C ends the run and shows the results so far; pressed again it ends the program.
 struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
@@ -371,7 +379,7 @@ fn text(report: &Report) -> String {
     if let Some(v) = &report.verification {
         let unknown = match v.blocks_unknown {
             0 => String::new(),
-            n => format!(", {n} read that nothing is known about"),
+            n => format!(", {n} read whose contents are unknown"),
         };
         lines.push(format!(
             "verified: {} blocks written, {} compared, {} wrong{unknown}",
@@ -382,7 +390,7 @@ fn text(report: &Report) -> String {
     lines.extend(report.paths.as_ref().map(paths));
     if report.connections_lost > 0 {
         lines.push(format!(
-            "connections lost: {}, I/Os sent again: {}",
+            "connections lost: {}, I/Os retried: {}",
             report.connections_lost, report.resent
         ));
     }
@@ -401,7 +409,7 @@ fn text(report: &Report) -> String {
     }
     if report.unfinished > 0 {
         lines.push(format!(
-            "{} did not come back",
+            "{} did not complete",
             output::count(report.unfinished, "I/O")
         ));
     }
@@ -475,7 +483,7 @@ fn verdict(report: &Report) -> String {
     match &report.verification {
         Some(v) if v.blocks_wrong > 0 => format!("{} blocks were wrong", v.blocks_wrong),
         _ if report.unfinished > 0 => format!(
-            "{} did not come back",
+            "{} did not complete",
             output::count(report.unfinished, "I/O")
         ),
         _ => format!(

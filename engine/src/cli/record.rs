@@ -1,4 +1,4 @@
-//! One object for people: a line per fact, nested ones by their path.
+//! One object for people: a line per value, nested ones by their path.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ pub fn print(value: &Value) -> Result<(), Failure> {
 fn lines(value: &Value) -> Vec<(String, String)> {
     let mut lines = Vec::new();
     walk("", value, &mut lines);
-    // What it is before how it is.
+    // Names before other values.
     lines.sort_by_key(|(key, _)| !matches!(key.as_str(), "name" | "nqn"));
     lines
 }
@@ -25,7 +25,7 @@ fn walk(path: &str, value: &Value, lines: &mut Vec<(String, String)>) {
         path => format!("{path}.{key}"),
     };
     match value {
-        // What it can do, not a line per thing that it cannot.
+        // The capabilities that are set, not a line per absent one.
         Value::Object(flags) if flags.len() > 3 && flags.values().all(Value::is_boolean) => {
             let on = flags.iter().filter(|(_, v)| **v == Value::Bool(true));
             let names: Vec<&str> = on.map(|(key, _)| key.as_str()).collect();

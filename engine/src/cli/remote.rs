@@ -21,31 +21,32 @@ use crate::initiator::{
 };
 use crate::values::address;
 
-/// Exit code: there is no connection to be had.
+/// Exit code: no connection could be established.
 pub const CANNOT_CONNECT: u8 = 3;
 
 #[derive(Debug, Clone, Args)]
 pub struct RemoteArgs {
-    /// The controller: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN][?nsid=N], or rdma://…, or auto://…
+    /// The controller: ADDRESS[:PORT], or tcp://ADDRESS[:PORT][/NQN][?nsid=N], or rdma://…, or
+    /// auto://…
     #[arg(value_name = "URI", required_unless_present = "traddr", conflicts_with_all = ["traddr", "trsvcid"])]
     uri: Option<String>,
-    /// Transport where the URI names none: tcp, rdma, or auto: RDMA if the route to the target has it, else TCP
-    /// [default: tcp]
+    /// Transport where the URI names none: tcp, rdma, or auto: RDMA if the route to the target
+    /// supports it, else TCP [default: tcp]
     #[arg(short = 't', long, value_name = "TYPE")]
     transport: Option<String>,
     /// What to use when RDMA fails [default: tcp with auto, else none]
     #[arg(long, value_enum)]
     fallback: Option<Fallback>,
-    /// Attempts over RDMA before the fallback, or before giving up; 0 tries for ever
+    /// Attempts over RDMA before the fallback, or before giving up; 0: without limit
     #[arg(long, value_name = "N", default_value_t = 3)]
     retries: u32,
     /// Pause between these attempts
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::values::time::parse)]
     retry_delay: Duration,
-    /// How long one of them may take to connect
+    /// Longest time of one attempt to connect
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     cm_timeout: Duration,
-    /// Address of the controller, or a name that has one
+    /// Address of the controller, or a host name
     #[arg(short = 'a', long, value_name = "ADDRESS")]
     traddr: Option<String>,
     /// Port [default: 4420; of discovery controllers 8009]
@@ -57,7 +58,8 @@ pub struct RemoteArgs {
     /// Namespace, where there are several
     #[arg(long, value_name = "ID")]
     nsid: Option<String>,
-    /// Controller, where they are static: its id, or "any" [default: a dynamic one]
+    /// Id of the controller to connect to, where controllers are static, or "any" [default: a
+    /// dynamic one]
     #[arg(long, value_name = "ID", value_parser = parse_cntlid)]
     cntlid: Option<ControllerId>,
     /// Name of this host [default: that of nvme-cli, else one made from the machine's identity]
@@ -72,7 +74,7 @@ pub struct RemoteArgs {
     /// Data digests (CRC32C)
     #[arg(short = 'G', long, visible_alias = "data-digest")]
     ddgst: bool,
-    /// For a connection to be made
+    /// Longest time to connect
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     connect_timeout: Duration,
     /// Keep-alive timeout; 0s for none
@@ -80,30 +82,30 @@ pub struct RemoteArgs {
     keep_alive: Duration,
 }
 
-/// A controller that was named, and how to get there.
+/// A named controller, and its connectors.
 pub struct Target {
     pub remote: Remote,
     pub options: HostOptions,
     pub connector: Arc<dyn Connector>,
 }
 
-/// What of a connection differs by command.
+/// The properties of a connection that differ by command.
 #[derive(Debug, Clone, Default)]
 pub struct Needs {
-    /// The subsystem and the port where none are named.
+    /// The subsystem and the port unless named.
     pub subnqn: Option<Nqn>,
     pub port: u16,
-    /// Of each queue.
+    /// Entries of each queue.
     pub entries: u16,
-    /// Bytes that RDMA devices are to know from the first connection on.
+    /// Bytes of memory that RDMA devices register from the first connection on.
     pub memory: usize,
 }
 
-/// What there is to connect with, and how to choose.
+/// The connectors, and the options for choosing among them.
 type Ways = (Arc<dyn Connector>, Option<PathOptions>);
 
 impl RemoteArgs {
-    /// The drive of this machine that the URI names, if it names one, rightly or not.
+    /// The drive of this machine that the URI names, if it is such a URI; it may be invalid.
     pub fn drive(&self) -> Option<Result<DriveUri, DriveUriError>> {
         let uri = self.uri.as_deref().filter(|uri| DriveUri::is_one(uri))?;
         Some(uri.parse().and_then(|mut drive: DriveUri| {
@@ -115,7 +117,7 @@ impl RemoteArgs {
         }))
     }
 
-    /// Where that is. The transport is set; nothing else has a default yet.
+    /// The controller's address. The transport is set; nothing else has a default yet.
     pub fn remote(&self) -> Result<Remote, Failure> {
         let mut remote: Remote = match (&self.uri, &self.traddr) {
             (Some(uri), _) => uri.parse().map_err(usage)?,
@@ -126,14 +128,16 @@ impl RemoteArgs {
                 subnqn: None,
                 nsid: None,
             },
-            (None, None) => return Err(Failure::Usage("say where: a URI, or --traddr".into())),
+            (None, None) => {
+                return Err(Failure::Usage("no address: give a URI, or --traddr".into()));
+            }
         };
         let asked = self.transport.as_deref().map(Remote::parse_transport);
         let asked = asked.transpose().map_err(usage)?;
         remote.kind = match (remote.kind, asked) {
             (Some(scheme), Some(asked)) if scheme != asked => {
                 return Err(usage(format!(
-                    "the URI says {} and --transport says {}: leave one of them out",
+                    "the URI names {} and --transport names {}: leave one of them out",
                     scheme.word(),
                     asked.word()
                 )));
@@ -152,13 +156,14 @@ impl RemoteArgs {
         Ok(remote)
     }
 
-    /// The target, and how to get there.
+    /// The target, and its connectors.
     pub fn target(&self, needs: Needs) -> Result<Target, Failure> {
         let mut remote = self.remote()?;
         remote.subnqn = remote.subnqn.or(needs.subnqn.clone());
         remote.port = remote.port.or(Some(needs.port));
         let Some(nqn) = remote.subnqn.clone() else {
-            let hint = "say which subsystem: --nqn, or in the URI; `nacre discover` lists them";
+            let hint = "no subsystem: give --nqn, or a URI that names one; `nacre discover` lists \
+                them";
             return Err(Failure::Usage(hint.into()));
         };
         let identity =
@@ -172,7 +177,7 @@ impl RemoteArgs {
         let kind = remote.kind.unwrap_or(Choice::Tcp);
         let (connector, paths) = self.ways(kind, address, &needs)?;
         if let Some(paths) = &paths {
-            // What is connected is still to be enabled and asked.
+            // A connection still has to be enabled and identified.
             let least = self.cm_timeout + Duration::from_secs(5);
             options.connect_timeout = self.connect_timeout.max(least);
             if paths.fallback.is_none() && paths.connection_retries == 0 {
@@ -201,7 +206,7 @@ impl RemoteArgs {
             (Choice::Tcp, _) => return Ok((Arc::new(tcp), None)),
             (_, Fallback::Tcp) => Some(tcp),
             (_, Fallback::None) if digests != Digests::NONE => {
-                let hint = "digests are of TCP: over RDMA the network has checksums of its own";
+                let hint = "digests belong to TCP: RDMA networks have checksums of their own";
                 return Err(Failure::Usage(hint.into()));
             }
             (_, Fallback::None) => None,
@@ -225,7 +230,7 @@ impl RemoteArgs {
         );
         paths.connection_retries = self.retries;
         paths.retry_delay = self.retry_delay;
-        // Asked for by name it is tried in any case: the device may come.
+        // Requested by name it is tried in any case: the device may appear later.
         if kind == Choice::Auto && fallback.is_some() {
             paths.unusable = way_by_rdma(&System::real(), address.ip()).err();
             if let Some(why) = &paths.unusable {
@@ -303,7 +308,7 @@ mod tests {
         (failure.exit_code(), failure.to_string())
     }
 
-    /// What was right before is what it was: TCP, one attempt, nothing opened.
+    /// Old command lines keep their meaning: TCP, one attempt, no RDMA device opened.
     #[test]
     fn tcp_as_ever() {
         for line in [
@@ -354,11 +359,11 @@ mod tests {
         );
         let (code, text) = refused(&["rdma://127.0.0.1", "--hdr-digest"]);
         assert_eq!(code, 2);
-        assert!(text.contains("digests are of TCP"), "{text}");
+        assert!(text.contains("digests belong to TCP"), "{text}");
     }
 
-    /// Without the libraries `rdma` says which and how to get them, and everything else is TCP; with them
-    /// the choice is made when it is connected.
+    /// Without the libraries `rdma` reports the missing ones and the remedy, and everything else
+    /// uses TCP; with them connecting makes the choice.
     #[test]
     fn rdma_by_name() {
         let tuning = RdmaTuning {

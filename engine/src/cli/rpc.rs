@@ -94,7 +94,7 @@ mod tests {
         parse_params(method, &words)
     }
 
-    /// A port is text in SPDK's dialect, and a name may be a number: nobody has to quote them twice.
+    /// A port is text in SPDK's dialect, and a name may be a number: neither needs double quotes.
     #[test]
     fn text_stays_text_where_the_method_wants_it() {
         assert_eq!(

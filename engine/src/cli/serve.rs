@@ -1,7 +1,7 @@
 //! `nacre serve`, and the same under the name `nvmf_tgt`.
 //!
 //! Every flag of SPDK's application framework is accepted, so that scripts and units written for
-//! `nvmf_tgt` start us unchanged. Those that have no meaning here (DPDK's, mostly) are listed as such.
+//! `nvmf_tgt` work unchanged. Flags without a meaning here (DPDK's, mostly) are listed as such.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub struct ServeArgs {
     /// Cores as DPDK writes them: threads and where they run (0-2, or 0@4,1@6)
     #[arg(long, value_name = "LIST", conflicts_with_all = ["cores", "cpumask"])]
     lcores: Option<String>,
-    /// Sleep instead of polling whenever there is nothing to do
+    /// Sleep instead of polling while idle
     #[arg(long)]
     interrupt_mode: bool,
     /// The management socket
@@ -51,10 +51,10 @@ pub struct ServeArgs {
     /// The only methods that may be called, separated by commas
     #[arg(long, value_name = "METHODS", value_delimiter = ',')]
     rpcs_allowed: Vec<String>,
-    /// Carry on when an entry of the JSON configuration is refused
+    /// Continue when an entry of the JSON configuration is refused
     #[arg(long)]
     json_ignore_init_errors: bool,
-    /// Where state is kept; "none": nowhere
+    /// Folder for state; "none": do not store state
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// DMA memory for all reactors together, in MiB or with a unit (2G)
@@ -63,13 +63,13 @@ pub struct ServeArgs {
     /// Use ordinary pages
     #[arg(long)]
     no_huge: bool,
-    /// Where Prometheus may scrape
+    /// Address where Prometheus may scrape
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_listen: Option<String>,
     /// RDMA on every listener: off, prefer or require, whatever the configuration says
     #[arg(long, value_name = "WISH", value_parser = ["off", "prefer", "require"])]
     rdma: Option<String>,
-    /// Where the configuration's subsystems are served, too: tcp://ADDRESS:PORT or
+    /// Additional listeners of the configuration's subsystems: tcp://ADDRESS:PORT or
     /// rdma://ADDRESS:PORT (may be repeated)
     #[arg(long, value_name = "URL")]
     listen: Vec<String>,
@@ -79,7 +79,7 @@ pub struct ServeArgs {
     /// text or json
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<String>,
-    /// Write the log to this file instead of standard error; SIGHUP opens it anew
+    /// Write the log to this file instead of standard error; SIGHUP reopens it
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
     /// Log a part of the program at debug level (may be repeated; "all")
@@ -95,7 +95,7 @@ pub struct ServeArgs {
     ignored: IgnoredArgs,
 }
 
-/// SPDK's flags without meaning here: accepted, so that its command lines work.
+/// SPDK's flags without a meaning here: accepted, so that its command lines work.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Accepted for SPDK's command lines, without effect")]
 struct IgnoredArgs {
@@ -182,7 +182,7 @@ pub fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {
 }
 
 impl ServeArgs {
-    /// The settings that these arguments, the environment and the file amount to.
+    /// The settings from these arguments, the environment and the file.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let file = match self.config_file() {
             Some(path) if read_json(&path)?.is_some() => None,
@@ -277,7 +277,7 @@ fn bad_cores(flag: &str, cause: String, remedy: &str) -> Failure {
     Failure::Usage(problem.remedy(remedy).to_string())
 }
 
-/// The file as JSON if that is what it is.
+/// The file as JSON if it is JSON.
 fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
     use anyhow::Context;
     let text =
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The reactors run where DPDK's threads would.
+    /// The reactors run on the processors of DPDK's threads.
     #[test]
     fn lcores_are_cores() {
         let flags = parse("nvmf_tgt --lcores 0@4,1@6").flags().unwrap();

@@ -1,4 +1,4 @@
-//! `nacre state`: what is configured, where it is kept, and what could not be restored.
+//! `nacre state`: the configured objects, where they are stored, and restore failures.
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -17,9 +17,9 @@ pub struct StateArgs {
 enum StateCommand {
     /// List every configured object (the default)
     List,
-    /// Try now to restore what could not be restored
+    /// Retry now to restore objects that could not be restored
     Retry,
-    /// Give up an object that could not be restored
+    /// Forget an object that could not be restored
     Forget { key: String },
 }
 
@@ -33,7 +33,7 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
             }
             let kept = state["store"]
                 .as_str()
-                .map_or("nowhere: it ends with the daemon".into(), |s| {
+                .map_or("nowhere: the state ends with the daemon".into(), |s| {
                     format!("in {s}")
                 });
             output::line(&format!("kept {kept}\n"))?;

@@ -230,7 +230,7 @@ fn devices_are_resized() {
 
     let error = daemon.nacre("bdev resize file0 512KiB").failed(1);
     assert!(
-        error.contains("--shrink gives up what is beyond"),
+        error.contains("--shrink allows losing the data past the new end"),
         "{error}"
     );
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 2 << 20);
@@ -262,7 +262,10 @@ fn devices_are_resized() {
     let error = daemon.nacre("bdev resize null0 4197376").failed(2);
     assert!(error.contains("whole MiB"), "{error}");
     let error = daemon.nacre("bdev resize ram0 4MiB").failed(1);
-    assert!(error.contains("keep their size; make a new one"), "{error}");
+    assert!(
+        error.contains("have a fixed size; create a new one"),
+        "{error}"
+    );
     let error = daemon.nacre("bdev rescan null0").failed(1);
     assert!(error.contains("only files and block devices"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! A daemon played by a script: a thread that answers JSON-RPC on a socket of its own, and remembers
-//! what it was asked.
+//! A daemon played by a script: a thread that answers JSON-RPC on a socket of its own, and
+//! remembers what it was asked.
 
 use std::io::{BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,4 +1,5 @@
-//! The commands that look at the machine: whatever it has, they say it in two forms and end with the right code.
+//! The commands that look at the machine: whatever it has, they say it in two forms and end with
+//! the right code.
 
 use serde_json::Value;
 

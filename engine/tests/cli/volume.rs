@@ -87,7 +87,7 @@ fn volumes_are_listed_and_shown() {
         "epoch       3, revision 12",
         "dirty       4 of 10 regions of 1.0 MiB",
         "b is out: it was pulled out",
-        "b gets what it missed: 50 % of 4.0 MiB, 2.0 MiB left, from a, 1.0 MiB/s, 3s to go",
+        "b gets missed writes: 50 % of 4.0 MiB, 2.0 MiB left, from a, 1.0 MiB/s, 3s to go",
         "verify      ended: 8 B of 8 B compared, 2 blocks differ, 1 repaired; the first: 7",
     ] {
         assert!(shown.contains(expected), "{expected} in {shown}");
@@ -103,7 +103,7 @@ fn volumes_are_listed_and_shown() {
     let events = daemon.nacre("volume events").printed();
     assert_eq!(
         events,
-        "2026-11-22T10:00:00.000Z  warning  replica    it went (3 like it before)\n"
+        "2026-11-22T10:00:00.000Z  warning  replica    it went (3 more like it)\n"
     );
     let asked = daemon.asked();
     assert_eq!(

@@ -324,7 +324,8 @@ fn what_was_acknowledged_survives_kill_9() {
     );
 }
 
-/// A daemon out of descriptors cannot see its interfaces; they are not gone for that, and what listens on them stays.
+/// A daemon out of descriptors cannot see its interfaces; they are not gone for that, and what
+/// listens on them stays.
 #[test]
 fn listeners_stay_while_the_machine_cannot_be_looked_at() {
     use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -533,7 +534,8 @@ fn raw_bytes_on_the_socket_get_spdks_bytes_back() {
     insta::assert_snapshot!(golden("{\"method\":}"));
 }
 
-/// Sends `request`, half-closes, and gives everything that comes back, sorted: answers may overtake.
+/// Sends `request`, half-closes, and gives everything that comes back, sorted: answers may
+/// overtake.
 fn exchange(socket: &Path, request: &str) -> String {
     use std::io::Read;
     let mut stream = std::os::unix::net::UnixStream::connect(socket).unwrap();

@@ -82,8 +82,9 @@ fn started_as_nvmf_tgt_it_is_that_program() {
     );
 }
 
-/// Goal: a daemon that keeps its state starts with SPDK's configuration as often as it likes: what was made at the first
-/// start stands, with what was changed since. Method: the same command line three times, killed in between.
+/// Goal: a daemon that keeps its state starts with SPDK's configuration as often as it likes: what
+/// was made at the first start stands, with what was changed since. Method: the same command line
+/// three times, killed in between.
 #[test]
 fn a_json_configuration_is_carried_out_once() {
     let place = Place::new();
@@ -120,7 +121,8 @@ fn a_json_configuration_is_carried_out_once() {
     for round in 0..3 {
         let (daemon, mut client) = place.serve(&["-c", config.to_str().unwrap()]).ready();
         let referral = json!({ "trtype": "TCP", "traddr": "192.0.2.2", "trsvcid": "1" });
-        // The last of the calls, and what has come since, are there when framework_wait_init answers.
+        // The last of the calls, and what has come since, are there when framework_wait_init
+        // answers.
         let all = client.call("nvmf_discovery_get_referrals", Value::Null);
         let all = all.unwrap().as_array().unwrap().len();
         assert_eq!(all, 1 + round.min(1), "{}", daemon.log());
@@ -142,9 +144,9 @@ fn a_json_configuration_is_carried_out_once() {
     }
 }
 
-/// Goal: SPDK's files have more in them than this daemon has, and comments. Method: what every spdk_tgt saves, then a
-/// method that a subsystem of ours has not. The calls are many, and all of them were tried when framework_wait_init
-/// answers.
+/// Goal: SPDK's files have more in them than this daemon has, and comments. Method: what every
+/// spdk_tgt saves, then a method that a subsystem of ours has not. The calls are many, and all of
+/// them were tried when framework_wait_init answers.
 #[test]
 fn subsystems_that_are_not_here_are_skipped() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! `nacre bdev attach`: a namespace of another target or a drive of this machine, by its URI.
+//! `nacre bdev attach`: attaches a namespace of another target or a drive of this machine, by its
+//! URI.
 
 use clap::Args;
 use nacre_bdev_remote::RemoteUri;
@@ -12,29 +13,34 @@ use super::super::{Connection, Failure, output};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "pcie:// (or vfio://) is a drive of this machine that was given to userspace: nacre nvme bind. nvmf:// is connected as [replication] says, nvmf+tcp:// by TCP, nvmf+rdma:// by RDMA, nvmf+rdma+tcp:// by RDMA and, \
-                  while that does not work, by TCP.\n\nExamples:\n  nacre bdev attach nvmf://192.0.2.1:4420/nqn.2025-01.io.example:volume\n  \
-                  nacre bdev attach 'nvmf+tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1\n  \
-                  nacre bdev attach pcie://0000:5e:00.0 --name Nvme0"
+    after_help = "pcie:// (or vfio://) is a drive of this machine that was given to userspace: \
+        nacre nvme bind. nvmf:// is connected as [replication] says, nvmf+tcp:// by TCP, \
+        nvmf+rdma:// by RDMA, nvmf+rdma+tcp:// by RDMA and, while that does not work, by \
+        TCP.\n\nExamples:\n  nacre bdev attach \
+        nvmf://192.0.2.1:4420/nqn.2025-01.io.example:volume\n  nacre bdev attach \
+        'nvmf+tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1\n  nacre bdev \
+        attach pcie://0000:5e:00.0 --name Nvme0"
 )]
 pub struct AttachArgs {
     /// nvmf://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN], or pcie://BDF
     #[arg(value_name = "URI")]
     uri: String,
-    /// Of the controller: its devices are called so, with n and the namespace identifier [default: the end of the
-    /// subsystem's name, or Nvme and the first number that is free]
+    /// Name of the controller; its devices get this name, with n and the namespace identifier
+    /// [default: the end of the subsystem's name, or Nvme and the first free number]
     #[arg(long)]
     name: Option<String>,
-    /// How long I/O waits for a target that is away, in seconds; 0 as long as it is [default: as configured]
+    /// How long I/O waits for an unreachable target, in seconds; 0: without limit [default: as
+    /// configured]
     #[arg(long, value_name = "SECONDS")]
     fast_fail: Option<u64>,
-    /// How long to go on trying to connect again, in seconds; -1 for ever [default: for ever]
+    /// How long to try to reconnect, in seconds; -1: without limit [default: without limit]
     #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
     loss_timeout: Option<i64>,
-    /// Connect from this address of this machine [default: as configured, or as the route says]
+    /// Connect from this address of this machine [default: as configured, or as the route requires]
     #[arg(long, value_name = "ADDRESS")]
     host_traddr: Option<String>,
-    /// Controller to ask for, where they are static: its id, or "any" [default: a dynamic one]
+    /// Id of the controller to connect to, where controllers are static, or "any" [default: a
+    /// dynamic one]
     #[arg(long, value_name = "ID", value_parser = parse_cntlid)]
     cntlid: Option<ControllerId>,
 }
@@ -69,7 +75,7 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
     let remote = args.fast_fail.is_some() || args.loss_timeout.is_some();
     if remote || args.host_traddr.is_some() || args.cntlid.is_some() {
         return Err(usage(
-            "there is no connection to a drive of this machine: leave its options out".into(),
+            "a drive of this machine has no connection: leave the connection options out".into(),
         ));
     }
     let name = match &args.name {

@@ -1,4 +1,4 @@
-//! `nacre bdev create`: one flavour per module.
+//! `nacre bdev create`: one subcommand per module.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub enum Kind {
         #[command(flatten)]
         identity: Identity,
     },
-    /// A device that takes everything and keeps nothing
+    /// A device that accepts every write and stores nothing
     Null {
         name: String,
         #[command(flatten)]
@@ -33,10 +33,10 @@ pub enum Kind {
     File {
         name: String,
         path: PathBuf,
-        /// Make the file with this size if it is not there
+        /// Create the file with this size if it does not exist
         #[arg(long, value_parser = size::parse_bytes)]
         size: Option<u64>,
-        /// What suits the file unless given
+        /// Block size; unless given, one that suits the file
         #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes)]
         block_size: Option<u64>,
         /// Refuse writes
@@ -52,28 +52,28 @@ pub enum Kind {
     Delay {
         name: String,
         base: String,
-        /// How much longer reads take, such as 200us
+        /// Added latency of reads, such as 200us
         #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
         read: Duration,
-        /// One read in a hundred; as the others unless given
+        /// Added latency of one read in a hundred; unless given, as for the others
         #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
         read_p99: Option<Duration>,
-        /// How much longer writes take
+        /// Added latency of writes
         #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
         write: Duration,
-        /// One write in a hundred; as the others unless given
+        /// Added latency of one write in a hundred; unless given, as for the others
         #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
         write_p99: Option<Duration>,
         #[command(flatten)]
         identity: Identity,
     },
-    /// A device on top of another that fails when told to; it is called EE_ and the other's name
+    /// A device on top of another that fails on demand; its name is EE_ and the other's name
     Error {
         base: String,
         #[command(flatten)]
         identity: Identity,
     },
-    /// A device that hands everything to another
+    /// A device that passes all I/O to another
     Passthru {
         name: String,
         base: String,
@@ -84,7 +84,7 @@ pub enum Kind {
 
 #[derive(Debug, Args)]
 pub struct Capacity {
-    /// Such as 64MiB
+    /// Size, such as 64MiB
     #[arg(long, value_parser = size::parse_bytes)]
     size: u64,
     #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value = "512")]
@@ -100,7 +100,8 @@ pub struct Identity {
 
 pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let (method, params) = call(kind)?;
-    // The daemon would wait for a base that is not there, as SPDK does. Here that is a mistyped name.
+    // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a
+    // mistyped name.
     let base = params.get("base_bdev_name").or(params.get("base_name"));
     if let Some(base) = base {
         connection.call("bdev_get_bdevs", json!({ "name": base }))?;
@@ -108,7 +109,7 @@ pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let answer = connection.call(method, Value::Object(params.clone()))?;
     let name = match &answer {
         Value::String(name) => name.clone(),
-        // bdev_error_create says only that it is done.
+        // The reply of bdev_error_create contains no name.
         _ => format!("EE_{}", output::cell(params.get("base_name"))),
     };
     match connection.json {
@@ -117,7 +118,7 @@ pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     }
 }
 
-/// What to ask of the daemon.
+/// The method and parameters for a kind of device.
 fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
     let (method, params, identity) = match kind {
         Kind::Malloc {
@@ -195,7 +196,8 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
         unreachable!("parameters are an object")
     };
     params.insert("uuid".into(), json!(identity.uuid));
-    // What was not given is not sent: the daemon's defaults hold, and SPDK knows not all of these.
+    // Omitted options are not sent: the daemon's defaults apply, and SPDK does not know all of
+    // these.
     params.retain(|_, value| !value.is_null());
     Ok((method, params))
 }
@@ -211,6 +213,5 @@ impl Capacity {
 }
 
 fn micros(time: Duration) -> Result<u64, Failure> {
-    u64::try_from(time.as_micros())
-        .map_err(|_| Failure::Usage(format!("{time:?} is longer than anybody waits")))
+    u64::try_from(time.as_micros()).map_err(|_| Failure::Usage(format!("{time:?} is too long")))
 }

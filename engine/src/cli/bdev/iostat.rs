@@ -1,4 +1,4 @@
-//! `nacre bdev iostat`: counters once, or rates for as long as somebody looks.
+//! `nacre bdev iostat`: counters once, or rates until interrupted.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::super::{Connection, Failure, output};
 pub struct IostatArgs {
     /// All devices unless given
     name: Vec<String>,
-    /// Print rates, again and again after so long
+    /// Print rates at this interval
     #[arg(short, long, value_name = "TIME", value_parser = crate::values::time::parse)]
     interval: Option<Duration>,
-    /// With an interval: how many times; until interrupted unless given
+    /// With an interval: the number of rounds; unless given, until interrupted
     #[arg(long, value_name = "N", requires = "interval")]
     count: Option<u64>,
-    /// Each core's queue by itself; of one device
+    /// Show each core's queue separately; for one device
     #[arg(long, conflicts_with = "interval")]
     per_channel: bool,
     /// Count from zero afterwards
@@ -40,7 +40,7 @@ fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
             [name] => params = json!({ "names": [name], "per_channel": true }),
             _ => {
                 return Err(Failure::Usage(
-                    "--per-channel is about one device: name it".into(),
+                    "--per-channel needs one device: name it".into(),
                 ));
             }
         }
@@ -115,7 +115,7 @@ fn repeat(connection: &Connection, args: &IostatArgs, interval: Duration) -> Res
             })
             .collect();
         if connection.json {
-            // One document per round and line, for programs that read on.
+            // One document per round and line, for programs that parse a stream.
             let object = |(name, rates): &(String, Rates)| {
                 let mut object = rates.json();
                 object["name"] = json!(name);

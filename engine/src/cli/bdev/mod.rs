@@ -31,19 +31,19 @@ enum BdevCommand {
     List,
     /// Show everything about one
     Show { name: String },
-    /// Make one, and print its name
+    /// Create one, and print its name
     Create {
         #[command(subcommand)]
         kind: create::Kind,
     },
     /// Connect to a subsystem of another target; its namespaces become devices
     Attach(attach::AttachArgs),
-    /// Disconnect such a controller, and delete its devices and whatever stands on them
+    /// Disconnect such a controller, and delete its devices and all devices on top of them
     Detach {
-        /// As `attach` was given it, or printed it
+        /// Name, as given to `attach` or printed by it
         name: String,
     },
-    /// Delete some, and whatever stands on them; files stay
+    /// Delete devices, and all devices on top of them; files stay
     #[command(visible_alias = "rm")]
     Delete {
         #[arg(required = true)]
@@ -51,45 +51,49 @@ enum BdevCommand {
     },
     /// Change the size of a null or file device; hosts see it at once
     Resize(ResizeArgs),
-    /// Take over the size that a file or block device has now
+    /// Read the present size of a file or block device again
     Rescan {
         name: String,
-        /// A smaller one even under hosts that are connected: they lose what was beyond
+        /// Accept a smaller size while hosts are connected; data past the new end is lost
         #[arg(long)]
         force: bool,
     },
-    /// Take the file or disk that is at a device's path now, in place of the one that was there
+    /// Accept the file or disk that is now at a device's path, in place of the earlier one
     #[command(
-        after_help = "A device that the daemon makes again is made only on the file or disk that it was on. A copy with the same data, or an empty file in place of a missing one, is taken with this command."
+        after_help = "The daemon restores a device only on its original file or disk. This \
+            command accepts a copy with the same data, or an empty file in place of a missing \
+            one."
     )]
     Accept { name: String },
-    /// Show what devices did, once or as rates
+    /// Show the I/O counters of devices, once or as rates
     Iostat(iostat::IostatArgs),
     /// Inject errors into a device made with `create error`
     Inject(InjectArgs),
-    /// Limit what a device may do per second; hosts wait for what is beyond
+    /// Limit a device's I/O per second; I/O above the limit waits
     Limit(LimitArgs),
-    /// Let go of the I/O that `inject … pending` holds
+    /// Release the I/O that `inject … pending` holds
     Resume { name: String },
 }
 
 #[derive(Debug, Args)]
 struct ResizeArgs {
     name: String,
-    /// Such as 10GiB
+    /// Size, such as 10GiB
     #[arg(value_parser = size::parse_bytes)]
     size: u64,
-    /// Cut off what is beyond the new size; refused while hosts are connected
+    /// Allow a smaller size: data past the new end is lost; refused while hosts are connected
     #[arg(long)]
     shrink: bool,
-    /// Even then: they lose it
+    /// Shrink although hosts are connected: they lose the data past the new end
     #[arg(long, requires = "shrink")]
     force: bool,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "What is not given stays as it is. Sizes are whole MiB.\n\nExamples:\n  nacre bdev limit disk0 --iops 5000 --write 100MiB\n  nacre bdev limit disk0 --iops 0\n  nacre bdev limit disk0 --none"
+    after_help = "Omitted limits stay unchanged. Sizes are whole MiB.\n\nExamples:\n  nacre bdev \
+        limit disk0 --iops 5000 --write 100MiB\n  nacre bdev limit disk0 --iops 0\n  nacre bdev \
+        limit disk0 --none"
 )]
 struct LimitArgs {
     name: String,
@@ -116,21 +120,21 @@ struct LimitArgs {
 )]
 struct InjectArgs {
     name: String,
-    /// In which operations; clear ends all errors
+    /// Affected operations; clear ends all errors
     operation: Operation,
-    /// What goes wrong
+    /// Kind of error
     #[arg(required_if_eq_any = [("operation", "read"), ("operation", "write"), ("operation", "unmap"), ("operation", "flush"), ("operation", "all")])]
     error: Option<Error>,
-    /// In how many I/Os
+    /// Number of I/Os to affect
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u32,
-    /// Only while so many are in flight
+    /// Only while this many I/Os are in flight
     #[arg(long, value_name = "N", default_value_t = 0)]
     queue_depth: u64,
-    /// corrupt-data: which byte of the data
+    /// corrupt-data: offset of the byte to change
     #[arg(long, value_name = "BYTE", default_value_t = 0)]
     corrupt_offset: u64,
-    /// corrupt-data: what it is XORed with
+    /// corrupt-data: value to XOR the byte with
     #[arg(long, value_name = "VALUE", value_parser = byte, default_value = "0xff")]
     corrupt_value: u8,
     /// nvme-failure: the status code type
@@ -159,9 +163,9 @@ enum Error {
     Pending,
     /// A byte of the data is changed
     CorruptData,
-    /// The device is out of memory; the I/O is tried again
+    /// The device is out of memory; the I/O is retried
     Nomem,
-    /// The I/O fails with the NVMe status given
+    /// The I/O fails with the given NVMe status
     NvmeFailure,
 }
 
@@ -192,7 +196,7 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
                 let device = device(&mut client, name)?;
                 if let Some(controller) = device.pointer("/driver_specific/controller") {
                     let controller = controller.as_str().unwrap_or_default();
-                    let remedy = format!("`nacre bdev detach {controller}` lets go of all of them");
+                    let remedy = format!("`nacre bdev detach {controller}` detaches all of them");
                     let cause = "it is a namespace of another target";
                     return Err(refuse(&device, cause, &remedy));
                 }
@@ -210,7 +214,7 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
                 refuse(
                     &device,
                     "its size does not change by itself",
-                    "only files and block devices are rescanned",
+                    "only files and block devices can be rescanned",
                 )
             })?;
             let mut params = json!({ "name": device["name"] });
@@ -255,7 +259,7 @@ fn list(connection: &Connection) -> Result<(), Failure> {
     )
 }
 
-/// A remote namespace with how it is connected, as that is what one wants to know of it.
+/// A remote namespace with its transport and connection state.
 fn product(device: &Value) -> String {
     let product = output::cell(device.get("product_name"));
     let specific = &device["driver_specific"];
@@ -271,12 +275,12 @@ fn product(device: &Value) -> String {
     }
 }
 
-/// What a device of some module can be asked, by the names of the methods.
+/// The methods for the devices of one module.
 struct Module {
     product: &'static str,
     delete: &'static str,
     rescan: Option<&'static str>,
-    /// Where its `driver_specific` names the file.
+    /// Path in its `driver_specific` to the file name.
     filename: Option<&'static str>,
 }
 
@@ -289,7 +293,7 @@ const fn module_of(product: &'static str, delete: &'static str) -> Module {
     }
 }
 
-/// By `product_name`, as SPDK has them: it is all that tells which method deletes a device.
+/// By `product_name`, as in SPDK: nothing else shows which method deletes a device.
 const MODULES: &[Module] = &[
     module_of("Malloc disk", "bdev_malloc_delete"),
     module_of("Null disk", "bdev_null_delete"),
@@ -311,7 +315,7 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// Those that stand on another device.
+/// Modules on top of another device.
 const STACKED: [&str; 3] = ["delay", "Error Injection Disk", "passthru"];
 
 fn module(device: &Value) -> Result<&'static Module, Failure> {
@@ -322,7 +326,7 @@ fn module(device: &Value) -> Result<&'static Module, Failure> {
         .ok_or_else(|| {
             refuse(
                 device,
-                &format!("\"{product}\" is no kind of device that this command knows"),
+                &format!("\"{product}\" is a kind of device that this command does not know"),
                 "call its method with `nacre rpc`",
             )
         })
@@ -330,7 +334,7 @@ fn module(device: &Value) -> Result<&'static Module, Failure> {
 
 fn device(client: &mut Client, name: &str) -> Result<Value, Failure> {
     let found = client.call("bdev_get_bdevs", json!({ "name": name }))?;
-    let missing = || Failure::Failed(anyhow::anyhow!("the daemon tells nothing about {name}"));
+    let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {name}"));
     found.get(0).cloned().ok_or_else(missing)
 }
 
@@ -339,13 +343,13 @@ fn bytes_of(device: &Value) -> u64 {
     number("num_blocks").saturating_mul(number("block_size"))
 }
 
-/// A refusal of our own: the daemon was not asked.
+/// A refusal of the command itself: the daemon was not called.
 fn refuse(device: &Value, cause: &str, remedy: &str) -> Failure {
     let name = device["name"].as_str().unwrap_or_default();
     Failure::Failed(anyhow::anyhow!("{name}: {cause}; {remedy}"))
 }
 
-/// Success has nothing to tell people; programs get what was done.
+/// Prints nothing for people on success, and the changed object for programs.
 fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
     match connection.json {
         true => output::json(&what),
@@ -400,7 +404,11 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
             output::bytes(args.size),
             output::bytes(now)
         );
-        return Err(refuse(&device, &cause, "--shrink gives up what is beyond"));
+        return Err(refuse(
+            &device,
+            &cause,
+            "--shrink allows losing the data past the new end",
+        ));
     }
     if let Some((filename, rescan)) = module.filename.zip(module.rescan) {
         let path = device
@@ -417,26 +425,25 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
         };
         let file = open_file(Path::new(path)).map_err(kept)?;
         if !is_of(&device, &file)? {
-            let cause = format!(
-                "another file is at {path} by now, and the device has the one that was there"
-            );
+            let cause =
+                format!("another file is at {path} now, and the device uses the earlier one");
             return Err(refuse(&device, &cause, "nothing was changed"));
         }
         let name = &device["name"];
         if args.size < now {
-            // First whoever uses it: nothing is cut off under a host.
+            // First without force: nothing is cut off under a connected host.
             let less = json!({ "name": name, "size": args.size, "force": args.force });
             client.call(rescan, less)?;
         }
         let cut = file.set_len(args.size);
-        // Also if it failed: the daemon goes by what there is.
+        // Also after a failure: the daemon uses the actual size.
         client.call(rescan, json!({ "name": name }))?;
         cut.map_err(|error| kept(error.into()))?;
     } else if module.product == "Null disk" {
         const MIB: u64 = 1 << 20;
         if !args.size.is_multiple_of(MIB) {
             return Err(Failure::Usage(
-                "a null device has whole MiB when it is resized".into(),
+                "a null device can only be resized to whole MiB".into(),
             ));
         }
         client.call(
@@ -446,7 +453,7 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
     } else {
         let (cause, remedy) = match STACKED.contains(&module.product) {
             true => ("it has the size of the device below", "resize that"),
-            false => ("devices of this kind keep their size", "make a new one"),
+            false => ("devices of this kind have a fixed size", "create a new one"),
         };
         return Err(refuse(&device, cause, remedy));
     }
@@ -457,19 +464,19 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
 #[error("not a file")]
 struct NotAFile;
 
-/// Whether the daemon has this file open for the device, whatever is at the path.
+/// True when the daemon has this file open for the device, whatever the path names now.
 fn is_of(device: &Value, file: &File) -> std::io::Result<bool> {
     let ours = file.metadata()?;
     let number = |part: &str| {
         let number = device.pointer(&format!("/driver_specific/nacre/file/{part}"));
         number.and_then(Value::as_u64)
     };
-    // An older daemon does not say.
+    // An older daemon does not report it.
     let same = |said: Option<u64>, is: u64| said.is_none_or(|said| said == is);
     Ok(same(number("device"), ours.dev()) && same(number("inode"), ours.ino()))
 }
 
-/// On this machine: the daemon is reached by a local socket, so it is the daemon's file.
+/// On this machine: the daemon is reached by a local socket, so the path names the daemon's file.
 fn open_file(path: &Path) -> anyhow::Result<File> {
     let file = OpenOptions::new().write(true).open(path)?;
     if file.metadata()?.file_type().is_block_device() {
@@ -481,7 +488,7 @@ fn open_file(path: &Path) -> anyhow::Result<File> {
 fn inject(connection: &Connection, args: &InjectArgs) -> Result<(), Failure> {
     let word = |name: clap::builder::PossibleValue| name.get_name().replace('-', "_");
     let operation = args.operation.to_possible_value().map(word);
-    // SPDK wants a type even when all errors end.
+    // SPDK requires a type even for ending all errors.
     let error = args.error.unwrap_or(Error::Failure);
     let mut params = json!({
         "name": args.name,
@@ -507,7 +514,7 @@ fn inject(connection: &Connection, args: &InjectArgs) -> Result<(), Failure> {
     done(connection, params)
 }
 
-/// 0 to 255, also in hexadecimal as specifications have it.
+/// 0 to 255, also in hexadecimal as in the specifications.
 fn byte(text: &str) -> Result<u8, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u8::from_str_radix(digits, 16),

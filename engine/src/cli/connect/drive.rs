@@ -1,4 +1,5 @@
-//! Attempts, pauses and fallback. Time and commands are a [`Runner`]'s, so that a test has its own.
+//! Attempts, pauses and fallback. A [`Runner`] provides time and commands, so that a test can
+//! replace them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,12 +8,12 @@ use std::time::Duration;
 use super::log::Log;
 use super::{ConnectArgs, Plan, Transport};
 
-/// What driving needs of the machine.
+/// The machine's functions for `drive`.
 pub trait Runner {
-    /// Runs a command after printing it. Answers its standard output; its standard error is the cause
-    /// of a failure.
+    /// Runs a command after printing it. Returns its standard output; its standard error is the
+    /// cause of a failure.
     fn run(&mut self, command: &[String]) -> Result<String, Cause>;
-    /// Whether the kernel has `/dev/nvme-fabrics`.
+    /// True when the kernel has `/dev/nvme-fabrics`.
     fn has_fabrics(&self) -> bool;
     fn pause(&mut self, time: Duration);
     fn say(&mut self, text: &str);
@@ -23,7 +24,7 @@ pub trait Runner {
 pub enum Cause {
     #[error("{program} cannot be run: {error}")]
     NoProgram { program: String, error: String },
-    /// In the words of nvme-cli, and what the kernel said meanwhile.
+    /// The message of nvme-cli, and the kernel's log lines.
     #[error("{}", joined(.said, .kernel))]
     Refused { said: String, kernel: Vec<String> },
     #[error("{}", timed_out(.what, .after, .kernel))]
@@ -50,10 +51,10 @@ fn timed_out(what: &str, after: &Duration, kernel: &[String]) -> String {
     joined(&text, kernel)
 }
 
-/// The words of the timeouts that operators search for.
+/// The terms that operators search for in timeouts.
 const RDMA_CONNECTION: &str = "RDMA connection";
 
-/// What a command was to make.
+/// The purpose of a command.
 pub fn purpose(command: &[String]) -> String {
     let after = |word: &str| {
         let at = command.iter().position(|w| w == word)?;
@@ -65,7 +66,7 @@ pub fn purpose(command: &[String]) -> String {
     }
 }
 
-/// How far the kernel's connection manager came, by what it said.
+/// The stage that the kernel's connection manager reached, according to its log lines.
 fn stage(kernel: &[String]) -> &'static str {
     let said = |words: &[&str]| {
         let mut lines = kernel.iter();
@@ -84,7 +85,7 @@ fn stage(kernel: &[String]) -> &'static str {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     pub transport: Transport,
-    /// As nvme-cli takes it.
+    /// In nvme-cli's format.
     pub address: String,
     pub port: u16,
 }
@@ -99,7 +100,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// How one path ended.
+/// The result of one path.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Tried {
     pub path: Path,
@@ -129,8 +130,8 @@ fn attempts(failures: u64) -> String {
     }
 }
 
-/// Connects every path of the discovery log. Where there is no log: the first transport of the plan
-/// that works. At least one path is connected, or it is an error.
+/// Connects every path of the discovery log. Without a log: the first transport of the plan that
+/// works. It is an error if no path is connected.
 pub fn drive(
     args: &ConnectArgs,
     plan: &Plan,
@@ -151,7 +152,7 @@ pub fn drive(
             skipped.iter().for_each(|why| runner.say(why));
             match paths.is_empty() {
                 false => (paths, true, true),
-                // The target says why in answer to a Connect, once.
+                // The target's Connect response contains the reason, once.
                 true => (vec![here(transport)], false, false),
             }
         }
@@ -166,7 +167,7 @@ pub fn drive(
     for (at, path) in paths.iter().enumerate() {
         let one = attempt(args, path, runner);
         let next = paths.get(at + 1);
-        // Another transport gives the same answer.
+        // Another transport would give the same result.
         let ends = match &one.outcome {
             Ok(_) => !every,
             Err(cause) => !every && answered(cause),
@@ -197,7 +198,7 @@ pub fn drive(
         ..
     }) = tried.pop()
     else {
-        unreachable!("there is a path, and none is connected");
+        unreachable!("at least one path exists, and none is connected");
     };
     Err(failed(path, failures, cause, plan, listed))
 }
@@ -238,7 +239,8 @@ fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
     Ok(())
 }
 
-/// Reads the discovery log at the target, over the first transport that works, which is answered, too.
+/// Reads the discovery log at the target, over the first transport that works, and returns that
+/// transport, too.
 fn discover(
     args: &ConnectArgs,
     plan: &Plan,
@@ -264,7 +266,7 @@ fn discover(
     (None, last)
 }
 
-/// Tries one path until it is connected, is hopeless, or has had its attempts.
+/// Tries one path until it is connected, cannot succeed, or has used up its attempts.
 fn attempt(args: &ConnectArgs, path: &Path, runner: &mut impl Runner) -> Tried {
     let mut failures: u64 = 0;
     let outcome = loop {
@@ -353,7 +355,7 @@ fn invocation(what: &str, path: &Path) -> Vec<String> {
     .to_vec()
 }
 
-/// A command as a shell would take it.
+/// A command in shell syntax.
 pub fn words(command: &[String]) -> String {
     let plain = |word: &str| {
         !word.is_empty()
@@ -368,7 +370,7 @@ pub fn words(command: &[String]) -> String {
     quoted.collect::<Vec<_>>().join(" ")
 }
 
-/// The kernel's EALREADY, in the words of libnvme's versions.
+/// The kernel's EALREADY, as the versions of libnvme print it.
 fn is_connected_already(cause: &Cause) -> bool {
     let said = cause.to_string().to_lowercase();
     said.contains("already connected") || said.contains("operation already in progress")
@@ -386,7 +388,7 @@ fn answered(cause: &Cause) -> bool {
     .any(|words| said.contains(words))
 }
 
-/// The same command fails again: the target's answer or this machine is the cause.
+/// The same command would fail again: the target's response or this machine is the cause.
 fn is_hopeless(cause: &Cause) -> bool {
     let said = cause.to_string().to_lowercase();
     let of_this_machine = [
@@ -449,7 +451,8 @@ fn remedy(cause: &Cause, path: &Path, alone: bool, listed: bool) -> String {
     }
     if alone && !answered(cause) {
         remedies.push(
-            "keep the fallback (`--fallback tcp`), or move what uses the volume to a host with RDMA"
+            "keep the fallback (`--fallback tcp`), or move the users of the volume to a host with \
+                RDMA"
                 .to_owned(),
         );
     }

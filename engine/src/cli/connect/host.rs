@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::drive::{Cause, Runner, purpose, words};
 
 pub struct Shell {
-    /// Talk goes to standard error, standard output is a program's.
+    /// Messages go to standard error; standard output is for programs.
     quiet: bool,
     timeout: Duration,
 }
@@ -22,9 +22,9 @@ impl Shell {
     }
 }
 
-/// Between two looks at whether a command has ended.
+/// Interval between checks whether a command has ended.
 const LOOK: Duration = Duration::from_millis(20);
-/// Of what the kernel said, the latest.
+/// Most lines kept of the kernel's log; the newest count.
 const KERNEL_LINES: usize = 4;
 
 impl Runner for Shell {
@@ -57,7 +57,8 @@ impl Runner for Shell {
                 })
             }
             None => {
-                // Waiting in the kernel it ends when that gives up; its child is reaped then, or by init.
+                // A command stuck in the kernel ends when the kernel gives up; this process or init
+                // reaps it then.
                 drop(child.kill());
                 drop(child.try_wait());
                 Err(Cause::TimedOut {
@@ -85,10 +86,10 @@ impl Runner for Shell {
     }
 }
 
-/// The most output of a command that is kept: a discovery log of some thousand entries.
+/// Most output kept of a command: a discovery log of some thousand entries.
 const MOST_OUTPUT: u64 = 4 << 20;
 
-/// Reads in the background, so that a talkative command is not held up.
+/// Reads in the background, so that a command with much output does not block.
 fn reader(from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut text = Vec::new();
@@ -100,7 +101,7 @@ fn reader(from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-/// Several lines of a program as one.
+/// Joins several lines of a program's output.
 pub fn sentence(said: &str) -> String {
     let lines = said
         .lines()
@@ -111,7 +112,7 @@ pub fn sentence(said: &str) -> String {
         .join("; ")
 }
 
-/// Whether it succeeded; none if it has not ended in time.
+/// True for success; none if it did not end in time.
 fn wait(child: &mut Child, timeout: Duration) -> Option<bool> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -124,14 +125,14 @@ fn wait(child: &mut Child, timeout: Duration) -> Option<bool> {
     }
 }
 
-/// What the kernel says of NVMe from some moment on; nothing if its log may not be read.
+/// The kernel's log lines about NVMe from now on; empty if its log is not readable.
 struct KernelLog {
     file: Option<File>,
 }
 
 impl KernelLog {
     fn from_now() -> KernelLog {
-        /// O_NONBLOCK: a record that is not there yet is not waited for.
+        /// O_NONBLOCK: do not wait for a record.
         const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new()
             .read(true)
@@ -155,7 +156,7 @@ impl KernelLog {
             let length = match file.read(&mut record) {
                 Ok(0) => break,
                 Ok(length) => length,
-                // Overwritten before it was read: the next one is there.
+                // Overwritten before it was read: the next one is available.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
                 Err(_) => break,
             };

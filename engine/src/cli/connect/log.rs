@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::drive::Path;
 use super::{Plan, Transport};
 
-/// More paths than a host can use are not tried.
+/// Paths beyond the number that a host can use are not tried.
 const MOST_PATHS: usize = 32;
 
 #[derive(Debug, Deserialize)]
@@ -25,12 +25,12 @@ struct Record {
 }
 
 impl Log {
-    /// None: another program's output, or one that this program does not know.
+    /// None: another program's output, or an unknown format.
     pub fn parse(text: &str) -> Option<Log> {
         serde_json::from_str(text).ok()
     }
 
-    /// The paths to a subsystem in the plan's order, and those left out, each with the reason.
+    /// The paths to a subsystem in the plan's order, and the omitted ones, each with the reason.
     pub fn paths(
         &self,
         nqn: &str,

@@ -1,5 +1,5 @@
-//! `nacre connect`: connects this Linux host with nvme-cli, by every path that the target's discovery
-//! log has, RDMA first. Without a log: over RDMA where the route to the target has it, else over TCP.
+//! `nacre connect`: connects this Linux host with nvme-cli, by every path in the target's discovery
+//! log, RDMA first. Without a log: over RDMA if the route to the target supports it, else over TCP.
 //! Every command is printed before it runs.
 //!
 //! ```text
@@ -37,19 +37,20 @@ pub struct ConnectArgs {
     /// Name of the subsystem, unless the URI has it
     #[arg(short = 'n', long)]
     pub nqn: Option<String>,
-    /// Transport where the URI names none; auto: RDMA if the route to the target has it, then TCP [default: auto]
+    /// Transport where the URI names none; auto: RDMA if the route to the target supports it, then
+    /// TCP [default: auto]
     #[arg(short, long, value_enum)]
     pub transport: Option<Choice>,
     /// What to do when RDMA fails [default: tcp with --transport auto, else none]
     #[arg(long, value_enum)]
     pub fallback: Option<Fallback>,
-    /// Attempts over RDMA before the fallback, and over TCP; 0 tries for ever
+    /// Attempts over RDMA before the fallback, and over TCP; 0: without limit
     #[arg(long, default_value_t = 3)]
     pub retries: u32,
     /// Pause between attempts
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::values::time::parse)]
     pub retry_delay: Duration,
-    /// How long one attempt may take
+    /// Longest time of one attempt
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     pub cm_timeout: Duration,
     /// Name of this host [default: nvme-cli's]
@@ -61,10 +62,10 @@ pub struct ConnectArgs {
     /// I/O queues [default: one per processor]
     #[arg(short = 'i', long, value_name = "COUNT")]
     pub nr_io_queues: Option<NonZeroU32>,
-    /// Commands of each I/O queue
+    /// Entries of each I/O queue
     #[arg(short = 'Q', long, value_name = "DEPTH")]
     pub queue_size: Option<NonZeroU32>,
-    /// Seconds that the kernel tries to get a lost connection back; -1 is for ever
+    /// Seconds that the kernel tries to restore a lost connection; -1: without limit
     #[arg(
         short = 'l',
         long,
@@ -78,7 +79,7 @@ pub struct ConnectArgs {
     /// Print the commands and run none
     #[arg(long)]
     pub dry_run: bool,
-    /// Print JSON for programs at the end; what is done meanwhile goes to standard error
+    /// Print JSON for programs at the end; progress goes to standard error
     #[arg(long)]
     pub json: bool,
 }
@@ -111,7 +112,7 @@ impl Transport {
     }
 }
 
-/// The transports to try, in order, and a remark to print before.
+/// The transports to try, in order, and a remark to print first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
     pub order: Vec<Transport>,
@@ -121,7 +122,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// `rdma` is why RDMA cannot go to the target, if it cannot.
+    /// `rdma`: the reason, if RDMA cannot reach the target.
     pub fn of(choice: Choice, fallback: Option<Fallback>, rdma: Result<(), String>) -> Plan {
         let fallback = fallback.unwrap_or(match choice {
             Choice::Auto => Fallback::Tcp,
@@ -129,14 +130,14 @@ impl Plan {
         });
         let (order, remark) = match (choice, fallback, rdma) {
             (Choice::Tcp, _, _) => (vec![Transport::Tcp], None),
-            // Nothing to try RDMA with, and something else is allowed.
+            // No RDMA device, and another transport is allowed.
             (Choice::Auto, Fallback::Tcp, Err(why)) => (
                 vec![Transport::Tcp],
                 Some(format!(
                     "no RDMA from here to the target: {why}; connecting over TCP"
                 )),
             ),
-            // Asked for by name: tried, for the device may come.
+            // Requested by name: tried, because the device may appear later.
             (_, Fallback::Tcp, rdma) => (
                 vec![Transport::Rdma, Transport::Tcp],
                 rdma.err()
@@ -241,7 +242,7 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     }
 }
 
-/// The first connected path, as before there were several, and all of them.
+/// The first connected path, for compatibility, and all of them.
 fn answer(tried: &[Tried]) -> Value {
     let first = tried.iter().find(|one| one.outcome.is_ok());
     let path = |one: &Tried| {

@@ -1,4 +1,5 @@
-//! Goal: paths and transports are tried in order and as often as it helps, and the end says why.
+//! Goal: paths and transports are tried in order and as often as it helps, and the final error
+//! contains the reason.
 
 use std::time::Duration;
 
@@ -21,10 +22,10 @@ fn args(more: &str) -> ConnectArgs {
         .connect
 }
 
-/// Commands end as told, in order; the last way of ending holds for the rest.
+/// Commands end as scripted, in order; the last result repeats.
 struct Told {
     endings: Vec<Result<(), Cause>>,
-    /// The discovery log; none: the target refuses, as `no_log` says.
+    /// The discovery log; none: the target refuses it with `no_log`.
     log: Option<String>,
     no_log: Cause,
     fabrics: bool,
@@ -84,7 +85,7 @@ fn plan(args: &ConnectArgs, rdma: Result<(), String>) -> Plan {
     Plan::of(args.choice().unwrap(), args.fallback, rdma)
 }
 
-/// An address is written as for every other command that connects: alone, or in a URI.
+/// An address has the same format as in every other command that connects: alone, or in a URI.
 #[test]
 fn the_target_in_every_form() {
     let read = |line: &str| {
@@ -198,7 +199,7 @@ fn way(_: std::net::IpAddr) -> Result<(), String> {
     Ok(())
 }
 
-/// As nvme-cli 2.3 prints it.
+/// In nvme-cli 2.3's format.
 fn log(records: &[(&str, &str, &str)]) -> String {
     let record = |(transport, address, nqn): &(&str, &str, &str)| {
         json!({
@@ -217,8 +218,8 @@ fn log(records: &[(&str, &str, &str)]) -> String {
 
 const V: &str = "nqn.2025-01.io.nacre:v";
 
-/// Every path of the log is connected, RDMA first; a path to which this machine has no RDMA is left
-/// out, with the reason.
+/// Every path of the log is connected, RDMA first; a path that this machine cannot reach by RDMA is
+/// left out, with the reason.
 #[test]
 fn every_path_of_the_discovery_log() {
     let args = args("");
@@ -265,7 +266,7 @@ fn every_path_of_the_discovery_log() {
     );
 }
 
-/// A path that fails costs the others nothing, and is told with its cause.
+/// A failed path does not affect the others, and is reported with its cause.
 #[test]
 fn one_path_is_enough() {
     let args = args("--retries 2");
@@ -282,7 +283,7 @@ fn one_path_is_enough() {
 }
 
 /// The log does not list the subsystem, or the target refuses the host: one attempt shows why, and
-/// the cause is told once.
+/// the cause is reported once.
 #[test]
 fn what_cannot_succeed_is_tried_once() {
     let unknown = Cause::Refused {
@@ -347,7 +348,7 @@ fn a_kernel_without_the_host_is_seen_first() {
     assert_eq!(runner.ran, ["modprobe nvme-rdma", "modprobe nvme-tcp"]);
 }
 
-/// Of a target without a log: RDMA, and TCP only if that fails.
+/// A target without a log: RDMA, and TCP only if that fails.
 #[test]
 fn rdma_first_and_then_tcp() {
     let args = args("");
@@ -372,7 +373,7 @@ fn without_fallback_it_says_so() {
         error.to_string(),
         "not connected to rdma://192.0.2.1:4420: Failed to write to /dev/nvme-fabrics: Connection refused, 2 attempts \
          failed; remedy: does the target listen there over this transport? `nacre listener list` on it shows its \
-         listeners; keep the fallback (`--fallback tcp`), or move what uses the volume to a host with RDMA"
+         listeners; keep the fallback (`--fallback tcp`), or move the users of the volume to a host with RDMA"
     );
     // The cause of the last attempt is in the error, and nowhere else.
     let attempts = runner.said.iter().filter(|s| s.starts_with("attempt"));
@@ -429,7 +430,7 @@ fn without_nvme_cli_nothing_is_tried_again() {
     assert!(!runner.ran.iter().any(|c| c.starts_with("nvme connect")));
 }
 
-/// nvme-cli prints several lines; a reader sees where one ends.
+/// nvme-cli prints several lines; a reader sees where each ends.
 #[test]
 fn lines_are_told_apart() {
     let said = "Failed to write to /dev/nvme-fabrics: Invalid argument\ncould not add new controller: invalid \

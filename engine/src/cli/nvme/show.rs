@@ -1,11 +1,11 @@
-//! `nacre nvme show`: what the daemon's drives are and how they are.
+//! `nacre nvme show`: the daemon's drives and their health.
 
 use serde_json::{Value, json};
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 
-/// One of them with all it says, or all of them in a table.
+/// One drive with all details, or all of them in a table.
 pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
     let params = match name {
         Some(name) => json!({ "name": name }),
@@ -105,7 +105,7 @@ fn print(one: &Value, name: &str, health: &Value, logs: &Value) -> Result<(), Fa
         (
             "trouble",
             format!(
-                "{} resets, {} timeouts, {} aborts, {} sent again, {} losses",
+                "{} resets, {} timeouts, {} aborts, {} retries, {} losses",
                 number(status, "resets"),
                 number(status, "timeouts") + number(status, "admin_timeouts"),
                 number(status, "aborts"),

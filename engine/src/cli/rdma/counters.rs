@@ -1,4 +1,4 @@
-//! `nacre rdma counters`: what ports, drivers and interfaces counted, once or by interval.
+//! `nacre rdma counters`: the counters of ports, drivers and interfaces, once or by interval.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -40,9 +40,9 @@ pub fn run(
             // A line per interval, as programs read a stream.
             true => output::line(&now.json(Some(&before)).to_string())?,
             false if now.rows(Some(&before), all).is_empty() => {
-                // Said once: it would push what changed before off the screen.
+                // Printed once: more would push earlier changes off the screen.
                 if !std::mem::replace(&mut quiet, true) {
-                    output::line("no counter changes; what changes is shown")?;
+                    output::line("no counter changes; changes will be shown")?;
                 }
             }
             false => {
@@ -130,7 +130,8 @@ impl Sample {
         }
     }
 
-    /// With the change since an earlier sample, if there is one; then only what changed is shown.
+    /// With the change since an earlier sample, if there is one; then only changed counters are
+    /// shown.
     pub(super) fn rows(&self, since: Option<&Sample>, all: bool) -> Vec<Vec<String>> {
         let rows = self.values.iter().filter_map(|(key, value)| {
             let change = since.map(|since| change(since, key, *value));
@@ -182,7 +183,7 @@ impl Sample {
     }
 }
 
-/// A counter that went back was reset, and counts from 0.
+/// A counter that decreased was reset, and counts from 0.
 fn change(since: &Sample, key: &(Which, CounterGroup, String), value: u64) -> u64 {
     let before = since.values.get(key).copied().unwrap_or(0);
     value.checked_sub(before).unwrap_or(value)

@@ -8,7 +8,7 @@ use super::none_there;
 use crate::cli::{Failure, output, record};
 use crate::rdma::describe::{add_limits, described};
 
-/// Gives every device's limits, or says why not.
+/// Returns every device's limits, or the reason for their absence.
 type AskLimits = dyn Fn() -> Result<Vec<DeviceAttributes>, String>;
 
 pub fn devices(
@@ -52,7 +52,7 @@ pub fn devices(
         if at > 0 {
             output::line("")?;
         }
-        // A table of its own shows them.
+        // Ports have a table of their own.
         for port in device["ports"].as_array_mut().into_iter().flatten() {
             let gids = port["gids"].as_array().map_or(0, Vec::len);
             port["gids"] = gids.into();

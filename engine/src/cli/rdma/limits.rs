@@ -1,10 +1,11 @@
-//! What devices can hold. The kernel says it to verbs alone, so this takes libibverbs and access to the device.
+//! The limits of devices. The kernel reports them only through verbs, so this needs libibverbs and
+//! access to the device.
 
 use nacre_rdma_verbs::{DeviceAttributes, Provider, VerbsProvider};
 
 use super::size::Limits;
 
-/// The attributes of every device that can be opened, or why none can.
+/// The attributes of every device that can be opened, or the reason why none can.
 pub fn all() -> Result<Vec<DeviceAttributes>, String> {
     let provider = VerbsProvider::open().map_err(|error| error.to_string())?;
     let devices = provider.devices().map_err(|error| error.to_string())?;

@@ -1,5 +1,6 @@
-//! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Asks no daemon.
-//! Only the limits of devices are asked of libibverbs, where that is; `perf` alone uses them.
+//! `nacre rdma`: this machine's RDMA devices, as the kernel shows them. Does not call the daemon.
+//! Only the limits of devices come from libibverbs, if it is installed; only `perf` uses the
+//! devices.
 
 mod counters;
 mod devices;
@@ -53,16 +54,17 @@ enum RdmaCommand {
     Counters {
         /// DEVICE or DEVICE/PORT; all unless given
         port: Option<String>,
-        /// Show what changed in each interval, such as 1 or 500ms, until interrupted
+        /// Show the changes in each interval, such as 1 or 500ms, until interrupted
         #[arg(long, value_name = "TIME", value_parser = crate::values::time::above_zero)]
         watch: Option<Duration>,
-        /// Those that are 0, too
+        /// Include counters that are 0
         #[arg(short, long)]
         all: bool,
         #[command(flatten)]
         shown: Shown,
     },
-    /// Tell how many queue pairs, completion entries and how much memory hosts will need, against a device's limits
+    /// Calculate the queue pairs, completion entries and memory for a number of hosts, against a
+    /// device's limits
     Size(size::SizeArgs),
     /// Measure bandwidth and latency of SEND, WRITE and READ between two machines
     Perf {
@@ -101,11 +103,11 @@ pub fn run(args: RdmaArgs) -> Result<(), Failure> {
     }
 }
 
-/// What to say where a table would be empty.
+/// Message in place of an empty table.
 fn none_there() -> Result<(), Failure> {
     output::line(
-        "No RDMA devices found; `nacre doctor --rdma` tells why, `nacre rdma rxe add rxe0 --netdev NAME` makes a \
-         soft-RoCE device",
+        "No RDMA devices found; `nacre doctor --rdma` shows why, `nacre rdma rxe add rxe0 \
+            --netdev NAME` creates a soft-RoCE device",
     )
 }
 

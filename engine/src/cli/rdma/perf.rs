@@ -1,4 +1,5 @@
-//! `nacre rdma perf server` and `client`: bandwidth and latency of SEND, WRITE and READ between two machines.
+//! `nacre rdma perf server` and `client`: bandwidth and latency of SEND, WRITE and READ between two
+//! machines.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU16;
@@ -23,7 +24,9 @@ use crate::values::size;
 pub enum PerfCommand {
     /// Wait for clients, one after another
     #[command(
-        after_help = "Exit codes: 0 stopped, or --once and its client did well; 1 failed; 2 wrong usage.\n\nExamples:\n  nacre rdma perf server\n  nacre rdma perf server --listen 192.0.2.1 --once\n  nacre rdma perf server --listen rdma:mlx5_0/1"
+        after_help = "Exit codes: 0 stopped, or --once and its client succeeded; 1 failed; 2 \
+            wrong usage.\n\nExamples:\n  nacre rdma perf server\n  nacre rdma perf server \
+            --listen 192.0.2.1 --once\n  nacre rdma perf server --listen rdma:mlx5_0/1"
     )]
     Server(ServerArgs),
     /// Measure against a server
@@ -35,27 +38,27 @@ pub enum PerfCommand {
 
 #[derive(Debug, Args)]
 pub struct ServerArgs {
-    /// An address of this machine, or name:eth0, rdma:mlx5_0/1, mac:…, subnet:…, with a port behind a comma
-    /// unless it is 18515: which device, port and GID are used follows from it. May be repeated [default: all
-    /// addresses]
+    /// An address of this machine, or name:eth0, rdma:mlx5_0/1, mac:…, subnet:…, with a port after
+    /// a comma unless it is 18515: determines the device, port and GID. May be repeated [default:
+    /// all addresses]
     #[arg(long, value_name = "WHERE")]
     listen: Vec<String>,
-    /// End after one client, with its outcome
+    /// End after one client, with its result
     #[arg(long)]
     once: bool,
-    /// Memory that a client's test may need here
+    /// Most memory for a client's test
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = size::parse_bytes)]
     memory: u64,
     /// Queue pairs of one client
     #[arg(long, value_name = "N")]
     max_queue_pairs: Option<NonZeroU16>,
-    /// Requests under way on one queue pair
+    /// Requests in flight on one queue pair
     #[arg(long, value_name = "N")]
     max_depth: Option<NonZeroU16>,
     /// Type of service of the packets: DSCP times 4
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
-    /// How long to look for completions before sleeping
+    /// How long to poll for completions before sleeping
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = crate::values::time::parse)]
     busy_poll: Duration,
     /// Print a line of JSON for each event
@@ -71,10 +74,10 @@ pub struct ClientArgs {
     /// send, write or read
     #[arg(long, default_value = "send")]
     op: Op,
-    /// As many messages under way as the depth allows [default]
+    /// As many messages in flight as the depth allows [default]
     #[arg(long, conflicts_with = "lat")]
     bw: bool,
-    /// One message under way on each queue pair
+    /// One message in flight on each queue pair
     #[arg(long)]
     lat: bool,
     /// Bytes of a message, or several sizes: 4k,64k,1m [default: 64k, and 64 with --lat]
@@ -86,13 +89,13 @@ pub struct ClientArgs {
     /// Messages of each size, of all queue pairs together [default: 1000]
     #[arg(short = 'n', long, value_name = "N", visible_alias = "messages", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
-    /// How long each size is measured, in place of a number of messages
+    /// Duration of each size's measurement, in place of a number of messages
     #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "iterations", value_parser = crate::values::time::above_zero)]
     duration: Option<Duration>,
     /// Messages before each measurement
     #[arg(long, value_name = "N", default_value_t = 16)]
     warmup: u64,
-    /// Messages under way on each queue pair
+    /// Messages in flight on each queue pair
     #[arg(short, long, value_name = "N", default_value_t = 32)]
     depth: u16,
     /// Queue pairs, each with a connection of its own
@@ -101,26 +104,27 @@ pub struct ClientArgs {
     /// Compare every byte: slower
     #[arg(long)]
     verify: bool,
-    /// Where from: an address of this machine, or name:eth0, rdma:mlx5_0/1, …; which device, port and GID are used
-    /// follows from it [default: by the route]
+    /// Source: an address of this machine, or name:eth0, rdma:mlx5_0/1, …; determines the device,
+    /// port and GID [default: by the route]
     #[arg(long, value_name = "WHERE")]
     source: Option<String>,
     /// For address, route and connect of a connection together
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     cm_timeout: Duration,
-    /// After how long without a word, or without any message coming to its end, the other end is given up
+    /// Time without a message from the other end, or without a completed one, before the client
+    /// gives up
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::values::time::above_zero)]
     peer_timeout: Duration,
-    /// How long to try a server that serves another client
+    /// How long to retry a server that is busy with another client
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::values::time::parse)]
     wait: Duration,
-    /// Memory that the test may need on this machine
+    /// Most memory for the test on this machine
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse_bytes)]
     memory: u64,
     /// Type of service of the packets: DSCP times 4
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
-    /// How long to look for completions before sleeping
+    /// How long to poll for completions before sleeping
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = crate::values::time::parse)]
     busy_poll: Duration,
     /// Print JSON for programs instead of a table for people
@@ -242,7 +246,7 @@ impl ClientArgs {
     }
 }
 
-/// The libraries, and at least one device; or which of them is missing and what to type.
+/// The libraries, and at least one device; or an error that names the missing part and its remedy.
 fn provider() -> Result<Arc<dyn Provider>, Failure> {
     let said = |error: VerbsError| Failure::Failed(anyhow::anyhow!("{error}"));
     let provider = VerbsProvider::open().map_err(said)?;
@@ -252,7 +256,7 @@ fn provider() -> Result<Arc<dyn Provider>, Failure> {
     Ok(Arc::new(provider))
 }
 
-/// The addresses that a selector means and RDMA can be had on.
+/// The addresses of a selector that support RDMA.
 pub(super) fn addresses(system: &System, selector: &str) -> Result<Vec<IpAddr>, Failure> {
     if let Ok(ip) = selector.trim_matches(['[', ']']).parse() {
         return Ok(vec![ip]);
@@ -286,12 +290,12 @@ pub(super) fn source(system: &System, selector: &str, server: IpAddr) -> Result<
     })
 }
 
-/// Those of an interface that a peer could not name.
+/// Addresses of one link, which a peer cannot name.
 fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Why none of these addresses can be used over RDMA, as the kernel shows it.
+/// Why none of these addresses can be used over RDMA, according to the kernel.
 fn explained(system: &System, addresses: impl IntoIterator<Item = IpAddr>) -> Option<String> {
     let reasons = addresses.into_iter().filter_map(|ip| {
         Some(format!(
@@ -311,7 +315,7 @@ pub(super) fn failure(error: PerfError, explained: Option<String>) -> Failure {
         }
         _ => 1,
     };
-    // What the kernel shows explains what could not be had, not what went wrong later.
+    // The kernel's state explains missing devices, not later errors.
     let early = match &error {
         PerfError::Verbs(_) | PerfError::Register(_) => true,
         _ => code == 3,
@@ -364,7 +368,7 @@ fn interrupt() -> Arc<AtomicBool> {
             }
         });
     };
-    // Without the thread a signal simply ends the program. It listens before anything is announced.
+    // Without the thread a signal simply ends the program. It starts before anything is announced.
     if std::thread::Builder::new()
         .name("interrupt".into())
         .spawn(wait)
@@ -380,7 +384,8 @@ fn parse_port(text: &str) -> Result<u16, Failure> {
         .map_err(|_| Failure::Usage(format!("\"{text}\" is no port")))
 }
 
-/// `192.0.2.1:18515`, `192.0.2.1`, `[::1]:18515`, `[::1]`, `::1`, or a name in place of the address.
+/// `192.0.2.1:18515`, `192.0.2.1`, `[::1]:18515`, `[::1]`, `::1`, or a name in place of the
+/// address.
 pub(super) fn parse_server(text: &str) -> Result<SocketAddr, AddressError> {
     const FORM: &str = "ADDRESS[:PORT] or rdma://ADDRESS[:PORT]";
     let written = Written::bare(text, FORM)?;
@@ -397,7 +402,9 @@ fn parse_message(text: &str) -> Result<u32, String> {
     let bytes = size::parse_bytes(text)?;
     match u32::try_from(bytes) {
         Ok(bytes) if (1..=MAX_MESSAGE).contains(&bytes) => Ok(bytes),
-        _ => Err(format!("{text} is no message: 1 byte to 256 MiB are")),
+        _ => Err(format!(
+            "{text} is not a message size: use 1 byte to 256 MiB"
+        )),
     }
 }
 
@@ -416,7 +423,7 @@ pub(super) fn parse_sweep(text: &str) -> Result<Sweep, String> {
         std::iter::successors(Some(min.next_power_of_two()), |size| size.checked_mul(2))
             .take_while(|size| *size <= max)
             .collect();
-    // The ends are part of it, whatever they are.
+    // The ends of the range are always included.
     if sizes.first() != Some(&min) {
         sizes.insert(0, min);
     }

@@ -1,4 +1,4 @@
-//! What `nacre rdma perf` prints.
+//! Output of `nacre rdma perf`.
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
@@ -137,7 +137,7 @@ fn queue_pairs(count: u16, depth: u16) -> String {
     format!("{count} {pairs} of depth {depth}")
 }
 
-/// With the GID that was used: the library does not know its number.
+/// With the GID in use: the library does not know its index.
 pub(super) fn described(system: &System, report: &Report) -> Value {
     let mut value = serde_json::to_value(report).expect("a report serialises");
     let gid = report.local.parse().ok().and_then(|ip| gid_of(system, ip));
@@ -200,12 +200,10 @@ pub(super) fn head(system: &System, report: &Report) -> Vec<String> {
         },
     ];
     if report.software {
-        lines.push(
-            "the device is emulated by the kernel: the figures say nothing of hardware".into(),
-        );
+        lines.push("the kernel emulates this device: the figures do not describe hardware".into());
     }
     if report.interrupted {
-        lines.push("interrupted: what was measured until then".into());
+        lines.push("interrupted: results so far".into());
     }
     lines
 }
@@ -229,7 +227,7 @@ pub(super) fn rows(report: &Report) -> Vec<Vec<String>> {
     report.results.iter().map(row).collect()
 }
 
-/// One line on the terminal that says how far it is.
+/// One line on the terminal that shows the progress.
 pub struct Line(ProgressBar);
 
 impl Line {

@@ -38,7 +38,7 @@ fn machine() -> System {
         ],
         Told::default(),
     );
-    // What a process needs besides is not made up here.
+    // The process's permissions are not simulated here.
     machine.environment.rdma_cm = nacre_rdma_link::Access::Granted;
     machine
 }
@@ -63,9 +63,9 @@ fn flags() {
         ("client 10.0.0.1 --bw --lat", "cannot be used with"),
         (
             "client 10.0.0.1 --size 512MiB",
-            "512MiB is no message: 1 byte to 256 MiB are",
+            "512MiB is not a message size: use 1 byte to 256 MiB",
         ),
-        ("client 10.0.0.1 --size 4k,0", "0 is no message"),
+        ("client 10.0.0.1 --size 4k,0", "0 is not a message size"),
         ("client 10.0.0.1 --sweep 4k", "\"4k\" is not a range"),
         ("client 10.0.0.1 --sweep 4k-1k", "is not a range"),
         ("client 10.0.0.1 -n 0", "0 is not in 1.."),
@@ -209,8 +209,8 @@ fn a_report_in_a_table() {
         [
             "read, bandwidth: 10.0.0.4 by rxe0/1, GID 1 (RoCE v2) to 10.0.0.1:18515, 2 queue pairs of depth 16, every byte compared",
             "latency: from posting a request to its completion",
-            "the device is emulated by the kernel: the figures say nothing of hardware",
-            "interrupted: what was measured until then",
+            "the kernel emulates this device: the figures do not describe hardware",
+            "interrupted: results so far",
         ]
     );
 }

@@ -1,4 +1,4 @@
-//! `nacre rdma rxe`: soft-RoCE devices made and deleted, without iproute2.
+//! `nacre rdma rxe`: creates and deletes soft-RoCE devices, without iproute2.
 
 use clap::Subcommand;
 use nacre_rdma_link::{Roots, netlink};
@@ -9,10 +9,11 @@ use crate::rdma::soft;
 
 #[derive(Debug, Subcommand)]
 pub enum RxeCommand {
-    /// Add a soft-RoCE device on an Ethernet interface, as `rdma link add NAME type rxe netdev DEV` does
+    /// Add a soft-RoCE device on an Ethernet interface, as `rdma link add NAME type rxe netdev DEV`
+    /// does
     #[command(after_help = "Example: nacre rdma rxe add rxe0 --netdev eth0")]
     Add {
-        /// Of the new device, such as rxe0
+        /// Name of the new device, such as rxe0
         name: String,
         /// The Ethernet interface that it uses
         #[arg(long, value_name = "DEV")]
@@ -21,7 +22,7 @@ pub enum RxeCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Delete a soft-RoCE device; what uses it is disconnected
+    /// Delete a soft-RoCE device; its users are disconnected
     #[command(visible_alias = "delete")]
     Del {
         name: String,

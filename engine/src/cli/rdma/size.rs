@@ -1,5 +1,5 @@
-//! `nacre rdma size`: what a number of hosts will need of queue pairs, completion entries and memory, before
-//! they come.
+//! `nacre rdma size`: the queue pairs, completion entries and memory that a number of hosts will
+//! need.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -19,8 +19,9 @@ use crate::values::size;
 
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = "Exit codes: 0 it fits, or nothing was compared, 1 something does not fit, 2 wrong usage.\n\n\
-                  Example: nacre rdma size --hosts 32 --queues 8 --depth 128 --device mlx5_0"
+    after_help = "Exit codes: 0 it fits, or nothing was compared, 1 a need exceeds its limit, 2 \
+        wrong usage.\n\nExample: nacre rdma size --hosts 32 --queues 8 --depth 128 --device \
+        mlx5_0"
 )]
 pub struct SizeArgs {
     /// Hosts connected at the same time
@@ -29,17 +30,18 @@ pub struct SizeArgs {
     /// I/O queues of each host
     #[arg(long)]
     pub queues: NonZeroU32,
-    /// Commands of each I/O queue; unless given, as configured
+    /// Entries of each I/O queue; unless given, as configured
     #[arg(long, value_parser = clap::value_parser!(u16).range(2..=4096))]
     pub depth: Option<u16>,
     /// Reactors that share the connections; unless given, as configured
     #[arg(long)]
     pub reactors: Option<NonZeroU32>,
-    /// Data that a command capsule may carry: the most of all listeners, which share their receives; unless given, as
-    /// configured
+    /// In-capsule data size: the largest of all listeners, which share their receives; unless
+    /// given, as configured
     #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
     pub in_capsule: Option<u64>,
-    /// Receives of the shared receive queue of each reactor, 0: each queue has its own; unless given, as configured
+    /// Receives of the shared receive queue of each reactor, 0: each queue has its own; unless
+    /// given, as configured
     #[arg(long, value_name = "ENTRIES", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SRQ_SIZE)))]
     pub srq: Option<u32>,
     /// The daemon's configuration file, instead of the system's
@@ -53,7 +55,7 @@ pub struct SizeArgs {
     pub json: bool,
 }
 
-/// What a device can hold, as verbs say it.
+/// A device's limits, as verbs reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     pub max_qp: u32,
@@ -62,10 +64,10 @@ pub struct Limits {
     pub max_srq_wr: u32,
 }
 
-/// Of the admin queue: Linux asks for 32 commands on it (NVMF_AQ_DEPTH).
+/// Entries of the admin queue: Linux uses 32 (NVMF_AQ_DEPTH).
 const ADMIN_DEPTH: u32 = 32;
 
-/// What the daemon runs with.
+/// The daemon's settings.
 #[derive(Debug, Clone)]
 pub struct Configured {
     pub transport: RdmaConfig,
@@ -73,7 +75,7 @@ pub struct Configured {
 }
 
 impl Configured {
-    /// The configuration that `nacre serve` would find, with what the arguments say otherwise.
+    /// The configuration that `nacre serve` would find, overridden by the arguments.
     pub fn of(args: &SizeArgs, settings: &Settings) -> Result<Configured, PlaneError> {
         let data_path = data_path(settings, &IobufOptions::default(), Personality::Nacre)?;
         let reactors = u32::try_from(data_path.cores.len()).unwrap_or(1);
@@ -97,10 +99,10 @@ impl Configured {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     pub queue_pairs: u64,
-    /// Of one I/O queue pair.
+    /// For one I/O queue pair.
     pub send_wrs: u64,
     pub recv_wrs: u64,
-    /// Of each reactor's completion queue: the transport accepts nobody for whom it has none.
+    /// For each reactor's completion queue: the transport refuses connections that exceed it.
     pub cqes: u64,
     /// Memory for receives and responses, over all reactors.
     pub memory_bytes: u64,
@@ -110,7 +112,7 @@ pub struct Need {
     max_qpairs: u64,
 }
 
-/// One thing that is needed, what bounds it, and what to do where that is too little.
+/// One need, its limit, and the remedy if it is exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     pub name: &'static str,
@@ -141,7 +143,7 @@ impl Need {
         let depth = config.max_queue_depth;
         let needs = |depth| QueueNeed::unlimited(&config, depth);
         let (io, admin) = (needs(depth.into()), needs(ADMIN_DEPTH));
-        // Connections go to the reactor that has least, whole.
+        // A connection goes as a whole to the reactor with the fewest.
         let on_each = |pairs: u64, need: QueueNeed| {
             let pairs = pairs.div_ceil(reactors);
             pairs.saturating_mul(need.completions().into())
@@ -149,7 +151,7 @@ impl Need {
         let shared = config.srq_size > 0;
         Need {
             queue_pairs,
-            // With these a queue is accepted; where a device has more, it gets them.
+            // These suffice to accept a queue; if a device has more, the queue gets them.
             send_wrs: 2 * u64::from(depth),
             recv_wrs: if shared { config.srq_size } else { io.receives }.into(),
             cqes: on_each(io_pairs, io)
@@ -161,7 +163,7 @@ impl Need {
         }
     }
 
-    /// Everything that the configuration or a device bounds.
+    /// Every need that the configuration or a device limits.
     pub fn against(&self, limits: Option<&Limits>) -> Vec<Line> {
         let line = |name, need, limit: Option<u64>, remedy| Line {
             name,
@@ -212,7 +214,7 @@ impl Need {
     }
 }
 
-/// Asks `limits` for the device's, if one was named.
+/// Gets the limits of the device from `limits`, if one was named.
 pub fn run(
     args: &SizeArgs,
     limits: impl FnOnce() -> Result<Vec<DeviceAttributes>, String>,
@@ -224,8 +226,7 @@ pub fn run(
     let Some(name) = &args.device else {
         return show(args, &configured, None);
     };
-    let all =
-        limits().map_err(|why| anyhow::anyhow!("the limits of {name} are not known: {why}"))?;
+    let all = limits().map_err(|why| anyhow::anyhow!("the limits of {name} are unknown: {why}"))?;
     let found = all.iter().find(|of| of.name == *name).ok_or_else(|| {
         let have: Vec<&str> = all.iter().map(|of| &of.name[..]).collect();
         anyhow::anyhow!(
@@ -240,7 +241,7 @@ pub fn run(
     show(args, &configured, Some((name, Limits::from(found))))
 }
 
-/// With the limits of a device, if they are known. What does not fit fails.
+/// With the limits of a device, if known. A need above its limit is a failure.
 fn show(
     args: &SizeArgs,
     configured: &Configured,
@@ -288,7 +289,7 @@ fn show(
             configured.reactors, transport.max_queue_depth, transport.srq_size
         ))?;
         if device.is_none() {
-            output::line("`--device NAME` compares this with what a device can hold")?;
+            output::line("`--device NAME` compares this with the limits of a device")?;
         }
     }
     if exceeded.is_empty() {

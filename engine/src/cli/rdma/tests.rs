@@ -1,4 +1,4 @@
-//! Tables and numbers, from made-up machines.
+//! Tables and numbers, from simulated machines.
 
 use std::num::NonZeroU32;
 
@@ -47,7 +47,7 @@ fn a_card_in_tables() {
 }
 
 #[test]
-fn programs_are_told_everything() {
+fn programs_get_every_value() {
     let value = described(&Fabric::read(testing::rxe_on_eth().roots().sys));
     for (at, wanted) in [
         ("/0/name", "rxe0"),
@@ -67,7 +67,7 @@ fn programs_are_told_everything() {
 }
 
 #[test]
-fn counters_and_what_changed() {
+fn counters_and_their_changes() {
     let tree = testing::rxe_on_eth();
     let counter = "sys/class/infiniband/rxe0/ports/1/hw_counters";
     tree.file(&format!("{counter}/sent_pkts"), "100");
@@ -84,7 +84,7 @@ fn counters_and_what_changed() {
     assert_eq!(row[..6], ["rxe0", "1", "driver", "sent_pkts", "130", "30"]);
     assert_eq!(now.json(Some(&before))["counters"][1]["change"], 30);
 
-    // Reset by somebody: counted from 0 again.
+    // Reset meanwhile: counted from 0 again.
     tree.file(&format!("{counter}/sent_pkts"), "5");
     let reset = Sample::take(&roots, &ports);
     assert_eq!(reset.rows(Some(&now), false)[0][5], "5");
@@ -131,7 +131,7 @@ fn needs_are_summed() {
     );
     assert_eq!(one.queue_pairs, 32 * 9);
     assert_eq!((one.send_wrs, one.recv_wrs), (256, 128));
-    // A data transfer and a response for each command, READs, and a power of two.
+    // A data transfer and a response for each command, READs, rounded up to a power of two.
     assert_eq!(one.cqes, 32 * 8 * (512 + 128) + 32 * (128 + 32));
     let core = |change: &dyn Fn(&mut RdmaConfig)| {
         let mut config = settings.rdma_transport();
@@ -147,13 +147,13 @@ fn needs_are_summed() {
     let each = core(&|config| (config.srq_size, config.in_capsule_data_size) = (4096, 0));
     assert_eq!(shared.memory_bytes, 4 * each);
 
-    // Numbers that no machine has are no reason to overflow.
+    // Unrealistic numbers must not overflow.
     let max = NonZeroU32::MAX;
     let words = format!("--hosts {max} --queues {max} --depth 4096 --srq 262144 --reactors 1");
     assert_eq!(need(&size(&words), &settings).cqes, u64::MAX);
 }
 
-/// Goal: what is said without options is what the daemon of this configuration takes.
+/// Goal: without options the output describes a daemon with this configuration.
 #[test]
 fn the_configuration_is_sized() {
     let mut settings = Settings::default();
@@ -191,9 +191,9 @@ fn needs_meet_limits() {
     );
 }
 
-/// What does not fit fails, and says what to change.
+/// An exceeded limit fails, with a remedy.
 #[test]
-fn what_does_not_fit_fails_with_a_remedy() {
+fn an_exceeded_limit_fails_with_a_remedy() {
     let args = size("--hosts 2 --queues 4 --device rxe0 --json");
     let error = super::size::run(&args, || Ok(vec![attributes("rxe0")])).unwrap_err();
     assert!(matches!(error, crate::cli::Failure::Failed(_)));
@@ -226,7 +226,7 @@ fn limits_are_shown_or_the_reason_why_not() {
     let error = super::size::run(&named, || Err("no library".into())).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the limits of rxe1 are not known: no library"
+        "the limits of rxe1 are unknown: no library"
     );
 }
 

@@ -11,7 +11,7 @@ pub fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let mut all = Vec::new();
     for subsystem in some(&mut client, nqn)? {
-        // SPDK has no controllers of its discovery subsystem to tell of.
+        // SPDK does not report controllers of its discovery subsystem.
         if is_discovery(&subsystem) && nqn.is_none() {
             continue;
         }
@@ -61,7 +61,7 @@ fn rows(subsystem: &Value) -> Vec<Vec<String>> {
             all.dedup();
             all.join(",")
         };
-        // Each queue comes from a port of its own: only the address says something.
+        // Each queue has a source port of its own: only the address is useful.
         let peer = |q: &Value| {
             q["peer_address"]["traddr"]
                 .as_str()
@@ -76,7 +76,7 @@ fn rows(subsystem: &Value) -> Vec<Vec<String>> {
             output::cell(subsystem.get("nqn")),
             output::cell(controller.get("cntlid")),
             output::cell(controller.get("hostnqn")),
-            // The admin queue, which is counted there, is not one for I/O.
+            // The count includes the admin queue, which is not an I/O queue.
             controller["num_io_qpairs"]
                 .as_u64()
                 .unwrap_or(0)
@@ -95,7 +95,7 @@ fn rows(subsystem: &Value) -> Vec<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// One line per controller, whatever the number and spread of its queues.
+    /// One line per controller, whatever the number and distribution of its queues.
     #[test]
     fn a_controller_is_a_line() {
         let qpair = |qid: u64, thread: &str, port: &str| {

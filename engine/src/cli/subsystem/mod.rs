@@ -1,4 +1,4 @@
-//! `nacre subsystem`: what hosts connect to.
+//! `nacre subsystem`: the subsystems that hosts connect to.
 
 mod connections;
 
@@ -28,16 +28,16 @@ enum SubsystemCommand {
     List,
     /// Show everything about one
     Show { nqn: String },
-    /// Make one, and print its name
+    /// Create one, and print its name
     Create(CreateArgs),
     /// Delete one: its hosts are disconnected, its devices stay
     #[command(visible_alias = "rm")]
     Delete { nqn: String },
-    /// Give hosts a block device, and print its namespace identifier
+    /// Add a block device as a namespace, and print its namespace identifier
     AddNamespace(AddNamespaceArgs),
-    /// Take a namespace away from hosts; its device stays
+    /// Remove a namespace; its device stays
     RemoveNamespace { nqn: String, nsid: u32 },
-    /// List the hosts that are connected, and how
+    /// List the connected hosts, and their connections
     Connections {
         /// All subsystems unless given
         nqn: Option<String>,
@@ -57,25 +57,26 @@ struct CreateArgs {
     /// At most 40 characters
     #[arg(long)]
     model: Option<String>,
-    /// How many namespaces there can be
+    /// Most namespaces
     #[arg(long, value_name = "N")]
     max_namespaces: Option<u32>,
-    /// Let every host in; otherwise `nacre host allow` says who may
+    /// Allow every host; otherwise only those named with `nacre host allow`
     #[arg(short = 'a', long)]
     allow_any_host: bool,
-    /// Tell hosts which paths are good (ANA): see `nacre listener set-ana`
+    /// Report the state of each path to hosts (ANA): see `nacre listener set-ana`
     #[arg(long)]
     ana: bool,
-    /// static: hosts ask for a controller by its id, or for any, and keep it; Linux hosts can only use dynamic ones
+    /// static: hosts ask for a controller by its id, or for any, and keep it; Linux hosts can only
+    /// use dynamic ones
     #[arg(long, value_enum, default_value_t)]
     controller_model: ControllerModel,
-    /// The ids that controllers can have, within 1-65519
+    /// Range of controller ids, within 1-65519
     #[arg(long, value_name = "MIN-MAX", value_parser = parse_cntlids)]
     cntlids: Option<(u16, u16)>,
-    /// Let this host in (may be repeated)
+    /// Allow this host (may be repeated)
     #[arg(long, value_name = "HOSTNQN")]
     host: Vec<String>,
-    /// Give hosts this block device (may be repeated)
+    /// Add this block device as a namespace (may be repeated)
     #[arg(long, value_name = "BDEV")]
     namespace: Vec<String>,
     /// Listen there, such as tcp://192.0.2.1:4420 (may be repeated)
@@ -87,10 +88,10 @@ struct CreateArgs {
 struct AddNamespaceArgs {
     nqn: String,
     bdev: String,
-    /// The smallest that is free unless given
+    /// Unless given, the smallest free one
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..0xffff_ffff))]
     nsid: Option<u32>,
-    /// The device's unless given
+    /// Unless given, the device's
     #[arg(long)]
     uuid: Option<Uuid>,
     /// 32 hexadecimal digits
@@ -197,7 +198,7 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
     });
     drop_nulls(&mut params);
     client.call("nvmf_create_subsystem", params)?;
-    // Half a subsystem is none: what was asked for comes about as a whole or not at all.
+    // All or nothing: a failure removes the subsystem again.
     let (namespaces, listeners) =
         furnish(&mut client, &nqn, &args.namespace, &args.host, &args.listen).inspect_err(
             |_| {
@@ -247,7 +248,7 @@ fn furnish(
             json!({ "nqn": nqn, "host": host }),
         )?;
     }
-    // Hosts come as soon as somebody listens: last.
+    // Hosts connect as soon as a listener exists: add listeners last.
     for address in addresses {
         listener::add(client, nqn, address, json!({}))?;
     }
@@ -257,8 +258,8 @@ fn furnish(
     ))
 }
 
-/// The same for the same name, everywhere: hosts tell subsystems apart by it. 20 characters are all
-/// that Identify Controller has room for (Base 2.1, figure 328).
+/// The same for the same name, on every target: hosts distinguish subsystems by it. Identify
+/// Controller has room for 20 characters (Base 2.1, figure 328).
 fn serial_of(nqn: &str) -> String {
     let hash = Uuid::new_v5(&Uuid::NAMESPACE_URL, nqn.as_bytes())
         .simple()
@@ -269,7 +270,7 @@ fn serial_of(nqn: &str) -> String {
 /// A subsystem by its name.
 fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
     let found = client.call("nvmf_get_subsystems", json!({ "nqn": nqn }))?;
-    let missing = || Failure::Failed(anyhow::anyhow!("the daemon tells nothing about {nqn}"));
+    let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {nqn}"));
     found.get(0).cloned().ok_or_else(missing)
 }
 
@@ -290,14 +291,14 @@ pub fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What was not given is not sent: the daemon's defaults hold.
+/// Omitted options are not sent: the daemon's defaults apply.
 pub fn drop_nulls(params: &mut Value) {
     if let Value::Object(fields) = params {
         fields.retain(|_, value| !value.is_null());
     }
 }
 
-/// Success has nothing to tell people; programs get what was done.
+/// Prints nothing for people on success, and the changed object for programs.
 pub fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
     match connection.json {
         true => output::json(&what),

@@ -1,4 +1,4 @@
-//! What the live view shows and how keys change it. Knows neither terminal nor daemon.
+//! The contents of the live view and the effect of keys. Independent of terminal and daemon.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ pub struct App {
     pub sort: Sort,
     pub reverse: bool,
     pub panel: Panel,
-    /// The first line of the panel that is shown. Kept inside by whoever draws.
+    /// The first visible line of the panel. Drawing keeps it in range.
     pub scroll: usize,
-    /// How many lines fit, as drawn last.
+    /// Number of visible lines, as last drawn.
     pub page: usize,
     pub paused: bool,
     pub histograms: bool,
@@ -25,11 +25,11 @@ pub struct App {
     updated: Instant,
     watched: Vec<String>,
     orders: Vec<Order>,
-    /// What was said last about the age of the data, in seconds.
+    /// The last displayed age of the data, in seconds.
     age: Option<u64>,
 }
 
-/// What the largest part of the screen shows.
+/// The panel in the largest part of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Panel {
     Namespaces,
@@ -39,7 +39,7 @@ pub enum Panel {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Link {
-    /// Not heard of yet.
+    /// No data yet.
     Waiting,
     Up,
     Gone(String),
@@ -77,7 +77,7 @@ impl App {
         match update {
             Update::Gone(why) => {
                 self.link = Link::Gone(why);
-                // What the next one counted is not to be compared with this one.
+                // Do not compare the next sample with this one.
                 self.last = None;
             }
             Update::Sample(sample) => {
@@ -131,18 +131,18 @@ impl App {
         Flow::Stay
     }
 
-    /// What the poller shall be told.
+    /// The orders for the poller.
     pub fn orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
 
-    /// Seconds since the last word of the poller, once that is long.
+    /// Seconds since the poller's last update, if that is long ago.
     pub fn silence(&self) -> Option<u64> {
         let age = self.updated.elapsed();
         (age > self.interval * 3 + Duration::from_secs(2)).then_some(age.as_secs())
     }
 
-    /// Whether the screen says something of the data's age that is true no more.
+    /// True when the displayed age of the data is out of date.
     pub fn grows_old(&mut self) -> bool {
         let age = self.silence();
         let changed = age != self.age;
@@ -173,8 +173,8 @@ impl App {
         self.orders.push(Order::Interval(self.interval));
     }
 
-    /// Has percentiles asked for of what is first now. While all can be asked for, what is first does
-    /// not matter, and the histograms stay enabled whatever the order.
+    /// Requests percentiles of the devices at the top. While all devices can be queried, the order
+    /// does not matter, and the histograms stay enabled.
     fn watch(&mut self) {
         let Some(snapshot) = &self.snapshot else {
             return;

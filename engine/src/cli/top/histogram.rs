@@ -1,7 +1,7 @@
-//! Latency histograms as `bdev_get_histogram` answers them, and percentiles of what came between two.
+//! Latency histograms from `bdev_get_histogram`, and percentiles of the I/O between two of them.
 //!
-//! The layout is SPDK's (include/spdk/histogram_data.h): each power of two ("range") in
-//! `1 << granularity` buckets, beginning with `min_range`; the lowest two ranges are of width one.
+//! The layout is SPDK's (include/spdk/histogram_data.h): each power of two ("range") in `1 <<
+//! granularity` buckets, beginning with `min_range`; the lowest two ranges are of width one.
 
 use base64ct::{Base64, Encoding};
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// None if it is not one that makes sense.
+    /// None if it is invalid.
     pub fn read(answer: &Value) -> Option<Histogram> {
         let number = |key: &str| u32::try_from(answer[key].as_u64()?).ok();
         let granularity = number("granularity").filter(|g| (1..=16).contains(g))?;
@@ -37,7 +37,7 @@ impl Histogram {
         })
     }
 
-    /// What was counted since `earlier`; none if that was another histogram or it was reset.
+    /// The counts since `earlier`; none if that was another histogram or it was reset.
     pub fn since(&self, earlier: &Histogram) -> Option<Histogram> {
         let same = (self.granularity, self.min_range, self.counts.len())
             == (earlier.granularity, earlier.min_range, earlier.counts.len());
@@ -66,7 +66,7 @@ impl Histogram {
         Some(self.end_of(index) / self.tick_rate as f64)
     }
 
-    /// Where the bucket ends, in ticks. The last one's end is beyond 64 bits.
+    /// The end of a bucket, in ticks. The last one's end is beyond 64 bits.
     fn end_of(&self, index: usize) -> f64 {
         let range = self.min_range + (index >> self.granularity) as u32;
         let place = (index & ((1 << self.granularity) - 1)) as f64 + 1.0;
@@ -85,7 +85,7 @@ pub mod tests {
     use super::*;
     use serde_json::json;
 
-    /// An answer with these counts by latency in ticks, counted as SPDK counts.
+    /// A reply with these counts by latency in ticks, counted as SPDK counts.
     pub fn answer(
         granularity: u32,
         min_range: u32,
@@ -114,7 +114,7 @@ pub mod tests {
         })
     }
 
-    /// Whatever the layout, a percentile is at most one bucket above the truth.
+    /// In every layout, a percentile is at most one bucket above the exact value.
     #[test]
     fn percentiles() {
         for (granularity, min_range) in [(4, 0), (7, 0), (7, 3), (2, 5)] {

@@ -1,4 +1,4 @@
-//! `nacre top`: a daemon at work, live.
+//! `nacre top`: live activity of a daemon.
 //!
 //! ```text
 //!   daemon ── RPC ──▶ poll: Sample ─┐
@@ -6,7 +6,7 @@
 //!                                                                            └▶ app + view (live)
 //! ```
 //!
-//! Only methods that SPDK has too are called, so that `nvmf_tgt` can be watched as well.
+//! It calls only methods that SPDK has too, so that it works with `nvmf_tgt` as well.
 
 mod app;
 mod histogram;
@@ -41,16 +41,16 @@ use super::{Connection, Failure, output};
 pub struct TopArgs {
     #[command(flatten)]
     connection: Connection,
-    /// How often to ask the daemon
+    /// Interval between samples
     #[arg(short, long, value_name = "TIME", value_parser = interval, default_value = "1s")]
     interval: Duration,
-    /// What the busiest are first by
+    /// Sort order
     #[arg(short, long, value_enum, default_value = "iops")]
     sort: Sort,
-    /// The other way round
+    /// Reverse the order
     #[arg(long)]
     reverse: bool,
-    /// Print one table of what happens during one interval, and end; so does --json
+    /// Print one table for one interval, and end; so does --json
     #[arg(long)]
     once: bool,
     /// Do not have the daemon count latencies for percentiles
@@ -58,7 +58,7 @@ pub struct TopArgs {
     no_histograms: bool,
 }
 
-/// The shortest and the longest time between two looks.
+/// The shortest and the longest interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -85,7 +85,7 @@ pub fn run(args: TopArgs) -> Result<(), Failure> {
             "this is no terminal to draw on; --once prints a table and --json a document".into(),
         ));
     }
-    // A wrong socket is told in words, not drawn.
+    // Report a wrong socket as text, before drawing.
     args.connection.open()?;
     live(source, &args)
 }
@@ -93,7 +93,7 @@ pub fn run(args: TopArgs) -> Result<(), Failure> {
 /// Two samples an interval apart.
 fn once(source: &mut Source, args: &TopArgs) -> Result<Snapshot, Failure> {
     let mut first = source.sample()?;
-    // Now that the devices are known, their histograms are part of the first look too.
+    // The devices are known now: include their histograms in the first sample.
     source.watch(first.bdevs(args.sort, args.reverse));
     source.add_histograms(&mut first)?;
     std::thread::sleep(args.interval);
@@ -116,7 +116,7 @@ fn live(source: Source, args: &TopArgs) -> Result<(), Failure> {
     let mut terminal = ratatui::try_init()?;
     let outcome = draw_until_quit(&mut terminal, app, &orders, &updated);
     ratatui::restore();
-    // The poller takes back what it changed in the daemon; one that hangs is not waited for.
+    // The poller reverts its changes in the daemon; do not wait for one that hangs.
     drop(orders);
     let _ = ended.recv_timeout(Duration::from_secs(1));
     outcome
@@ -128,7 +128,7 @@ fn draw_until_quit(
     orders: &Sender<Order>,
     updated: &Receiver<Update>,
 ) -> Result<(), Failure> {
-    /// How long a key or an update may wait to be seen.
+    /// Longest time until a key or an update is shown.
     const PATIENCE: Duration = Duration::from_millis(50);
     let mut stale = true;
     loop {
@@ -153,7 +153,7 @@ fn draw_until_quit(
             stale = true;
         }
         for order in app.orders() {
-            // A poller that is gone has said why in its last update.
+            // A poller that ended gave the reason in its last update.
             let _ = orders.send(order);
         }
     }

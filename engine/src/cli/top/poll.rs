@@ -1,4 +1,4 @@
-//! Asks the daemon: one [`Sample`] per look, as it was answered.
+//! Queries the daemon: one [`Sample`] per interval, as replied.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -13,7 +13,7 @@ use super::rates;
 use super::snapshot::Sort;
 use crate::rpc::client::{Client, ClientError};
 
-/// What the daemon said at one moment.
+/// The daemon's replies at one moment.
 #[derive(Debug, Clone)]
 pub struct Sample {
     pub at: Instant,
@@ -27,12 +27,12 @@ pub struct Sample {
     pub nvmf: Value,
     /// By device.
     pub histograms: BTreeMap<String, Histogram>,
-    /// What was refused, and how: shown, as it explains what is missing.
+    /// Refused calls, and the errors: shown, to explain missing data.
     pub refused: BTreeSet<String>,
 }
 
 impl Sample {
-    /// The devices whose percentiles are worth asking for, the busiest ones first.
+    /// The devices whose percentiles are worth a query, the busiest ones first.
     pub fn bdevs(&self, sort: Sort, reverse: bool) -> Vec<String> {
         let mut snapshot = super::snapshot::Snapshot::between(None, self);
         snapshot.sort(sort, reverse);
@@ -40,26 +40,26 @@ impl Sample {
     }
 }
 
-/// What the poller tells.
+/// Updates from the poller.
 #[derive(Debug)]
 pub enum Update {
     Sample(Box<Sample>),
-    /// No daemon, or none that answers; it is tried again.
+    /// No daemon, or one that does not reply; it is retried.
     Gone(String),
 }
 
-/// What the poller is told.
+/// Orders to the poller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     Interval(Duration),
     /// Percentiles of these devices.
     Watch(Vec<String>),
     Histograms(bool),
-    /// Look now.
+    /// Sample now.
     Now,
 }
 
-/// Percentiles are asked for of so many devices at most: each is a call of its own.
+/// Most devices with percentiles: each needs a call of its own.
 pub const WATCHED_MAX: usize = 128;
 
 pub struct Poller {
@@ -72,7 +72,7 @@ impl Poller {
         Poller { source, interval }
     }
 
-    /// Looks and tells until nobody orders any more.
+    /// Samples and sends updates until the other end of `orders` is closed.
     pub fn run(&mut self, orders: &Receiver<Order>, updates: &Sender<Update>) {
         loop {
             let started = Instant::now();
@@ -86,7 +86,7 @@ impl Poller {
         }
     }
 
-    /// Until it is time for the next look; false when it is time to end.
+    /// Waits until the next sample is due; false when the poller must end.
     fn wait(&mut self, orders: &Receiver<Order>, started: Instant) -> bool {
         loop {
             let left = (started + self.interval).saturating_duration_since(Instant::now());
@@ -101,14 +101,14 @@ impl Poller {
     }
 }
 
-/// The daemon, connected to anew whenever it went away.
+/// The daemon, reconnected after each loss.
 pub struct Source {
     connection: Connection,
     client: Option<Client>,
     daemon: String,
     histograms: bool,
     watched: Vec<String>,
-    /// Histograms that we enabled, and shall disable.
+    /// Histograms that we enabled, and must disable.
     enabled: BTreeSet<String>,
 }
 
@@ -136,7 +136,7 @@ impl Source {
         }
     }
 
-    /// Takes back what was changed in the daemon for our sake. A daemon that is gone has forgotten it.
+    /// Reverts our changes in the daemon. A daemon that ended has forgotten them.
     pub fn leave(&mut self) {
         for name in std::mem::take(&mut self.enabled) {
             let Some(client) = &mut self.client else {
@@ -146,7 +146,8 @@ impl Source {
                 "bdev_enable_histogram",
                 json!({ "name": name, "enable": false }),
             );
-            // A device may have been deleted meanwhile; but who does not answer is not asked again.
+            // A device may have been deleted meanwhile; but stop calling a daemon that does not
+            // reply.
             if let Err(error) = refused
                 && !matches!(error, ClientError::Refused { .. })
             {
@@ -178,13 +179,13 @@ impl Source {
             histograms: BTreeMap::new(),
             refused: BTreeSet::new(),
         };
-        // A call per subsystem, spared as long as nobody is connected at all.
+        // One call per subsystem, omitted while no host is connected.
         if sample.nvmf.is_null() || connected(&sample.nvmf) {
             for subsystem in items(&sample.subsystems) {
                 let Some(nqn) = subsystem["nqn"].as_str() else {
                     continue;
                 };
-                // One deleted since it was listed is no news.
+                // A subsystem deleted since it was listed is not an error.
                 let mut gone = BTreeSet::new();
                 let qpairs = self.ask(
                     "nvmf_subsystem_get_qpairs",
@@ -215,8 +216,8 @@ impl Source {
         Ok(self.client.as_mut().expect("it was just made"))
     }
 
-    /// A call that may be refused: an older daemon, one that has not started yet, a list of allowed
-    /// methods. What can be had is shown.
+    /// A call that may be refused: by an older daemon, one that has not started yet, or a list of
+    /// allowed methods. Available data is shown.
     fn ask(
         &mut self,
         method: &str,
@@ -233,7 +234,7 @@ impl Source {
         }
     }
 
-    /// The histograms of the watched devices, enabled where they were not.
+    /// The histograms of the watched devices, enabled where necessary.
     pub fn add_histograms(&mut self, sample: &mut Sample) -> Result<(), Failure> {
         let there: BTreeSet<&str> = rates::devices(&sample.iostat)
             .map(|(name, _)| name)
@@ -249,7 +250,7 @@ impl Source {
             let params = json!({ "name": name });
             let mut answer = self.ask("bdev_get_histogram", params.clone(), &mut nothing)?;
             if answer.is_null() && self.histograms {
-                // As fine as Nacre counts; SPDK's default is eight times the answer.
+                // Nacre's resolution; SPDK's default makes the reply eight times as long.
                 let enable = json!({ "name": name, "enable": true, "granularity": 4 });
                 if self.ask("bdev_enable_histogram", enable, &mut nothing)? == true {
                     self.enabled.insert(name.clone());

@@ -1,4 +1,4 @@
-//! Counters as rates: what happened between two answers of `bdev_get_iostat`, and how it is written.
+//! Counters as rates: the differences between two replies of `bdev_get_iostat`, and their formats.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ pub struct Counters {
     pub ticks: u64,
 }
 
-/// A device's counters, or what they grew by.
+/// A device's counters, or their increase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Iostat {
     pub read: Counters,
@@ -37,7 +37,7 @@ impl Iostat {
         }
     }
 
-    /// What it grew by. Counters that went back were reset: then it is what came after that.
+    /// The increase. Counters that decreased were reset: then their present values.
     pub fn since(&self, earlier: &Iostat) -> Iostat {
         let grew = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let counters = |now: &Counters, before: &Counters| Counters {
@@ -53,14 +53,14 @@ impl Iostat {
         }
     }
 
-    /// As rates, if it took `elapsed` seconds.
+    /// As rates over `elapsed` seconds.
     pub fn rates(&self, elapsed: f64, tick_rate: u64) -> Rates {
         let rate = |counters: &Counters| Rate {
             iops: per(counters.ops, elapsed),
             bytes_per_s: per(counters.bytes, elapsed),
             latency_s: match counters.ops {
                 0 => None,
-                // Done within a turn of their reactor, whose clock stands still meanwhile.
+                // Completed within a turn of the reactor, whose clock does not advance meanwhile.
                 _ if counters.ticks == 0 => None,
                 ops => Some(counters.ticks as f64 / tick_rate.max(1) as f64 / ops as f64),
             },
@@ -86,7 +86,7 @@ fn per(count: u64, elapsed: f64) -> f64 {
 pub struct Rate {
     pub iops: f64,
     pub bytes_per_s: f64,
-    /// The average; none if nothing happened, or it took no time that was measured.
+    /// The average; none without operations, or without a measured time.
     pub latency_s: Option<f64>,
 }
 
@@ -95,7 +95,7 @@ pub struct Rates {
     pub read: Rate,
     pub write: Rate,
     pub unmap: Rate,
-    /// New ones, not per second: one is worth seeing.
+    /// New errors, not per second: a single one is worth seeing.
     pub errors: u64,
 }
 
@@ -163,7 +163,7 @@ pub fn elapsed(before: &Value, now: &Value) -> Option<f64> {
 /// `0`, `0.4`, `950`, `12.3k`, `1.52M`: at most five characters.
 pub fn count(number: f64) -> String {
     for (unit, letter) in [(1e9, "G"), (1e6, "M"), (1e3, "k")] {
-        // What would be rounded up to the unit belongs to it.
+        // A value that would be rounded up to the unit belongs to it.
         if number >= unit * 0.9995 {
             return format!("{}{letter}", three_digits(number / unit));
         }
@@ -276,7 +276,8 @@ mod tests {
         assert_eq!(elapsed(&answer(500, 0, 0), &answer(100, 0, 0)), None);
     }
 
-    /// A RAM disk answers within a turn: that is no latency of 0 ns, nor one that makes the average of others less.
+    /// A RAM disk completes within a turn: that is not a latency of 0 ns, and does not reduce the
+    /// average of others.
     #[test]
     fn a_latency_that_was_not_measured_is_not_shown() {
         let counters = |ops, ticks| Counters {

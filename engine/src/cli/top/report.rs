@@ -1,4 +1,4 @@
-//! A snapshot on paper: tables for people, a document for programs; and the cells of both views.
+//! A snapshot as text: tables for people, a document for programs; and the cells of both views.
 
 use serde_json::{Value, json};
 
@@ -150,7 +150,7 @@ pub fn connection(connection: &Connection) -> Vec<String> {
         connection.queues.to_string(),
         connection.from.clone(),
         connection.to.clone(),
-        // Their numbers say enough in a narrow column.
+        // The numbers suffice in a narrow column.
         connection
             .reactors
             .iter()

@@ -1,4 +1,4 @@
-//! Two samples as what happened between them: shares of time, rates, percentiles. Pure.
+//! The differences between two samples: shares of time, rates, percentiles. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::rates::{self, Iostat, Rates};
 pub struct Snapshot {
     pub daemon: String,
     pub pid: Option<u64>,
-    /// How long it took; none if there is nothing to compare with yet.
+    /// Duration; none without an earlier sample.
     pub seconds: Option<f64>,
     pub reactors: Vec<Reactor>,
     pub listeners: Vec<Listener>,
@@ -30,17 +30,17 @@ pub struct Reactor {
     pub core: u64,
     pub mode: String,
     pub share: Option<Share>,
-    /// Queue pairs that live there.
+    /// Queue pairs on this reactor.
     pub queues: usize,
     /// NVMe commands per second.
     pub commands: Option<f64>,
 }
 
-/// Of a reactor's time, each from 0 to 1.
+/// Parts of a reactor's time, each from 0 to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Share {
     pub busy: f64,
-    /// Polling in vain.
+    /// Polling without work.
     pub idle: f64,
     pub sleep: f64,
 }
@@ -67,7 +67,7 @@ pub struct Namespace {
 pub struct Device {
     pub name: String,
     pub rates: Rates,
-    /// Ours to have only where there is a histogram.
+    /// Only available with a histogram.
     pub p99_s: Option<f64>,
 }
 
@@ -83,7 +83,7 @@ pub struct Connection {
     pub reactors: Vec<String>,
 }
 
-/// What lines are ordered by.
+/// The order of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
     Name,
@@ -97,7 +97,7 @@ pub enum Sort {
 impl Snapshot {
     pub fn between(before: Option<&Sample>, now: &Sample) -> Snapshot {
         let pid = |sample: &Sample| sample.reactors["pid"].as_u64();
-        // A daemon that was started anew counts from zero.
+        // A restarted daemon counts from zero.
         let before = before.filter(|before| pid(before) == pid(now));
         let wall = before.map(|before| now.at.saturating_duration_since(before.at).as_secs_f64());
         let seconds = before
@@ -118,7 +118,7 @@ impl Snapshot {
         }
     }
 
-    /// Names upwards, everything else downwards: the most interesting comes first.
+    /// Names ascending, everything else descending: the most interesting first.
     pub fn sort(&mut self, by: Sort, reverse: bool) {
         let order = |a: &Device, b: &Device| {
             let key = |device: &Device| match by {
@@ -151,7 +151,7 @@ impl Snapshot {
             .collect()
     }
 
-    /// What hosts had of all namespaces together.
+    /// The I/O of all namespaces together.
     pub fn total(&self) -> Rates {
         let mut total = Rates::default();
         for rates in self.namespaces.iter().map(|n| &n.device.rates) {
@@ -237,7 +237,7 @@ fn share(before: &Value, now: &Value, elapsed: f64) -> Option<Share> {
     let grew = |key: &str| Some(now[key].as_u64()?.checked_sub(before[key].as_u64()?)? as f64);
     let (busy, idle) = (grew("busy")?, grew("idle")?);
     let (idle, sleep) = match grew("sleep") {
-        // Ours tell how much of being idle was sleep.
+        // Our reactors report the part of idle time spent asleep.
         Some(sleep) => ((idle - sleep).max(0.0), sleep),
         // SPDK's count neither when they sleep.
         None if now["in_interrupt"] == true => (idle, (elapsed - busy - idle).max(0.0)),

@@ -1,6 +1,6 @@
-//! Goal: what is drawn is what the daemon says, on every size of terminal, through every change of
-//! the daemon. Method: a daemon played by a script on a socket, the real poller, and ratatui's
-//! backend in memory.
+//! Goal: the view shows the daemon's replies, on every size of terminal, through every change of
+//! the daemon. Method: a scripted daemon on a socket, the real poller, and ratatui's backend in
+//! memory.
 
 use std::io::{BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -197,7 +197,7 @@ fn nacre(pid: u64) -> impl FnMut(&str, &Value) -> Answer + Send {
     }
 }
 
-/// The poller on its thread, and an app that hears it.
+/// The poller on its thread, and an app that receives its updates.
 struct Bench {
     app: App,
     orders: Option<Sender<Order>>,
@@ -230,7 +230,7 @@ impl Bench {
         let update = self
             .updates
             .recv_timeout(Duration::from_secs(10))
-            .expect("the poller tells something");
+            .expect("the poller sends an update");
         self.app.on_update(update);
         for order in self.app.orders() {
             self.orders.as_ref().unwrap().send(order).unwrap();
@@ -334,7 +334,7 @@ fn every_terminal() {
     for panel in [Panel::Namespaces, Panel::Devices, Panel::Connections] {
         bench.app.panel = panel;
         for width in [1, 2, 3, 5, 10, 20, 39, 61, 62, 63, 80, 200] {
-            // Its last word must not be old.
+            // Its last update must not be old.
             bench.hear();
             for height in [1, 2, 3, 4, 5, 6, 7, 10, 13, 24, 60] {
                 bench.app.scroll = usize::MAX / 2;
@@ -355,7 +355,7 @@ fn every_terminal() {
     }
 }
 
-/// A daemon that goes away is said to be gone, what it said last stays readable, and its successor's
+/// A daemon that ends is reported as gone, its last data stays readable, and its successor's
 /// counters are not compared with its own.
 #[test]
 fn a_daemon_goes_and_another_comes() {
@@ -365,14 +365,14 @@ fn a_daemon_goes_and_another_comes() {
     bench.rates_are_there();
     drop(daemon);
     bench.hear_until(|app| matches!(app.link, Link::Gone(_)));
-    // The first word may be that the connection broke; then that nobody is there.
+    // The first update may report the broken connection; then that there is no daemon.
     bench.hear_until(
         |app| matches!(&app.link, Link::Gone(why) if why.starts_with("no daemon answers at ")),
     );
     let text = screen(&mut bench.app, 200, 24);
     let first = text.lines().next().unwrap();
     assert!(
-        first.starts_with("no daemon answers at ") && first.ends_with("(trying again)"),
+        first.starts_with("no daemon answers at ") && first.ends_with("(retrying)"),
         "{first}"
     );
     assert!(text.contains("disk"), "{text}");
@@ -393,7 +393,7 @@ fn a_daemon_goes_and_another_comes() {
     );
 }
 
-/// Without waiting for the daemon at all, keys do what they say.
+/// Keys take effect without waiting for the daemon.
 #[test]
 fn keys() {
     let (_directory, path) = socket();
@@ -459,7 +459,7 @@ fn keys() {
     assert_eq!(app.on_key(interrupt), Flow::Quit);
 }
 
-/// What a daemon refuses is missing and explained; the rest is shown.
+/// Data that a daemon refuses is missing and explained; the rest is shown.
 #[test]
 fn a_daemon_that_refuses() {
     let (_directory, path) = socket();
@@ -495,7 +495,7 @@ fn sample(reactors: Value, nvmf: Value) -> Sample {
     }
 }
 
-/// SPDK's reactors tell neither sleep nor mode, and carry several threads.
+/// SPDK's reactors report neither sleep nor mode, and run several threads.
 #[test]
 fn spdks_reactors() {
     let look = |n: u64| {

@@ -1,8 +1,8 @@
-//! Draws the live view, on whatever room there is.
+//! Draws the live view, in the available space.
 //!
-//! Lines go in the order of what matters: the headline always, then the panel, reactors, listeners,
-//! keys. Columns go by rank: a narrow terminal loses the least telling ones, and names lose their
-//! beginning, which they share.
+//! Lines have priorities: the headline always, then the panel, reactors, listeners, keys. Columns
+//! have ranks: a narrow terminal loses the least useful ones, and names lose their beginning, which
+//! they share.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -24,7 +24,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
     let snapshot = app.snapshot.take();
     let shown = snapshot.as_ref().unwrap_or(&nothing);
     let keys = u16::from(area.height >= 6);
-    // The panel has half of the room if it needs it, the rest is shared by what stands above it.
+    // The panel gets half of the room if it needs it, the blocks above it share the rest.
     let room = area.height.saturating_sub(1 + keys);
     let rows = u16::try_from(panel_rows(app.panel, shown)).unwrap_or(u16::MAX);
     let above = room - rows.saturating_add(1).min(room.div_ceil(2));
@@ -47,7 +47,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
         foot,
     );
     if app.link != Link::Up {
-        // What is shown below was true once.
+        // The data below is out of date.
         let below = Rect {
             y: area.y + 1,
             height: area.height - 1,
@@ -63,7 +63,7 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
 /// Lines of a block of `rows`, with its header and a gap, if a useful part of it fits.
 fn block_height(rows: usize, most: u16) -> u16 {
     let wanted = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(2);
-    // Less than two rows of several would not even tell how many there are.
+    // Fewer than two rows of several would not even show their number.
     match most < wanted.min(4) || rows == 0 {
         true => 0,
         false => wanted.min(most),
@@ -81,7 +81,7 @@ fn panel_rows(panel: Panel, snapshot: &Snapshot) -> usize {
 fn headline(app: &App, snapshot: &Snapshot) -> Line<'static> {
     let bad = |text: String| Line::styled(text, Style::new().fg(Color::White).bg(Color::Red));
     match &app.link {
-        Link::Gone(why) => return bad(format!("{why} (trying again)")),
+        Link::Gone(why) => return bad(format!("{why} (retrying)")),
         Link::Waiting => return Line::raw("waiting for the daemon"),
         Link::Up => {}
     }
@@ -122,10 +122,10 @@ fn keys_line(app: &App) -> String {
 /// One column of a table.
 struct Column {
     title: &'static str,
-    /// Least width; a name takes what is left.
+    /// Least width; a name takes the remaining width.
     width: u16,
     name: bool,
-    /// The higher, the sooner it is left out.
+    /// Columns with a higher rank are left out first.
     rank: u8,
     sort: Option<Sort>,
 }
@@ -310,7 +310,8 @@ fn fit(columns: &[Column], rows: &[Vec<String>], room: u16) -> Vec<(usize, u16)>
     let mut spare = room.saturating_sub(needed(&kept));
     kept.into_iter()
         .map(|at| {
-            // A number may be longer than usual, a name as long as it likes: as far as there is room.
+            // A number may be longer than usual, a name as long as it likes: as far as there is
+            // room.
             let longest = rows
                 .iter()
                 .map(|cells| Span::raw(cells[at].as_str()).width())
@@ -327,7 +328,7 @@ fn fit(columns: &[Column], rows: &[Vec<String>], room: u16) -> Vec<(usize, u16)>
         .collect()
 }
 
-/// `text` in exactly `width` columns; what is too long loses its beginning, where names are alike.
+/// `text` in exactly `width` columns; longer text loses its beginning, where names are alike.
 fn aligned(text: &str, width: u16, left: bool) -> String {
     let width = usize::from(width);
     let mut shown = text.to_owned();
@@ -369,7 +370,7 @@ fn cut<T>(all: &[T], height: u16) -> (&[T], Option<String>) {
     )
 }
 
-/// A reactor's time as a bar: busy, polling in vain, asleep.
+/// A reactor's time as a bar: busy, polling idle, asleep.
 fn draw_reactors(frame: &mut Frame, area: Rect, reactors: &[Reactor]) {
     if area.height == 0 {
         return;

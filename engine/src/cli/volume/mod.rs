@@ -33,20 +33,20 @@ enum VolumeCommand {
     /// List the volumes
     #[command(visible_alias = "ls")]
     List,
-    /// Show everything about one: its replicas, what is copied, and why a replica is out
+    /// Show everything about one: its replicas, copying, and why a replica is out
     Show {
         name: String,
-        /// Go on showing it, every second
+        /// Refresh every second
         #[arg(long)]
         watch: bool,
     },
-    /// Make one, and print its name
+    /// Create one, and print its name
     Create(CreateArgs),
-    /// Delete one that nobody uses; its data is given up
+    /// Delete an unused volume; its data is lost
     #[command(visible_alias = "rm")]
     Delete {
         name: String,
-        /// The name once more, to delete it although not all of its replicas can be reached
+        /// The name once more, to delete it although some of its replicas are unreachable
         #[arg(long, value_name = "NAME")]
         force: Option<String>,
     },
@@ -54,7 +54,7 @@ enum VolumeCommand {
     AddReplica {
         name: String,
         device: String,
-        /// Take a device that has data on it, which is lost
+        /// Accept a device with data on it, which is lost
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -62,7 +62,7 @@ enum VolumeCommand {
     },
     /// Take a replica out for good; its device is free
     RemoveReplica(ForcedArgs),
-    /// Stop using a replica; what it misses is counted
+    /// Stop using a replica; missed writes are tracked
     Offline(ForcedArgs),
     /// Use a replica again that was taken offline
     Online {
@@ -72,16 +72,16 @@ enum VolumeCommand {
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Put a new replica in the place of one
+    /// Replace one replica by a new one
     Replace(ReplaceArgs),
-    /// Move a replica that is in sync to another device; there is never one less
+    /// Move a replica that is in sync to another device; redundancy is never reduced
     Move(ReplaceArgs),
     /// Try now to bring replicas in sync
     Resync {
         name: String,
         /// Only this one, by its device or its id
         replica: Option<String>,
-        /// Copy everything, not only what is known to be missed
+        /// Copy everything, not only the regions known to differ
         #[arg(long, requires = "replica")]
         full: bool,
         #[command(flatten)]
@@ -99,14 +99,14 @@ enum VolumeCommand {
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Make one larger, when its devices are
+    /// Enlarge a volume, after its devices have grown
     Grow {
         name: String,
         /// Such as 20GiB; unless given as large as the devices allow
         #[arg(value_parser = crate::values::size::whole_mebibytes)]
         size: Option<u64>,
     },
-    /// Give one another name; hosts notice nothing
+    /// Rename one; hosts are not affected
     Rename { name: String, new_name: String },
     /// Change settings, live
     Set {
@@ -114,11 +114,11 @@ enum VolumeCommand {
         #[command(flatten)]
         settings: SettingsArgs,
     },
-    /// Give hosts a volume, and print how they connect
+    /// Make a volume available to hosts, and print their connect commands
     Publish(PublishArgs),
-    /// Take a volume away from hosts
+    /// Stop serving a volume to hosts
     Unpublish { name: String },
-    /// Have a frozen volume serve again from the replicas that are there; ends fail-io
+    /// Have a frozen volume serve again from the replicas that are present; ends fail-io
     Thaw {
         name: String,
         /// The name once more, to serve from a replica that misses acknowledged writes
@@ -128,22 +128,22 @@ enum VolumeCommand {
         #[arg(long, requires = "force")]
         replica: Option<String>,
     },
-    /// Fail the I/O that waits for a volume, and all that comes, until thaw
+    /// Fail waiting and new I/O of a volume, until thaw
     FailIo { name: String },
-    /// Show what happened to volumes and their replicas
+    /// Show the events of volumes and their replicas
     Events(events::FollowArgs),
     /// List the hosts that are connected, and over which transport
     Connections { name: String },
-    /// Show the records of the volume store: who is in sync, in which epoch
+    /// Show the records of the volume store: which replicas are in sync, in which epoch
     StoreDump {
-        /// A store's file that no daemon uses, or the folder with it; unless given the daemon is asked
+        /// A store's file that no daemon uses, or its folder; unless given, the daemon is called
         path: Option<PathBuf>,
     },
 }
 
 #[derive(Debug, Args)]
 pub struct WaitArgs {
-    /// Wait until it is done, and show how far it is
+    /// Wait until it is done, and show the progress
     #[arg(long)]
     wait: bool,
 }
@@ -153,7 +153,7 @@ struct ForcedArgs {
     name: String,
     /// Its device or its id
     replica: String,
-    /// The volume's name once more, where the last good replica would go
+    /// The volume's name once more, to give up the last good replica
     #[arg(long, value_name = "NAME")]
     force: Option<String>,
 }
@@ -161,11 +161,11 @@ struct ForcedArgs {
 #[derive(Debug, Args)]
 struct ReplaceArgs {
     name: String,
-    /// The replica that is to go, by its device or its id
+    /// The replica to remove, by its device or its id
     replica: String,
     /// The device of the new one
     device: String,
-    /// Take a device that has data on it, which is lost
+    /// Accept a device with data on it, which is lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -187,7 +187,7 @@ struct CreateArgs {
     /// Random unless given
     #[arg(long)]
     uuid: Option<Uuid>,
-    /// Take devices that have data on them, which is lost
+    /// Accept devices with data on them, which is lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -217,26 +217,26 @@ struct SettingsArgs {
     /// Writes wait while fewer replicas than this are in sync
     #[arg(long, value_name = "N")]
     min_in_sync: Option<u8>,
-    /// A replica that does not answer for so long is out of sync, such as 8s
+    /// Time without a completion after which a replica is out of sync, such as 8s
     #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
     deadline: Option<std::time::Duration>,
-    /// How long hosts' commands wait while nothing is in sync, such as 20s
+    /// How long hosts' commands wait while no replica is in sync, such as 20s
     #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
     frozen_hold: Option<std::time::Duration>,
     /// Read errors of a replica within an hour after which it is out of sync
     #[arg(long, value_name = "N")]
     read_errors: Option<u32>,
-    /// What resync and rebuild may copy per second, such as 200MiB; 0: no limit
+    /// Most bytes per second that resync and rebuild copy, such as 200MiB; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = crate::values::size::parse_bytes)]
     resync_rate: Option<u64>,
-    /// How long nothing is copied to a replica that returns, nor once the volume was opened or left by a host with
-    /// writes under way, such as 500ms
+    /// Delay before copying to a replica that returns, and after the volume was opened or a host
+    /// left it with writes in flight, such as 500ms
     #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
     settle: Option<std::time::Duration>,
-    /// Hours between verifications that run by themselves; 0: none
+    /// Hours between automatic verifications; 0: none
     #[arg(long, value_name = "HOURS")]
     verify_hours: Option<u32>,
-    /// Over which transports hosts may use it when it is published
+    /// Transports that hosts may use when it is published
     #[arg(long, value_name = "POLICY")]
     transport_policy: Option<TransportPolicy>,
 }
@@ -273,10 +273,10 @@ struct PublishArgs {
     /// Of the subsystem; nqn.2025-01.io.nacre:NAME unless given
     #[arg(long)]
     nqn: Option<String>,
-    /// Let this host in (may be repeated)
+    /// Allow this host (may be repeated)
     #[arg(long, value_name = "HOSTNQN")]
     host: Vec<String>,
-    /// Let every host in
+    /// Allow every host
     #[arg(short = 'a', long)]
     allow_any_host: bool,
     /// Listen there (may be repeated); unless given on every listener of the configuration file
@@ -286,7 +286,7 @@ struct PublishArgs {
     /// use RDMA first, then TCP]
     #[arg(long, value_name = "TRANSPORT=STATE", value_parser = ana_of_transport)]
     ana: Vec<(String, AnaState)>,
-    /// Report no states: hosts use the path that they connected first
+    /// Report no ANA states: hosts use the path that they connected first
     #[arg(long, conflicts_with = "ana")]
     no_ana: bool,
 }
@@ -511,7 +511,7 @@ fn publish(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Of the daemon, or of a file that no daemon has.
+/// From the daemon, or from a file that no daemon has open.
 fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
     let answer = match path {
         None => connection.call("volume_get_records", Value::Null)?,

@@ -1,4 +1,4 @@
-//! Volumes for people: what they are, what their replicas do, what is copied, and why one is out.
+//! Volumes for people: their state, their replicas, copying, and why a replica is out.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -155,13 +155,13 @@ fn replica(replica: &Value) -> Vec<String> {
     ]
 }
 
-/// What is copied, from where, how fast, and how long it takes.
+/// The kind of a resync, its source, its rate, and the remaining time.
 pub fn progress(resync: &Value) -> String {
     let number = |key: &str| resync[key].as_u64().unwrap_or(0);
     let (total, left) = (number("total_bytes"), number("left_bytes"));
     let what = match resync["kind"].as_str() {
-        Some("partial") => "what it missed",
-        Some("reconcile") => "what was being written at an unclean stop",
+        Some("partial") => "missed writes",
+        Some("reconcile") => "writes in flight at an unclean stop",
         _ => "everything",
     };
     let percent = ((total.saturating_sub(left)) * 100)
@@ -183,7 +183,7 @@ pub fn progress(resync: &Value) -> String {
     text
 }
 
-/// How a verification stands.
+/// The progress of a verification.
 pub fn verify(verify: &Value) -> String {
     let number = |key: &str| verify[key].as_u64().unwrap_or(0);
     let running = if verify["running"] == true {

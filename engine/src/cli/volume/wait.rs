@@ -1,4 +1,4 @@
-//! Waiting for what goes on after a command has answered, with a bar per replica.
+//! Waits for work that continues after a command has returned, with a bar per replica.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -12,13 +12,13 @@ use super::super::{Connection, Failure, output};
 use super::{WaitArgs, show};
 
 const PAUSE: Duration = Duration::from_millis(300);
-/// How long a replica that nobody copies to is looked at before it is given up: it may have come back a
-/// moment ago.
+/// How long to watch a replica without copying before giving up: it may just have returned.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// What is waited for.
+/// The condition to wait for.
 pub enum Until {
-    /// These replicas (all that are not offline, if none is named) are in sync, and that one is gone.
+    /// These replicas (all that are not offline, if none is named) are in sync, and that one is
+    /// removed.
     InSync {
         there: Vec<String>,
         gone: Option<String>,
@@ -26,7 +26,7 @@ pub enum Until {
     Verified,
 }
 
-/// Makes a call, and waits for what it began if that is asked for.
+/// Makes a call, and optionally waits for the work that it began.
 pub fn after(
     connection: &Connection,
     method: &str,
@@ -72,7 +72,7 @@ pub fn after(
     }
 }
 
-/// Differences that are left are a failure.
+/// Remaining differences are a failure.
 fn differences(volume: &Value) -> Result<(), Failure> {
     let number = |key: &str| volume["verify"][key].as_u64().unwrap_or(0);
     match number("different_blocks").saturating_sub(number("repaired_blocks")) {
@@ -83,16 +83,16 @@ fn differences(volume: &Value) -> Result<(), Failure> {
     }
 }
 
-/// How far it is.
+/// The progress.
 #[derive(Debug, PartialEq)]
 enum Stand {
     Done,
     Busy,
-    /// Nothing happens, and why.
+    /// No progress, and the reason.
     Stuck(String),
 }
 
-/// An error when it never will be done.
+/// An error when it can never succeed.
 fn judge(volume: &Value, name: &str, until: &Until) -> Result<Stand, Failure> {
     let (there, gone) = match until {
         Until::Verified if volume["verify"]["running"] == true => return Ok(Stand::Busy),
@@ -106,7 +106,7 @@ fn judge(volume: &Value, name: &str, until: &Until) -> Result<Stand, Failure> {
     if let Some(gone) = gone
         && replicas.iter().any(|r| is(&r, gone))
     {
-        // The new one may fail meanwhile: what is said of it below counts.
+        // The new one may fail meanwhile: its state below counts.
         return Ok(match waits_for(volume, name, there)? {
             Stand::Done => Stand::Busy,
             stand => stand,
@@ -122,7 +122,7 @@ fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Stand, Fai
     };
     if let Some(missing) = wanted.iter().find(|w| !replicas.iter().any(|r| is(r, w))) {
         return Err(Failure::Failed(anyhow::anyhow!(
-            "volume \"{name}\" has no replica on \"{missing}\" any more"
+            "volume \"{name}\" no longer has a replica on \"{missing}\""
         )));
     }
     let ours = |r: &&Value| match wanted.is_empty() {
@@ -131,11 +131,11 @@ fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Stand, Fai
     };
     for replica in replicas.iter().filter(ours) {
         if replica["state"] != "in_sync" {
-            // Nobody copies to what is not there: it could take for ever.
+            // An absent replica is not copied to: waiting could take forever.
             if replica["attached"] == false && replica["resync"].is_null() {
-                let why = replica["why"].as_str().unwrap_or("its device is not there");
+                let why = replica["why"].as_str().unwrap_or("its device is absent");
                 return Ok(Stand::Stuck(format!(
-                    "the replica on {} is not copied to: {why}",
+                    "the replica on {} is not being copied to: {why}",
                     output::cell(replica.get("device"))
                 )));
             }
@@ -216,7 +216,7 @@ mod tests {
             gone: gone.map(str::to_owned),
         };
         let stuck = || {
-            let why = "the replica on b is not copied to: its device is not there";
+            let why = "the replica on b is not being copied to: its device is absent";
             Stand::Stuck(why.into())
         };
         let good = volume(json!([
