@@ -182,8 +182,9 @@ fn devices_are_deleted() {
     );
     let error = daemon.nacre("bdev delete cache").failed(1);
     assert!(
-        error.starts_with("error: cache: \"OCF disk\" is no kind of device")
-            && !error.contains('\n'),
+        error.starts_with(
+            "error: cache: \"OCF disk\" is a kind of device that this command does not know"
+        ) && !error.contains('\n'),
         "{error}"
     );
     assert_eq!(

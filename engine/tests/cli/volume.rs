@@ -246,7 +246,10 @@ fn long_work_is_waited_for() {
     assert_eq!(done["state"], "healthy");
     let gone = daemon.nacre("volume add-replica v z --wait");
     assert_eq!((gone.code, gone.out.as_str()), (1, ""), "{gone:?}");
-    assert!(gone.err.contains("no replica on \"z\""), "{gone:?}");
+    assert!(
+        gone.err.contains("no longer has a replica on \"z\""),
+        "{gone:?}"
+    );
     // One of two differences was repaired.
     let differs = daemon.nacre("volume verify v --wait");
     assert_eq!(differs.code, 1, "{differs:?}");
