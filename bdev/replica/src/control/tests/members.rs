@@ -465,7 +465,10 @@ fn a_label_of_a_former_life_is_waited_for() {
     };
     for _ in 0..3 {
         let refused = world.run(add()).unwrap_err();
-        assert!(refused.to_string().contains("former life"), "{refused}");
+        assert!(
+            refused.to_string().contains("earlier incarnation"),
+            "{refused}"
+        );
         world.pass(Duration::from_secs(10));
     }
     assert_eq!(world.record().members.len(), 1);
