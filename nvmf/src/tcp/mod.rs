@@ -4,6 +4,7 @@
 //!   frame    one PDU header, checked or built
 //!   rx       where the next bytes belong (a payload's Buf, or a receive buffer lent by the core)
 //!   tx       queued headers and Bufs, leaving as one vectored send
+//!   closing  the life of a connection and its end
 //!   controller, host   the two ends of one connection
 //! ```
 //!
@@ -23,6 +24,7 @@
 //! it is received straight into its buffer. Every violation of the protocol ends the connection
 //! with a termination request that names the field, and affects only that connection.
 
+mod closing;
 pub mod controller;
 pub mod frame;
 #[doc(hidden)]

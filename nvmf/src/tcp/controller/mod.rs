@@ -22,6 +22,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
+use super::closing::{Life, Phase};
 use super::frame::{self, Reader};
 use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -122,15 +123,6 @@ pub enum Polled {
     Waiting,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Handshake,
-    Running,
-    Closing,
-    Lingering { shutdown: bool },
-    Finished,
-}
-
 /// The PDU whose payload is being received.
 enum Doing {
     Nothing,
@@ -165,7 +157,7 @@ struct Fetch {
 /// One connection.
 pub struct TargetConn {
     config: Rc<TargetConfig>,
-    phase: Phase,
+    life: Life,
     rx: Rx,
     tx: Tx,
     doing: Doing,
@@ -189,11 +181,8 @@ pub struct TargetConn {
     waiting: bool,
     /// In-capsule data may be handed up where it was received.
     in_place: bool,
-    why: Option<Closed>,
-    told: bool,
     opened: Nanos,
     heard: Nanos,
-    closing: Nanos,
     /// Since when the PDU in progress has been in progress.
     partial: Option<Nanos>,
     pdus_at_partial: u64,
@@ -214,7 +203,7 @@ impl TargetConn {
         rx.set_urgent(true);
         TargetConn {
             config,
-            phase: Phase::Handshake,
+            life: Life::new(now),
             rx,
             tx: Tx::new(8),
             doing: Doing::Nothing,
@@ -231,11 +220,8 @@ impl TargetConn {
             r2t_left: false,
             waiting: false,
             in_place: false,
-            why: None,
-            told: false,
             opened: now,
             heard: now,
-            closing: now,
             partial: None,
             pdus_at_partial: 0,
             pdus_received: 0,
@@ -259,7 +245,7 @@ impl TargetConn {
     /// Whether reading makes sense now; `false` is back-pressure on the host, or the end.
     #[inline]
     pub fn wants_read(&self) -> bool {
-        !self.waiting && self.phase != Phase::Finished
+        !self.waiting && !self.life.is_finished()
     }
 
     /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
@@ -303,7 +289,7 @@ impl TargetConn {
                 }
                 None => Closed::Peer,
             };
-            self.why.get_or_insert(why);
+            self.life.blame(why);
         }
         self.finish();
     }
@@ -418,7 +404,7 @@ impl TargetConn {
             frame::put_before_data(&mut self.tx, &header, digests, align);
             match response.lent {
                 Some(lent) => {
-                    debug_assert!(!digests.data, "no digest was made of what is lent");
+                    debug_assert!(!digests.data, "lent data has no digest");
                     self.tx.push_lent(lent);
                 }
                 None => frame::put_data(&mut self.tx, digests, response.data),
@@ -453,12 +439,12 @@ impl TargetConn {
         match why {
             CloseWhy::Now => {
                 if self.is_open() {
-                    self.why = Some(Closed::Local);
+                    self.life.blame(Closed::Local);
                 }
                 self.finish();
             }
             CloseWhy::Drained if self.is_open() => {
-                self.why = Some(Closed::Local);
+                self.life.blame(Closed::Local);
                 self.begin_closing(now);
             }
             CloseWhy::Drained => {}
@@ -479,34 +465,30 @@ impl TargetConn {
     pub fn sent(&mut self, n: usize) {
         self.tx.sent(n);
         if self.tx.is_empty() {
-            self.drained();
+            self.life.drained();
         }
     }
 
-    /// Whether [`TargetConn::takes_shutdown`] would say so.
+    /// Whether [`TargetConn::takes_shutdown`] would be true.
     #[inline]
     pub fn has_shutdown(&self) -> bool {
-        matches!(self.phase, Phase::Lingering { shutdown: true })
+        self.life.has_shutdown()
     }
 
-    /// Whether to shut the sending side of the socket down; says so once.
+    /// Whether to shut the sending side of the socket down; true once.
     pub fn takes_shutdown(&mut self) -> bool {
-        match &mut self.phase {
-            Phase::Lingering { shutdown } => std::mem::take(shutdown),
-            _ => false,
-        }
+        self.life.takes_shutdown()
     }
 
     /// The socket can be dropped, after [`TargetEvent::Closed`] was polled and the receive buffer
     /// given back.
     pub fn is_finished(&self) -> bool {
-        self.phase == Phase::Finished && self.told
+        self.life.is_finished() && self.life.is_reported()
     }
 
     /// Whether [`TargetConn::poll`] would say something without anything having arrived.
     pub fn has_news(&self) -> bool {
-        self.waiting
-            || (!self.told && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished))
+        self.waiting || self.life.has_end()
     }
 
     /// When [`TargetConn::handle_timeout`] has something to do if nothing happens before.
@@ -515,14 +497,14 @@ impl TargetConn {
         // A host that is connected and in the middle of nothing: asked for in every turn.
         let idle = self.config.idle_timeout.is_none();
         let quiet = idle && self.partial.is_none() && self.fetching == 0;
-        if quiet && self.phase == Phase::Running && self.queue.is_some() {
+        if quiet && self.life.is_running() && self.queue.is_some() {
             return None;
         }
         self.next_deadline()
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
-        match self.phase {
+        match self.life.phase() {
             Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
             Phase::Running => {
                 let connect = self
@@ -535,8 +517,7 @@ impl TargetConn {
                 let idle = self.config.idle_timeout.map(|timeout| self.heard + timeout);
                 [connect, stall, idle].into_iter().flatten().min()
             }
-            Phase::Closing | Phase::Lingering { .. } => Some(self.closing + self.config.linger),
-            Phase::Finished => None,
+            _ => self.life.deadline(self.config.linger),
         }
     }
 
@@ -547,7 +528,7 @@ impl TargetConn {
             (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
         }
         if is_over(self) {
-            self.why.get_or_insert(Closed::TimedOut);
+            self.life.blame(Closed::TimedOut);
             self.finish();
         }
     }
@@ -566,22 +547,19 @@ impl TargetConn {
     }
 
     fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Handshake | Phase::Running)
+        self.life.is_open()
     }
 
     /// The end, once.
     #[cold]
     fn news(&mut self, sink: &mut impl FnMut(TargetEvent)) -> Polled {
         self.waiting = false;
-        match self.phase {
-            Phase::Lingering { .. } | Phase::Finished if !self.told => {
-                self.told = true;
-                sink(TargetEvent::Closed(
-                    self.why.clone().unwrap_or(Closed::Local),
-                ));
+        match self.life.take_end() {
+            Some(why) => {
+                sink(TargetEvent::Closed(why));
                 Polled::Event
             }
-            _ => Polled::Starved,
+            None => Polled::Starved,
         }
     }
 
@@ -597,24 +575,14 @@ impl TargetConn {
     }
 
     fn begin_closing(&mut self, now: Nanos) {
-        self.phase = Phase::Closing;
-        self.closing = now;
+        self.life.begin_closing(now, self.tx.is_empty());
         self.doing = Doing::Nothing;
         self.fetches.clear();
         self.rx.drop_unread();
-        if self.tx.is_empty() {
-            self.drained();
-        }
-    }
-
-    fn drained(&mut self) {
-        if self.phase == Phase::Closing {
-            self.phase = Phase::Lingering { shutdown: true };
-        }
     }
 
     fn finish(&mut self) {
-        self.phase = Phase::Finished;
+        self.life.finish();
         self.doing = Doing::Nothing;
         self.fetches.clear();
         self.tx.clear();

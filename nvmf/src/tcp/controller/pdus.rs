@@ -9,7 +9,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::{Doing, Phase, Polled, TargetConn, TargetEvent};
+use super::{Doing, Polled, TargetConn, TargetEvent};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, Pools, ReqTag};
 
@@ -74,7 +74,7 @@ impl TargetConn {
             rules.digests = digests;
             rules.initialized = true;
         });
-        self.phase = Phase::Running;
+        self.life.run();
         self.rx.consume(frame.data_offset as usize);
         self.pdus_received += 1;
         self.pdus_sent += 1;
@@ -244,7 +244,7 @@ impl TargetConn {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the host ended a connection with H2CTermReq");
         self.pdus_received += 1;
-        self.why.get_or_insert(Closed::Protocol(format!(
+        self.life.blame(Closed::Protocol(format!(
             "the host sent H2CTermReq: {reason}"
         )));
         self.tx.clear();
@@ -359,8 +359,7 @@ impl TargetConn {
             &unread[..hlen.min(unread.len())],
         );
         self.pdus_sent += 1;
-        self.why
-            .get_or_insert(Closed::Protocol(violation.to_string()));
+        self.life.blame(Closed::Protocol(violation.to_string()));
         self.begin_closing(now);
     }
 }

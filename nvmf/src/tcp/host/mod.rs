@@ -26,6 +26,7 @@ use nacre_reactor::Nanos;
 
 use self::guess::{GUESS_BYTES, Guessing};
 use super::Polled;
+use super::closing::{Life, Phase};
 use super::frame::{self, Reader};
 use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -80,15 +81,6 @@ pub enum HostPoll {
     Waiting,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Handshake,
-    Running,
-    Closing,
-    Lingering { shutdown: bool },
-    Finished,
-}
-
 /// An outstanding command.
 #[derive(Default)]
 struct Command {
@@ -113,7 +105,7 @@ struct Command {
 /// One connection.
 pub struct HostConn {
     config: HostConfig,
-    phase: Phase,
+    life: Life,
     rx: Rx,
     tx: Tx,
     reader: Reader,
@@ -133,10 +125,7 @@ pub struct HostConn {
     /// C2HData whose payload is being received.
     receiving: Option<(u16, DataPdu)>,
     waiting: bool,
-    why: Option<Closed>,
-    told: bool,
     opened: Nanos,
-    closing: Nanos,
     partial: Option<Nanos>,
     pdus_at_partial: u64,
     pdus_received: u64,
@@ -159,7 +148,7 @@ impl HostConn {
                 ..Rules::host()
             }),
             config,
-            phase: Phase::Handshake,
+            life: Life::new(now),
             rx: Rx::new(),
             tx,
             controller_alignment: DataAlignment::DWORD,
@@ -173,10 +162,7 @@ impl HostConn {
             guessing: Guessing::default(),
             receiving: None,
             waiting: false,
-            why: None,
-            told: false,
             opened: now,
-            closing: now,
             partial: None,
             pdus_at_partial: 0,
             pdus_received: 0,
@@ -193,10 +179,10 @@ impl HostConn {
     #[inline]
     pub fn submit(&mut self, command: HostCommand) {
         debug_assert!(
-            self.phase != Phase::Handshake,
+            self.life.phase() != Phase::Handshake,
             "a command before the connection was ready"
         );
-        if self.phase != Phase::Running {
+        if !self.life.is_running() {
             return self.keep(command);
         }
         let HostCommand {
@@ -279,14 +265,14 @@ impl HostConn {
 
     #[inline]
     pub fn wants_read(&self) -> bool {
-        !self.waiting && self.phase != Phase::Finished
+        !self.waiting && !self.life.is_finished()
     }
 
     /// True if the controller owes a message: a completion, the ICResp, or the end. A later poll
     /// finds anything else, such as the controller's end of the connection.
     #[inline]
     pub fn expects(&self) -> bool {
-        self.outstanding > 0 || self.phase != Phase::Running
+        self.outstanding > 0 || !self.life.is_running()
     }
 
     /// True if a check for completions right after everything queued was sent can find some. It
@@ -295,7 +281,7 @@ impl HostConn {
     #[inline]
     pub fn may_find(&mut self) -> bool {
         let news = std::mem::take(&mut self.unlooked);
-        news == 0 || news < self.outstanding || self.phase != Phase::Running || self.has_news()
+        news == 0 || news < self.outstanding || !self.life.is_running() || self.has_news()
     }
 
     /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
@@ -340,12 +326,12 @@ impl HostConn {
                 None if self.rx.is_mid_pdu() => {
                     Closed::Broken("closed by the controller in the middle of a PDU".into())
                 }
-                None if self.phase == Phase::Handshake => {
+                None if self.life.phase() == Phase::Handshake => {
                     Closed::Broken("closed by the controller before ICResp".into())
                 }
                 None => Closed::Peer,
             };
-            self.why.get_or_insert(why);
+            self.life.blame(why);
         }
         self.finish();
     }
@@ -388,7 +374,7 @@ impl HostConn {
 
     /// Ends the connection now. Queued data that has not left is dropped.
     pub fn close(&mut self) {
-        self.why.get_or_insert(Closed::Local);
+        self.life.blame(Closed::Local);
         self.finish();
     }
 
@@ -421,61 +407,51 @@ impl HostConn {
     #[inline]
     pub fn sent(&mut self, n: usize) {
         self.tx.sent(n);
-        if self.tx.is_empty() && self.phase == Phase::Closing {
-            self.phase = Phase::Lingering { shutdown: true };
+        if self.tx.is_empty() {
+            self.life.drained();
         }
     }
 
-    /// Whether to shut the sending side of the socket down; says so once.
+    /// Whether to shut the sending side of the socket down; true once.
     pub fn takes_shutdown(&mut self) -> bool {
-        match &mut self.phase {
-            Phase::Lingering { shutdown } => std::mem::take(shutdown),
-            _ => false,
-        }
+        self.life.takes_shutdown()
     }
 
     pub fn is_finished(&self) -> bool {
-        self.phase == Phase::Finished && self.told
+        self.life.is_finished() && self.life.is_reported()
     }
 
     /// Whether [`HostConn::poll`] would say something without anything having arrived.
     pub fn has_news(&self) -> bool {
-        self.waiting
-            || (!self.told && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished))
+        self.waiting || self.life.has_end()
     }
 
     pub fn deadline(&self) -> Option<Nanos> {
-        match self.phase {
+        match self.life.phase() {
             Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
             Phase::Running => self.partial.map(|since| since + self.config.stall_timeout),
-            Phase::Closing | Phase::Lingering { .. } => Some(self.closing + self.config.linger),
-            Phase::Finished => None,
+            _ => self.life.deadline(self.config.linger),
         }
     }
 
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
-            self.why.get_or_insert(Closed::TimedOut);
+            self.life.blame(Closed::TimedOut);
             self.finish();
         }
     }
 
     fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Handshake | Phase::Running)
+        self.life.is_open()
     }
 
     fn begin_closing(&mut self, now: Nanos) {
-        self.closing = now;
-        self.phase = if self.tx.is_empty() {
-            Phase::Lingering { shutdown: true }
-        } else {
-            Phase::Closing
-        };
+        self.life.begin_closing(now, self.tx.is_empty());
         self.abandon();
     }
 
     fn finish(&mut self) {
-        self.phase = Phase::Finished;
+        self.life.finish();
         self.tx.clear();
         self.abandon();
     }
@@ -502,13 +478,12 @@ impl HostConn {
     #[cold]
     fn news(&mut self, sink: &mut impl FnMut(HostEvent)) -> Polled {
         self.waiting = false;
-        match self.phase {
-            Phase::Lingering { .. } | Phase::Finished if !self.told => {
-                self.told = true;
-                sink(HostEvent::Closed(self.why.clone().unwrap_or(Closed::Local)));
+        match self.life.take_end() {
+            Some(why) => {
+                sink(HostEvent::Closed(why));
                 Polled::Event
             }
-            _ => Polled::Starved,
+            None => Polled::Starved,
         }
     }
 }

@@ -9,7 +9,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::{Command, HostConn, Phase, Polled};
+use super::{Command, HostConn, Polled};
 use crate::tcp::frame::{self, Violation, is_damaged};
 use crate::transport::{Closed, HostEvent};
 
@@ -77,7 +77,7 @@ impl HostConn {
             rules.digests = agreed;
             rules.initialized = true;
         });
-        self.phase = Phase::Running;
+        self.life.run();
         self.consume(frame);
         sink(HostEvent::Ready);
         Ok(Polled::Event)
@@ -258,7 +258,7 @@ impl HostConn {
     fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl Sink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
-        self.why.get_or_insert(Closed::Protocol(format!(
+        self.life.blame(Closed::Protocol(format!(
             "the controller sent C2HTermReq: {reason}"
         )));
         self.tx.clear();
@@ -282,8 +282,7 @@ impl HostConn {
             .map_or(0, |&hlen| usize::from(hlen))
             .max(CommonHeader::SIZE);
         violation.put(&mut self.tx, Side::Host, &unread[..hlen.min(unread.len())]);
-        self.why
-            .get_or_insert(Closed::Protocol(violation.to_string()));
+        self.life.blame(Closed::Protocol(violation.to_string()));
         self.begin_closing(now);
     }
 }

@@ -1,0 +1,140 @@
+//! The life of a connection and its end, the same for both machines.
+//!
+//! ```text
+//! Handshake ─▶ Running ─▶ Closing ─▶ Lingering ─▶ Finished
+//!     └───────────┴──────────┴───── closed, peer gone, deadline ────▲
+//! ```
+//!
+//! While a machine closes, it sends its last PDUs. Then it shuts the sending side down and waits for
+//! the peer's end.
+
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+
+use crate::transport::Closed;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Handshake,
+    Running,
+    Closing,
+    /// `shutdown`: the sending side is about to be shut down.
+    Lingering {
+        shutdown: bool,
+    },
+    Finished,
+}
+
+/// The phase of a connection, and the reason for its end.
+pub(super) struct Life {
+    phase: Phase,
+    /// Start of the phase `Closing`.
+    closing: Nanos,
+    why: Option<Closed>,
+    /// The layer above has the event of the end.
+    reported: bool,
+}
+
+impl Life {
+    pub fn new(now: Nanos) -> Life {
+        Life {
+            phase: Phase::Handshake,
+            closing: now,
+            why: None,
+            reported: false,
+        }
+    }
+
+    #[inline]
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// True until the connection closes.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Handshake | Phase::Running)
+    }
+
+    #[inline]
+    pub fn is_running(&self) -> bool {
+        self.phase == Phase::Running
+    }
+
+    /// Both ends have initialized the connection.
+    pub fn run(&mut self) {
+        self.phase = Phase::Running;
+    }
+
+    /// Notes the reason for the end; the first one counts.
+    pub fn blame(&mut self, why: Closed) {
+        self.why.get_or_insert(why);
+    }
+
+    /// `has_left`: no data waits to be sent.
+    pub fn begin_closing(&mut self, now: Nanos, has_left: bool) {
+        self.phase = Phase::Closing;
+        self.closing = now;
+        if has_left {
+            self.drained();
+        }
+    }
+
+    /// All data has left.
+    #[inline]
+    pub fn drained(&mut self) {
+        if self.phase == Phase::Closing {
+            self.phase = Phase::Lingering { shutdown: true };
+        }
+    }
+
+    pub fn finish(&mut self) {
+        self.phase = Phase::Finished;
+    }
+
+    #[inline]
+    pub fn is_finished(&self) -> bool {
+        self.phase == Phase::Finished
+    }
+
+    /// Whether [`Life::takes_shutdown`] would be true.
+    #[inline]
+    pub fn has_shutdown(&self) -> bool {
+        matches!(self.phase, Phase::Lingering { shutdown: true })
+    }
+
+    /// Whether to shut the sending side of the socket down; true once.
+    pub fn takes_shutdown(&mut self) -> bool {
+        match &mut self.phase {
+            Phase::Lingering { shutdown } => std::mem::take(shutdown),
+            _ => false,
+        }
+    }
+
+    pub fn is_reported(&self) -> bool {
+        self.reported
+    }
+
+    /// Whether [`Life::take_end`] would return the end.
+    pub fn has_end(&self) -> bool {
+        !self.reported && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished)
+    }
+
+    /// The end, once.
+    pub fn take_end(&mut self) -> Option<Closed> {
+        if !self.has_end() {
+            return None;
+        }
+        self.reported = true;
+        Some(self.why.clone().unwrap_or(Closed::Local))
+    }
+
+    /// Until when the peer may take for its end; `None` if the connection is open or finished.
+    pub fn deadline(&self, linger: Duration) -> Option<Nanos> {
+        match self.phase {
+            Phase::Closing | Phase::Lingering { .. } => Some(self.closing + linger),
+            Phase::Handshake | Phase::Running | Phase::Finished => None,
+        }
+    }
+}
