@@ -168,9 +168,10 @@ impl TcpTransport {
         let mut budget = EVENTS_PER_TURN;
         // After the data of a large command, its response and the next R2T leave at once: the host
         // fills the socket meanwhile.
-        let mut receives = match conn.machine.fetches_large() {
-            true => 1,
-            false => RECEIVES_PER_TURN,
+        let mut receives = if conn.machine.fetches_large() {
+            1
+        } else {
+            RECEIVES_PER_TURN
         };
         // Whether the machine has more for us that epoll knows nothing of.
         let more = loop {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::transport::{CloseWhy, Closed, HostCommand, HostTransport};
 use nacre_nvmf_wire::opcode::io;
-use nacre_nvmf_wire::sqe::Sqe;
+use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{
-    CapsuleCmd, DataAlignment, Digests, FatalErrorStatus, IcResp, Side, TermPdu,
+    CapsuleCmd, DataAlignment, DataPdu, Digests, FatalErrorStatus, IcResp, R2t, Side, TermPdu,
 };
 use nacre_reactor::Clock;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::sockets::{Server, ic_req, ready};
 use crate::{HostOptions, TcpConfig, connect_host};
@@ -67,6 +67,53 @@ fn deep_queues_leave_room_for_others() {
             host.read_exact(&mut answers).unwrap();
         }
     }
+}
+
+/// Goal: the data of one large command per turn, so that its response and the next R2T leave before
+/// the data of the others is received. Method: the data of two commands waits in the socket, and
+/// each turn brings one response.
+#[test]
+fn large_data_is_answered_command_by_command() {
+    const BYTES: u32 = 128 << 10;
+    let config = TcpConfig {
+        receive_buffer: Some(1 << 20),
+        ..TcpConfig::default()
+    };
+    let mut server = Server::new(config);
+    let mut raw = initialized(&mut server);
+    for cid in 0..2 {
+        let mut sqe = Sqe::for_namespace(io::WRITE, cid, 1);
+        sqe.set_sgl(Sgl::Transport { length: BYTES });
+        let capsule = CapsuleCmd::new(sqe, 0, Digests::NONE, DataAlignment::DWORD);
+        raw.write_all(capsule.as_bytes()).unwrap();
+    }
+    let mut requests = [[0; size_of::<R2t>()]; 2];
+    server.until("both R2Ts", |_| is_answered(&raw));
+    server.turn();
+    for request in &mut requests {
+        raw.read_exact(request).unwrap();
+    }
+    let data = vec![7; BYTES as usize];
+    for (cid, request) in requests.iter().enumerate() {
+        let request = R2t::ref_from_bytes(request).unwrap();
+        let (ttag, none) = (request.ttag.get(), DataAlignment::DWORD);
+        let header = DataPdu::h2c(cid as u16, ttag, 0, BYTES, true, Digests::NONE, none);
+        raw.write_all(header.as_bytes()).unwrap();
+        raw.write_all(&data).unwrap();
+    }
+    let answered = || {
+        let mut answers = [0; 48];
+        raw.set_nonblocking(true).unwrap();
+        let count = raw.peek(&mut answers).unwrap_or(0);
+        raw.set_nonblocking(false).unwrap();
+        count / 24
+    };
+    let mut counts = Vec::new();
+    server.until("both responses", |_| {
+        counts.push(answered());
+        counts.last() == Some(&2)
+    });
+    assert!(counts.contains(&1), "one after the other: {counts:?}");
 }
 
 /// More connections end in one turn than there is room for: the others do in the next ones.
