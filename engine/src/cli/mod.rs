@@ -164,7 +164,7 @@ pub enum Failure {
     Failed(#[from] anyhow::Error),
     #[error("{0}")]
     Usage(String),
-    #[error("{}", output::in_commands(&.0.to_string()))]
+    #[error("{}", output::refusal(.0))]
     Daemon(#[from] ClientError),
     /// With an exit code that the command's help explains.
     #[error("{}", crate::rpc::error::causes(.error))]

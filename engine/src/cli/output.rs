@@ -6,6 +6,7 @@ use comfy_table::{Table, presets};
 use serde_json::Value;
 
 use super::Failure;
+use crate::rpc::client::ClientError;
 
 /// Prints `text` and a newline.
 pub fn line(text: &str) -> Result<(), Failure> {
@@ -80,22 +81,55 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// Text of the daemon for people who type commands: names of methods become commands.
-pub fn in_commands(text: &str) -> String {
-    const WORDS: [(&str, &str); 4] = [
-        ("bdev_get_bdevs lists", "`nacre bdev list` lists"),
-        ("volume_get lists", "`nacre volume list` lists"),
-        (
-            "create the subsystem with ana_reporting",
-            "create the subsystem with `--ana`",
-        ),
-        ("nvmf_subsystem_add_host", "`nacre host allow`"),
-    ];
-    let mut text = text.to_owned();
-    for (method, command) in WORDS {
-        text = text.replace(method, command);
+/// A refusal for a user of commands: the field, the cause and the remedy. The name of the method and
+/// its code stand there only if the daemon gives no cause.
+pub fn refusal(error: &ClientError) -> String {
+    let text = match error {
+        ClientError::Refused { error, .. } if error.data.is_some() => {
+            error.data.as_deref().map(ToString::to_string)
+        }
+        _ => None,
+    };
+    in_commands(&text.unwrap_or_else(|| error.to_string()))
+}
+
+/// The command of each method that remedies name.
+const COMMANDS: [(&str, &str); 12] = [
+    ("bdev_accept", "bdev accept"),
+    ("bdev_get_bdevs", "bdev list"),
+    ("bdev_nvme_attach_controller", "bdev attach"),
+    ("nvmf_delete_subsystem", "subsystem delete"),
+    ("nvmf_get_subsystems", "subsystem list"),
+    ("nvmf_subsystem_add_host", "host allow"),
+    ("nvmf_subsystem_get_listeners", "listener list"),
+    ("volume_create", "volume create"),
+    ("volume_get", "volume show"),
+    ("volume_list", "volume list"),
+    ("volume_replace_replica", "volume replace-replica"),
+    ("volume_thaw", "volume thaw"),
+];
+
+/// Replaces each name of an RPC method by a command: its own, or `nacre rpc METHOD`.
+fn in_commands(text: &str) -> String {
+    let methods = crate::methods::all();
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut typed = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(is_part) {
+        let (before, from) = rest.split_at(at);
+        let (word, after) = from.split_at(from.find(|c| !is_part(c)).unwrap_or(from.len()));
+        typed.push_str(before);
+        let command = COMMANDS.iter().find(|(method, _)| *method == word);
+        let is_typed = typed.ends_with("nacre rpc ") || typed.ends_with('"');
+        match command {
+            _ if is_typed || methods.find(word).is_none() => typed.push_str(word),
+            Some((_, command)) => typed.push_str(&format!("`nacre {command}`")),
+            None => typed.push_str(&format!("`nacre rpc {word}`")),
+        }
+        rest = after;
     }
-    text
+    typed.push_str(rest);
+    typed
 }
 
 /// `1 warning`, `2 warnings`.
@@ -115,9 +149,37 @@ mod tests {
     fn words_for_people() {
         assert_eq!(count(1, "I/O"), "1 I/O");
         assert_eq!(count(0, "warning"), "0 warnings");
-        assert_eq!(
-            in_commands("no device \"x\"; bdev_get_bdevs lists them"),
-            "no device \"x\"; `nacre bdev list` lists them"
-        );
+        for (text, typed) in [
+            (
+                "no device \"x\"; bdev_get_bdevs lists them",
+                "no device \"x\"; `nacre bdev list` lists them",
+            ),
+            (
+                "call nvmf_create_transport first",
+                "call `nacre rpc nvmf_create_transport` first",
+            ),
+            ("see `nacre rpc volume_get`", "see `nacre rpc volume_get`"),
+            (
+                "the device \"volume_get\" is gone",
+                "the device \"volume_get\" is gone",
+            ),
+            ("volume_gets, ünd so", "volume_gets, ünd so"),
+        ] {
+            assert_eq!(in_commands(text), typed);
+        }
+    }
+
+    /// Goal: each command of a remedy exists.
+    #[test]
+    fn commands_of_methods_exist() {
+        let (root, methods) = (crate::cli::command(), crate::methods::all());
+        for (method, words) in COMMANDS {
+            assert!(methods.find(method).is_some(), "{method}");
+            let mut command = &root;
+            for word in words.split(' ') {
+                let sub = command.find_subcommand(word);
+                command = sub.unwrap_or_else(|| panic!("no command \"{words}\""));
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{Connection, Failure, output};
 use crate::methods::reference::is_text;
+use crate::rpc::client::ClientError;
 
 #[derive(Debug, Args)]
 #[command(
@@ -29,7 +30,16 @@ pub fn run(args: RpcArgs) -> Result<(), Failure> {
     }
     let method = args.method.as_deref().unwrap_or_default();
     let params = parse_params(method, &args.params)?;
-    output::json(&args.connection.call(method, params)?)
+    // Users of methods read the daemon's own words.
+    let answer = args.connection.call(method, params);
+    let answer = answer.map_err(|failure| match failure {
+        Failure::Daemon(error @ ClientError::Refused { .. }) => Failure::Exit {
+            code: 4,
+            error: error.into(),
+        },
+        other => other,
+    });
+    output::json(&answer?)
 }
 
 /// Reads the parameters of a call.

@@ -149,8 +149,7 @@ fn subsystems_are_made_whole_or_not_at_all() {
         .failed(4);
     assert_eq!(
         error,
-        "error: nvmf_subsystem_add_ns: Invalid parameters (code -32602): namespace.bdev_name: \
-         there is no bdev \"missing\"; `nacre bdev list` lists them"
+        "error: namespace.bdev_name: there is no bdev \"missing\"; `nacre bdev list` lists them"
     );
     assert_eq!(
         daemon.asked().last().unwrap(),

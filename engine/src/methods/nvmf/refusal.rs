@@ -98,7 +98,7 @@ impl From<SubsystemError> for RpcError {
                 .remedy("nvmf_subsystem_get_listeners lists them"),
             SubsystemError::NoAnaReporting { .. } => refused
                 .field("ana_state")
-                .remedy("create the subsystem with ana_reporting, or remove the listener to take the path away"),
+                .remedy("create the subsystem with ANA reporting (`ana_reporting`, on the command line `--ana`), or remove the listener to take the path away"),
             SubsystemError::Discovery => refused.field("nqn"),
         }
     }
