@@ -109,7 +109,7 @@ impl Declared {
         for (at, call) in waiting {
             let outcome = match stored_already(on, &call) {
                 true => {
-                    info!("{}: what was configured by RPC stands", call.what);
+                    info!("{}: the configuration by RPC stands", call.what);
                     Ok(())
                 }
                 false => on.declared_call(call.method, &call.params).await.map(drop),

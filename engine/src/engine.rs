@@ -308,7 +308,7 @@ impl Engine {
                 let seconds = self.deadline().as_secs();
                 let late = format!("{method} has not ended within {seconds} s");
                 let cause = if changes {
-                    format!("{late}; what it changes is carried through")
+                    format!("{late}; its change will be completed")
                 } else {
                     // Its caller has gone, and exclusive calls wait until it has ended.
                     running.abort();
@@ -365,7 +365,7 @@ impl Engine {
     pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
         match self.journal.is_overtaken() {
             true => {
-                let cause = "what was to be made again was deleted, changed or made meanwhile";
+                let cause = "the object was deleted, changed or created meanwhile";
                 Err(RpcError::errno(Errno::EAGAIN, cause))
             }
             false => Ok(()),

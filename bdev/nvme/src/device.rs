@@ -286,7 +286,7 @@ impl Bdev for NvmeBdev {
         let key = self.controller.memory_slot();
         let probe = pool.acquire((1 << self.block_shift).min(pool.max_len()));
         if probe.is_some_and(|buf| buf.key(key).is_none()) {
-            let what = "use the core's buffers, which the drive was not told of (it must be attached before \
+            let what = "use the core's buffers, which are not registered with the drive (it must be attached before \
                         the core opens it, and the memory registered with it)";
             let source = std::io::ErrorKind::Unsupported.into();
             return Err(failed(what.to_owned(), source));

@@ -10,7 +10,7 @@ use crate::memory::MemoryError;
 /// Why a drive cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    #[error("NVMe drive {address}: nobody answers on the bus (registers read as all ones)")]
+    #[error("NVMe drive {address}: no device answers on the bus (registers read as all ones)")]
     Gone { address: String },
     #[error(
         "NVMe drive {address}: {bytes} bytes of registers are fewer than the {needed} that it needs"

@@ -17,7 +17,7 @@ pub enum MemoryError {
         #[source]
         source: ArenaError,
     },
-    #[error("NVMe drive {address} cannot be told of {bytes} bytes of memory for its queues")]
+    #[error("NVMe drive {address} cannot map {bytes} bytes of memory for its queues")]
     Register {
         address: String,
         bytes: usize,

@@ -18,10 +18,10 @@ pub(super) const ALL: &[Case] = &[
         sizes,
     ),
     ("an I/O may have two extents", two_extents),
-    ("what it lends is what was written", lends),
+    ("lent memory holds the written data", lends),
     ("what lies outside the device is out of range", out_of_range),
     ("no blocks: nothing is done, successfully", no_blocks),
-    ("what it does not support, it says so", unsupported),
+    ("unsupported operations are refused as such", unsupported),
     ("a full queue hands the I/O back untouched", full_queue),
     ("a list without room is respected", no_room),
     ("an aborted I/O completes once", abort),
@@ -103,7 +103,7 @@ fn lends(subject: &Subject) {
         let completion = rig.run(io);
         assert_eq!(completion.status, Status::Ok);
         assert!(completion.data.is_empty());
-        let lent = completion.lent.expect("what it lends");
+        let lent = completion.lent.expect("lent memory");
         let mut seen = vec![0; lent.len()];
         lent.read(0, &mut seen);
         assert_eq!(seen.len(), rig.bytes(blocks));
@@ -560,7 +560,7 @@ fn drop_in_flight(subject: &Subject) {
     while free(&rig) != own {
         assert!(
             since.elapsed() < Duration::from_secs(30),
-            "only what a queue holds for itself is out, but {} are, not {own}",
+            "only the queue's own buffers are out: {} are, and {own} should be",
             free(&rig)
         );
         let now = rig.now();

@@ -134,7 +134,7 @@ impl Rig {
         assert_eq!(
             told,
             self.done.len(),
-            "poll tells how many completions it collected"
+            "poll returns the number of collected completions"
         );
         if told == 0 {
             std::thread::yield_now();
@@ -150,7 +150,7 @@ impl Rig {
         assert_eq!(
             self.queue.inflight(),
             self.open.len(),
-            "inflight() counts what is under way"
+            "inflight() counts the I/Os in flight"
         );
     }
 

@@ -358,12 +358,12 @@ impl LayerQueue {
 
     #[cold]
     fn stray(&self, token: Token) {
-        debug_assert!(false, "the module answered {token:#x}, which nobody asked");
+        debug_assert!(false, "the module answered {token:#x}, which is no request");
         let bdev = self.layer.name();
         tracing::error!(
             bdev,
             token,
-            "the module answered a request that nobody made, or twice"
+            "the module answered an unknown request, or one request twice"
         );
     }
 

@@ -65,7 +65,7 @@ pub enum RegistryError {
     },
     #[error(
         "bdev \"{name}\" has {now} bytes now, and {user} was told that it has {announced}: it keeps that size, \
-         and I/O behind what there is fails"
+         and I/O past the present end fails"
     )]
     Shrinks {
         name: String,

@@ -84,7 +84,7 @@ impl Registry {
                 announced,
                 now,
                 user,
-                "made smaller by force, in bytes: what was beyond is lost to whoever relied on it"
+                "made smaller by force, in bytes: data past the new end is lost"
             );
         }
         // From the bottom: each device has the size of the device below it.
@@ -168,6 +168,6 @@ impl Record {
     fn unclaimed(&self) -> Option<User> {
         let queues = self.layer.open_queues();
         let open = self.claims.is_empty() && queues > 0;
-        open.then(|| User::Always(format!("somebody with {queues} open queues")))
+        open.then(|| User::Always(format!("a user with {queues} open queues")))
     }
 }

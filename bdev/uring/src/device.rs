@@ -186,7 +186,7 @@ impl UringBdev {
                 path = %self.path.display(),
                 before,
                 after,
-                "became smaller (blocks): I/O behind what there is fails"
+                "became smaller (blocks): I/O past the end fails"
             );
         } else if after > before {
             tracing::info!(

@@ -1,5 +1,7 @@
-//! What is wrong with a configuration on every machine. Devices and subsystems are tried on a registry and a target that
-//! are thrown away, so that the rules are those of the calls that make them.
+//! Mistakes of a configuration that are mistakes on every machine.
+//!
+//! Devices and subsystems are created in a registry and a target that are discarded. So the rules
+//! are those of the calls that create them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

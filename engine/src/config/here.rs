@@ -1,4 +1,5 @@
-//! What is wrong with a configuration on this machine: what `nacre serve` refuses here, or tries again for ever.
+//! Mistakes of a configuration on this machine: entries that `nacre serve` refuses here, or retries
+//! without end.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -93,7 +94,7 @@ fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str
         let made = device.starts_with("rxe") && !settings.rdma.rxe.is_empty();
         (!present && !made).then(|| {
             let remedy = match devices.is_empty() {
-                true => "there is none; `nacre doctor --rdma` says what is missing".to_owned(),
+                true => "there is none; `nacre doctor --rdma` names the reason".to_owned(),
                 false => format!("there are: {}", devices.join(", ")),
             };
             (format!("there is no RDMA device \"{device}\""), remedy)

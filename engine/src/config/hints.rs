@@ -1,6 +1,7 @@
-//! Keys of other programs (Mayastor, Ferrite, SPDK, FastReg), and what does the same here.
+//! Keys of other programs (Mayastor, Ferrite, SPDK, FastReg), and the keys here with the same
+//! effect.
 
-/// What to write in place of an unknown key, given with the tables around it.
+/// The key to write in place of an unknown one, which is given with the tables around it.
 pub fn of(full: &str) -> Option<&'static str> {
     let exact = SECTIONS.iter().find(|(name, _)| *name == full);
     let key = full.rsplit('.').next().unwrap_or(full).replace('-', "_");
@@ -100,7 +101,7 @@ const KEYS: &[(&[&str], &str)] = &[
     ),
     (
         &["inline_threshold", "max_inline_size"],
-        "use max_inline_data in [rdma] for what is sent inline, and in_capsule_data_size for data in command capsules",
+        "use max_inline_data in [rdma] for data sent inline, and in_capsule_data_size for data in command capsules",
     ),
     (
         &[

@@ -1,12 +1,12 @@
 //! Configuration in layers: defaults, the TOML file, the environment (`NACRE_…`), flags.
 //!
-//! Each layer is a source of the `config` crate whose values carry where they came from
-//! (`nacre.toml:12`, `$NACRE_DATA_DIR`, `--cpumask`), so that `config show` and every error can
-//! say so. An unknown key is refused with the nearest known one. Every mistake is reported, not the first.
+//! Each layer is a source of the `config` crate. Its values carry their origin (`nacre.toml:12`,
+//! `$NACRE_DATA_DIR`, `--cpumask`), which `config show` and every error name. An unknown key is
+//! refused with the nearest known one. All mistakes are reported at once.
 //!
 //! ```text
-//!   file, environment, flags ─▶ source ─▶ values::read ─▶ check (what is wrong everywhere) ─▶ here (what is wrong on
-//!                               (keys)    (values)                                              this machine)
+//!   file, environment, flags ─▶ source ─▶ values::read ─▶ check ───────▶ here
+//!                               (keys)    (values)        (any machine)  (this machine)
 //! ```
 
 mod check;
@@ -32,7 +32,7 @@ use source::{EnvSource, FileSource, FlagSource};
 
 use crate::values::read::{self, Texts};
 
-/// Everything that is wrong with a configuration, each with its place.
+/// All mistakes of a configuration, each with its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the configuration is refused:{}", .problems.iter().map(|p| format!("\n  {p}")).collect::<String>())]
 pub struct ConfigError {

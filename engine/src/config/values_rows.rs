@@ -1,6 +1,6 @@
-//! A row for each key: values that are read, and values that are refused with what is said.
+//! A row for each key: accepted values, and refused values with the message.
 
-/// A key; values that are read; values that are refused, each with what is said.
+/// A key; accepted values; refused values, each with its message.
 pub type Row = (
     &'static str,
     &'static [&'static str],

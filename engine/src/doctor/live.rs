@@ -225,7 +225,7 @@ fn moved(
             return Finding::fail(
                 ID,
                 error.to_string(),
-                "`nacre rdma perf` tells more; `nacre rdma counters --watch 1` shows where packets go",
+                "`nacre rdma perf` measures the path; `nacre rdma counters --watch 1` shows where packets go",
             );
         }
     };
@@ -352,7 +352,7 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
             false => Finding::warn(
                 ID,
                 evidence,
-                "hosts beyond that are refused: use more reactors, or less depth (max_queue_depth); `nacre rdma size` tells \
+                "hosts beyond that are refused: use more reactors, or less depth (max_queue_depth); `nacre rdma size` prints \
                  how much fits",
             ),
         };

@@ -118,7 +118,7 @@ fn judge(system: &System, drive: &Drive) -> Finding {
             let serial = drive.serial().unwrap_or("not known yet");
             let uses = system.pci.uses(drive);
             let used = match uses.first() {
-                None => format!("in nobody's use; `nacre nvme bind {address}` takes it"),
+                None => format!("not in use; `nacre nvme bind {address}` takes it"),
                 Some(first) => first.to_string(),
             };
             Finding::pass(
@@ -128,7 +128,7 @@ fn judge(system: &System, drive: &Drive) -> Finding {
         }
         Driver::None => Finding::warn(
             ID,
-            "nobody drives it",
+            "no driver has it",
             format!(
                 "`nacre nvme bind {address}` for this engine, `nacre nvme unbind {address}` for the kernel"
             ),

@@ -124,7 +124,7 @@ fn driver(device: &Device) -> Finding {
     let Some(name) = &device.driver else {
         return Finding::warn(
             ID,
-            "the driver cannot be told",
+            "the driver is unknown",
             "nothing is known against it: test it with `nacre perf --verify`",
         );
     };

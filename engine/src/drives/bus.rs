@@ -70,7 +70,7 @@ fn refusal(error: VfioError) -> RpcError {
     let cause = causes(&anyhow::Error::new(error));
     RpcError::errno(errno, cause)
         .field("traddr")
-        .remedy("`nacre nvme list` shows the drives and who has them")
+        .remedy("`nacre nvme list` shows the drives and their drivers")
 }
 
 #[cfg(test)]

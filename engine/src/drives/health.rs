@@ -77,10 +77,10 @@ fn text(event: &HealthEvent) -> String {
 
 fn why(reason: ResetReason) -> &'static str {
     match reason {
-        ResetReason::Asked => "as somebody asked for it",
+        ResetReason::Asked => "as a user requested it",
         ResetReason::Timeout => "as it does not answer a command",
         ResetReason::ControllerFatal => "as it reports a fatal error (CSTS.CFS)",
-        ResetReason::ProtocolError => "as it answered what nobody asked",
+        ResetReason::ProtocolError => "as it answered an unknown command",
         ResetReason::AdminFailed => "as it refused a command that the driver needs",
     }
 }

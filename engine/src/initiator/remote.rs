@@ -59,7 +59,7 @@ pub enum RemoteError {
     },
     #[error("\"{found}\" is not a namespace identifier: a number from 1 to 4294967294")]
     Nsid { found: String },
-    #[error("\"{key}\" is not known here: nsid is what can follow the question mark")]
+    #[error("\"{key}\" is not known here: only nsid can follow the question mark")]
     Parameter { key: String },
 }
 

@@ -67,7 +67,7 @@ fn remedy(error: &HostError) -> &'static str {
             "; this host is not allowed there: nvmf_subsystem_add_host, or --hostnqn another"
         }
         HostError::InvalidParameter { parameter, .. } if *parameter == Invalid::SUBNQN => {
-            "; no such subsystem there: `nacre discover` lists what there is"
+            "; no such subsystem there: `nacre discover` lists the subsystems"
         }
         HostError::InvalidParameter { parameter, .. } if *parameter == Invalid::CNTLID => {
             "; is it a subsystem with static controllers (cntlid 65534 in `nacre discover --json`)? --cntlid any asks for \

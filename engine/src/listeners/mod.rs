@@ -602,7 +602,7 @@ async fn follow(on: Rc<Engine>) {
     let watch = match Watch::open() {
         Ok(watch) => Some(watch),
         Err(error) => {
-            warn!(%error, "changes of interfaces are not told; they are looked for every {LOOK:?}");
+            warn!(%error, "cannot subscribe to changes of interfaces; polling every {LOOK:?}");
             None
         }
     };
@@ -624,7 +624,7 @@ async fn follow(on: Rc<Engine>) {
             }
         };
         if let Ok(Err(error)) = tokio::time::timeout(pause, told).await {
-            warn!(%error, "changes of interfaces are not told any more");
+            warn!(%error, "the subscription to changes of interfaces ended");
             tokio::time::sleep(pause).await;
         }
         if on.phase() >= crate::engine::Phase::Stopping || on.plane().is_err() {

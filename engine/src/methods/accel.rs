@@ -34,7 +34,7 @@ struct GetModuleInfo;
 
 impl Method<Engine> for GetModuleInfo {
     const NAME: &'static str = "accel_get_module_info";
-    const ABOUT: &'static str = "Lists who works on data, and what it can do.";
+    const ABOUT: &'static str = "Lists acceleration modules and the operations they support.";
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Vec<ModuleInfo>;
@@ -51,7 +51,7 @@ struct GetOpcAssignments;
 
 impl Method<Engine> for GetOpcAssignments {
     const NAME: &'static str = "accel_get_opc_assignments";
-    const ABOUT: &'static str = "Tells who does each operation on data.";
+    const ABOUT: &'static str = "Lists the module of each operation on data.";
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = BTreeMap<&'static str, &'static str>;

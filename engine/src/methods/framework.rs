@@ -82,7 +82,7 @@ struct VersionFields {
 
 impl Method<Engine> for GetVersion {
     const NAME: &'static str = "spdk_get_version";
-    const ABOUT: &'static str = "Tells the version of SPDK whose dialect is spoken, and our own.";
+    const ABOUT: &'static str = "Returns the version of SPDK whose dialect is spoken, and our own.";
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = NoParams;

@@ -89,7 +89,8 @@ struct SetLevel;
 impl Method<Engine> for SetLevel {
     const NAME: &'static str = "log_set_level";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Sets the level of the log, and of what is printed.";
+    const ABOUT: &'static str =
+        "Sets the level of the log, and of lines printed to standard error.";
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = LevelParams;
@@ -105,7 +106,7 @@ struct GetLevel;
 
 impl Method<Engine> for GetLevel {
     const NAME: &'static str = "log_get_level";
-    const ABOUT: &'static str = "Tells the level of the log.";
+    const ABOUT: &'static str = "Returns the level of the log.";
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Level;
@@ -120,7 +121,7 @@ struct SetPrintLevel;
 impl Method<Engine> for SetPrintLevel {
     const NAME: &'static str = "log_set_print_level";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Sets the level of what is printed to standard error.";
+    const ABOUT: &'static str = "Sets the level of lines printed to standard error.";
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = LevelParams;
@@ -136,7 +137,7 @@ struct GetPrintLevel;
 
 impl Method<Engine> for GetPrintLevel {
     const NAME: &'static str = "log_get_print_level";
-    const ABOUT: &'static str = "Tells the level of what is printed to standard error.";
+    const ABOUT: &'static str = "Returns the level of lines printed to standard error.";
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Level;

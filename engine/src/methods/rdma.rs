@@ -35,7 +35,7 @@ struct DevicesParams {
 
 impl Method<Engine> for GetDevices {
     const NAME: &'static str = "rdma_get_devices";
-    const ABOUT: &'static str = "Lists the RDMA devices of this machine with their ports and GIDs, and, where libibverbs can open them, what they can hold.";
+    const ABOUT: &'static str = "Lists the RDMA devices of this machine with their ports and GIDs, and, where libibverbs can open them, their limits.";
     const ORDER: Order = Order::Free;
     type Params = DevicesParams;
     type Reply = Value;
@@ -137,7 +137,7 @@ struct ReactorStats {
 impl Method<Engine> for GetStats {
     const NAME: &'static str = "rdma_get_stats";
     const ABOUT: &'static str =
-        "Tells what the RDMA transport has done, in sum and by reactor and device.";
+        "Returns the counters of the RDMA transport, in sum and by reactor and device.";
     type Params = NoParams;
     type Reply = Stats;
 

@@ -266,7 +266,7 @@ struct PoolInfo {
 
 impl Method<Engine> for IobufGetStats {
     const NAME: &'static str = "iobuf_get_stats";
-    const ABOUT: &'static str = "Tells how the data buffers of each reactor stand.";
+    const ABOUT: &'static str = "Returns the use of each reactor's data buffers.";
     type Params = NoParams;
     type Reply = Vec<ModulePools>;
 

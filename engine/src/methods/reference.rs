@@ -25,7 +25,7 @@ pub fn markdown() -> String {
             example(&mut out, shown).expect("writing to a string");
         }
     }
-    out.push_str("\n## What is not offered\n\nSPDK's methods that are not here, and why; -32601 is the answer.\n\n| why | methods |\n|---|---|\n");
+    out.push_str("\n## Not offered\n\nSPDK's methods that are not here, each with the reason; -32601 is the answer.\n\n| why | methods |\n|---|---|\n");
     for (why, names) in NOT_OFFERED {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
         writeln!(out, "| {why} | {} |", names.join(", ")).expect("writing to a string");

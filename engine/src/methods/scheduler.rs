@@ -38,7 +38,7 @@ struct GetScheduler;
 
 impl Method<Engine> for GetScheduler {
     const NAME: &'static str = "framework_get_scheduler";
-    const ABOUT: &'static str = "Tells how threads are placed: each stays on its core.";
+    const ABOUT: &'static str = "Returns the placement of threads: each stays on its core.";
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Scheduler;
@@ -108,7 +108,7 @@ struct GetGovernor;
 impl Method<Engine> for GetGovernor {
     const NAME: &'static str = "framework_get_governor";
     const ABOUT: &'static str =
-        "Names who sets the cores' frequency: nobody here, so nothing is named.";
+        "Returns an empty governor: CPU frequency is left to the operating system.";
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Governor;

@@ -122,7 +122,7 @@ struct GetOptions;
 
 impl Method<Engine> for GetOptions {
     const NAME: &'static str = "sock_impl_get_options";
-    const ABOUT: &'static str = "Tells how sockets are set up.";
+    const ABOUT: &'static str = "Returns the options of sockets.";
     const WHEN: When = When::Always;
     type Params = ImplParams;
     type Reply = Options;
@@ -179,7 +179,7 @@ struct SetOptionsParams {
 
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "sock_impl_set_options";
-    const ABOUT: &'static str = "Sets how sockets are set up. What is said of `ssl` and `uring` is accepted, as SPDK saves it; none are made.";
+    const ABOUT: &'static str = "Sets the options of sockets. Options of `ssl` and `uring` are accepted, as SPDK saves them, and have no effect.";
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = SetOptionsParams;

@@ -56,7 +56,7 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "There is no DPDK: `nacre nvme list` tells about drives, `nacre hugepages show` about memory.",
+        "There is no DPDK: `nacre nvme list` shows drives, `nacre hugepages show` memory.",
         &["env_dpdk_get_mem_stats", "framework_get_pci_devices"],
     ),
     (

@@ -159,7 +159,7 @@ struct ForgetParams {
 impl Method<Engine> for Forget {
     const NAME: &'static str = "state_forget";
     const ABOUT: &'static str =
-        "Gives up an object that could not be restored, with what is in it or stands on it.";
+        "Gives up an object that could not be restored, with the objects in it or on it.";
     const ORDER: Order = Order::Exclusive;
     type Params = ForgetParams;
     type Reply = bool;

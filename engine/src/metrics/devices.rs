@@ -52,7 +52,7 @@ family!(
     COPIED,
     "nacre_copy_bytes",
     Counter,
-    "Data copied on its way between a host and a device, by whom: `device` (buffers that were not aligned as it needs them), `target` (data in a capsule that the device keeps for longer than the receive buffer can be spared). 0 where the path is aligned, over RDMA by all means; what a RAM disk moves is its I/O.",
+    "Data copied on its way between a host and a device: by `device` (buffers without the alignment that it needs), or by `target` (data in a capsule that the device keeps for longer than the receive buffer can be spared). 0 where the path is aligned, and always over RDMA; the copies of a RAM disk are its I/O.",
     ["by"]
 );
 family!(

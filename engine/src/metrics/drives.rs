@@ -56,7 +56,7 @@ family!(
     LOSSES,
     "nacre_nvme_losses",
     Counter,
-    "How often a drive may have lost what it had not flushed: it was pulled, or its function was reset.",
+    "How often a drive may have lost unflushed data: it was pulled, or its function was reset.",
     ["controller"]
 );
 family!(

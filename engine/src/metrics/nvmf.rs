@@ -19,7 +19,7 @@ family!(
     NAMESPACE,
     "nacre_nvmf_namespace",
     Gauge,
-    "Always 1: a namespace and its block device, whose `nacre_bdev_…` tell what hosts do with it.",
+    "Always 1: a namespace and its block device, whose `nacre_bdev_…` count the I/O of hosts.",
     ["subsystem", "nsid", "bdev"]
 );
 family!(
@@ -138,7 +138,7 @@ family!(
     WORK,
     "nacre_transport_work",
     Counter,
-    "What TCP does that costs: `receive` and `send` are system calls (`receive_empty` found nothing, `send_partial` was not taken in full), `epoll` those that ask which sockets have something, `pdu_received` and `pdu_sent` what they moved; `buffer_wait` are turns in which a connection was not read for want of a buffer.",
+    "Work of TCP: `receive` and `send` are system calls (`receive_empty` found nothing, `send_partial` was not taken in full), `epoll` asks which sockets are ready, `pdu_received` and `pdu_sent` are PDUs; `buffer_wait` counts turns in which a connection was not read for want of a buffer.",
     ["transport", "what"]
 );
 

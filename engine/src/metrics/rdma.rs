@@ -54,14 +54,14 @@ family!(
     REJECTS,
     "nacre_rdma_rejects",
     Counter,
-    "Connection requests refused, by the status that the host was told (NVMe/RDMA, CMRejectStatus).",
+    "Connection requests refused, by the status sent to the host (NVMe/RDMA, CMRejectStatus).",
     ["code"]
 );
 family!(
     CONNECT_FAILURES,
     "nacre_rdma_connect_failures",
     Counter,
-    "Connections of hosts that came to nothing, by stage: `request` (refused, by what the host was told), `establish` (accepted, and not established: by the event that told so, or in time).",
+    "Connections of hosts that failed, by stage: `request` (refused, by the status sent to the host), `establish` (accepted, and not established: by the event that reported it, or in time).",
     ["stage", "reason"]
 );
 family!(

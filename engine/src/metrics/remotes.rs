@@ -23,7 +23,7 @@ family!(
     LOSSES,
     "nacre_remote_losses",
     Counter,
-    "Connections to an attached controller that ended with what the target may not have flushed.",
+    "Connections to an attached controller that ended with data that the target may not have flushed.",
     ["controller"]
 );
 family!(
@@ -51,7 +51,7 @@ family!(
     DEVICES,
     "nacre_remote_devices",
     Gauge,
-    "Namespaces of an attached controller: those in `use` as devices, and those that are `refused` because they are not what they were or cannot be known again.",
+    "Namespaces of an attached controller: those in `use` as devices, and those that are `refused` because their identity changed or cannot be known.",
     ["controller", "standing"]
 );
 

@@ -132,7 +132,7 @@ impl Remotes {
         };
         let absence = || VerbsError::Unavailable {
             what: "No RDMA devices found".into(),
-            remedy: "`nacre doctor` tells what is missing".into(),
+            remedy: "`nacre doctor` names the reason".into(),
         };
         let made = || {
             let rdma = Rdma::over(provider, Box::new(absence), tuning);

@@ -168,7 +168,7 @@ pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), Rp
         let others = status.members.iter().filter(in_sync).any(|m| whole(&m));
         if bytes < needed && !others {
             let cause = format!(
-                "\"{}\" has the last good replica of volume \"{}\", which needs {needed} bytes of it: what is beyond \
+                "\"{}\" has the last good replica of volume \"{}\", which needs {needed} bytes of it: data past \
                  {bytes} would be lost for good, and nothing was changed",
                 member.device, status.name
             );
@@ -234,9 +234,9 @@ fn words(event: &VolumeEvent) -> Told<'_> {
         text,
     };
     let how = |kind: &ResyncKind| match kind {
-        ResyncKind::Partial => "what it missed",
+        ResyncKind::Partial => "missed writes",
         ResyncKind::Full => "everything",
-        ResyncKind::Reconcile => "what was being written when it stopped",
+        ResyncKind::Reconcile => "writes in flight at the stop",
     };
     match &event.what {
         Happened::Opened {

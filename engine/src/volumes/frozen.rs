@@ -119,7 +119,7 @@ pub(super) async fn settle(
         }
         info!(
             volume = bdev,
-            "its replicas keep less than hosts were told: they find another device"
+            "its replicas keep less than was announced to hosts: they find another device"
         );
         if let Err(error) = withdraw(on, plane, id, Removal::Hot).await {
             warn!(volume = bdev, %error, "still in use");

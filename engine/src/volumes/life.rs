@@ -33,7 +33,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// waited for while another one is there, and less than hosts are kept out for at the start.
 const FIRST: Duration = Duration::from_secs(7);
 /// What to do before a volume is deleted.
-const UNUSED: &str = "unpublish it, or delete what stands on it, first";
+const UNUSED: &str = "unpublish it, or delete the devices on it, first";
 /// How long cores may take to close their queues of a volume, and its control to close it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -264,7 +264,7 @@ fn not_open(name: &str, why: Option<&VolumeError>) -> RpcError {
         },
     )
     .field("name")
-    .remedy("it is tried again by itself; volume_get tells what it waits for")
+    .remedy("it is tried again by itself; volume_get names the reason")
 }
 
 impl Entry {
@@ -328,11 +328,11 @@ impl From<VolumeError> for RpcError {
             VolumeError::Store(_) | VolumeError::Io { .. } => of(Errno::EIO),
             VolumeError::Device(_) => of(Errno::ENODEV)
                 .field("device")
-                .remedy("bdev_get_bdevs lists the devices and who uses them"),
+                .remedy("bdev_get_bdevs lists the devices and their users"),
             VolumeError::Invalid { what, .. } => of(Errno::EINVAL).field(what),
             VolumeError::InUse { .. } => of(Errno::EPERM)
                 .field("device")
-                .remedy("see what is on it; force overwrites it"),
+                .remedy("look at its data first; force overwrites it"),
             VolumeError::NoMember { .. } => of(Errno::ENODEV)
                 .field("replica")
                 .remedy("volume_get lists the replicas by id and by device"),
@@ -340,7 +340,7 @@ impl From<VolumeError> for RpcError {
                 .field("force")
                 .remedy("bring another replica in sync first; force with the volume's name, if it is meant"),
             VolumeError::Newer { .. } => of(Errno::EPERM)
-                .remedy("find out who has the volume now: its data is newer than what is known here"),
+                .remedy("find the machine that has the volume now: its data is newer than here"),
             VolumeError::NothingInSync { .. } => of(Errno::EAGAIN)
                 .remedy("bring a device with an in-sync replica back"),
             VolumeError::Short { .. } => of(Errno::ENOMEM)

@@ -349,7 +349,7 @@ impl Controller {
                 return Ok(());
             }
         }
-        let queue = self.queue.as_ref().expect("nobody ended it");
+        let queue = self.queue.as_ref().expect("the queue has not ended");
         if let Some(why) = queue.closed() {
             return Err(HostError::Lost(why.clone()));
         }

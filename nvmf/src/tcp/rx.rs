@@ -420,7 +420,7 @@ impl Rx {
         let at = self.start + offset;
         let buffer = self.buffer.as_ref();
         let buffer = buffer.filter(|_| self.guessed == 0 && at + len <= self.end);
-        buffer.expect("a part of what is unread").slice(at, len)
+        buffer.expect("a part of the unread bytes").slice(at, len)
     }
 
     #[inline]

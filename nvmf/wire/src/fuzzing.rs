@@ -176,7 +176,7 @@ pub fn lists(input: &[u8]) {
                 .flatten()
                 .collect();
             let mut again = vec![0; page.len() + 4];
-            let length = descriptors::write(&names, &mut again).expect("what was read fits");
+            let length = descriptors::write(&names, &mut again).expect("the parsed structure fits");
             assert!(length <= page.len());
             assert!(descriptors::iter(&again).eq(names.into_iter().map(Ok)));
         }
@@ -191,7 +191,7 @@ fn discovery_log(page: &[u8]) {
     assert_eq!(header.numrec.get(), entries.len() as u64);
     for entry in entries {
         if let Ok(record) = entry.parse() {
-            let again = discovery::DiscoveryEntry::new(&record).expect("what was read fits");
+            let again = discovery::DiscoveryEntry::new(&record).expect("the parsed structure fits");
             assert_eq!(again.as_bytes().len(), 1024);
             assert_eq!(again.parse(), Ok(record));
         }

@@ -136,7 +136,7 @@ fn a_replica_that_is_cut_by_command() {
     };
     let (done, text) = resize(&["16MiB", "--shrink"]);
     assert!(!done && text.contains("nothing was changed"), "{text}");
-    assert!(!text.contains("I/O behind what there is fails"), "{text}");
+    assert!(!text.contains("I/O past the present end fails"), "{text}");
     assert_eq!(length(&place, "b.img"), SIZE);
     assert_eq!(volume(&mut daemon)["state"], "healthy");
 

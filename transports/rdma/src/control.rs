@@ -329,7 +329,7 @@ impl Control {
     fn reject(&mut self, id: CmId, status: RejectStatus, why: &str) {
         self.counts.reject(status);
         if let Err(error) = self.cm.reject(id, RejectData::new(status).as_bytes()) {
-            tracing::debug!(%error, why, "a host was not told that it is refused");
+            tracing::debug!(%error, why, "a host got no reason for its refusal");
         }
         self.cm.destroy(id);
     }

@@ -55,7 +55,7 @@ impl Incident {
                 status: RejectStatus::NoResources,
                 ..
             } => {
-                "`nacre rdma size` tells what is needed, `nacre rdma devices -v` what the device has"
+                "`nacre rdma size` prints the need, `nacre rdma devices -v` the limits of the device"
             }
             Incident::Refused { .. } => {
                 "the host asks for what this target does not do: look at its driver and at the size of its queues"

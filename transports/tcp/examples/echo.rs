@@ -91,7 +91,7 @@ fn pair(load: Load) -> f64 {
     let target = std::thread::spawn(move || {
         pin(0);
         let mut target = Target::new(&plug, load);
-        opened.send(()).expect("somebody waits");
+        opened.send(()).expect("the other end waits");
         while !stopped.load(Ordering::Relaxed) {
             target.turn(clock.now());
         }

@@ -74,7 +74,7 @@ fn run(plan: &Plan) {
     let arena = arena.expect("memory for buffers");
     arena
         .register(config.slot, config.iommu.clone())
-        .expect("nobody else has the slot");
+        .expect("no other user has the slot");
     let pool = Pool::on_arena(&arena, &classes).expect("carved to measure");
 
     let drive = Drive::new(config);

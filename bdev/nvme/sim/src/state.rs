@@ -385,7 +385,7 @@ impl State {
                 }
                 if alone {
                     self.violations.note(format!(
-                        "queue {sqid}: half of a fused pair, told without the other: {sqe:?}"
+                        "queue {sqid}: half of a fused pair, submitted without the other: {sqe:?}"
                     ));
                 }
             }

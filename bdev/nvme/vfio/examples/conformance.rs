@@ -86,7 +86,7 @@ fn run(function: &Arc<impl Function + ?Sized>, namespace: &Arc<impl Bdev>) {
         .expect("memory for buffers");
         arena
             .register(slot, Arc::clone(&hook))
-            .expect("the drive is told of it");
+            .expect("the drive has it mapped");
         Pool::on_arena(&arena, classes).expect("just as much")
     };
     let make = || -> Arc<dyn Bdev> { Arc::clone(namespace) as _ };

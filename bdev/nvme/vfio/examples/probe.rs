@@ -60,7 +60,7 @@ fn main() -> Outcome<()> {
     check("known once", arena.registered(slot).len() == 1)?;
     if hold {
         println!("holding");
-        wait("nobody wanted a drive back", || {
+        wait("no drive was removed", || {
             functions.iter().any(|function| !function.is_present())
         })?;
         println!("wanted back");

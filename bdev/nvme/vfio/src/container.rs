@@ -141,7 +141,8 @@ impl Container {
         let group = enter(&fd, place)?;
         sys::plain(fd.as_fd(), Plain::SetIommu(abi::VFIO_TYPE1v2_IOMMU))
             .map_err(place.step("giving the container an IOMMU"))?;
-        let (page, usable) = limits(&fd).map_err(place.step("asking what the IOMMU can do"))?;
+        let (page, usable) =
+            limits(&fd).map_err(place.step("asking the IOMMU for its abilities"))?;
         let group = Arc::new(group);
         let container = Container {
             fd,
@@ -161,7 +162,8 @@ impl Container {
             return Ok(group);
         }
         let group = Arc::new(enter(&self.fd, place)?);
-        let (_, usable) = limits(&self.fd).map_err(place.step("asking what the IOMMU can do"))?;
+        let (_, usable) =
+            limits(&self.fd).map_err(place.step("asking the IOMMU for its abilities"))?;
         lock(&self.iovas).restrict(&usable);
         groups.push((place.node.to_owned(), Arc::downgrade(&group)));
         Ok(group)

@@ -100,7 +100,7 @@ impl VfioFunction {
             Ok(1..) => {
                 let event = sys::event().map_err(step("making an event"))?;
                 set_irqs(&device, abi::VFIO_PCI_REQ_IRQ_INDEX, &[&event])
-                    .map_err(step("asking to be told of its removal"))?;
+                    .map_err(step("requesting notification of its removal"))?;
                 Some(event)
             }
             // An old kernel: that it is gone is seen in sysfs.

@@ -184,7 +184,7 @@ impl World {
         let found = self.status();
         found
             .map(|(index, _)| index)
-            .ok_or_else(|| "nobody serves".to_owned())
+            .ok_or_else(|| "no holder serves".to_owned())
     }
 
     /// Until no I/O is in flight.

@@ -82,7 +82,7 @@ impl Checked {
         }
     }
 
-    /// The store has what was found. A device that shrank since keeps its count.
+    /// The store has the finding. A device that shrank since keeps its count.
     fn forget(&self) {
         if self.layer.losses() == self.losses {
             self.layer.forget_least();

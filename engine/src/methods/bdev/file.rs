@@ -73,7 +73,7 @@ struct AioCreateParams {
     )]
     size: Option<u64>,
     /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
-    /// and I/O behind what there is fails.
+    /// and I/O past the present end fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     announced_size: Option<u64>,
 }
@@ -189,7 +189,7 @@ struct UringCreateParams {
     )]
     size: Option<u64>,
     /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
-    /// and I/O behind what there is fails.
+    /// and I/O past the present end fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     announced_size: Option<u64>,
 }
@@ -266,7 +266,7 @@ struct RescanParams {
     /// Our own: takes no more bytes than these over, to be asked before a file is cut.
     #[serde(default, deserialize_with = "read::some_bytes")]
     size: Option<u64>,
-    /// Our own: takes a smaller size over even under hosts that are connected; they lose what was beyond.
+    /// Our own: takes a smaller size over even under hosts that are connected; they lose the data past its end.
     /// A volume records it first, and refuses it for its last good replica.
     #[serde(default)]
     force: bool,
@@ -378,8 +378,8 @@ struct AioRescan;
 impl Method<Engine> for AioRescan {
     const NAME: &'static str = "bdev_aio_rescan";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
-         connected that was told the larger one, or a volume has it.";
+    const ABOUT: &'static str = "Takes over the present size of a file or block device, and notifies hosts. A smaller size is refused \
+         while a connected host knows the larger one, or a volume has the device.";
     const ORDER: Order = Order::Exclusive;
     type Params = RescanParams;
     type Reply = bool;
@@ -394,8 +394,8 @@ struct UringRescan;
 impl Method<Engine> for UringRescan {
     const NAME: &'static str = "bdev_uring_rescan";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Takes over the present size of a file or block device; hosts are told. A smaller one is refused while a host is \
-         connected that was told the larger one, or a volume has it.";
+    const ABOUT: &'static str = "Takes over the present size of a file or block device, and notifies hosts. A smaller size is refused \
+         while a connected host knows the larger one, or a volume has the device.";
     const ORDER: Order = Order::Exclusive;
     type Params = RescanParams;
     type Reply = bool;

@@ -150,8 +150,8 @@ async fn create(
                 bdev = name,
                 announced,
                 now = has.bytes(),
-                "the device is smaller, in bytes, than hosts were told: it keeps that size, and I/O behind what there is \
-                 fails; enlarge it again, or have it rescanned while no host is connected"
+                "the device is smaller, in bytes, than announced to hosts: it keeps that size, and I/O past the present \
+                 end fails; enlarge it again, or have it rescanned while no host is connected"
             );
         }
     }
@@ -396,9 +396,9 @@ impl From<RegistryError> for RpcError {
             }
             RegistryError::Claimed { .. } => RpcError::errno(Errno::EPERM, cause),
             RegistryError::WouldShrink { .. } => RpcError::errno(Errno::EBUSY, cause)
-                .remedy("disconnect who uses it first, or give up what is beyond (`force`)"),
+                .remedy("disconnect its hosts first, or give up the data past the new end (`force`)"),
             RegistryError::Shrinks { .. } => RpcError::errno(Errno::EBUSY, cause).remedy(
-                "make it as large again, or disconnect who uses it and rescan it, or give up what is beyond (`force`)",
+                "make it as large again, or disconnect its hosts and rescan it, or give up the data past the new end (`force`)",
             ),
             RegistryError::NoSuchAlias { .. } => RpcError::errno(Errno::ENOENT, cause),
             RegistryError::Queue(open) => RpcError::os(

@@ -109,7 +109,7 @@ struct ResizeParams {
 impl Method<Engine> for Resize {
     const NAME: &'static str = "bdev_null_resize";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Makes a null device larger; hosts are told.";
+    const ABOUT: &'static str = "Makes a null device larger, and notifies hosts.";
     const ORDER: Order = Order::Exclusive;
     type Params = ResizeParams;
     type Reply = bool;

@@ -119,7 +119,7 @@ impl SetQosLimitParams {
 impl Method<Engine> for SetQosLimit {
     const NAME: &'static str = "bdev_set_qos_limit";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Limits what a device may do per second, over all hosts and cores; I/O beyond that waits. \
+    const ABOUT: &'static str = "Limits a device's I/O per second, over all hosts and cores; I/O beyond that waits. \
          Limits of a device count for those stacked on it as well.";
     const ORDER: Order = Order::Exclusive;
     type Params = SetQosLimitParams;

@@ -155,7 +155,7 @@ struct DeleteParams {
 impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_raid_delete";
     const UNDECODABLE: i32 = PARSE_ERROR;
-    const ABOUT: &'static str = "Deletes a mirror that nobody uses, as volume_delete does.";
+    const ABOUT: &'static str = "Deletes a mirror that is not in use, as volume_delete does.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = DeleteParams;

@@ -136,7 +136,7 @@ struct SetPeriodParams {
 impl Method<Engine> for SetPeriod {
     const NAME: &'static str = "bdev_set_qd_sampling_period";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Looks at a device's queue depth from time to time, until the daemon ends; bdev_get_iostat tells what was seen.";
+    const ABOUT: &'static str = "Samples a device's queue depth from time to time, until the daemon ends; bdev_get_iostat returns the samples.";
     const ORDER: Order = Order::Exclusive;
     type Params = SetPeriodParams;
     type Reply = bool;

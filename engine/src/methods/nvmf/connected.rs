@@ -239,7 +239,7 @@ fn transport(trtype: String, rdma: Option<Vec<(String, StatsSnapshot)>>) -> Poll
 
 impl Method<Engine> for GetStats {
     const NAME: &'static str = "nvmf_get_stats";
-    const ABOUT: &'static str = "Tells what each reactor has done for hosts.";
+    const ABOUT: &'static str = "Returns each reactor's connections, commands and bytes of hosts.";
     type Params = StatsParams;
     type Reply = Stats;
 

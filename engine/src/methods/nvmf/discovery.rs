@@ -161,7 +161,8 @@ fn key_of(referral: &Referral) -> String {
 
 impl Method<Engine> for Add {
     const NAME: &'static str = "nvmf_discovery_add_referral";
-    const ABOUT: &'static str = "Tells hosts that ask for subsystems of another place to ask.";
+    const ABOUT: &'static str =
+        "Adds a referral: another discovery service, which the discovery log names to hosts.";
     const ORDER: Order = Order::Exclusive;
     type Params = AddParams;
     type Reply = bool;

@@ -30,7 +30,7 @@ fn no_keys(keys: &[(&str, &Option<String>)]) -> Result<(), RpcError> {
         None => Ok(()),
         Some((field, _)) => Err(RpcError::errno(
             Errno::ENOTSUP,
-            "neither TLS nor DH-HMAC-CHAP is supported: a host is told by its NQN",
+            "neither TLS nor DH-HMAC-CHAP is supported: a host is known by its NQN",
         )
         .field(*field)
         .remedy("leave it out, and use a network that is yours")),

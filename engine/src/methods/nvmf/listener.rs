@@ -441,7 +441,7 @@ struct AnaParams {
 
 impl Method<Engine> for SetAnaState {
     const NAME: &'static str = SET_ANA_STATE;
-    const ABOUT: &'static str = "Sets how good the path through a listener is, for all of a subsystem's ANA groups or for one. Hosts are told, and move their I/O.";
+    const ABOUT: &'static str = "Sets the ANA state of a listener, for all of a subsystem's ANA groups or for one. Hosts are notified, and move their I/O.";
     const ORDER: Order = Order::Exclusive;
     type Params = AnaParams;
     type Reply = bool;

@@ -69,7 +69,8 @@ struct GetReply {
 
 impl Method<Engine> for Get {
     const NAME: &'static str = "nvmf_get_listeners";
-    const ABOUT: &'static str = "Lists where hosts can connect: what is wanted on every address, what is there, and why not where not.";
+    const ABOUT: &'static str =
+        "Lists listeners with requested state, actual state, and the reason for any difference.";
     type Params = GetParams;
     type Reply = GetReply;
 

@@ -150,7 +150,7 @@ impl Method<Engine> for Add {
 fn refused_device(cause: &str) -> RpcError {
     RpcError::invalid_params(cause)
         .field("namespace.bdev_name")
-        .remedy("bdev_get_bdevs lists the devices and who uses them")
+        .remedy("bdev_get_bdevs lists the devices and their users")
 }
 
 fn note(nqn: &Nqn, nsid: u32) -> String {

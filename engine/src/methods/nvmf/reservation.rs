@@ -449,7 +449,7 @@ struct RegistrantReply {
 impl Method<Engine> for Get {
     const NAME: &'static str = "nvmf_ns_get_reservation";
     const ABOUT: &'static str =
-        "Shows who is registered with a namespace and who holds its reservation.";
+        "Shows the registrants of a namespace and the holder of its reservation.";
     type Params = GetParams;
     type Reply = Reply;
 

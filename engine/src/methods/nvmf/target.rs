@@ -301,7 +301,7 @@ impl Passthru {
 
 impl Method<Engine> for SetConfig {
     const NAME: &'static str = "nvmf_set_config";
-    const ABOUT: &'static str = "Sets what hosts are told by discovery.";
+    const ABOUT: &'static str = "Sets the filter of the discovery log.";
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = ConfigParams;

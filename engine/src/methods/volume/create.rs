@@ -154,7 +154,7 @@ struct DeleteParams {
 
 impl Method<Engine> for Delete {
     const NAME: &'static str = "volume_delete";
-    const ABOUT: &'static str = "Deletes a volume that nobody uses. The devices of its replicas are free again, their data is given up.";
+    const ABOUT: &'static str = "Deletes a volume that is not in use. The devices of its replicas are free again; their data is given up.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = DeleteParams;

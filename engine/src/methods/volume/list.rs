@@ -424,7 +424,7 @@ struct Get;
 
 impl Method<Engine> for Get {
     const NAME: &'static str = "volume_get";
-    const ABOUT: &'static str = "Tells everything about a volume: its state and why, its replicas, what is copied from where and how long it takes.";
+    const ABOUT: &'static str = "Returns everything about a volume: its state with the reason, its replicas, and each copy with its source and remaining time.";
     type Params = NameParams;
     type Reply = VolumeReply;
 

@@ -122,7 +122,7 @@ struct Offline;
 
 impl Method<Engine> for Offline {
     const NAME: &'static str = "volume_offline_replica";
-    const ABOUT: &'static str = "Stops using a replica until volume_online_replica; what it misses is counted, and is all that it gets then.";
+    const ABOUT: &'static str = "Stops using a replica until volume_online_replica. Missed writes are counted; only these are copied then.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = ForcedParams;
@@ -249,7 +249,7 @@ struct ResyncParams {
     /// Only this replica, by id or by its device; all that are out of sync unless given.
     #[serde(alias = "member")]
     replica: Option<String>,
-    /// Everything is copied, not only what is known to be missed. Needs `replica`.
+    /// Copies everything, not only the missed writes. Needs `replica`.
     #[serde(default)]
     full: bool,
 }

@@ -48,7 +48,7 @@ struct VerifyParams {
 
 impl Method<Engine> for Verify {
     const NAME: &'static str = "volume_verify";
-    const ABOUT: &'static str = "Compares the replicas that are in sync, while the volume is in use; volume_get tells how far it is and what it found.";
+    const ABOUT: &'static str = "Compares the replicas that are in sync, while the volume is in use; volume_get returns the progress and the findings.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = VerifyParams;
@@ -57,10 +57,11 @@ impl Method<Engine> for Verify {
     async fn apply(params: VerifyParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = match (params.stop, params.repair) {
             (true, true) => {
-                return Err(
-                    RpcError::errno(Errno::EINVAL, "what is stopped repairs nothing")
-                        .field("repair"),
-                );
+                return Err(RpcError::errno(
+                    Errno::EINVAL,
+                    "a verification that is stopped repairs nothing",
+                )
+                .field("repair"));
             }
             (true, false) => Command::StopVerify,
             (false, repair) => Command::Verify { repair },
@@ -137,7 +138,8 @@ struct SetParams {
 
 impl Method<Engine> for Set {
     const NAME: &'static str = "volume_set";
-    const ABOUT: &'static str = "Changes settings of a volume, live; what is not named stays.";
+    const ABOUT: &'static str =
+        "Changes settings of a volume, live; settings left out keep their value.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = SetParams;

@@ -481,7 +481,7 @@ pub enum Reason {
     #[error("reserved bits {bits:#04x} are set")]
     FlagsReserved { bits: u8 },
     #[error(
-        "the digest flag contradicts what was negotiated ({})",
+        "the digest flag contradicts the negotiation ({})",
         if *negotiated { "digest in use" } else { "no digest" }
     )]
     DigestFlag { negotiated: bool },

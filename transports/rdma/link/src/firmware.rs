@@ -58,7 +58,7 @@ const NVIDIA: &[BadFirmware] = &[
         from: [14, 20, 1822],
         before: [14, 20, 1823],
         update_to: "14.32.1010",
-        what: "it got stuck under an NVMe/RDMA target, and with it whoever unloaded nvme_rdma",
+        what: "it got stuck under an NVMe/RDMA target, and unloading nvme_rdma hung",
         source: "https://github.com/spdk/spdk/issues/2965",
     },
     BadFirmware {
@@ -79,7 +79,7 @@ const NVIDIA: &[BadFirmware] = &[
         from: [32, 38, 1002],
         before: [32, 40, 1000],
         update_to: "32.40.1000",
-        what: "what is lost on RoCE may be sent again only after the timeout (NVIDIA 3708035)",
+        what: "packets lost on RoCE may be sent again only after the timeout (NVIDIA 3708035)",
         source: "https://docs.nvidia.com/networking/display/bluefield3firmwarev32421000/bug+fixes+history",
     },
     BadFirmware {

@@ -120,7 +120,7 @@ pub enum PerfError {
     },
     #[error(transparent)]
     Mismatch(Mismatch),
-    #[error("{peer} sent what it may not: {what}")]
+    #[error("{peer} broke the protocol: {what}")]
     Confused {
         peer: SocketAddr,
         what: &'static str,

@@ -191,7 +191,7 @@ impl Flow {
                         let Some(mut buf) = load.pool.acquire(tail) else {
                             return Ok(false);
                         };
-                        let bytes = buf.bytes_mut().expect("nobody shares it");
+                        let bytes = buf.bytes_mut().expect("it is not shared");
                         pattern.fill(bytes, HEAD as usize);
                         Some(buf)
                     }
@@ -219,7 +219,7 @@ impl Flow {
                     false => (number % u64::from(self.remote.slots)) as u16,
                 };
                 if terms.verify {
-                    let bytes = buf.bytes_mut().expect("nobody shares it");
+                    let bytes = buf.bytes_mut().expect("it is not shared");
                     self.pattern(terms, number).fill(bytes, 0);
                 }
                 let address = self.address_of(terms, slot);
@@ -241,7 +241,7 @@ impl Flow {
                 };
                 if terms.verify {
                     // Data of an earlier READ must not pass for data of this one.
-                    buf.bytes_mut().expect("nobody shares it").fill(0);
+                    buf.bytes_mut().expect("it is not shared").fill(0);
                 }
                 let slot = (number % u64::from(self.remote.slots)) as u16;
                 let address = self.address_of(terms, slot);

@@ -127,7 +127,7 @@ pub enum Invalid {
     #[error("a depth of {asked}: 1 to {MAX_DEPTH} can be")]
     Depth { asked: u16 },
     #[error(
-        "{needed} bytes of the server's memory for one queue pair, to compare what is written there: {MAX_EXPOSED} can be, \
+        "{needed} bytes of the server's memory for one queue pair, to compare the written data: at most {MAX_EXPOSED}, \
          whatever --memory says; use smaller messages or less --depth, or leave --verify out"
     )]
     Exposed { needed: u64 },

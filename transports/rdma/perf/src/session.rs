@@ -203,7 +203,7 @@ impl Session {
 
     /// Before the client has a key to it.
     fn prepare(&self, memory: &mut Buf, index: u16) {
-        let bytes = memory.bytes_mut().expect("nobody shares it");
+        let bytes = memory.bytes_mut().expect("it is not shared");
         if self.terms.op != Op::Read || !self.terms.verify {
             return bytes.fill(0);
         }

@@ -100,7 +100,7 @@ impl Taker {
         ) = (message, &self.memory)
         else {
             return Err(confused(
-                "another message than a question about what was written",
+                "another message than a question about the written data",
             ));
         };
         let size = u64::from(terms.message_bytes);

@@ -362,7 +362,7 @@ codes! {
         Depth = 6, "a greater depth than it allows";
         NoSession = 7, "the session of this queue pair is not there";
         /// Its log says what.
-        Resources = 8, "it cannot get what the test needs; its own output says what";
+        Resources = 8, "it lacks resources of the test; its own output names them";
         Stopping = 9, "it is being stopped";
         /// A second one with this number, or one that the session does not have.
         Index = 10, "it does not expect a queue pair of this number";
@@ -438,7 +438,7 @@ codes! {
         Interrupted = 2, "it was stopped";
         /// With the status of the completion.
         Completion = 3, "a request of its own failed";
-        Mismatch = 4, "data was not what it should be";
+        Mismatch = 4, "data differed from the expected data";
         /// It heard nothing for too long.
         Silence = 5, "it heard nothing for too long";
         Confused = 6, "it got something that it did not expect";

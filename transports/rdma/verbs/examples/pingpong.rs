@@ -108,7 +108,7 @@ impl End {
 
     fn buf(&self, len: usize, fill: impl Fn(usize) -> u8) -> Buf {
         let mut buf = self.pool.acquire(len).expect("the pool has enough");
-        let bytes = buf.bytes_mut().expect("nobody else has it");
+        let bytes = buf.bytes_mut().expect("it has one user");
         bytes.iter_mut().enumerate().for_each(|(i, b)| *b = fill(i));
         buf.truncate(len);
         buf
@@ -458,11 +458,11 @@ fn one_sided(t: &mut Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
     )?;
     check(
         matches(&mut h.kept[at], LEN, |i| (i / 7) as u8),
-        "what was written",
+        "the written data",
     )?;
     check(
         matches(&mut h.kept[reply], 16, |i| i as u8),
-        "what was sent",
+        "the sent data",
     )?;
     let done = t.end.one("chain done")?;
     check(
@@ -664,7 +664,7 @@ fn wait(fd: i32, start: Instant) -> Outcome<()> {
 }
 
 fn matches(buf: &mut Buf, len: usize, fill: impl Fn(usize) -> u8) -> bool {
-    let bytes = buf.bytes_mut().expect("nobody else has it");
+    let bytes = buf.bytes_mut().expect("it has one user");
     (0..len).all(|i| bytes[i] == fill(i))
 }
 

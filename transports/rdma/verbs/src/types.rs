@@ -452,7 +452,7 @@ wc_status! {
     Success = 0, "IBV_WC_SUCCESS", "done", "none needed";
     LocalLength = 1, "IBV_WC_LOC_LEN_ERR", "a message was longer than the receive buffer, or a request longer than the port allows",
         "the peer sent more in a capsule than was announced to it; report it with the peer's version";
-    LocalQpOperation = 2, "IBV_WC_LOC_QP_OP_ERR", "the queue pair cannot do what was posted",
+    LocalQpOperation = 2, "IBV_WC_LOC_QP_OP_ERR", "the queue pair cannot execute the request",
         "report it; a driver or firmware update may help";
     LocalEecOperation = 3, "IBV_WC_LOC_EEC_OP_ERR", "an end-to-end context is inconsistent",
         "update driver and firmware: reliable-connected queue pairs have none";
@@ -464,7 +464,7 @@ wc_status! {
         "update driver and firmware: none is bound here";
     BadResponse = 7, "IBV_WC_BAD_RESP_ERR", "the peer's device answered with something unexpected",
         "update driver and firmware at both ends";
-    LocalAccess = 8, "IBV_WC_LOC_ACCESS_ERR", "what the peer sent could not be written to local memory",
+    LocalAccess = 8, "IBV_WC_LOC_ACCESS_ERR", "data of the peer could not be written to local memory",
         "report it: memory of this program is registered at start";
     RemoteInvalidRequest = 9, "IBV_WC_REM_INV_REQ_ERR", "the peer's device refused the request as invalid",
         "compare message sizes and RDMA READ depth of both ends";

@@ -53,8 +53,7 @@ const STEP: Duration = Duration::from_millis(50);
 /// an IOMMU.
 const CAP_SYS_RAWIO: u32 = 17;
 const NOIOMMU_PARAMETER: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
-const NOIOMMU_WARNING: &str =
-    "there is no IOMMU: this drive, and who drives it, can reach all memory of the machine";
+const NOIOMMU_WARNING: &str = "there is no IOMMU: this drive and the program that drives it can reach all memory of the machine";
 
 impl System {
     /// Takes a drive from the kernel.

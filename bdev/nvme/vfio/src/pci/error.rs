@@ -41,7 +41,7 @@ pub enum PciError {
         silent: Vec<Address>,
     },
     #[error(
-        "drive {address} is in use: {}; end that first, or give `--force {}`, and what is on the drive may be lost",
+        "drive {address} is in use: {}; end that first, or give `--force {}`; data on the drive may be lost",
         list(uses),
         serial.as_deref().unwrap_or("SERIAL")
     )]

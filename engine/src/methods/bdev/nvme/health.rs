@@ -119,7 +119,7 @@ impl HealthInfo {
 impl Method<Engine> for GetHealth {
     const NAME: &'static str = "bdev_nvme_get_controller_health_info";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "What a drive says about its health: its SMART log.";
+    const ABOUT: &'static str = "Returns the SMART log of a drive: its health.";
     const ORDER: Order = Order::Free;
     type Params = NameParams;
     type Reply = HealthInfo;
@@ -145,7 +145,8 @@ struct Logs {
 
 impl Method<Engine> for GetLogs {
     const NAME: &'static str = "bdev_nvme_get_controller_logs";
-    const ABOUT: &'static str = "Our own: what a drive is, its error log and its firmware slots.";
+    const ABOUT: &'static str =
+        "Our own: returns a drive's identity, error log and firmware slots.";
     const ORDER: Order = Order::Free;
     type Params = NameParams;
     type Reply = Logs;

@@ -426,7 +426,7 @@ impl Method<Engine> for Reset {
             let error = error.filter(|error| **error != HostError::Reset);
             if let Some(error) = error.filter(|_| now.exhausted || Instant::now() >= until) {
                 return Err(RpcError::errno(Errno::EIO, error.to_string())
-                    .remedy("it goes on trying: bdev_nvme_get_controllers tells how it is"));
+                    .remedy("it goes on trying: bdev_nvme_get_controllers shows its state"));
             }
             if Instant::now() >= until {
                 let cause = format!("no connection within {FIRST:?}");

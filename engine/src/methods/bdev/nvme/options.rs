@@ -87,7 +87,7 @@ fn others() -> [(&'static str, Value, &'static str); 19] {
         (
             "bdev_retry_count",
             json!(3),
-            "what the network damaged is sent again three times, what a lost connection took along until fast_io_fail_timeout_sec",
+            "I/O damaged by the network is sent again three times; I/O of a lost connection until fast_io_fail_timeout_sec",
         ),
         (
             "transport_ack_timeout",
@@ -332,7 +332,7 @@ struct SetOptions;
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_nvme_set_options";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Sets what holds for controllers that are attached from then on. What is not given stays as it is.";
+    const ABOUT: &'static str = "Sets options of controllers that are attached from then on. Options left out keep their value.";
     const ORDER: Order = Order::Exclusive;
     type Params = Options;
     type Reply = bool;

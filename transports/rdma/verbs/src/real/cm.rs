@@ -658,7 +658,7 @@ unsafe fn params(raw: &rdma_conn_param) -> ConnParams {
         let bytes = unsafe { std::slice::from_raw_parts(raw.private_data.cast::<u8>(), len) };
         private_data
             .try_extend_from_slice(bytes)
-            .expect("cut to what there is room for");
+            .expect("cut to the room");
     }
     ConnParams {
         private_data,
