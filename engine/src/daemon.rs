@@ -89,9 +89,10 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
     let (stops, hangups) = (Stops::new()?, Hangups::new()?);
     let settings = options.loaded.settings.clone();
     let socket_path = socket_path(&settings, options.personality);
-    let socket = match settings.rpc.enabled {
-        true => Some(Socket::bind(&socket_path)?),
-        false => None,
+    let socket = if settings.rpc.enabled {
+        Some(Socket::bind(&socket_path)?)
+    } else {
+        None
     };
     let commands = std::env::var_os(COMMANDS_SOCKET).map(PathBuf::from);
     if let Some(path) = commands.filter(|path| *path != socket_path) {

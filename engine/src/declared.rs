@@ -107,12 +107,11 @@ impl Declared {
                 .collect()
         };
         for (at, call) in waiting {
-            let outcome = match stored_already(on, &call) {
-                true => {
-                    info!("{}: the configuration by RPC stands", call.what);
-                    Ok(())
-                }
-                false => on.declared_call(call.method, &call.params).await.map(drop),
+            let outcome = if stored_already(on, &call) {
+                info!("{}: the configuration by RPC stands", call.what);
+                Ok(())
+            } else {
+                on.declared_call(call.method, &call.params).await.map(drop)
             };
             let mut calls = self.calls.borrow_mut();
             let planned = &mut calls[at];

@@ -289,10 +289,10 @@ impl Engine {
                         work.await
                     };
                     let work = crate::journal::replaying(entry.record, work);
-                    match entry.durable {
-                        true => work.await,
-                        // Its device went and is back: it is the file's as before.
-                        false => crate::journal::declaring(work).await,
+                    if entry.durable {
+                        work.await
+                    } else {
+                        crate::journal::declaring(work).await
                     }
                 }
             }
@@ -363,12 +363,11 @@ impl Engine {
 
     /// For a method that takes the gate itself: ends it if it makes again what is to be made no more.
     pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
-        match self.journal.is_overtaken() {
-            true => {
-                let cause = "the object was deleted, changed or created meanwhile";
-                Err(RpcError::errno(Errno::EAGAIN, cause))
-            }
-            false => Ok(()),
+        if self.journal.is_overtaken() {
+            let cause = "the object was deleted, changed or created meanwhile";
+            Err(RpcError::errno(Errno::EAGAIN, cause))
+        } else {
+            Ok(())
         }
     }
 

@@ -251,9 +251,10 @@ impl Journal {
                     }
                     None => {
                         // Of what the file declares, its parts in the store were read before it was made.
-                        let parts = match record.key.starts_with(TREE) {
-                            true => entries.remove_all(&format!("{}/", record.key)),
-                            false => Vec::new(),
+                        let parts = if record.key.starts_with(TREE) {
+                            entries.remove_all(&format!("{}/", record.key))
+                        } else {
+                            Vec::new()
                         };
                         entries.push(Entry {
                             record,
@@ -476,9 +477,10 @@ fn parts_after_the_whole(records: Vec<Record>) -> Vec<Record> {
         .map(|(at, record)| (record.key.clone(), at))
         .collect();
     let place = |(own, record): &(usize, Record)| {
-        let key = match record.key.starts_with(TREE) {
-            true => record.key.as_str(),
-            false => "",
+        let key = if record.key.starts_with(TREE) {
+            record.key.as_str()
+        } else {
+            ""
         };
         let above = key.match_indices('/').map(|(end, _)| &key[..end]);
         let last = above.filter_map(|key| at.get(key)).max();

@@ -241,11 +241,14 @@ impl Logs {
         let Some(lines) = self.lines.clone() else {
             return Ok(());
         };
-        let work = move || match lines.replace(Box::new(open(&path)?), PATIENCE) {
-            true => Ok(()),
-            false => Err(std::io::Error::other(
-                "the disk of the log file takes no lines",
-            )),
+        let work = move || {
+            if lines.replace(Box::new(open(&path)?), PATIENCE) {
+                Ok(())
+            } else {
+                Err(std::io::Error::other(
+                    "the disk of the log file takes no lines",
+                ))
+            }
         };
         tokio::task::spawn_blocking(work).await?
     }

@@ -126,9 +126,10 @@ pub fn pool_here() -> Option<Pool> {
 
 impl Plane {
     pub fn start(config: PlaneConfig) -> Result<Plane, PlaneError> {
-        let cores: Vec<Option<usize>> = match config.cores.is_empty() {
-            true => vec![None],
-            false => config.cores.iter().copied().map(Some).collect(),
+        let cores: Vec<Option<usize>> = if config.cores.is_empty() {
+            vec![None]
+        } else {
+            config.cores.iter().copied().map(Some).collect()
         };
         let target = Target::new(config.target.clone(), cores.len());
         let mut plane = Plane {
@@ -352,9 +353,10 @@ pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
 
 /// Bytes of the data path's arenas, by NUMA node.
 pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneError> {
-    let cores: Vec<Option<usize>> = match config.cores.is_empty() {
-        true => vec![None],
-        false => config.cores.iter().copied().map(Some).collect(),
+    let cores: Vec<Option<usize>> = if config.cores.is_empty() {
+        vec![None]
+    } else {
+        config.cores.iter().copied().map(Some).collect()
     };
     let mut arenas = BTreeMap::new();
     for core in cores {

@@ -60,9 +60,10 @@ impl Stops {
     pub async fn next(&self) {
         std::future::poll_fn(|cx| {
             let mut signals = self.0.borrow_mut();
-            match signals.iter_mut().any(|s| s.poll_recv(cx).is_ready()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            if signals.iter_mut().any(|s| s.poll_recv(cx).is_ready()) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
             }
         })
         .await;

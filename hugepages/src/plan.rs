@@ -291,9 +291,10 @@ impl Facts {
         {
             return ArenaError::AddressSpace { asked, used, limit };
         }
-        match self.strict_commit && available >= asked {
-            true => ArenaError::Committed { asked, available },
-            false => ArenaError::NotEnoughMemory { asked, available },
+        if self.strict_commit && available >= asked {
+            ArenaError::Committed { asked, available }
+        } else {
+            ArenaError::NotEnoughMemory { asked, available }
         }
     }
 

@@ -314,9 +314,10 @@ impl System {
     fn cgroup_limit(&self, size: u64) -> Option<CgroupLimit> {
         let mut found: Vec<CgroupLimit> = Vec::new();
         for (dir, second) in self.cgroups("hugetlb") {
-            let names = match second {
-                true => ["max", "current"],
-                false => ["limit_in_bytes", "usage_in_bytes"],
+            let names = if second {
+                ["max", "current"]
+            } else {
+                ["limit_in_bytes", "usage_in_bytes"]
             };
             // Pages in use and pages promised are limited apart; either can refuse us.
             for kind in ["", "rsvd."] {
@@ -343,9 +344,10 @@ impl System {
     /// The tightest limit on memory of this process's control group and its ancestors.
     fn cgroup_memory(&self) -> Option<MemoryLimit> {
         let limit = |(dir, second): (String, bool)| {
-            let [most, now, total] = match second {
-                true => ["memory.max", "memory.current", ""],
-                false => ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"],
+            let [most, now, total] = if second {
+                ["memory.max", "memory.current", ""]
+            } else {
+                ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"]
             };
             let file = format!("{dir}/{most}");
             // "max" does not parse: no limit. Version 1 says a number that no machine has.

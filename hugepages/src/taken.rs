@@ -69,9 +69,10 @@ impl Taken {
 
 #[inline]
 fn units(range: &Range<usize>) -> Range<usize> {
-    match range.is_empty() {
-        true => 0..0,
-        false => range.start / UNIT..range.end.div_ceil(UNIT),
+    if range.is_empty() {
+        0..0
+    } else {
+        range.start / UNIT..range.end.div_ceil(UNIT)
     }
 }
 

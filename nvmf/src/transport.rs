@@ -96,9 +96,10 @@ impl Pools {
     /// A buffer for an admin or fabrics command: one of their own, or one of the others if those
     /// are all taken or too small.
     pub fn for_admin(&self, bytes: usize) -> Option<Buf> {
-        let own = match bytes <= self.admin.max_len() {
-            true => self.admin.acquire(bytes),
-            false => None,
+        let own = if bytes <= self.admin.max_len() {
+            self.admin.acquire(bytes)
+        } else {
+            None
         };
         own.or_else(|| self.io.acquire(bytes))
     }

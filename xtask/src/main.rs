@@ -119,9 +119,10 @@ fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
         "--",
     ]);
     let status = cargo.args(arguments).status().context("running cargo")?;
-    Ok(match status.success() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 

@@ -104,9 +104,10 @@ impl AdminMemory {
 
     /// Where so many bytes of the command in a slot are: the memory, and the place in it.
     fn place(&self, index: usize, bytes: usize) -> (&DmaMemory, usize) {
-        match bytes > PAGE {
-            true => (&self.area, 0),
-            false => (&self.pages, index * PAGE),
+        if bytes > PAGE {
+            (&self.area, 0)
+        } else {
+            (&self.pages, index * PAGE)
         }
     }
 
@@ -290,10 +291,7 @@ impl Admin {
         } else {
             sqe.set_psdt(nacre_nvmf_wire::sqe::Psdt::Prp);
         }
-        state.area_of = match bytes > PAGE {
-            true => Some(index),
-            false => area_of,
-        };
+        state.area_of = if bytes > PAGE { Some(index) } else { area_of };
         state.push(index, sqe, Stage::Sent);
         Ok(Some(index as u16))
     }

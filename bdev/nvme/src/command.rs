@@ -178,9 +178,10 @@ pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64,
         0 => left,
         distance => u64::from(left).min(distance) as u32,
     };
-    let at = match lba > source {
-        true => u64::from(left - piece),
-        false => u64::from(done),
+    let at = if lba > source {
+        u64::from(left - piece)
+    } else {
+        u64::from(done)
     };
     (source + at, lba + at, piece)
 }

@@ -262,9 +262,10 @@ impl Bdev for NvmeBdev {
 
     fn supports(&self, op: Op) -> Support {
         let writable = !(op.is_write() && self.is_read_only());
-        match self.has(op) && writable {
-            true => Support::Native,
-            false => Support::No,
+        if self.has(op) && writable {
+            Support::Native
+        } else {
+            Support::No
         }
     }
 

@@ -311,9 +311,10 @@ impl Attachment {
             let Some(found) = link.namespaces.get(nsid) else {
                 let since = *there.missing_since.get_or_insert(now);
                 let left = GRACE.saturating_sub(now.saturating_duration_since(since));
-                match left.is_zero() {
-                    true => gone.push(*nsid),
-                    false => changes.look_again(left),
+                if left.is_zero() {
+                    gone.push(*nsid)
+                } else {
+                    changes.look_again(left)
                 }
                 continue;
             };

@@ -84,16 +84,18 @@ impl Queue for RemoteQueue {
     }
 
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        match self.device.is_refused() || !self.device.reserves() {
-            true => Err(request),
-            false => self.queue.reserve(request),
+        if self.device.is_refused() || !self.device.reserves() {
+            Err(request)
+        } else {
+            self.queue.reserve(request)
         }
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        match self.ended.is_empty() {
-            true => self.queue.arm(now),
-            false => Idle::Busy,
+        if self.ended.is_empty() {
+            self.queue.arm(now)
+        } else {
+            Idle::Busy
         }
     }
 

@@ -68,9 +68,10 @@ impl Promise {
             max_verify_blocks: blocks(link.verify_bytes) as u32,
             atomic_blocks: namespace.atomic_blocks.max(1),
             // Operations that the target lacks are emulated here, and bounded by the layer.
-            compare_and_write_blocks: match fused {
-                true => namespace.compare_and_write_blocks,
-                false => u32::MAX,
+            compare_and_write_blocks: if fused {
+                namespace.compare_and_write_blocks
+            } else {
+                u32::MAX
             },
             optimal_boundary_blocks: namespace.optimal_boundary_blocks,
             volatile_cache: link.volatile_cache,
@@ -270,10 +271,7 @@ impl Bdev for RemoteBdev {
             Op::Copy => false,
             Op::Verify => self.promise.verify,
         };
-        match does {
-            true => Support::Native,
-            false => Support::No,
-        }
+        if does { Support::Native } else { Support::No }
     }
 
     fn native_fua(&self) -> bool {

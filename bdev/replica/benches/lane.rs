@@ -79,11 +79,11 @@ fn measure(queue: &mut LayerQueue, op: Op, lends: bool, random: bool, pool: &Poo
     for _ in 0..IOS / DEPTH {
         let mut submitted = 0;
         for token in 0..DEPTH {
-            at = match random {
-                true => at
-                    .wrapping_mul(6_364_136_223_846_793_005)
-                    .wrapping_add(1_442_695_040_888_963_407),
-                false => at + 1,
+            at = if random {
+                at.wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407)
+            } else {
+                at + 1
             };
             let place = if random { at >> 33 } else { at };
             let mut io = Io::new(token as u64, op, place * 8 % BLOCKS, 8);

@@ -107,9 +107,10 @@ impl Prepared {
     }
 
     pub(crate) fn not_opened(&self, why: &VolumeError) {
-        let mode = match is_elsewhere(why) {
-            true => Mode::Closed,
-            false => Mode::Frozen,
+        let mode = if is_elsewhere(why) {
+            Mode::Closed
+        } else {
+            Mode::Frozen
         };
         self.shared.reset(mode);
     }

@@ -498,9 +498,10 @@ fn verify(subject: &Subject) {
     let mut rig = Rig::new(subject);
     let total = rig.geometry.blocks;
     let most = subject.device.limits().max_verify_blocks;
-    let before = match subject.writable() {
-        true => fill(&mut rig, 0, 32, 0x3e),
-        false => read_range(&mut rig, 0, 32),
+    let before = if subject.writable() {
+        fill(&mut rig, 0, 32, 0x3e)
+    } else {
+        read_range(&mut rig, 0, 32)
     };
     // More than a bounce buffer holds, and than most devices read at once.
     let many = (total - 1).min(4096) as u32;

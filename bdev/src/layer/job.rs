@@ -221,10 +221,13 @@ impl Job {
                 }
                 self.give_back(read, memory);
             }
-            Part::ReadToWrite => match status.is_ok() {
-                true => self.bounce.filled = data.pop(),
-                false => self.give_back(data.pop(), memory),
-            },
+            Part::ReadToWrite => {
+                if status.is_ok() {
+                    self.bounce.filled = data.pop()
+                } else {
+                    self.give_back(data.pop(), memory)
+                }
+            }
             Part::ReadToDrop | Part::WriteBounce => self.give_back(data.pop(), memory),
         }
         if status == Status::Unsupported && self.recipe == Recipe::Pieces(Op::WriteZeroes) {
@@ -369,18 +372,22 @@ impl Job {
 
     /// How many of `left` blocks the next piece of a copy may have, by reading and by writing.
     fn copy_piece(&self, left: u32, shape: &Shape) -> u32 {
-        let piece = |base: u64| match self.backwards() {
-            true => shape.piece_before(base + u64::from(self.blocks - self.next), left),
-            false => shape.piece(Op::Read, base + u64::from(self.next), left),
+        let piece = |base: u64| {
+            if self.backwards() {
+                shape.piece_before(base + u64::from(self.blocks - self.next), left)
+            } else {
+                shape.piece(Op::Read, base + u64::from(self.next), left)
+            }
         };
         piece(self.source_lba).min(piece(self.lba))
     }
 
     /// Where the next piece of a copy begins within the range, if it has `blocks`.
     fn copy_offset(&self, blocks: u32) -> u64 {
-        match self.backwards() {
-            true => u64::from(self.blocks - self.next - blocks),
-            false => u64::from(self.next),
+        if self.backwards() {
+            u64::from(self.blocks - self.next - blocks)
+        } else {
+            u64::from(self.next)
         }
     }
 
@@ -473,9 +480,10 @@ impl Job {
         let filled = self.bounce.filled.take()?;
         let blocks = self.bounce.blocks;
         // The last read piece ends at `next`; counted from the end, it begins there.
-        let offset = match self.backwards() {
-            true => u64::from(self.blocks - self.next),
-            false => u64::from(self.next - blocks),
+        let offset = if self.backwards() {
+            u64::from(self.blocks - self.next)
+        } else {
+            u64::from(self.next - blocks)
         };
         let io = Io::new(0, Op::Write, self.lba + offset, blocks).flags(self.flags & Flags::FUA);
         Some(self.child(io.with(filled), Part::WriteBounce))

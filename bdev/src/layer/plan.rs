@@ -235,9 +235,10 @@ impl Shape {
             _ => {
                 let deallocate =
                     io.flags.contains(Flags::DEALLOCATE) && !io.flags.contains(Flags::FUA);
-                match deallocate && self.unmap_zeroes && self.native(Op::Unmap) {
-                    true => Recipe::Pieces(Op::Unmap),
-                    false => Recipe::WriteZeroBuffer,
+                if deallocate && self.unmap_zeroes && self.native(Op::Unmap) {
+                    Recipe::Pieces(Op::Unmap)
+                } else {
+                    Recipe::WriteZeroBuffer
                 }
             }
         })

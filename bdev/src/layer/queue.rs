@@ -167,12 +167,12 @@ impl LayerQueue {
     #[inline]
     #[allow(clippy::result_large_err)]
     pub(super) fn start(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        let plan = match self.layer.is_gone() {
-            true => Plan::Now(Status::Gone),
-            false => self
-                .layer
+        let plan = if self.layer.is_gone() {
+            Plan::Now(Status::Gone)
+        } else {
+            self.layer
                 .shape
-                .plan(&io, self.layer.blocks.load(Ordering::Relaxed)),
+                .plan(&io, self.layer.blocks.load(Ordering::Relaxed))
         };
         match plan {
             Plan::Direct => self.direct(io),
@@ -486,9 +486,10 @@ impl Queue for LayerQueue {
         self.uncount(counted);
         let status = status?;
         let bytes = self.layer.shape.bytes(io.blocks) as u64;
-        match status.is_ok() {
-            true => self.stats.went_at_once(io.op, bytes),
-            false => self.stats.completed(io.op, bytes, status, 0),
+        if status.is_ok() {
+            self.stats.went_at_once(io.op, bytes)
+        } else {
+            self.stats.completed(io.op, bytes, status, 0)
         }
         Some(status)
     }
@@ -515,9 +516,13 @@ impl Queue for LayerQueue {
             .iter()
             .find(|(_, slot)| slot.pending.token() == token);
         let Some((index, slot)) = found else {
-            return match self.passed > 0 && token & (CHILD | PASSED) == 0 {
-                true if self.inner.abort(token | PASSED) => true,
-                _ => self.abort_held(token),
+            return if self.passed > 0
+                && token & (CHILD | PASSED) == 0
+                && self.inner.abort(token | PASSED)
+            {
+                true
+            } else {
+                self.abort_held(token)
             };
         };
         if slot.job == NO_JOB {

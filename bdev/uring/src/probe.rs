@@ -151,9 +151,10 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
     }
 
     let block = is_block.then(|| block_facts(meta.rdev()));
-    let physical = match is_block {
-        true => rustix::fs::ioctl_blkpbszget(&file).unwrap_or(sector),
-        false => u32::try_from(meta.blksize()).unwrap_or(4096).min(65536),
+    let physical = if is_block {
+        rustix::fs::ioctl_blkpbszget(&file).unwrap_or(sector)
+    } else {
+        u32::try_from(meta.blksize()).unwrap_or(4096).min(65536)
     };
     let punch = !config.readonly && (is_block || can_punch(&file, size));
     let uuid = config.uuid.unwrap_or_else(|| identity::uuid(&path, &meta));
@@ -290,9 +291,10 @@ fn open_file(
 
 /// An exclusive lock, or a shared one for read-only use.
 fn lock(config: &Config, file: &File, path: &Path, meta: &fs::Metadata) -> Result<(), CreateError> {
-    let how = match config.readonly {
-        true => FlockOperation::NonBlockingLockShared,
-        false => FlockOperation::NonBlockingLockExclusive,
+    let how = if config.readonly {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
     };
     let wouldblock = |e: &Errno| *e == Errno::WOULDBLOCK;
     match patiently(|| rustix::fs::flock(file, how), wouldblock) {

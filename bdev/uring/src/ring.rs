@@ -130,9 +130,10 @@ impl<T> Ring<T> {
             .register_eventfd(wake.as_raw_fd())
             .map_err(|e| ("io_uring_register(IORING_REGISTER_EVENTFD)".to_owned(), e))?;
         let fixed_file = submitter.register_files(&[file.as_raw_fd()]).is_ok();
-        let fixed_buffers = match options.registered_buffers {
-            true => register_regions(&uring, pool),
-            false => Err("switched off by configuration".to_owned()),
+        let fixed_buffers = if options.registered_buffers {
+            register_regions(&uring, pool)
+        } else {
+            Err("switched off by configuration".to_owned())
         };
         if let Err(why) = &fixed_buffers {
             tracing::debug!(
@@ -405,9 +406,10 @@ impl<T> Ring<T> {
     }
 
     fn entry(&mut self, key: Key, command: Command) -> Entry {
-        let (fd, flags) = match self.facts.fixed_file {
-            true => (Fd(0), SqeFlags::FIXED_FILE),
-            false => (Fd(self.file.as_raw_fd()), SqeFlags::empty()),
+        let (fd, flags) = if self.facts.fixed_file {
+            (Fd(0), SqeFlags::FIXED_FILE)
+        } else {
+            (Fd(self.file.as_raw_fd()), SqeFlags::empty())
         };
         let slot = &mut self.slots[key.0 as usize];
         let mut parts = Parts::default();

@@ -130,9 +130,10 @@ fn flags(value: u16) -> String {
     ];
     let set = names.into_iter().filter(|(bit, _)| value & bit != 0);
     let set: Vec<&str> = set.map(|(_, name)| name).collect();
-    match set.is_empty() {
-        true => "none".into(),
-        false => set.join(", "),
+    if set.is_empty() {
+        "none".into()
+    } else {
+        set.join(", ")
     }
 }
 

@@ -75,19 +75,20 @@ pub fn follow(
     let params = json!({ "from": args.from, "categories": categories });
     let mut answer = client.call("events_get", params)?;
     if !args.follow {
-        return match connection.json {
-            true => output::json(&answer["events"]),
-            false => answer_lines(&answer),
+        return if connection.json {
+            output::json(&answer["events"])
+        } else {
+            answer_lines(&answer)
         };
     }
     // Half of the time that the connection waits for a reply.
     let wait = connection.timeout.as_millis() as u64 / 2;
     loop {
         for event in items(&answer["events"]) {
-            match connection.json {
-                // An event per line: a stream cannot be one JSON list.
-                true => output::line(&event.to_string())?,
-                false => output::line(&line(event))?,
+            if connection.json {
+                output::line(&event.to_string())?
+            } else {
+                output::line(&line(event))?
             }
         }
         let params = json!({

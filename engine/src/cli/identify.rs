@@ -226,9 +226,12 @@ fn list(session: &mut Session) -> Value {
 
 fn info_json(info: &NamespaceInfo) -> Value {
     let mut facts = Map::new();
-    let hex = |bytes: &[u8]| match bytes.iter().all(|b| *b == 0) {
-        true => Value::Null,
-        false => Value::String(bytes.iter().map(|b| format!("{b:02x}")).collect()),
+    let hex = |bytes: &[u8]| {
+        if bytes.iter().all(|b| *b == 0) {
+            Value::Null
+        } else {
+            Value::String(bytes.iter().map(|b| format!("{b:02x}")).collect())
+        }
     };
     facts.insert("nsid".into(), info.nsid.into());
     facts.insert("blocks".into(), info.blocks.into());

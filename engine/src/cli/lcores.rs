@@ -44,9 +44,10 @@ fn set(text: &str) -> Result<CoreSet, String> {
         None => inner,
     };
     // Masks and brackets are of other flags.
-    match inner.starts_with(|c: char| c.is_ascii_digit()) && !inner.contains(['x', 'X']) {
-        true => CoreSet::parse(inner).map_err(|error| error.to_string()),
-        false => Err(format!("\"{text}\" is not a list of cores")),
+    if inner.starts_with(|c: char| c.is_ascii_digit()) && !inner.contains(['x', 'X']) {
+        CoreSet::parse(inner).map_err(|error| error.to_string())
+    } else {
+        Err(format!("\"{text}\" is not a list of cores"))
     }
 }
 

@@ -93,11 +93,12 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
             for address in &address {
                 add(&mut client, &nqn, address, more.clone())?;
                 let connect = address.connect_line(&nqn);
-                match connection.json {
-                    true => added.push(
+                if connection.json {
+                    added.push(
                         json!({ "nqn": nqn, "address": address.params(), "connect": connect }),
-                    ),
-                    false => output::line(&connect)?,
+                    )
+                } else {
+                    output::line(&connect)?
                 }
             }
             done(connection, Value::Array(added))

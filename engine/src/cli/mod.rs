@@ -201,9 +201,10 @@ pub fn main() -> ExitCode {
         }
     }
     // A closed output (`nacre … | head`) ends the program quietly.
-    let outcome = match is_nvmf_tgt {
-        true => serve::run_nvmf_tgt(args),
-        false => run(args),
+    let outcome = if is_nvmf_tgt {
+        serve::run_nvmf_tgt(args)
+    } else {
+        run(args)
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -171,9 +171,10 @@ fn bind(system: &System, args: &BindArgs) -> Result<(), Failure> {
         if let Some(warning) = &bound.warning {
             eprintln!("warning: drive {address}: {warning}");
         }
-        let text = match bound.already {
-            true => format!("{address} was bound to vfio-pci already ({})", bound.node),
-            false => format!("{address} is bound to vfio-pci ({})", bound.node),
+        let text = if bound.already {
+            format!("{address} was bound to vfio-pci already ({})", bound.node)
+        } else {
+            format!("{address} is bound to vfio-pci ({})", bound.node)
         };
         Ok((text, json!(bound)))
     })

@@ -169,12 +169,13 @@ fn told(args: &PerfArgs, report: &Report) -> Result<(), Failure> {
     } else {
         output::line(&text(report))?;
     }
-    match report.is_good() {
-        true => Ok(()),
-        false => Err(Failure::Exit {
+    if report.is_good() {
+        Ok(())
+    } else {
+        Err(Failure::Exit {
             code: 1,
             error: anyhow::anyhow!(verdict(report)),
-        }),
+        })
     }
 }
 
@@ -269,9 +270,10 @@ struct Line {
 
 impl Line {
     fn new(hidden: bool) -> Line {
-        let bar = match hidden || !std::io::stderr().is_terminal() {
-            true => ProgressBar::hidden(),
-            false => ProgressBar::new(1000),
+        let bar = if hidden || !std::io::stderr().is_terminal() {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new(1000)
         };
         let style = ProgressStyle::with_template("{prefix:12} {bar:24} {msg}");
         bar.set_style(style.expect("the template is right"));

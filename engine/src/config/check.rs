@@ -246,9 +246,10 @@ impl Check<'_> {
             let registered = made.map(|device| registry.register(device).map(drop));
             let registered = registered.expect("one block is a size");
             if let Err(error) = registered {
-                let field = match error.to_string().contains(&bdev.name) {
-                    true => "name",
-                    false => "uuid",
+                let field = if error.to_string().contains(&bdev.name) {
+                    "name"
+                } else {
+                    "uuid"
                 };
                 self.refuse(&format!("{key}.{field}"), error, "");
             }

@@ -20,9 +20,10 @@ pub fn check(loaded: &Loaded) -> Vec<Problem> {
     let mut refuse = |key: &str, cause: String, remedy: String| {
         let origin = origin_of(&loaded.origins, key);
         let problem = Problem::new(origin, key, format!("{key}: {cause}"));
-        problems.push(match remedy.is_empty() {
-            true => problem,
-            false => problem.remedy(remedy),
+        problems.push(if remedy.is_empty() {
+            problem
+        } else {
+            problem.remedy(remedy)
         });
     };
     let (options, nacre) = (IobufOptions::default(), Personality::Nacre);
@@ -93,9 +94,10 @@ fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str
         // It may be one that is made at the start.
         let made = device.starts_with("rxe") && !settings.rdma.rxe.is_empty();
         (!present && !made).then(|| {
-            let remedy = match devices.is_empty() {
-                true => "there is none; `nacre doctor --rdma` names the reason".to_owned(),
-                false => format!("there are: {}", devices.join(", ")),
+            let remedy = if devices.is_empty() {
+                "there is none; `nacre doctor --rdma` names the reason".to_owned()
+            } else {
+                format!("there are: {}", devices.join(", "))
             };
             (format!("there is no RDMA device \"{device}\""), remedy)
         })

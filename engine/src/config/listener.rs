@@ -255,9 +255,10 @@ impl Selector {
         if text.parse::<IpAddr>().is_ok() || text.parse::<ScopedIp>().is_ok() {
             return format!("ip:{text}").parse();
         }
-        match text.contains(':') || text.is_empty() {
-            true => text.parse(),
-            false => Ok(Selector::Name(text.to_owned())),
+        if text.contains(':') || text.is_empty() {
+            text.parse()
+        } else {
+            Ok(Selector::Name(text.to_owned()))
         }
     }
 

@@ -178,9 +178,10 @@ pub fn load_text(
     checked.extend(check::everywhere(&settings, &origins));
     problems.extend(checked.into_iter().filter(|problem| !led_to(problem)));
     in_order(&mut problems);
-    match problems.is_empty() {
-        true => Ok(Loaded { settings, origins }),
-        false => Err(ConfigError { problems }),
+    if problems.is_empty() {
+        Ok(Loaded { settings, origins })
+    } else {
+        Err(ConfigError { problems })
     }
 }
 

@@ -196,9 +196,10 @@ fn what_is_good_is_made() {
         for value in *good {
             let (text, ..) = file(key, value);
             let devices = "[[bdev]]\nname = \"a\"\ntype = \"null\"\nsize = \"1MiB\"\n";
-            let text = match key.starts_with("bdev.") {
-                true => text,
-                false => format!("{devices}{}{text}", devices.replace("\"a\"", "\"b\"")),
+            let text = if key.starts_with("bdev.") {
+                text
+            } else {
+                format!("{devices}{}{text}", devices.replace("\"a\"", "\"b\""))
             };
             let settings = load_text(Some(("f", &text)), [], &[]).unwrap().settings;
             let bench = Bench::with(settings, None);

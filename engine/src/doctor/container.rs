@@ -36,13 +36,14 @@ fn device_nodes(system: &System) -> Finding {
             .uverbs
             .iter()
             .all(|uverbs| uverbs.access == Access::Granted);
-    match all {
-        true => Finding::pass(ID, nodes.join(", ")),
-        false => Finding::fail(
+    if all {
+        Finding::pass(ID, nodes.join(", "))
+    } else {
+        Finding::fail(
             ID,
             nodes.join(", "),
             "start it with `--device=/dev/infiniband`",
-        ),
+        )
     }
 }
 
@@ -66,13 +67,14 @@ fn network(system: &System) -> Finding {
         let net = system.roots.sys.join("class/net");
         net.join(name).join("device").exists()
     });
-    match physical || !system.fabric.devices.is_empty() {
-        true => Finding::pass(ID, format!("interfaces {}", names.join(", "))),
-        false => Finding::warn(
+    if physical || !system.fabric.devices.is_empty() {
+        Finding::pass(ID, format!("interfaces {}", names.join(", ")))
+    } else {
+        Finding::warn(
             ID,
             format!("only virtual interfaces: {}", names.join(", ")),
             "start it with `--network host`: RDMA is not carried by published ports (`-p`), and TCP is faster too",
-        ),
+        )
     }
 }
 

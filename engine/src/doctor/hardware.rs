@@ -25,11 +25,10 @@ fn io_uring(system: &System) -> Finding {
         Err(why) => Finding::warn(
             ID,
             format!("devices on files and block devices cannot be made: {why}"),
-            match in_container(system) {
-                true => {
-                    "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows io_uring"
-                }
-                false => "`sysctl kernel.io_uring_disabled=0`; io_uring needs Linux 5.11 or newer",
+            if in_container(system) {
+                "start the container with `--security-opt seccomp=unconfined`, or with a profile that allows io_uring"
+            } else {
+                "`sysctl kernel.io_uring_disabled=0`; io_uring needs Linux 5.11 or newer"
             },
         ),
     }
@@ -59,12 +58,13 @@ fn port_counters(system: &System, findings: &mut Vec<Finding>) {
 
 /// The interfaces that storage uses, as far as is known.
 fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
-    let mut names = match scope.listeners.is_empty() {
-        true => rdma_netdevs(&system.fabric),
-        false => select_all(system, scope)
+    let mut names = if scope.listeners.is_empty() {
+        rdma_netdevs(&system.fabric)
+    } else {
+        select_all(system, scope)
             .into_iter()
             .map(|selected| selected.netdev)
-            .collect(),
+            .collect()
     };
     names.sort();
     names.dedup();

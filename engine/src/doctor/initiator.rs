@@ -79,17 +79,18 @@ fn module(system: &System, id: &'static str, name: &str) -> Finding {
         ),
         ModuleState::Missing => {
             // Without the list there is nothing that modprobe could load.
-            let (evidence, remedy) = match system.modules.is_listed() {
-                true => (
+            let (evidence, remedy) = if system.modules.is_listed() {
+                (
                     format!("this kernel has no {name}"),
                     "install the kernel's package of further modules (such as linux-modules-extra)",
-                ),
-                false => (
+                )
+            } else {
+                (
                     format!(
                         "{name} is not loaded, and the modules of this kernel are not installed here"
                     ),
                     "load it on the machine itself (in a container: on its host), or install the kernel's modules",
-                ),
+                )
             };
             // Without RDMA there is TCP; without TCP there may be nothing.
             match name {
@@ -140,13 +141,16 @@ fn multipath(system: &System) -> Finding {
             "`nvme_core.multipath=Y` on the kernel's command line",
         ),
         // New kernels of some distributions have it always.
-        _ => match system.modules.state("nvme_core").is_there() {
-            true => Finding::pass(
-                ID,
-                "this kernel has no switch for native multipath: it is on",
-            ),
-            false => Finding::skip(ID, "nvme_core is not loaded yet"),
-        },
+        _ => {
+            if system.modules.state("nvme_core").is_there() {
+                Finding::pass(
+                    ID,
+                    "this kernel has no switch for native multipath: it is on",
+                )
+            } else {
+                Finding::skip(ID, "nvme_core is not loaded yet")
+            }
+        }
     }
 }
 

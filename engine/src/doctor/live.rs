@@ -33,9 +33,10 @@ pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Fin
     const ID: &str = "net.peer";
     if let Some(reason) = no_rdma(system, source) {
         let evidence = format!("no RDMA connection was tried from {source}: {reason}");
-        return match scope.rdma {
-            true => Finding::fail(ID, evidence, "see rdma.capable; or name another --peer"),
-            false => Finding::skip(ID, evidence),
+        return if scope.rdma {
+            Finding::fail(ID, evidence, "see rdma.capable; or name another --peer")
+        } else {
+            Finding::skip(ID, evidence)
         };
     }
     let provider = match system.probe.rdma() {
@@ -92,9 +93,10 @@ pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Fin
     };
     let evidence = format!("RDMA from {source}: {error}");
     let remedy = "`nacre rdma gids` on both machines, UDP 4791 in their packet filters, the same MTU on the way";
-    match scope.rdma {
-        true => Finding::fail(ID, evidence, remedy),
-        false => Finding::warn(ID, evidence, remedy),
+    if scope.rdma {
+        Finding::fail(ID, evidence, remedy)
+    } else {
+        Finding::warn(ID, evidence, remedy)
     }
 }
 
@@ -155,9 +157,10 @@ pub fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         Ok(provider) => provider,
         Err(error) => return findings.push(Finding::skip(ID, error.to_string())),
     };
-    let selected = match scope.listeners.is_empty() {
-        true => with_devices(system),
-        false => select_all(system, scope),
+    let selected = if scope.listeners.is_empty() {
+        with_devices(system)
+    } else {
+        select_all(system, scope)
     };
     // To a peer only from where the way leads.
     let from = scope
@@ -310,11 +313,10 @@ pub(super) fn judge(
             "two interfaces in one network: see net.arp, or give each a network of its own",
         );
     }
-    let why = match to_peer {
-        true => "no counter of the port moved: the driver may have none (rdma.counters)",
-        false => {
-            "devices often do not count traffic to themselves: --peer ADDRESS moves it over the wire"
-        }
+    let why = if to_peer {
+        "no counter of the port moved: the driver may have none (rdma.counters)"
+    } else {
+        "devices often do not count traffic to themselves: --peer ADDRESS moves it over the wire"
     };
     Finding::skip(ID, format!("{what}; {why}"))
 }
@@ -347,14 +349,15 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
         let evidence = format!(
             "a host with {queues} queues of depth {depth} needs {needed} completion entries, the device allows {limit} per queue"
         );
-        let finding = match needed <= limit {
-            true => Finding::pass(ID, evidence),
-            false => Finding::warn(
+        let finding = if needed <= limit {
+            Finding::pass(ID, evidence)
+        } else {
+            Finding::warn(
                 ID,
                 evidence,
                 "hosts beyond that are refused: use more reactors, or less depth (max_queue_depth); `nacre rdma size` prints \
-                 how much fits",
-            ),
+             how much fits",
+            )
         };
         findings.push(finding.of(&attributes.name));
     }
@@ -363,8 +366,9 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
 /// The libraries of this machine, with at least one device.
 pub fn real_provider() -> Result<Arc<dyn Provider>, VerbsError> {
     let provider = nacre_rdma_verbs::VerbsProvider::open()?;
-    match provider.devices()?.is_empty() {
-        true => Err(provider.absence().into_error()),
-        false => Ok(Arc::new(provider)),
+    if provider.devices()?.is_empty() {
+        Err(provider.absence().into_error())
+    } else {
+        Ok(Arc::new(provider))
     }
 }

@@ -29,13 +29,14 @@ fn memlock(system: &System, scope: &Scope) -> Finding {
         "`ulimit -l {kib}` before starting; /etc/security/limits.conf: `* soft memlock unlimited` and \
          `* hard memlock unlimited`; systemd: `LimitMEMLOCK=infinity`; container: `--ulimit memlock=-1`"
     );
-    match scope.rdma || !system.fabric.devices.is_empty() {
-        true => Finding::fail(
+    if scope.rdma || !system.fabric.devices.is_empty() {
+        Finding::fail(
             ID,
             format!("{evidence}: ibv_reg_mr failed: Cannot allocate memory"),
             remedy,
-        ),
-        false => Finding::warn(ID, evidence, remedy),
+        )
+    } else {
+        Finding::warn(ID, evidence, remedy)
     }
 }
 
@@ -71,13 +72,14 @@ fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "mem.hugepages";
     if !scope.memory_had.is_empty() {
         let evidence = scope.memory_had.join("; ");
-        findings.push(match scope.memory_is_short {
-            false => Finding::pass(ID, evidence),
-            true => Finding::warn(
+        findings.push(if !scope.memory_is_short {
+            Finding::pass(ID, evidence)
+        } else {
+            Finding::warn(
                 ID,
                 evidence,
                 format!("{}; then start the daemon anew", reserve(scope)),
-            ),
+            )
         });
         return;
     }
@@ -115,16 +117,17 @@ fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         .iter()
         .map(|pool| pool.available().saturating_mul(pool.size))
         .sum();
-    findings.push(match free >= scope.pages() * (2 << 20) {
-        true => Finding::pass(ID, evidence),
-        false => Finding::warn(
+    findings.push(if free >= scope.pages() * (2 << 20) {
+        Finding::pass(ID, evidence)
+    } else {
+        Finding::warn(
             ID,
             evidence,
             format!(
                 "{}; without them ordinary pages serve, slower",
                 reserve(scope)
             ),
-        ),
+        )
     });
 }
 

@@ -106,19 +106,18 @@ fn exists(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.iface.exists";
     for selector in &scope.listeners {
         let found = select(system, selector);
-        let finding = match found.is_empty() {
-            false => {
-                let found: Vec<String> = found
-                    .iter()
-                    .map(|selected| format!("{} {}", selected.netdev, selected.ip))
-                    .collect();
-                Finding::pass(ID, found.join(", "))
-            }
-            true => Finding::fail(
+        let finding = if !found.is_empty() {
+            let found: Vec<String> = found
+                .iter()
+                .map(|selected| format!("{} {}", selected.netdev, selected.ip))
+                .collect();
+            Finding::pass(ID, found.join(", "))
+        } else {
+            Finding::fail(
                 ID,
                 no_interface(system, selector),
                 "name an interface or address of this machine, or give the interface an address",
-            ),
+            )
         };
         findings.push(finding.of(selector));
     }
@@ -131,9 +130,10 @@ pub fn no_interface(system: &System, selector: &str) -> String {
         .iter()
         .map(|interface| format!("{} {}", interface.name, interface.ip))
         .collect();
-    let have = match have.is_empty() {
-        true => "none".into(),
-        false => have.join(", "),
+    let have = if have.is_empty() {
+        "none".into()
+    } else {
+        have.join(", ")
     };
     format!("no interface matches \"{selector}\"; have: {have}")
 }
@@ -239,13 +239,14 @@ fn shared(system: &System, findings: &mut Vec<Finding>) {
     const ID: &str = "net.shared";
     let defaults = default_routes(system);
     for netdev in rdma_netdevs(&system.fabric) {
-        let finding = match defaults.contains(&netdev) {
-            false => Finding::pass(ID, "no default route leaves by it"),
-            true => Finding::warn(
+        let finding = if !defaults.contains(&netdev) {
+            Finding::pass(ID, "no default route leaves by it")
+        } else {
+            Finding::warn(
                 ID,
                 "the default route leaves by it: storage shares it with everything else",
                 "use a network of its own for storage, or give storage a priority of its own",
-            ),
+            )
         };
         findings.push(finding.of(netdev));
     }
@@ -275,12 +276,13 @@ fn default_routes(system: &System) -> Vec<String> {
 /// the one that the address is not on, and is lost.
 fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.arp";
-    let names: Vec<String> = match scope.listeners.is_empty() {
-        true => rdma_netdevs(&system.fabric),
-        false => select_all(system, scope)
+    let names: Vec<String> = if scope.listeners.is_empty() {
+        rdma_netdevs(&system.fabric)
+    } else {
+        select_all(system, scope)
             .into_iter()
             .map(|selected| selected.netdev)
-            .collect(),
+            .collect()
     };
     for ours in &system.interfaces {
         if !names.contains(&ours.name) || ours.ip.is_ipv6() {
@@ -307,13 +309,14 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
             "{} {} and {} {} are in one network; arp_ignore {ignore}, arp_announce {announce}",
             ours.name, ours.ip, other.name, other.ip
         );
-        let finding = match ignore >= 1 && announce >= 2 {
-            true => Finding::pass(ID, evidence),
-            false => Finding::warn(
+        let finding = if ignore >= 1 && announce >= 2 {
+            Finding::pass(ID, evidence)
+        } else {
+            Finding::warn(
                 ID,
                 evidence,
                 "`sysctl net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`, or a network for each",
-            ),
+            )
         };
         findings.push(finding.of(&ours.name));
     }

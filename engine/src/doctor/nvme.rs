@@ -34,9 +34,10 @@ fn iommu(system: &System, scope: &Scope) -> Finding {
     };
     let reach = 1u64.checked_shl(bits).unwrap_or(u64::MAX);
     let evidence = format!("the IOMMU is on, with {bits} bits of address");
-    match scope.memory < reach {
-        true => Finding::pass(ID, evidence),
-        false => Finding::fail(
+    if scope.memory < reach {
+        Finding::pass(ID, evidence)
+    } else {
+        Finding::fail(
             ID,
             format!(
                 "{evidence}, which are {}: {} are for drives to reach",
@@ -44,19 +45,20 @@ fn iommu(system: &System, scope: &Scope) -> Finding {
                 bytes(scope.memory)
             ),
             "give Nacre less memory",
-        ),
+        )
     }
 }
 
 fn vfio(system: &System) -> Finding {
     const ID: &str = "nvme.vfio";
-    match system.pci.has_vfio_pci() {
-        true => Finding::pass(ID, "the module vfio-pci is there"),
-        false => Finding::warn(
+    if system.pci.has_vfio_pci() {
+        Finding::pass(ID, "the module vfio-pci is there")
+    } else {
+        Finding::warn(
             ID,
             "the module vfio-pci is not there: drives can be driven by the kernel only",
             "install this kernel's modules (`modprobe vfio-pci` has to succeed), or look from outside the container",
-        ),
+        )
     }
 }
 
@@ -80,9 +82,10 @@ fn memlock(system: &System, scope: &Scope, drives: &[Drive]) -> Finding {
         "`ulimit -l {kib}` before starting; systemd: `LimitMEMLOCK=infinity`; container: `--ulimit memlock=-1`; or \
          CAP_IPC_LOCK"
     );
-    match drives.iter().any(|drive| drive.driver == Driver::VfioPci) {
-        true => Finding::fail(ID, evidence, remedy),
-        false => Finding::warn(ID, evidence, remedy),
+    if drives.iter().any(|drive| drive.driver == Driver::VfioPci) {
+        Finding::fail(ID, evidence, remedy)
+    } else {
+        Finding::warn(ID, evidence, remedy)
     }
 }
 

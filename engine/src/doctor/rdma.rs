@@ -152,13 +152,14 @@ fn driver(device: &Device) -> Finding {
 
 fn software(device: &Device) -> Finding {
     const ID: &str = "rdma.software";
-    match device.is_software() {
-        false => Finding::pass(ID, "hardware"),
-        true => Finding::warn(
+    if !device.is_software() {
+        Finding::pass(ID, "hardware")
+    } else {
+        Finding::warn(
             ID,
             format!("{}: functional, not fast", device.kind),
             "fine for trying and testing; for speed use TCP, or a network card with RDMA",
-        ),
+        )
     }
 }
 
@@ -254,9 +255,10 @@ fn gid_types(device: &Device, port: &Port) -> Finding {
 
 /// What depends on interface and address: each listener's, or each that has an RDMA device.
 pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
-    let selected: Vec<Selected> = match scope.listeners.is_empty() {
-        true => with_devices(system),
-        false => net::select_all(system, scope),
+    let selected: Vec<Selected> = if scope.listeners.is_empty() {
+        with_devices(system)
+    } else {
+        net::select_all(system, scope)
     };
     for selected in &selected {
         let subject = format!("{} {}", selected.netdev, selected.ip);
@@ -306,9 +308,10 @@ fn capable(scope: &Scope, outcome: Outcome) -> Finding {
         ),
         Err(reason) => {
             let evidence = format!("{}: {reason}: {}", reason.word(), reason.evidence());
-            match scope.rdma {
-                true => Finding::fail(ID, evidence, reason.remedy()),
-                false => Finding::warn(ID, evidence, reason.remedy()),
+            if scope.rdma {
+                Finding::fail(ID, evidence, reason.remedy())
+            } else {
+                Finding::warn(ID, evidence, reason.remedy())
             }
         }
     }

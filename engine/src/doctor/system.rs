@@ -152,11 +152,12 @@ impl Probe for RealProbe {
 
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String> {
         let output = run(program, arguments)?;
-        match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => Err(io::Error::other(
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        } else {
+            Err(io::Error::other(
                 String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            )),
+            ))
         }
     }
 

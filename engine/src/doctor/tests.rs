@@ -35,9 +35,10 @@ impl Probe for Told {
             .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
     }
     fn connect(&self, to: SocketAddr) -> io::Result<()> {
-        match self.open.contains(&to.port()) {
-            true => Ok(()),
-            false => Err(io::ErrorKind::ConnectionRefused.into()),
+        if self.open.contains(&to.port()) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::ConnectionRefused.into())
         }
     }
     fn output(&self, program: &str, _: &[&str]) -> io::Result<String> {

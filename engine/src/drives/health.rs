@@ -11,15 +11,17 @@ use crate::engine::Engine;
 pub fn tell(on: &Engine, name: &str, event: &Event) {
     match event {
         Event::Health(event) => {
-            let kind = match event.raised {
-                true => "nvme_health_warning",
-                false => "nvme_health_good",
+            let kind = if event.raised {
+                "nvme_health_warning"
+            } else {
+                "nvme_health_good"
             };
             let facts = json!({ "alert": event.alert.name() });
             let text = format!("{name}: {}", text(event));
-            match event.raised {
-                true => warn!("{text}"),
-                false => info!("{text}"),
+            if event.raised {
+                warn!("{text}")
+            } else {
+                info!("{text}")
             }
             on.notes.tell(kind, name.to_owned(), text, facts);
         }
@@ -48,9 +50,12 @@ pub fn tell(on: &Engine, name: &str, event: &Event) {
 }
 
 fn text(event: &HealthEvent) -> String {
-    let is = |raised: &str, good: &str| match event.raised {
-        true => raised.to_owned(),
-        false => good.to_owned(),
+    let is = |raised: &str, good: &str| {
+        if event.raised {
+            raised.to_owned()
+        } else {
+            good.to_owned()
+        }
     };
     match event.alert {
         HealthAlert::Temperature { celsius, threshold } => format!(

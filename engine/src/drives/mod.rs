@@ -353,16 +353,17 @@ impl Drive {
             if self.leaving.borrow().contains(&nsid) {
                 continue;
             }
-            let registered = match self.devices.borrow().len() < self.max_devices {
-                true => plane
+            let registered = if self.devices.borrow().len() < self.max_devices {
+                plane
                     .bdevs
                     .register(Arc::clone(&device) as Arc<dyn Bdev>)
                     .map(drop)
-                    .map_err(|error| error.to_string()),
-                false => Err(format!(
+                    .map_err(|error| error.to_string())
+            } else {
+                Err(format!(
                     "{} devices are all that were asked for",
                     self.max_devices
-                )),
+                ))
             };
             match registered {
                 Ok(()) => {

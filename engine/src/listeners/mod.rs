@@ -128,9 +128,10 @@ impl Listeners {
     /// RDMA that is required and cannot be had, and a machine that cannot be looked at.
     pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
         let declared = on.settings.listeners();
-        match declared.is_empty() {
-            true => Ok(()),
-            false => self.declare(on, declared).await,
+        if declared.is_empty() {
+            Ok(())
+        } else {
+            self.declare(on, declared).await
         }
     }
 
@@ -411,9 +412,10 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
         .remedy(remedy)
     });
     let problems: Vec<Problem> = unmatched.chain(in_vain).collect();
-    match problems.is_empty() {
-        true => Ok(()),
-        false => Err(ConfigError { problems }),
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(ConfigError { problems })
     }
 }
 
@@ -608,9 +610,10 @@ async fn follow(on: Rc<Engine>) {
     };
     loop {
         let listeners = &on.listeners;
-        let pause = match listeners.refused.borrow().is_empty() {
-            true => LOOK,
-            false => LOOK_AGAIN,
+        let pause = if listeners.refused.borrow().is_empty() {
+            LOOK
+        } else {
+            LOOK_AGAIN
         };
         let told = async {
             tokio::select! {

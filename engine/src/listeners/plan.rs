@@ -241,9 +241,10 @@ fn have(selector: &Selector, machine: &dyn Machine) -> String {
         _ => listed(interfaces.flat_map(|i| {
             let shown = i.addresses.iter().filter(|ip| !is_link_local(**ip));
             let addresses: Vec<_> = shown.map(|ip| (i.name.as_str(), Some(*ip))).collect();
-            match addresses.is_empty() {
-                true => vec![(i.name.as_str(), None)],
-                false => addresses,
+            if addresses.is_empty() {
+                vec![(i.name.as_str(), None)]
+            } else {
+                addresses
             }
         })),
     }

@@ -52,11 +52,11 @@ impl Method<Engine> for Run {
         let rdma = params.rdma || demand::wants_rdma(&on.settings);
         let transport = on.settings.rdma_transport();
         // As listeners have it: what is registered is not to be registered again.
-        let memory = match rdma {
-            true => on
-                .rdma
-                .memory_needed(&plane.arenas, plane.target.cores(), &transport),
-            false => 0,
+        let memory = if rdma {
+            on.rdma
+                .memory_needed(&plane.arenas, plane.target.cores(), &transport)
+        } else {
+            0
         };
         let pages = {
             let iobuf = on.options.borrow().iobuf.clone();
@@ -118,16 +118,15 @@ mod tests {
         let settings = &bench.engine.settings;
         let config = data_path(settings, &Default::default(), bench.engine.personality).unwrap();
         let whole = Demand::of(&config, None).unwrap().pages();
-        match text.contains("remedy") {
-            true => {
-                assert_eq!(of("mem.hugepages"), ["WARN"]);
-                let remedy = pages["remedy"].as_str().unwrap();
-                assert!(
-                    remedy.contains(&format!("reserve 2MiB {whole}`")),
-                    "{remedy}"
-                );
-            }
-            false => assert_eq!(of("mem.hugepages"), ["PASS"]),
+        if text.contains("remedy") {
+            assert_eq!(of("mem.hugepages"), ["WARN"]);
+            let remedy = pages["remedy"].as_str().unwrap();
+            assert!(
+                remedy.contains(&format!("reserve 2MiB {whole}`")),
+                "{remedy}"
+            );
+        } else {
+            assert_eq!(of("mem.hugepages"), ["PASS"])
         }
         assert!(report["failed"].as_u64() >= Some(1));
         bench.refused("doctor_run", json!({ "listener": [] }));

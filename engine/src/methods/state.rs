@@ -239,9 +239,10 @@ mod tests {
             let (engine, record) = (&bench.engine, bench.engine.journal.waiting().remove(0));
             let delete = engine.call("bdev_aio_delete", Some(&name));
             let (deleted, ()) = bench.run(async {
-                match at_once {
-                    true => tokio::join!(delete, engine.replay(&record)),
-                    false => (delete.await, engine.replay(&record).await),
+                if at_once {
+                    tokio::join!(delete, engine.replay(&record))
+                } else {
+                    (delete.await, engine.replay(&record).await)
                 }
             });
             deleted.unwrap();

@@ -190,9 +190,10 @@ impl Counted {
     fn report(&self, seconds: f64) -> Direction {
         let h = &self.latency;
         let at = |quantile| h.value_at_quantile(quantile);
-        let latency_ns = match h.is_empty() {
-            true => Latency::default(),
-            false => Latency {
+        let latency_ns = if h.is_empty() {
+            Latency::default()
+        } else {
+            Latency {
                 min: h.min(),
                 mean: h.mean(),
                 p50: at(0.5),
@@ -201,7 +202,7 @@ impl Counted {
                 p99_9: at(0.999),
                 p99_99: at(0.9999),
                 max: h.max(),
-            },
+            }
         };
         Direction {
             ios: self.ios,
@@ -337,9 +338,10 @@ fn describe(status: Status) -> String {
     match status {
         Status::Nvme { sct, sc, dnr } => {
             let code = nacre_nvmf_wire::StatusCode::new(sct, sc);
-            match dnr {
-                true => code.with_dnr().to_string(),
-                false => code.to_string(),
+            if dnr {
+                code.with_dnr().to_string()
+            } else {
+                code.to_string()
             }
         }
         other => Status::KIND_NAMES[other.kind()].replace('_', " "),

@@ -266,9 +266,10 @@ impl<S: Stage> Plan<'_, S> {
         let unit = job.unit_blocks(self.namespace.block_size);
         mine.into_iter()
             .map(|lane| {
-                let area = match job.is_split() {
-                    true => self.area.part(lane, job.queues.into(), unit),
-                    false => self.area,
+                let area = if job.is_split() {
+                    self.area.part(lane, job.queues.into(), unit)
+                } else {
+                    self.area
                 };
                 let queue = self.stage.open(lane as u16, &pool, clock.now())?;
                 Ok(Lane::new(

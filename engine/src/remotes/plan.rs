@@ -239,9 +239,10 @@ impl Plan {
                 let mut choice = PathOptions::new(TransportType::Rdma, other);
                 choice.connection_retries = replication.connection_retries;
                 choice.retry_delay = Duration::from_millis(replication.retry_delay_ms);
-                choice.reprobe = match wanted.failback {
-                    true => Duration::from_secs(replication.rdma_reprobe_s),
-                    false => Duration::ZERO,
+                choice.reprobe = if wanted.failback {
+                    Duration::from_secs(replication.rdma_reprobe_s)
+                } else {
+                    Duration::ZERO
                 };
                 choice.reprobe_max = choice.reprobe * 10;
                 choice.unusable = no_way;

@@ -24,9 +24,10 @@ pub fn trust(socket: &Path) -> Result<()> {
     let Some(above) = folder.parent() else {
         return Ok(());
     };
-    let above = match above.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => above,
+    let above = if above.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        above
     };
     let open = std::fs::metadata(above)?.mode() & 0o002 != 0;
     let us = rustix::process::geteuid().as_raw();

@@ -232,9 +232,10 @@ fn refusal(place: &[Segment], error: &ValueError) -> RpcError {
         other => other.to_string(),
     };
     let refusal = RpcError::invalid_params(cause);
-    let refusal = match field.is_empty() {
-        true => refusal,
-        false => refusal.field(field),
+    let refusal = if field.is_empty() {
+        refusal
+    } else {
+        refusal.field(field)
     };
     let known = || match error {
         ValueError::Unknown { known: [], .. } => None,

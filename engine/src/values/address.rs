@@ -74,9 +74,10 @@ impl<'a> Written<'a> {
             Some(_) => return Err(refused()),
             None => host,
         };
-        let good = match name.contains(':') {
-            true => name.chars().all(|c| named(c) || ":%".contains(c)),
-            false => name.chars().all(named),
+        let good = if name.contains(':') {
+            name.chars().all(|c| named(c) || ":%".contains(c))
+        } else {
+            name.chars().all(named)
         };
         if host.is_empty() || !good {
             return Err(refused());
@@ -93,12 +94,13 @@ impl<'a> Written<'a> {
     /// As [`Written::parse`], of text that has nothing behind the port.
     pub fn bare(text: &'a str, form: &'static str) -> Result<Written<'a>, AddressError> {
         let written = Written::parse(text, form)?;
-        match written.path.is_empty() && written.query.is_none() {
-            true => Ok(written),
-            false => Err(AddressError::Form {
+        if written.path.is_empty() && written.query.is_none() {
+            Ok(written)
+        } else {
+            Err(AddressError::Form {
                 text: text.to_owned(),
                 form,
-            }),
+            })
         }
     }
 

@@ -69,11 +69,12 @@ fn scale(unit: &str) -> Option<u128> {
 
 /// Whether devices can have blocks of so many bytes.
 pub fn check_block(block_size: u64) -> Result<(), String> {
-    match block_size.is_power_of_two() && (512..=65_536).contains(&block_size) {
-        true => Ok(()),
-        false => Err(format!(
+    if block_size.is_power_of_two() && (512..=65_536).contains(&block_size) {
+        Ok(())
+    } else {
+        Err(format!(
             "{block_size} bytes are not a block: a power of two from 512 to 65536 is, such as 512 or 4096"
-        )),
+        ))
     }
 }
 

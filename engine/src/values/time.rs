@@ -13,9 +13,10 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| refusal(text))?,
         Err(_) => humantime::parse_duration(trimmed).map_err(|_| refusal(text))?,
     };
-    match time > LONGEST {
-        true => Err(too_long(text)),
-        false => Ok(time),
+    if time > LONGEST {
+        Err(too_long(text))
+    } else {
+        Ok(time)
     }
 }
 
@@ -25,9 +26,10 @@ fn too_long(text: &str) -> String {
 
 /// Refuses a number of units, of so many nanoseconds each, that is longer than [`LONGEST`].
 pub fn bounded(number: u64, nanoseconds: u64) -> Result<u64, String> {
-    match u128::from(number) * u128::from(nanoseconds) > LONGEST.as_nanos() {
-        true => Err(too_long(&number.to_string())),
-        false => Ok(number),
+    if u128::from(number) * u128::from(nanoseconds) > LONGEST.as_nanos() {
+        Err(too_long(&number.to_string()))
+    } else {
+        Ok(number)
     }
 }
 

@@ -114,9 +114,10 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
     loop {
         let again = volumes.again.notified();
         let mut attempt = pin!(try_open(&on, id));
-        let early = match first {
-            true => tokio::time::timeout(FIRST, &mut attempt).await.ok(),
-            false => None,
+        let early = if first {
+            tokio::time::timeout(FIRST, &mut attempt).await.ok()
+        } else {
+            None
         };
         if early.is_none() && std::mem::take(&mut first) {
             frozen::show(&on, id).await;
@@ -231,9 +232,10 @@ async fn open_once(on: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError>
         control::open_prepared(&core, pool, store, members, observer, holder, &prepared).await
     })
     .await?;
-    let registered = match on.volumes.closing.get() {
-        true => Err(gone()),
-        false => frozen::settle(on, &plane, id, &is, &handle).await,
+    let registered = if on.volumes.closing.get() {
+        Err(gone())
+    } else {
+        frozen::settle(on, &plane, id, &is, &handle).await
     };
     match registered {
         Ok(bdev) => Ok(Rc::new(Opened {
@@ -488,10 +490,10 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
     volumes.set_going(id, false);
     drop(_alone);
     if let Err(refused) = deleted {
-        match was_open {
-            true => drop(tokio::task::spawn_local(keep_opening(Rc::clone(on), id))),
-            // Somebody tries already.
-            false => volumes.again.notify_waiters(),
+        if was_open {
+            drop(tokio::task::spawn_local(keep_opening(Rc::clone(on), id)))
+        } else {
+            volumes.again.notify_waiters()
         }
         return Err(refused);
     }

@@ -330,9 +330,10 @@ fn counters_are_shown_once_and_as_rates() {
             "num_unmap_ops": 3, "io_error": { "failed": 2 },
         });
         let mut answer = json!({ "tick_rate": 1_000_000_000, "ticks": round * 500_000_000 });
-        match params["per_channel"] == true {
-            true => answer["channels"] = json!([counters]),
-            false => answer["bdevs"] = json!([counters]),
+        if params["per_channel"] == true {
+            answer["channels"] = json!([counters])
+        } else {
+            answer["bdevs"] = json!([counters])
         }
         Ok(answer)
     });

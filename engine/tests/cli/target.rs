@@ -34,12 +34,15 @@ fn daemon() -> Fake {
         })),
         "nvmf_subsystem_add_ns" => Ok(json!(1)),
         "nvmf_get_transports" => Ok(json!([{ "trtype": "TCP" }])),
-        "nvmf_subsystem_get_listeners" => match params["nqn"] == NQN {
-            true => Ok(
-                json!([{ "address": address("4420"), "ana_states": [{ "ana_group": 1, "ana_state": "optimized" }] }]),
-            ),
-            false => Ok(json!([])),
-        },
+        "nvmf_subsystem_get_listeners" => {
+            if params["nqn"] == NQN {
+                Ok(
+                    json!([{ "address": address("4420"), "ana_states": [{ "ana_group": 1, "ana_state": "optimized" }] }]),
+                )
+            } else {
+                Ok(json!([]))
+            }
+        }
         "nvmf_get_listeners" => Ok(json!({
             "listeners": [
                 { "listener": "data", "iface": "lo", "address": address("4420"), "wanted": "listen", "actual": "listening", "subsystems": [NQN] },

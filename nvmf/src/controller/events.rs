@@ -117,9 +117,10 @@ impl Events {
     /// `None`: it asks for events that this controller does not have.
     pub fn configure(&mut self, dword: u32) -> Option<()> {
         let wanted = AsyncEvents::from_bits(dword)?;
-        let smart = match self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
-            true => AsyncEvents::empty(),
-            false => SMART,
+        let smart = if self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
+            AsyncEvents::empty()
+        } else {
+            SMART
         };
         if !(self.optional | smart).contains(wanted) {
             return None;

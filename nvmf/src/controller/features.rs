@@ -207,9 +207,10 @@ impl Controller {
                 if threshold.sensor != 0 {
                     return Err(INVALID);
                 }
-                u32::from(match threshold.under {
-                    true => features.under_temperature,
-                    false => features.over_temperature,
+                u32::from(if threshold.under {
+                    features.under_temperature
+                } else {
+                    features.over_temperature
                 })
             }
             fid::ERROR_RECOVERY => ErrorRecovery {

@@ -183,10 +183,10 @@ impl Controller {
             .listener_limits(self.caps.kind, self.association.listener);
         id.kas = U16::new(limits.keep_alive_granularity.max(1));
         id.maxcmd = U16::new(limits.max_io_entries);
-        id.subnqn = match self.is_discovery() {
-            // However the host has called it: this is how hosts learn the unique name.
-            true => self.target.discovery_nqn().to_field(),
-            false => subsystem.nqn().to_field(),
+        id.subnqn = if self.is_discovery() {
+            self.target.discovery_nqn().to_field()
+        } else {
+            subsystem.nqn().to_field()
         };
         id.sgls = U32::new(self.sgls().bits());
         id.set_in_capsule_bytes(self.caps.in_capsule_bytes);

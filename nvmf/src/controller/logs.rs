@@ -196,9 +196,10 @@ impl Controller {
 
     /// Reading the list empties it, unless the host retains the event.
     fn changed_namespace_list(&self, retain: bool) -> Vec<u8> {
-        let changed = match retain {
-            true => self.association.changed_namespaces(),
-            false => self.association.take_changed_namespaces(),
+        let changed = if retain {
+            self.association.changed_namespaces()
+        } else {
+            self.association.take_changed_namespaces()
         };
         let mut page = vec![0; changed_namespaces::SIZE];
         if changed.len() > MAX_CHANGED_NAMESPACES {
@@ -264,9 +265,10 @@ impl Controller {
         let mut page = vec![0; FEATURES_PAGE_BYTES];
         for (fid, _) in features::known(self.association.subsystem.kind) {
             let at = usize::from(*fid) * 4;
-            let scope = match features::is_namespace_specific(*fid) {
-                true => FEATURE_NAMESPACE_SCOPE,
-                false => FEATURE_CONTROLLER_SCOPE,
+            let scope = if features::is_namespace_specific(*fid) {
+                FEATURE_NAMESPACE_SCOPE
+            } else {
+                FEATURE_CONTROLLER_SCOPE
             };
             let effects = FEATURE_SUPPORTED | scope;
             page[at..at + 4].copy_from_slice(&effects.to_le_bytes());

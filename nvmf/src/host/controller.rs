@@ -471,13 +471,14 @@ impl Controller {
             KEEP_ALIVE => {
                 self.keep_alive_out = false;
                 self.answered = self.keep_alive_sent;
-                match status.is_success() {
-                    true => Ok(()),
-                    false => Err(HostError::Refused {
+                if status.is_success() {
+                    Ok(())
+                } else {
+                    Err(HostError::Refused {
                         step: "keep alive",
                         status,
                         fabrics: false,
-                    }),
+                    })
                 }
             }
             EVENT => {
@@ -532,9 +533,10 @@ impl Controller {
             },
             Step::IdentifyController => {
                 self.take_identify(data)?;
-                match self.is_discovery() {
-                    true => Step::ConfigureEvents,
-                    false => Step::IdentifyNvm,
+                if self.is_discovery() {
+                    Step::ConfigureEvents
+                } else {
+                    Step::IdentifyNvm
                 }
             }
             Step::IdentifyNvm => {
@@ -635,9 +637,10 @@ impl Controller {
 
     /// A discovery controller has no namespaces.
     fn after_events(&mut self) -> Step {
-        match self.is_discovery() {
-            true => Step::Idle,
-            false => self.start_listing(),
+        if self.is_discovery() {
+            Step::Idle
+        } else {
+            self.start_listing()
         }
     }
 

@@ -595,9 +595,12 @@ impl Queue for IoQueue {
         if let Some(mut queue) = self.queue.take() {
             // One at most: only a queue that is connected sends anything else.
             let mut own = None;
-            queue.poll(now, |one| match one.token >= RESERVE {
-                true => own = Some(one),
-                false => self.finished(one, done),
+            queue.poll(now, |one| {
+                if one.token >= RESERVE {
+                    own = Some(one)
+                } else {
+                    self.finished(one, done)
+                }
             });
             let closed = queue.closed().cloned();
             self.queue = Some(queue);

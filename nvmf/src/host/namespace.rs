@@ -126,9 +126,10 @@ impl NamespaceInfo {
 /// atomic boundary, as no write across it is atomic.
 fn atomic_blocks(identify: &IdentifyNamespace) -> u32 {
     let own = Nsfeat::from_bits_retain(identify.nsfeat).contains(Nsfeat::ATOMICITY);
-    match own && identify.nabspf.get() == 0 {
-        true => u32::from(identify.nawupf.get()) + 1,
-        false => 1,
+    if own && identify.nabspf.get() == 0 {
+        u32::from(identify.nawupf.get()) + 1
+    } else {
+        1
     }
 }
 

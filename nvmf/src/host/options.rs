@@ -156,9 +156,10 @@ pub enum HostError {
 }
 
 fn shown(status: StatusCode, fabrics: bool) -> String {
-    match fabrics {
-        true => status.of_fabrics().to_string(),
-        false => status.to_string(),
+    if fabrics {
+        status.of_fabrics().to_string()
+    } else {
+        status.to_string()
     }
 }
 

@@ -210,9 +210,10 @@ impl Paths {
             return Some(Duration::ZERO);
         }
         let retries = self.options.connection_retries;
-        let used_up = match self.on_fallback {
-            false => retries > 0 && self.failures >= retries,
-            true => self.failures >= retries.max(1),
+        let used_up = if !self.on_fallback {
+            retries > 0 && self.failures >= retries
+        } else {
+            self.failures >= retries.max(1)
         };
         if !for_good && !used_up {
             return Some(self.options.retry_delay);

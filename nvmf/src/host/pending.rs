@@ -112,9 +112,10 @@ impl Pending {
     /// The buffer of a read, back from the transport.
     #[inline]
     pub fn returned(&mut self, buf: Buf) {
-        match self.io.data.is_empty() {
-            true => self.io.data.push(buf),
-            false => self.own = Some(buf),
+        if self.io.data.is_empty() {
+            self.io.data.push(buf)
+        } else {
+            self.own = Some(buf)
         }
     }
 

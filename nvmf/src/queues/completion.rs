@@ -148,10 +148,7 @@ impl QueuePair {
             status,
             lba,
             // Of a fabrics command these bytes are its type.
-            nsid: match sqe.is_fabrics() {
-                true => 0,
-                false => sqe.nsid(),
-            },
+            nsid: if sqe.is_fabrics() { 0 } else { sqe.nsid() },
             opcode: sqe.opcode,
         });
     }

@@ -271,9 +271,10 @@ impl Devices {
         let Some(device) = &mut self.slots[slot] else {
             return 0;
         };
-        match std::mem::take(&mut device.used) || !device.queue.is_settled() {
-            true => device.queue.poll(now, done),
-            false => 0,
+        if std::mem::take(&mut device.used) || !device.queue.is_settled() {
+            device.queue.poll(now, done)
+        } else {
+            0
         }
     }
 
@@ -332,9 +333,10 @@ impl Devices {
     }
 
     pub fn arm(&mut self, now: Nanos) -> Idle {
-        let mut idle = match self.attend() {
-            true => Idle::Busy,
-            false => Idle::Quiet,
+        let mut idle = if self.attend() {
+            Idle::Busy
+        } else {
+            Idle::Quiet
         };
         for device in self.slots.iter_mut().flatten() {
             idle = idle.and(device.queue.arm(now));

@@ -348,9 +348,10 @@ impl Group {
             self.queue(q).requests[index].step = Step::Buffer;
             let waiting = self.name_of(q, index);
             let queues = &self.queues;
-            let list = match is_io {
-                true => &mut self.starved,
-                false => &mut self.starved_admin,
+            let list = if is_io {
+                &mut self.starved
+            } else {
+                &mut self.starved_admin
             };
             make_room(list, |known| waits_for_buffer(queues, known));
             list.push_back(waiting);

@@ -381,9 +381,10 @@ impl Group {
         // The half that is to blame says why: the Compare, if it may not even read.
         let reads = reservation.is_none_or(|r| self.queue(q).may(nsid, &r, Rights::Read));
         let failed = StatusCode::ABORTED_FAILED_FUSED;
-        let (one, two) = match reads {
-            true => (failed, CONFLICT),
-            false => (CONFLICT, failed),
+        let (one, two) = if reads {
+            (failed, CONFLICT)
+        } else {
+            (CONFLICT, failed)
         };
         self.end_pair(q, (first, one), (index, two), now);
     }

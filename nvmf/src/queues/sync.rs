@@ -101,10 +101,7 @@ impl Group {
         };
         let cid = sqe.cid();
         let to_host = op == Op::Read && status.is_success();
-        let data = match to_host {
-            true => io.data,
-            false => Extents::new(),
-        };
+        let data = if to_host { io.data } else { Extents::new() };
         if let Some(cqe) = qp.conclude(sqe, done, Cqe::new(cid, status), now) {
             let response = Response {
                 tag: ReqTag { cid, index: 0 },

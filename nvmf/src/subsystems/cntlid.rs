@@ -107,9 +107,10 @@ impl SubsystemConfig {
     }
 
     fn after(&self, last: u16) -> u16 {
-        match (self.min_cntlid..self.max_cntlid).contains(&last) {
-            true => last + 1,
-            false => self.min_cntlid,
+        if (self.min_cntlid..self.max_cntlid).contains(&last) {
+            last + 1
+        } else {
+            self.min_cntlid
         }
     }
 

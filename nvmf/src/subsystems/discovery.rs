@@ -169,13 +169,15 @@ fn entry(
 
 fn referral(referral: &Referral) -> Option<Record> {
     let record = DiscoveryRecord {
-        subtype: match referral.discovery || referral.subnqn.is_discovery() {
-            true => subtype::REFERRAL,
-            false => subtype::NVM,
+        subtype: if referral.discovery || referral.subnqn.is_discovery() {
+            subtype::REFERRAL
+        } else {
+            subtype::NVM
         },
-        treq: match referral.secure_channel {
-            true => treq::SECURE_CHANNEL_REQUIRED,
-            false => treq::SECURE_CHANNEL_NOT_SPECIFIED,
+        treq: if referral.secure_channel {
+            treq::SECURE_CHANNEL_REQUIRED
+        } else {
+            treq::SECURE_CHANNEL_NOT_SPECIFIED
         },
         ..described(referral.transport, &referral.address, &referral.subnqn)
     };
@@ -341,9 +343,10 @@ impl Record {
     fn entry(&self) -> DiscoveryEntry {
         let mut entry = DiscoveryEntry::new(&self.record).expect("checked when it was made");
         match self.record.trtype {
-            trtype::TCP => entry.set_tcp_subtype(match self.secure_channel {
-                true => sectype::TLS13,
-                false => sectype::NONE,
+            trtype::TCP => entry.set_tcp_subtype(if self.secure_channel {
+                sectype::TLS13
+            } else {
+                sectype::NONE
             }),
             trtype::RDMA => entry.set_rdma_subtype(RdmaSubtype {
                 qptype: RdmaSubtype::QPTYPE_CONNECTED,

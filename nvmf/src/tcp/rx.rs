@@ -256,10 +256,9 @@ impl Rx {
             return true;
         }
         let small = self.urgent && self.buffer.is_none();
-        let leased = buffers.lease().or_else(|| match small {
-            true => buffers.lease_small(),
-            false => None,
-        });
+        let leased = buffers
+            .lease()
+            .or_else(|| if small { buffers.lease_small() } else { None });
         let Some(mut buffer) = leased else {
             return false;
         };

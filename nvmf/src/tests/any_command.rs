@@ -79,10 +79,7 @@ proptest! {
         seed in any::<[u8; 7]>(),
     ) {
         let mut rig = Rig::with_malloc();
-        let conn = match discovery {
-            true => rig.discovery(HOSTNQN),
-            false => rig.admin().0,
-        };
+        let conn = if discovery { rig.discovery(HOSTNQN) } else { rig.admin().0 };
         for sqe in commands {
             // Held for as long as nothing happens: the events tests see to those.
             if sqe.opcode != admin::ASYNC_EVENT_REQUEST {

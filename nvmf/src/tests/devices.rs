@@ -148,9 +148,10 @@ fn disconnect_waits_for_the_devices() {
         }
         (0..3).for_each(|_| rig.turn());
         let answers = rig.statuses();
-        match closing {
-            true => assert_eq!(answers, []),
-            false => assert_eq!(answers, [(2, StatusCode::SUCCESS)]),
+        if closing {
+            assert_eq!(answers, [])
+        } else {
+            assert_eq!(answers, [(2, StatusCode::SUCCESS)])
         }
         assert_eq!(rig.group.queue_pairs(), 1);
     }

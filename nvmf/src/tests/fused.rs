@@ -72,15 +72,19 @@ fn a_damaged_half_ends_both() {
         let mut fetches: Vec<_> = rig.wire.borrow_mut().fetches.drain(..).collect();
         fetches.sort_by_key(|(_, tag, _)| (tag.cid == damaged) != arrives_first);
         for (conn, tag, data) in fetches {
-            rig.event(match tag.cid == damaged {
-                true => Event::FetchDamaged { conn, tag },
-                false => Event::Fetched { conn, tag, data },
+            rig.event(if tag.cid == damaged {
+                Event::FetchDamaged { conn, tag }
+            } else {
+                Event::Fetched { conn, tag, data }
             });
             rig.turn();
         }
-        let of = |cid| match cid == damaged {
-            true => (cid, StatusCode::TRANSIENT_TRANSPORT_ERROR),
-            false => (cid, StatusCode::ABORTED_FAILED_FUSED),
+        let of = |cid| {
+            if cid == damaged {
+                (cid, StatusCode::TRANSIENT_TRANSPORT_ERROR)
+            } else {
+                (cid, StatusCode::ABORTED_FAILED_FUSED)
+            }
         };
         assert_eq!(statuses(&mut rig), [of(COMPARE), of(WRITE)]);
         assert_works(&mut rig, io);

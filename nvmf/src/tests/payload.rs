@@ -61,9 +61,10 @@ impl Rig {
         let response = self.call(conn, sqe.with_sgl(Sgl::Transport { length }), &[]);
         let status = response.cqe.status();
         let bytes: usize = response.data.iter().map(|part| part.len()).sum();
-        match status.is_success() {
-            true => Ok(bytes as u32),
-            false => Err(status),
+        if status.is_success() {
+            Ok(bytes as u32)
+        } else {
+            Err(status)
         }
     }
 }

@@ -122,24 +122,22 @@ fn change(model: &Model, listeners: &[String], rng: &mut Rng) -> (&'static str, 
                 let (ip, port) = address.rsplit_once(':').unwrap();
                 let listen_address = json!({ "trtype": "TCP", "traddr": ip, "trsvcid": port });
                 let params = json!({ "nqn": nqn, "listen_address": listen_address });
-                let method = match made.listeners.remove(address) {
-                    true => "nvmf_subsystem_remove_listener",
-                    false => {
-                        made.listeners.insert(address.clone());
-                        "nvmf_subsystem_add_listener"
-                    }
+                let method = if made.listeners.remove(address) {
+                    "nvmf_subsystem_remove_listener"
+                } else {
+                    made.listeners.insert(address.clone());
+                    "nvmf_subsystem_add_listener"
                 };
                 return (method, params, next);
             }
             _ => {
                 let host = format!("nqn.2025-01.io.nacre:host-{}", rng.below(2));
                 let params = json!({ "nqn": nqn, "host": host });
-                let method = match made.hosts.remove(&host) {
-                    true => "nvmf_subsystem_remove_host",
-                    false => {
-                        made.hosts.insert(host);
-                        "nvmf_subsystem_add_host"
-                    }
+                let method = if made.hosts.remove(&host) {
+                    "nvmf_subsystem_remove_host"
+                } else {
+                    made.hosts.insert(host);
+                    "nvmf_subsystem_add_host"
                 };
                 return (method, params, next);
             }

@@ -91,10 +91,7 @@ fn a_replica_that_lost_its_end_between_starts() {
     for (killed, rescanned) in [(false, false), (true, false), (false, true)] {
         let place = Place::new();
         let (daemon, address) = serve(&place);
-        let end = |daemon: Daemon| match killed {
-            true => daemon.kill(),
-            false => daemon.stop(),
-        };
+        let end = |daemon: Daemon| if killed { daemon.kill() } else { daemon.stop() };
         end(daemon);
         set_len(&place, "b.img", LEFT);
         let mut daemon = place.start();
@@ -105,16 +102,13 @@ fn a_replica_that_lost_its_end_between_starts() {
             .to_owned();
         assert!(why.contains(&format!("{LEFT} bytes")), "{why}");
         read_all(address, "without it");
-        match rescanned {
-            true => {
-                set_len(&place, "b.img", SIZE);
-                daemon.call("bdev_uring_rescan", json!({ "name": "b" }));
-            }
-            false => {
-                end(daemon);
-                set_len(&place, "b.img", SIZE);
-                daemon = place.start();
-            }
+        if rescanned {
+            set_len(&place, "b.img", SIZE);
+            daemon.call("bdev_uring_rescan", json!({ "name": "b" }));
+        } else {
+            end(daemon);
+            set_len(&place, "b.img", SIZE);
+            daemon = place.start();
         }
         whole_again(&mut daemon, address, &format!("{killed} {rescanned}"));
         daemon.stop();

@@ -286,9 +286,10 @@ fn an_old_copy_is_never_read() {
     load.drain();
     for kill in [false, true] {
         daemon = load.run_during(|| {
-            match kill {
-                true => daemon.kill(),
-                false => daemon.stop(),
+            if kill {
+                daemon.kill()
+            } else {
+                daemon.stop()
             }
             std::fs::copy(place.path("old.img"), file(&place, "b")).expect("room");
             place.start()
@@ -405,9 +406,10 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
         for name in MEMBERS {
             let (here, away) = (file(&place, name), place.path(&format!("{name}.away")));
             // A file that is missing would be made.
-            let moved = match hidden {
-                true => std::fs::rename(&here, &away).and_then(|()| std::fs::create_dir(&here)),
-                false => std::fs::remove_dir(&here).and_then(|()| std::fs::rename(&away, &here)),
+            let moved = if hidden {
+                std::fs::rename(&here, &away).and_then(|()| std::fs::create_dir(&here))
+            } else {
+                std::fs::remove_dir(&here).and_then(|()| std::fs::rename(&away, &here))
             };
             moved.expect("in one directory");
         }

@@ -143,9 +143,12 @@ fn a_proper_one_is_live() {
 
 #[test]
 fn identifiers() {
-    let complaint_of_connect = complaint(|sqe| match sqe.is_fabrics() {
-        true => Some((Cqe::success(0).with_result(0xffff), Vec::new())),
-        false => proper(sqe),
+    let complaint_of_connect = complaint(|sqe| {
+        if sqe.is_fabrics() {
+            Some((Cqe::success(0).with_result(0xffff), Vec::new()))
+        } else {
+            proper(sqe)
+        }
     });
     assert!(
         complaint_of_connect.contains("0xffff"),
@@ -323,14 +326,20 @@ fn controllers_that_never_shut_down() {
 
 #[test]
 fn controllers_that_fail_or_never_get_ready() {
-    let fatal = complaint(|sqe| match sqe.is_fabrics() && sqe.cdw11.get() == 0x1c {
-        true => Some((Cqe::success(0).with_result(2), Vec::new())),
-        false => proper(sqe),
+    let fatal = complaint(|sqe| {
+        if sqe.is_fabrics() && sqe.cdw11.get() == 0x1c {
+            Some((Cqe::success(0).with_result(2), Vec::new()))
+        } else {
+            proper(sqe)
+        }
     });
     assert!(fatal.contains("CSTS.CFS"), "{fatal}");
-    let never = complaint(|sqe| match sqe.is_fabrics() && sqe.cdw11.get() == 0x1c {
-        true => Some((Cqe::success(0), Vec::new())),
-        false => proper(sqe),
+    let never = complaint(|sqe| {
+        if sqe.is_fabrics() && sqe.cdw11.get() == 0x1c {
+            Some((Cqe::success(0), Vec::new()))
+        } else {
+            proper(sqe)
+        }
     });
     assert!(never.contains("CSTS.RDY"), "{never}");
     let silent = complaint(|_| None);

@@ -215,9 +215,10 @@ fn serve(
                 link.end(Closed::Peer, why, false);
                 continue;
             }
-            let into = match conn.is_io {
-                true => pools.io.acquire(length as usize),
-                false => pools.for_admin(length as usize),
+            let into = if conn.is_io {
+                pools.io.acquire(length as usize)
+            } else {
+                pools.for_admin(length as usize)
             };
             let Some(mut into) = into else {
                 return Served::Again;

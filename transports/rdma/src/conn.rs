@@ -231,9 +231,10 @@ impl Conn {
     }
 
     fn try_respond(&mut self, response: Response, stats: &Stats) -> Option<Response> {
-        match self.responses.is_empty() {
-            true => self.start(response, stats),
-            false => Some(response),
+        if self.responses.is_empty() {
+            self.start(response, stats)
+        } else {
+            Some(response)
         }
     }
 

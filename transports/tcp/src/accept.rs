@@ -158,9 +158,10 @@ impl Shared {
 
     /// The events to wait for on a listening socket.
     pub fn interest(&self) -> Interest {
-        match self.held.load(Ordering::Acquire) {
-            true => Interest::empty(),
-            false => Interest::READ,
+        if self.held.load(Ordering::Acquire) {
+            Interest::empty()
+        } else {
+            Interest::READ
         }
     }
 

@@ -201,18 +201,20 @@ impl Spdk {
     fn find(folder: &Path) -> Result<Spdk> {
         let program = |name: &str| {
             let path = folder.join("build/bin").join(name);
-            match path.is_file() {
-                true => Ok(path),
-                false => bail!(
+            if path.is_file() {
+                Ok(path)
+            } else {
+                bail!(
                     "{} is missing: --peer takes the folder of an SPDK build",
                     path.display()
-                ),
+                )
             }
         };
         let free = free_hugepages_mib();
-        let memory: &[&str] = match free >= 2 * HUGE_MIB {
-            true => &["-s", "1024"],
-            false => &["--no-huge", "-s", "1024"],
+        let memory: &[&str] = if free >= 2 * HUGE_MIB {
+            &["-s", "1024"]
+        } else {
+            &["--no-huge", "-s", "1024"]
         };
         println!("huge pages: {free} MiB free, so SPDK starts with {memory:?}");
         Ok(Spdk {

@@ -132,12 +132,11 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             bare_spread.rounds.push((bare, bare_one));
         }
     }
-    let idle_is_quiet = match wanted("idle") {
-        true => {
-            let idle_hosts = build(root, "nacre-benches", "idle-hosts")?;
-            idle::measure(&idle_hosts, target.pid(), &format!("{ADDRESS}:{PORT}"), NQN)?
-        }
-        false => true,
+    let idle_is_quiet = if wanted("idle") {
+        let idle_hosts = build(root, "nacre-benches", "idle-hosts")?;
+        idle::measure(&idle_hosts, target.pid(), &format!("{ADDRESS}:{PORT}"), NQN)?
+    } else {
+        true
     };
     target.stop()?;
     if wanted("instructions") {

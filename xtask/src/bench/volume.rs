@@ -91,9 +91,10 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             let (mut bare, mut ours) = (0.0, 0.0);
             for at in 0..2 * LOADS {
                 let volume = matches!(at % 4, 1 | 2);
-                let (bdev, sum) = match volume {
-                    true => (case.volume, &mut ours),
-                    false => ("m", &mut bare),
+                let (bdev, sum) = if volume {
+                    (case.volume, &mut ours)
+                } else {
+                    ("m", &mut bare)
                 };
                 *sum += load(&target, bdev, case.rw, options.seconds / 2.0)? / LOADS as f64;
             }
@@ -101,9 +102,10 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
         }
     }
     let waits = log_waits(&target)? - before;
-    let resync = match wanted("resync") {
-        true => Some(resync(&target, options.rounds)?),
-        false => None,
+    let resync = if wanted("resync") {
+        Some(resync(&target, options.rounds)?)
+    } else {
+        None
     };
     target.stop()?;
 

@@ -57,9 +57,10 @@ pub fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
 fn options(out: &Path, accelerated: bool, media: Media) -> String {
     let at = |name: &str| out.join(name).display().to_string();
     // With hardware virtualisation remapped interrupts need half of the controller in QEMU.
-    let machine = match accelerated {
-        true => "q35,kernel-irqchip=split",
-        false => "q35",
+    let machine = if accelerated {
+        "q35,kernel-irqchip=split"
+    } else {
+        "q35"
     };
     let mut options = vec![
         format!("-machine {machine}"),

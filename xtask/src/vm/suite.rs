@@ -94,18 +94,20 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         Target::Nvmet => PathBuf::from("/nonexistent"),
     };
     let needed = |name: &str| cases.iter().any(|case| case.ends_with(name));
-    let pingpong = match needed("rdma-verbs") {
-        true => example(root, "nacre-rdma-verbs", "pingpong", false)?,
-        false => PathBuf::from("/nonexistent"),
+    let pingpong = if needed("rdma-verbs") {
+        example(root, "nacre-rdma-verbs", "pingpong", false)?
+    } else {
+        PathBuf::from("/nonexistent")
     };
-    let probe = match needed("vfio") {
-        true => example(root, "nacre-bdev-nvme-vfio", "probe", false)?,
-        false => PathBuf::from("/nonexistent"),
+    let probe = if needed("vfio") {
+        example(root, "nacre-bdev-nvme-vfio", "probe", false)?
+    } else {
+        PathBuf::from("/nonexistent")
     };
-    let conformance = match needed("conformance") {
-        // It compares many bytes.
-        true => example(root, "nacre-bdev-nvme-vfio", "conformance", true)?,
-        false => PathBuf::from("/nonexistent"),
+    let conformance = if needed("conformance") {
+        example(root, "nacre-bdev-nvme-vfio", "conformance", true)?
+    } else {
+        PathBuf::from("/nonexistent")
     };
     let programs = Programs {
         nacre,
@@ -228,9 +230,10 @@ impl Suite<'_> {
         // Where nothing waits any more others were faster.
         let idle = outcome.ran == 0 && outcome.died_in.is_none();
         let left = !work.queue.waiting(boot.hardware).is_empty();
-        work.in_vain = match idle {
-            true => work.in_vain + u32::from(left),
-            false => 0,
+        work.in_vain = if idle {
+            work.in_vain + u32::from(left)
+        } else {
+            0
         };
         if let Some(name) = outcome.died_in {
             let last_words = std::fs::read(out.join("kernel")).unwrap_or_default();
@@ -263,9 +266,10 @@ impl Suite<'_> {
         std::fs::write(out.join("cases"), boot.cases.join("\n") + "\n")
             .context("writing the list of tests")?;
         // Emulated, a turn that finds nothing takes what the other guests need.
-        let patience = match self.vm.is_emulated() {
-            true => "NACRE_REACTOR_BUSY_POLL_US=0 ",
-            false => "",
+        let patience = if self.vm.is_emulated() {
+            "NACRE_REACTOR_BUSY_POLL_US=0 "
+        } else {
+            ""
         };
         let line = format!(
             "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} bash {} {}",

@@ -53,10 +53,7 @@ impl Work {
     /// What to boot next. Tests that need drives first, as they take longest.
     pub(super) fn next(&mut self) -> Option<Boot> {
         let wanted = |hardware| self.queue.waiting(hardware).len();
-        let taken_by_others = match self.again {
-            true => 0,
-            false => self.plain,
-        };
+        let taken_by_others = if self.again { 0 } else { self.plain };
         let hardware = if !self.drives && wanted(Hardware::Drives) > 0 {
             self.drives = true;
             Hardware::Drives

@@ -227,9 +227,10 @@ impl State {
             return not_aborted;
         };
         for half in command.first.iter().chain([&command.sqe]) {
-            let status = match half.cid() == cid {
-                true => StatusCode::ABORT_REQUESTED,
-                false => StatusCode::ABORTED_FAILED_FUSED,
+            let status = if half.cid() == cid {
+                StatusCode::ABORT_REQUESTED
+            } else {
+                StatusCode::ABORTED_FAILED_FUSED
             };
             self.answer(sqid, half.cid(), status, 0);
         }
@@ -243,9 +244,10 @@ impl State {
         for list in [&mut rest, &mut self.stuck] {
             let mut at = 0;
             while at < list.len() {
-                match which(&list[at]) {
-                    true => taken.push(list.swap_remove(at)),
-                    false => at += 1,
+                if which(&list[at]) {
+                    taken.push(list.swap_remove(at))
+                } else {
+                    at += 1
                 }
             }
         }

@@ -161,9 +161,10 @@ impl State {
 }
 
 fn write_protected(namespace: &Namespace) -> u8 {
-    match namespace.config.write_protected {
-        true => NSATTR_WRITE_PROTECTED,
-        false => 0,
+    if namespace.config.write_protected {
+        NSATTR_WRITE_PROTECTED
+    } else {
+        0
     }
 }
 
@@ -183,9 +184,10 @@ fn describe(namespace: &Namespace) -> IdentifyNamespace {
     page.mc = 0b11;
     page.dpc = 0b11111;
     page.dps = config.protection;
-    page.dlfeat = match config.deallocated_zeroes {
-        true => dlfeat::READ_ZEROES,
-        false => dlfeat::READ_NOT_REPORTED,
+    page.dlfeat = if config.deallocated_zeroes {
+        dlfeat::READ_ZEROES
+    } else {
+        dlfeat::READ_NOT_REPORTED
     };
     if config.deac {
         page.dlfeat |= dlfeat::WRITE_ZEROES_DEALLOCATES;

@@ -121,9 +121,10 @@ impl State {
     }
 
     fn check_writable(&self, sqe: &Sqe) -> Result<(), StatusCode> {
-        match self.namespaces[&sqe.nsid()].config.write_protected {
-            true => Err(StatusCode::NAMESPACE_IS_WRITE_PROTECTED.with_dnr()),
-            false => Ok(()),
+        if self.namespaces[&sqe.nsid()].config.write_protected {
+            Err(StatusCode::NAMESPACE_IS_WRITE_PROTECTED.with_dnr())
+        } else {
+            Ok(())
         }
     }
 
@@ -145,9 +146,10 @@ impl State {
         let range = ReadWrite::parse(sqe);
         let bytes = self.range(sqe, range.slba, range.blocks)?;
         let verify = sqe.opcode == io::VERIFY;
-        match verify {
-            true => self.limit(sqe, bytes, self.config.vsl, "VSL")?,
-            false => self.limit(sqe, bytes, self.config.mdts, "MDTS")?,
+        if verify {
+            self.limit(sqe, bytes, self.config.vsl, "VSL")?
+        } else {
+            self.limit(sqe, bytes, self.config.mdts, "MDTS")?
         }
         self.note_boundary(sqe, &range);
         if !verify {

@@ -284,9 +284,10 @@ impl State {
             sq.quiet = 0;
             if sq.shadow.is_some() {
                 // The register only wakes, memory has the tail: but the value must be a tail.
-                match value < u32::from(sq.entries) {
-                    true => Ok(()),
-                    false => Err(format!("tail {value} of queue {index}")),
+                if value < u32::from(sq.entries) {
+                    Ok(())
+                } else {
+                    Err(format!("tail {value} of queue {index}"))
                 }
             } else if u32::from(sq.tail) == value {
                 Err(format!("tail {value} of queue {index}, as before"))

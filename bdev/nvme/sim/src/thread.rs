@@ -19,9 +19,10 @@ impl Poller for Ticker {
     }
 
     fn poll(&mut self, now: Nanos, _budget: u32) -> Work {
-        match self.0.tick(now) {
-            true => Work::Did(1),
-            false => Work::None,
+        if self.0.tick(now) {
+            Work::Did(1)
+        } else {
+            Work::None
         }
     }
 

@@ -114,9 +114,10 @@ impl Controller {
         function.write64(offset::ACQ, memory.cq.address(0));
         self.admin.open(Arc::clone(&function), memory, stride);
         function.set_bus_master(true)?;
-        let css = match cap.css() & Cap::CSS_NVM != 0 {
-            true => Cc::CSS_NVM,
-            false => Cc::CSS_ALL_IO_COMMAND_SETS,
+        let css = if cap.css() & Cap::CSS_NVM != 0 {
+            Cc::CSS_NVM
+        } else {
+            Cc::CSS_ALL_IO_COMMAND_SETS
         };
         function.write32(offset::CC, Cc::enabled().with_css(css).0);
         self.wait_ready(core, &*function, cap, 1).await?;
@@ -254,9 +255,10 @@ impl Controller {
         let mut queues = self.ask_for_queues(core, &address).await?;
         let room = function.register_bytes().saturating_sub(offset::DOORBELLS) / (2 * stride);
         queues = queues.min(room.saturating_sub(1).min(0x7fff) as u16);
-        let shadows = match self.options.shadow_doorbells && oacs.contains(Oacs::DOORBELL_BUFFER) {
-            true => self.offer_shadows(core, function).await?,
-            false => None,
+        let shadows = if self.options.shadow_doorbells && oacs.contains(Oacs::DOORBELL_BUFFER) {
+            self.offer_shadows(core, function).await?
+        } else {
+            None
         };
         if shadows.is_some() {
             queues = queues.min((PAGE as u32 / (2 * stride)) as u16 - 1);
@@ -270,9 +272,10 @@ impl Controller {
             level if level == Sgls::SUPPORTED_DWORD.bits() => SglSupport::Dwords,
             _ => SglSupport::No,
         };
-        let volatile_cache = match said.vwc & vwc::PRESENT != 0 {
-            true => self.is_cache_on(core).await,
-            false => false,
+        let volatile_cache = if said.vwc & vwc::PRESENT != 0 {
+            self.is_cache_on(core).await
+        } else {
+            false
         };
         let tenths = |value: u16| Duration::from_millis(u64::from(value) * 100);
         let info = ControllerInfo {

@@ -136,12 +136,13 @@ impl Controller {
                 Err(_) => self.look_after_admin(),
             }
         };
-        match answer.status.is_success() {
-            true => Ok(answer),
-            false => Err(ControlError::Status {
+        if answer.status.is_success() {
+            Ok(answer)
+        } else {
+            Err(ControlError::Status {
                 opcode: sqe.opcode,
                 status: answer.status,
-            }),
+            })
         }
     }
 

@@ -213,9 +213,10 @@ fn uuid_of(facts: &Facts, nsid: u32, names: &Names) -> Uuid {
     if names.nguid != [0; 16] {
         return Uuid::from_bytes(names.nguid);
     }
-    let name = match names.eui64 != [0; 8] {
-        true => format!("eui.{}", u64::from_be_bytes(names.eui64)),
-        false => format!("{}:{}:{nsid}", facts.info.model, facts.info.serial),
+    let name = if names.eui64 != [0; 8] {
+        format!("eui.{}", u64::from_be_bytes(names.eui64))
+    } else {
+        format!("{}:{}:{nsid}", facts.info.model, facts.info.serial)
     };
     Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes())
 }
@@ -273,18 +274,14 @@ fn describe(
     }
     let preferred = |value: u16| u32::from(value) + 1;
     let performance = nsfeat.contains(Nsfeat::OPTIMAL_PERFORMANCE);
-    let granularity = |value: u16| match performance {
-        true => preferred(value),
-        false => 0,
-    };
-    let physical = match performance {
-        true => {
-            preferred(said.npwg.get())
-                .next_power_of_two()
-                .min(65536 >> shift.min(16))
-                << shift
-        }
-        false => block,
+    let granularity = |value: u16| if performance { preferred(value) } else { 0 };
+    let physical = if performance {
+        preferred(said.npwg.get())
+            .next_power_of_two()
+            .min(65536 >> shift.min(16))
+            << shift
+    } else {
+        block
     };
     let limits = Limits {
         max_blocks,

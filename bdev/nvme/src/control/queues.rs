@@ -90,15 +90,14 @@ impl Controller {
         // Memory registered with one function is unknown to another.
         let fits =
             Arc::ptr_eq(&before.function, &function) && before.rings.list_bytes >= facts.list_bytes;
-        let rings = match fits {
-            true => Arc::clone(&before.rings),
-            false => {
-                let list_bytes = before.rings.list_bytes.max(facts.list_bytes);
-                let rings = Rings::allocate(&function, entries, list_bytes);
-                Arc::new(rings.map_err(|error| ControlError::Failed {
-                    reason: crate::error::chain(&error),
-                })?)
-            }
+        let rings = if fits {
+            Arc::clone(&before.rings)
+        } else {
+            let list_bytes = before.rings.list_bytes.max(facts.list_bytes);
+            let rings = Rings::allocate(&function, entries, list_bytes);
+            Arc::new(rings.map_err(|error| ControlError::Failed {
+                reason: crate::error::chain(&error),
+            })?)
         };
         let mut grant = facts.regrant(&function, link.qid, rings);
         grant.vector = link

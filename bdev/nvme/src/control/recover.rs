@@ -175,9 +175,10 @@ impl Controller {
         let guard = self.lifecycle.lock().await;
         self.quiesce(core, link).await;
         let limit = self.hurry();
-        let deleted = match self.is_live() {
-            true => self.delete_queue(core, link, limit).await,
-            false => Ok(()),
+        let deleted = if self.is_live() {
+            self.delete_queue(core, link, limit).await
+        } else {
+            Ok(())
         };
         drop(guard);
         if let Err(error) = &deleted {
@@ -477,8 +478,9 @@ fn stopped(function: &dyn Function) -> Result<(), crate::function::FunctionError
         return Ok(());
     }
     // A removed drive reaches no memory.
-    match is_gone(function) {
-        true => Ok(()),
-        false => Err(error),
+    if is_gone(function) {
+        Ok(())
+    } else {
+        Err(error)
     }
 }

@@ -66,9 +66,10 @@ impl Pair {
         let slot = &mut self.slots[usize::from(index)];
         slot.take_for(at as u32);
         slot.io = Some(io);
-        let sent = match fused {
-            false => self.send(index),
-            true => self.send_fused(index),
+        let sent = if !fused {
+            self.send(index)
+        } else {
+            self.send_fused(index)
         };
         let status = match sent {
             Ok(()) => {
@@ -99,10 +100,10 @@ impl Pair {
         };
         let mut ask = Ask {
             op: io.op,
-            flags: match io.flags.contains(Flags::DEALLOCATE) {
-                // The blocks are zeroes without it.
-                true if !lane.device.deallocates_zeroes() => io.flags - Flags::DEALLOCATE,
-                _ => io.flags,
+            flags: if io.flags.contains(Flags::DEALLOCATE) && !lane.device.deallocates_zeroes() {
+                io.flags - Flags::DEALLOCATE
+            } else {
+                io.flags
             },
             lba: io.lba,
             blocks: io.blocks,

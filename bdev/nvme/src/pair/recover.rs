@@ -150,10 +150,7 @@ impl Pair {
         let slot = &mut self.slots[usize::from(index)];
         slot.stage = Stage::Free;
         let of_write = slot.half == Half::Second;
-        let first = match of_write {
-            true => slot.partner,
-            false => index,
-        };
+        let first = if of_write { slot.partner } else { index };
         let other = self.slots[usize::from(first)].partner;
         let whole = &mut self.slots[usize::from(first)];
         let Some(before) = whole.answer.replace(answer) else {

@@ -68,9 +68,10 @@ fn main() -> Outcome {
         status.resubmitted,
         status.protocol_errors,
     ];
-    match wrong.iter().all(|count| *count == 0) {
-        true => Ok(()),
-        false => Err("the drive had to be put right".into()),
+    if wrong.iter().all(|count| *count == 0) {
+        Ok(())
+    } else {
+        Err("the drive had to be put right".into())
     }
 }
 

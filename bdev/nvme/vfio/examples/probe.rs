@@ -169,8 +169,9 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) -> Outcome<()> {
 }
 
 fn check(what: &str, is_so: bool) -> Outcome<()> {
-    match is_so {
-        true => Ok(()),
-        false => Err(format!("not as it should be: {what}").into()),
+    if is_so {
+        Ok(())
+    } else {
+        Err(format!("not as it should be: {what}").into())
     }
 }

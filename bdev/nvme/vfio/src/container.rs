@@ -273,13 +273,15 @@ fn limits(container: &OwnedFd) -> io::Result<(u64, Vec<Range>)> {
 fn read_limits(info: &Argument) -> (u64, Vec<Range>) {
     let flags = info.u32(offset_of!(abi::vfio_iommu_type1_info, flags));
     let sizes = info.u64(offset_of!(abi::vfio_iommu_type1_info, iova_pgsizes));
-    let page = match flags & abi::VFIO_IOMMU_INFO_PGSIZES != 0 && sizes != 0 {
-        true => 1 << sizes.trailing_zeros(),
-        false => rustix::param::page_size() as u64,
+    let page = if flags & abi::VFIO_IOMMU_INFO_PGSIZES != 0 && sizes != 0 {
+        1 << sizes.trailing_zeros()
+    } else {
+        rustix::param::page_size() as u64
     };
-    let first = match flags & abi::VFIO_IOMMU_INFO_CAPS != 0 {
-        true => info.u32(offset_of!(abi::vfio_iommu_type1_info, cap_offset)),
-        false => 0,
+    let first = if flags & abi::VFIO_IOMMU_INFO_CAPS != 0 {
+        info.u32(offset_of!(abi::vfio_iommu_type1_info, cap_offset))
+    } else {
+        0
     };
     let Some(at) = info.capability(first, abi::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE) else {
         // Before Linux 5.4: the least that machines have, but where interrupts are written on x86.

@@ -198,15 +198,17 @@ impl Function for VfioFunction {
     }
 
     fn set_bus_master(&self, on: bool) -> Result<(), FunctionError> {
-        let what = match on {
-            true => "letting it reach memory",
-            false => "keeping it from memory",
+        let what = if on {
+            "letting it reach memory"
+        } else {
+            "keeping it from memory"
         };
         let changed = self.with(|device| {
             let command = read_config(device, self.config)?;
-            let command = match on {
-                true => command | BUS_MASTER,
-                false => command & !BUS_MASTER,
+            let command = if on {
+                command | BUS_MASTER
+            } else {
+                command & !BUS_MASTER
             };
             write_config(device, self.config, command)?;
             Ok((command, read_config(device, self.config)?))
@@ -357,9 +359,10 @@ impl Region {
     fn read(info: &Argument) -> Region {
         let flags = info.u32(offset_of!(abi::vfio_region_info, flags));
         let size = info.u64(offset_of!(abi::vfio_region_info, size));
-        let first = match flags & abi::VFIO_REGION_INFO_FLAG_CAPS != 0 {
-            true => info.u32(offset_of!(abi::vfio_region_info, cap_offset)),
-            false => 0,
+        let first = if flags & abi::VFIO_REGION_INFO_FLAG_CAPS != 0 {
+            info.u32(offset_of!(abi::vfio_region_info, cap_offset))
+        } else {
+            0
         };
         let sparse = info.capability(first, abi::VFIO_REGION_INFO_CAP_SPARSE_MMAP);
         Region {
@@ -398,9 +401,10 @@ fn irq_count(device: &OwnedFd, index: u32) -> io::Result<u32> {
         info.set_u32(offset_of!(abi::vfio_irq_info, index), index);
     })?;
     let flags = info.u32(offset_of!(abi::vfio_irq_info, flags));
-    Ok(match flags & abi::VFIO_IRQ_INFO_EVENTFD != 0 {
-        true => info.u32(offset_of!(abi::vfio_irq_info, count)),
-        false => 0,
+    Ok(if flags & abi::VFIO_IRQ_INFO_EVENTFD != 0 {
+        info.u32(offset_of!(abi::vfio_irq_info, count))
+    } else {
+        0
     })
 }
 
@@ -408,9 +412,10 @@ fn irq_count(device: &OwnedFd, index: u32) -> io::Result<u32> {
 fn set_irqs(device: &OwnedFd, index: u32, events: &[&OwnedFd]) -> io::Result<()> {
     let data = offset_of!(abi::vfio_irq_set, data);
     let mut set = Argument::new(data + 4 * events.len());
-    let kind = match events.is_empty() {
-        true => abi::VFIO_IRQ_SET_DATA_NONE,
-        false => abi::VFIO_IRQ_SET_DATA_EVENTFD,
+    let kind = if events.is_empty() {
+        abi::VFIO_IRQ_SET_DATA_NONE
+    } else {
+        abi::VFIO_IRQ_SET_DATA_EVENTFD
     };
     set.set_u32(
         offset_of!(abi::vfio_irq_set, flags),

@@ -71,9 +71,10 @@ impl Vfio {
         let members = || {
             let in_the_way = drive.group_members.iter().filter(|m| m.is_in_the_way());
             let names: Vec<String> = in_the_way.map(ToString::to_string).collect();
-            match names.is_empty() {
-                true => "other functions".into(),
-                false => names.join(", "),
+            if names.is_empty() {
+                "other functions".into()
+            } else {
+                names.join(", ")
             }
         };
         let place = Place {
@@ -109,13 +110,13 @@ impl Vfio {
         container: Arc<Container>,
     ) -> Result<Arc<Memory>, VfioError> {
         let hook: Arc<dyn RegisterHook> = Arc::new(Hook(Arc::downgrade(&container)));
-        let slot = match self.arenas.is_empty() {
-            // Queues are in memory of their own, whose slots are all free.
-            true => DEVICE_SLOTS - 1,
-            false => register_all(&self.arenas, &hook).map_err(|source| VfioError::Memory {
+        let slot = if self.arenas.is_empty() {
+            DEVICE_SLOTS - 1
+        } else {
+            register_all(&self.arenas, &hook).map_err(|source| VfioError::Memory {
                 address: address.to_owned(),
                 source,
-            })?,
+            })?
         };
         Ok(Arc::new(Memory {
             slot,

@@ -79,10 +79,7 @@ impl Bdev for Device {
             Op::WriteZeroes => inner.traits.writes_zeroes,
             Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => false,
         };
-        match native {
-            true => Support::Native,
-            false => Support::No,
-        }
+        if native { Support::Native } else { Support::No }
     }
 
     fn native_fua(&self) -> bool {

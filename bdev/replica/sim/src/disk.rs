@@ -221,9 +221,10 @@ impl SimDisk {
         let held = std::mem::take(&mut inner.commands);
         for ((due, number), command) in held {
             // Data of a closed queue is not kept any longer.
-            let due = match command.orphan {
-                true => due,
-                false => due.max(until + Duration::from_nanos(number % 1000)),
+            let due = if command.orphan {
+                due
+            } else {
+                due.max(until + Duration::from_nanos(number % 1000))
             };
             inner.commands.insert((due, number), command);
         }
@@ -307,13 +308,14 @@ impl Inner {
             Some(Status::Gone)
         } else if self.owner != Some(order.holder) {
             // A reservation conflict, or a connection that the target ended.
-            Some(match self.random.one_in(2) {
-                true => Status::Gone,
-                false => Status::Nvme {
+            Some(if self.random.one_in(2) {
+                Status::Gone
+            } else {
+                Status::Nvme {
                     sct: 0,
                     sc: 0x83,
                     dnr: true,
-                },
+                }
             })
         } else {
             None
@@ -378,9 +380,10 @@ impl Inner {
                 &[Status::WriteError, Status::DeviceError, Status::NoSpace],
             ),
         };
-        match happens(chance) {
-            true => (*self.random.pick(failures), Duration::ZERO),
-            false => (Status::Ok, Duration::ZERO),
+        if happens(chance) {
+            (*self.random.pick(failures), Duration::ZERO)
+        } else {
+            (Status::Ok, Duration::ZERO)
         }
     }
 

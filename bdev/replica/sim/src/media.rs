@@ -38,9 +38,10 @@ impl Format {
     /// The cells of a block: of the reserved area its sectors, of the volume's one.
     pub fn cells(self, block: u64) -> Range<usize> {
         let sectors = (self.block / SECTOR) as u64;
-        let (first, count) = match block < self.reserved() {
-            true => (block * sectors, sectors),
-            false => (RESERVED / SECTOR as u64 + block - self.reserved(), 1),
+        let (first, count) = if block < self.reserved() {
+            (block * sectors, sectors)
+        } else {
+            (RESERVED / SECTOR as u64 + block - self.reserved(), 1)
         };
         first as usize..(first + count) as usize
     }
@@ -156,12 +157,11 @@ impl Media {
 
     pub fn write(&mut self, cell: usize, content: u64, durable: bool) {
         self.current[cell] = content;
-        match durable {
-            true => {
-                self.durable[cell] = content;
-                self.pending.remove(&cell);
-            }
-            false => self.pending.entry(cell).or_default().push(content),
+        if durable {
+            self.durable[cell] = content;
+            self.pending.remove(&cell);
+        } else {
+            self.pending.entry(cell).or_default().push(content)
         }
     }
 

@@ -155,9 +155,12 @@ impl StoreMood {
                 ..Plan::outcome(Outcome::Refuse)
             };
         }
-        let slow = |random: &mut Random| match random.percent(self.slow) {
-            true => Duration::from_millis(random.within(1, 1500)),
-            false => Duration::from_micros(random.within(1, 400)),
+        let slow = |random: &mut Random| {
+            if random.percent(self.slow) {
+                Duration::from_millis(random.within(1, 1500))
+            } else {
+                Duration::from_micros(random.within(1, 400))
+            }
         };
         let (before, after) = (slow(random), slow(random));
         let chance = random.below(100);
@@ -189,9 +192,10 @@ impl World {
         };
         let disk = self.random.index(self.disks.len());
         let numbers: Vec<u64> = self.holders.iter().map(|h| h.number).collect();
-        let holder = match numbers.is_empty() {
-            true => 0,
-            false => *self.random.pick(&numbers),
+        let holder = if numbers.is_empty() {
+            0
+        } else {
+            *self.random.pick(&numbers)
         };
         self.tell(|| format!("trouble: {kind:?} disk{disk} holder {holder}"));
         match kind {
@@ -290,10 +294,10 @@ impl World {
         self.next_cut = now + Duration::from_millis(random.within(20, 4000));
         let disk = random.index(self.disks.len());
         let (reserved, labels) = (self.format.reserved(), 8192 / self.format.block as u64);
-        let blocks = match random.one_in(12) {
-            // Without labels the volume could never continue from the last of them.
-            true => random.within(labels, reserved),
-            false => reserved + random.below(self.record.blocks),
+        let blocks = if random.one_in(12) {
+            random.within(labels, reserved)
+        } else {
+            reserved + random.below(self.record.blocks)
         };
         let after = Duration::from_millis(random.within(1, 2000));
         let told = random.one_in(2);
@@ -346,9 +350,12 @@ impl World {
 
     fn change_temper(&mut self, disk: usize) {
         let random = &mut self.random;
-        let mut chance = |most: u64| match random.one_in(2) {
-            true => random.below(most),
-            false => 0,
+        let mut chance = |most: u64| {
+            if random.one_in(2) {
+                random.below(most)
+            } else {
+                0
+            }
         };
         let temper = Temper {
             read_error: chance(120),

@@ -354,12 +354,13 @@ pub(super) enum Credit {
 /// A device of which no queue could be opened.
 pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
     let (device, what) = (name.to_owned(), error.to_string());
-    match is_shortage(&error.source) {
-        true => VolumeError::Short { device, what },
-        false => VolumeError::Device(NoDevice {
+    if is_shortage(&error.source) {
+        VolumeError::Short { device, what }
+    } else {
+        VolumeError::Device(NoDevice {
             name: device,
             why: what,
-        }),
+        })
     }
 }
 
@@ -434,8 +435,9 @@ pub(super) fn credit(
             label.stamp >= last_label
         }
     };
-    Ok(match believed {
-        true => Credit::Trusted,
-        false => Credit::None,
+    Ok(if believed {
+        Credit::Trusted
+    } else {
+        Credit::None
     })
 }

@@ -114,9 +114,10 @@ impl Control {
             Some(buf),
         );
         let buf = read.await?.ok_or(Failure::Status(Status::DeviceError))?;
-        match source.device.layer.losses() == source.losses {
-            true => Ok(buf),
-            false => Err(Failure::Loss),
+        if source.device.layer.losses() == source.losses {
+            Ok(buf)
+        } else {
+            Err(Failure::Loss)
         }
     }
 

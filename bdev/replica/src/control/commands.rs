@@ -215,10 +215,10 @@ impl Control {
             *least = (*least).min(count);
         });
         let gone = gone.await;
-        match gone.is_ok() {
-            true => self.has_left(slot, member.id),
-            // Another holder has the volume: this one acknowledges nothing any longer.
-            false => self.publish(),
+        if gone.is_ok() {
+            self.has_left(slot, member.id)
+        } else {
+            self.publish()
         }
         if let Some(live) = live {
             if gone.is_ok() {

@@ -317,12 +317,13 @@ fn layer_bytes(layer: &nacre_bdev::Layer) -> u64 {
 pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     let good = !name.is_empty() && name.len() <= MAX_NAME && name.chars().all(allowed);
-    match good {
-        true => Ok(()),
-        false => Err(VolumeError::Invalid {
+    if good {
+        Ok(())
+    } else {
+        Err(VolumeError::Invalid {
             what: "name",
             why: format!("\"{name}\" is not 1 to {MAX_NAME} letters, digits, '-', '_', '.' or ':'"),
-        }),
+        })
     }
 }
 
@@ -428,12 +429,15 @@ pub async fn create(
         device.layer.forget_least();
         cheap = cheap && bench.discard(disk, &device.layer).await?;
     }
-    let state = |slot: usize| match cheap || slot == 0 {
-        true => MemberState::InSync,
-        false => MemberState::Filling {
-            watermark: 0,
-            last_label: Stamp::default(),
-        },
+    let state = |slot: usize| {
+        if cheap || slot == 0 {
+            MemberState::InSync
+        } else {
+            MemberState::Filling {
+                watermark: 0,
+                last_label: Stamp::default(),
+            }
+        }
     };
     let member = |(slot, device): (usize, &String)| MemberRecord {
         id: Uuid::new_v4(),
@@ -567,12 +571,13 @@ pub async fn force_in_sync(
     next.serving = next.serving.min(label.0.stamp.epoch);
     for member in &mut next.members {
         let is_it = member.id == chosen.id;
-        member.state = match is_it {
-            true => MemberState::InSync,
-            false => MemberState::Filling {
+        member.state = if is_it {
+            MemberState::InSync
+        } else {
+            MemberState::Filling {
                 watermark: 0,
                 last_label: Stamp::default(),
-            },
+            }
         };
         member.offline &= !is_it;
         member.cut = false;

@@ -164,13 +164,14 @@ pub(super) fn must_fit(
         layer.present_blocks() * u64::from(record.block_size),
         record.needed_bytes(),
     );
-    match has < needed && !Mutation::IgnoreSize.is_active() {
-        true => Err(VolumeError::TooSmall {
+    if has < needed && !Mutation::IgnoreSize.is_active() {
+        Err(VolumeError::TooSmall {
             device: name.to_owned(),
             has,
             needed,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

@@ -106,9 +106,10 @@ impl Disk {
             // The caller may have given up.
             let _ = answer.send(outcome);
         });
-        let asked = match self.forgotten.get() {
-            true => return Err(Status::Gone),
-            false => self.queue.borrow_mut().reserve(Reserve { ask, answer }),
+        let asked = if self.forgotten.get() {
+            return Err(Status::Gone);
+        } else {
+            self.queue.borrow_mut().reserve(Reserve { ask, answer })
         };
         match asked {
             Ok(()) => answered.await.unwrap_or(Err(Status::Gone)),

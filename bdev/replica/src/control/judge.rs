@@ -324,10 +324,10 @@ impl Control {
                 let state = self.state.borrow();
                 state.live.iter().flatten().any(|live| !live.device.local)
             };
-            match remote {
-                true => self.core.after(WATCH).await,
-                // The registry reports local devices, and an idle machine stays asleep.
-                false => self.bells.watch.notified().await,
+            if remote {
+                self.core.after(WATCH).await
+            } else {
+                self.bells.watch.notified().await
             }
         }
     }

@@ -55,9 +55,10 @@ impl Control {
             let page = pages.get(&(region / REGIONS_PER_PAGE));
             page.is_some_and(|regions| regions.contains(&region))
         };
-        let failed = match Mutation::SkipLog.is_active() {
-            false => self.write_pages(&present, &numbers, Flags::FUA, also).await,
-            true => Vec::new(),
+        let failed = if !Mutation::SkipLog.is_active() {
+            self.write_pages(&present, &numbers, Flags::FUA, also).await
+        } else {
+            Vec::new()
         };
         if !failed.is_empty() {
             // Written again once it is decided who is in sync.

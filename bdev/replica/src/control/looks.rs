@@ -92,18 +92,17 @@ impl Control {
             tracing::warn!(device, %volume, "a replica has become another one");
             return Err(Failure::Taken);
         }
-        match epoch > record.epoch {
-            true => {
-                let (device, own) = (&disk.name, record.epoch);
-                tracing::warn!(
-                    device,
-                    epoch,
-                    own,
-                    "the label of a replica belongs to a newer owner"
-                );
-                Err(Failure::Fenced)
-            }
-            false => Ok(()),
+        if epoch > record.epoch {
+            let (device, own) = (&disk.name, record.epoch);
+            tracing::warn!(
+                device,
+                epoch,
+                own,
+                "the label of a replica belongs to a newer owner"
+            );
+            Err(Failure::Fenced)
+        } else {
+            Ok(())
         }
     }
 }

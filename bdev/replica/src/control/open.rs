@@ -409,10 +409,10 @@ impl Control {
                     }
                 }
             }
-            let patience = match all.found.is_empty() && short.is_none() {
-                // Another caller tries again.
-                true => Duration::ZERO,
-                false => GRACE,
+            let patience = if all.found.is_empty() && short.is_none() {
+                Duration::ZERO
+            } else {
+                GRACE
             };
             let over = self.core.now().since(start) >= patience;
             match short {

@@ -214,9 +214,10 @@ impl State {
             if !live.joined.get() {
                 continue;
             }
-            let role = match self.is_in_sync(slot) {
-                true => Role::InSync,
-                false => Role::Syncing,
+            let role = if self.is_in_sync(slot) {
+                Role::InSync
+            } else {
+                Role::Syncing
             };
             view.members[slot] = Some(MemberView {
                 device: std::sync::Arc::clone(&live.device.layer),
@@ -306,9 +307,10 @@ impl State {
                 ));
             }
         }
-        match reasons.is_empty() {
-            true => "a replica is about to be in sync".into(),
-            false => reasons.join("; "),
+        if reasons.is_empty() {
+            "a replica is about to be in sync".into()
+        } else {
+            reasons.join("; ")
         }
     }
 

@@ -174,13 +174,14 @@ impl Control {
 
     fn must_be_meant(&self, force: Option<&str>) -> Result<(), VolumeError> {
         let name = self.name();
-        match force == Some(name.as_str()) {
-            true => Ok(()),
-            false => Err(VolumeError::LastCopy {
+        if force == Some(name.as_str()) {
+            Ok(())
+        } else {
+            Err(VolumeError::LastCopy {
                 name,
                 hint: ": writes that the replica missed would be lost; type the volume's name to \
-                    confirm",
-            }),
+                confirm",
+            })
         }
     }
 

@@ -223,9 +223,10 @@ fn members(
 }
 
 fn check(holds: bool, name: &'static str) -> Result<(), LabelError> {
-    match holds {
-        true => Ok(()),
-        false => Err(LabelError::Field { name }),
+    if holds {
+        Ok(())
+    } else {
+        Err(LabelError::Field { name })
     }
 }
 

@@ -350,10 +350,7 @@ proptest! {
         };
         let kept = encoded(&current);
         let written = torn(&encoded(&before), &encoded(&next), sectors);
-        let found = match in_a {
-            true => newest(&written, &kept),
-            false => newest(&kept, &written),
-        };
+        let found = if in_a { newest(&written, &kept) } else { newest(&kept, &written) };
         let (found, place) = found.expect("one is whole");
         prop_assert!(found == current || found == next);
         prop_assert_eq!(place == Place::A, in_a == (found == next));

@@ -208,9 +208,10 @@ impl Lane {
             Failure::Shortage
         };
         let queue = device.open_queue(&self.pool);
-        let queue = queue.map_err(|error| match is_shortage(&error.source) {
-            true => short(told, &error),
-            false => {
+        let queue = queue.map_err(|error| {
+            if is_shortage(&error.source) {
+                short(told, &error)
+            } else {
                 tracing::warn!(device = device.name(), %error, "cannot open a queue to a replica");
                 Failure::Open
             }
@@ -420,9 +421,10 @@ impl MemberQueue {
             (op, flags) = (Op::WriteZeroes, flags | Flags::DEALLOCATE);
         }
         let moved = sole || request.is_read();
-        let data = match moved {
-            true => std::mem::take(&mut request.data),
-            false => request.data.clone(),
+        let data = if moved {
+            std::mem::take(&mut request.data)
+        } else {
+            request.data.clone()
         };
         let io = Io {
             token: child_token(index, slot, request.generation),

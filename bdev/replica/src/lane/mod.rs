@@ -223,9 +223,10 @@ impl Lane {
             );
             return false;
         };
-        let queue = match old {
-            true => &mut self.old[slot],
-            false => &mut self.queues[slot],
+        let queue = if old {
+            &mut self.old[slot]
+        } else {
+            &mut self.queues[slot]
         };
         if let Some(queue) = queue {
             queue.inflight -= 1;
@@ -251,9 +252,10 @@ impl Lane {
         }
         request.with &= !bit(slot);
         self.leave_slot(slot);
-        match is_read {
-            true => self.read_ended(index, slot, completion),
-            false => self.write_ended(index, slot, completion),
+        if is_read {
+            self.read_ended(index, slot, completion)
+        } else {
+            self.write_ended(index, slot, completion)
         }
     }
 
@@ -269,26 +271,29 @@ impl Lane {
 
     /// Checks a request in flight again: an event that it may have waited for has happened.
     fn judge(&mut self, index: usize) {
-        match self.requests[index].is_read() {
-            true => self.judge_read(index),
-            false => self.judge_write(index),
+        if self.requests[index].is_read() {
+            self.judge_read(index)
+        } else {
+            self.judge_write(index)
         }
     }
 
     /// Lets a replica write into the caller's list, and translates the entries in place.
     #[inline]
     fn collect(&mut self, slot: usize, old: bool, done: &mut Done) {
-        let queue = match old {
-            true => &mut self.old[slot],
-            false => &mut self.queues[slot],
+        let queue = if old {
+            &mut self.old[slot]
+        } else {
+            &mut self.queues[slot]
         };
         let Some(queue) = queue else { return };
         let mut at = done.len();
         queue.queue.poll(self.now, done);
         while let Some(completion) = done.get_mut(at) {
-            match self.child_ended(old, completion) {
-                true => at += 1,
-                false => drop(done.swap_remove(at)),
+            if self.child_ended(old, completion) {
+                at += 1
+            } else {
+                drop(done.swap_remove(at))
             }
         }
     }

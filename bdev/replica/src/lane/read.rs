@@ -130,9 +130,10 @@ impl Lane {
     /// lack part of the range, even if the others fail: reads would return changing data.
     #[inline]
     pub(super) fn may_read(&self, index: usize) -> Slots {
-        let in_sync = match Mutation::ReadStale.is_active() {
-            true => self.sync.in_sync | self.sync.syncing,
-            false => self.sync.in_sync,
+        let in_sync = if Mutation::ReadStale.is_active() {
+            self.sync.in_sync | self.sync.syncing
+        } else {
+            self.sync.in_sync
         };
         let whole = match in_sync & in_sync.wrapping_sub(1) {
             0 => in_sync,
@@ -226,9 +227,10 @@ impl Lane {
             }
             at += 1;
         }
-        match self.local[chosen] > least + least / 4 + SLACK {
-            true => idlest,
-            false => chosen,
+        if self.local[chosen] > least + least / 4 + SLACK {
+            idlest
+        } else {
+            chosen
         }
     }
 

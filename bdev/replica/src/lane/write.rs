@@ -36,9 +36,10 @@ impl Lane {
             {
                 return self.park(index, why);
             }
-            let asked = match writes {
-                true => self.sync.in_sync | self.sync.syncing,
-                false => self.sync.flushed,
+            let asked = if writes {
+                self.sync.in_sync | self.sync.syncing
+            } else {
+                self.sync.flushed
             };
             for slot in slots(asked) {
                 self.enter_slot(slot);
@@ -142,12 +143,13 @@ impl Lane {
                 self.shared.stripes.release(lba, blocks);
             }
             regions.for_each(|inside| self.shared.regions.leave(inside));
-            return Err(match overlaps {
-                true => Why::Overlap,
-                false => Why::Stripe {
+            return Err(if overlaps {
+                Why::Overlap
+            } else {
+                Why::Stripe {
                     tries: 0,
                     at: self.now,
-                },
+                }
             });
         }
         Ok(())
@@ -281,9 +283,10 @@ impl Lane {
         let trouble = &mut self.troubles[request.trouble as usize];
         (trouble.tickets[slot], trouble.why[slot]) = (ticket, why);
         request.failed |= bit(slot);
-        match request.is_read() {
-            true => self.read_failed(index, slot, why),
-            false => self.judge_write(index),
+        if request.is_read() {
+            self.read_failed(index, slot, why)
+        } else {
+            self.judge_write(index)
         }
     }
 

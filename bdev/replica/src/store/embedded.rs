@@ -235,12 +235,13 @@ fn prepare(database: &Database, path: &Path) -> Result<(), Failure> {
         }
         Ok(found.unwrap_or(SCHEMA_VERSION))
     })?;
-    match found > SCHEMA_VERSION {
-        true => Err(Failure::Refused(StoreError::Newer {
+    if found > SCHEMA_VERSION {
+        Err(Failure::Refused(StoreError::Newer {
             path: path.display().to_string(),
             found,
-        })),
-        false => Ok(()),
+        }))
+    } else {
+        Ok(())
     }
 }
 

@@ -85,12 +85,13 @@ fn assert_grows(expected: Stamp, next: &VolumeRecord) {
 /// Checks that the stored version is the one that the caller expects.
 fn compare(stored: &VolumeRecord, expected: Stamp) -> Result<(), StoreError> {
     let found = stored.version();
-    match found == expected {
-        true => Ok(()),
-        false => Err(StoreError::Conflict {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(StoreError::Conflict {
             id: stored.id,
             expected,
             found,
-        }),
+        })
     }
 }

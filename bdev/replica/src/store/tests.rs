@@ -115,9 +115,10 @@ fn failures_of_the_store_in_memory() {
 
     store.plan(Some(Box::new(|call| {
         let cut_off = call.client == 7 && call.request == Request::Load;
-        Plan::outcome(match cut_off {
-            true => Outcome::Refuse,
-            false => Outcome::Do,
+        Plan::outcome(if cut_off {
+            Outcome::Refuse
+        } else {
+            Outcome::Do
         })
     })));
     assert!(block_on(store.load(id)).is_ok());
@@ -275,9 +276,10 @@ impl Recorder {
     }
 
     fn room(&self) -> Result<(), std::io::Error> {
-        match self.full.load(Ordering::Relaxed) {
-            true => Err(std::io::ErrorKind::StorageFull.into()),
-            false => Ok(()),
+        if self.full.load(Ordering::Relaxed) {
+            Err(std::io::ErrorKind::StorageFull.into())
+        } else {
+            Ok(())
         }
     }
 }

@@ -46,9 +46,10 @@ pub struct AttachArgs {
 }
 
 pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
-    let params = match DriveUri::is_one(&args.uri) {
-        true => drive(connection, args)?,
-        false => params(args).map_err(Failure::Usage)?,
+    let params = if DriveUri::is_one(&args.uri) {
+        drive(connection, args)?
+    } else {
+        params(args).map_err(Failure::Usage)?
     };
     let devices = connection.call("bdev_nvme_attach_controller", params)?;
     if connection.json {

@@ -112,9 +112,10 @@ pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
         // The reply of bdev_error_create contains no name.
         _ => format!("EE_{}", output::cell(params.get("base_name"))),
     };
-    match connection.json {
-        true => output::json(&json!({ "name": name })),
-        false => output::line(&name),
+    if connection.json {
+        output::json(&json!({ "name": name }))
+    } else {
+        output::line(&name)
     }
 }
 

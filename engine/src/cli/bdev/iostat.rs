@@ -54,9 +54,10 @@ fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
     if connection.json {
         return output::json(&answer);
     }
-    let (first, items) = match args.per_channel {
-        true => ("thread_id", &answer["channels"]),
-        false => ("name", &answer["bdevs"]),
+    let (first, items) = if args.per_channel {
+        ("thread_id", &answer["channels"])
+    } else {
+        ("name", &answer["bdevs"])
     };
     let items = items.as_array().map_or(&[][..], Vec::as_slice);
     let tick_rate = answer["tick_rate"].as_u64().unwrap_or(1).max(1);
@@ -94,9 +95,10 @@ fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
 
 fn repeat(connection: &Connection, args: &IostatArgs, interval: Duration) -> Result<(), Failure> {
     let mut client = connection.open()?;
-    let params = match args.name.is_empty() {
-        true => json!({}),
-        false => json!({ "names": args.name }),
+    let params = if args.name.is_empty() {
+        json!({})
+    } else {
+        json!({ "names": args.name })
     };
     let mut before = client.call("bdev_get_iostat", params.clone())?;
     let mut round = 0;

@@ -175,9 +175,10 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
         BdevCommand::List => list(connection),
         BdevCommand::Show { name } => {
             let device = device(&mut connection.open()?, &name)?;
-            match connection.json {
-                true => output::json(&device),
-                false => record::print(&device),
+            if connection.json {
+                output::json(&device)
+            } else {
+                record::print(&device)
             }
         }
         BdevCommand::Accept { name } => {
@@ -351,9 +352,10 @@ fn refuse(device: &Value, cause: &str, remedy: &str) -> Failure {
 
 /// Prints nothing for people on success, and the changed object for programs.
 fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
-    match connection.json {
-        true => output::json(&what),
-        false => Ok(()),
+    if connection.json {
+        output::json(&what)
+    } else {
+        Ok(())
     }
 }
 
@@ -376,18 +378,20 @@ fn limit(connection: &Connection, args: &LimitArgs) -> Result<(), Failure> {
         client.call("bdev_set_qos_limit", wish)?;
     }
     let now = device(&mut client, &args.name)?["assigned_rate_limits"].take();
-    match connection.json {
-        true => output::json(&now),
-        false => record::print(&now),
+    if connection.json {
+        output::json(&now)
+    } else {
+        record::print(&now)
     }
 }
 
 fn print_size(connection: &Connection, client: &mut Client, name: &str) -> Result<(), Failure> {
     let device = device(client, name)?;
     let bytes = bytes_of(&device);
-    match connection.json {
-        true => output::json(&json!({ "name": device["name"], "size": bytes })),
-        false => output::line(&output::bytes(bytes)),
+    if connection.json {
+        output::json(&json!({ "name": device["name"], "size": bytes }))
+    } else {
+        output::line(&output::bytes(bytes))
     }
 }
 
@@ -451,9 +455,10 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
             json!({ "name": device["name"], "new_size": args.size / MIB }),
         )?;
     } else {
-        let (cause, remedy) = match STACKED.contains(&module.product) {
-            true => ("it has the size of the device below", "resize that"),
-            false => ("devices of this kind have a fixed size", "create a new one"),
+        let (cause, remedy) = if STACKED.contains(&module.product) {
+            ("it has the size of the device below", "resize that")
+        } else {
+            ("devices of this kind have a fixed size", "create a new one")
         };
         return Err(refuse(&device, cause, remedy));
     }

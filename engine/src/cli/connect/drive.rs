@@ -37,9 +37,10 @@ pub enum Cause {
 }
 
 fn joined(said: &str, kernel: &[String]) -> String {
-    match kernel.is_empty() {
-        true => said.to_owned(),
-        false => format!("{said} (kernel: {})", kernel.join("; ")),
+    if kernel.is_empty() {
+        said.to_owned()
+    } else {
+        format!("{said} (kernel: {})", kernel.join("; "))
     }
 }
 
@@ -93,9 +94,10 @@ pub struct Path {
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (transport, port) = (self.transport.word(), self.port);
-        match self.address.contains(':') {
-            true => write!(f, "{transport}://[{}]:{port}", self.address),
-            false => write!(f, "{transport}://{}:{port}", self.address),
+        if self.address.contains(':') {
+            write!(f, "{transport}://[{}]:{port}", self.address)
+        } else {
+            write!(f, "{transport}://{}:{port}", self.address)
         }
     }
 }
@@ -150,10 +152,10 @@ pub fn drive(
         Some((log, transport)) => {
             let (paths, skipped) = log.paths(nqn, plan, way_by_rdma);
             skipped.iter().for_each(|why| runner.say(why));
-            match paths.is_empty() {
-                false => (paths, true, true),
-                // The target's Connect response contains the reason, once.
-                true => (vec![here(transport)], false, false),
+            if !paths.is_empty() {
+                (paths, true, true)
+            } else {
+                (vec![here(transport)], false, false)
             }
         }
         None => {
@@ -363,9 +365,12 @@ pub fn words(command: &[String]) -> String {
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "-_./:=,@%+[]".contains(c))
     };
-    let quoted = command.iter().map(|word| match plain(word) {
-        true => word.clone(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
+    let quoted = command.iter().map(|word| {
+        if plain(word) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
     });
     quoted.collect::<Vec<_>>().join(" ")
 }

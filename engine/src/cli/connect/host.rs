@@ -47,9 +47,10 @@ impl Runner for Shell {
             Some(true) => Ok(stdout.join().unwrap_or_default()),
             Some(false) => {
                 let said = stderr.join().unwrap_or_default();
-                let said = match said.is_empty() {
-                    true => format!("{} failed without a message", command[0]),
-                    false => sentence(&said),
+                let said = if said.is_empty() {
+                    format!("{} failed without a message", command[0])
+                } else {
+                    sentence(&said)
                 };
                 Err(Cause::Refused {
                     said,
@@ -79,9 +80,10 @@ impl Runner for Shell {
     }
 
     fn say(&mut self, text: &str) {
-        match self.quiet {
-            true => eprintln!("{text}"),
-            false => println!("{text}"),
+        if self.quiet {
+            eprintln!("{text}")
+        } else {
+            println!("{text}")
         }
     }
 }

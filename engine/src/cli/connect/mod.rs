@@ -194,12 +194,13 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
         way_by_rdma(&system, args.address.ip()),
     );
     let mut shell = Shell::new(args.json, args.cm_timeout);
-    let say = |text: &str| match args.json {
-        true => {
+    let say = |text: &str| {
+        if args.json {
             eprintln!("{text}");
             Ok(())
+        } else {
+            output::line(text)
         }
-        false => output::line(text),
     };
     if let Some(remark) = &plan.remark {
         say(remark)?;

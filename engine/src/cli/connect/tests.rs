@@ -231,9 +231,12 @@ fn every_path_of_the_discovery_log() {
         ("rdma", "192.0.2.1", V),
         ("tcp", "192.0.2.1", "nqn.2025-01.io.nacre:other"),
     ]));
-    let one_way = |ip: std::net::IpAddr| match ip.to_string() == "192.0.2.1" {
-        true => Ok(()),
-        false => Err("no_rdma_dev".to_owned()),
+    let one_way = |ip: std::net::IpAddr| {
+        if ip.to_string() == "192.0.2.1" {
+            Ok(())
+        } else {
+            Err("no_rdma_dev".to_owned())
+        }
     };
     let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &one_way).unwrap();
     let of = |transport| Tried {

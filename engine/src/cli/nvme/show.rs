@@ -17,9 +17,10 @@ pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
         .filter(|one| one["ctrlrs"][0]["drive"].is_object())
         .collect();
     let Some(name) = name else {
-        return match connection.json {
-            true => output::json(&json!(drives)),
-            false => table(&drives),
+        return if connection.json {
+            output::json(&json!(drives))
+        } else {
+            table(&drives)
         };
     };
     let health = connection.call(
@@ -32,9 +33,10 @@ pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
             "\"{name}\" is not a drive of this machine"
         )));
     };
-    match connection.json {
-        true => output::json(&json!({ "controller": drive, "health": health, "logs": logs })),
-        false => print(&drive["ctrlrs"][0], name, &health, &logs),
+    if connection.json {
+        output::json(&json!({ "controller": drive, "health": health, "logs": logs }))
+    } else {
+        print(&drive["ctrlrs"][0], name, &health, &logs)
     }
 }
 
@@ -67,13 +69,11 @@ fn print(one: &Value, name: &str, health: &Value, logs: &Value) -> Result<(), Fa
         Some(why) => format!("{}: {why}", at(status, "/state")),
         None => at(status, "/state"),
     };
-    let pointers = match info["sgl"] == true {
-        true => "SGL",
-        false => "PRP",
-    };
-    let doorbells = match info["shadow_doorbells"] == true {
-        true => ", shadow doorbells",
-        false => "",
+    let pointers = if info["sgl"] == true { "SGL" } else { "PRP" };
+    let doorbells = if info["shadow_doorbells"] == true {
+        ", shadow doorbells"
+    } else {
+        ""
     };
     let lines = [
         ("name", name.to_owned()),
@@ -152,9 +152,10 @@ fn print(one: &Value, name: &str, health: &Value, logs: &Value) -> Result<(), Fa
     }
     let slots = items(&logs["firmware"]["slots"]);
     for slot in slots {
-        let active = match slot[0] == logs["firmware"]["active_slot"] {
-            true => ", active",
-            false => "",
+        let active = if slot[0] == logs["firmware"]["active_slot"] {
+            ", active"
+        } else {
+            ""
         };
         output::line(&format!(
             "{:<13}{}{active}",

@@ -24,12 +24,13 @@ pub fn run(
     }
     let mut before = Sample::take(roots, &ports);
     let Some(interval) = watch else {
-        return match json {
-            true => output::json(&before.json(None)),
-            false => output::table(
+        return if json {
+            output::json(&before.json(None))
+        } else {
+            output::table(
                 &["device", "port", "group", "counter", "value"],
                 before.rows(None, all),
-            ),
+            )
         };
     };
     let mut quiet = false;

@@ -17,9 +17,10 @@ pub fn devices(
     json: bool,
     limits: &AskLimits,
 ) -> Result<(), Failure> {
-    let limits = match verbose && !fabric.devices.is_empty() {
-        true => Some(limits()),
-        false => None,
+    let limits = if verbose && !fabric.devices.is_empty() {
+        Some(limits())
+    } else {
+        None
     };
     let mut described = described(fabric);
     for device in described.as_array_mut().into_iter().flatten() {
@@ -117,9 +118,10 @@ pub fn gids(fabric: &Fabric, device: Option<&str>, json: bool) -> Result<(), Fai
 /// The refusal of a name that no device has.
 pub fn no_device(fabric: &Fabric, name: &str) -> Failure {
     let have: Vec<&str> = fabric.devices.iter().map(|d| &d.name[..]).collect();
-    let have = match have.is_empty() {
-        true => "none".into(),
-        false => have.join(", "),
+    let have = if have.is_empty() {
+        "none".into()
+    } else {
+        have.join(", ")
     };
     Failure::Failed(anyhow::anyhow!(
         "there is no RDMA device \"{name}\"; have: {have}"

@@ -44,9 +44,10 @@ pub fn listening(system: &System, addresses: &[SocketAddr], json: bool) -> Resul
 }
 
 pub fn happened(happened: &Happened, json: bool) -> Result<(), Failure> {
-    match json {
-        true => output::line(&event(happened).to_string()),
-        false => output::line(&sentence(happened)),
+    if json {
+        output::line(&event(happened).to_string())
+    } else {
+        output::line(&sentence(happened))
     }
 }
 
@@ -232,9 +233,10 @@ pub struct Line(ProgressBar);
 
 impl Line {
     pub fn new(hidden: bool) -> Line {
-        let bar = match hidden || !std::io::stderr().is_terminal() {
-            true => ProgressBar::hidden(),
-            false => ProgressBar::new_spinner(),
+        let bar = if hidden || !std::io::stderr().is_terminal() {
+            ProgressBar::hidden()
+        } else {
+            ProgressBar::new_spinner()
         };
         let style = ProgressStyle::with_template("{msg}");
         bar.set_style(style.expect("the template is right"));

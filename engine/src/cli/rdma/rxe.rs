@@ -64,9 +64,10 @@ pub fn run(roots: &Roots, command: RxeCommand) -> Result<(), Failure> {
         }
         RxeCommand::Del { name, json } => {
             netlink::rxe_del(roots, &name).map_err(anyhow::Error::from)?;
-            match json {
-                true => output::json(&json!({ "name": name, "deleted": true })),
-                false => output::line(&format!("{name} deleted")),
+            if json {
+                output::json(&json!({ "name": name, "deleted": true }))
+            } else {
+                output::line(&format!("{name} deleted"))
             }
         }
     }

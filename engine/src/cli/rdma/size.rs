@@ -190,19 +190,20 @@ impl Need {
                 |l| l.max_qp_wr,
                 "a smaller [nvmf] max_queue_depth",
             ),
-            match self.shared {
-                true => of_device(
+            if self.shared {
+                of_device(
                     "receives per shared queue",
                     self.recv_wrs,
                     |l| l.max_srq_wr,
                     "a smaller [rdma] srq_size",
-                ),
-                false => of_device(
+                )
+            } else {
+                of_device(
                     "receives per queue pair",
                     self.recv_wrs,
                     |l| l.max_qp_wr,
                     "a smaller [nvmf] max_queue_depth",
-                ),
+                )
             },
             of_device(
                 "completion entries per reactor",

@@ -68,9 +68,12 @@ fn rows(subsystem: &Value) -> Vec<Vec<String>> {
                 .unwrap_or_default()
                 .to_owned()
         };
-        let listens = |q: &Value| match q["listen_address"].is_object() {
-            true => address::describe(&q["listen_address"]),
-            false => String::new(),
+        let listens = |q: &Value| {
+            if q["listen_address"].is_object() {
+                address::describe(&q["listen_address"])
+            } else {
+                String::new()
+            }
         };
         vec![
             output::cell(subsystem.get("nqn")),

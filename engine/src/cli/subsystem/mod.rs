@@ -114,9 +114,10 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
         SubsystemCommand::List => list(connection),
         SubsystemCommand::Show { nqn } => {
             let subsystem = one(&mut connection.open()?, &nqn)?;
-            match connection.json {
-                true => output::json(&subsystem),
-                false => record::print(&subsystem),
+            if connection.json {
+                output::json(&subsystem)
+            } else {
+                record::print(&subsystem)
             }
         }
         SubsystemCommand::Create(args) => create(connection, args),
@@ -137,9 +138,10 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
             drop_nulls(&mut namespace);
             let params = json!({ "nqn": args.nqn, "namespace": namespace });
             let nsid = connection.call("nvmf_subsystem_add_ns", params)?;
-            match connection.json {
-                true => output::json(&json!({ "nqn": args.nqn, "nsid": nsid })),
-                false => output::line(&nsid.to_string()),
+            if connection.json {
+                output::json(&json!({ "nqn": args.nqn, "nsid": nsid }))
+            } else {
+                output::line(&nsid.to_string())
             }
         }
         SubsystemCommand::RemoveNamespace { nqn, nsid } => {
@@ -161,13 +163,15 @@ fn list(connection: &Connection) -> Result<(), Failure> {
             .iter()
             .map(address::describe)
             .collect();
-        let hosts = match subsystem["allow_any_host"] == true {
-            true => "any".into(),
-            false => items(&subsystem["hosts"]).len().to_string(),
+        let hosts = if subsystem["allow_any_host"] == true {
+            "any".into()
+        } else {
+            items(&subsystem["hosts"]).len().to_string()
         };
-        let namespaces = match is_discovery(subsystem) {
-            true => String::new(),
-            false => items(&subsystem["namespaces"]).len().to_string(),
+        let namespaces = if is_discovery(subsystem) {
+            String::new()
+        } else {
+            items(&subsystem["namespaces"]).len().to_string()
         };
         vec![
             output::cell(subsystem.get("nqn")),
@@ -300,9 +304,10 @@ pub fn drop_nulls(params: &mut Value) {
 
 /// Prints nothing for people on success, and the changed object for programs.
 pub fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
-    match connection.json {
-        true => output::json(&what),
-        false => Ok(()),
+    if connection.json {
+        output::json(&what)
+    } else {
+        Ok(())
     }
 }
 

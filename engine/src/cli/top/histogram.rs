@@ -95,12 +95,13 @@ pub mod tests {
         let mut counts = vec![0u64; (40 - min_range as usize) << granularity];
         for &(ticks, count) in samples {
             let range = (64 - ticks.leading_zeros()).saturating_sub(granularity);
-            let (range, place) = match range < min_range {
-                true => (min_range, 0),
-                false => (
+            let (range, place) = if range < min_range {
+                (min_range, 0)
+            } else {
+                (
                     range,
                     ticks >> range.saturating_sub(1) & ((1 << granularity) - 1),
-                ),
+                )
             };
             counts[((range - min_range) << granularity) as usize + place as usize] += count;
         }

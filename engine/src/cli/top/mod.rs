@@ -63,9 +63,10 @@ const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::f
 
 fn interval(text: &str) -> Result<Duration, String> {
     let time = crate::values::time::parse(text)?;
-    match (INTERVALS.0..=INTERVALS.1).contains(&time) {
-        true => Ok(time),
-        false => Err("from 100ms to 60s".into()),
+    if (INTERVALS.0..=INTERVALS.1).contains(&time) {
+        Ok(time)
+    } else {
+        Err("from 100ms to 60s".into())
     }
 }
 
@@ -75,9 +76,10 @@ pub fn run(args: TopArgs) -> Result<(), Failure> {
         let outcome = once(&mut source, &args);
         source.leave();
         let snapshot = outcome?;
-        return match args.connection.json {
-            true => output::json(&report::json(&snapshot)),
-            false => report::print(&snapshot),
+        return if args.connection.json {
+            output::json(&report::json(&snapshot))
+        } else {
+            report::print(&snapshot)
         };
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {

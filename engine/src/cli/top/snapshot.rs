@@ -283,9 +283,10 @@ fn connections(now: &Sample) -> Vec<Connection> {
             nqn: nqn.to_owned(),
             cntlid,
             from: text(&qpair["peer_address"]["traddr"]),
-            to: match qpair["listen_address"].is_object() {
-                true => address::describe(&qpair["listen_address"]),
-                false => String::new(),
+            to: if qpair["listen_address"].is_object() {
+                address::describe(&qpair["listen_address"])
+            } else {
+                String::new()
             },
             ..Connection::default()
         });

@@ -186,9 +186,10 @@ fn nacre(pid: u64) -> impl FnMut(&str, &Value) -> Answer + Send {
                 return Err(json!({ "code": -32603, "message": "Bad address" }));
             }
             "bdev_enable_histogram" => {
-                match params["enable"] == true {
-                    true => enabled.insert(name),
-                    false => enabled.remove(&name),
+                if params["enable"] == true {
+                    enabled.insert(name)
+                } else {
+                    enabled.remove(&name)
                 };
                 json!(true)
             }

@@ -64,9 +64,10 @@ pub fn draw(frame: &mut Frame, app: &mut App) {
 fn block_height(rows: usize, most: u16) -> u16 {
     let wanted = u16::try_from(rows).unwrap_or(u16::MAX).saturating_add(2);
     // Fewer than two rows of several would not even show their number.
-    match most < wanted.min(4) || rows == 0 {
-        true => 0,
-        false => wanted.min(most),
+    if most < wanted.min(4) || rows == 0 {
+        0
+    } else {
+        wanted.min(most)
     }
 }
 

@@ -406,9 +406,10 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             let mut params = json!({ "name": name, "size_mb": size });
             drop_nulls(&mut params);
             let now = connection.call("volume_grow", params)?;
-            match connection.json {
-                true => output::json(&now),
-                false => output::line(&show::size(&now)),
+            if connection.json {
+                output::json(&now)
+            } else {
+                output::line(&show::size(&now))
             }
         }
         VolumeCommand::Rename { name, new_name } => {
@@ -445,9 +446,10 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
         }
         VolumeCommand::Connections { name } => {
             let hosts = connection.call("volume_get_connections", json!({ "name": name }))?;
-            match connection.json {
-                true => output::json(&hosts),
-                false => output::columns(
+            if connection.json {
+                output::json(&hosts)
+            } else {
+                output::columns(
                     &hosts,
                     &[
                         ("host", "/host"),
@@ -458,7 +460,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
                         ("admitted", "/admitted"),
                         ("subsystem", "/nqn"),
                     ],
-                ),
+                )
             }
         }
         VolumeCommand::StoreDump { path } => dump(connection, path),
@@ -516,9 +518,10 @@ fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
     let answer = match path {
         None => connection.call("volume_get_records", Value::Null)?,
         Some(path) => {
-            let file = match path.is_dir() {
-                true => path.join(nacre_bdev_replica::store::FILE),
-                false => path,
+            let file = if path.is_dir() {
+                path.join(nacre_bdev_replica::store::FILE)
+            } else {
+                path
             };
             nacre_bdev_replica::store::dump(&file).map_err(anyhow::Error::from)?
         }

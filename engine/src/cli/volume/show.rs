@@ -37,15 +37,14 @@ pub fn run(connection: &Connection, name: &str, watch: bool) -> Result<(), Failu
     let mut client = connection.open()?;
     loop {
         let volume = client.call("volume_get", json!({ "name": name }))?;
-        match connection.json {
-            true => output::json(&volume)?,
-            false => {
-                if watch && std::io::stdout().is_terminal() {
-                    // Home, and nothing below: the screen does not flicker.
-                    output::line("\x1b[H\x1b[J")?;
-                }
-                print(&volume)?;
+        if connection.json {
+            output::json(&volume)?
+        } else {
+            if watch && std::io::stdout().is_terminal() {
+                // Home, and nothing below: the screen does not flicker.
+                output::line("\x1b[H\x1b[J")?;
             }
+            print(&volume)?;
         }
         if !watch {
             return Ok(());

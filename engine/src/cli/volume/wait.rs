@@ -125,9 +125,12 @@ fn waits_for(volume: &Value, name: &str, wanted: &[String]) -> Result<Stand, Fai
             "volume \"{name}\" no longer has a replica on \"{missing}\""
         )));
     }
-    let ours = |r: &&Value| match wanted.is_empty() {
-        true => r["offline"] != true,
-        false => wanted.iter().any(|w| is(r, w)),
+    let ours = |r: &&Value| {
+        if wanted.is_empty() {
+            r["offline"] != true
+        } else {
+            wanted.iter().any(|w| is(r, w))
+        }
     };
     for replica in replicas.iter().filter(ours) {
         if replica["state"] != "in_sync" {
@@ -152,9 +155,10 @@ struct Bars {
 
 impl Bars {
     fn new(hidden: bool) -> Bars {
-        let target = match hidden || !std::io::stderr().is_terminal() {
-            true => ProgressDrawTarget::hidden(),
-            false => ProgressDrawTarget::stderr(),
+        let target = if hidden || !std::io::stderr().is_terminal() {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr()
         };
         Bars {
             all: MultiProgress::with_draw_target(target),

@@ -87,9 +87,10 @@ fn located(path: &Path) -> Result<PathBuf, RpcError> {
     crate::files::absolute(path).map_err(|error| {
         let cause = format!("{}: {error}", path.display());
         // As the kernel answers to an empty path.
-        let errno = match path.as_os_str().is_empty() {
-            true => Errno::ENOENT,
-            false => Errno::EINVAL,
+        let errno = if path.as_os_str().is_empty() {
+            Errno::ENOENT
+        } else {
+            Errno::EINVAL
         };
         RpcError::errno(errno, cause).field("filename")
     })
@@ -284,15 +285,17 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
         return Err(no_device_of_kind(on, name, kind, maker));
     };
     if let Some(size) = params.size {
-        match params.force {
-            true => crate::volumes::must_leave_a_copy(on, name, size)?,
-            false => plane.bdevs.may_shrink(name, size)?,
+        if params.force {
+            crate::volumes::must_leave_a_copy(on, name, size)?
+        } else {
+            plane.bdevs.may_shrink(name, size)?
         }
     }
     look(on, &bdev, params.size).await?;
-    let how = match params.force {
-        true => Shrink::Forced,
-        false => Shrink::IfUnused,
+    let how = if params.force {
+        Shrink::Forced
+    } else {
+        Shrink::IfUnused
     };
     let taken = plane.bdevs.take_size(name, how);
     // A volume records that a replica was cut before the answer says that the file may be.

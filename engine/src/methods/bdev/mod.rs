@@ -170,13 +170,14 @@ async fn create(
 
 /// Refuses the UUID of which hosts would make no identity.
 pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
-    match uuid.is_some_and(|uuid| uuid.is_nil()) {
-        false => Ok(()),
-        true => Err(
+    if !uuid.is_some_and(|uuid| uuid.is_nil()) {
+        Ok(())
+    } else {
+        Err(
             RpcError::errno(Errno::EINVAL, "the nil UUID identifies nothing")
                 .field("uuid")
                 .remedy("leave it out, or give another"),
-        ),
+        )
     }
 }
 

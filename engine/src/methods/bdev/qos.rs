@@ -135,17 +135,16 @@ impl Method<Engine> for SetQosLimit {
         layer.qos().set(limits);
         let lasting = on.volumes.lasting_name(&name);
         let mut edits = former(&on, &name, &key(&lasting));
-        edits.push(match limits.is_none() {
-            true => forget(&lasting),
-            false => {
-                let mut params = json!(Assigned::of(limits));
-                params["name"] = lasting.as_str().into();
-                Edit::Put(Record {
-                    key: key(&lasting),
-                    method: SetQosLimit::NAME.into(),
-                    params,
-                })
-            }
+        edits.push(if limits.is_none() {
+            forget(&lasting)
+        } else {
+            let mut params = json!(Assigned::of(limits));
+            params["name"] = lasting.as_str().into();
+            Edit::Put(Record {
+                key: key(&lasting),
+                method: SetQosLimit::NAME.into(),
+                params,
+            })
         });
         let stored = on.journal.commit(Change(edits)).await;
         stored.inspect_err(|_| layer.qos().set(before))?;

@@ -166,19 +166,13 @@ impl Method<Engine> for AllowAny {
         let (own, apart) = (key::subsystem(nqn), key::allow_any_host(nqn));
         if let Some(entry) = on.journal.find(&own) {
             let mut record = entry.record;
-            let change = match entry.durable {
-                // It is a part of the subsystem's record.
-                true => {
-                    record.params["allow_any_host"] = params.allow_any_host.into();
-                    Change::put(own, record.method, record.params).and(Change::remove(apart))
-                }
-                // Which is the file's: stored, it would be taken for a subsystem of RPC's, and nothing else that
-                // the file has in it would be made.
-                false => {
-                    let record =
-                        json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
-                    Change::put(apart, AllowAny::NAME, record)
-                }
+            let change = if entry.durable {
+                record.params["allow_any_host"] = params.allow_any_host.into();
+                Change::put(own, record.method, record.params).and(Change::remove(apart))
+            } else {
+                let record =
+                    json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
+                Change::put(apart, AllowAny::NAME, record)
             };
             on.journal.commit(change).await?;
         }
@@ -218,12 +212,13 @@ impl Method<Engine> for SetKeys {
             ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
         ])?;
         let host = host_nqn(&params.host)?;
-        match subsystem.hosts().contains(&host) {
-            true => Ok(true),
-            false => Err(
+        if subsystem.hosts().contains(&host) {
+            Ok(true)
+        } else {
+            Err(
                 RpcError::errno(Errno::EINVAL, format!("host {host} is not in the list"))
                     .field("host"),
-            ),
+            )
         }
     }
 }

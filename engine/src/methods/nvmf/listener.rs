@@ -238,9 +238,10 @@ impl Method<Engine> for Add {
         }
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
         // The file's listeners and stored ones say all of it.
-        let usual = match is_declaring() || is_replaying() {
-            true => None,
-            false => volume::of_listener(&on, nqn, kind),
+        let usual = if is_declaring() || is_replaying() {
+            None
+        } else {
+            volume::of_listener(&on, nqn, kind)
         };
         let (usual_state, usually_withheld) = usual.unwrap_or_default();
         let given = params.ana_state.or(usual_state);
@@ -380,12 +381,11 @@ impl Method<Engine> for Remove {
         }
         // What the configuration file declares comes and goes with its interface; what was set by RPC
         // about it stays.
-        let change = match is_declaring() {
-            true => Change::remove(own),
-            false => {
-                let below = Change(vec![Edit::RemoveAll(key::below(&own))]);
-                Change::remove(own).and(below)
-            }
+        let change = if is_declaring() {
+            Change::remove(own)
+        } else {
+            let below = Change(vec![Edit::RemoveAll(key::below(&own))]);
+            Change::remove(own).and(below)
         };
         on.journal.commit(change).await?;
         if let Ok(live) = live {

@@ -153,9 +153,10 @@ pub fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
 /// Edits that give up what could not be made again, and all that is in it: made anew by somebody, it is not to get that.
 pub fn forget_lost(key: &str) -> Vec<Edit> {
     let own = Edit::Remove(key.to_owned());
-    match key.starts_with("nvmf/") {
-        true => vec![Edit::RemoveAll(key::below(key)), own],
-        false => vec![own],
+    if key.starts_with("nvmf/") {
+        vec![Edit::RemoveAll(key::below(key)), own]
+    } else {
+        vec![own]
     }
 }
 

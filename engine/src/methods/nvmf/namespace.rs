@@ -403,17 +403,13 @@ impl Method<Engine> for SetAnaGroup {
         let own = key::namespace(nqn, nsid);
         if let Some(entry) = on.journal.find(&own) {
             let apart = key::ana_group(nqn, nsid);
-            let change = match entry.durable {
-                true => {
-                    let mut record = entry.record.params;
-                    record["namespace"]["anagrpid"] = group.into();
-                    Change::put(own, Add::NAME, record).and(Change::remove(apart))
-                }
-                // The namespace is the file's, which chooses its id at every start: a record of it would take the id.
-                false => {
-                    let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "anagrpid": group });
-                    Change::put(apart, SetAnaGroup::NAME, record)
-                }
+            let change = if entry.durable {
+                let mut record = entry.record.params;
+                record["namespace"]["anagrpid"] = group.into();
+                Change::put(own, Add::NAME, record).and(Change::remove(apart))
+            } else {
+                let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "anagrpid": group });
+                Change::put(apart, SetAnaGroup::NAME, record)
             };
             let stored = on.journal.commit(change).await;
             if let Err(refused) = stored {

@@ -83,12 +83,13 @@ fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<U
 
 impl Kept {
     fn belongs_to(&self, uuid: Uuid) -> Result<(), String> {
-        match self.bdev_uuid == uuid {
-            true => Ok(()),
-            false => Err(format!(
+        if self.bdev_uuid == uuid {
+            Ok(())
+        } else {
+            Err(format!(
                 "it holds the reservation of namespace {}, and this one is {uuid}",
                 self.bdev_uuid
-            )),
+            ))
         }
     }
 

@@ -507,14 +507,15 @@ fn stands_for(on: &Engine, kind: TransportType, asked: &Transport) -> Result<(),
     };
     let options = asked.as_object().into_iter().flatten();
     let differences: Vec<String> = options.filter_map(differs).collect();
-    match differences.is_empty() {
-        true => Ok(()),
-        false => Err(exists
+    if differences.is_empty() {
+        Ok(())
+    } else {
+        Err(exists
             .cause(format!(
                 "listeners of the configuration file made it, with other options: {}",
                 differences.join(", ")
             ))
-            .remedy("have the file say the same, or leave this call out")),
+            .remedy("have the file say the same, or leave this call out"))
     }
 }
 

@@ -38,9 +38,10 @@ fn left(dir: &Path) {
 fn hide(dir: &Path, hidden: bool) {
     for name in REPLICAS {
         let (here, away) = (dir.join(name), dir.join(format!("{name}.away")));
-        match hidden {
-            true => std::fs::rename(here, away).unwrap(),
-            false => std::fs::rename(away, here).unwrap(),
+        if hidden {
+            std::fs::rename(here, away).unwrap()
+        } else {
+            std::fs::rename(away, here).unwrap()
         }
     }
 }

@@ -236,9 +236,10 @@ impl Method<Engine> for FailIo {
 
     async fn apply(params: NameParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
-        match crate::volumes::fail_io(&on, &params.name)? {
-            true => describe(&on, &on.volumes.find(&params.name)?),
-            false => run(&on, &params.name, Command::FailIo).await,
+        if crate::volumes::fail_io(&on, &params.name)? {
+            describe(&on, &on.volumes.find(&params.name)?)
+        } else {
+            run(&on, &params.name, Command::FailIo).await
         }
     }
 }

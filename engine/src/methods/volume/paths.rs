@@ -37,17 +37,19 @@ pub struct AnaByTransport {
 
 impl AnaByTransport {
     fn given(&self, trtype: &str) -> Option<AnaWord> {
-        match trtype.eq_ignore_ascii_case("RDMA") {
-            true => self.rdma,
-            false => self.tcp,
+        if trtype.eq_ignore_ascii_case("RDMA") {
+            self.rdma
+        } else {
+            self.tcp
         }
     }
 
     pub(super) fn of(&self, trtype: &str) -> AnaWord {
         self.given(trtype)
-            .unwrap_or(match trtype.eq_ignore_ascii_case("RDMA") {
-                true => AnaWord::Optimized,
-                false => AnaWord::NonOptimized,
+            .unwrap_or(if trtype.eq_ignore_ascii_case("RDMA") {
+                AnaWord::Optimized
+            } else {
+                AnaWord::NonOptimized
             })
     }
 }

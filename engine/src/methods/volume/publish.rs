@@ -274,14 +274,15 @@ impl Method<Engine> for Publish {
 fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
     let subsystem = on.plane()?.target.subsystem(nqn)?;
     let namespaces = subsystem.namespaces();
-    match namespaces.iter().any(|n| n.bdev_name == bdev) {
-        true => Ok(subsystem.config.ana_reporting),
-        false => Err(RpcError::errno(
+    if namespaces.iter().any(|n| n.bdev_name == bdev) {
+        Ok(subsystem.config.ana_reporting)
+    } else {
+        Err(RpcError::errno(
             Errno::ENOENT,
             format!("{nqn} has no namespace on \"{bdev}\""),
         )
         .field("nqn")
-        .remedy("without adopt a subsystem is made")),
+        .remedy("without adopt a subsystem is made"))
     }
 }
 

@@ -19,9 +19,10 @@ impl Controller {
     /// What follows when all namespaces are known.
     pub(super) fn after_namespaces(&mut self) -> Step {
         self.access_log.clear();
-        match self.reports_access() {
-            true => Step::ReadAccess(0),
-            false => Step::Idle,
+        if self.reports_access() {
+            Step::ReadAccess(0)
+        } else {
+            Step::Idle
         }
     }
 

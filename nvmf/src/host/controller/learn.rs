@@ -62,9 +62,10 @@ impl Controller {
             return Err(HostError::Misbehaved { what });
         }
         // A full list may go on.
-        Ok(match count == NamespaceList::MAX_ENTRIES {
-            true => Step::ListNamespaces(last),
-            false => self.next_namespace(),
+        Ok(if count == NamespaceList::MAX_ENTRIES {
+            Step::ListNamespaces(last)
+        } else {
+            self.next_namespace()
         })
     }
 

@@ -175,9 +175,10 @@ fn standing(data: &[u8], host: &[u8; 16]) -> Option<Standing> {
     for at in 0..usize::from(header.regctl.get()) {
         let entry = entries.get(at * RegistrantExtended::SIZE..)?;
         let (entry, _) = RegistrantExtended::ref_from_prefix(entry).ok()?;
-        match entry.hostid == *host {
-            true => standing.own = Some(entry.rkey.get()),
-            false => standing.others.push(entry.rkey.get()),
+        if entry.hostid == *host {
+            standing.own = Some(entry.rkey.get())
+        } else {
+            standing.others.push(entry.rkey.get())
         }
     }
     Some(standing)

@@ -145,9 +145,10 @@ impl State {
         let Some(held) = self.held else {
             return Rights::ReadWrite;
         };
-        let inside = match is_for_registrants(held.kind) {
-            true => self.key_of(host).is_some(),
-            false => held.holder == Some(*host),
+        let inside = if is_for_registrants(held.kind) {
+            self.key_of(host).is_some()
+        } else {
+            held.holder == Some(*host)
         };
         match (inside, excludes_reads(held.kind)) {
             (true, _) => Rights::ReadWrite,

@@ -85,9 +85,10 @@ impl TargetConn {
     #[inline]
     fn capsule(&mut self, frame: &Frame, sqe: Sqe, pools: &Pools, sink: &mut impl Sink) -> Handled {
         let is_io = self.queue.is_some_and(|queue| queue.qid != 0);
-        let unsent = match is_io {
-            true => UNSENT_QUEUES * self.entries + 8,
-            false => UNSENT_ADMIN,
+        let unsent = if is_io {
+            UNSENT_QUEUES * self.entries + 8
+        } else {
+            UNSENT_ADMIN
         };
         if self.tx.marks() >= unsent {
             return Ok(Some(Polled::Waiting));
@@ -114,9 +115,10 @@ impl TargetConn {
         if is_here && is_io && in_place && sqe.fuse() == Fuse::Normal {
             return self.capsule_in_place(sqe, (header, length), (offset, meant), sink);
         }
-        let buf = match is_io {
-            true => pools.io.acquire(length),
-            false => pools.for_admin(length),
+        let buf = if is_io {
+            pools.io.acquire(length)
+        } else {
+            pools.for_admin(length)
         };
         let Some(buf) = buf else {
             assert!(
@@ -258,12 +260,13 @@ impl TargetConn {
         if !self.rx.advance() {
             return Ok(Some(Polled::Starved));
         }
-        let received = match self.reader.rules().digests.data {
-            true => match self.rx.unread().first_chunk() {
+        let received = if self.reader.rules().digests.data {
+            match self.rx.unread().first_chunk() {
                 Some(&digest) => Some(u32::from_le_bytes(digest)),
                 None => return Ok(Some(Polled::Starved)),
-            },
-            false => None,
+            }
+        } else {
+            None
         };
         if received.is_some() {
             self.rx.consume(4);
@@ -328,9 +331,10 @@ impl TargetConn {
             self.fetching -= 1;
             self.fetching_bytes -= fetch.total as usize;
             *slot = None;
-            sink(match damaged {
-                true => TargetEvent::FetchDamaged { tag },
-                false => TargetEvent::Fetched { tag, data },
+            sink(if damaged {
+                TargetEvent::FetchDamaged { tag }
+            } else {
+                TargetEvent::Fetched { tag, data }
             });
             return Some(Polled::Event);
         }

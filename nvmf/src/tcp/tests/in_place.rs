@@ -37,9 +37,12 @@ impl Raw {
 
 fn capsule_with(sqe: Sqe, data: &[u8], digests: Digests) -> Vec<u8> {
     let header = CapsuleCmd::new(sqe, data.len() as u32, digests, DataAlignment::DWORD);
-    let digest = |wanted: bool, of: &[u8]| match wanted {
-        true => crc_fast::crc32_iscsi(of).to_le_bytes().to_vec(),
-        false => Vec::new(),
+    let digest = |wanted: bool, of: &[u8]| {
+        if wanted {
+            crc_fast::crc32_iscsi(of).to_le_bytes().to_vec()
+        } else {
+            Vec::new()
+        }
     };
     [
         header.as_bytes(),

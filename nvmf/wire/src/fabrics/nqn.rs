@@ -175,18 +175,19 @@ fn validate(text: &str) -> Result<(), NqnError> {
 fn validate_uuid(found: &str) -> Result<(), NqnError> {
     let hyphens = [8, 13, 18, 23];
     let well_formed = found.len() == 36
-        && found
-            .bytes()
-            .enumerate()
-            .all(|(at, byte)| match hyphens.contains(&at) {
-                true => byte == b'-',
-                false => byte.is_ascii_hexdigit(),
-            });
-    match well_formed {
-        true => Ok(()),
-        false => Err(NqnError::Uuid {
+        && found.bytes().enumerate().all(|(at, byte)| {
+            if hyphens.contains(&at) {
+                byte == b'-'
+            } else {
+                byte.is_ascii_hexdigit()
+            }
+        });
+    if well_formed {
+        Ok(())
+    } else {
+        Err(NqnError::Uuid {
             found: found.to_owned(),
-        }),
+        })
     }
 }
 

@@ -212,10 +212,7 @@ proptest! {
 
     #[test]
     fn property_round_trip(eight in any::<bool>(), offset in any::<u32>(), value in any::<u64>()) {
-        let (size, value) = match eight {
-            true => (PropertySize::Eight, value),
-            false => (PropertySize::Four, value & 0xffff_ffff),
-        };
+        let (size, value) = if eight { (PropertySize::Eight, value) } else { (PropertySize::Four, value & 0xffff_ffff) };
         let set = PropertySet { size, offset, value };
         prop_assert_eq!(PropertySet::parse(&set.to_sqe(1)), Ok(set));
     }

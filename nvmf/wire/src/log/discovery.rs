@@ -268,9 +268,10 @@ fn read_text(field: &'static str, bytes: &[u8]) -> Result<String, DiscoveryError
         .position(|&byte| byte == 0)
         .unwrap_or(bytes.len());
     let text = bytes[..end].trim_ascii_end();
-    match is_printable(text) {
-        true => Ok(text.iter().map(|&byte| char::from(byte)).collect()),
-        false => Err(DiscoveryError::NotAscii { field }),
+    if is_printable(text) {
+        Ok(text.iter().map(|&byte| char::from(byte)).collect())
+    } else {
+        Err(DiscoveryError::NotAscii { field })
     }
 }
 

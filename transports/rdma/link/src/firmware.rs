@@ -46,9 +46,10 @@ pub fn firmware(driver: &str, version: &str) -> Firmware {
     let bad: Vec<_> = family
         .filter(|bad| (bad.from..bad.before).contains(&version))
         .collect();
-    match bad.is_empty() {
-        true => Firmware::NotListed,
-        false => Firmware::Bad(bad),
+    if bad.is_empty() {
+        Firmware::NotListed
+    } else {
+        Firmware::Bad(bad)
     }
 }
 

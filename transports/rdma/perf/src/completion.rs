@@ -53,9 +53,10 @@ impl Causes {
     pub fn due(&mut self, now: Instant) -> Option<PerfError> {
         let (rank, _) = self.best.as_ref()?;
         let waited = self.since.is_some_and(|since| now >= since + GRACE);
-        match *rank == Rank::Seen || waited {
-            true => self.best.take().map(|(_, error)| error),
-            false => None,
+        if *rank == Rank::Seen || waited {
+            self.best.take().map(|(_, error)| error)
+        } else {
+            None
         }
     }
 }

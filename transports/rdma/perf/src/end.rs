@@ -78,9 +78,10 @@ impl LaneSizes {
             Op::Write | Op::Read => terms.message_bytes,
         };
         // What goes out and is not compared is the same each time.
-        let count = match terms.verify || terms.op == Op::Read {
-            true => usize::from(terms.depth) * usize::from(terms.queue_pairs),
-            false => 1,
+        let count = if terms.verify || terms.op == Op::Read {
+            usize::from(terms.depth) * usize::from(terms.queue_pairs)
+        } else {
+            1
         };
         match size {
             0 => Vec::new(),

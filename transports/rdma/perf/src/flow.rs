@@ -206,17 +206,18 @@ impl Flow {
                 }
             }
             Op::Write => {
-                let buf = match terms.verify {
-                    false => load
-                        .source
+                let buf = if !terms.verify {
+                    load.source
                         .as_ref()
-                        .map(|source| source.slice(0, size as usize)),
-                    true => load.pool.acquire(size as usize),
+                        .map(|source| source.slice(0, size as usize))
+                } else {
+                    load.pool.acquire(size as usize)
                 };
                 let Some(mut buf) = buf else { return Ok(false) };
-                let slot = match terms.verify {
-                    true => self.free.pop().expect("one is free"),
-                    false => (number % u64::from(self.remote.slots)) as u16,
+                let slot = if terms.verify {
+                    self.free.pop().expect("one is free")
+                } else {
+                    (number % u64::from(self.remote.slots)) as u16
                 };
                 if terms.verify {
                     let bytes = buf.bytes_mut().expect("it is not shared");
@@ -366,12 +367,11 @@ impl Flow {
             None
         };
         drop(received);
-        let measured = match echo {
-            true => Some(self.echoed(load, &head, tail, length, size, now)?),
-            false => {
-                self.told(load, &head[..head.len().min(length as usize)])?;
-                None
-            }
+        let measured = if echo {
+            Some(self.echoed(load, &head, tail, length, size, now)?)
+        } else {
+            self.told(load, &head[..head.len().min(length as usize)])?;
+            None
         };
         let posted = self.lane.post_recv(Some(&load.pool));
         posted.map_err(|source| PerfError::Post { peer, source })?;

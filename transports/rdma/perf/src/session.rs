@@ -222,9 +222,10 @@ impl Session {
     }
 
     fn during(&self) -> &'static str {
-        match self.takers.iter().all(Option::is_some) {
-            true => "measuring",
-            false => "connecting",
+        if self.takers.iter().all(Option::is_some) {
+            "measuring"
+        } else {
+            "connecting"
         }
     }
 

@@ -36,13 +36,14 @@ fn timed_out(limit: Duration) -> String {
 
 /// What to do about a connection that could not be made.
 fn remedy(why: &str, address: SocketAddr) -> String {
-    match why.starts_with(TIMEOUT) {
-        true => format!(
+    if why.starts_with(TIMEOUT) {
+        format!(
             "; is it there (`ping {}`), does the packet filter admit UDP 4791, has this machine a GID for the address it \
-             comes from (`nacre rdma gids`)?",
+         comes from (`nacre rdma gids`)?",
             address.ip()
-        ),
-        false => String::new(),
+        )
+    } else {
+        String::new()
     }
 }
 
@@ -209,9 +210,10 @@ impl Connects {
                 "cannot connect to {address} by RDMA: {why} ({stage}){}",
                 remedy(why, address)
             );
-            let ended = match attempt.refused {
-                true => Closed::Refused(text),
-                false => Closed::Broken(text),
+            let ended = if attempt.refused {
+                Closed::Refused(text)
+            } else {
+                Closed::Broken(text)
             };
             return attempt.link.send(News::Ended(ended));
         }

@@ -187,9 +187,10 @@ fn devices_that_nothing_is_on() {
         let client = all.connect(0, ENTRIES).unwrap();
         all.leave(client);
         all.plug.unlisten(ListenerId(0));
-        match heard {
-            true => all.fabric.remove_device(all.devices[0]),
-            false => all.fabric.remove_device_unheard(all.devices[0]),
+        if heard {
+            all.fabric.remove_device(all.devices[0])
+        } else {
+            all.fabric.remove_device_unheard(all.devices[0])
         }
         all.turns(4);
         assert_eq!(all.plug.domains().len(), 1, "heard {heard}");

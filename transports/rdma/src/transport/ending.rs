@@ -165,9 +165,10 @@ impl RdmaTransport {
     /// How long a connection may take to connect its queue.
     pub(super) fn connect_patience(&self) -> Duration {
         let usual = self.shared.config.connect_timeout;
-        match self.now < self.crowded_until {
-            true => usual.min(CROWDED_PATIENCE),
-            false => usual,
+        if self.now < self.crowded_until {
+            usual.min(CROWDED_PATIENCE)
+        } else {
+            usual
         }
     }
 

@@ -105,14 +105,15 @@ impl RdmaTransport {
             self.room_for(incoming.depth.into())?;
         }
         let headers = |entries: usize| self.headers.acquire(entries * Sqe::SIZE);
-        let recv = match shared {
-            true => None,
-            false => Some(RecvConfig {
+        let recv = if shared {
+            None
+        } else {
+            Some(RecvConfig {
                 headers: headers(incoming.depth.into()).ok_or("no memory for receives is left")?,
                 header_bytes: Sqe::SIZE as u32,
                 entries: incoming.depth.into(),
                 data_bytes: config.receive_data_size(),
-            }),
+            })
         };
         // A device that cannot have a power of two cannot grant more than was asked for, either.
         let places = incoming.sends.next_power_of_two() as usize;

@@ -76,16 +76,18 @@ impl CoreMemory {
         let of = |size: usize, count: usize| ClassSpec { size, count };
         let depth = usize::from(config.max_queue_depth);
         let shared = config.srq_size as usize;
-        let own = match devices.own {
-            true => (config.max_connections * depth).min(OWN_RECEIVES),
-            false => 0,
+        let own = if devices.own {
+            (config.max_connections * depth).min(OWN_RECEIVES)
+        } else {
+            0
         };
         // One device more may come; until it does its buffers are with commands under way, too.
         let receives = devices.sharing * shared + own + shared.max(UNDER_WAY);
         // Also for later connections of a device without shared receives: headers are small.
-        let most = match devices.own {
-            true => config.max_connections,
-            false => config.max_connections.min(receives / ADMIN_DEPTH),
+        let most = if devices.own {
+            config.max_connections
+        } else {
+            config.max_connections.min(receives / ADMIN_DEPTH)
         };
         let mut headers = vec![of(depth * Sqe::SIZE, most)];
         if shared > 0 {

@@ -408,9 +408,10 @@ impl Lane {
     /// [`Lane::sent`], which forgets the time; requests that were not signaled have none.
     #[inline]
     pub fn timing(&mut self, done: &Completion) -> Option<Timing> {
-        match self.is_mine(done) && !done.is_recv() {
-            true => self.send.timing(done.wc.wr_id as u32),
-            false => None,
+        if self.is_mine(done) && !done.is_recv() {
+            self.send.timing(done.wc.wr_id as u32)
+        } else {
+            None
         }
     }
 
@@ -418,9 +419,10 @@ impl Lane {
     /// carry it ([`WorkCompletion::opcode`]). Call it before [`Lane::sent`], which forgets the
     /// operation.
     pub fn operation(&self, done: &Completion) -> WcOpcode {
-        match done.is_recv() {
-            true => WcOpcode::Recv,
-            false => self.send.operation(done.wc.wr_id as u32),
+        if done.is_recv() {
+            WcOpcode::Recv
+        } else {
+            self.send.operation(done.wc.wr_id as u32)
         }
     }
 
@@ -445,9 +447,10 @@ impl Lane {
     /// was read into is answered.
     #[inline]
     pub fn sent(&mut self, done: &Completion) -> Option<Buf> {
-        match self.is_mine(done) && !done.is_recv() {
-            true => self.send.complete(done.wc.wr_id as u32),
-            false => None,
+        if self.is_mine(done) && !done.is_recv() {
+            self.send.complete(done.wc.wr_id as u32)
+        } else {
+            None
         }
     }
 
@@ -484,9 +487,10 @@ impl Lane {
     /// Gives the queue pair back, to be destroyed where that may take its time. A lane with
     /// something outstanding cannot: it is to be dropped.
     pub fn retire(self) -> Result<Endpoint, Box<Lane>> {
-        match self.is_idle() {
-            true => Ok(self.endpoint),
-            false => Err(Box::new(self)),
+        if self.is_idle() {
+            Ok(self.endpoint)
+        } else {
+            Err(Box::new(self))
         }
     }
 }

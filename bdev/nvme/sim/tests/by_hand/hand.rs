@@ -236,9 +236,10 @@ pub fn config() -> Config {
 pub fn transfer(hand: &Hand, opcode: u8, lba: u64, blocks: u32) -> Sqe {
     let mut sqe = ReadWrite::new(lba, blocks).to_sqe(opcode, 0, NSID);
     sqe.set_psdt(Psdt::Prp);
-    let second = match blocks * 512 > PAGE as u32 {
-        true => hand.data.address(PAGE),
-        false => 0,
+    let second = if blocks * 512 > PAGE as u32 {
+        hand.data.address(PAGE)
+    } else {
+        0
     };
     prps(&mut sqe, hand.data.address(0), second);
     sqe

@@ -282,9 +282,10 @@ impl World {
                 // destination.
                 let any: Vec<u8> = values.concat();
                 for (block, values) in self.blocks[range].iter_mut().zip(&values) {
-                    match done {
-                        true => block.wrote(values, true, false),
-                        false => block.wrote(&any, false, false),
+                    if done {
+                        block.wrote(values, true, false)
+                    } else {
+                        block.wrote(&any, false, false)
                     }
                 }
             }

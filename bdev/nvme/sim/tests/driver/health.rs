@@ -54,9 +54,10 @@ fn thresholds() {
         ),
         (
             |smart, bad| {
-                smart.critical_warning = match bad {
-                    true => CriticalWarning::RELIABILITY_DEGRADED.bits(),
-                    false => 0,
+                smart.critical_warning = if bad {
+                    CriticalWarning::RELIABILITY_DEGRADED.bits()
+                } else {
+                    0
                 };
             },
             "critical_warning",

@@ -198,11 +198,12 @@ impl System {
         }
         let no_module = |said| PciError::NoModule { module, said };
         self.kernel.modprobe(module).map_err(no_module)?;
-        match is_there() {
-            true => Ok(()),
-            false => Err(no_module(
+        if is_there() {
+            Ok(())
+        } else {
+            Err(no_module(
                 "modprobe succeeded, and the driver is not there".into(),
-            )),
+            ))
         }
     }
 
@@ -238,9 +239,10 @@ impl System {
             }
             self.write(address, "sys/bus/pci/drivers_probe", &address.to_string())?;
         }
-        match self.wait(|| self.driver_of(address) == wanted) {
-            true => Ok(()),
-            false => Err(PciError::Late {
+        if self.wait(|| self.driver_of(address) == wanted) {
+            Ok(())
+        } else {
+            Err(PciError::Late {
                 address,
                 wanted: if wanted == Driver::Nvme {
                     "nvme"
@@ -249,7 +251,7 @@ impl System {
                 },
                 now: self.driver_of(address),
                 seconds: PATIENCE.as_secs(),
-            }),
+            })
         }
     }
 

@@ -4,12 +4,11 @@ use std::path::PathBuf;
 use super::{Address, Driver, Member, Use};
 
 fn list<T: ToString>(items: &[T]) -> String {
-    match items.is_empty() {
-        true => "none".into(),
-        false => {
-            let items: Vec<String> = items.iter().map(T::to_string).collect();
-            items.join(", ")
-        }
+    if items.is_empty() {
+        "none".into()
+    } else {
+        let items: Vec<String> = items.iter().map(T::to_string).collect();
+        items.join(", ")
     }
 }
 

@@ -200,9 +200,10 @@ impl Fake {
                 let named = self
                     .root
                     .join(format!("sys/kernel/iommu_groups/{number}/name"));
-                let node = match named.exists() {
-                    true => format!("noiommu-{number}"),
-                    false => number.to_owned(),
+                let node = if named.exists() {
+                    format!("noiommu-{number}")
+                } else {
+                    number.to_owned()
                 };
                 if !*self.ways.no_nodes.lock().unwrap() {
                     fs::write(self.root.join("dev/vfio").join(node), "").unwrap();
@@ -259,7 +260,7 @@ impl Kernel for Fake {
     }
 
     fn open_exclusively(&self, device: &Path) -> io::Result<()> {
-        match self
+        if self
             .ways
             .busy
             .lock()
@@ -267,8 +268,9 @@ impl Kernel for Fake {
             .iter()
             .any(|busy| busy == device)
         {
-            true => Err(io::ErrorKind::ResourceBusy.into()),
-            false => Ok(()),
+            Err(io::ErrorKind::ResourceBusy.into())
+        } else {
+            Ok(())
         }
     }
 

@@ -74,16 +74,14 @@ fn for_a_moment() {
         let mut world = world(2);
         world.cut("d1", LEFT);
         world.enlarge("d1");
-        match told {
-            true => changed(&mut world, "d1"),
-            // The next write finds out, and is not acknowledged before it is recorded.
-            false => {
-                let token = world.begin_write(KEPT + 8, 1, 9);
-                while !world.ended.contains_key(&token) {
-                    world.step();
-                }
-                assert_eq!(world.ended(token).unwrap().status, Status::Ok);
+        if told {
+            changed(&mut world, "d1")
+        } else {
+            let token = world.begin_write(KEPT + 8, 1, 9);
+            while !world.ended.contains_key(&token) {
+                world.step();
             }
+            assert_eq!(world.ended(token).unwrap().status, Status::Ok);
         }
         assert!(
             EMPTY(world.member_state("d1")),
@@ -103,12 +101,11 @@ fn over_a_restart() {
     for clean in [true, false] {
         let mut world = world(2);
         world.cut("d1", LEFT);
-        match clean {
-            true => world.close(),
-            false => {
-                changed(&mut world, "d1");
-                world.crash();
-            }
+        if clean {
+            world.close()
+        } else {
+            changed(&mut world, "d1");
+            world.crash();
         }
         world.enlarge("d1");
         world.reopen("d1");

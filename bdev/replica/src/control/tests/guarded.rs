@@ -172,9 +172,10 @@ impl Queue for GuardedQueue {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         let device = &self.device;
         let known = device.reservations.lock().unwrap();
-        let may = match io.op.is_write() {
-            true => known.may_write(device.host),
-            false => known.may_read(device.host),
+        let may = if io.op.is_write() {
+            known.may_write(device.host)
+        } else {
+            known.may_read(device.host)
         };
         drop(known);
         let status = match device.is_cut() {
@@ -190,9 +191,10 @@ impl Queue for GuardedQueue {
         let before = done.len();
         if let Some(Reserve { ask, answer }) = self.asked.take() {
             let mut known = self.device.reservations.lock().unwrap();
-            let outcome = match self.device.is_cut() {
-                true => Err(Status::Gone),
-                false => known.ask(self.device.host, ask),
+            let outcome = if self.device.is_cut() {
+                Err(Status::Gone)
+            } else {
+                known.ask(self.device.host, ask)
             };
             drop(known);
             answer(outcome);

@@ -120,9 +120,10 @@ fn a_decision_is_overtaken() {
         let op = if flush { Op::Flush } else { Op::Write };
         let bad = Fault::new(Action::Fail(Status::DeviceError)).on(&[op]);
         let bad = world.shelf.fault("d1").inject(bad).unwrap();
-        let failed = match flush {
-            true => world.submit(Io::new(0, Op::Flush, 0, 0)),
-            false => world.begin_write(8, 8, 2),
+        let failed = if flush {
+            world.submit(Io::new(0, Op::Flush, 0, 0))
+        } else {
+            world.begin_write(8, 8, 2)
         };
         world.pass(Duration::from_secs(2));
         assert_eq!(world.state(), VolumeState::StoreLost);

@@ -279,14 +279,13 @@ fn what_was_promised_is_kept() {
         let handle = world.handle.clone().unwrap();
         assert_eq!(handle.keeps(&prepared), kept_now, "{promise:?}");
         world.pass(Duration::from_millis(200));
-        match kept_now {
-            true => assert_eq!(world.wait(waits).status, Status::Ok),
-            false => {
-                assert!(world.ended(waits).is_none(), "{promise:?}");
-                prepared.shut();
-                assert_eq!(world.wait(waits).status, Status::Gone);
-                world.opened(handle);
-            }
+        if kept_now {
+            assert_eq!(world.wait(waits).status, Status::Ok)
+        } else {
+            assert!(world.ended(waits).is_none(), "{promise:?}");
+            prepared.shut();
+            assert_eq!(world.wait(waits).status, Status::Gone);
+            world.opened(handle);
         }
         world.write(64, 1, fill);
         assert_eq!(world.read(64), fill);

@@ -165,9 +165,10 @@ impl Shelf {
 
     pub fn cut(&self, name: &str, cut: bool) {
         let mut all = self.cut.lock().unwrap();
-        match cut {
-            true => all.insert(name.into()),
-            false => all.remove(name),
+        if cut {
+            all.insert(name.into())
+        } else {
+            all.remove(name)
         };
     }
 
@@ -280,9 +281,10 @@ impl World {
         });
         let mut rival = World {
             shelf,
-            store: match self.store.is_shared() {
-                true => MemoryStore::new(),
-                false => MemoryStore::alone(),
+            store: if self.store.is_shared() {
+                MemoryStore::new()
+            } else {
+                MemoryStore::alone()
             },
             heard: Arc::default(),
             core: TestCore::with_clock(ReactorConfig::default(), self.clock.clone()),

@@ -113,9 +113,10 @@ fn a_late_read_without_another_buffer() {
         let all: Vec<_> = std::iter::from_fn(|| r.pool.acquire(4096)).collect();
         r.pass(DEADLINE + Duration::from_millis(500));
         assert_eq!(r.count("B"), 0);
-        match back {
-            false => drop(all),
-            true => r.answer("A", Status::Aborted),
+        if !back {
+            drop(all)
+        } else {
+            r.answer("A", Status::Aborted)
         }
         r.pass(Duration::from_millis(50));
         assert_eq!((r.count("B"), memory("B") == kept), (1, back));

@@ -148,9 +148,10 @@ fn any_of_its_kind(name: &str, value: &Value) -> Option<Result<(), &'static str>
         ),
         _ => return None,
     };
-    Some(match fits || value.is_null() {
-        true => Ok(()),
-        false => Err(kind),
+    Some(if fits || value.is_null() {
+        Ok(())
+    } else {
+        Err(kind)
     })
 }
 

@@ -294,12 +294,13 @@ impl AttachParams {
     pub(super) fn check_name(&self) -> Result<(), RpcError> {
         let is_one =
             (1..=200).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
-        match is_one {
-            true => Ok(()),
-            false => Err(RpcError::invalid_params(
+        if is_one {
+            Ok(())
+        } else {
+            Err(RpcError::invalid_params(
                 "a name of 1 to 200 characters, none of them a control character, is needed",
             )
-            .field("name")),
+            .field("name"))
         }
     }
 

@@ -480,9 +480,10 @@ fn a_store_that_fails_undoes_the_change() {
             // Full from the first host on.
             let hosts = |edit: &crate::store::Edit| matches!(edit, crate::store::Edit::Put(r) if r.method == "nvmf_subsystem_add_host");
             self.0 |= change.0.iter().any(hosts);
-            match self.0 {
-                true => Err(crate::store::StoreError::Gone),
-                false => Ok(()),
+            if self.0 {
+                Err(crate::store::StoreError::Gone)
+            } else {
+                Ok(())
             }
         }
     }

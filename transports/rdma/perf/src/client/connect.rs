@@ -191,9 +191,10 @@ fn make_load(end: &End, terms: Terms, peer: SocketAddr) -> Load {
         Op::Write => terms.message_bytes,
         Op::Read => 0,
     } as usize;
-    let source = match terms.verify || bytes == 0 {
-        true => None,
-        false => end.pool.acquire(bytes),
+    let source = if terms.verify || bytes == 0 {
+        None
+    } else {
+        end.pool.acquire(bytes)
     };
     Load {
         terms,

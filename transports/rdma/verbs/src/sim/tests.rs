@@ -170,9 +170,10 @@ fn numbers_are_those_of_a_device() {
         assert!(b_lane.sent(&done).is_none() && b_lane.sends() == 1);
         assert!(b.receiver.received(&done).is_none());
         assert!(b_lane.timing(&done).is_none());
-        match done.is_recv() {
-            true => drop(a.receiver.received(&done).expect("its own")),
-            false => drop(lane.sent(&done)),
+        if done.is_recv() {
+            drop(a.receiver.received(&done).expect("its own"))
+        } else {
+            drop(lane.sent(&done))
         }
         taken += 1;
     }
