@@ -84,13 +84,16 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// A refusal for a user of commands: the field, the cause and the remedy. The name of the method and
 /// its code stand there only if the daemon gives no cause.
 pub fn refusal(error: &ClientError) -> String {
-    let text = match error {
-        ClientError::Refused { error, .. } if error.data.is_some() => {
-            error.data.as_deref().map(ToString::to_string)
-        }
-        _ => None,
-    };
-    in_commands(&text.unwrap_or_else(|| error.to_string()))
+    match error {
+        ClientError::Refused { error, .. } if error.data.is_some() => in_commands(
+            &error
+                .data
+                .as_deref()
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+        ),
+        _ => error.to_string(),
+    }
 }
 
 /// The command of each method that remedies name.
@@ -105,7 +108,7 @@ const COMMANDS: [(&str, &str); 12] = [
     ("volume_create", "volume create"),
     ("volume_get", "volume show"),
     ("volume_list", "volume list"),
-    ("volume_replace_replica", "volume replace-replica"),
+    ("volume_replace_replica", "volume replace"),
     ("volume_thaw", "volume thaw"),
 ];
 
