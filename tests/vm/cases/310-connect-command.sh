@@ -46,7 +46,7 @@ step "this kernel can connect, says the check"
 
 step "without fallback it fails and says what to do"
 expect_failure "$NACRE" connect 10.78.0.1 -n "$NQN" --fallback none --retries 1 --cm-timeout 60s
-[[ $FAILURE == *"keep the fallback (\`--fallback tcp\`), or move what uses the volume to a host with RDMA"* ]] ||
+[[ $FAILURE == *"keep the fallback (\`--fallback tcp\`), or move the users of the volume to a host with RDMA"* ]] ||
     die "it does not say what to do"
 expect "controllers" "$(ctrl_of "$NQN" | wc -l)" 0
 "$NACRE" rdma rxe del rxe7
