@@ -5,8 +5,8 @@
 //!     └───────────┴──────────┴───── closed, peer gone, deadline ────▲
 //! ```
 //!
-//! While a machine closes, it sends its last PDUs. Then it shuts the sending side down and waits for
-//! the peer's end.
+//! While a machine closes, it sends its last PDUs. Then it shuts the sending side down and waits
+//! for the peer's end.
 
 use std::time::Duration;
 

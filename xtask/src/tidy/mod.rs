@@ -2,6 +2,8 @@
 
 mod documents;
 mod layers;
+mod literal;
+mod types;
 mod words;
 
 use std::path::Path;
@@ -48,13 +50,14 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 9] = [
+    let checks: [(&str, Vec<String>); 10] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
         ("machine paths", machine_paths(root, &files)?),
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
+        ("large types", types::findings(root, &files)?),
         ("words", words::findings(root, &files)?),
         ("links", documents::links(root, &files)?),
         ("commands", documents::commands(root, &files)?),
