@@ -1,8 +1,8 @@
-//! Idle hosts: connections that finish their handshake and then ask for nothing.
+//! Idle hosts: connections that complete the handshake and then send no command.
 //!
-//! What such a connection costs the target, in processor time and in memory, is measured from outside. The bytes
-//! are put together here by hand, from the specification: this also shows that the target takes them from
-//! somebody who does not share its code.
+//! The caller measures the cost per connection (CPU time and memory of the target) from outside.
+//! This module encodes its PDUs by hand from the specification, so it also shows that the target
+//! accepts an independent host.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,8 @@ use anyhow::{Context, Result, ensure};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An ICReq or ICResp, and a capsule's header with its entry (NVMe/TCP 3.6.2).
+/// ICReq and ICResp PDUs, and a command capsule: common header and submission queue entry (NVMe/TCP
+/// 3.6.2).
 const IC_LENGTH: usize = 128;
 const CAPSULE_LENGTH: usize = 72;
 const RESPONSE_LENGTH: usize = 24;
@@ -76,7 +77,7 @@ fn ic_req() -> [u8; IC_LENGTH] {
     pdu
 }
 
-/// The Connect command of an admin queue with its data in the capsule (NVMe over Fabrics 3.3).
+/// The Connect command of an admin queue, with its data in the capsule (NVMe over Fabrics 3.3).
 fn fabrics_connect(nqn: &str, host: u32) -> Result<Vec<u8>> {
     let length = CAPSULE_LENGTH + CONNECT_DATA_LENGTH;
     let mut pdu = vec![0; length];
@@ -101,7 +102,7 @@ fn fabrics_connect(nqn: &str, host: u32) -> Result<Vec<u8>> {
     Ok(pdu)
 }
 
-/// A text field that ends with a zero.
+/// Writes a zero-terminated text field.
 fn put_text(field: &mut [u8], text: &str) -> Result<()> {
     ensure!(text.len() < field.len(), "{text:?} is too long for a name");
     field[..text.len()].copy_from_slice(text.as_bytes());
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_room_for_its_end_is_refused() {
+    fn a_name_without_room_for_its_terminator_is_refused() {
         assert!(fabrics_connect(&"n".repeat(256), 0).is_err());
         assert!(fabrics_connect(&"n".repeat(255), 0).is_ok());
     }

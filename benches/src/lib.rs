@@ -1,7 +1,7 @@
-//! What is fast, and how we know.
+//! Yardsticks for Nacre's throughput and idle cost.
 //!
-//! [`limit`] is the yardstick of `cargo xtask bench tcp`: what bare sockets reach with the same bytes.
-//! [`idle`] holds connections that ask for nothing, to see what those cost.
+//! [`limit`] measures bare sockets that move the same bytes, for `cargo xtask bench tcp`. [`idle`]
+//! holds idle connections, so that their cost can be measured.
 
 #![forbid(unsafe_code)]
 

@@ -1,17 +1,18 @@
-//! The limit: two pinned threads that move the bytes of NVMe/TCP commands over loopback, and do nothing else.
+//! The limit: two pinned threads that move the bytes of NVMe/TCP commands over loopback, and do
+//! nothing else.
 //!
 //! ```text
 //!          client (host)                          server (target)
 //! read     72-byte command capsule      ──▶
-//!                                       ◀──       24-byte C2HData header + data (the SUCCESS flag ends it)
+//!                                       ◀──       24-byte C2HData header + data (SUCCESS flag)
 //! write    72-byte capsule + data       ──▶
 //!                                       ◀──       24-byte response capsule
 //! ```
 //!
-//! No parsing, no buffers to manage, no checks: each side counts bytes, and answers all whole messages that one
-//! `recv` brought with one `send`, which is the best batching that sockets allow. Nothing that speaks the protocol
-//! over the same sockets can be faster; how near it comes is its own cost. Both ways of waiting are measured
-//! (spinning on the socket, and sleeping in the kernel), and the faster one is the limit.
+//! No parsing, buffer management or checks: each side counts bytes. It answers all whole messages
+//! of one `recv` with one `send`, the best batching that sockets allow. No protocol over the same
+//! sockets can be faster, so the distance to this limit is Nacre's own cost. Both wait modes are
+//! measured (spinning on the socket, sleeping in the kernel); the faster one is the limit.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,11 +29,12 @@ use serde::Serialize;
 const COMMAND: usize = 72;
 /// A response capsule, and also the header of a C2HData PDU.
 const ANSWER: usize = 24;
-/// One `recv` or `send` moves at most this much: large enough to amortise the call, small enough for the L2 cache.
+/// Most bytes per `recv` or `send`: large enough to amortise the call, small enough for the L2
+/// cache.
 const BATCH: usize = 512 * 1024;
-/// Not measured: the congestion window opens and the socket buffers grow.
+/// Unmeasured start: the congestion window opens and the socket buffers grow.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Congestion control without timers, which every kernel lets everybody choose.
+/// Congestion control without timers, which every kernel offers to unprivileged processes.
 const UNPACED: &str = "reno";
 /// Ready sockets taken from the kernel in one call.
 const READY: usize = 64;
@@ -48,34 +50,36 @@ pub enum Direction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Ask again and again.
+    /// Poll the socket without sleeping.
     Spin,
-    /// Sleep until the kernel has some.
+    /// Sleep in the kernel until bytes arrive.
     Block,
 }
 
+/// The parameters of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Workload {
     pub rw: Direction,
     /// Bytes of data per request.
     pub size: usize,
-    /// Requests under way per connection.
+    /// Requests in flight per connection.
     pub depth: usize,
     pub connections: usize,
     pub seconds: f64,
     pub server_core: usize,
     pub client_core: usize,
-    /// By a congestion control that never waits for a timer, instead of the system's.
+    /// Use a congestion control without timers instead of the system's.
     pub unpaced: bool,
 }
 
+/// The result of a measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Rate {
     pub wait: Wait,
     pub requests_per_second: f64,
 }
 
-/// Runs the workload once, waiting in the given way, and says how many requests per second ended.
+/// Runs the workload once in the given wait mode. Returns the completed requests per second.
 pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
     ensure!(workload.depth > 0, "a depth of 0 requests nothing");
     ensure!(
@@ -103,7 +107,7 @@ pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
     };
     let ended = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
-    // The server has nothing to count and ends with its sockets.
+    // The server counts nothing and ends when its sockets close.
     let (uncounted, unstopped) = (AtomicU64::new(0), AtomicBool::new(false));
 
     thread::scope(|scope| {
@@ -133,7 +137,7 @@ pub fn measure(workload: &Workload, wait: Wait) -> Result<Rate> {
     })
 }
 
-/// Connected pairs over loopback, unnagled: (client ends, server ends).
+/// Connected pairs over loopback with TCP_NODELAY: (client ends, server ends).
 fn connect(connections: usize, unpaced: bool) -> Result<(Vec<TcpStream>, Vec<TcpStream>)> {
     let listener = TcpListener::bind("127.0.0.1:0").context("listening on loopback")?;
     let address = listener.local_addr()?;
@@ -167,7 +171,7 @@ fn pin(core: usize) -> Result<()> {
         .with_context(|| format!("pinning a thread to core {core}"))
 }
 
-/// Bytes of one message each way, as one side sees them.
+/// Bytes per message in each direction, from one side's view.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     incoming: usize,
@@ -180,7 +184,7 @@ impl Shape {
     }
 }
 
-/// One connection of one side: what of the message under way has come, and what is still to be sent.
+/// One connection of one side: received bytes of the current message, and bytes not yet sent.
 #[derive(Debug, Default)]
 struct Link {
     received: usize,
@@ -188,7 +192,8 @@ struct Link {
 }
 
 impl Link {
-    /// Takes `bytes` that have come; returns how many messages they completed. Each is answered with one.
+    /// Adds `bytes` received bytes. Returns the number of messages that they completed; each gets
+    /// one answer.
     fn take(&mut self, bytes: usize, shape: Shape) -> usize {
         self.received += bytes;
         let messages = self.received / shape.incoming;
@@ -198,7 +203,8 @@ impl Link {
     }
 }
 
-/// Sends `ahead` messages on every socket, then one for each that comes, until told to stop or the peer has left.
+/// Sends `ahead` messages on every socket, then one per received message, until stopped or the peer
+/// closes.
 fn exchange(
     sockets: Vec<TcpStream>,
     shape: Shape,
@@ -237,7 +243,7 @@ struct Side {
     total: u64,
 }
 
-/// What became of a socket in one turn.
+/// Result of one turn on a socket.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn {
     Moved,
@@ -246,8 +252,8 @@ enum Turn {
 }
 
 impl Side {
-    /// No deadlock here: one direction carries small messages only, and all that may be under way of them fit into
-    /// the smallest socket buffer, so at least one side always gets to its `recv`.
+    /// Cannot deadlock: one direction carries small messages only, and all that can be in flight
+    /// fit into the smallest socket buffer. So at least one side always reaches its `recv`.
     fn run_one_blocking(&mut self, ended: &AtomicU64, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             while self.links[0].unsent > 0 {
@@ -286,7 +292,7 @@ impl Side {
                 tv_sec: 0,
                 tv_nsec: 0,
             },
-            // Only so that a stop is seen; traffic wakes it long before.
+            // The timeout exists only to notice a stop; traffic ends the wait long before.
             Wait::Block => rustix::fs::Timespec {
                 tv_sec: 0,
                 tv_nsec: 50_000_000,
@@ -316,7 +322,7 @@ impl Side {
                     here -= 1;
                 }
             }
-            // What did not fit into a socket buffer; rare, and over once the peer has read.
+            // Data that did not fit into a socket buffer: rare, and sent once the peer has read.
             for index in 0..self.sockets.len() {
                 if self.links[index].unsent > 0 {
                     self.send(index, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
@@ -326,7 +332,7 @@ impl Side {
         Ok(())
     }
 
-    /// Receives what is there and answers it, without waiting.
+    /// Receives the available bytes and answers them, without waiting.
     fn turn(&mut self, index: usize, ended: &AtomicU64) -> Result<Turn> {
         let turn = self.receive(index, RecvFlags::DONTWAIT, ended)?;
         if turn != Turn::PeerLeft && self.links[index].unsent > 0 {
@@ -367,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_counted_whole_however_the_bytes_come() {
+    fn only_whole_messages_are_counted() {
         let shape = Shape::new(100, 30);
         let mut link = Link::default();
         assert_eq!(link.take(99, shape), 0);
@@ -376,16 +382,17 @@ mod tests {
         assert_eq!((link.received, link.unsent), (50, 90));
     }
 
-    /// Both directions, both ways of waiting, one connection and several: something moves, and the run ends.
+    /// Goal: every mode moves requests and ends. Method: both directions, both wait modes, one
+    /// connection and several.
     #[test]
-    fn every_way_moves_requests() {
+    fn every_mode_moves_requests() {
         let cores = rustix::thread::sched_getaffinity(None).expect("our own affinity");
         let usable: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU)
             .filter(|&core| cores.is_set(core))
             .collect();
         let [server_core, client_core, ..] = usable[..] else {
             use std::io::Write;
-            let why = "SKIPPED: limit::every_way_moves_requests: it takes two cores\n";
+            let why = "SKIPPED: limit::every_mode_moves_requests: it takes two cores\n";
             std::io::stderr()
                 .write_all(why.as_bytes())
                 .expect("writing to stderr");
@@ -408,7 +415,8 @@ mod tests {
                         let rate = measure(&workload, wait).expect("a run over loopback");
                         rate.requests_per_second > 0.0
                     };
-                    // On a busy machine one of the two cores may be somebody else's for so long.
+                    // On a busy machine another process may occupy one of the two cores for a
+                    // while.
                     let moved = [0.05, 0.5, 5.0].into_iter().any(moves);
                     assert!(moved, "{rw:?}, {connections} x {depth}, {wait:?}");
                 }

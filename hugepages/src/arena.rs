@@ -1,4 +1,4 @@
-//! Arenas: DMA memory of the best pages to be had, carved into one slice per core.
+//! Arenas: DMA memory on the best available pages, carved into one slice per core.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -12,8 +12,8 @@ use crate::plan::{ArenaOptions, Plan, Purpose, check_lock, explain, plan};
 use crate::register::{DEVICE_SLOTS, Piece, RegionInfo, RegisterError, RegisterHook};
 use crate::system::{Facts, System};
 
-/// DMA memory on one NUMA node. Clones share it; it is unmapped with the last slice, pool and
-/// buffer of it.
+/// DMA memory on one NUMA node. Clones share the memory. It is unmapped when the last slice, pool
+/// and buffer on it are gone.
 #[derive(Clone)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -30,11 +30,11 @@ struct Inner {
 pub(crate) const SLICE_ALIGN: usize = 4096;
 
 impl Arena {
-    /// The best memory to be had: 1 GiB pages, else 2 MiB, else transparent, else plain.
+    /// Allocates the best available memory: 1 GiB pages, else 2 MiB, else transparent, else plain.
     ///
     /// # Errors
-    /// When `options` insists on pages, a node or a lock that this machine does not give, or when
-    /// there is not even plain memory.
+    /// If `options` requires a page size, node or lock that this machine cannot provide, or if
+    /// there is not enough plain memory.
     pub fn allocate(options: ArenaOptions) -> Result<Arena, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::Dma)?;
         let inner = Inner {
@@ -47,7 +47,7 @@ impl Arena {
         })
     }
 
-    /// The kind of pages that the arena got, and the commands that would give better ones.
+    /// The page size of the arena, and the commands that would provide larger pages.
     pub fn report(&self) -> &ArenaReport {
         &self.inner.report
     }
@@ -69,8 +69,8 @@ impl Arena {
         self.len() - self.inner.carved.load(Ordering::Relaxed)
     }
 
-    /// The next `bytes` of the arena, rounded up to 4 KiB, for one owner. Memory is handed out
-    /// once: a slice that is dropped stays carved.
+    /// Carves the next `bytes`, rounded up to 4 KiB, for one owner. Carving is final: dropping the
+    /// slice does not return its bytes.
     pub fn carve(&self, bytes: usize) -> Result<ArenaSlice, CarveError> {
         let short = |there| CarveError {
             asked: bytes,
@@ -99,14 +99,14 @@ impl Arena {
         self.inner.mapping.regions.all()
     }
 
-    /// Registers the whole arena with a device under a free slot; all or nothing.
-    /// [`Arena::unregister`] undoes it, at the latest when the memory is unmapped.
+    /// Registers the whole arena with a device under a free slot; on an error nothing stays
+    /// registered. [`Arena::unregister`] undoes it, at the latest when the memory is unmapped.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
         self.register_in(slot, hook, Piece::LONGEST)
     }
 
-    /// As [`Arena::register`], for a device that takes at most `piece` at once. All pieces of an
-    /// arena have one length for a device, and may have another for the next.
+    /// Like [`Arena::register`], for a device that registers at most `piece` bytes at once. Each
+    /// device has its own piece length.
     pub fn register_in(
         &self,
         slot: usize,
@@ -121,7 +121,7 @@ impl Arena {
         self.inner.mapping.regions.registered(slot)
     }
 
-    /// Whether these are clones of one another.
+    /// True if both are clones of the same arena.
     pub fn is_same(&self, other: &Arena) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -132,7 +132,7 @@ impl Arena {
     }
 }
 
-/// Makes several arenas known to one device under the same slot, which is returned.
+/// Registers several arenas with one device under the same slot. Returns the slot.
 pub fn register_all(
     arenas: &[Arena],
     hook: &Arc<dyn RegisterHook>,
@@ -140,7 +140,7 @@ pub fn register_all(
     register_all_in(arenas, hook, Piece::LONGEST)
 }
 
-/// As [`register_all`], in pieces as [`Arena::register_in`] takes them.
+/// Like [`register_all`], in pieces as for [`Arena::register_in`].
 pub fn register_all_in(
     arenas: &[Arena],
     hook: &Arc<dyn RegisterHook>,
@@ -174,8 +174,8 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// A stretch of an arena with one owner, which may take it to another thread and make it a
-/// [`crate::Pool`] there.
+/// A part of an arena with one owner. The owner may move it to another thread and build a
+/// [`crate::Pool`] on it there.
 pub struct ArenaSlice {
     pub(crate) mapping: Arc<Mapping>,
     pub(crate) base: NonNull<u8>,
@@ -201,7 +201,7 @@ impl fmt::Debug for ArenaSlice {
     }
 }
 
-/// More was asked of an arena or a slice than is left of it.
+/// The request exceeds the rest of an arena or a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{asked} bytes of DMA memory asked, {there} left; remedy: a larger arena, or fewer or smaller buffers"
@@ -211,16 +211,16 @@ pub struct CarveError {
     pub there: usize,
 }
 
-/// Which memory an arena got. Its text is one line for the log.
+/// The kind of memory that an arena got. `Display` prints one line for the log.
 #[derive(Debug)]
 pub struct ArenaReport {
     pub pages: PageKind,
     pub bytes: u64,
-    /// The node asked for: of huge pages the only one, of others the preferred one.
+    /// The requested node: strict for huge pages, preferred for others.
     pub node: Option<u32>,
-    /// Never swapped out.
+    /// Locked in memory: never swapped out.
     pub locked: bool,
-    /// Why the pages are not better, and why they are not locked; each with its remedy.
+    /// Why the pages are not larger or not locked, each with its remedy.
     pub shortages: Vec<ArenaError>,
 }
 
@@ -233,7 +233,7 @@ impl fmt::Display for ArenaReport {
             None => write!(f, "any node, ")?,
         }
         f.write_str(if self.locked { "locked" } else { "not locked" })?;
-        // The last step up is the cheapest: advice on 1 GiB pages is useless without 2 MiB pages.
+        // Report the smallest missing step: advice on 1 GiB pages is useless without 2 MiB pages.
         let (locks, pages): (Vec<_>, Vec<_>) = self.shortages.iter().partition(|s| {
             matches!(
                 s,
@@ -247,7 +247,7 @@ impl fmt::Display for ArenaReport {
     }
 }
 
-/// An error and what caused it, on one line.
+/// An error and its sources, on one line.
 struct Chain<'a>(&'a dyn std::error::Error);
 
 impl fmt::Display for Chain<'_> {
@@ -259,7 +259,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Performs the plan: the first kind of pages that the kernel really gives.
+/// Executes the plan: takes the first kind of pages that the kernel provides.
 pub(crate) fn allocate(
     options: &ArenaOptions,
     purpose: Purpose,
@@ -268,7 +268,7 @@ pub(crate) fn allocate(
     allocate_with(options, purpose, &system.facts(), &|| system.facts())
 }
 
-/// As [`allocate`], on the given facts. `now` reads them again after a refusal.
+/// Like [`allocate`], with the given facts. `now` reads them again after a failure.
 fn allocate_with(
     options: &ArenaOptions,
     purpose: Purpose,
@@ -290,11 +290,13 @@ fn allocate_with(
                     bytes: mapping.len() as u64,
                     node: options.numa_node,
                     locked,
-                    shortages: worth_telling(shortages, kind).chain(unlocked).collect(),
+                    shortages: better_kinds_missing(shortages, kind)
+                        .chain(unlocked)
+                        .collect(),
                 };
                 return Ok((mapping, report));
             }
-            // The kernel had less than it said: go on with the next kind, if there is one.
+            // The kernel had fewer pages than it reported: try the next kind, if any.
             Err(error) if at == last => return Err(error),
             Err(error) => shortages.push((kind, error)),
         }
@@ -302,8 +304,8 @@ fn allocate_with(
     unreachable!("a plan has at least one kind to try")
 }
 
-/// The better kinds of pages that an arena of this kind lacks, best first.
-fn worth_telling(
+/// The kinds of pages better than the arena's kind that were not available, best first.
+fn better_kinds_missing(
     mut shortages: Vec<(PageKind, ArenaError)>,
     got: PageKind,
 ) -> impl Iterator<Item = ArenaError> {
@@ -312,7 +314,7 @@ fn worth_telling(
     shortages.into_iter().map(|(_, shortage)| shortage)
 }
 
-/// Memory of one kind, with the reason why it is not locked, if it should be.
+/// Maps memory of one kind. Also returns the reason if it should be locked but is not.
 fn try_kind(
     kind: PageKind,
     options: &ArenaOptions,
@@ -325,7 +327,7 @@ fn try_kind(
     })?;
     let explain = |(step, errno)| explain(step, errno, kind, options, &now());
     let mapping = Mapping::new(kind, bytes as usize, options.numa_node).map_err(explain)?;
-    // A page of the hugetlb pool that is missing later would be SIGBUS, so take them all now.
+    // A hugetlb page missing at first access raises SIGBUS, so populate all pages now.
     if kind.is_hugetlb() {
         mapping
             .populate(kind.size() as usize)
@@ -337,7 +339,7 @@ fn try_kind(
         let locked = check_lock(kind, (bytes, options.beside), facts)
             .and_then(|()| mapping.lock().map_err(|e| explain(("mlock", e))));
         match locked {
-            // Locking takes every page.
+            // mlock also populates every page.
             Ok(()) => return Ok((mapping, None)),
             Err(error) if options.require_lock => return Err(error),
             Err(error) => unlocked = Some(error),
@@ -359,7 +361,7 @@ mod tests;
 pub(crate) mod test_support {
     use super::*;
 
-    /// An arena of plain pages, none of them taken: as large as a test wants to think of.
+    /// An arena of unpopulated plain pages, so a test can make it very large.
     pub fn untouched(bytes: usize) -> Arena {
         let mapping = Mapping::new(
             PageKind::Plain,

@@ -1,4 +1,4 @@
-//! Arenas on this machine, whatever it has, and on machines made of numbers.
+//! Tests of arenas on this machine and on simulated ones.
 
 use std::sync::Mutex;
 
@@ -42,7 +42,7 @@ fn allocate_on(options: ArenaOptions, facts: &Facts) -> Result<(Mapping, ArenaRe
 /// Goal: an arena comes up on any machine, every page of it is writable, and its report line is
 /// complete. Method: the machine that runs the test.
 #[test]
-fn this_machine_gives_an_arena() {
+fn an_arena_is_allocated_on_this_machine() {
     let arena = Arena::allocate(ArenaOptions::new(5 * MIB + 1)).unwrap();
     let report = arena.report();
     assert!(arena.len() as u64 > 5 * MIB && arena.len() as u64 == report.bytes);
@@ -74,11 +74,10 @@ fn this_machine_gives_an_arena() {
     assert_eq!(held.len(), 1281);
 }
 
-/// Goal: the promise of pages is not believed but tried: when the kernel has fewer than the facts
-/// say, the next kind is taken and the reason is kept. Method: facts that promise 2 MiB pages
-/// without end to a kernel that cannot give four terabytes of them.
+/// Goal: if the kernel provides fewer pages than it reports, the next kind is taken and the reason
+/// is kept. Method: facts that report unlimited 2 MiB pages, and a request for four terabytes.
 #[test]
-fn a_broken_promise_falls_through() {
+fn fewer_pages_than_reported_select_the_next_kind() {
     let options = ArenaOptions {
         hugepages: HugepagePolicy::TwoMiB,
         ..ArenaOptions::new(4 << 40)
@@ -96,8 +95,9 @@ fn a_broken_promise_falls_through() {
     );
 }
 
-/// Goal: without the right to lock memory, an arena still comes up and reports the reason and the
-/// remedy; with `require_lock` it is the named error. Method: a limit of 64 KiB in the facts.
+/// Goal: without permission to lock memory, an arena is still allocated and reports the reason and
+/// the remedy. With `require_lock` the allocation fails with that error. Method: a limit of 64 KiB
+/// in the facts.
 #[test]
 fn without_permission_to_lock() {
     let poor = facts(Some(64 << 10), 0);
@@ -128,7 +128,7 @@ fn without_permission_to_lock() {
     );
 }
 
-/// Goal: an unlocked arena that was asked to be populated is; one that was not stays untouched.
+/// Goal: an unlocked arena is populated if requested, and otherwise stays untouched.
 #[test]
 fn populating_does_not_depend_on_locking() {
     let poor = facts(Some(0), 0);
@@ -144,13 +144,13 @@ fn populating_does_not_depend_on_locking() {
     }
 }
 
-/// Goal: an arena of good pages does not report a lack of worse ones; reports come best first.
+/// Goal: an arena does not report missing pages of a worse kind; reports are sorted best first.
 #[test]
-fn only_the_lack_of_better_pages_is_told() {
+fn only_missing_better_pages_are_reported() {
     let told = |got| {
         let lacking = [PageKind::Transparent, PageKind::OneGiB, PageKind::TwoMiB];
         let lacking = lacking.map(|kind| (kind, ArenaError::TooLarge { asked: kind.size() }));
-        worth_telling(lacking.into(), got)
+        better_kinds_missing(lacking.into(), got)
             .map(|e| e.to_string())
             .collect::<Vec<_>>()
     };
@@ -160,7 +160,7 @@ fn only_the_lack_of_better_pages_is_told() {
     assert_eq!(told(PageKind::Transparent), [text(GIB), text(2 * MIB)]);
 }
 
-/// Goal: the line names the node, and how firmly.
+/// Goal: the report names the node, and whether it was strict or preferred.
 #[test]
 fn the_line_names_the_node() {
     let report = |pages, node| {
@@ -183,8 +183,8 @@ fn the_line_names_the_node() {
     );
 }
 
-/// Goal: slices never overlap or exceed the arena, and the remainder is reported. Method: carve
-/// from threads.
+/// Goal: slices never overlap or exceed the arena, and the error reports the remainder. Method:
+/// carve from several threads.
 #[test]
 fn carving_is_exclusive() {
     let arena = test_support::untouched(64 * SLICE_ALIGN);
@@ -211,7 +211,7 @@ fn carving_is_exclusive() {
     assert!(arena.carve(0).unwrap().is_empty());
 }
 
-/// A device that counts, and refuses one region.
+/// A device that records registrations, and refuses one region.
 #[derive(Default)]
 struct Device {
     known: Mutex<Vec<RegionId>>,
@@ -232,8 +232,8 @@ impl RegisterHook for Device {
     }
 }
 
-/// Goal: one slot serves all arenas, or none when one refuses. A device unregisters before the
-/// memory is unmapped, which happens with the last slice.
+/// Goal: a device is registered with all arenas under one slot, or with none if one fails. The
+/// device unregisters before the memory is unmapped, which happens when the last slice is dropped.
 #[test]
 fn registration_spans_arenas_and_ends_with_the_memory() {
     let arenas = [test_support::untouched(4096), test_support::untouched(4096)];

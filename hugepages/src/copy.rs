@@ -1,12 +1,11 @@
-//! Copies to and from memory that others change meanwhile.
+//! Copies to and from memory that other cores or devices may change at the same time.
 
-/// The C library's routines, called so that the compiler knows nothing about their effects.
+/// The C library's routines, called through pointers that the compiler cannot see through.
 ///
-/// Rust's own loads and stores, and intrinsics that the compiler knows, may not touch bytes that
-/// other cores change meanwhile: that would be a data race, and the compiler may conclude anything
-/// from it. These routines are written in assembly, and the compiler cannot identify them. For the
-/// machine each is a series of loads and stores, whose result under a race is a mix and nothing
-/// worse.
+/// A Rust load or store, or an intrinsic known to the compiler, of bytes that another core writes
+/// is a data race, which is undefined behaviour. These routines are written in assembly and stay
+/// opaque to the compiler. To the machine each is a series of loads and stores; a race yields mixed
+/// bytes and nothing worse.
 pub(crate) mod opaque {
     use std::ffi::{c_int, c_void};
     use std::hint::black_box;
@@ -43,15 +42,15 @@ pub(crate) mod opaque {
     }
 }
 
-/// Stores that go past the caches. In assembly, for the reason given for [`opaque`].
+/// Non-temporal copies that bypass the caches. In assembly, for the reason given for [`opaque`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod stream {
     use std::arch::asm;
 
-    /// Bytes copied per round of the loop.
+    /// Bytes per loop iteration.
     const ROUND: usize = 256;
 
-    /// Whether [`copy`] can write `len` bytes to `to`.
+    /// True if [`copy`] can write `len` bytes to `to`.
     #[inline]
     pub fn is_possible(to: *mut u8, len: usize) -> bool {
         to.addr().is_multiple_of(64)
@@ -65,9 +64,9 @@ pub(crate) mod stream {
     /// and `len`, which is not 0.
     #[inline]
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: upheld by the caller: reads and writes `len` bytes in whole rounds, each store
-        // aligned to its size. The fence makes the stores visible before anything that follows, as
-        // ordinary ones are.
+        // SAFETY: upheld by the caller: reads and writes `len` bytes in whole rounds, with aligned
+        // stores. The fence orders the non-temporal stores before anything that follows, like
+        // ordinary stores.
         unsafe {
             asm!(
                 "2:",

@@ -1,4 +1,4 @@
-//! Why memory is not available: each reason with the requested amount, the available amount and the
+//! Errors of memory allocation, each with the requested amount, the available amount and the
 //! remedy.
 
 use std::io;
@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use crate::pages::{KIB, human};
 
-/// Why an arena or shared memory could not be allocated as asked.
+/// Why an arena or shared memory could not be allocated as requested.
 ///
-/// The same values explain, in an [`crate::ArenaReport`], why the pages are not better ones.
+/// [`crate::ArenaReport`] uses the same values to explain why the pages are not better.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
     #[error("an arena of no bytes was asked for")]
@@ -37,7 +37,7 @@ pub enum ArenaError {
         remedy: String,
     },
 
-    /// The control group that this process is in may not use so many huge pages.
+    /// The control group of this process limits huge pages.
     #[error(
         "cgroup hugetlb limit on {} pages: {} asked, {} left of {} ({}); remedy: `echo {} | sudo tee {}`",
         human(*size), human(*asked), human(limit.saturating_sub(*used)), human(*limit),
@@ -51,7 +51,7 @@ pub enum ArenaError {
         file: PathBuf,
     },
 
-    /// RLIMIT_MEMLOCK forbids to lock so much memory.
+    /// RLIMIT_MEMLOCK is too low for this allocation.
     #[error(
         "RLIMIT_MEMLOCK too low: {} asked, {} allowed and {} of it in use; \
          remedy: `ulimit -l {}` as root, or `LimitMEMLOCK={}` in the systemd unit",
@@ -62,7 +62,7 @@ pub enum ArenaError {
         asked: u64,
         locked: u64,
         limit: u64,
-        /// What the process is going to lock beside it.
+        /// Bytes that the process is going to lock in addition.
         beside: u64,
     },
 
@@ -81,7 +81,7 @@ pub enum ArenaError {
     )]
     AddressSpace { asked: u64, used: u64, limit: u64 },
 
-    /// The kernel promises no more memory than it has, whether or not that is used.
+    /// Strict overcommit: the kernel commits no more memory than it has, used or not.
     #[error(
         "the kernel commits no more memory (vm.overcommit_memory is 2): {} asked, {} available; \
          remedy: `sudo sysctl vm.overcommit_memory=0`, or ask for less",
@@ -89,8 +89,7 @@ pub enum ArenaError {
     )]
     Committed { asked: u64, available: u64 },
 
-    /// The process's control group does not allow this much memory: taking it would kill the
-    /// process.
+    /// The control group of this process limits memory; exceeding the limit would kill the process.
     #[error(
         "cgroup memory limit: {} asked, {} left of {} ({}); \
          remedy: `echo {} | sudo tee {}` (of a container: give it more memory), or ask for less",
@@ -98,13 +97,13 @@ pub enum ArenaError {
     )]
     CgroupMemory {
         asked: u64,
-        /// Without the memory that the kernel drops when it is short.
+        /// Excludes memory that the kernel reclaims under pressure.
         used: u64,
         limit: u64,
         file: PathBuf,
     },
 
-    /// The system refused for a reason that none of the above explains.
+    /// The system call failed for none of the reasons above.
     #[error("{step} of {} on {pages} failed", human(*asked))]
     System {
         step: &'static str,
@@ -114,7 +113,7 @@ pub enum ArenaError {
     },
 }
 
-/// Why the kernel's pool of huge pages was not set as asked.
+/// Why the kernel's pool of huge pages could not be resized.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
     #[error("this kernel has no {} pages; it has {}", human(*size), sizes(.there))]
@@ -136,7 +135,7 @@ pub enum ReserveError {
     )]
     NotEnoughMemory { asked: u64, available: u64 },
 
-    /// The kernel found less free contiguous memory than that. The pool is as it was before.
+    /// The kernel found too little free contiguous memory. The pool keeps its previous size.
     #[error("{asked} pages of {} asked, {there} to be had; remedy: {remedy}", human(*size))]
     Short {
         size: u64,
@@ -149,7 +148,7 @@ pub enum ReserveError {
     Io { file: PathBuf, source: io::Error },
 }
 
-/// What `ulimit -l` must say, in its KiB, for all of these bytes.
+/// The value for `ulimit -l`, in KiB, that allows all of these bytes.
 fn memlock_kib(parts: &[u64]) -> u64 {
     let sum = parts
         .iter()
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
     use crate::pages::{GIB, MIB};
 
-    /// Goal: each named error carries the number asked, the number there and the remedy. Method:
+    /// Goal: each error contains the requested amount, the available amount and the remedy. Method:
     /// the whole text.
     #[test]
     fn texts_have_numbers_and_remedy() {

@@ -1,10 +1,10 @@
-//! Ordinary memory, aligned and zeroed, behind a pointer that may be shared.
+//! Aligned, zeroed heap memory behind a raw pointer that may be shared.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// An allocation reached by raw pointer only. A `Box` would claim to be its only user each time
-/// that it moves, which buffers that point into it contradict.
+/// An allocation accessed only by raw pointer. Moving a `Box` would assert unique access, which is
+/// wrong while buffers point into the allocation.
 pub(crate) struct Heap {
     base: NonNull<u8>,
     layout: Layout,

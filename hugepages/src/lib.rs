@@ -14,8 +14,9 @@
 //! All other crates get memory that a device may touch from here.
 //!
 //! [`ArenaOptions`] and the system's facts (its pools, limits and nodes) decide which pages an
-//! arena gets, not trial alone. So each refusal is an [`ArenaError`] with numbers and a remedy, and
-//! one line of [`Arena::report`] names the pages and the command for better ones.
+//! arena gets; the kernel's answer only confirms it. So each refusal is an [`ArenaError`] with
+//! numbers and a remedy, and [`Arena::report`] names in one line the pages and the command for
+//! better ones.
 //!
 //! ```
 //! use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
@@ -29,7 +30,7 @@
 //!     std::thread::spawn(move || {
 //!         let pool = Pool::on_slice(slice, &classes).expect("carved to measure");
 //!         let mut buf = pool.acquire(512).expect("the first one is there");
-//!         buf.bytes_mut().expect("nobody shares it yet").fill(7);
+//!         buf.bytes_mut().expect("not shared yet").fill(7);
 //!     })
 //!     .join()
 //!     .expect("no panic");

@@ -15,7 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::pages::PageKind;
 use crate::register::Regions;
 
-/// Memory of one kind of pages, unmapped when dropped. Zero at first.
+/// Memory of one kind of pages, initially zero, unmapped on drop.
 ///
 /// Provides only its address. The layers above decide which code may touch which bytes:
 /// [`crate::ArenaSlice`] (one owner per byte) and [`crate::Shared`] (like device memory).
@@ -31,11 +31,11 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// The system call that failed, and how.
+/// The system call that failed, and its errno.
 pub(crate) type Failure = (&'static str, Errno);
 
 impl Mapping {
-    /// Maps `len` bytes, whole pages of `kind`. Neither taken nor locked yet.
+    /// Maps `len` bytes, a multiple of the page size of `kind`. Neither populated nor locked yet.
     pub fn new(kind: PageKind, len: usize, node: Option<u32>) -> Result<Mapping, Failure> {
         let mapping = match kind {
             PageKind::OneGiB => Mapping::map(len, MapFlags::HUGETLB | MapFlags::HUGE_1GB)?,
@@ -48,11 +48,11 @@ impl Mapping {
                 .advise(Advice::LinuxHugepage)
                 .map_err(|e| ("madvise", e))?;
         }
-        // A child after fork() must not turn these pages into copies while a device uses them.
+        // After fork(), copy-on-write must not replace pages that a device uses.
         mapping
             .advise(Advice::LinuxDontFork)
             .map_err(|e| ("madvise", e))?;
-        // Gigabytes of user data have no place in a core dump. Old kernels may not support this.
+        // Exclude gigabytes of user data from core dumps. Old kernels may not support this.
         let _ = mapping.advise(Advice::LinuxDontDump);
         if let Some(node) = node {
             mapping.bind(node, kind).map_err(|e| ("mbind", e))?;
@@ -68,7 +68,7 @@ impl Mapping {
         self.len
     }
 
-    /// Takes every page now. Never a SIGBUS: a page that cannot be had is an error.
+    /// Populates every page. An unavailable page is an error, not a SIGBUS.
     pub fn populate(&self, page: usize) -> Result<(), Errno> {
         match self.advise(Advice::LinuxPopulateWrite) {
             // Linux before 5.14.
@@ -77,13 +77,14 @@ impl Mapping {
         }
     }
 
-    /// Lets the kernel write a zero into each page, which fails where a touch would be SIGBUS.
+    /// Makes the kernel write a zero into each page, which fails where a direct access would raise
+    /// SIGBUS.
     fn populate_by_read(&self, page: usize) -> Result<(), Errno> {
         let zero =
             File::open("/dev/zero").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         for at in (0..self.len).step_by(page) {
-            // SAFETY: `at` is inside the mapping, which is writable, zero, and not yet shared:
-            // populating comes before the mapping is handed out.
+            // SAFETY: `at` is inside the mapping, which is writable, zero and not yet shared:
+            // populating precedes handing the mapping out.
             let byte = unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(at), 1) };
             zero.read_exact_at(byte, 0)
                 .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -91,23 +92,23 @@ impl Mapping {
         Ok(())
     }
 
-    /// Takes every page now and keeps it from being swapped out.
+    /// Populates every page and locks it in memory.
     pub fn lock(&self) -> Result<(), Errno> {
         raise_memlock();
         // SAFETY: `mlock` changes no contents, and the range is ours.
         let result = unsafe { mlock(self.at(0), self.len) };
         if result.is_err() {
-            // It may have come half the way.
+            // A failed mlock may have locked a part.
             // SAFETY: as above.
             let _ = unsafe { munlock(self.at(0), self.len) };
         }
         result
     }
 
-    /// Gives whole pages in `range` back to the system; they read as zero from then on.
+    /// Returns whole pages in `range` to the system; they read as zero from then on.
     ///
     /// # Errors
-    /// When the memory is locked, or of a kind that the kernel does not take back in parts.
+    /// If the memory is locked, or of a kind that the kernel does not release in parts.
     pub fn release(&self, range: Range<usize>) -> Result<(), Errno> {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -147,7 +148,7 @@ impl Mapping {
         let base = unsafe { wide.base.add(head) };
         let end = wide.at(head + len);
         let start = wide.at(0);
-        // From here on the three parts are ours to unmap one by one.
+        // From here on the three parts are unmapped separately.
         std::mem::forget(wide);
         let mapping = Mapping {
             base,
@@ -168,8 +169,8 @@ impl Mapping {
         unsafe { madvise(self.at(0), self.len, advice) }
     }
 
-    /// Sets the NUMA policy. Huge pages come from the node's own pool or not at all; other pages
-    /// prefer the node, as being far is better than being killed for want of memory.
+    /// Sets the NUMA policy. Huge pages come strictly from the node's pool. Other pages prefer the
+    /// node: remote memory is better than an OOM kill.
     fn bind(&self, node: u32, kind: PageKind) -> Result<(), Errno> {
         let mut mask = [0 as libc::c_ulong; 16];
         let bits = libc::c_ulong::BITS;
@@ -219,18 +220,18 @@ impl fmt::Debug for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.regions.unregister_all();
-        // SAFETY: made by `mmap`, and every user keeps it alive by an `Arc`. The call cannot fail
-        // on a whole mapping.
+        // SAFETY: created by `mmap`; every user keeps it alive through an `Arc`. The call cannot
+        // fail on a whole mapping.
         let _ = unsafe { munmap(self.at(0), self.len) };
     }
 }
 
-/// Raises the soft limit on locked memory to the hard one, which needs no privilege. The decision
-/// counts on it ([`crate::system::Memlock`]).
+/// Raises the soft memlock limit to the hard limit, which needs no privilege. The plan relies on
+/// this ([`crate::system::Memlock`]).
 fn raise_memlock() {
     let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
     if current != maximum {
-        // Failing, it stays as it is, and mlock says so.
+        // On failure the limit stays unchanged, and mlock reports it.
         let _ = setrlimit(
             Resource::Memlock,
             Rlimit {
@@ -243,7 +244,7 @@ fn raise_memlock() {
 
 #[cfg(test)]
 impl Mapping {
-    /// How many base pages of it are in memory.
+    /// The number of resident base pages.
     pub fn resident(&self) -> usize {
         let mut present = vec![0u8; self.len / crate::pages::base_page_size()];
         // SAFETY: the range is mapped and `present` has a byte per page of it.
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
     use crate::pages::{MIB, base_page_size};
 
-    /// Goal: populating takes all pages, by either way. Method: mincore before and after.
+    /// Goal: both ways of populating populate all pages. Method: mincore before and after.
     #[test]
     fn populating_takes_every_page() {
         let page = base_page_size();
@@ -276,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Goal: transparent pages are possible: the mapping starts where a huge page can.
+    /// Goal: a transparent mapping starts at a huge page boundary.
     #[test]
     fn transparent_mappings_are_aligned() {
         for _ in 0..8 {
@@ -292,17 +293,17 @@ mod tests {
         }
     }
 
-    /// Goal: a node that cannot be is an error, not memory elsewhere.
+    /// Goal: an invalid node is an error, not memory elsewhere.
     #[test]
-    fn a_node_that_is_not_there_is_refused() {
+    fn a_missing_node_is_refused() {
         for node in [1023, 1024, u32::MAX] {
             let error = Mapping::new(PageKind::Plain, base_page_size(), Some(node)).err();
             assert_eq!(error, Some(("mbind", Errno::INVAL)), "node {node}");
         }
     }
 
-    /// Goal: fork() does not copy memory that a device may use. Method: the kernel's own list of
-    /// flags for the mapping ("dc", proc_pid_smaps(5)).
+    /// Goal: fork() does not copy memory that a device may use. Method: the mapping's VmFlags
+    /// ("dc", proc_pid_smaps(5)).
     #[test]
     fn mappings_are_kept_from_children_and_dumps() {
         let mapping = Mapping::new(PageKind::Plain, base_page_size(), None).unwrap();

@@ -1,4 +1,4 @@
-//! Kinds of pages, which of them to ask for, and how sizes are written for people.
+//! Kinds of pages, and the policy that selects them; sizes as text for people.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ pub enum PageKind {
     OneGiB,
     /// 2 MiB pages from the kernel's hugetlb pool.
     TwoMiB,
-    /// Ordinary memory that the kernel was asked to back with 2 MiB pages where it can.
+    /// Ordinary memory that the kernel backs with 2 MiB pages where possible (madvise).
     Transparent,
     /// Ordinary pages of the machine's base size.
     Plain,
 }
 
 impl PageKind {
-    /// The unit in which such memory is mapped.
+    /// The page size in bytes.
     pub fn size(self) -> u64 {
         match self {
             PageKind::OneGiB => GIB,
@@ -34,7 +34,7 @@ impl PageKind {
         matches!(self, PageKind::OneGiB | PageKind::TwoMiB)
     }
 
-    /// `bytes` rounded up to whole pages; `None` beyond what an address can name.
+    /// `bytes` rounded up to whole pages; `None` on overflow.
     pub(crate) fn round_up(self, bytes: u64) -> Option<u64> {
         bytes
             .checked_next_multiple_of(self.size())
@@ -55,12 +55,12 @@ impl fmt::Display for PageKind {
 /// Which pages an arena may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum HugepagePolicy {
-    /// The best there is: 1 GiB, else 2 MiB, else transparent, else plain.
+    /// The best available: 1 GiB, else 2 MiB, else transparent, else plain.
     #[default]
     Auto,
-    /// 1 GiB pages or a named error.
+    /// 1 GiB pages, or an error.
     OneGiB,
-    /// 2 MiB pages or a named error.
+    /// 2 MiB pages, or an error.
     TwoMiB,
     /// Plain pages.
     Off,

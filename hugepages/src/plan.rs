@@ -1,4 +1,5 @@
-//! The decision: which pages to try for an arena, in which order, and why not better ones. Pure.
+//! Decides which kinds of pages to try for an arena, in which order, and why better ones are not
+//! available. Pure.
 
 use std::io;
 
@@ -11,22 +12,22 @@ use crate::system::{AddressSpace, Facts, TRANSPARENT_FILE};
 /// The requirements for an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaOptions {
-    /// At least so many bytes; rounded up to whole pages.
+    /// Minimum size in bytes; rounded up to whole pages.
     pub bytes: u64,
     pub hugepages: HugepagePolicy,
-    /// The NUMA node that the memory should be on. `None`: wherever.
+    /// The NUMA node for the memory. `None`: any node.
     pub numa_node: Option<u32>,
-    /// Fail rather than use memory that may be swapped out. Otherwise locking is tried, and the
-    /// report says whether it was allowed.
+    /// Fail instead of using memory that may be swapped out. If false, locking is tried and the
+    /// report says whether it succeeded.
     pub require_lock: bool,
-    /// Take every page now, so that none is missing later.
+    /// Populate every page now, so that none is missing later.
     pub populate: bool,
-    /// Bytes that this process is going to take beside this arena: what is advised is enough for both.
+    /// Bytes that this process is going to allocate in addition. Remedies ask for enough for both.
     pub beside: u64,
 }
 
 impl ArenaOptions {
-    /// `bytes` of the best pages to be had, taken now, locked if allowed.
+    /// `bytes` on the best available pages, populated now, locked if allowed.
     pub fn new(bytes: u64) -> ArenaOptions {
         let hugepages = HugepagePolicy::Auto;
         ArenaOptions {
@@ -40,26 +41,26 @@ impl ArenaOptions {
     }
 }
 
-/// The use of the memory.
+/// How the memory will be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Buffers that devices use all the time: the pool's pages, and a lock if it is allowed.
+    /// Buffers in constant use by devices: hugetlb pages, and a lock if allowed.
     Dma,
-    /// RAM disks: large, sparse, and given back in parts. They take pages of the pool, and a lock,
-    /// only on explicit request.
+    /// RAM disks: large, sparse, and released in parts. They use hugetlb pages or a lock only on
+    /// explicit request.
     RamDisk,
 }
 
-/// What to try.
+/// The kinds to try, and those ruled out.
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// Kinds worth trying, best first. Never empty.
     pub tries: Vec<PageKind>,
-    /// Kinds that are not among them, and why.
+    /// Kinds that were ruled out, and why.
     pub shortages: Vec<(PageKind, ArenaError)>,
 }
 
-/// Which kinds of pages to try for `options` on a machine of which `facts` are true.
+/// The kinds of pages to try for `options` on a machine described by `facts`.
 pub(crate) fn plan(
     options: &ArenaOptions,
     purpose: Purpose,
@@ -93,7 +94,7 @@ pub(crate) fn plan(
     }
 }
 
-/// The kinds that the policy and the size speak for, best first.
+/// The kinds that the policy and the size allow, best first.
 fn candidates(options: &ArenaOptions, purpose: Purpose) -> Vec<PageKind> {
     match options.hugepages {
         HugepagePolicy::OneGiB => vec![PageKind::OneGiB],
@@ -112,14 +113,15 @@ fn candidates(options: &ArenaOptions, purpose: Purpose) -> Vec<PageKind> {
     }
 }
 
-/// True if rounding up to such pages wastes little: at most an eighth of the request, or less than
-/// one page of 2 MiB.
+/// True if rounding up to this page size wastes little: at most an eighth of the request, or less
+/// than 2 MiB.
 fn worthwhile(kind: PageKind, bytes: u64) -> bool {
     kind.round_up(bytes)
         .is_none_or(|rounded| rounded - bytes <= (bytes / 8).max(2 * MIB))
 }
 
-/// Whether the machine can give `options` on such pages, as far as can be known beforehand.
+/// Checks as far as possible in advance whether the machine can provide `options` on this kind of
+/// pages.
 fn check(
     kind: PageKind,
     options: &ArenaOptions,
@@ -129,8 +131,7 @@ fn check(
     let asked = kind.round_up(options.bytes).ok_or(ArenaError::TooLarge {
         asked: options.bytes,
     })?;
-    // Memory that is taken at once and is not available ends this process, or another, without a
-    // message. (A lock takes it too.)
+    // Populating memory that is not available invokes the OOM killer. (Locking populates too.)
     let taken = options.populate || options.require_lock || purpose == Purpose::Dma;
     let short = facts.memory_short(asked).filter(|_| taken);
     match kind {
@@ -163,7 +164,7 @@ fn check(
     }
 }
 
-/// Whether `bytes` more may be locked in memory.
+/// Checks whether `bytes` more may be locked in memory.
 pub(crate) fn check_lock(
     kind: PageKind,
     (bytes, beside): (u64, u64),
@@ -183,8 +184,8 @@ pub(crate) fn check_lock(
     }
 }
 
-/// The named error behind an errno that the kernel gave for memory of `kind`, with `facts` read
-/// after that.
+/// Translates an errno of the kernel for memory of `kind` into the error that names the cause.
+/// `facts` were read after the failure.
 pub(crate) fn explain(
     step: &'static str,
     errno: Errno,
@@ -193,8 +194,8 @@ pub(crate) fn explain(
     facts: &Facts,
 ) -> ArenaError {
     let asked = kind.round_up(options.bytes).unwrap_or(options.bytes);
-    // mmap says ENOMEM; populating says ENOMEM, EFAULT where a touch would have been SIGBUS, or
-    // EHWPOISON; mlock says ENOMEM, EAGAIN or EPERM (their manual pages).
+    // mmap returns ENOMEM. Populating returns ENOMEM, EFAULT in place of a SIGBUS, or EHWPOISON.
+    // mlock returns ENOMEM, EAGAIN or EPERM (manual pages).
     let memory = matches!(
         errno,
         Errno::NOMEM | Errno::FAULT | Errno::AGAIN | Errno::PERM | Errno::HWPOISON
@@ -206,7 +207,7 @@ pub(crate) fn explain(
             }
         }
         (true, _) if kind.is_hugetlb() => {
-            // Another program may have been faster, so the counts can look sufficient now.
+            // Another program may have released pages since, so the counts can look sufficient now.
             let short = facts.cgroup_short(kind.size(), asked);
             return short.unwrap_or_else(|| facts.pages_short(kind.size(), options, asked));
         }
@@ -222,18 +223,18 @@ pub(crate) fn explain(
 }
 
 impl Facts {
-    /// Without any node named, the whole machine is node 0.
+    /// On a machine without named nodes, the whole machine is node 0.
     fn has_node(&self, node: u32) -> bool {
         self.nodes.contains(&node) || (self.nodes.is_empty() && node == 0)
     }
 
-    /// Pages of `size` that a new mapping can count on; `None` where the kernel has no such pages.
+    /// Pages of `size` that a new mapping can count on; `None` if the kernel has no such pages.
     fn pages_available(&self, size: u64, node: Option<u32>) -> Option<u64> {
         let whole = self.pools.iter().find(|p| p.size == size)?.available();
         let Some(node) = node.filter(|_| !self.nodes.is_empty()) else {
             return Some(whole);
         };
-        // Promises are not tied to a node, so both counts must suffice.
+        // Reservations are not tied to a node, so both counts must suffice.
         let there = self
             .node_pools
             .iter()
@@ -249,8 +250,8 @@ impl Facts {
         let total = pools
             .find(|p| p.node == node && p.size == size)
             .map_or(0, |p| p.total);
-        // If enough is free by now, ask for one arena more: another process took the pages that
-        // were counted.
+        // If enough pages are free by now, another process took them meanwhile: ask for one more
+        // arena.
         let missing = if asked > free { asked - free } else { asked };
         let beside = options.beside.div_ceil(size);
         let remedy = self.reserve_command(size, node, total + missing + beside);
@@ -264,7 +265,7 @@ impl Facts {
         }
     }
 
-    /// Whether so much ordinary memory is more than there is.
+    /// An error if `asked` bytes of ordinary memory exceed the available memory.
     fn memory_short(&self, asked: u64) -> Option<ArenaError> {
         if let Some(group) = &self.cgroup_memory
             && asked > group.limit.saturating_sub(group.used)
@@ -277,16 +278,16 @@ impl Facts {
             });
         }
         let available = self.available;
-        // 0: the kernel does not say.
+        // 0: the kernel does not report it.
         let short = available > 0 && asked > available;
         short.then_some(ArenaError::NotEnoughMemory { asked, available })
     }
 
-    /// Why the kernel refuses to map so much.
+    /// Why the kernel refuses to map `asked` bytes.
     fn refused(&self, kind: PageKind, asked: u64) -> ArenaError {
         let available = self.available;
         if let Some(AddressSpace { used, limit }) = self.address_space
-            // A mapping that is to be aligned is made larger first.
+            // An aligned mapping is first made larger by one page.
             && used.saturating_add(asked).saturating_add(kind.size()) > limit
         {
             return ArenaError::AddressSpace { asked, used, limit };
@@ -375,7 +376,7 @@ mod tests {
         plan(&options, facts).unwrap().tries
     }
 
-    /// Goal: all four kinds, best first, where the machine has them.
+    /// Goal: all four kinds are tried, best first, if the machine has them.
     #[test]
     fn the_order_is_best_first() {
         assert_eq!(
@@ -384,7 +385,7 @@ mod tests {
         );
     }
 
-    /// Goal: RAM disks leave the pool's pages to arenas unless the caller insists.
+    /// Goal: RAM disks leave hugetlb pages to arenas unless the caller requires them.
     #[test]
     fn ram_disks_leave_the_pool_alone() {
         let tries = |hugepages| {
@@ -400,7 +401,8 @@ mod tests {
         assert_eq!(tries(HugepagePolicy::OneGiB), [OneGiB]);
     }
 
-    /// Goal: 1 GiB pages are not wasted on small arenas. Method: either side of one eighth.
+    /// Goal: 1 GiB pages are not wasted on small arenas. Method: both sides of the one-eighth
+    /// limit.
     #[test]
     fn large_pages_only_where_little_is_wasted() {
         assert_eq!(tries(ArenaOptions::new(GIB / 2), &rich())[0], TwoMiB);
@@ -417,10 +419,15 @@ mod tests {
             hugepages: HugepagePolicy::OneGiB,
             ..ArenaOptions::new(4096)
         };
-        assert_eq!(tries(forced, &rich()), [OneGiB], "who insists gets them");
+        assert_eq!(
+            tries(forced, &rich()),
+            [OneGiB],
+            "an explicit request gets them"
+        );
     }
 
-    /// Goal: without any huge pages the plan goes on, with a reason and a command for each step.
+    /// Goal: without huge pages the plan continues, with a reason and a command for each missing
+    /// kind.
     #[test]
     fn a_poor_machine_gets_ordinary_pages_and_commands() {
         let got = plan(&ArenaOptions::new(GIB), &poor()).unwrap();
@@ -441,7 +448,7 @@ mod tests {
         assert_eq!(tries(ArenaOptions::new(GIB), &off), [Plain]);
     }
 
-    /// Goal: with a node named, that node's pool counts, and the command is the node's.
+    /// Goal: with a requested node, that node's pool counts, and the command names the node.
     #[test]
     fn the_pool_of_the_node_counts() {
         let options = ArenaOptions {
@@ -477,17 +484,17 @@ mod tests {
         ));
     }
 
-    /// Goal: promised pages are not free pages.
+    /// Goal: reserved pages do not count as free.
     #[test]
-    fn promised_pages_do_not_count() {
+    fn reserved_pages_do_not_count() {
         let mut facts = rich();
         facts.pools[1].reserved = 3;
         assert_eq!(tries(ArenaOptions::new(2 * GIB), &facts)[0], TwoMiB);
     }
 
-    /// Goal: an insisting policy fails with the named error. Method: each of the three.
+    /// Goal: a strict policy fails with the named error. Method: each of the three.
     #[test]
-    fn insisting_fails_by_name() {
+    fn a_strict_policy_fails_with_the_named_error() {
         let insist = |hugepages| ArenaOptions {
             hugepages,
             ..ArenaOptions::new(GIB)
@@ -531,7 +538,7 @@ mod tests {
         assert_eq!(
             tries(insist(HugepagePolicy::TwoMiB), &facts),
             [TwoMiB],
-            "another size's limit is none of ours"
+            "the limit of another size does not apply"
         );
 
         let facts = Facts {
@@ -545,9 +552,9 @@ mod tests {
         );
     }
 
-    /// Goal: nonsense is refused before anything is tried.
+    /// Goal: an impossible size is refused before any system call.
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn impossible_sizes_are_refused() {
         assert!(matches!(
             plan(&ArenaOptions::new(0), &rich()),
             Err(ArenaError::Empty)
@@ -558,7 +565,7 @@ mod tests {
         ));
     }
 
-    /// Goal: the lock limit counts memory that is locked already, and ignores memory that needs no
+    /// Goal: the lock limit counts memory that is already locked, and ignores memory that needs no
     /// lock.
     #[test]
     fn lock_limit() {
@@ -578,11 +585,11 @@ mod tests {
         assert!(check_lock(Plain, (u64::MAX, 0), &rich()).is_ok());
     }
 
-    /// Goal: memory that is taken at once and is not available is refused with numbers, and does
-    /// not end the process. Memory that is taken on demand, or is in the pool already, is not
-    /// refused. Method: a tight control group, a tight machine.
+    /// Goal: memory that is populated at once and is not available is refused with numbers; the
+    /// process survives. Memory populated on demand, or already in a hugetlb pool, is not refused.
+    /// Method: a tight control group, a tight machine.
     #[test]
-    fn memory_that_is_not_there_is_not_taken() {
+    fn unavailable_memory_is_not_populated() {
         let group = Facts {
             cgroup_memory: Some(MemoryLimit {
                 used: 30 * MIB,
@@ -626,9 +633,9 @@ mod tests {
         assert!(plan(&options(2 * GIB), &silent).is_ok());
     }
 
-    /// Goal: an errno becomes the error that names the cause. Method: a table of step and errno.
+    /// Goal: an errno becomes the error that names the cause. Method: a table of steps and errnos.
     #[test]
-    fn errnos_are_explained() {
+    fn errnos_become_named_errors() {
         let options = ArenaOptions::new(GIB);
         let lock = Facts {
             memlock: Memlock {

@@ -1,14 +1,14 @@
-//! Fixed buffer pools: a few size classes, owned by one core, counted when they run out.
+//! Fixed buffer pools: a few size classes, owned by one core; exhaustion is counted.
 //!
 //! ```text
 //!   memory  | 512 512 512 … | 4096 4096 … | 135168 135168 … |     classes, smallest first
 //!   Buf       pool, class, index, offset, len                     24 bytes, finds address and key
 //! ```
 //!
-//! No buffer lies across two regions, and none of up to 8 MiB lies across two grains. So one
-//! registration key is right for all of it, however short the pieces are that a device registers.
-//! Slots of a power of two lie at multiples of their size, which costs nothing. For other classes,
-//! the slot at the end of a grain is left out (of 132 KiB every 125th).
+//! No buffer crosses a region boundary, and none of up to 8 MiB crosses a grain boundary. So one
+//! registration key is valid for all of it, however short a device's pieces are. Power-of-two slots
+//! lie at multiples of their size, which wastes nothing. In other classes the slot at the end of a
+//! grain is left out (every 125th of 132 KiB).
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
@@ -29,32 +29,33 @@ pub struct ClassSpec {
     pub count: usize,
 }
 
-/// What one size class holds now and how often it had nothing to give.
+/// Statistics of one size class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassStats {
     pub size: usize,
     pub count: usize,
     pub free: usize,
-    /// The lowest `free` ever seen.
+    /// The lowest value that `free` ever had.
     pub low_water: usize,
-    /// Requests answered with a buffer, ever.
+    /// Requests served, in total.
     pub acquired: u64,
-    /// Requests answered `None`.
+    /// Requests refused because the class was empty.
     pub exhausted: u64,
 }
 
 struct Class {
     size: usize,
-    /// How many buffers are ever given; slots across two regions are not.
+    /// Number of buffers in use or free; excludes slots that cross a region boundary.
     count: usize,
     base: NonNull<u8>,
-    /// Handles alive per slot; a buffer with none is on the free list.
+    /// Live handles per slot; a slot with none is on the free list.
     refs: Box<[Cell<u32>]>,
-    /// Of those, how many came from [`Buf::split_off`]. No byte is covered by more than
-    /// `refs - splits` handles: a clone adds to both sides, a split to neither, and a drop takes
-    /// one split along while there is one. So a difference of 1 says that no two handles overlap.
+    /// How many of them came from [`Buf::split_off`]. No byte is covered by more than `refs -
+    /// splits` handles: a clone increments `refs`, a split increments both, and a drop decrements
+    /// `refs`, and `splits` while it is above zero. So a difference of 1 proves that no two handles
+    /// overlap.
     splits: Box<[Cell<u32>]>,
-    /// Last in, first out: the buffer used last is still in the cache.
+    /// LIFO: the buffer used last is probably still in the cache.
     free: RefCell<Vec<u32>>,
     low_water: Cell<usize>,
     acquired: Cell<u64>,
@@ -67,9 +68,9 @@ struct Inner {
     /// The first byte and the number of bytes that this pool owns.
     base: NonNull<u8>,
     len: usize,
-    /// The region that the first byte is in.
+    /// The region that contains the first byte.
     first_region: usize,
-    /// Keeps the memory mapped for as long as a pool or a buffer of it lives.
+    /// Keeps the memory mapped while a pool or a buffer on it lives.
     _memory: Memory,
 }
 
@@ -81,7 +82,7 @@ enum Memory {
 
 /// Buffers of a few size classes, owned by one core.
 ///
-/// Neither `Send` nor `Sync`: taking and giving back is a few plain instructions.
+/// Neither `Send` nor `Sync`: acquiring and returning a buffer take a few plain instructions.
 ///
 /// ```compile_fail,E0277
 /// fn to_another_thread(pool: nacre_hugepages::Pool) {
@@ -99,10 +100,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool on ordinary heap memory: for tests and for tools that talk to no device.
+    /// A pool on ordinary heap memory, for tests and for tools without a device.
     ///
     /// # Panics
-    /// When the classes are nonsense (a buffer of no bytes, more than an address can name).
+    /// If a class is invalid (a buffer of zero bytes, or a size above the address space).
     pub fn heap(classes: &[ClassSpec]) -> Pool {
         let len = Pool::bytes_for(classes)
             .next_multiple_of(SLICE_ALIGN)
@@ -117,10 +118,10 @@ impl Pool {
         unsafe { Pool::build(base, len, layout, regions, Memory::Heap(memory)) }
     }
 
-    /// A pool on a slice of an arena, on the core that this is called on.
+    /// A pool on a slice of an arena, on the calling core.
     ///
     /// # Errors
-    /// When the classes need more than the slice; [`Pool::bytes_for`] is always enough.
+    /// If the classes need more than the slice; [`Pool::bytes_for`] is always enough.
     pub fn on_slice(slice: ArenaSlice, classes: &[ClassSpec]) -> Result<Pool, CarveError> {
         let (base, len) = (slice.base, slice.len);
         let start = base.addr().get() - slice.mapping.base().addr().get();
@@ -137,19 +138,19 @@ impl Pool {
         Ok(unsafe { Pool::build(base, len, layout, regions, Memory::Slice(slice)) })
     }
 
-    /// A pool on as much of an arena as it needs.
+    /// A pool on a new slice of the arena, as large as it needs.
     pub fn on_arena(arena: &Arena, classes: &[ClassSpec]) -> Result<Pool, CarveError> {
         Pool::on_slice(arena.carve(Pool::bytes_for(classes))?, classes)
     }
 
-    /// The bytes that these classes need, wherever in an arena they come to lie.
+    /// The bytes that these classes need, wherever in an arena the slice begins.
     pub fn bytes_for(classes: &[ClassSpec]) -> usize {
         let most = |spec: &ClassSpec| {
             let size = stride(spec.size);
             let (unit, align) = placing(size);
             let mut slots = spec.count;
-            // At multiples of its size no slot crosses an end. Other slots cross at most one more
-            // end than the class has whole units, and the omitted slots make the class longer.
+            // Power-of-two slots cross no boundary. Other slots cross at most one more boundary
+            // than the class has whole units, and the omitted slots make the class longer.
             while !size.is_power_of_two() {
                 let more = spec.count + slots * size / unit + 1;
                 if more == slots {
@@ -200,8 +201,9 @@ impl Pool {
         }
     }
 
-    /// A buffer of exactly `len` bytes (the handle's length; its class may be larger), with
-    /// whatever was in it before. `None` when every class that is large enough is empty.
+    /// Acquires a buffer of exactly `len` bytes (the handle's length; its class may be larger). The
+    /// contents are undefined: those of the last use. `None` if every class that is large enough is
+    /// empty.
     pub fn acquire(&self, len: usize) -> Option<Buf> {
         let mut wanted = None;
         for (at, class) in self.inner.classes.iter().enumerate() {
@@ -230,7 +232,7 @@ impl Pool {
         None
     }
 
-    /// As [`Pool::acquire`], but only if one of `beside` bytes is left afterwards.
+    /// Like [`Pool::acquire`], but only if a buffer of `beside` bytes remains free afterwards.
     pub fn acquire_beside(&self, len: usize, beside: usize) -> Option<Buf> {
         let classes = &self.inner.classes;
         let free = |class: &Class| class.free.borrow().len();
@@ -245,7 +247,7 @@ impl Pool {
         None
     }
 
-    /// The largest buffer that this pool can ever give.
+    /// The size of the largest class.
     pub fn max_len(&self) -> usize {
         self.inner.classes.last().map_or(0, |c| c.size)
     }
@@ -262,19 +264,19 @@ impl Pool {
         self.inner.classes.iter().map(stat).collect()
     }
 
-    /// The memory of this pool, region by region: a ring registers it as its fixed buffers, in the
+    /// The memory of this pool, region by region. A ring registers it as fixed buffers, in the
     /// order of [`Pool::region_index`].
     pub fn regions(&self) -> Vec<RegionInfo> {
         self.inner.regions.parts(self.inner.base, self.inner.len)
     }
 
-    /// Whether a buffer is one of this pool's.
+    /// True if the buffer belongs to this pool.
     #[inline]
     pub fn owns(&self, buf: &Buf) -> bool {
         Rc::ptr_eq(&self.inner, &buf.pool)
     }
 
-    /// Where in [`Pool::regions`] a buffer lies; `None` when it is another pool's.
+    /// The index of the buffer's region in [`Pool::regions`]; `None` for a buffer of another pool.
     #[inline]
     pub fn region_index(&self, buf: &Buf) -> Option<usize> {
         self.owns(buf).then(|| buf.region_index())
@@ -314,7 +316,7 @@ impl Buf {
         self.len == 0
     }
 
-    /// The bytes, for writing. `None` while another handle shares them.
+    /// The bytes, writable. `None` while another handle shares them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let start = self.as_mut_ptr()?;
         // SAFETY: the range is inside this buffer of the pool, which `self.pool` keeps mapped;
@@ -322,7 +324,7 @@ impl Buf {
         Some(unsafe { std::slice::from_raw_parts_mut(start, self.len as usize) })
     }
 
-    /// Whether no other handle shares any of the bytes.
+    /// True if no other handle shares any of the bytes.
     #[inline]
     pub fn is_unshared(&self) -> bool {
         let class = self.class();
@@ -331,7 +333,7 @@ impl Buf {
     }
 
     /// The address of the first byte, for the kernel or a device to write to. `None` while another
-    /// handle shares any of the bytes.
+    /// handle shares any byte.
     pub fn as_mut_ptr(&mut self) -> Option<*mut u8> {
         self.is_unshared().then(|| self.as_ptr().cast_mut())
     }
@@ -339,7 +341,7 @@ impl Buf {
     /// A handle on `offset..offset + len` of this one.
     ///
     /// # Panics
-    /// When the range is not inside this handle's.
+    /// If the range is outside this handle's range.
     pub fn slice(&self, offset: usize, len: usize) -> Buf {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len()),
@@ -351,11 +353,11 @@ impl Buf {
         part
     }
 
-    /// Keeps the first `at` bytes and answers a handle on the rest: two handles that share no
-    /// byte, each of which may be written.
+    /// Keeps the first `at` bytes and returns a handle on the rest. The two handles share no byte,
+    /// so both may be written.
     ///
     /// # Panics
-    /// When `at` is not inside this handle's range.
+    /// If `at` is outside this handle's range.
     pub fn split_off(&mut self, at: usize) -> Buf {
         assert!(at <= self.len(), "split outside buffer");
         let rest = self.slice(at, self.len() - at);
@@ -365,8 +367,8 @@ impl Buf {
         rest
     }
 
-    /// Takes back what [`Buf::split_off`] answered: `rest` must begin where this handle ends.
-    /// Otherwise it is handed back.
+    /// Rejoins a part from [`Buf::split_off`]. `rest` must begin where this handle ends; otherwise
+    /// it is returned as the error.
     pub fn unsplit(&mut self, rest: Buf) -> Result<(), Buf> {
         let adjoins = Rc::ptr_eq(&self.pool, &rest.pool)
             && (self.class, self.index) == (rest.class, rest.index)
@@ -378,8 +380,8 @@ impl Buf {
         Ok(())
     }
 
-    /// Exchanges this buffer and its bytes for the free buffer of its class that was returned last:
-    /// the cache probably holds that one. Changes nothing if no buffer is free, or if another
+    /// Swaps this buffer for the free buffer of its class that was returned last, which is probably
+    /// still in the cache. The contents are lost. Does nothing if no buffer is free, or if another
     /// handle shares this one.
     #[inline]
     pub fn exchange(&mut self) {
@@ -399,8 +401,8 @@ impl Buf {
         self.len = self.len.min(len as u32);
     }
 
-    /// The address of the first byte: for handing to the kernel or a device, together with a
-    /// handle kept until it is done.
+    /// The address of the first byte, for the kernel or a device. The caller keeps a handle until
+    /// the operation ends.
     pub fn as_ptr(&self) -> *const u8 {
         let class = self.class();
         let at = self.index as usize * class.size + self.offset as usize;
@@ -408,14 +410,14 @@ impl Buf {
         unsafe { class.base.as_ptr().add(at) }
     }
 
-    /// The key of the device in `slot` for all of this buffer, if that device knows it by one.
+    /// The registration key of the device in `slot`, if one key covers all of this buffer.
     #[inline]
     pub fn key(&self, slot: usize) -> Option<u64> {
         self.pool.regions.key(self.as_ptr(), self.len(), slot)
     }
 
-    /// The address by which the device in `slot` knows the first byte. For a device that registered
-    /// whole regions and whose keys are the addresses of their first bytes.
+    /// The device address of the first byte. Only for a device that registered whole regions with
+    /// the address of each region's first byte as its key.
     #[inline]
     pub fn address(&self, slot: usize) -> Option<u64> {
         self.pool.regions.address(self.as_ptr(), self.len(), slot)
@@ -432,14 +434,14 @@ impl Buf {
         self.region().id
     }
 
-    /// How far into its region the first byte is: with a key that is an IOVA, of a device that
-    /// registered whole regions, the device's address of it is their sum.
+    /// The offset of the first byte in its region. If the key is an IOVA of a whole region, key
+    /// plus offset is the device address.
     #[inline]
     pub fn region_offset(&self) -> usize {
         self.pool.regions.region_offset(self.as_ptr())
     }
 
-    /// Where in [`Pool::regions`] of its pool this buffer lies.
+    /// The index of this buffer's region in [`Pool::regions`].
     #[inline]
     pub fn region_index(&self) -> usize {
         self.pool.regions.index(self.as_ptr()) - self.pool.first_region
@@ -464,7 +466,7 @@ impl Deref for Buf {
 impl Clone for Buf {
     fn clone(&self) -> Buf {
         let refs = &self.class().refs[self.index as usize];
-        // A handle may be forgotten; four billion of them must not look like none.
+        // Handles may be leaked (`mem::forget`); the counter must not wrap to zero.
         refs.set(
             refs.get()
                 .checked_add(1)
@@ -503,7 +505,7 @@ impl std::fmt::Debug for Buf {
     }
 }
 
-/// Where the buffers of all classes lie in a memory.
+/// Positions of all classes in a memory range.
 struct Layout {
     classes: Vec<Placed>,
     /// Bytes from the start of the memory to the end of the last buffer.
@@ -512,16 +514,16 @@ struct Layout {
 
 struct Placed {
     size: usize,
-    /// From the start of the memory.
+    /// Offset from the start of the memory.
     offset: usize,
-    /// Room for so many buffers, …
+    /// Number of slots.
     slots: usize,
-    /// … of which these are used, the one to give first last.
+    /// Indices of usable slots; the last one is acquired first.
     usable: Vec<u32>,
 }
 
 impl Layout {
-    /// In memory that begins `start` bytes into its mapping, a multiple of [`SLICE_ALIGN`].
+    /// For memory that begins `start` bytes into its mapping, a multiple of [`SLICE_ALIGN`].
     fn new(start: usize, specs: &[ClassSpec]) -> Layout {
         let mut specs = specs.to_vec();
         specs.sort_by_key(|c| c.size);
@@ -529,7 +531,7 @@ impl Layout {
         let mut classes = Vec::with_capacity(specs.len());
         for spec in specs {
             let size = stride(spec.size);
-            // A device that wants aligned buffers gets them where the size allows.
+            // Align buffers where the size allows it, for devices that prefer alignment.
             let (unit, align) = placing(size);
             at = at.next_multiple_of(align);
             let offset = at - start;
@@ -569,7 +571,7 @@ fn placing(size: usize) -> (usize, usize) {
     (unit, align.max(SLICE_ALIGN))
 }
 
-/// The distance of two buffers of a class: whole sectors, less than a region.
+/// The distance between two buffers of a class: whole sectors, less than a region.
 fn stride(size: usize) -> usize {
     assert!(
         size > 0 && size <= REGION_MAX,

@@ -1,4 +1,4 @@
-//! Pools and buffers: sharing, writing and returning.
+//! Tests of pools and buffers: sharing, writing and returning.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn small_arena(bytes: u64) -> Arena {
     Arena::allocate(options).expect("a few plain pages")
 }
 
-/// Parts that share no byte are written independently and come together again.
+/// Goal: parts that share no byte are written independently and can be rejoined.
 #[test]
 fn split_parts_are_writable_and_rejoin() {
     let (pool, mut head) = one_buffer();
@@ -45,7 +45,7 @@ fn split_parts_are_writable_and_rejoin() {
     assert_eq!(pool.stats()[0].free, 1);
 }
 
-/// A clone of a part makes every handle read-only until only one handle is left.
+/// Goal: a clone of a part makes every handle read-only until one handle is left.
 #[test]
 fn overlap_is_read_only() {
     let (_pool, mut head) = one_buffer();
@@ -58,8 +58,8 @@ fn overlap_is_read_only() {
     assert!(tail.bytes_mut().is_some());
 }
 
-/// An exchange takes the buffer that was returned last and returns the other, whatever part of it
-/// the handle covers. It changes nothing for a shared buffer, or if no buffer is free.
+/// Goal: an exchange takes the buffer that was returned last and returns the other, whatever part
+/// the handle covers. It does nothing for a shared buffer, or if no buffer is free.
 #[test]
 fn exchange_takes_the_buffer_returned_last() {
     let spec = |size, count| ClassSpec { size, count };
@@ -91,8 +91,8 @@ fn exchange_takes_the_buffer_returned_last() {
     assert_eq!(pool.stats()[1].free, 3);
 }
 
-/// Goal: running out is `None`, counted on the class that was wanted, and not a panic. Method: a
-/// larger class helps out first, then nothing is left.
+/// Goal: exhaustion returns `None` and is counted in the requested class. Method: a larger class
+/// serves first, then none is left.
 #[test]
 fn exhaustion_is_none_and_counted() {
     let pool = Pool::heap(&[
@@ -142,7 +142,7 @@ fn exhaustion_is_none_and_counted() {
     assert!(pool.acquire(pool.max_len() + 1).is_none());
 }
 
-/// Goal: buffers outlive their pool and keep its memory. Method: write after the pool is gone.
+/// Goal: buffers outlive their pool and keep its memory. Method: write after the pool is dropped.
 #[test]
 fn a_buffer_outlives_its_pool_and_arena() {
     let arena = small_arena(1 << 16);
@@ -160,9 +160,9 @@ fn a_buffer_outlives_its_pool_and_arena() {
     assert!(buf.iter().all(|&b| b == 9));
 }
 
-/// Goal: `bytes_for` is always enough, no buffer lies across a region and no small one across a
-/// grain, and sizes of powers of two waste nothing. Method: layouts that begin at every distance
-/// from a region's end, most of them of sizes that do not divide it.
+/// Goal: `bytes_for` is always enough. No buffer crosses a region boundary, no small buffer crosses
+/// a grain boundary, and power-of-two sizes waste nothing. Method: layouts at every distance from
+/// the end of a region, mostly of sizes that do not divide it.
 #[test]
 fn layouts_fit_and_never_cross_regions() {
     let classes = [
@@ -224,10 +224,9 @@ fn layouts_fit_and_never_cross_regions() {
     assert!(gaps > 0, "no region end was met: the test tests nothing");
 }
 
-/// Goal: the space lost at the ends of grains is small: less than two buffers of a class, and a
-/// hundredth of it.
+/// Goal: boundaries waste little: less than two buffers per class plus a hundredth of it.
 #[test]
-fn ends_cost_little() {
+fn grain_ends_waste_little() {
     for size in [4096, 16 << 10, 128 << 10, 135_168, 1 << 20, 8 << 20] {
         for count in [1, 64, 10_000] {
             let (bytes, own) = (Pool::bytes_for(&[ClassSpec { size, count }]), size * count);
@@ -237,8 +236,8 @@ fn ends_cost_little() {
     }
 }
 
-/// Goal: a pool over the end of a region gives no buffer across it, and each finds its own key and
-/// its place among the pool's parts. Method: an unpopulated arena of just over 1 GiB.
+/// Goal: a pool across the end of a region has no buffer across it, and each buffer finds its key
+/// and its region in the pool. Method: an unpopulated arena of just over 1 GiB.
 #[test]
 fn buffers_find_their_region_and_key() {
     struct Keys;
@@ -285,7 +284,7 @@ fn buffers_find_their_region_and_key() {
     assert_eq!(before.len(), REGION_MAX - 8192);
 }
 
-/// Goal: heap pools have one region too, so that code for fixed buffers needs no special case.
+/// Goal: heap pools have one region too, so code for fixed buffers needs no special case.
 #[test]
 fn heap_pools_have_a_region() {
     let (pool, buf) = one_buffer();
@@ -300,7 +299,7 @@ fn heap_pools_have_a_region() {
     assert!(buf.as_ptr().addr().is_multiple_of(4096));
 }
 
-/// Goal: a slice that is too small is a named error with the missing number of bytes.
+/// Goal: a slice that is too small is an error with the number of available bytes.
 #[test]
 fn a_slice_too_small_is_an_error() {
     let arena = small_arena(1 << 16);
@@ -327,7 +326,7 @@ fn a_slice_too_small_is_an_error() {
     assert_eq!(error.there, (1 << 16) - 4096);
 }
 
-/// The oracle's view of a handle: its buffer (by a number of its own) and its range.
+/// The oracle's view of a handle: its buffer (by the oracle's own number) and its range.
 #[derive(Debug, Clone)]
 struct Known {
     buffer: u64,
@@ -363,9 +362,9 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Goal: no two handles that may write share a byte, no handle's bytes change through another,
-    /// and dropped buffers come back. Method: random operations against an oracle that knows the
-    /// handles and the expected bytes of each buffer.
+    /// Goal: no two writable handles share a byte, no handle's bytes change through another, and
+    /// dropped buffers return to the pool. Method: random operations against an oracle that tracks
+    /// the handles and the expected bytes of each buffer.
     #[test]
     fn pool_against_oracle(ops in proptest::collection::vec(op(), 1..200)) {
         let specs = [ClassSpec { size: 512, count: 3 }, ClassSpec { size: 4096, count: 2 }];
@@ -392,7 +391,7 @@ proptest! {
                         refused += u64::from(len <= 4096);
                         continue;
                     };
-                    buf.bytes_mut().expect("a new buffer is nobody else's").fill(0);
+                    buf.bytes_mut().expect("a new buffer is not shared").fill(0);
                     contents.insert(next, vec![0; len]);
                     handles.push((buf, Known { buffer: next, range: 0..len }));
                     next += 1;
@@ -457,7 +456,8 @@ proptest! {
                     });
                     let alone = on_it.len() == 1;
                     let bytes = handles[h % live].0.bytes_mut();
-                    // What must be refused, what must be granted; between them it may be careful.
+                    // Overlapping handles must be refused and a sole handle granted; other cases
+                    // may be refused.
                     prop_assert!(!(overlapping && bytes.is_some()), "wrote to shared bytes");
                     prop_assert!(!(alone && bytes.is_none()), "refused the only handle");
                     if let Some(bytes) = bytes {

@@ -1,5 +1,5 @@
-//! Regions: ranges of DMA memory that a device registers once, and whose key a buffer finds in
-//! O(1).
+//! Regions: ranges of DMA memory that a device registers once. A buffer finds its registration key
+//! in O(1).
 //!
 //! ```text
 //!   mapping  |<------- 1 GiB ------->|<------- 1 GiB ------->|<-- rest -->|
@@ -8,41 +8,40 @@
 //!   key[slot]      0: lkey/rkey  1: IOVA   …one per device that registered, noted in every grain
 //! ```
 //!
-//! A device that takes less than a region at once registers pieces of it ([`Piece`]), each with a
-//! key and a number of its own. Keys are noted per grain, which is a part of one piece however long
-//! the pieces are. So an address finds its key by one shift and one load, for all devices, each
-//! with pieces of its own.
+//! A device with a smaller registration limit registers pieces of a region ([`Piece`]), each with
+//! its own key and id. Keys are stored per grain; a grain never crosses a piece boundary. So one
+//! shift and one load find the key of an address, for every device and piece length.
 //!
-//! A device takes one of [`DEVICE_SLOTS`] slots, the same in every arena, and gives each region a
-//! key of its own meaning: lkey and rkey of a protection domain, the IOVA of the region's first
-//! byte, the index of a fixed buffer. This module does not interpret keys.
+//! A device takes one of [`DEVICE_SLOTS`] slots, the same in every arena, and defines the meaning
+//! of its keys: lkey and rkey of a protection domain, the IOVA of the region's first byte, the
+//! index of a fixed buffer. This module does not interpret them.
 
 use std::error::Error;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How many devices (protection domains, containers, rings) can know a region at once.
+/// Most devices (protection domains, containers, rings) that can register a region at once.
 pub const DEVICE_SLOTS: usize = 8;
 
-/// No region is longer: the most that one fixed buffer of io_uring may be, and within what RDMA
-/// devices register at once.
+/// The largest region: the limit of one io_uring fixed buffer, and below the registration limit of
+/// RDMA devices.
 pub const REGION_MAX: usize = 1 << REGION_SHIFT;
 const REGION_SHIFT: u32 = 30;
 
-/// No piece is shorter, unless memory ends with it. Buffers of up to half of it lie in one piece
-/// ([`crate::Pool`]).
+/// The shortest piece, except at the end of the memory. Buffers of up to half a grain never cross a
+/// piece boundary ([`crate::Pool`]).
 pub const GRAIN: usize = 1 << GRAIN_SHIFT;
 const GRAIN_SHIFT: u32 = 24;
 
-/// How much one registration covers: a power of two from [`GRAIN`] to [`REGION_MAX`].
+/// Bytes per registration: a power of two from [`GRAIN`] to [`REGION_MAX`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Piece(usize);
 
 impl Piece {
     pub const LONGEST: Piece = Piece(REGION_MAX);
 
-    /// The longest of at most `bytes`; `None`: even a grain is longer.
+    /// The largest piece of at most `bytes`; `None` if `bytes` is less than a grain.
     pub fn at_most(bytes: u64) -> Option<Piece> {
         let bytes = bytes.min(REGION_MAX as u64) as usize;
         (bytes >= GRAIN).then(|| Piece(1 << bytes.ilog2()))
@@ -53,11 +52,11 @@ impl Piece {
     }
 }
 
-/// Names a region for as long as the process lives.
+/// Identifies a region for the lifetime of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
-/// A region, a piece of one, or the part of one that belongs to a pool.
+/// A region, a piece of one, or a pool's part of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
     pub id: RegionId,
@@ -86,15 +85,15 @@ pub type HookError = Box<dyn Error + Send + Sync>;
 
 /// A device that must register memory before it may touch it.
 pub trait RegisterHook: Send + Sync {
-    /// Makes the region known to the device; the key is what [`crate::Buf::key`] will say.
-    /// `u64::MAX` is not a key.
+    /// Registers the region with the device. Returns the key, which [`crate::Buf::key`] will
+    /// return. `u64::MAX` is not a valid key.
     fn register(&self, region: &RegionInfo) -> Result<u64, HookError>;
 
     /// Undoes `register`. The memory is still mapped, and may be unmapped right after.
     fn unregister(&self, region: &RegionInfo, key: u64);
 }
 
-/// Why a device does not know a region now.
+/// Why a region could not be registered with a device.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
     #[error("there is no device slot {slot}; there are {DEVICE_SLOTS}")]
@@ -113,21 +112,21 @@ pub enum RegisterError {
     },
 }
 
-/// Stands for "not registered", so that looking a key up is one load.
+/// Stands for "not registered", so that a key lookup is one load.
 const NO_KEY: u64 = u64::MAX;
 
 /// The regions of one mapping, and the devices that know them.
 pub(crate) struct Regions {
     base: NonNull<u8>,
     len: usize,
-    /// The number of the first grain. What begins with a grain, region or piece, has its number.
+    /// The number of the first grain. A region or piece has the number of its first grain.
     first_id: u32,
-    /// By grain and slot: the key of the piece that the grain is in.
+    /// By grain and slot: the key of the piece that contains the grain.
     keys: Box<[[AtomicU64; DEVICE_SLOTS]]>,
     known: Mutex<[Option<Known>; DEVICE_SLOTS]>,
 }
 
-/// A device that registered the memory, in pieces of this length.
+/// A device that registered the memory, with its piece length.
 struct Known {
     hook: Arc<dyn RegisterHook>,
     piece: Piece,
@@ -139,7 +138,7 @@ unsafe impl Send for Regions {}
 unsafe impl Sync for Regions {}
 
 impl Regions {
-    /// Of a mapping of `len` bytes at `base`.
+    /// The regions of a mapping of `len` bytes at `base`.
     pub fn new(base: NonNull<u8>, len: usize) -> Regions {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let grains = len.div_ceil(GRAIN);
@@ -153,7 +152,7 @@ impl Regions {
         }
     }
 
-    /// The index of the region that `at`, an address in the mapping, is in.
+    /// The index of the region that contains `at`, an address in the mapping.
     #[inline]
     pub fn index(&self, at: *const u8) -> usize {
         self.offset(at) >> REGION_SHIFT
@@ -164,8 +163,8 @@ impl Regions {
         at.addr() - self.base.addr().get()
     }
 
-    /// The key of `len` bytes at `at`, in the mapping. `None` if the device does not know all of
-    /// them by one key.
+    /// The key for `len` bytes at `at`, an address in the mapping. `None` if no single key of the
+    /// device covers all of them.
     #[inline]
     pub fn key(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
         let start = self.offset(at);
@@ -173,15 +172,15 @@ impl Regions {
             start >> GRAIN_SHIFT,
             (start + len.max(1) - 1) >> GRAIN_SHIFT,
         );
-        // Nothing at the end of the mapping is behind the last grain.
+        // An empty range at the end of the mapping lies behind the last grain.
         let key = self.keys.get(first)?.get(slot)?.load(Ordering::Acquire);
-        // Two registrations have two keys: the same at both ends is the same between them.
+        // Each registration has its own key, so equal keys at both ends mean one registration.
         let whole = first == last || self.keys[last][slot].load(Ordering::Acquire) == key;
         (key != NO_KEY && whole).then_some(key)
     }
 
-    /// The key as [`Regions::key`] returns it, for a device that registered whole regions, plus the
-    /// offset of `at` in its region.
+    /// [`Regions::key`] plus the offset of `at` in its region, for a device that registered whole
+    /// regions.
     #[inline]
     pub fn address(&self, at: *const u8, len: usize, slot: usize) -> Option<u64> {
         let key = self.key(at, len, slot)?;
@@ -215,13 +214,13 @@ impl Regions {
         }
     }
 
-    /// The grains that a piece is made of.
+    /// The grains of a piece.
     fn grains(&self, of: &RegionInfo) -> &[[AtomicU64; DEVICE_SLOTS]] {
         let first = self.offset(of.as_ptr()) >> GRAIN_SHIFT;
         &self.keys[first..first + of.len.div_ceil(GRAIN)]
     }
 
-    /// The parts of regions that `len` bytes at `at` are made of.
+    /// Splits `len` bytes at `at` at the region boundaries.
     pub fn parts(&self, at: NonNull<u8>, len: usize) -> Vec<RegionInfo> {
         let start = at.addr().get() - self.base.addr().get();
         let clip = |region: RegionInfo| {
@@ -241,7 +240,7 @@ impl Regions {
         self.known().get(slot).is_some_and(Option::is_none)
     }
 
-    /// Registers everything in such pieces, or nothing.
+    /// Registers all pieces, or none.
     pub fn register(
         &self,
         slot: usize,
@@ -255,8 +254,8 @@ impl Regions {
         if place.is_some() {
             return Err(RegisterError::SlotTaken { slot });
         }
-        // Keys are published only when all exist, so that no reader sees a partial registration,
-        // not even after a hook that panicked.
+        // Publish keys only when all exist, so that no reader sees a partial registration, not even
+        // after a hook panics.
         let mut keys = Vec::with_capacity(self.len.div_ceil(piece.bytes()));
         for info in self.pieces(piece) {
             let RegionInfo { id, len, .. } = info;
@@ -292,7 +291,8 @@ impl Regions {
     pub fn unregister(&self, slot: usize) {
         if let Some(Known { hook, piece }) = self.known().get_mut(slot).and_then(Option::take) {
             for info in self.pieces(piece) {
-                // The key goes first: later lookups must not find a key that becomes invalid.
+                // Clear the key first: later lookups must not return a key that is becoming
+                // invalid.
                 let mut key = NO_KEY;
                 for grain in self.grains(&info) {
                     key = grain[slot].swap(NO_KEY, Ordering::AcqRel);
@@ -318,12 +318,12 @@ impl Regions {
     }
 
     fn known(&self) -> MutexGuard<'_, [Option<Known>; DEVICE_SLOTS]> {
-        // A hook that panicked changed neither keys nor places.
+        // A hook that panicked changed neither keys nor slots.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The address `bytes` after `base`, in the same mapping. Computed, not dereferenced.
+/// The address `bytes` after `base`, in the same mapping. Not dereferenced.
 fn offset(base: NonNull<u8>, bytes: usize) -> NonNull<u8> {
     base.map_addr(|a| {
         a.checked_add(bytes)
@@ -378,7 +378,7 @@ mod tests {
         }
     }
 
-    /// Regions of an address range that the test never touches: it only uses the numbers.
+    /// Regions of an address range that the test never accesses; only the numbers matter.
     fn regions(len: usize) -> (NonNull<u8>, Regions) {
         let base = NonNull::new(std::ptr::without_provenance_mut::<u8>(1 << 40)).unwrap();
         (base, Regions::new(base, len))
@@ -411,9 +411,9 @@ mod tests {
         assert_eq!(regions.key(at(base, 0), 1, DEVICE_SLOTS), None);
     }
 
-    /// Goal: devices with limits of their own know the same memory in pieces of their own, each
-    /// with its number and its key, and no range has a key that is not right for all of it. Method:
-    /// both sides of each boundary.
+    /// Goal: devices with different limits register the same memory in different pieces, each with
+    /// its id and key. A key is returned only for a range that it covers completely. Method: both
+    /// sides of each boundary.
     #[test]
     fn pieces() {
         let (base, regions) = regions(REGION_MAX + 2 * GRAIN + 4096);
@@ -436,7 +436,7 @@ mod tests {
         ] {
             assert_eq!(key(offset, 1), Some(expected), "{offset}");
         }
-        // Within a piece there are ends of grains, but not of keys.
+        // A range may cross grain boundaries inside a piece.
         assert_eq!(key(0, piece.bytes()), Some(1000));
         assert_eq!(key(GRAIN - 1, 2), Some(1000));
         assert_eq!(key(piece.bytes() - 1, 2), None);
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(
             regions.key(at(base, piece.bytes() - 1), 2, 1),
             Some(100),
-            "the other device's are longer"
+            "the other device has longer pieces"
         );
         let told = regions.registered(0);
         let mut known = short.known.lock().unwrap().clone();
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(listed, known);
         known.sort_unstable();
         known.dedup_by_key(|(id, _)| *id);
-        assert_eq!(known.len(), told.len(), "a number of its own");
+        assert_eq!(known.len(), told.len(), "each piece has its own id");
         let sum: usize = told.iter().map(|(info, _)| info.len()).sum();
         assert_eq!(sum, REGION_MAX + 2 * GRAIN + 4096);
         regions.unregister(0);
@@ -462,14 +462,13 @@ mod tests {
             (regions.registered(0), regions.registered(1).len()),
             (vec![], 2)
         );
-        // Refused half way: as if nothing had been.
+        // A failure half way leaves nothing registered.
         let small = Device::new(3, 0);
         assert!(regions.register(0, small.clone(), piece).is_err());
         assert_eq!((small.count(), key(0, 1)), (0, None));
     }
 
-    /// Goal: a piece is a power of two, at most what the device takes and at least what buffers
-    /// need.
+    /// Goal: a piece is a power of two, at most the device's limit and at least what buffers need.
     #[test]
     fn lengths_of_pieces() {
         let at_most = |bytes| Piece::at_most(bytes).map(Piece::bytes);
@@ -481,9 +480,9 @@ mod tests {
         assert_eq!(at_most(u64::MAX), Some(REGION_MAX));
     }
 
-    /// Goal: all regions or none. Method: a device that refuses the third.
+    /// Goal: registration is all or nothing. Method: a device that refuses the third region.
     #[test]
-    fn a_refusal_undoes_what_was_done() {
+    fn a_refusal_undoes_earlier_registrations() {
         let (base, regions) = regions(3 * REGION_MAX);
         let device = Device::new(2, 0);
         let error = regions
@@ -504,7 +503,7 @@ mod tests {
         assert!(regions.is_free(0));
     }
 
-    /// Goal: the key that stands for "none" is refused, not stored.
+    /// Goal: the reserved key for "not registered" is refused, not stored.
     #[test]
     fn the_reserved_key_is_refused() {
         let (_, regions) = regions(4096);
@@ -539,7 +538,7 @@ mod tests {
         assert_eq!(regions.key(at(base, 9), 1, 7), Some(5));
     }
 
-    /// Goal: a stretch of memory is cut where regions meet, and nowhere else.
+    /// Goal: a memory range is split at region boundaries and nowhere else.
     #[test]
     fn parts_are_clipped_to_the_stretch() {
         let (base, regions) = regions(3 * REGION_MAX);

@@ -1,9 +1,9 @@
-//! Memory that several cores, the kernel and devices read and write at once: what RAM disks are of.
+//! Memory that several cores, the kernel and devices access at the same time: the storage of RAM
+//! disks.
 //!
-//! It is treated like the memory of a device. Nobody holds a Rust reference to its bytes; they are
-//! copied in and out by routines that the compiler does not look into. Two copies of the same bytes
-//! at the same time are a race between writers, as on a disk: what is then there is a mix of both,
-//! and no promise of Rust is broken by it, as no reference says otherwise.
+//! It is treated like device memory: no Rust reference to its bytes exists, and they are copied in
+//! and out by routines that are opaque to the compiler. Concurrent copies of the same bytes race as
+//! on a disk: the result is a mix of both, without undefined behaviour.
 
 use std::fmt;
 use std::io::IoSlice;
@@ -27,33 +27,33 @@ use crate::taken::Taken;
 
 /// Memory for RAM disks, used by several cores at once.
 ///
-/// Ranges are checked: one that is not inside the memory panics, as only a bug of ours makes it.
+/// Ranges are checked: a range outside the memory panics, because only a bug can cause it.
 pub struct Shared {
     mapping: Mapping,
     len: usize,
     report: ArenaReport,
-    /// The unit in which the system takes memory back; `None` when it does not.
+    /// The unit in which the kernel releases memory; `None` if it does not.
     release_unit: Option<usize>,
-    /// What has been written, where it is taken in huge pages as it is; `None` where there is nothing to take.
+    /// Tracks written units where huge pages are allocated at the first write; `None` otherwise.
     taken: Option<Taken>,
-    /// Whether much at a time is written past the caches: they cannot hold all of it.
+    /// True if large writes bypass the caches because the memory exceeds them.
     past_caches: bool,
-    /// Whether a device ever knew this memory. Held for writing while that changes.
+    /// True once a device registered this memory. Locked for writing while it changes.
     registered: RwLock<bool>,
 }
 
-/// Writes of at least this many bytes go past the caches, if any do.
+/// Smallest write that bypasses the caches, if any does.
 const STREAM_MIN: usize = 4096;
 
-/// Ranges shorter than this are cleared by writing zeroes: a system call costs more.
+/// Shorter ranges are cleared by writing zeroes; a system call costs more.
 const RELEASE_MIN: usize = 64 * 1024;
 
 impl Shared {
-    /// `bytes` of zeroes, taken page by page as they are written.
+    /// Allocates `bytes` zero bytes; pages are populated at the first write.
     ///
-    /// With [`HugepagePolicy::Auto`] the pages are transparent huge ones: those of the kernel's
-    /// pool are kept for arenas, and a RAM disk can be given back in parts. Who insists on pages of
-    /// the pool gets them all at once.
+    /// With [`HugepagePolicy::Auto`] the pages are transparent huge pages: hugetlb pages are left
+    /// to arenas, and a RAM disk can be released in parts. A policy that requires hugetlb pages
+    /// populates all of them at once.
     pub fn allocate(bytes: u64, policy: HugepagePolicy) -> Result<Shared, ArenaError> {
         let options = ArenaOptions {
             hugepages: policy,
@@ -63,7 +63,7 @@ impl Shared {
         Shared::allocate_with(options)
     }
 
-    /// As [`Shared::allocate`], on a node, populated or locked. Locked only if required.
+    /// Like [`Shared::allocate`], with a node and populating on request. Locked only if required.
     pub fn allocate_with(options: ArenaOptions) -> Result<Shared, ArenaError> {
         let (mapping, report) = allocate(&options, Purpose::RamDisk)?;
         let release_unit = match report.pages {
@@ -74,7 +74,7 @@ impl Shared {
         let is_lazy = !options.populate && !options.require_lock;
         let taken = (is_lazy && report.pages == PageKind::Transparent)
             .then(|| Taken::nothing_of(mapping.len()));
-        // Not more than asked, whatever it was rounded up to.
+        // The usable length is the requested one, not the rounded one.
         let len = options.bytes as usize;
         let cache = System::real().last_level_cache();
         Ok(Shared {
@@ -100,7 +100,7 @@ impl Shared {
         &self.report
     }
 
-    /// Copies from `offset` on into `into`.
+    /// Copies `into.len()` bytes from `offset` into `into`.
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.at(offset, into.len());
@@ -109,41 +109,41 @@ impl Shared {
         unsafe { opaque::copy(from, into.as_mut_ptr(), into.len()) }
     }
 
-    /// Copies `from` to `offset` on.
+    /// Copies `from` to `offset`.
     ///
-    /// Where the memory is larger than the caches, much at a time goes past them, if the processor can: what is
-    /// written is rarely read soon. That is faster (a line need not be read to be written), and leaves
-    /// them to the buffers that are in use all the time. What they can hold is written through them: that
-    /// takes half the time, or a third, as no store waits for the memory.
+    /// Large writes bypass the caches if the memory exceeds them and the processor can: written
+    /// data is rarely read soon. This avoids reading each line before writing it, and leaves the
+    /// caches to the buffers in constant use. Memory that fits into the caches is written through
+    /// them, which takes a third to half of the time, because no store waits for memory.
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) {
         let to = self.at_to_write(offset, from.len());
         #[cfg(target_arch = "x86_64")]
         if self.past_caches && from.len() >= STREAM_MIN && stream::is_possible(to, from.len()) {
-            // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
-            // exists, and is as `stream` wants it. `from` may be bytes lent by this very memory:
-            // where they overlap, the result is a mix, as on a disk.
+            // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no
+            // reference exists, and meets the requirements of `stream`. `from` may be lent by this
+            // memory: where they overlap, the result is a mix, as on a disk.
             return unsafe { stream::copy(from.as_ptr(), to, from.len()) };
         }
         // SAFETY: `to` has `from.len()` mapped, writable bytes (`at` checks), to which no reference
-        // exists. `from` may be bytes lent by this very memory: `copy` allows an overlap.
+        // exists. `from` may be lent by this memory: `copy` allows an overlap.
         unsafe { opaque::copy(from.as_ptr(), to, from.len()) }
     }
 
-    /// The dword at `offset`, whole. Whatever is read after it is at least as new: what another core or a
-    /// device wrote before it stored this one.
+    /// Loads the dword at `offset` atomically with acquire ordering: later reads see everything
+    /// that another core or a device wrote before it stored this value.
     ///
     /// # Panics
-    /// When `offset` is not aligned to 4, or the dword is not inside the memory.
+    /// If `offset` is not aligned to 4, or the dword is outside the memory.
     #[inline]
     pub fn load(&self, offset: usize) -> u32 {
         self.dword(offset).load(Ordering::Acquire)
     }
 
-    /// Stores a dword, whole, after everything that was written before.
+    /// Stores a dword atomically with release ordering: after all earlier writes.
     ///
     /// # Panics
-    /// As [`Shared::load`].
+    /// As for [`Shared::load`].
     #[inline]
     pub fn store(&self, offset: usize, value: u32) {
         self.dword(offset).store(value, Ordering::Release);
@@ -153,13 +153,13 @@ impl Shared {
     fn dword(&self, offset: usize) -> &AtomicU32 {
         let at = self.at_to_write(offset, size_of::<u32>()).cast::<u32>();
         assert!(at.is_aligned(), "a dword at {offset} is not aligned");
-        // SAFETY: mapped, writable and aligned (just checked), for as long as `self` is. Others use the bytes
-        // only through atomics, routines the compiler does not look into, the kernel or a device.
+        // SAFETY: mapped, writable and aligned (just checked), as long as `self` lives. Other
+        // accesses use only atomics, opaque routines, the kernel or a device.
         unsafe { AtomicU32::from_ptr(at) }
     }
 
-    /// The key of the device in `slot` for these bytes, and how far into its region the first one is:
-    /// as [`Lent::key`].
+    /// The key of the device in `slot` for these bytes, and the offset of the first byte in its
+    /// region, as for [`Lent::key`].
     pub fn key(&self, offset: usize, len: usize, slot: usize) -> Option<(u64, usize)> {
         let base = NonNull::new(self.at(offset, len))?;
         let regions = &self.mapping.regions;
@@ -171,14 +171,14 @@ impl Shared {
         Some((key, part.as_ptr().addr() - region.as_ptr().addr()))
     }
 
-    /// Makes a range zero. What was never written is so, and takes no memory by it.
+    /// Zeroes a range. Parts that were never written are zero already and stay unpopulated.
     pub fn zero(&self, offset: usize, len: usize) {
         let clear = |offset, len| {
             let to = self.at(offset, len);
             // SAFETY: mapped, writable bytes (`at` checks), to which no reference exists.
             unsafe { opaque::zero(to, len) }
         };
-        // Panics here rather than half way.
+        // Check the range now rather than half way.
         self.at(offset, len);
         match &self.taken {
             None => clear(offset, len),
@@ -188,27 +188,27 @@ impl Shared {
         }
     }
 
-    /// Whether the bytes from `offset` on are these.
+    /// True if the bytes at `offset` equal `with`.
     pub fn compare(&self, offset: usize, with: &[u8]) -> bool {
         let at = self.at(offset, with.len());
         // SAFETY: both have `with.len()` readable bytes (`at` checks).
         unsafe { opaque::equal(at, with.as_ptr(), with.len()) }
     }
 
-    /// Copies `len` bytes at `from` to `to`; the ranges may overlap.
+    /// Copies `len` bytes from offset `from` to offset `to`; the ranges may overlap.
     pub fn copy_within(&self, from: usize, to: usize, len: usize) {
         let (from, to) = (self.at(from, len), self.at_to_write(to, len));
         // SAFETY: both are mapped and writable for `len` bytes (`at` checks).
         unsafe { opaque::copy(from, to, len) }
     }
 
-    /// Makes a range zero, giving back to the system what it can.
+    /// Zeroes a range, releasing whole pages to the system where possible.
     pub fn discard(&self, offset: usize, len: usize) {
-        // Panics here rather than half way.
+        // Check the range now rather than half way.
         self.at(offset, len);
         let whole = self.releasable(offset..offset + len);
-        // Kept until the release is done: a device that registers meanwhile would be left with the
-        // old pages.
+        // Held until the release is done: a device that registers meanwhile would keep the old
+        // pages.
         let registered = self
             .registered
             .read()
@@ -221,7 +221,7 @@ impl Shared {
         self.zero(whole.end, offset + len - whole.end);
     }
 
-    /// What one core lends parts of it with.
+    /// Creates a lender for one core.
     pub fn lender(self: &Arc<Shared>) -> Lender {
         Lender {
             shared: Rc::new(Share(Arc::clone(self))),
@@ -232,14 +232,14 @@ impl Shared {
         self.mapping.regions.all()
     }
 
-    /// Makes the whole memory known to a device, see [`crate::Arena::register`]. It is all taken
-    /// then, and not given back by [`Shared::discard`] any more.
+    /// Registers the whole memory with a device, see [`crate::Arena::register`]. This populates the
+    /// memory, and [`Shared::discard`] no longer releases it.
     pub fn register(&self, slot: usize, hook: Arc<dyn RegisterHook>) -> Result<(), RegisterError> {
-        // A device writes where it likes.
+        // A device may write anywhere.
         if let Some(taken) = &self.taken {
             taken.before_write(0..self.len, |unit| self.take(unit));
         }
-        // It stays so when the device forgets: that may take its time.
+        // Stays set after the device unregisters, which may take time to complete.
         *self
             .registered
             .write()
@@ -268,7 +268,7 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::at`], for those who write there: their pages are taken.
+    /// Like [`Shared::at`], for writing: populates the range with huge pages first.
     #[inline]
     fn at_to_write(&self, offset: usize, len: usize) -> *mut u8 {
         let to = self.at(offset, len);
@@ -278,14 +278,15 @@ impl Shared {
         to
     }
 
-    /// Puts a huge page where there is none but that of zeroes. Nobody has ever written to `unit`.
+    /// Replaces the shared zero page by a huge page. `unit` was never written.
     fn take(&self, unit: Range<usize>) {
         if self.mapping.release(unit.clone()).is_err() {
             return;
         }
-        // The first access after that is a write, for which the kernel takes a huge page if it has one.
+        // The next access is a write, for which the kernel allocates a huge page if it has one.
         let first = self.mapping.base().as_ptr().wrapping_add(unit.start);
-        // SAFETY: mapped, writable and aligned: `unit` is inside the mapping. Others read it at most.
+        // SAFETY: mapped, writable and aligned: `unit` is inside the mapping. Other cores at most
+        // read it.
         unsafe { AtomicU32::from_ptr(first.cast()) }.fetch_or(0, Ordering::Relaxed);
     }
 
@@ -312,14 +313,14 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Lends parts of shared memory on one core. The handles are counted there, without atomics: a
-/// count that all cores changed with every I/O would be passed around between their caches.
+/// Lends parts of shared memory on one core. Handles are counted per core without atomics: a shared
+/// counter would move between the cores' caches with every I/O.
 #[derive(Debug)]
 pub struct Lender {
     shared: Rc<Share>,
 }
 
-/// One core's share in the memory: what its handles count.
+/// One core's reference to the memory, counted by its handles.
 #[derive(Debug)]
 struct Share(Arc<Shared>);
 
@@ -333,7 +334,7 @@ impl std::ops::Deref for Share {
 }
 
 impl Lender {
-    /// A handle on `len` bytes from `offset` on, to send them from where they are.
+    /// A handle on `len` bytes at `offset`, to send them without a copy.
     #[inline]
     pub fn lend(&self, offset: usize, len: usize) -> Lent {
         self.shared.at(offset, len);
@@ -353,8 +354,8 @@ impl Lender {
 
 /// A part of shared memory, kept mapped while this handle lives.
 ///
-/// It is a view, not a copy: what is written to that part meanwhile is seen through it. Who must
-/// send the very bytes that a digest was made of makes a copy first ([`Lent::read`]).
+/// It is a view, not a copy: concurrent writes show through it. To send exactly the bytes that a
+/// digest covers, copy them first ([`Lent::read`]).
 #[derive(Clone)]
 pub struct Lent {
     shared: Rc<Share>,
@@ -377,20 +378,19 @@ impl Lent {
         self.shared.at(self.offset, self.len)
     }
 
-    /// For a vectored write, and for nothing else: the kernel reads the bytes as they are then.
+    /// For vectored writes only: the kernel reads the bytes at the time of the call.
     ///
-    /// The slice is mapped, initialised and as long as it says for as long as this handle is
-    /// borrowed. That it does not change is not promised, so do not look into it: use
-    /// [`Lent::read`].
+    /// The slice is mapped, initialised and of constant length while this handle is borrowed. Its
+    /// contents may change at any time, so do not read it: use [`Lent::read`].
     #[inline]
     pub fn as_io_slice(&self) -> IoSlice<'_> {
         // SAFETY: mapped and initialised (zero at first) for `len` bytes, and kept so by `shared`,
-        // which `self` keeps. Its reader is the kernel, for which changing bytes are no more than
-        // that; the language has no other way to name them in a safe vectored write.
+        // which `self` keeps. Only the kernel reads it, which tolerates changing bytes; safe Rust
+        // has no other type for a vectored write.
         IoSlice::new(unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// Copies from `offset` of this part on.
+    /// Copies `into.len()` bytes from `offset` of this part.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         if offset
             .checked_add(into.len())
@@ -413,8 +413,8 @@ impl Lent {
         }
     }
 
-    /// The key of the device in `slot`, and how far into its region the first byte is. `None` also
-    /// when the part lies across two regions: slice it then.
+    /// The key of the device in `slot`, and the offset of the first byte in its region. `None` also
+    /// if the part crosses two regions: slice it then.
     pub fn key(&self, slot: usize) -> Option<(u64, usize)> {
         self.shared.key(self.offset, self.len, slot)
     }

@@ -1,4 +1,4 @@
-//! Shared memory: copies, giving back, lending, and several cores at once.
+//! Tests of shared memory: copies, release, lending, and concurrent use.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ fn bytes(shared: &Shared, offset: usize, len: usize) -> Vec<u8> {
     into
 }
 
-/// Goal: each operation touches its range and nothing beside it. Method: a pattern around it.
+/// Goal: each operation changes its range only. Method: a pattern around the range.
 #[test]
 fn operations_keep_to_their_range() {
     let disk = shared(100_000);
@@ -52,8 +52,8 @@ fn operations_keep_to_their_range() {
     );
 }
 
-/// Goal: large writes, whichever way they go, bring every byte and touch none beside it. Method: lengths
-/// and places around those that go past the caches.
+/// Goal: large writes, through or past the caches, write every byte of the range and no other.
+/// Method: lengths and offsets around the limit for bypassing.
 #[test]
 fn large_writes_keep_to_their_range() {
     let source: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8 + 1).collect();
@@ -78,19 +78,20 @@ fn large_writes_keep_to_their_range() {
     }
 }
 
-/// Goal: memory that the caches can hold is written through them, and what is larger is not. Method: one on
-/// each side of this machine's caches.
+/// Goal: memory that fits into the caches is written through them, larger memory is not. Method: a
+/// size on each side of this machine's caches.
 #[test]
-fn what_fits_the_caches_is_written_through_them() {
+fn memory_that_fits_the_caches_is_written_through_them() {
     let past_caches = |bytes| shared(bytes).past_caches;
     match System::real().last_level_cache() {
         Some(cache) => assert_eq!([cache, cache + 1].map(past_caches), [false, true]),
-        // As on a machine whose caches are smaller than any disk.
+        // A machine that reports no cache counts as one with smaller caches than any disk.
         None => assert!(past_caches(64 << 10)),
     }
 }
 
-/// Goal: discarded is zero, whatever its alignment, and large ranges go back to the system.
+/// Goal: discarded bytes read as zero at any alignment, and large ranges are released to the
+/// system.
 #[test]
 fn discarded_bytes_are_zero_and_given_back() {
     let disk = shared(4 << 20);
@@ -118,13 +119,13 @@ fn discarded_bytes_are_zero_and_given_back() {
     assert_eq!(disk.mapping.resident(), 0);
 }
 
-/// Goal: memory that was read first is taken in huge pages all the same, where there are any. Method: the faults of
-/// writes to every page, beside those of memory that nobody read.
+/// Goal: memory that was read first is still populated with huge pages, if there are any. Method:
+/// count the faults of writes to every page, with and without reading first.
 #[test]
-fn what_was_read_is_written_without_a_fault_per_page() {
+fn writing_after_reading_takes_no_fault_per_page() {
     const LEN: usize = 16 << 20;
     let page = base_page_size();
-    // Reads what field of the thread's own statistics proc_pid_stat(5) calls minflt.
+    // Reads minflt of this thread (proc_pid_stat(5)).
     let faults = || {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let after_name = stat.rsplit(')').next().unwrap();
@@ -155,8 +156,8 @@ fn what_was_read_is_written_without_a_fault_per_page() {
     }
 }
 
-/// Goal: a page is never put in the place of what another core has just written. Method: threads write to different
-/// parts of the same untouched memory at once, while another reads all over it.
+/// Goal: populating never replaces a page that another core has just written. Method: threads write
+/// to different parts of the same untouched memory at once, while another reads all over it.
 #[test]
 fn first_writes_of_several_cores_are_all_kept() {
     const LEN: usize = 32 << 20;
@@ -187,7 +188,7 @@ fn first_writes_of_several_cores_are_all_kept() {
     }
 }
 
-/// Goal: zeroes take no memory where nothing was ever written, and clear what was.
+/// Goal: zeroing leaves unwritten parts unpopulated and clears written parts.
 #[test]
 fn zeroes_take_no_memory() {
     let disk = shared(8 << 20);
@@ -208,8 +209,8 @@ fn zeroes_take_no_memory() {
     assert_eq!(disk.taken.as_ref().unwrap().written(0..8 << 20).count(), 4);
 }
 
-/// Goal: a device's view and ours stay the same memory. Method: after a registration, discarding
-/// must not replace pages: they stay resident.
+/// Goal: a device and the CPU keep seeing the same memory. Method: after a registration, discarding
+/// leaves the pages resident.
 #[test]
 fn registered_memory_is_not_given_back() {
     let disk = Shared::allocate(1 << 20, HugepagePolicy::Off).unwrap();
@@ -226,8 +227,8 @@ fn registered_memory_is_not_given_back() {
     assert_eq!(disk.mapping.resident(), (1 << 20) / base_page_size());
 }
 
-/// Goal: ranges outside are caught by every operation, with no wrap-around. Method: just past the
-/// end, and past the end of all numbers.
+/// Goal: every operation catches a range outside the memory, without wrap-around. Method: just past
+/// the end, and at usize::MAX.
 #[test]
 fn ranges_outside_panic() {
     let disk = shared(4096);
@@ -248,12 +249,12 @@ fn ranges_outside_panic() {
     let part = disk.lender().lend(0, 100);
     assert!(
         caught(&|| drop(part.slice(50, 51))),
-        "a part reaches no further than itself"
+        "a slice cannot exceed its part"
     );
     disk.zero(4096, 0);
 }
 
-/// Goal: lent bytes leave in a vectored write, and keep the memory after the disk is gone.
+/// Goal: lent bytes are sent by a vectored write, and keep the memory after the disk is dropped.
 #[test]
 fn lent_bytes_are_sent_from_where_they_are() {
     let disk = shared(8192);
@@ -273,11 +274,11 @@ fn lent_bytes_are_sent_from_where_they_are() {
     assert_eq!(&copy, b"they");
 }
 
-/// Goal: several cores at once: each sees its own ranges exactly, and in a contended range only
-/// bytes that somebody wrote. Method: two writers on disjoint blocks and on one common block, while
+/// Goal: with several cores, each sees its own ranges exactly, and a contended range contains only
+/// bytes that a writer wrote. Method: two writers on disjoint blocks and on one common block, while
 /// a third discards and reads.
 #[test]
-fn two_cores_at_once() {
+fn concurrent_access_from_several_cores() {
     const BLOCK: usize = 4096;
     let disk = shared(256 * BLOCK as u64);
     let stop = AtomicBool::new(false);
@@ -290,7 +291,8 @@ fn two_cores_at_once() {
                     let mut into = [0; BLOCK];
                     for round in 0..2000usize {
                         let value = id + 2 * (round % 100) as u8;
-                        // Odd blocks belong to one, even to the other, the first to both.
+                        // Even blocks from 2 belong to one thread, odd blocks to the other, block 0
+                        // to both.
                         let own = round % 100 * 2 + id as usize;
                         disk.write(own * BLOCK, &[value; BLOCK]);
                         disk.write(0, &[value; BLOCK]);
@@ -306,7 +308,10 @@ fn two_cores_at_once() {
             while !stop.load(Ordering::Relaxed) {
                 disk.discard(220 * BLOCK, 32 * BLOCK);
                 disk.read(0, &mut into);
-                assert!(into.iter().all(|&b| b <= 200), "a byte that nobody wrote");
+                assert!(
+                    into.iter().all(|&b| b <= 200),
+                    "a byte that no thread wrote"
+                );
             }
         });
         writers.into_iter().for_each(|w| w.join().unwrap());
@@ -314,9 +319,9 @@ fn two_cores_at_once() {
     });
 }
 
-/// Goal: who insists on pages of the pool gets them or the named error, never something else.
+/// Goal: a policy that requires hugetlb pages gets them or the named error, nothing else.
 #[test]
-fn insisting_on_pool_pages() {
+fn requiring_hugetlb_pages() {
     match Shared::allocate(2 << 20, HugepagePolicy::TwoMiB) {
         Ok(disk) => {
             assert_eq!(disk.report().pages, PageKind::TwoMiB);
@@ -328,10 +333,10 @@ fn insisting_on_pool_pages() {
     }
 }
 
-/// Goal: a dword that one thread stores is seen with everything that was written before it. Method: a second
-/// thread reads what belongs to each number it finds.
+/// Goal: a thread that reads a dword sees everything that was written before the dword was stored.
+/// Method: a second thread checks the data that belongs to each number.
 #[test]
-fn a_dword_carries_what_was_written_before_it() {
+fn a_dword_publishes_earlier_writes() {
     let shared = Arc::new(Shared::allocate(8192, HugepagePolicy::Off).unwrap());
     let writer = Arc::clone(&shared);
     let writing = std::thread::spawn(move || {
@@ -350,7 +355,7 @@ fn a_dword_carries_what_was_written_before_it() {
         if number > 0 {
             let mut of = [0; 8];
             shared.read(4096 + (number as usize % 256) * 8, &mut of);
-            // The writer may be some rounds ahead, never behind.
+            // The writer may be ahead by some rounds, never behind.
             assert!(u64::from_le_bytes(of) >= u64::from(number));
         }
         seen = number;

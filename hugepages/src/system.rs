@@ -1,6 +1,6 @@
 //! The system's facts about memory: huge page pools, limits, NUMA nodes.
 //!
-//! All files are read below one root, so that a test can put any machine in a folder.
+//! All files are read below one root, so that a test can simulate a machine with a folder.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use crate::pages::{GIB, KIB, MIB};
 /// One of the kernel's pools of huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePages {
-    /// The NUMA node, or `None` on a machine that names no nodes.
+    /// The NUMA node, or `None` on a machine without named nodes.
     pub node: Option<u32>,
     /// Bytes per page.
     pub size: u64,
@@ -25,7 +25,7 @@ pub struct NodePages {
     pub reserved: u64,
     /// Pages above the configured number, taken from ordinary memory.
     pub surplus: u64,
-    /// How many surplus pages are allowed. Also counted for the whole machine only.
+    /// Number of surplus pages allowed. Also counted for the whole machine only.
     pub overcommit: u64,
 }
 
@@ -43,12 +43,12 @@ pub fn show() -> Vec<NodePages> {
 }
 
 /// Sets a pool of huge pages, of one node or of the whole machine, to `pages` pages of `size`
-/// bytes. Answers with the number that the pool then holds, never less than asked.
+/// bytes. Returns the number of pages in the pool afterwards, never less than requested.
 pub fn reserve(size: u64, pages: u64, node: Option<u32>) -> Result<u64, ReserveError> {
     System::real().reserve(size, pages, node)
 }
 
-/// The control group limit on huge pages that leaves the least room.
+/// The tightest control group limit on huge pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CgroupLimit {
     pub size: u64,
@@ -57,10 +57,10 @@ pub(crate) struct CgroupLimit {
     pub file: PathBuf,
 }
 
-/// The control group limit on memory that leaves the least room.
+/// The tightest control group limit on memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MemoryLimit {
-    /// Without the memory that the kernel drops when it is short.
+    /// Excludes memory that the kernel reclaims under pressure.
     pub used: u64,
     pub limit: u64,
     pub file: PathBuf,
@@ -69,21 +69,21 @@ pub(crate) struct MemoryLimit {
 /// How much memory this process may lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Memlock {
-    /// The hard limit, in bytes: the soft one can be raised to it without privilege. `None` when
-    /// there is no limit, or when the process may ignore it (CAP_IPC_LOCK).
+    /// The hard limit, in bytes: the soft limit can be raised to it without privilege. `None` if
+    /// there is no limit, or if the process may ignore it (CAP_IPC_LOCK).
     pub limit: Option<u64>,
-    /// Locked already.
+    /// Bytes already locked.
     pub locked: u64,
 }
 
-/// The limit on the address space of this process (RLIMIT_AS), and its size.
+/// The limit on the address space of this process (RLIMIT_AS), and its current size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressSpace {
     pub used: u64,
     pub limit: u64,
 }
 
-/// Everything that decides which pages an arena gets.
+/// All facts that decide which pages an arena gets.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     /// Pools of the whole machine.
@@ -91,16 +91,16 @@ pub(crate) struct Facts {
     /// Pools per node.
     pub node_pools: Vec<NodePages>,
     pub nodes: Vec<u32>,
-    /// The size behind `vm.nr_hugepages`.
+    /// The page size that `vm.nr_hugepages` refers to.
     pub default_size: Option<u64>,
     pub cgroup: Vec<CgroupLimit>,
     pub cgroup_memory: Option<MemoryLimit>,
-    /// Transparent huge pages on request are allowed.
+    /// Transparent huge pages are allowed on request (madvise).
     pub transparent: bool,
     pub memlock: Memlock,
-    /// Where RLIMIT_AS bounds it.
+    /// `None` without an RLIMIT_AS.
     pub address_space: Option<AddressSpace>,
-    /// The kernel refuses to promise more memory than it has.
+    /// Strict overcommit: the kernel commits no more memory than it has.
     pub strict_commit: bool,
     pub available: u64,
 }
@@ -113,7 +113,7 @@ pub(crate) struct System {
 pub(crate) const TRANSPARENT_FILE: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 const NODES: &str = "/sys/devices/system/node";
-/// The caches of one processor; the others' are taken to be alike.
+/// The caches of CPU 0; the others are assumed to be alike.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 /// CAP_IPC_LOCK in capability masks (linux/capability.h).
 const CAP_IPC_LOCK: u32 = 14;
@@ -157,7 +157,7 @@ impl System {
                 there: pools.iter().map(|p| p.size).collect(),
             });
         };
-        // Pages of the pool are unavailable to all other programs: never take the last memory.
+        // The pool's pages are unavailable to other programs: never take the last memory.
         let more = pages.saturating_sub(pool.total).saturating_mul(size);
         let available = self.meminfo("MemAvailable").unwrap_or(u64::MAX);
         if more > available {
@@ -168,13 +168,13 @@ impl System {
         }
         let there = self.set_pool(size, pages, node, pool.total)?;
         granted(size, pages, there).inspect_err(|_| {
-            // Half of the requested pages are useless. If this fails too, the first error still
-            // describes the cause.
+            // A partial pool is useless, so restore the previous size. If this fails too, the first
+            // error still describes the cause.
             let _ = self.set_pool(size, pool.total, node, there);
         })
     }
 
-    /// Sets the number of pages of a pool, which held `before`. Returns its new number.
+    /// Sets the number of pages of a pool that held `before`. Returns the number afterwards.
     fn set_pool(
         &self,
         size: u64,
@@ -199,7 +199,7 @@ impl System {
             },
         };
         fs::write(&file, pages.to_string()).map_err(failed)?;
-        // The kernel takes as many as it finds and reports nothing: read the number back.
+        // The kernel allocates as many as it finds and reports no error: read the number back.
         let text = fs::read_to_string(&file).map_err(failed)?;
         let invalid = || io::Error::new(io::ErrorKind::InvalidData, text.trim().to_owned());
         text.trim().parse().map_err(|_| failed(invalid()))
@@ -230,8 +230,7 @@ impl System {
         }
     }
 
-    /// Bytes in the cache that is nearest to memory. `None` if the system does not report it, as on
-    /// some boards.
+    /// Bytes in the last-level cache. `None` if the system does not report it, as on some boards.
     pub fn last_level_cache(&self) -> Option<u64> {
         let caches = self
             .entries(CACHES)
@@ -284,7 +283,7 @@ impl System {
     }
 
     /// The folders of the control groups that limit `controller` for this process: its own and its
-    /// ancestors'. True for version 2.
+    /// ancestors'. The flag is true for cgroup v2.
     fn cgroups(&self, controller: &str) -> Vec<(String, bool)> {
         let membership = self.text("/proc/self/cgroup").unwrap_or_default();
         let mut found = Vec::new();
@@ -319,7 +318,7 @@ impl System {
             } else {
                 ["limit_in_bytes", "usage_in_bytes"]
             };
-            // Pages in use and pages promised are limited apart; either can refuse us.
+            // Used pages and reserved pages have separate limits; either can refuse the allocation.
             for kind in ["", "rsvd."] {
                 let stem = format!("{dir}/hugetlb.{}.{kind}", cgroup_size(size));
                 let file = format!("{stem}{}", names[0]);
@@ -350,10 +349,10 @@ impl System {
                 ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"]
             };
             let file = format!("{dir}/{most}");
-            // "max" does not parse: no limit. Version 1 says a number that no machine has.
+            // "max" does not parse: no limit. Version 1 reports a number that no machine has.
             let limit = self.number(&file)?;
             let used = self.number(&format!("{dir}/{now}")).unwrap_or(0);
-            // Files that were read or written count as used, and are dropped first.
+            // Page cache counts as used, but is reclaimed first.
             let stat = self.text(&format!("{dir}/memory.stat")).unwrap_or_default();
             let field = |name: &str| {
                 let name = format!("{total}{name} ");
@@ -445,7 +444,7 @@ impl System {
 }
 
 impl Facts {
-    /// The command that makes a pool hold `pages` pages.
+    /// The command that sets a pool to `pages` pages.
     pub fn reserve_command(&self, size: u64, node: Option<u32>, pages: u64) -> String {
         if node.is_none() && self.default_size == Some(size) {
             return format!("sudo sysctl -w vm.nr_hugepages={pages}");
@@ -454,7 +453,7 @@ impl Facts {
     }
 }
 
-/// The number of pages that the kernel granted of `asked` pages.
+/// Checks the number of pages that the kernel granted of `asked` pages.
 fn granted(size: u64, asked: u64, there: u64) -> Result<u64, ReserveError> {
     if there >= asked {
         return Ok(there);

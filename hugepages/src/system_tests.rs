@@ -1,4 +1,4 @@
-//! A machine is a folder of files: the tests check the values read from it and written to it.
+//! Tests of the values read from and written to a machine that is a folder of files.
 
 use std::fs;
 use std::path::Path;
@@ -100,7 +100,7 @@ const TWO_NODES: &[(&str, &str)] = &[
     ("proc/self/cgroup", "0::/system.slice/nacre.service\n"),
 ];
 
-/// Goal: every fact is read where the kernel puts it. Method: a machine of two nodes.
+/// Goal: every fact is read from the kernel's file for it. Method: a machine of two nodes.
 #[test]
 fn facts_of_a_machine_with_two_nodes() {
     let facts = Machine::new(TWO_NODES).system().facts();
@@ -128,10 +128,10 @@ fn facts_of_a_machine_with_two_nodes() {
     assert_eq!(nodes, [(Some(0), 10), (Some(1), 190)]);
 }
 
-/// Goal: the last cache before memory is found among all others. Method: machines with several
-/// levels, one that does not report its size, and one without a cache.
+/// Goal: the last-level cache is found among all caches. Method: machines with several levels, one
+/// that does not report its size, and one without a cache.
 #[test]
-fn the_last_level_cache() {
+fn the_last_level_cache_is_found() {
     let of = |caches: &[(&str, &str, &str)]| {
         let machine = Machine::new(&[("sys/devices/system/cpu/cpu0/cache/uevent", "")]);
         for (index, level, size) in caches {
@@ -162,7 +162,7 @@ fn the_last_level_cache() {
     assert_eq!(of(&[]), None);
 }
 
-/// Goal: an empty or strange machine gives no facts rather than a panic.
+/// Goal: an empty or malformed machine yields no facts rather than a panic.
 #[test]
 fn facts_of_a_bare_machine() {
     let facts = Machine::new(&[("proc/self/cgroup", "rubbish\n\n:::\n")])
@@ -179,7 +179,7 @@ fn facts_of_a_bare_machine() {
     );
 }
 
-/// Goal: privilege and "unlimited" both lift the lock limit. Method: one at a time.
+/// Goal: privilege and "unlimited" both remove the lock limit. Method: one at a time.
 #[test]
 fn memlock_is_lifted_by_privilege_or_no_limit() {
     let machine = Machine::new(TWO_NODES);
@@ -196,7 +196,7 @@ fn memlock_is_lifted_by_privilege_or_no_limit() {
     assert_eq!(machine.system().facts().memlock.limit, None);
 }
 
-/// Goal: the tightest of all limits above us counts, in both versions of control groups.
+/// Goal: the tightest limit of all ancestors counts, in both versions of control groups.
 #[test]
 fn the_tightest_cgroup_limit_wins() {
     let machine = Machine::new(TWO_NODES);
@@ -235,7 +235,7 @@ fn the_tightest_cgroup_limit_wins() {
     assert_eq!((limits[0].size, limits[0].limit), (GIB, GIB));
 }
 
-/// Goal: `show` lists pools per node, and falls back to the machine's where there are no nodes.
+/// Goal: `show` lists pools per node, and the machine's pools where there are no nodes.
 #[test]
 fn show_lists_pools_per_node() {
     let machine = Machine::new(TWO_NODES);
@@ -251,7 +251,7 @@ fn show_lists_pools_per_node() {
     assert_eq!(
         machine.system().show()[0].reserved,
         50,
-        "one node: the machine's promises are its own"
+        "one node: the machine's reservations are its own"
     );
 
     fs::remove_dir_all(machine.root().join("sys/devices")).unwrap();
@@ -264,7 +264,7 @@ fn show_lists_pools_per_node() {
     assert_eq!(rows, [(None, 2 * MIB, 300), (None, GIB, 2)]);
 }
 
-/// Goal: `reserve` writes the right file and trusts only the value that it reads back.
+/// Goal: `reserve` writes the right file and trusts only the value read back.
 #[test]
 fn reserve_writes_the_pool_of_the_node() {
     let machine = Machine::new(TWO_NODES);
@@ -297,10 +297,10 @@ fn reserve_writes_the_pool_of_the_node() {
     );
 }
 
-/// Goal: refusal is a named error with numbers and a remedy. Method: a pool whose file is one that
-/// the kernel lets be read but not written, not even by root.
+/// Goal: a refusal is a named error with numbers and a remedy. Method: a pool whose file the kernel
+/// never lets anyone write, not even root.
 #[test]
-fn reserve_without_permission_says_what_to_type() {
+fn reserve_without_permission_has_a_remedy() {
     let machine = Machine::new(TWO_NODES);
     let file = machine
         .root()
@@ -328,7 +328,7 @@ fn reserve_without_permission_says_what_to_type() {
     }
 }
 
-/// Goal: a pool that the kernel filled only in part is a named error with a remedy.
+/// Goal: a partially filled pool is a named error with a remedy.
 #[test]
 fn a_pool_filled_in_part_is_an_error() {
     assert_eq!(granted(2 * MIB, 4, 4).unwrap(), 4);
@@ -339,7 +339,7 @@ fn a_pool_filled_in_part_is_an_error() {
     );
 }
 
-/// Goal: the command names `sysctl` only where that means this size and no node.
+/// Goal: the command uses `sysctl` only for the default size without a node.
 #[test]
 fn commands_are_exact() {
     let facts = Machine::new(TWO_NODES).system().facts();
@@ -361,8 +361,8 @@ fn commands_are_exact() {
     );
 }
 
-/// Goal: of all limits on this process's memory, the one that leaves the least counts, and memory
-/// that the kernel can drop does not. Method: both versions of control groups.
+/// Goal: of all limits on this process's memory the tightest counts, and reclaimable memory does
+/// not. Method: both versions of control groups.
 #[test]
 fn the_tightest_memory_limit_wins() {
     let machine = Machine::new(TWO_NODES);

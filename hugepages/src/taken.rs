@@ -3,7 +3,7 @@
 //! Reading untouched memory maps the kernel's shared huge zero page. A later write splits it into 4
 //! KiB pages, one fault each, and the range never becomes a huge page again. Disks are read before
 //! they are written, by programs that look for a file system. So the first write to each [`UNIT`]
-//! puts a huge page of its own there. A part that was never written is known to be zero.
+//! allocates a huge page of its own. Parts that were never written are known to be zero.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +18,12 @@ pub(crate) const UNIT: usize = 2 * MIB as usize;
 pub(crate) struct Taken {
     /// Never cleared: another core may be writing the range that a host discards.
     units: Box<[AtomicBool]>,
-    /// Held while a unit is taken, so that no other core writes to it meanwhile.
+    /// Held while a unit is allocated, so that no other core writes to it meanwhile.
     taking: Mutex<()>,
 }
 
 impl Taken {
-    /// Nothing of `len` bytes has been written.
+    /// `len` bytes, none of them written yet.
     pub fn nothing_of(len: usize) -> Taken {
         Taken {
             units: (0..len.div_ceil(UNIT))
@@ -34,7 +34,7 @@ impl Taken {
     }
 
     /// Calls `take` with the bytes of each unit of `range` that was never written. They are zero,
-    /// and no other core writes to them before it returns.
+    /// and no other core writes to them before `take` returns.
     #[inline]
     pub fn before_write(&self, range: Range<usize>, take: impl Fn(Range<usize>)) {
         for unit in units(&range) {
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: each unit is taken once, before the first write that touches it, whatever the range.
+    /// Goal: each unit is allocated once, before the first write that touches it.
     #[test]
     fn units_are_taken_once() {
         let taken = Taken::nothing_of(5 * UNIT);

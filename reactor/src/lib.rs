@@ -23,7 +23,7 @@
 //! | to | use |
 //! |---|---|
 //! | start a thread | [`spawn`], [`ReactorConfig`] |
-//! | run a closure on it | [`ReactorHandle::send`], [`ReactorHandle::run`], [`ReactorHandle::call`] |
+//! | run a closure | [`ReactorHandle::send`], [`ReactorHandle::run`], [`ReactorHandle::call`] |
 //! | run code in every turn | [`Poller`], [`CoreHandle::add_poller`] |
 //! | wait, locally | [`CoreHandle::spawn_local`], [`CoreHandle::after`] |
 //! | watch many sockets in one poller | [`EventSet`] |

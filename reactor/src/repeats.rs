@@ -1,6 +1,8 @@
-//! Repeats of one fact, collapsed: the first is told at once, then one per interval, with the count in between.
+//! Rate limit for repeated facts: the first is reported at once, later ones once per interval with
+//! the number left out in between.
 //!
-//! For log lines and events that a peer can cause as often as it likes. Not for the data path, which logs nothing.
+//! For log lines and events that a peer can cause at will. Not for the data path, which logs
+//! nothing.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,52 +10,53 @@ use std::time::Duration;
 
 use crate::Nanos;
 
-/// Facts remembered at a time. Beyond it the one told longest ago is forgotten.
+/// Most facts remembered; beyond it the least recently reported one is dropped.
 const KEYS: usize = 256;
 
-/// Decides which repeats of a fact to tell. `K` is what makes two of them the same fact.
+/// Decides which repeats of a fact to report. Equal keys `K` mean the same fact.
 #[derive(Debug)]
 pub struct Repeats<K> {
     interval: Duration,
-    told: HashMap<K, Told>,
+    reported: HashMap<K, Report>,
 }
 
 #[derive(Debug)]
-struct Told {
+struct Report {
     at: Nanos,
     left_out: u64,
 }
 
 impl<K: Eq + Hash + Clone> Repeats<K> {
-    /// `interval`: the least time between two that are told of the same fact.
+    /// `interval`: the shortest time between two reports of the same fact.
     pub fn new(interval: Duration) -> Repeats<K> {
         Repeats {
             interval,
-            told: HashMap::new(),
+            reported: HashMap::new(),
         }
     }
 
-    /// `Some(n)`: tell this one, and that `n` like it were left out since the last. `None`: leave it out.
+    /// `Some(n)`: report this one, with the number `n` of repeats left out since the last report.
+    /// `None`: leave it out.
     pub fn admit(&mut self, key: K, now: Nanos) -> Option<u64> {
-        if let Some(told) = self.told.get_mut(&key) {
-            if now.since(told.at) < self.interval {
-                told.left_out += 1;
+        if let Some(last) = self.reported.get_mut(&key) {
+            if now.since(last.at) < self.interval {
+                last.left_out += 1;
                 return None;
             }
-            told.at = now;
-            return Some(std::mem::take(&mut told.left_out));
+            last.at = now;
+            return Some(std::mem::take(&mut last.left_out));
         }
-        if self.told.len() >= KEYS {
-            let oldest = self.told.iter().min_by_key(|(_, told)| told.at);
+        if self.reported.len() >= KEYS {
+            let oldest = self.reported.iter().min_by_key(|(_, last)| last.at);
             if let Some(key) = oldest.map(|(key, _)| key.clone()) {
-                self.told.remove(&key);
+                self.reported.remove(&key);
             }
         }
-        let first = Told {
+        let first = Report {
             at: now,
             left_out: 0,
         };
-        self.told.insert(key, first);
+        self.reported.insert(key, first);
         Some(0)
     }
 }
@@ -63,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_are_counted_and_other_facts_are_told_at_once() {
+    fn repeats_are_counted_and_other_facts_are_reported_at_once() {
         let at = |s: u64| Nanos::ZERO + Duration::from_secs(s);
         let mut repeats = Repeats::new(Duration::from_secs(60));
         assert_eq!(repeats.admit("a", at(0)), Some(0));
@@ -80,6 +83,6 @@ mod tests {
         for key in 0..10 * KEYS {
             assert_eq!(repeats.admit(key, Nanos::ZERO), Some(0));
         }
-        assert_eq!(repeats.told.len(), KEYS);
+        assert_eq!(repeats.reported.len(), KEYS);
     }
 }

@@ -1,8 +1,9 @@
-//! The daemon as a process: started in a place of its own, called, watched, killed and started again.
+//! The daemon as a process in a directory of its own: started, called, watched, killed and
+//! restarted.
 //!
-//! It sees nothing of this machine's or user's configuration, keeps its state in a temporary
-//! directory, serves on one core without root or hugepages, and is ended with the value that stands for
-//! it, by its own process id.
+//! It reads no configuration of this machine or user, keeps its state in a temporary directory, and
+//! serves on one core without root or hugepages. Dropping [`Daemon`] kills it by its own process
+//! id.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -15,15 +16,15 @@ use nacre_engine::rpc::client::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// How long a daemon on a busy machine may take to come up, to answer, and to end.
+/// Limit for a daemon on a busy machine to start, to answer, and to end.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A directory with everything of one daemon, and how it is started.
+/// The directory of one daemon, and the settings that it starts with.
 pub struct Place {
     dir: tempfile::TempDir,
     env: Vec<(String, String)>,
     cores: usize,
-    /// The network namespace to run in, if not the test's.
+    /// The network namespace to run in; `None`: the test's.
     network: Option<String>,
 }
 
@@ -41,24 +42,24 @@ impl Place {
             cores: 1,
             network: None,
         };
-        // Its well-known port is the machine's, and tests run beside each other.
+        // The default discovery port is shared by the machine, and tests run in parallel.
         place.with("NACRE_NVMF_DISCOVERY_PORT", 0)
     }
 
-    /// Adds a setting, as the environment variable that stands for it.
+    /// Adds a setting as its environment variable.
     pub fn with(mut self, variable: &str, value: impl ToString) -> Place {
         self.env.retain(|(name, _)| name != variable);
         self.env.push((variable.into(), value.to_string()));
         self
     }
 
-    /// Serves on this many cores; one unless said.
+    /// Serves on this many cores; the default is one.
     pub fn on_cores(mut self, cores: usize) -> Place {
         self.cores = cores;
         self
     }
 
-    /// Runs in this network namespace, by `ip netns exec`.
+    /// Runs in this network namespace, through `ip netns exec`.
     pub fn in_network(mut self, namespace: &str) -> Place {
         self.network = Some(namespace.to_owned());
         self
@@ -75,7 +76,7 @@ impl Place {
     pub fn nacre(&self) -> Command {
         let mut command = match &self.network {
             None => Command::new(nacre_binary()),
-            // It becomes the program: the process is the one that was started.
+            // `ip netns exec` replaces itself by the program, so the process id stays.
             Some(namespace) => {
                 let mut command = Command::new("ip");
                 command
@@ -93,7 +94,7 @@ impl Place {
         command
     }
 
-    /// `nacre serve` on this place, for somebody who expects it to end by itself.
+    /// `nacre serve` in this place, for a test that expects it to end by itself.
     pub fn serve_command(&self, socket: &Path, data_dir: &Path) -> Command {
         let mut command = self.nacre();
         command.arg("serve").arg("-r").arg(socket);
@@ -106,7 +107,7 @@ impl Place {
         command
     }
 
-    /// Runs a client command of `nacre` against the daemon of this place.
+    /// Runs a client command of `nacre` against this daemon.
     pub fn client(&self, args: &[&str]) -> Output {
         let mut command = self.nacre();
         command.args(args).arg("-r").arg(self.socket());
@@ -124,7 +125,7 @@ impl Place {
         daemon
     }
 
-    /// Starts the daemon, and does not wait for it.
+    /// Starts the daemon without waiting for it.
     pub fn spawn(&self) -> Daemon {
         let log = File::options()
             .create(true)
@@ -134,14 +135,14 @@ impl Place {
         self.spawn_logging_to(log)
     }
 
-    /// The same with a log that is not kept here.
+    /// Starts the daemon with its log sent elsewhere.
     pub fn spawn_logging_to(&self, log: impl Into<Stdio>) -> Daemon {
         let mut command = self.serve_command(&self.socket(), &self.path("data"));
         command.stdout(Stdio::null()).stderr(log);
         self.spawned(command)
     }
 
-    /// Runs a command of [`Place::serve_command`], and waits until the daemon is initialized.
+    /// Runs a command of [`Place::serve_command`], and waits until the daemon is initialised.
     pub fn started(&self, command: Command) -> Daemon {
         let mut daemon = self.spawned(command);
         daemon.call("framework_wait_init", Value::Null);
@@ -171,12 +172,12 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Everything that it and its predecessors in this place have said.
+    /// The log of this daemon and of its predecessors in this place.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// A connection of its own to the management socket, as soon as there is somebody.
+    /// A new connection to the management socket; waits until the daemon listens.
     pub fn connect(&mut self) -> Client {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -199,7 +200,7 @@ impl Daemon {
         client.call(method, params)
     }
 
-    /// A call that has to succeed.
+    /// A call that must succeed.
     pub fn call(&mut self, method: &str, params: Value) -> Value {
         self.try_call(method, params)
             .unwrap_or_else(|error| panic!("{error}\n{}", self.log()))
@@ -210,13 +211,13 @@ impl Daemon {
         kill_process(pid, signal).expect("our child can be signalled");
     }
 
-    /// Stops it, as a machine that hangs. None of its threads does anything any more when this returns: the signal
-    /// alone reaches one first, and the others while they still work.
+    /// Stops the process like a machine that hangs. All threads are stopped when this returns:
+    /// SIGSTOP alone stops one thread first, and the others may still run for a while.
     pub fn freeze(&self) {
         self.signal(Signal::STOP);
         let tasks = format!("/proc/{}/task", self.pid());
         let is_stopped = |task: std::fs::DirEntry| {
-            // What follows the name, which is in brackets.
+            // The fields after the name, which is in parentheses.
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit(')')
                 .next()
@@ -235,13 +236,13 @@ impl Daemon {
         }
     }
 
-    /// As by `kill -9`: nothing is drained, nothing said. Waits until the process is gone.
+    /// Kills the process as by `kill -9`: no drain, no message. Waits until the process is gone.
     pub fn kill(mut self) {
         self.child.kill().expect("our child can be killed");
         self.child.wait().expect("our child");
     }
 
-    /// As by `systemctl stop`: it has to end by itself, with 0.
+    /// Stops the process as by `systemctl stop`: it must end by itself, with exit code 0.
     pub fn stop(self) {
         self.signal(Signal::TERM);
         let (status, log) = self.ended();
@@ -261,9 +262,9 @@ impl Daemon {
         }
     }
 
-    // What it is made to serve.
+    // Objects.
 
-    /// A file of `bytes` in the place, as a device in blocks of `block_size`.
+    /// Creates a uring bdev of `bytes` with blocks of `block_size`, on a new file in the place.
     pub fn create_file(&mut self, name: &str, block_size: u32, bytes: u64) {
         let file = self.log.with_file_name(format!("{name}.img"));
         self.call(
@@ -296,7 +297,7 @@ impl Daemon {
         nsid.as_u64().expect("a namespace identifier") as u32
     }
 
-    /// On `address`; port 0 takes any free port. Answers where it listens.
+    /// Adds a listener on `address`; port 0 takes any free port. Returns the actual address.
     pub fn listen(&mut self, nqn: &str, address: &str) -> SocketAddr {
         let wish: SocketAddr = address.parse().expect("an address");
         let before = self.listeners(nqn);
@@ -331,15 +332,15 @@ impl Daemon {
         self.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0].take()
     }
 
-    /// Controllers of a subsystem.
+    /// Number of controllers of a subsystem.
     pub fn controllers(&mut self, nqn: &str) -> usize {
         let found = self.call("nvmf_subsystem_get_controllers", json!({ "nqn": nqn }));
         found.as_array().expect("a list").len()
     }
 
-    // What it uses.
+    // Resource use.
 
-    /// Open file descriptors.
+    /// Number of open file descriptors.
     pub fn descriptors(&self) -> usize {
         let path = format!("/proc/{}/fd", self.pid());
         std::fs::read_dir(path).expect("our child's").count()
@@ -354,13 +355,13 @@ impl Daemon {
         kib.expect("VmRSS in kB") * 1024
     }
 
-    /// Processor time of all its threads, user and system.
+    /// CPU time of all its threads, user and system.
     pub fn processor_time(&self) -> Duration {
         let path = format!("/proc/{}/task", self.pid());
         let mut total = Duration::ZERO;
         for thread in std::fs::read_dir(path).expect("our child's") {
             let path = thread.expect("a thread").path().join("schedstat");
-            // A thread that ended meanwhile counts no more.
+            // Skip a thread that ended meanwhile.
             let Ok(text) = std::fs::read_to_string(path) else {
                 continue;
             };
@@ -370,7 +371,7 @@ impl Daemon {
         total
     }
 
-    /// Buffers of all reactors that somebody has, by pool.
+    /// Buffers in use on all reactors, by pool.
     pub fn buffers_in_use(&mut self) -> Vec<(String, u64)> {
         let pools = self.call("iobuf_get_stats", Value::Null);
         let mut used = Vec::new();
@@ -385,8 +386,8 @@ impl Daemon {
         used
     }
 
-    /// Once its hosts are gone it has every buffer back, and no more descriptors than before they
-    /// came. Reactors put away what is not used any more in their own time.
+    /// Waits until every buffer is returned and no more than `descriptors` are open. Reactors
+    /// release resources of closed connections with some delay.
     pub fn assert_comes_down_to(&mut self, descriptors: usize) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -403,7 +404,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail when it has ended already.
+        // Both fail if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -412,15 +413,15 @@ impl Drop for Daemon {
     }
 }
 
-/// An address on `ip` that nobody uses, found by asking the kernel for one.
+/// A free address on `ip`, chosen by the kernel.
 pub fn free_address(ip: &str) -> SocketAddr {
     let ip = ip.parse().expect("an IP address");
     let probe = TcpListener::bind(SocketAddr::new(ip, 0)).expect("a free port");
     probe.local_addr().expect("it is bound")
 }
 
-/// The program under test, of the same build as the test that asks. It is not a dependency that
-/// cargo knows of, so it is built here when it is missing or older than its library.
+/// The program under test, from the same build as the calling test. Cargo does not know this
+/// dependency, so this function builds the program if it is missing or older than its library.
 pub fn nacre_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! A host in this process: a controller and I/O queues over real TCP, driven by the test's thread.
+//! A host in this process: a controller and I/O queues over real TCP, polled by the test's thread.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,10 +24,10 @@ pub const HOSTNQN: &str = "nqn.2025-01.io.nacre:host";
 /// Entries of the I/O queues of [`options`].
 pub const ENTRIES: u16 = 33;
 
-/// How long anything may take on a busy machine.
+/// Limit for any step on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A host that comes back quickly, and does not give up before the test does.
+/// Options of a host that reconnects quickly, and retries for longer than a test runs.
 pub fn options(subnqn: &str) -> HostOptions {
     let mut options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(subnqn));
     options.queue_entries = ENTRIES;
@@ -36,7 +36,7 @@ pub fn options(subnqn: &str) -> HostOptions {
     options
 }
 
-/// Connections to one address, for any queue.
+/// A dialler to one address, for any queue.
 pub fn dial(address: SocketAddr, entries: u16) -> Box<dyn Dial> {
     let machine = HostConfig {
         entries: entries.into(),
@@ -44,7 +44,7 @@ pub fn dial(address: SocketAddr, entries: u16) -> Box<dyn Dial> {
     };
     let options = TcpOptions {
         machine,
-        // Many hosts live in one test.
+        // Small buffers, because a test may have many hosts.
         rx_buffer_size: 64 << 10,
         ..TcpOptions::default()
     };
@@ -54,7 +54,7 @@ pub fn dial(address: SocketAddr, entries: u16) -> Box<dyn Dial> {
     })
 }
 
-/// One association. Whoever has it turns it: nothing happens in between.
+/// One association. It makes progress only while the test polls it.
 pub struct Host {
     pub controller: Controller,
     pub queues: Vec<IoQueue>,
@@ -67,7 +67,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Begins to connect; memory for `large` buffers of 128 KiB.
+    /// Starts connecting, with memory for `large` buffers of 128 KiB.
     pub fn new(address: SocketAddr, options: HostOptions, large: usize) -> Host {
         let pool = Pool::heap(&[
             ClassSpec {
@@ -92,7 +92,7 @@ impl Host {
         }
     }
 
-    /// A live controller, with a live I/O queue on namespace `nsid` for each entry of `nsids`.
+    /// Connects a controller, and one I/O queue per entry of `nsids`, bound to that namespace.
     pub fn connected(address: SocketAddr, mut options: HostOptions, nsids: &[u32]) -> Host {
         options.io_queues = nsids.len().max(1) as u16;
         let mut host = Host::new(address, options, 4);
@@ -104,7 +104,7 @@ impl Host {
         host
     }
 
-    /// Begins to connect the next I/O queue, for one namespace.
+    /// Starts connecting the next I/O queue, for one namespace.
     pub fn open_queue(&mut self, nsid: u32) {
         let options = self.controller.options().clone();
         let qid = self.queues.len() as u16 + 1;
@@ -118,7 +118,7 @@ impl Host {
         self.clock.now()
     }
 
-    /// Does what there is to do. Answers how much that was.
+    /// Polls controller and queues once. Returns the amount of work done.
     pub fn turn(&mut self) -> usize {
         let now = self.clock.now();
         let mut did = self.controller.poll(now);
@@ -133,7 +133,7 @@ impl Host {
         did
     }
 
-    /// As [`Host::turn`], and gives others the processor when there was nothing.
+    /// Like [`Host::turn`], but yields the CPU if there was no work.
     pub fn turn_or_nap(&mut self) {
         if self.turn() == 0 {
             std::thread::sleep(Duration::from_micros(50));
@@ -149,7 +149,7 @@ impl Host {
         }
     }
 
-    /// Turns for this long.
+    /// Polls for this long.
     pub fn pass(&mut self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -157,7 +157,7 @@ impl Host {
         }
     }
 
-    /// What became of an attempt to connect that has to fail for good.
+    /// Waits for a connection attempt to fail permanently, and returns the error.
     pub fn refusal(&mut self) -> HostError {
         self.until("refused", |h| {
             matches!(h.controller.state(), ControllerState::Failed(_))
@@ -177,7 +177,7 @@ impl Host {
         });
     }
 
-    /// The discovery log, of a discovery controller.
+    /// Reads the discovery log of a discovery controller.
     pub fn discovery_log(&mut self) -> Vec<DiscoveryRecord> {
         let read = |page: GetLogPage| {
             let read = self.pool.acquire(page.bytes() as usize);
@@ -201,7 +201,7 @@ impl Host {
         self.pool.acquire(len)
     }
 
-    /// `None`: the queue is full, and the I/O is dropped.
+    /// Submits an I/O. `None`: the queue is full, and the I/O is dropped.
     pub fn submit(&mut self, queue: usize, io: impl FnOnce(u64) -> Io) -> Option<u64> {
         self.next_token += 1;
         let token = self.next_token;
@@ -213,7 +213,7 @@ impl Host {
         self.completions.pop_first().map(|(_, c)| c)
     }
 
-    /// One I/O from beginning to end.
+    /// Runs one I/O to completion.
     pub fn run(&mut self, queue: usize, io: impl FnOnce(u64) -> Io) -> Completion {
         let token = self.submit(queue, io).expect("room in the queue");
         self.until("a completion", |h| h.completions.contains_key(&token));
@@ -222,7 +222,7 @@ impl Host {
 
     pub fn write(&mut self, queue: usize, lba: u64, blocks: u32, data: &[u8]) -> Status {
         let mut buf = self.buf(data.len()).expect("memory enough");
-        let bytes = buf.bytes_mut().expect("nobody else has it");
+        let bytes = buf.bytes_mut().expect("the buffer is not shared");
         bytes.copy_from_slice(data);
         let io = |token| Io::new(token, Op::Write, lba, blocks).with(buf);
         self.run(queue, io).status
@@ -241,13 +241,13 @@ impl Host {
             .status
     }
 
-    /// Buffers of the pool that somebody has.
+    /// Number of pool buffers in use.
     pub fn buffers_in_use(&self) -> usize {
         self.pool.stats().iter().map(|c| c.count - c.free).sum()
     }
 }
 
-/// Bytes that are different at every offset, for every `seed`.
+/// Bytes that differ at every offset and for every `seed`.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let word = |at: usize| crate::rng::mix(seed ^ (at as u64 / 8)).to_le_bytes()[at % 8];
     (0..len).map(word).collect()

@@ -1,6 +1,7 @@
-//! Tests of Nacre as a whole: against itself end to end, and against real peers in a virtual machine (`vm/`).
+//! Tests of Nacre as a whole: end to end against itself, and against real peers in a virtual
+//! machine (`vm/`).
 //!
-//! What is here is shared by those tests. It is not shipped.
+//! This crate contains code shared by the tests. It is not shipped.
 
 #![forbid(unsafe_code)]
 
@@ -11,11 +12,11 @@ pub mod target;
 
 use std::io::Write;
 
-/// Set where tests are to take as long as they do any good: `cargo xtask test` does.
+/// The environment variable that makes tests run at full length; `cargo xtask test` sets it.
 pub const AT_LENGTH_VARIABLE: &str = "NACRE_TEST_AT_LENGTH";
 
-/// How often, or for how long, a test does what finds more the more of it there is: as a rule as much as shows that it
-/// works, so that nobody waits for it who changed something else.
+/// The number of rounds, or the duration, of a test that finds more the longer it runs. By default
+/// it is short enough for developers who changed something else.
 pub fn at_length<T>(as_a_rule: T, at_length: T) -> T {
     match std::env::var_os(AT_LENGTH_VARIABLE) {
         Some(_) => at_length,
@@ -23,11 +24,11 @@ pub fn at_length<T>(as_a_rule: T, at_length: T) -> T {
     }
 }
 
-/// Says aloud that a test could not run on this machine, and why; the test then returns.
+/// Reports that a test cannot run on this machine, and why; the test then returns.
 ///
-/// The line goes to the real standard error, past the test harness, which captures only what the print macros
-/// write: `cargo xtask test` collects these lines and does not count the test as passed.
+/// The line goes to the real stderr: the test harness captures only the print macros. `cargo xtask
+/// test` collects these lines and does not count the test as passed.
 pub fn skip(test: &str, why: &str) {
-    // When standard error is closed there is nobody to tell.
+    // With stderr closed, the message is lost.
     let _ = writeln!(std::io::stderr().lock(), "SKIPPED: {test}: {why}");
 }

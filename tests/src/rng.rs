@@ -1,8 +1,8 @@
-//! Seeded randomness: the same seed gives the same run, as far as the test alone decides.
+//! Seeded randomness: the same seed gives the same run, as far as the test controls it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The variable that replays a seed.
+/// The environment variable with the seed to replay.
 pub const SEED_VARIABLE: &str = "NACRE_TEST_SEED";
 
 /// Splitmix64.
@@ -10,7 +10,7 @@ pub const SEED_VARIABLE: &str = "NACRE_TEST_SEED";
 pub struct Rng(u64);
 
 impl Rng {
-    /// With the seed to be replayed, or a fresh one; says which, for whoever sees the test fail.
+    /// Takes the seed from [`SEED_VARIABLE`] or a fresh one, and prints it for a failing test.
     pub fn announced(test: &str) -> Rng {
         let seed = match std::env::var(SEED_VARIABLE) {
             Ok(text) => text.parse().expect("a seed is a number"),
@@ -32,13 +32,13 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Below `bound`, which is small enough for the remainder to be fair.
+    /// A number below `bound`, which must be small enough for an even distribution.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.draw() % bound
     }
 }
 
-/// Scatters the bits of `x`.
+/// Mixes the bits of `x`.
 pub fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

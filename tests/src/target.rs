@@ -20,7 +20,7 @@ use nacre_transport_tcp::{TcpConfig, TcpPlug};
 
 pub const SUBNQN: &str = "nqn.2025-01.io.nacre:test";
 
-/// A running target with one subsystem that any host may use.
+/// A running target with one subsystem that admits any host.
 pub struct TestTarget {
     pub target: Arc<Target>,
     pub address: SocketAddr,
@@ -29,17 +29,17 @@ pub struct TestTarget {
 }
 
 impl TestTarget {
-    /// On any free port.
+    /// Starts on any free port.
     pub fn start() -> TestTarget {
         TestTarget::start_on("127.0.0.1:0".parse().expect("an address"))
     }
 
-    /// On a port of choice, as one that comes back is.
+    /// Starts on a given address, for a target that returns after a restart.
     pub fn start_on(address: SocketAddr) -> TestTarget {
         TestTarget::start_with(address, |_| Vec::new())
     }
 
-    /// The same with further plugs, which are made with the memory that the target uses.
+    /// Like `start_on`, with further plugs, which are created with the target's memory.
     pub fn start_with(
         address: SocketAddr,
         plugs: impl FnOnce(Vec<Arena>) -> Vec<Arc<dyn Plug>>,
@@ -54,7 +54,7 @@ impl TestTarget {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (theirs, stopped) = (Arc::clone(&target), Arc::clone(&stop));
-        // Connections that come before the core has opened the plug are turned away.
+        // Wait for the core: connections before it opened the plug are refused.
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("target".into())
@@ -78,7 +78,7 @@ impl TestTarget {
         }
     }
 
-    /// A namespace on `bdev`, completed by the layer.
+    /// Adds a namespace on `bdev`, wrapped in the layer.
     pub fn add_namespace(&self, bdev: Arc<dyn Bdev>) -> u32 {
         let layer: Arc<dyn Bdev> = Layer::new(bdev);
         let opened = Arc::clone(&layer);
@@ -146,7 +146,7 @@ fn serve(
     let config = GroupConfig::default();
     let mut group = Group::new(target, 0, pools, Arc::new(|| {}), config).expect("a group");
     group.turn(clock.now());
-    ready.send(()).expect("whoever starts it waits");
+    ready.send(()).expect("the starting thread waits");
     while !stop.load(Ordering::Acquire) {
         if group.turn(clock.now()) == 0 {
             std::thread::sleep(Duration::from_micros(20));

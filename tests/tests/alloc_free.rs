@@ -1,5 +1,5 @@
-//! From the host's submit to the device and back, over each transport, in one thread: in steady state
-//! nothing is allocated. A counting allocator says so.
+//! Goal: in steady state an I/O allocates no heap memory, from the host's submit to the device and
+//! back, over each transport. Method: both ends in one thread under a counting allocator.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -44,7 +44,7 @@ fn memory() -> Pool {
     Pool::heap(&CLASSES)
 }
 
-/// Both sides.
+/// Host and target.
 struct Pair {
     group: Group,
     controller: Controller,
@@ -52,11 +52,11 @@ struct Pair {
     memory: Pool,
     done: Done,
     now: Nanos,
-    /// What else has to have its turn until the connections are there.
+    /// Drives connection management until the connections are up.
     manage: Box<dyn Fn()>,
 }
 
-/// Memory of target and host, and what has to have its turn.
+/// Memory of target and host, and the hook that drives connection management.
 struct Ground {
     pools: Pools,
     memory: Pool,
@@ -134,7 +134,7 @@ impl Pair {
         }
     }
 
-    /// So many I/Os of `blocks` blocks, alternately reads and writes, always as many as there can be.
+    /// Runs this many I/Os of `blocks` blocks, alternately reads and writes, at full queue depth.
     fn run(&mut self, ios: usize, blocks: u32, bufs: &mut Vec<Buf>) {
         let (mut started, mut ended) = (0, 0);
         let area = DISK_BYTES / u64::from(BLOCK) - u64::from(blocks);
@@ -164,7 +164,7 @@ impl Pair {
         }
     }
 
-    /// Everything grows to its size in the first runs; then nothing does.
+    /// Goal: after warm-up runs, which grow all buffers, I/O allocates nothing.
     fn assert_allocates_nothing(&mut self, what: &str) {
         (self.manage)();
         for (size, ios) in [(4096, 4000), (128 << 10, 400)] {
@@ -198,9 +198,9 @@ fn add_namespace(target: &Arc<Target>) {
     target.add_namespace(&nqn(SUBNQN), config).unwrap();
 }
 
-/// The measurement would notice: it counts what this thread allocates.
+/// Goal: the allocation counter counts the allocations of this thread.
 #[test]
-fn the_counter_counts() {
+fn the_allocation_counter_counts() {
     let counted = allocation_counter::measure(|| {
         let map: HashMap<u64, u64> = (0..100).map(|n| (n, n)).collect();
         assert_eq!(map.len(), 100);
@@ -252,7 +252,7 @@ fn over_tcp() {
     }
 }
 
-/// Over simulated devices: theirs is the only memory that the data goes through.
+/// Simulated devices, whose memory is the only memory that the data passes through.
 #[test]
 fn over_rdma() {
     let (at, from) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());

@@ -53,8 +53,8 @@ fn run(target: &TestTarget, job: &Job, digests: Digests) -> Report {
     report
 }
 
-/// Writes that nobody verifies share a few buffers: every I/O still has one, whatever the mix and the
-/// sizes, and what is written is not nothing.
+/// Goal: unverified writes share a few buffers. Every I/O has one for every mix and size, and the
+/// written data is not zero.
 #[test]
 fn unverified_io() {
     let target = TestTarget::start();
@@ -83,7 +83,7 @@ fn unverified_io() {
     assert!(matches!(first.found, Wrong::Foreign { .. }), "{first:?}");
 }
 
-/// Everything written is read back as it was written, whatever the mix, the sizes and the digests.
+/// Goal: verified data is read back as written, for every mix, size and digest setting.
 #[test]
 fn verified_io() {
     let target = TestTarget::start();
@@ -109,7 +109,7 @@ fn verified_io() {
     }
 }
 
-/// A block that changed behind the back of the run is found, and named.
+/// Goal: a block that changed behind the back of the run is found and named.
 #[test]
 fn damage_is_found() {
     let target = TestTarget::start();

@@ -1,5 +1,6 @@
-//! `nacre perf`'s library over simulated RDMA devices and real TCP: one target that serves both, and a
-//! host that prefers RDMA. Every block that was written is read back, whatever happens to the devices.
+//! `nacre perf`'s library over simulated RDMA devices and real TCP: one target that serves both,
+//! and a host that prefers RDMA. Every written block is read back correctly, whatever happens to
+//! the devices.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use nacre_rdma_verbs::sim::{ConnectFault, Fabric, attributes};
 use nacre_rdma_verbs::{DeviceId, VerbsError};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
 
-/// The target's address, on its own: what TCP listens on and what the simulated device has.
+/// The target's IP address: TCP listens on it and the simulated device has it.
 const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
@@ -138,7 +139,7 @@ fn job(limit: Limit) -> Job {
     }
 }
 
-/// Everything goes by RDMA, and nothing by TCP, when nothing is wrong.
+/// Goal: without failures all queues use RDMA and none TCP.
 #[test]
 fn verified_io() {
     let world = World::new();
@@ -154,8 +155,8 @@ fn verified_io() {
     assert!(stats.read_ops > 0 && stats.write_ops > 0, "{stats:?}");
 }
 
-/// The device goes in the middle, TCP takes over, the device comes back, RDMA takes over; twice. No
-/// I/O fails, and every byte is right.
+/// Goal: the device disappears during the run and TCP takes over; it returns and RDMA takes over;
+/// twice. No I/O fails, and every byte is right.
 #[test]
 fn falls_back_and_returns() {
     let mut world = World::new();
@@ -173,7 +174,7 @@ fn falls_back_and_returns() {
             since = Instant::now();
             return true;
         }
-        // Long enough for a connection to be a good one.
+        // Long enough for a connection to count as stable.
         if since.elapsed() < Duration::from_millis(300) {
             return true;
         }
@@ -210,7 +211,8 @@ fn falls_back_and_returns() {
     assert!(paths.fallback_cause.is_some());
 }
 
-/// Where there is no device the exact text says so; with a fallback it is its cause.
+/// Goal: without a device the error has the exact text; with a fallback the text is the fallback's
+/// cause.
 #[test]
 fn without_a_device() {
     let world = World::new();
@@ -245,9 +247,10 @@ fn without_a_device() {
     );
 }
 
-/// A target that RDMA does not reach, and one that lets nobody in: what is said, and how soon.
+/// Goal: the errors of a target unreachable by RDMA and of one that admits no host, and how soon
+/// they come.
 #[test]
-fn no_way() {
+fn unreachable_targets_are_reported() {
     let world = World::new();
     world
         .fabric
@@ -270,7 +273,7 @@ fn no_way() {
         "refused for good: {text}"
     );
     assert!(text.contains("nacre discover"), "{text}");
-    // Both are asked, once each.
+    // Both transports are tried, once each.
     let connector = world.connector(true);
     options.paths = world.options(true).paths;
     let session = Session::connect("here", options, &connector);
@@ -279,11 +282,11 @@ fn no_way() {
     assert!(text.contains("2 attempts failed"), "{text}");
 }
 
-/// More queues than the target takes by RDMA: TCP has them.
+/// Goal: if the target grants fewer queues over RDMA than requested, TCP carries them.
 #[test]
-fn queues_that_rdma_does_not_give() {
+fn queues_beyond_the_rdma_limit_use_tcp() {
     let world = World::new();
-    // The admin queue comes up; whoever wants more is refused by the device.
+    // The admin queue connects; the device refuses further queues.
     let connector = world.connector(true);
     let mut session = Session::connect("here", world.options(true), &connector).unwrap();
     world

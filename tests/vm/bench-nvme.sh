@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine: 4 KiB random reads of one emulated drive by one job on one core, through the kernel's
-# driver (fio with io_uring) and through Nacre's, taking turns: the drive is handed over and back in every round.
+# Runs inside the virtual machine: 4 KiB random reads of one emulated drive by one job on one core,
+# through the kernel's driver (fio with io_uring) and through Nacre's. They take turns: each round
+# hands the drive over and back.
 #
 #   bench-nvme.sh OUT ROUNDS SECONDS        NACRE=/path/to/nacre
 #
@@ -17,7 +18,7 @@ mkdir -p "$WORK"
 
 DEPTHS="1 32"
 NSID=2
-# What both sides run on: the kernel's first core has the rest of the system, and is left alone.
+# The core of both sides. The kernel's first core runs the rest of the system and stays free.
 CORE=1
 
 figure() { echo "figure $*" >>"$OUT/results"; }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine: fio through the kernel's initiator, on Nacre and on the kernel's own target over a
-# RAM disk, taking turns. One I/O queue each. Over RDMA, on one soft-RoCE device, Nacre over TCP takes turns too.
+# Runs inside the virtual machine: fio through the kernel's initiator, on Nacre and on the kernel's
+# target over a RAM disk, taking turns, with one I/O queue each. Over RDMA, on one soft-RoCE device,
+# Nacre over TCP takes turns too.
 #
 #   bench.sh OUT ROUNDS SECONDS tcp|rdma        NACRE=/path/to/nacre
 #
@@ -42,7 +43,7 @@ written() { # written NQN: its disk is there, and has data. What was never writt
 nacre_start
 ram_disk ram "$NQN"
 if [ "$OVER" = rdma ]; then
-    # On an address of its own interface, as RDMA is.
+    # On the address of its own interface, like RDMA.
     TRTYPE=tcp ram_disk ram-tcp "$TCP_NQN"
 fi
 

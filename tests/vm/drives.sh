@@ -6,7 +6,7 @@
 FIRST_SERIAL=NACRE0     # one namespace, blocks of 512; can be pulled
 SECOND_SERIAL=NACRE1    # two namespaces, blocks of 512 and of 4096
 
-# The kernel has both drives: sets FIRST and SECOND, their addresses.
+# Waits until the kernel has both drives; sets FIRST and SECOND, their addresses.
 drives_up() {
     modprobe nvme
     wait_until 60 drive_is_live "$FIRST_SERIAL"
@@ -55,7 +55,7 @@ monitor() {
     done
     [ -n "${port:-}" ] || die "this machine has no monitor"
     exec {fd}<>"/dev/${port##*/}"
-    # It wants to be greeted once; who greets again is told so, which does no harm.
+    # QMP expects one greeting. A second one returns an error, which is harmless.
     echo '{"execute":"qmp_capabilities","id":"hello"}' >&"$fd"
     echo "{\"execute\":\"$1\",\"id\":\"question\",\"arguments\":${2:-{\}}}" >&"$fd"
     while read -r -t 60 line <&"$fd"; do
@@ -71,15 +71,16 @@ monitor() {
     die "the monitor did not answer $*"
 }
 
-# The first drive is another device for QEMU each time that it is put in, over the same data: QEMU 7.2 keeps some of a
-# device that was pulled in the middle of I/O, its name and its claim of the data among it, now and then for ever.
+# The first drive is a new QEMU device each time it is put in, over the same data. QEMU 7.2
+# sometimes keeps parts of a device that was pulled during I/O forever, among them its name and its
+# claim of the data.
 DRIVE_ROUND=/run/nacre-drive-round
 drive_id() { echo "drive0$(cat "$DRIVE_ROUND" 2>/dev/null || true)"; }
 drive_pull() { monitor device_del "{\"id\":\"$(drive_id)\"}"; }
 drive_put() {
     local end=$((SECONDS + 120))
     echo "-$(date +%s.%N)" >"$DRIVE_ROUND"
-    # The slot is free some time after the guest has let go of what was in it.
+    # The slot becomes free some time after the guest has released the device.
     until drive_add; do
         [ $SECONDS -lt $end ] || die "the drive could not be put back"
         read -r -t 1 <>"$PAUSE" || true
@@ -90,7 +91,7 @@ drive_add() (
     monitor device_add "{\"driver\":\"nvme\",\"id\":\"$(drive_id)\",\"bus\":\"rp0\",\"serial\":\"NACRE0\",\"drive\":\"drive0\",\"share-rw\":true}"
 )
 
-# What a test took goes back to the kernel.
+# Gives drives that a test took back to the kernel.
 drives_back() {
     local device
     for device in /sys/bus/pci/drivers/vfio-pci/0000:*; do

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs inside the virtual machine: the tests of OUT/cases that no other guest has taken, one after the other, each under
-# its time limit. Whoever makes the folder TAKEN/test has taken it.
+# Runs inside the virtual machine: the tests of OUT/cases that no other guest has taken, one after
+# the other, each under its time limit. The guest that creates the folder TAKEN/test has taken that
+# test.
 #
 #   guest.sh OUT        TARGET=nacre|nvmet  TAKEN=/path/of/folders  NACRE=/path/to/nacre  PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
 #                       CONFORMANCE=/path/to/conformance
 #
-# Events go to OUT/results (see xtask/src/vm/suite.rs), each test's words to OUT/logs. After a test the guest is
-# brought back to a clean state; when that fails it says so and stops, and the host boots a new one for the rest.
+# Events go to OUT/results (see xtask/src/vm/suite.rs), the output of each test to OUT/logs. After a
+# test the guest is cleaned. If that fails, the guest reports it and stops, and the host boots a new
+# one for the rest.
 set -uo pipefail
 
 OUT=$1
@@ -24,25 +26,26 @@ prepare_guest() {
     mount -t configfs none /sys/kernel/config || return 1
     [ "$TARGET" != nvmet ] || modprobe -a nvmet nvmet-tcp || return 1
     dmesg --follow >"$OUT/dmesg" 2>/dev/null &
-    # A kernel that killed one of its tasks is not the one that the rest of the tests is to be judged by: the host boots
-    # another, and sees from the last words whether it was the emulator's doing.
+    # A kernel that killed one of its tasks must not run further tests: the host boots another one,
+    # and checks the last messages for a failure of the emulator.
     echo 1 >/proc/sys/kernel/panic_on_oops || return 1
-    # Stack traces of a stuck task are worth more than a silent hang; but an emulated machine that its host does not run
-    # for half a minute is not stuck.
+    # Stack traces of a stuck task help more than a silent hang. But an emulated machine that its
+    # host does not schedule for half a minute is not stuck.
     echo 120 >/proc/sys/kernel/hung_task_timeout_secs 2>/dev/null
     echo 60 >/proc/sys/kernel/watchdog_thresh 2>/dev/null
     echo 120 >/sys/module/workqueue/parameters/watchdog_thresh 2>/dev/null
     ulimit -n 65536
 }
 
-# The guest's root is 9p, which forgets a file with its last reader, and a path with every walk: programs are fetched
-# page by page at every start, which takes tenths of a second in an emulated machine. So programs and what they need come
-# from a second mount, which may keep what it has read: nobody changes these files while guests run.
+# The guest's root is 9p without caching, which forgets a file with its last reader and a path after
+# every walk. So every program start reads the program page by page, which takes tenths of a second
+# in an emulated machine. Therefore programs and their libraries come from a second mount with
+# caching: no process changes these files while guests run.
 keep_root() {
     local dir modules
     mkdir -p "$KEPT" /run/over
     mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro keep "$KEPT" || return 1
-    # The guest's kernel is not this machine's: virtme put a link to its modules where they are expected.
+    # The guest's kernel is not this machine's: virtme put a link to its modules in the usual place.
     modules=$(readlink "/lib/modules/$(uname -r)") || return 1
     mount -t tmpfs over /run/over || return 1
     for dir in usr etc; do
@@ -54,7 +57,7 @@ keep_root() {
     ln -sfn "$KEPT$modules" "/usr/lib/modules/$(uname -r)"
 }
 
-# The limit that a case asks for with a line `# limit: SECONDS`.
+# The limit that a case sets with a line `# limit: SECONDS`.
 limit_of() {
     local limit
     limit=$(sed -n 's/^# limit: \([0-9]*\)$/\1/p' "$1" | head -1)
@@ -69,7 +72,7 @@ run_case() {
     dmesg --clear
     event begin "$name" "$limit"
     start=$(date +%s.%N)
-    # The leading zero of a finished child: 0 passed, 77 skipped (as automake has it), 124 over its limit.
+    # Exit status of a finished child: 0 passed, 77 skipped (as in automake), 124 over its limit.
     timeout --kill-after=10 "$limit" bash -c '. "$HERE/lib.sh"; . "$1"; no_unexpected_errors; echo "the test ended well"' "$name" "$file" \
         >"$log" 2>&1 </dev/null
     status=$?

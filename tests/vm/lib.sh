@@ -1,14 +1,15 @@
 # shellcheck shell=bash
-# What every test of the virtual machine starts from: the target, the host, and assertions.
+# Common parts of every test of the virtual machine: the target, the host, and assertions.
 #
-# A test is a list of commands under `set -e`: the first that fails fails the test. The two targets offer the same
-# functions, so that the tests can be proven against the kernel's own nvmet before they judge Nacre.
+# A test is a list of commands under `set -e`: the first failing command fails the test. Both
+# targets have the same functions, so that the kernel's nvmet can validate the tests before they
+# judge Nacre.
 set -Eeuo pipefail
 shopt -s nullglob
 
 NQN=nqn.2026-01.io.nacre:test
 DISCOVERY_NQN=nqn.2014-08.org.nvmexpress.discovery
-# What the target listens on and hosts connect by: `rdma_up` makes it RDMA for the rest of a test.
+# The transport and address of target and host: `rdma_up` switches to RDMA for the rest of a test.
 TRTYPE=tcp
 ADDR=127.0.0.1
 PORT=4420
@@ -17,7 +18,8 @@ HOST_A_ID=11111111-1111-4111-8111-111111111111
 HOST_B=nqn.2014-08.org.nvmexpress:uuid:22222222-2222-4222-8222-222222222222
 HOST_B_ID=22222222-2222-4222-8222-222222222222
 
-# ---- saying things -------------------------------------------------------------------------------------------
+# ---- messages
+# ------------------------------------------------------------------------------------------------
 
 step() { echo "== $*"; }
 die() { echo "FAILED: $*"; exit 1; }
@@ -40,7 +42,7 @@ expect_failure() { # expect_failure COMMAND…: it must fail, and what it says i
 
 # ---- commands that fail --------------------------------------------------------------------------
 
-# Daemons log each command of a host that ends with an error. A case has to declare such commands:
+# Daemons log each command of a host that ends with an error. A case must declare such commands:
 #
 #   expect_errors PATTERN…   extended regular expressions; each has to match a failed command
 #   allow_errors PATTERN…    may match one, such as commands under way when a connection is lost
@@ -74,7 +76,7 @@ wait_until() { # wait_until SECONDS COMMAND…: polls until it succeeds
     shift
     until "$@" >/dev/null 2>&1; do
         [ $SECONDS -lt $end ] || die "'$*' did not come true within $limit s"
-        # A pause without a process: waits for input that never comes.
+        # A pause without a process: a read with a timeout from a silent input.
         read -r -t 0.1 <>"$PAUSE" || true
     done
 }
@@ -86,10 +88,11 @@ nacre_only() { [ "$TARGET" = nacre ] || skip "only for Nacre: $*"; }
 RDMA_LINK=nacrerdma
 RDMA_DEV=rxe0
 
-# An interface that nothing else has, with soft-RoCE on it.
+# Creates a separate interface, with soft-RoCE on it.
 rdma_up() {
-    # ib_uverbs first: the kernel tells of a removed device in the reverse order of loading, and ib_uverbs waits there
-    # for programs that have it open, which must have been told to close it by then.
+    # ib_uverbs first: the kernel announces a removed device in the reverse order of loading, and
+    # ib_uverbs waits for programs that have it open. These programs must have been notified by
+    # then.
     modprobe ib_uverbs
     modprobe -a dummy rdma_rxe rdma_ucm nvme-rdma
     [ "$TARGET" != nvmet ] || modprobe nvmet-rdma
@@ -104,11 +107,11 @@ rdma_up() {
 rxe_add() {
     rdma link add "$RDMA_DEV" type rxe netdev "$RDMA_LINK"
     wait_until 20 holds "/sys/class/infiniband/$RDMA_DEV/ports/1/state" "4: ACTIVE"
-    # Addresses become GIDs in the background.
+    # The kernel adds GIDs for addresses in the background.
     wait_until 20 grep -rqs "0a09:0801" "/sys/class/infiniband/$RDMA_DEV/ports/1/gids"
 }
 
-# A test of TCP again, over RDMA: over_rdma NAME
+# Runs a test of TCP again, over RDMA: over_rdma NAME
 over_rdma() {
     rdma_up
     # shellcheck disable=SC1090
@@ -116,10 +119,10 @@ over_rdma() {
     expect_no_copies
 }
 
-# The aligned path copies nothing between the wire and a buffer.
+# The aligned path does not copy between the wire and a buffer.
 expect_no_copies() {
     [ "$TARGET" = nacre ] || return 0
-    # A test may have ended with its daemon stopped.
+    # A test may end with its daemon stopped.
     kill -0 "$(daemon_pid)" 2>/dev/null || return 0
     expect "bytes copied" "$(rpc rdma_get_stats | jq .copied_bytes)" 0
 }
@@ -139,17 +142,17 @@ ns_add() { "${TARGET}_ns_add" "$@"; }                       # NQN NSID MIB
 ns_remove() { "${TARGET}_ns_remove" "$@"; }                 # NQN NSID
 ns_resize() { "${TARGET}_ns_resize" "$@"; }                 # NQN NSID MIB
 
-# What the discovery service calls itself, and what the kernel knows its controllers by.
+# The name of the discovery service, and the name by which the kernel knows its controllers.
 discovery_nqn() { "${TARGET}_discovery_nqn"; }
 
-# The usual beginning: one subsystem with one namespace that any host may use.
+# The usual start: one subsystem with one namespace that admits any host.
 serve() { # serve [MIB]
     target_start
     subsystem_create "$NQN" any
     ns_add "$NQN" 1 "${1:-256}"
 }
 
-# Where a namespace keeps its data: a sparse file in memory.
+# The data of a namespace: a sparse file in memory.
 backing() { echo "$WORK/${1//[^a-z0-9]/_}-$2.img"; }
 
 # ---- Nacre ---------------------------------------------------------------------------------------------------
@@ -165,14 +168,15 @@ nacre_start() {
     [ -x "$NACRE" ] || die "there is no nacre at '$NACRE'"
     "$NACRE" serve --data-dir "$WORK/data" -r "$SOCK" "$@" >>"$DAEMON_LOG" 2>&1 </dev/null &
     echo $! >"$PIDFILE"
-    # A process costs tenths of a second in an emulated machine, so the first is one that can succeed. The socket
-    # answers before what is stored has come back. Transports are made with their first listener.
+    # A process costs tenths of a second in an emulated machine, so the first attempt should
+    # succeed. The socket answers before the stored state is restored. Transports are created with
+    # their first listener.
     wait_until 60 test -S "$SOCK"
     wait_until 60 rpc framework_wait_init
 }
 
-# Writes $WORK/nacre.toml, which makes and serves one disk: config_serving TYPE SIZE. The rest of it, its listeners above
-# all, is read from the input.
+# Writes $WORK/nacre.toml, which creates and serves one disk: config_serving TYPE SIZE. The rest of
+# the file, mainly its listeners, is read from stdin.
 config_serving() {
     cat >"$WORK/nacre.toml"
     cat >>"$WORK/nacre.toml" <<END
@@ -190,7 +194,7 @@ bdev = "disk"
 END
 }
 
-# As a power cut would leave it, as far as a process can tell.
+# The state after a power failure, as far as a process can simulate it.
 nacre_kill() {
     kill -9 "$(daemon_pid)"
     wait "$(daemon_pid)" 2>/dev/null || true
@@ -316,13 +320,13 @@ connect_and_find() { # connect_and_find NQN [OPTIONS…]: sets CTRL (nvme0) and 
     DEV=$(ns_dev "$1" 1)
 }
 
-# No process is started in the loops below: in an emulated machine each costs tens of milliseconds.
+# The loops below start no process: in an emulated machine each costs tens of milliseconds.
 holds() { # holds FILE TEXT: whether the first line of FILE is TEXT
     local text
     { read -r text <"$1"; } 2>/dev/null && [ "$text" = "$2" ]
 }
 
-# The paths of native multipath to one subsystem, each over a transport of its own.
+# The native multipath paths of one subsystem, each over its own transport.
 paths_of() { PATHS_OF=$1; } # paths_of NQN
 # The kernel names paths nvmeXcYn1.
 ctrl_over() { # ctrl_over TRANSPORT: fails while there is none
@@ -338,8 +342,8 @@ ios() { awk '{ print $1 + $5 }' "$(path_over "$1")/stat"; }
 none_over() { ! ctrl_over "$1"; }
 grows() { [ "$(ios "$1")" -gt "$2" ]; }
 
-# Two hosts of one kernel, each with its own device: a and b are their controllers. Native multipath would make one
-# device of the two, so a test with them starts with `without_multipath`.
+# Two hosts of one kernel, each with its own device: a and b are their controllers. Native multipath
+# would merge the two devices, so a test with them starts with `without_multipath`.
 without_multipath() {
     trap 'nvme disconnect -n "$NQN"; clean_guest; mkdir -p "$WORK"; load_nvme Y' EXIT
     load_nvme N
@@ -348,8 +352,8 @@ without_multipath() {
 load_nvme() { # load_nvme MULTIPATH
     local targets=() module
     [ "$TARGET" != nvmet ] || targets=("nvmet-$TRTYPE" nvmet)
-    # Of both transports: a test before this one may have loaded the other, which holds nvme-fabrics too; and the
-    # kernel's own target, which holds nvme-core.
+    # For both transports: an earlier test may have loaded the other one, which uses nvme-fabrics
+    # too, and the kernel's target, which uses nvme-core.
     for module in nvmet-tcp nvmet-rdma nvmet; do modprobe -r $module; done
     modprobe -r "${targets[@]}" nvme-tcp nvme-rdma nvme-fabrics
     modprobe -r nvme nvme-core 2>/dev/null || true
@@ -360,7 +364,8 @@ load_nvme() { # load_nvme MULTIPATH
 
 connect_two_hosts() {
     connect "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID"
-    # nvme-cli 2.3 takes a second host for a second connection of the first and refuses it; the kernel does not.
+    # nvme-cli 2.3 takes a second host for a second connection of the first and refuses it; the
+    # kernel does not.
     echo "transport=$TRTYPE,traddr=$ADDR,trsvcid=$PORT,nqn=$NQN,hostnqn=$HOST_B,hostid=$HOST_B_ID" >/dev/nvme-fabrics
     a=$(ctrl_of "$NQN" "$HOST_A") b=$(ctrl_of "$NQN" "$HOST_B")
     wait_until 60 test -b "/dev/${a}n1"
@@ -378,7 +383,7 @@ ctrl_of() { # the controllers of NQN, one per line, optionally of one host
 
 ns_dev() { # the block device of namespace NSID of NQN; fails while there is none
     local owner block name
-    # With native multipath a namespace is the subsystem's, without it is its controller's.
+    # With native multipath a namespace belongs to the subsystem, without it to its controller.
     for owner in /sys/class/nvme-subsystem/* /sys/class/nvme/nvme*; do
         holds "$owner/subsysnqn" "$1" || continue
         for block in "$owner"/nvme*n*; do
@@ -410,8 +415,8 @@ disconnect() { # disconnect NQN: waits until it is gone
 
 gone() { [ -z "$(ctrl_of "$1")" ]; }
 
-# What every fio has whose data is verified. A load by time begins anew with its blocks while the last of them are still
-# under way; two I/Os for one block at once may leave of it, or find, part of the one and part of the other, on any disk.
+# Options of every verifying fio. A time-based job restarts its blocks while the last ones are still
+# in flight. Two concurrent I/Os to one block can leave, or read, a mix of both, on any disk.
 FIO_VERIFIED=(--verify=crc32c --verify_fatal=1 --serialize_overlap=1)
 
 # fio with its data verified: fio_verify DEV NAME OPTIONS…
@@ -439,7 +444,7 @@ make_tree() { # make_tree DIR
 
 tree_sum() { (cd "$1" && find . -type f -print0 | sort -z | xargs -0 sha256sum && find . | sort) | sha256sum; }
 
-# A file system through its whole life on a namespace: filesystem_round MKFS-COMMAND…
+# The whole life of a file system on a namespace: filesystem_round MKFS-COMMAND…
 filesystem_round() {
     local mnt=$WORK/mnt sum
     serve 512
@@ -464,22 +469,24 @@ filesystem_round() {
     umount "$mnt"
 }
 
-# ---- more, of one matter each --------------------------------------------------------------------------------
+# ---- further parts, one topic each
+# ---------------------------------------------------------------------------
 
 # shellcheck disable=SC1091
 . "$HERE/volumes.sh"
 # shellcheck disable=SC1091
 . "$HERE/drives.sh"
 
-# ---- afterwards ----------------------------------------------------------------------------------------------
+# ---- cleanup
+# -------------------------------------------------------------------------------------------------
 
 clean_guest() {
     local pid dir
     trap - ERR
     umount "$WORK/mnt" 2>/dev/null || true
-    # A lost target would keep queued I/O, and with it the disconnect, waiting.
+    # With a lost target, queued I/O would block the disconnect.
     for dir in /sys/class/nvme/nvme*; do
-        # Drives of this machine have no such file.
+        # PCIe drives have no such file.
         [ ! -e "$dir/delete_controller" ] || echo 1 >"$dir/delete_controller" || true
     done
     if [ -f "$PIDFILE" ]; then
@@ -488,7 +495,7 @@ clean_guest() {
     fi
     [ ! -d $NVMET ] || nvmet_clean
     for dir in /sys/class/nvme/nvme*; do
-        # A controller is deleted in the background.
+        # The kernel deletes a controller in the background.
         holds "$dir/transport" pcie || wait_until 30 test ! -e "$dir"
     done
     drives_back

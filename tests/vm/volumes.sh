@@ -1,18 +1,20 @@
 # shellcheck shell=bash
-# Load that goes on while things happen, and replicated volumes: part of lib.sh.
+# Load in the background, and replicated volumes: part of lib.sh.
 
-# ---- load that verifies itself -------------------------------------------------------------------------------
+# ---- verifying load
+# ------------------------------------------------------------------------------------------
 
-# It runs on $DEV, or on a file of a file system there, until `load_end`, and must not meet an error meanwhile.
+# It runs on $DEV, or on a file of a file system there, until `load_end`, and fails at the first
+# error.
 LOAD=
 load_start() { # load_start FILE SIZE [FIO OPTIONS…]
     fio --name=load --filename="$1" --size="$2" --rw=randrw --bsrange=4k-32k --iodepth=4 --ioengine=libaio --direct=1 \
         "${FIO_VERIFIED[@]}" --verify_backlog=64 --verify_state_save=0 --time_based --runtime=3600 \
         "${@:3}" --output="$WORK/fio.log" &
     LOAD=$!
-    # Whatever fails from here on, nothing is left behind that writes.
+    # On any failure from here on, no writing process may be left behind.
     trap load_kill EXIT
-    # It is told to end by a signal that it does not know before it has begun.
+    # `load_end` stops it with a signal, which it ignores until it has begun.
     load_goes_on
 }
 
@@ -27,7 +29,7 @@ load_kill() { [ -z "$LOAD" ] || kill -9 "$LOAD" 2>/dev/null || true; }
 
 load_end() { # and no I/O failed, nor was anything read that had not been written
     kill -INT "$LOAD"
-    # Its exit status says that it was told to end.
+    # Its exit status shows that the signal stopped it.
     wait "$LOAD" || true
     LOAD=
     if ! grep -q 'err= 0' "$WORK/fio.log" || grep -E 'err= *[1-9]|verify: bad' "$WORK/fio.log"; then
@@ -36,7 +38,8 @@ load_end() { # and no I/O failed, nor was anything read that had not been writte
     fi
 }
 
-# ---- replicated volumes: those of Nacre, of which a test has one, "vol" ---------------------------------------
+# ---- Nacre's replicated volumes; a test has one, "vol"
+# --------------------------------------------------------
 
 volume() { rpc volume_get '{"name":"vol"}'; }
 volume_is() { [ "$(volume | jq -r .state)" = "$1" ]; }
@@ -48,8 +51,8 @@ volume_is_equal() { # all replicas have the same everywhere
 }
 volume_is_verified() { volume | jq -e '.verify.running == false'; }
 
-# More daemons, each with one disk for others: keeper N SIZE, and its listeners, `keeper_listens N TRANSPORT ADDRESS`,
-# at port 442N.
+# More daemons, each exporting one disk: keeper N SIZE, and its listeners, `keeper_listens N
+# TRANSPORT ADDRESS`, at port 442N.
 KEEPERS=()
 keeper_nqn() { echo "nqn.2026-01.io.nacre:keeper$1"; }
 keeper_rpc() { "$NACRE" rpc --socket "$WORK/keeper$1.sock" "${@:2}"; }

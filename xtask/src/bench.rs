@@ -1,8 +1,8 @@
-//! `cargo xtask bench …`: figures beside a limit or a peer, from one run.
+//! `cargo xtask bench …`: measurements against a limit or a peer, in the same run.
 //!
-//! The machine's speed moves by tens of percent from minute to minute. So the sides of a comparison take turns,
-//! round after round, each round gives a ratio, and the median of the ratios is what counts; absolute figures are
-//! shown for orientation only.
+//! The speed of a machine moves by tens of percent from minute to minute. So the sides of a
+//! comparison take turns, each round gives a ratio, and the median of the ratios counts; absolute
+//! figures are for orientation only.
 
 mod idle;
 mod instructions;
@@ -21,18 +21,19 @@ use clap::{Args, Subcommand};
 
 #[derive(Subcommand)]
 pub enum What {
-    /// Nacre's target and host over loopback, beside bare sockets that move the same bytes.
+    /// Nacre's target and host over loopback, against bare sockets that move the same bytes.
     Tcp(TcpOptions),
-    /// Nacre's target beside SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
+    /// Nacre's target against SPDK's on loopback, under SPDK's initiator and under `nacre perf`.
     Spdk(spdk::Options),
-    /// Replicated volumes beside the disk that they are made of, over TCP; and partial beside full resync.
+    /// Replicated volumes against the disk below them, over TCP; and partial beside full resync.
     Volume(TcpOptions),
-    /// Nacre beside the kernel's own target, both under the stock kernel's initiator, in the virtual machine.
+    /// Nacre against the kernel's target, both under the stock kernel's initiator, in the virtual
+    /// machine.
     Vm(VmOptions),
-    /// The same over RDMA, on one soft-RoCE device; and Nacre over RDMA beside Nacre over TCP.
+    /// Like `vm`, over RDMA on one soft-RoCE device; also Nacre over RDMA against Nacre over TCP.
     Rdma(VmOptions),
-    /// Nacre's NVMe driver beside the kernel's, on one emulated drive in the virtual machine; and the instructions that it
-    /// spends on an I/O.
+    /// Nacre's NVMe driver against the kernel's, on one emulated drive in the virtual machine; and
+    /// its instructions per I/O.
     Nvme(nvme::Options),
 }
 
@@ -44,7 +45,7 @@ pub struct VmOptions {
     /// Seconds per measurement.
     #[arg(long, default_value_t = 3)]
     seconds: u64,
-    /// The `nacre` to measure instead of building one.
+    /// Measure this `nacre` instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
 }
@@ -57,10 +58,10 @@ pub struct TcpOptions {
     /// Seconds per measurement.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Only lines whose name contains this.
+    /// Measure only lines whose name contains this.
     #[arg(long)]
     filter: Option<String>,
-    /// The `nacre` to measure instead of building one.
+    /// Measure this `nacre` instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
     /// Write the figures to this file as JSON.
@@ -79,7 +80,8 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
     }
 }
 
-/// The middle of the values; of an even number, the lower of the two in the middle, which flatters nobody.
+/// The median. Of an even number of values it is the lower of the two in the middle, so that it
+/// favours no side.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -92,7 +94,7 @@ fn median(values: &[f64]) -> f64 {
 /// One line of a comparison: pairs of (ours, the limit's) figures, one pair per round.
 struct Line {
     name: String,
-    /// What the ratio must reach; 0 where it is only of interest.
+    /// The ratio to reach; 0 for lines without a goal.
     goal: f64,
     rounds: Vec<(f64, f64)>,
 }

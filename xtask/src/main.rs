@@ -1,16 +1,17 @@
-//! `cargo xtask …`: build, run, test and measure Nacre on a machine that has nothing but a Rust toolchain.
+//! `cargo xtask …`: builds, runs, tests and measures Nacre on a machine that has only a Rust
+//! toolchain.
 //!
 //! ```text
-//! run     the main job: a namespace served over NVMe/TCP, written and read back with verification
-//! test    format, lints, unit and model tests, tidiness, and the real Linux kernel in a virtual machine
-//! ci      the same as test, with nothing skipped; the last line is `N passed, M failed`
-//! bench   measurements beside a limit or a peer, printed as ratios
-//! vm      the virtual machine by hand
-//! simulate  replicated volumes on failing disks, as a seed decides
+//! run       the main job: serve a namespace over NVMe/TCP, write it and read it back
+//! test      format, lints, unit and model tests, tidiness, the stock kernel in a virtual machine
+//! ci        like test, with nothing skipped; the last line is `N passed, M failed`
+//! bench     measurements against a limit or a peer, printed as ratios
+//! vm        the virtual machine by hand
+//! simulate  replicated volumes on failing disks, from a seed
 //! ```
 //!
-//! Whatever a command needs and the machine lacks is installed from the ordinary registries (apt, pip) by package
-//! name. Without root it says what to type instead.
+//! A command installs missing programs from the ordinary registries (apt, pip) by package name.
+//! Without root it prints the command to type.
 
 #![forbid(unsafe_code)]
 
@@ -44,21 +45,25 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Build Nacre, serve a namespace over NVMe/TCP, write and read it back verified, and stop cleanly.
+    /// Build Nacre, serve a namespace over NVMe/TCP, write and read it back verified, and stop
+    /// cleanly.
     Run(run::Options),
     /// Run every test: format, lints, tidiness, unit and model tests, and the virtual machine.
     Test(test::Options),
-    /// What the continuous integration runs: `test` with nothing left out, and a last line that counts.
+    /// Run what continuous integration runs: `test` with nothing skipped, and a last line with the
+    /// counts.
     Ci,
-    /// Measure, beside a limit or a peer in the same run.
+    /// Measure against a limit or a peer in the same run.
     Bench {
         #[command(subcommand)]
         what: bench::What,
     },
-    /// Replicated volumes on failing disks in virtual time: runs that a seed decides, each checked.
+    /// Simulate replicated volumes on failing disks in virtual time; each run comes from a seed and
+    /// is checked.
     #[command(disable_help_flag = true)]
     Simulate {
-        /// [--seed N] [--runs N | --minutes M] [--ios N] [--trace]; without any: 100 runs from seed 1.
+        /// [--seed N] [--runs N | --minutes M] [--ios N] [--trace]; without any: 100 runs from seed
+        /// 1.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -67,9 +72,11 @@ enum Command {
         #[command(subcommand)]
         what: vm::What,
     },
-    /// Check the repository's own rules (placeholders, ignored tests, long files, unsafe code, machine paths).
+    /// Check the repository's own rules (placeholders, ignored tests, long files, unsafe code,
+    /// machine paths).
     Tidy {
-        /// Print the contents of `xtask/src/tidy/words.txt` that fit the tree as it is, and check nothing.
+        /// Print the contents of `xtask/src/tidy/words.txt` for the current tree, and check
+        /// nothing.
         #[arg(long)]
         words: bool,
     },
@@ -106,7 +113,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
     }
 }
 
-/// Runs the simulator until it ends by itself or is interrupted.
+/// Runs the simulator until it ends or is interrupted.
 fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
     let mut cargo = setup::cargo();
     cargo.current_dir(root).args([
@@ -126,7 +133,7 @@ fn simulate(root: &Path, arguments: &[String]) -> Result<ExitCode> {
     })
 }
 
-/// The repository's root: the parent of this crate, wherever the clone stands.
+/// The repository's root: the parent folder of this crate.
 fn root() -> Result<PathBuf> {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .context("CARGO_MANIFEST_DIR is not set: start this with `cargo xtask`")?;
@@ -136,8 +143,8 @@ fn root() -> Result<PathBuf> {
         .to_path_buf())
 }
 
-/// Cargo's target directory, which somebody may have moved: by the environment, or in a configuration of
-/// cargo's that only cargo can find.
+/// Cargo's target directory. The environment may set it, or a cargo configuration that only cargo
+/// can find.
 fn target_dir(root: &Path) -> PathBuf {
     if let Some(dir) = std::env::var_os("CARGO_TARGET_DIR") {
         return root.join(dir);

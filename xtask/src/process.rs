@@ -1,7 +1,7 @@
 //! Child processes with a time limit.
 //!
-//! Every child gets a process group of its own, so that what it started dies with it: by the group's id, never
-//! by a name that might belong to somebody else.
+//! Every child leads its own process group, so that its descendants are killed with it: by the
+//! group's id, never by a name that might match other processes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -19,9 +19,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on Ctrl-C, and a request to terminate, end what children are waited for here, and leave it to us
-/// to tidy up. The children's groups do not get the terminal's signal.
-pub fn heed_interrupts() -> Result<()> {
+/// From now on SIGINT and SIGTERM end every wait for a child, and this process cleans up. The
+/// children's groups do not get the terminal's signal.
+pub fn catch_interrupts() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(flag))
@@ -30,7 +30,7 @@ pub fn heed_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Whether somebody wants us to stop.
+/// True if SIGINT or SIGTERM was received.
 pub fn interrupted() -> bool {
     INTERRUPTED
         .get()
@@ -41,9 +41,9 @@ pub fn interrupted() -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     Exited(ExitStatus),
-    /// It was killed, because its limit had passed.
+    /// Killed because its time limit passed.
     TimedOut(Duration),
-    /// It was killed, because we were interrupted.
+    /// Killed because this process was interrupted.
     Interrupted,
 }
 
@@ -100,12 +100,13 @@ impl Group {
         Ok(status)
     }
 
-    /// Waits until it ends, `limit` has passed or we are interrupted, and kills the group in the latter cases.
+    /// Waits until the child ends, `limit` passes or an interrupt arrives; kills the group in the
+    /// latter two cases.
     pub fn wait(&mut self, limit: Duration) -> Result<End> {
         self.wait_unless(limit, interrupted)
     }
 
-    /// As [`Group::wait`], for one that is being stopped: an interrupt changes nothing about that.
+    /// Like [`Group::wait`], for a child that is being stopped already: interrupts are ignored.
     pub fn wait_through_interrupts(&mut self, limit: Duration) -> Result<End> {
         self.wait_unless(limit, || false)
     }
@@ -133,7 +134,7 @@ impl Group {
         self.signal("TERM");
     }
 
-    /// Sends the leader the signal of this name.
+    /// Sends the leader the named signal.
     pub fn signal(&self, name: &str) {
         signal(name, &self.child.id().to_string());
     }
@@ -144,7 +145,7 @@ impl Group {
             return;
         }
         signal("KILL", &format!("-{}", self.child.id()));
-        // The leader is ours and has been sent SIGKILL: this cannot block for long, and its status says nothing.
+        // The leader was sent SIGKILL, so this cannot block for long; its status is meaningless.
         let _ = self.child.wait();
         self.ended = true;
     }
@@ -156,7 +157,7 @@ impl Drop for Group {
     }
 }
 
-/// Sends a signal by way of the shell's `kill`, which every machine has and which needs no unsafe code here.
+/// Sends a signal through the shell's `kill`, which needs no unsafe code.
 fn signal(name: &str, target: &str) {
     let sent = Command::new("/bin/sh")
         .args(["-c", "kill -s \"$0\" -- \"$1\"", name, target])
@@ -167,7 +168,8 @@ fn signal(name: &str, target: &str) {
     }
 }
 
-/// Runs to the end with its output passed through line by line, both streams in one; `line` sees each of them.
+/// Runs to the end and passes the output through line by line, both streams in one; calls `line`
+/// for each line.
 pub fn stream(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)) -> Result<End> {
     command
         .stdin(Stdio::null())
@@ -241,7 +243,7 @@ fn read_lines(
     })
 }
 
-/// Runs to the end in silence and returns what it wrote to its standard output; its errors are in the failure.
+/// Runs to the end without showing output. Returns stdout; an error contains both streams.
 pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
     let shown = shown(command);
     command
@@ -253,7 +255,7 @@ pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
         thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(mut pipe) = pipe {
-                // A read error is the end of the stream: what counts is the exit status.
+                // A read error ends the stream; only the exit status counts.
                 let _ = pipe.read_to_end(&mut bytes);
             }
             String::from_utf8_lossy(&bytes).into_owned()
@@ -271,12 +273,12 @@ pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
     Ok(out)
 }
 
-/// A file for a child to write to, from its start.
+/// Creates a log file for a child.
 pub fn log_file(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("creating {}", path.display()))
 }
 
-/// The command line as one would type it.
+/// The command line as a user would type it.
 pub fn shown(command: &Command) -> String {
     let mut words = vec![command.get_program().to_string_lossy().into_owned()];
     words.extend(
@@ -287,7 +289,7 @@ pub fn shown(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Where a program is on the search path, the administrator's folders included.
+/// Finds a program on the search path, including the administrator's folders.
 pub fn find(program: impl AsRef<OsStr>) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let admin = ["/usr/sbin", "/sbin"].map(std::path::PathBuf::from);
@@ -302,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_past_its_limit_is_killed_with_what_it_started() {
+    fn a_child_past_its_limit_is_killed_with_its_group() {
         let start = Instant::now();
         let end = stream(
             Command::new("/bin/sh").args(["-c", "sleep 60 & sleep 60"]),
@@ -326,7 +328,7 @@ mod tests {
         });
         assert_eq!(end.unwrap(), End::Interrupted);
         assert!(group.ended, "it is reaped");
-        assert!(!interrupted(), "nobody heeds interrupts unless told to");
+        assert!(!interrupted(), "no handler is installed by default");
     }
 
     #[test]
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_capture_tells_what_was_run_and_what_it_said() {
+    fn a_failed_capture_reports_the_command_and_its_output() {
         let error = capture(
             Command::new("/bin/sh").args(["-c", "echo because >&2; exit 1"]),
             Duration::from_secs(20),

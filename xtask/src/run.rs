@@ -1,8 +1,8 @@
-//! `cargo xtask run`: the main job, seen with one's own eyes in a minute.
+//! `cargo xtask run`: the main job, demonstrated in a minute.
 //!
-//! Builds Nacre, starts `nacre serve` with no configuration, gives it a file-backed namespace on
-//! 127.0.0.1:4420, writes and reads it back verified through Nacre's own host side over real NVMe/TCP, shows the
-//! figures and how a Linux host would connect, and stops the daemon cleanly.
+//! Builds Nacre, starts `nacre serve` without a configuration, and adds a file-backed namespace on
+//! 127.0.0.1:4420. Writes and reads it back verified through Nacre's own host side over NVMe/TCP.
+//! Prints the figures and the command for a Linux host, and stops the daemon cleanly.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ const BDEV: &str = "demo";
 
 #[derive(Args)]
 pub struct Options {
-    /// Seconds that each measurement takes.
+    /// Seconds per measurement.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
     /// Size of the namespace in MiB.
@@ -40,14 +40,14 @@ pub struct Options {
     /// Serve until interrupted, so that a host can be connected.
     #[arg(long)]
     stay: bool,
-    /// The `nacre` to use instead of building one.
+    /// Use this `nacre` instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
 }
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
-    process::heed_interrupts()?;
-    // Before the build, which takes minutes and changes nothing about it.
+    process::catch_interrupts()?;
+    // Choose the port before the build, which takes minutes and does not depend on it.
     let port = choose_port(options.port, USUAL_PORT)?;
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
@@ -81,7 +81,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The port asked for, or the usual one, or any that is free if somebody has that.
+/// The requested port, or the usual one, or a free one if the usual port is taken.
 fn choose_port(asked: Option<u16>, usual: u16) -> Result<u16> {
     let bind = |port| TcpListener::bind((ADDRESS, port));
     let Err(error) = bind(asked.unwrap_or(usual)) else {
@@ -100,7 +100,7 @@ fn choose_port(asked: Option<u16>, usual: u16) -> Result<u16> {
     Ok(free)
 }
 
-/// A folder that goes when we go.
+/// A folder that is removed on drop.
 struct Scratch {
     path: PathBuf,
 }
@@ -121,7 +121,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A running `nacre serve`; killed, should we fail before we stop it.
+/// A running `nacre serve`, killed on drop.
 struct Daemon<'a> {
     nacre: &'a Path,
     socket: PathBuf,
@@ -182,7 +182,7 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    /// A bdev on a file, a subsystem that lets any host in, and a listener.
+    /// Creates a bdev on a file, a subsystem that admits any host, and a listener.
     fn serve_file(&self, file: &Path, options: &Options) -> Result<()> {
         std::fs::File::create(file)
             .and_then(|file| file.set_len(options.size << 20))
@@ -262,7 +262,7 @@ impl<'a> Daemon<'a> {
         Ok(())
     }
 
-    /// Until somebody interrupts us, or the daemon ends by itself, which it should not.
+    /// Waits until an interrupt; fails if the daemon ends by itself.
     fn wait_for_interrupt(&mut self) -> Result<()> {
         while !process::interrupted() {
             if let Some(status) = self.group.try_wait()? {
@@ -290,9 +290,9 @@ impl<'a> Daemon<'a> {
 mod tests {
     use super::*;
 
-    /// A port that somebody has is passed over, unless it was asked for by name.
+    /// Goal: a usual port that is taken is skipped; a requested port that is taken is an error.
     #[test]
-    fn a_taken_port_is_said_or_passed_over() {
+    fn a_taken_port_is_refused_or_skipped() {
         let taken = TcpListener::bind((ADDRESS, 0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let other = choose_port(None, port).unwrap();

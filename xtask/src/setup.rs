@@ -1,5 +1,5 @@
-//! Makes sure that the machine has what a command needs: Debian packages by name, and a Python tool in a
-//! virtual environment of its own. Nothing is installed that is already there.
+//! Installs the programs that a command needs: Debian packages by name, and a Python tool in its
+//! own virtual environment. Programs that are present are not installed again.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
-/// A program (or a library, by its path below the library folder), and the Debian package that brings it.
+/// A program (or a library, by its path below the library folder), and its Debian package.
 pub struct Need {
     pub program: &'static str,
     pub package: &'static str,
@@ -38,7 +38,7 @@ pub const VM: &[Need] = &[
     need("jq", "jq"),
 ];
 
-/// Headers that a test compares structs with; without them it is skipped.
+/// Headers for a test that compares structs with them; without them the test is skipped.
 pub const HEADERS: &[Need] = &[
     need("libibverbs.so", "libibverbs-dev"),
     need("librdmacm.so", "librdmacm-dev"),
@@ -47,7 +47,7 @@ pub const HEADERS: &[Need] = &[
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const PIP_LIMIT: Duration = Duration::from_secs(300);
 
-/// Installs what is missing of `needs`, or says what to type when that takes rights that we do not have.
+/// Installs missing `needs`. Without the right to do so, the error says what to type.
 pub fn ensure(needs: &[Need]) -> Result<()> {
     let missing: Vec<&str> = needs
         .iter()
@@ -102,7 +102,7 @@ pub fn apt_update() -> Result<()> {
     process::capture(apt().arg("update"), APT_LIMIT).map(drop)
 }
 
-/// `apt-get` that asks nothing and waits for whoever holds its lock.
+/// `apt-get` without questions; waits while another process holds its lock.
 fn apt() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").args([
@@ -120,7 +120,8 @@ pub fn is_root() -> Result<bool> {
     Ok(id.trim() == "0")
 }
 
-/// `vng` of virtme-ng, in a virtual environment under `cache`; returns the environment's `bin` folder.
+/// Installs `vng` of virtme-ng in a virtual environment under `cache`; returns the environment's
+/// `bin` folder.
 pub fn ensure_virtme(cache: &Path) -> Result<PathBuf> {
     let venv = cache.join("venv");
     let bin = venv.join("bin");
@@ -128,7 +129,7 @@ pub fn ensure_virtme(cache: &Path) -> Result<PathBuf> {
         return Ok(bin);
     }
     println!("installing virtme-ng from PyPI into {}", venv.display());
-    // The distribution's Python, not one that a version manager put first on the path: the guest runs it too.
+    // Use the distribution's Python, not one of a version manager: the guest runs it too.
     let python = Path::new("/usr/bin/python3");
     let has_venv = python.is_file()
         && process::capture(
@@ -171,12 +172,12 @@ pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Creates a folder and says which one it was that failed.
+/// Creates a folder; an error names it.
 pub fn create_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Nacre beside SPDK's own target, compared call by call: `tests/spdk/compare.py`.
+//! Compares the RPCs of Nacre and of SPDK's target, call by call: `tests/spdk/compare.py`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,10 +10,10 @@ use crate::process::{self, End};
 use crate::setup;
 use crate::tally::Tally;
 
-/// Names the folder of an SPDK build.
+/// Environment variable with the folder of an SPDK build.
 pub const VARIABLE: &str = "NACRE_SPDK_DIR";
 
-/// The suite's one name, for filters.
+/// The name of this suite, for filters.
 pub const NAME: &str = "spdk-compare";
 
 const SCRIPT: &str = "tests/spdk/compare.py";
@@ -34,7 +34,7 @@ pub fn run(root: &Path) -> Result<Tally> {
     let mut command = Command::new("python3");
     command
         .current_dir(root)
-        // It leaves no compiled copy in the repository.
+        // -B: write no compiled copy into the repository.
         .args(["-B", SCRIPT, "--spdk"])
         .arg(PathBuf::from(build))
         .arg("--nacre")
@@ -50,7 +50,7 @@ fn build_nacre(root: &Path) -> Result<PathBuf> {
     Ok(crate::target_dir(root).join("debug/nacre"))
 }
 
-/// Reads the script's output: each failure, and the sum in the last line.
+/// Reads the script's output: each failure, and the totals in the last line.
 #[derive(Default)]
 struct Reader {
     tally: Tally,
@@ -87,7 +87,8 @@ fn sum(line: &str) -> Option<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: the script's result is the suite's. Method: texts of its output with exit codes.
+    //! Goal: the script's result becomes the suite's result. Method: sample outputs with exit
+    //! codes.
 
     use super::*;
     use std::os::unix::process::ExitStatusExt;
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_a_sum_is_a_failure() {
+    fn output_without_totals_is_a_failure() {
         for (text, code) in [
             ("", 0),
             ("Traceback\n", 1),

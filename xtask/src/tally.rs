@@ -1,9 +1,10 @@
-//! Counting: every suite yields a [`Tally`], and the sum decides the exit code and the last line.
+//! Counting: every suite yields a [`Tally`]; their sum decides the exit code and the last line.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// What ran in a suite, with the names of what failed and the reasons for what did not run.
+/// Results of a suite: the number of passed tests, the names of failed ones, and the reasons for
+/// skipped ones.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Tally {
     pub passed: u64,
@@ -45,7 +46,7 @@ impl Tally {
         }
     }
 
-    /// What failed and what was left out, said aloud.
+    /// Prints failed and skipped tests.
     pub fn print_details(&self) {
         for skipped in &self.skipped {
             println!("SKIPPED: {skipped}");
@@ -56,17 +57,18 @@ impl Tally {
     }
 }
 
-/// The one line that the continuous integration reads.
+/// The last line, which continuous integration reads.
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed", self.passed, self.failed)
     }
 }
 
-/// Reads what `cargo test` prints, a line at a time.
+/// Parses the output of `cargo test`, one line at a time.
 ///
-/// A test that cannot run on this machine writes `SKIPPED: name: why` to its real standard error (the test
-/// harness captures only the print macros) and passes; it is listed, not counted as passed.
+/// A test that cannot run on this machine writes `SKIPPED: name: why` to its real stderr (the
+/// harness captures only the print macros) and passes. It is listed as skipped, not counted as
+/// passed.
 #[derive(Default)]
 pub struct CargoTest {
     tally: Tally,
@@ -86,7 +88,7 @@ impl CargoTest {
             self.tally.failed += count(rest, " failed");
             let ignored = count(rest, " ignored");
             if ignored > 0 {
-                // Doc examples marked `ignore` end up here too: nothing is left out in silence.
+                // Doc examples marked `ignore` are listed as well.
                 self.tally
                     .skip(format!("{}: {ignored} ignored test(s)", self.binary));
             }
@@ -101,7 +103,8 @@ impl CargoTest {
         }
     }
 
-    /// The sum. A run that failed without a failed test did not build, crashed or hung: that counts as one.
+    /// The totals. A failed run without a failed test did not build, crashed or hung: that counts
+    /// as one failure.
     pub fn finish(mut self, suite: &str, end: crate::process::End) -> Tally {
         self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
         if !end.success() && self.tally.failed == 0 {
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_nothing_is_a_failure() {
+    fn an_empty_run_is_a_failure() {
         assert_eq!(parse("", exit(0)).failed, 1);
     }
 

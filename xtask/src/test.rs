@@ -1,4 +1,4 @@
-//! `cargo xtask test` and `ci`: every suite, one sum.
+//! `cargo xtask test` and `ci`: every suite, one total.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -20,16 +20,17 @@ const MUTATION_LIMIT: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
 pub struct Options {
-    /// Only the tests inside the virtual machine.
+    /// Run only the tests inside the virtual machine.
     #[arg(long, conflicts_with = "no_vm")]
     vm_only: bool,
-    /// Everything but the virtual machine.
+    /// Run everything except the virtual machine.
     #[arg(long)]
     no_vm: bool,
-    /// Only tests whose name contains one of these, separated by commas; leaves out format and lints.
+    /// Run only tests whose name contains one of these, separated by commas; skips format and
+    /// lints.
     #[arg(long, value_delimiter = ',')]
     filter: Vec<String>,
-    /// The `nacre` for the virtual machine, in place of building one.
+    /// Use this `nacre` in the virtual machine instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
 }
@@ -47,7 +48,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     Ok(tally.exit_code())
 }
 
-/// Everything, nothing left out; the last line is the count.
+/// Runs everything, nothing skipped; the last line is the count.
 pub fn ci(root: &Path) -> Result<ExitCode> {
     let options = Options {
         vm_only: false,
@@ -57,7 +58,7 @@ pub fn ci(root: &Path) -> Result<ExitCode> {
     };
     let start = Instant::now();
     if let Err(error) = setup::ensure(setup::HEADERS) {
-        // The test that wants them says that it was skipped.
+        // The test that needs them reports that it was skipped.
         println!("{error:#}");
     }
     let tally = suites(root, &options, true);
@@ -67,7 +68,7 @@ pub fn ci(root: &Path) -> Result<ExitCode> {
     Ok(tally.exit_code())
 }
 
-/// A suite that cannot be run is a failure of its own, and the others still run. `strict` also refuses to pass
+/// A suite that cannot run counts as one failure, and the others still run. `strict` also fails
 /// without the virtual machine.
 fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
     let mut total = Tally::default();
@@ -149,7 +150,7 @@ fn lints(root: &Path) -> Result<Tally> {
     })
 }
 
-/// Runs `check` if the toolchain has the component, or can get it; otherwise says that it was left out.
+/// Runs `check` if the toolchain has the component or can get it; otherwise reports it as skipped.
 fn component(
     root: &Path,
     name: &str,
@@ -183,12 +184,12 @@ fn component(
     Ok(tally)
 }
 
-/// Unit, integration, property and golden tests, replayed fuzz corpora, and the examples in the documentation.
+/// Unit, integration, property and golden tests, replayed fuzz corpora, and documentation examples.
 fn unit_tests(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut command = setup::cargo();
     command
         .current_dir(root)
-        // What random blows find is found here, where nobody waits.
+        // Run the randomised tests at full length here.
         .env("NACRE_TEST_AT_LENGTH", "1")
         .env("RUST_TEST_THREADS", test_threads().to_string())
         .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
@@ -198,12 +199,13 @@ fn unit_tests(root: &Path, filter: &[String]) -> Result<Tally> {
     Ok(finish(reader, "tests", end, filter))
 }
 
-/// The longest tests wait for daemons most of the time, not for a processor.
+/// The longest tests mostly wait for daemons, not for a CPU.
 fn test_threads() -> usize {
     2 * std::thread::available_parallelism().map_or(2, usize::from)
 }
 
-/// Exhaustive interleavings of what crosses cores: `tests/loom.rs` of the packages that have one.
+/// Exhaustive interleavings of the code between cores: `tests/loom.rs` of each package that has
+/// one.
 fn models(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut tally = Tally::default();
     for package in tidy::packages_with_models(root)? {
@@ -213,9 +215,10 @@ fn models(root: &Path, filter: &[String]) -> Result<Tally> {
         command
             .current_dir(root)
             .env("RUSTFLAGS", flags.trim())
-            // Flags of its own rebuild everything: away from the other builds, so that they stay built.
+            // The different flags rebuild everything: use a separate target directory, so that the
+            // other builds stay valid.
             .env("CARGO_TARGET_DIR", crate::target_dir(root).join("loom"))
-            // Optimised: a model goes through very many interleavings.
+            // Optimised, because a model checks very many interleavings.
             .args(["test", "--release", "--locked", "--no-fail-fast"])
             .args(["--package", &package, "--test", "loom", "--"])
             .args(filter);
@@ -227,8 +230,8 @@ fn models(root: &Path, filter: &[String]) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Faults put into replicated volumes on purpose, each of which the simulator's checker has to find. A feature
-/// of their own, so that nothing else is built with them.
+/// Deliberate faults in replicated volumes, each of which the simulator's checker must find. A
+/// separate feature keeps them out of all other builds.
 fn mutations(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut command = setup::cargo();
     command
@@ -245,7 +248,7 @@ fn mutations(root: &Path, filter: &[String]) -> Result<Tally> {
 fn finish(reader: CargoTest, suite: &str, end: End, filter: &[String]) -> Tally {
     let mut tally = reader.finish(suite, end);
     if !filter.is_empty() && end.success() && tally.passed == 0 {
-        // With a filter it is normal that a suite has nothing to run.
+        // With a filter, a suite may have nothing to run.
         tally = Tally::default();
     }
     tally

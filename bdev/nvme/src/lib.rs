@@ -10,7 +10,7 @@
 //!     │   └ Admin       the admin queue                                           (admin.rs)
 //!     └ NvmeBdev    a namespace                                                   (device.rs)
 //!         └ Channel     one core's queue to it: a lane of                         (channel.rs)
-//!             └ Pair        the core's queue pair: the data path            (pair/, ring.rs, data.rs)
+//!             └ Pair        the core's queue pair: the data path        (pair/, ring.rs, data.rs)
 //!
 //!   Link        the state that a Pair and the control share                   (link.rs)
 //!   Phase       the permission to write doorbells                             (phase.rs)

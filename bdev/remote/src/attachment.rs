@@ -1,8 +1,8 @@
 //! One attached controller: its options, its state, and its namespaces as devices of the registry.
 //!
 //! ```text
-//! reactor      ControllerPoller ── Shared::change ──▶ Status, told()
-//! management   sync ◀─────────────────────────────────────┘  registers, resizes and removes devices
+//! reactor      ControllerPoller ── Shared::change ──▶ Status, on_change()
+//! management   sync ◀─────────────────────────────────────┘  registers, resizes, removes devices
 //! any core     RemoteBdev::open ──▶ an I/O queue that lives as long as the link
 //! ```
 
@@ -77,7 +77,7 @@ pub(crate) struct Shared {
     pub qids: Arc<Qids>,
     status: Mutex<Status>,
     /// Called on the core with each change.
-    told: Box<dyn Fn() + Send + Sync>,
+    on_change: Box<dyn Fn() + Send + Sync>,
     asked: AtomicBool,
     closing: AtomicBool,
     reset: AtomicBool,
@@ -91,7 +91,7 @@ impl Shared {
 
     pub fn change(&self, with: impl FnOnce(&mut Status)) {
         with(&mut lock(&self.status));
-        (self.told)();
+        (self.on_change)();
     }
 
     pub fn is_asked(&self) -> bool {
@@ -162,12 +162,12 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Connects only once the poller is polled. Calls `told`, on the polling thread, whenever
-    /// [`Attachment::status`] changes: `told` must be short.
+    /// Connects only once the poller is polled. Calls `on_change` on the polling thread whenever
+    /// [`Attachment::status`] changes; it must be short.
     pub fn new(
         config: Config,
         connector: Arc<dyn Connector>,
-        told: impl Fn() + Send + Sync + 'static,
+        on_change: impl Fn() + Send + Sync + 'static,
     ) -> Attachment {
         let transport = match &config.options.paths {
             Some(paths) => paths.preferred,
@@ -179,7 +179,7 @@ impl Attachment {
             link: Arc::default(),
             qids: Arc::default(),
             status: Mutex::new(Status::new(transport)),
-            told: Box::new(told),
+            on_change: Box::new(on_change),
             asked: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             reset: AtomicBool::new(false),

@@ -3,7 +3,7 @@
 //! ```text
 //!   Prepared::new ── frozen ──open_prepared──▶ serving     the same lanes, the same tables
 //!                      ▲            │
-//!                      └── failed ◀─┘                      tables reset: nothing was served, so no lane is inside
+//!                      └── failed ◀─┘                      tables reset: no lane uses them yet
 //! ```
 //!
 //! It promises the limits of the volume's last opening, so that hosts find a known device. If the
@@ -13,7 +13,7 @@
 //! |---|---|
 //! | another holder has it, or has had it since | a path error at once: it is served elsewhere |
 //! | the store does not list it any longer | as above |
-//! | anything else: no replica in sync, an unreachable store, a foreign reservation, no memory | wait, and get a path error in the end |
+//! | no replica in sync, no store, foreign reservation, no memory | wait, then get a path error |
 //!
 //! [`VolumeHandle::keeps`]: crate::handle::VolumeHandle::keeps
 

@@ -2,9 +2,9 @@
 //! control.
 //!
 //! ```text
-//!   clean ──enter()──▶ wanted ──log page on the media──▶ DIRTY ──idle, flushed──▶ CLEARING ──▶ clean
-//!                        ▲                                 │ enter() counts writes in flight   │
-//!                        └──────────── enter() while clearing: wanted again ◀──────────────────┘
+//!   clean ──enter()──▶ wanted ──log page on media──▶ DIRTY ──idle, flushed──▶ CLEARING ──▶ clean
+//!                        ▲                             │ enter() counts writes in flight   │
+//!                        └────────── enter() while clearing: wanted again ◀────────────────┘
 //! ```
 //!
 //! A lane may write into a region only between an [`Regions::enter`] that returned

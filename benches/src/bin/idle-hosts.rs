@@ -1,4 +1,5 @@
-//! `idle-hosts`: opens so many connections, says `ready`, and holds them until its standard input ends.
+//! `idle-hosts`: opens a number of connections, prints `ready`, and holds them until stdin is
+//! closed.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! `limit`: how many requests per second bare sockets carry between two cores. See [`nacre_benches::limit`].
+//! `limit`: requests per second that bare sockets carry between two cores. See
+//! [`nacre_benches::limit`].
 
 #![forbid(unsafe_code)]
 
@@ -15,22 +16,22 @@ struct Options {
     /// Bytes of data per request.
     #[arg(long, default_value_t = 4096)]
     size: usize,
-    /// Requests under way per connection.
+    /// Requests in flight per connection.
     #[arg(long, default_value_t = 128)]
     depth: usize,
     #[arg(long, default_value_t = 1)]
     connections: usize,
-    /// How long each way of waiting is measured.
+    /// Duration of the measurement with each wait mode.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
     #[arg(long, default_value_t = 0)]
     server_core: usize,
     #[arg(long, default_value_t = 1)]
     client_core: usize,
-    /// Not paced by a timer, whatever congestion control the system uses.
+    /// Use congestion control without pacing timers, whatever the system default is.
     #[arg(long)]
     unpaced: bool,
-    /// Only this way of waiting; by default both are measured and the faster one is the limit.
+    /// Measure only this wait mode. By default both are measured and the faster one is the limit.
     #[arg(long, value_enum)]
     wait: Option<Wait>,
     #[arg(long)]

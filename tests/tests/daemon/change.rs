@@ -1,4 +1,4 @@
-//! Killed while it is being configured.
+//! Goal: configuration changes are atomic across kill -9.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2025-01.io.nacre:change";
 
-/// What a subsystem has: namespaces as (id, device), listeners, hosts.
+/// Contents of a subsystem: namespaces as (id, device), listeners, hosts.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Made {
     namespaces: BTreeSet<(u64, String)>,
@@ -20,13 +20,12 @@ struct Made {
 
 type Model = BTreeMap<String, Made>;
 
-/// Goal: a change is there or not there after a crash, whole, and never half. Method: creations,
-/// additions and deletions of subsystems with everything they have, in random order, and kill -9 at
-/// random moments; after each restart the daemon's state is the last one acknowledged, or the one that
-/// the call under way was to make.
+/// Goal: after a crash each change is complete or absent, never partial. Method: random creations,
+/// additions and deletions of subsystems with their contents, and kill -9 at random moments. After
+/// each restart the state is the last acknowledged one, or includes the call that was in flight.
 #[test]
-fn a_change_under_way_happened_or_did_not() {
-    let mut rng = Rng::announced("a_change_under_way_happened_or_did_not");
+fn a_change_in_flight_is_complete_or_absent() {
+    let mut rng = Rng::announced("a_change_in_flight_is_complete_or_absent");
     let place = Place::new();
     let mut daemon = place.start();
     for n in 0..4 {
@@ -44,7 +43,7 @@ fn a_change_under_way_happened_or_did_not() {
             scope.spawn(move || {
                 (0..enough).for_each(|_| done.recv().unwrap());
                 std::thread::sleep(late);
-                // Ours, and not waited for yet: its number cannot be anybody else's.
+                // Our child, not reaped yet, so its pid cannot be reused.
                 rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
             });
             loop {
@@ -55,12 +54,12 @@ fn a_change_under_way_happened_or_did_not() {
                     Err(_) => break next,
                 }
                 changes += 1;
-                // Nobody listens any more when it was enough.
+                // The receiver is gone after enough changes.
                 let _ = told.send(());
             }
         });
         daemon.kill();
-        // Nor does an end in the middle of a start hurt.
+        // A kill during startup must be harmless too.
         for _ in 0..rng.below(3) {
             let starting = place.spawn();
             std::thread::sleep(Duration::from_micros(rng.below(60_000)));
@@ -79,7 +78,7 @@ fn a_change_under_way_happened_or_did_not() {
     println!("{changes} changes");
 }
 
-/// A random call that is possible now, and what it makes of the model.
+/// A random call that is possible now, and the model after it.
 fn change(model: &Model, listeners: &[String], rng: &mut Rng) -> (&'static str, Value, Model) {
     let mut next = model.clone();
     let nqn = format!("{NQN}-{}", rng.below(3));

@@ -1,5 +1,5 @@
-//! Killed, stopped and frozen at any moment: what was acknowledged is there, and hosts come back by
-//! themselves.
+//! A daemon that is killed, stopped and frozen at any moment keeps acknowledged writes, and hosts
+//! reconnect by themselves.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::load::{BLOCKS, Load};
 
 const NQN: &str = "nqn.2025-01.io.nacre:crash";
 
-/// A file to be used by [`Load`], on as many cores as there are queues, if there are.
+/// Serves a file for [`Load`], on as many cores as there are queues, if the machine has them.
 fn serve(place: &Place) -> (Daemon, std::net::SocketAddr, u32) {
     let mut daemon = place.start();
     daemon.create_file("disk", BLOCK as u32, (BLOCKS * BLOCK) as u64);
@@ -31,11 +31,11 @@ fn two_cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(2))
 }
 
-/// Goal: no write that was acknowledged is lost, none is torn, none lands late, however often the
-/// daemon ends. Method: verified load with flushes on a file over two queues; at random moments kill -9,
-/// or now and then a stop in order, and a restart, while the load goes on (the host connects again and
-/// sends again by itself); reads are judged all the time, and every block at the end, through a last
-/// restart.
+/// Goal: no acknowledged write is lost, torn or applied late, however often the daemon ends.
+/// Method: verified load with flushes on a file over two queues. At random moments the daemon is
+/// killed with kill -9, or sometimes stopped in order, and restarted while the load runs; the host
+/// reconnects and resends by itself. Reads are checked all the time, and every block at the end,
+/// after a last restart.
 #[test]
 fn nothing_acknowledged_is_lost_to_kill_9() {
     let mut rng = Rng::announced("nothing_acknowledged_is_lost_to_kill_9");
@@ -43,7 +43,7 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
     let (mut daemon, address, nsid) = serve(&place);
     let mut load = Load::start(address, options(NQN), nsid, &mut rng);
     load.run(1000);
-    // Of kills and stops together.
+    // Number of kills and stops.
     let ends: u64 = at_length(4, 12);
     for end in 0..ends {
         let after = Duration::from_micros(rng.below(150_000));
@@ -79,10 +79,10 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
     daemon.stop();
 }
 
-/// Goal: what a frozen target still has of a connection that its host gave up is never carried out after
-/// what the host sent again. Method: the process is stopped (SIGSTOP) under verified load for longer
-/// than the host waits for an I/O, and let go again: it finds the old connections full of commands, and
-/// the new ones beside them.
+/// Goal: a frozen target never applies commands of an abandoned connection after commands that the
+/// host resent. Method: the process is stopped (SIGSTOP) under verified load for longer than the
+/// host's I/O timeout, and continued. It finds the old connections full of commands, and the new
+/// ones beside them.
 #[test]
 fn a_frozen_daemon_does_not_write_late() {
     let mut rng = Rng::announced("a_frozen_daemon_does_not_write_late");
@@ -114,10 +114,10 @@ fn a_frozen_daemon_does_not_write_late() {
     daemon.stop();
 }
 
-/// Goal: a host whose subsystem is one of many on a port finds it again after a crash, with its
-/// namespace and its permission: it is never told for good, in the middle of the restart, that one of
-/// them does not exist. Method: the listeners are made before everything else, so that a replay in that
-/// order would have a moment for each wrong answer; hosts that knock all the time.
+/// Goal: after a crash, a host of one of many subsystems on a port finds its namespace and its
+/// permission again. During the restart it never gets a permanent refusal. Method: listeners are
+/// created before everything else, so a replay in that order would have a moment for each wrong
+/// answer; hosts retry all the time.
 #[test]
 fn hosts_come_back_to_a_daemon_that_is_still_restoring() {
     const SUBSYSTEMS: u32 = 24;
@@ -161,7 +161,7 @@ fn hosts_come_back_to_a_daemon_that_is_still_restoring() {
             (down, restart.join().expect("it comes back"))
         });
         daemon = restarted;
-        assert_eq!(down, 1, "nobody noticed");
+        assert_eq!(down, 1, "no host noticed");
         for host in &mut hosts {
             host.until("live again", |h| {
                 let over = h.controller.link().has_failed();

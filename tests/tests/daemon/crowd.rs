@@ -1,5 +1,6 @@
-//! Goal: nobody locks the administrator or other hosts out by what he leaves open, and who is refused learns why.
-//! Method: more clients and hosts than there is room for, against the daemon as a process.
+//! Goal: open connections of one client do not lock out the administrator or other hosts, and a
+//! refused peer learns the reason. Method: more clients and hosts than the limits allow, against
+//! the daemon as a process.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -33,7 +34,8 @@ fn serving(place: &Place) -> (Daemon, SocketAddr) {
     (daemon, address)
 }
 
-/// A script that leaks connections, and whose calls never end, keeps no other program out. The log says so once.
+/// Goal: a script that leaks connections, and calls that never end, lock out no other program. The
+/// log reports it once.
 #[test]
 fn leaked_and_waiting_clients_leave_room_for_a_command() {
     let place = Place::new().with("NACRE_RPC_MAX_CLIENTS", 8);
@@ -56,7 +58,7 @@ fn leaked_and_waiting_clients_leave_room_for_a_command() {
         .collect();
     std::thread::sleep(Duration::from_millis(500));
     succeeds_soon(&place, &["bdev", "list"]);
-    // Its own process has no place beyond those.
+    // One process gets no reserved place beyond its share.
     let mut refused = connect();
     refused
         .write_all(br#"{"id":1,"method":"bdev_get_bdevs"}"#)
@@ -68,7 +70,7 @@ fn leaked_and_waiting_clients_leave_room_for_a_command() {
     refused.read_to_string(&mut text).unwrap();
     assert!(text.contains("[rpc] max_clients is 8"), "{text}");
     drop(waiting);
-    // A thread of its own writes the log: the client may read its answer first.
+    // The log is written by a separate thread: the client may read its answer first.
     let last = "a new one was refused";
     let end = Instant::now() + Duration::from_secs(10);
     let log = loop {
@@ -88,10 +90,10 @@ fn leaked_and_waiting_clients_leave_room_for_a_command() {
     daemon.stop();
 }
 
-/// Goal: hosts that take every descriptor leave those that management needs. Method: a limit that few of them reach, idle
-/// connections up to it, then a command and a health check.
+/// Goal: hosts that use up the descriptors leave those that management needs. Method: a limit that
+/// few hosts reach, idle connections up to it, then a command and a health check.
 #[test]
-fn descriptors_are_left_to_management() {
+fn descriptors_are_reserved_for_management() {
     let metrics = free_address("127.0.0.1");
     let place = Place::new().with("NACRE_METRICS_LISTEN", metrics);
     let (daemon, address) = serving(&place);
@@ -129,9 +131,10 @@ fn descriptors_are_left_to_management() {
     daemon.stop();
 }
 
-/// Goal: a host beyond `max_connections` is told at once, and the load generator gives up with that reason.
+/// Goal: a host beyond `max_connections` is refused at once, and the load generator reports that
+/// reason.
 #[test]
-fn a_host_beyond_the_limit_is_told_at_once() {
+fn a_host_beyond_the_limit_is_refused_at_once() {
     let place = Place::new().with("NACRE_NVMF_MAX_CONNECTIONS", 3);
     let (daemon, address) = serving(&place);
     let begin = Instant::now();
@@ -161,7 +164,7 @@ fn a_host_beyond_the_limit_is_told_at_once() {
         line.contains("3 queues are connected, as many as [nvmf] max_connections allows")
     });
     assert_eq!(refused.count(), 1, "{log}");
-    // With as many as there may be it runs.
+    // With an allowed number of connections it runs.
     let mut perf = place.nacre();
     perf.args([
         "perf",

@@ -1,6 +1,6 @@
-//! Replicas whose devices lose their end, by command or behind the daemon's back, over starts and
-//! under it: the volume is never healthy with one, and never serves what it has in place of what it
-//! lost.
+//! Replicas on devices that are truncated, by command or behind the daemon's back, across restarts
+//! and while it runs. The volume is never healthy with a truncated replica, and never serves its
+//! data in place of the lost data.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,10 +14,11 @@ use crate::ledger::BLOCK;
 use crate::volumes::{events, healthy, patient, publish, replica, until, verify_bytes, volume};
 
 const MIB: u64 = 1 << 20;
-/// Of each file, and of what is left of one.
+/// Size of each file, and of a truncated one.
 const SIZE: u64 = 32 * MIB;
 const LEFT: u64 = 16 * MIB;
-/// Blocks of the volume that are written: in what stays, and in what is cut off.
+/// Blocks of the volume that are written: two in the part that remains, two in the part that is cut
+/// off.
 const BLOCKS: [u64; 4] = [3, 900, 20 * MIB / BLOCK as u64, 30 * MIB / BLOCK as u64];
 
 fn serve(place: &Place) -> (Daemon, SocketAddr) {
@@ -40,7 +41,7 @@ fn serve(place: &Place) -> (Daemon, SocketAddr) {
     (daemon, address)
 }
 
-/// What was written is read, from whichever replica.
+/// Reads all written blocks back, from any replica.
 fn read_all(address: SocketAddr, when: &str) {
     let mut host = Host::connected(address, patient(), &[1]);
     for lba in BLOCKS.repeat(4) {
@@ -60,7 +61,7 @@ fn length(place: &Place, name: &str) -> u64 {
     place.path(name).metadata().expect("its file").len()
 }
 
-/// It is out, and everything that it holds is given up.
+/// True if the replica left the volume and gets a full resync.
 fn filling(volume: &Value) -> bool {
     let state = &replica(volume, "b")["state"];
     assert!(
@@ -70,8 +71,8 @@ fn filling(volume: &Value) -> bool {
     volume["state"] == "degraded" && state == "filling"
 }
 
-/// The replica got everything, from the start, and is like the other one.
-fn whole_again(daemon: &mut Daemon, address: SocketAddr, when: &str) {
+/// Waits for the full resync of the replica, and compares the replicas.
+fn full_resync_completes(daemon: &mut Daemon, address: SocketAddr, when: &str) {
     healthy(daemon);
     let full = |e: &Value| e["facts"]["kind"] == "full" && e["facts"]["device"] == "b";
     let end = Instant::now() + Duration::from_secs(10);
@@ -83,11 +84,11 @@ fn whole_again(daemon: &mut Daemon, address: SocketAddr, when: &str) {
     verify_bytes(daemon, SIZE - MIB);
 }
 
-/// Goal: a replica that was once found too small is not believed when its device is large again.
-/// Method: the file is cut between two starts, and made large again between the next two, or under
-/// the daemon.
+/// Goal: a replica that was once found too small is not trusted when its device is large again.
+/// Method: the file is truncated between two starts, and extended again before the next start or
+/// while the daemon runs.
 #[test]
-fn a_replica_that_lost_its_end_between_starts() {
+fn a_replica_truncated_between_starts() {
     for (killed, rescanned) in [(false, false), (true, false), (false, true)] {
         let place = Place::new();
         let (daemon, address) = serve(&place);
@@ -110,16 +111,16 @@ fn a_replica_that_lost_its_end_between_starts() {
             set_len(&place, "b.img", SIZE);
             daemon = place.start();
         }
-        whole_again(&mut daemon, address, &format!("{killed} {rescanned}"));
+        full_resync_completes(&mut daemon, address, &format!("{killed} {rescanned}"));
         daemon.stop();
     }
 }
 
-/// Goal: our own command cuts a replica only when the volume has recorded that, and never the last
-/// copy. Method: the command line, first without force, then with it, then with nothing else in
-/// sync.
+/// Goal: a shrink command truncates a replica only after the volume has recorded it, and never the
+/// last copy. Method: the command line, first without force, then with force, then with no other
+/// replica in sync.
 #[test]
-fn a_replica_that_is_cut_by_command() {
+fn a_replica_truncated_by_command() {
     let place = Place::new();
     let (mut daemon, address) = serve(&place);
     let resize = |more: &[&str]| {
@@ -141,7 +142,7 @@ fn a_replica_that_is_cut_by_command() {
     read_all(address, "without it");
     let (done, text) = resize(&["32MiB"]);
     assert!(done, "{text}");
-    whole_again(&mut daemon, address, "by command");
+    full_resync_completes(&mut daemon, address, "by command");
 
     let offline = json!({ "name": "v", "replica": "a" });
     daemon.call("volume_offline_replica", offline);
@@ -152,10 +153,10 @@ fn a_replica_that_is_cut_by_command() {
     daemon.stop();
 }
 
-/// Goal: a file that is cut under the daemon costs the volume that replica, though no host asks for
-/// what is gone. Method: the file is cut, and made large again when that was noticed.
+/// Goal: a file truncated while the daemon runs costs the volume that replica, even if no host
+/// reads the lost part. Method: the file is truncated, and extended again once the daemon noticed.
 #[test]
-fn a_replica_that_is_cut_behind_its_back() {
+fn a_replica_truncated_while_the_daemon_runs() {
     let place = Place::new();
     let (mut daemon, address) = serve(&place);
     set_len(&place, "b.img", LEFT);
@@ -163,14 +164,14 @@ fn a_replica_that_is_cut_behind_its_back() {
     read_all(address, "without it");
     set_len(&place, "b.img", SIZE);
     daemon.call("bdev_uring_rescan", json!({ "name": "b" }));
-    whole_again(&mut daemon, address, "behind its back");
+    full_resync_completes(&mut daemon, address, "behind its back");
     daemon.stop();
 }
 
-/// Goal: the last replica in sync is neither marked as bad nor served from when it lost its end,
-/// also over a start; an operator may go on with what is left.
+/// Goal: the last replica in sync is neither marked as bad nor served from after a truncation, also
+/// across a restart; an operator may continue with the rest.
 #[test]
-fn the_last_replica_that_lost_its_end() {
+fn the_last_replica_is_truncated() {
     let place = Place::new();
     let (mut daemon, address) = serve(&place);
     daemon.call(
@@ -199,7 +200,7 @@ fn the_last_replica_that_lost_its_end() {
     daemon.stop();
 }
 
-/// A device that is too small for a replica is refused with its size, however small it is.
+/// Goal: a device that is too small for a replica is refused with its size, however small it is.
 #[test]
 fn too_small_for_a_replica() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! Two daemons that have the same volume over one remote namespace: who opened it last has it, and who had it
-//! before acknowledges nothing any more, reads nothing, and writes nothing.
+//! Two daemons with the same volume over one remote namespace: the last one to open it is the
+//! holder. The former holder no longer acknowledges, reads or writes anything.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::volumes::{HOLD_MS, healthy, patient, replica, until, verify_bytes};
 
 const SIZE: u64 = 24 << 20;
 const FAR: &str = "nqn.2025-01.io.nacre:far";
-/// How long its hosts are kept waiting by a volume that may not answer.
+/// How long a volume that may not answer holds I/O of its hosts.
 const HOLD: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(60);
 const OK: Option<StatusCode> = Some(StatusCode::SUCCESS);
@@ -51,14 +51,14 @@ fn host(address: SocketAddr) -> Host {
     Host::connected(address, options, &[1])
 }
 
-/// The host identifiers that the keeper's namespace is reserved for.
+/// The registrants of the keeper's namespace.
 fn registrants(keeper: &mut Daemon) -> Vec<Value> {
     let told = keeper.call("nvmf_ns_get_reservation", json!({ "nqn": FAR, "nsid": 1 }));
     let registrants = told["registrants"].as_array().expect("a list");
     registrants.iter().map(|r| r["hostid"].clone()).collect()
 }
 
-/// A daemon with a disk for others, and where.
+/// Starts a daemon that exports a disk. Returns its address.
 fn keeper(place: &Place) -> (Daemon, SocketAddr) {
     let mut keeper = place.start();
     keeper.create_file("disk", BLOCK as u32, SIZE);
@@ -68,12 +68,12 @@ fn keeper(place: &Place) -> (Daemon, SocketAddr) {
     (keeper, far)
 }
 
-/// Goal: a replica that a host outside of the volume has reserved while the daemon was down costs the volume that replica
-/// and no more, or, if it is the only one that is there, has it wait; it says why, and goes on by itself when the host
-/// goes. Method: once for each kind of exclusion, that of writers and that of readers, too; the other replica is a file,
-/// which is put out of the way for the second part.
+/// Goal: a foreign host reserves a replica's namespace while the daemon is down. The volume loses
+/// only that replica, or waits if it has no other. It reports the reason, and continues by itself
+/// when the host releases the namespace. Method: once for each kind of exclusion (Write Exclusive,
+/// Exclusive Access). The other replica is a file, which is hidden for the second part.
 #[test]
-fn a_replica_that_somebody_else_reserved() {
+fn a_replica_reserved_by_another_host() {
     let far_place = Place::new();
     let (keeper, far) = keeper(&far_place);
     let place = Place::new();
@@ -115,7 +115,7 @@ fn a_replica_that_somebody_else_reserved() {
         daemon.stop();
         let (here, away) = (place.path("near.img"), place.path("near.away"));
         std::fs::rename(&here, &away).expect("in one directory");
-        // A file that is missing would be made.
+        // A directory in its place keeps the daemon from creating the missing file.
         std::fs::create_dir(&here).expect("room");
         assert_eq!(stranger.register(RegisterAction::Register, keep, 7), OK);
         assert_eq!(stranger.acquire(kind), StatusCode::SUCCESS);
@@ -137,11 +137,11 @@ fn a_replica_that_somebody_else_reserved() {
     keeper.stop();
 }
 
-/// Goal: of two daemons with the same volume the older one is fenced, by the target of their replica. Method: the
-/// older is stopped (as a machine that hangs) with a write of its host under way; the other gets a copy of its
-/// store, opens the volume and is written to; then the older one goes on.
+/// Goal: of two daemons with the same volume the target of their replica fences the older one.
+/// Method: the older daemon is stopped (SIGSTOP) with a host's write in flight. The other one gets
+/// a copy of its store, opens the volume and writes to it; then the older one continues.
 #[test]
-fn the_older_of_two_daemons() {
+fn the_older_of_two_daemons_is_fenced() {
     let far_place = Place::new();
     let (mut keeper, far) = keeper(&far_place);
 
@@ -204,7 +204,7 @@ fn the_older_of_two_daemons() {
     );
     assert_eq!(
         fenced["replicas"][0]["state"], "in_sync",
-        "it is not to blame: {fenced:#}"
+        "the device itself has no failure: {fenced:#}"
     );
     let ended = loop {
         its_host.turn_or_nap();
@@ -222,7 +222,7 @@ fn the_older_of_two_daemons() {
     assert_eq!(new_host.read(0, 0, 1, BLOCK), data(3));
     assert_eq!(new_host.write(0, 8, 1, &data(5)), Status::Ok);
 
-    // Started anew it finds the newer owner's label, and leaves the volume alone.
+    // After a restart it finds the newer owner's label, and leaves the volume alone.
     older.kill();
     let mut older = place.start();
     let refused = until(&mut older, "refused", |v| {
@@ -237,11 +237,12 @@ fn the_older_of_two_daemons() {
     assert_eq!(new_host.read(0, 0, 1, BLOCK), data(6));
     older.stop();
 
-    // A target that is restarted knows whom it kept out, and the holder goes on.
+    // A restarted target keeps its reservation, and the holder continues.
     keeper.kill();
     let mut keeper = far_place.start();
     healthy(&mut newer);
-    // Its hosts wait no longer than the hold for a target that is away, which the state may tell of only later.
+    // Hosts wait at most the hold time for an absent target; the volume's state may show the
+    // absence later.
     let end = Instant::now() + PATIENCE;
     while new_host.write(0, 0, 1, &data(7)) != Status::Ok {
         assert!(Instant::now() < end, "the holder does not go on");

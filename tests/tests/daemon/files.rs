@@ -1,11 +1,11 @@
-//! Files at paths that an administrator gives: nothing else is overwritten or taken for another.
+//! Files at paths given by the administrator: no foreign file is overwritten or mistaken for
+//! another.
 
 use nacre_tests::daemon::Place;
 use serde_json::{Value, json};
 
-/// Goal: a path of a file that is none of the daemon's is refused, and the file stays. Method: a
-/// text file in the place of the socket, of its lock, of the pid file, and the pid file of a
-/// process that runs.
+/// Goal: a path of a foreign file is refused, and the file stays. Method: a text file in place of
+/// the socket, of its lock and of the pid file, and the pid file of a running process.
 #[test]
 fn a_start_overwrites_no_file() {
     let place = Place::new();
@@ -43,8 +43,8 @@ fn a_start_overwrites_no_file() {
     assert!(!place.path("s").exists(), "the socket is removed again");
 }
 
-/// Goal: a relative path in a call leads to the same file at the next start, from whatever
-/// directory that is. Method: two directories with a file of the same name.
+/// Goal: a relative path in a call leads to the same file after a restart in any other directory.
+/// Method: two directories with a file of the same name.
 #[test]
 fn a_device_stays_on_its_file_from_any_directory() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! A replica whose file system has no room for what is written to it.
+//! A replica on a file system that is full.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,14 +13,14 @@ use crate::load::Load;
 use crate::volumes::{HOLD_MS, healthy, patient, publish, replica, until, verify_bytes};
 
 const MIB: u64 = 1 << 20;
-/// Of each replica; the load uses the first four.
+/// Size of each replica; the load uses the first four MiB.
 const SIZE: u64 = 24 * MIB;
 
-/// A file system in memory, gone when dropped.
+/// A tmpfs, unmounted on drop.
 struct Small(PathBuf);
 
 impl Small {
-    /// `None`: this user may not mount any.
+    /// `None`: this user may not mount.
     fn new(at: PathBuf, size: &str) -> Option<Small> {
         std::fs::create_dir(&at).expect("a folder");
         let size = format!("size={size}");
@@ -44,8 +44,9 @@ fn mount(words: &[&str], at: &Path) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// Goal: a disk that is full costs its volume that replica, until there is room, and hosts nothing. Method: a sparse file
-/// on a file system of 1 MiB, under a load that writes 4 MiB, some of it zeroes; then the file system grows.
+/// Goal: a full disk costs its volume that replica until there is space; hosts notice nothing.
+/// Method: a sparse file on a tmpfs of 1 MiB, under a load that writes 4 MiB, some of it zeroes;
+/// then the tmpfs grows.
 #[test]
 fn a_replica_on_a_full_disk_leaves_and_returns() {
     const TEST: &str = "a_replica_on_a_full_disk_leaves_and_returns";

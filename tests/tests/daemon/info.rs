@@ -1,12 +1,12 @@
-//! What a running daemon says of itself on the command line.
+//! Information about a running daemon on the command line.
 
 use nacre_tests::daemon::Place;
 use serde_json::Value;
 
-/// `nacre info rdma` answers people and programs, under both names, on machines without RDMA too; without a daemon it
-/// says so by its exit code.
+/// Goal: `nacre info rdma` answers people and programs, under both names, also on machines without
+/// RDMA. Without a daemon it fails with its own exit code.
 #[test]
-fn rdma() {
+fn info_rdma_works_without_rdma() {
     let place = Place::new();
     assert_eq!(place.client(&["info", "rdma"]).status.code(), Some(3));
     let daemon = place.start();

@@ -1,4 +1,4 @@
-//! The main job: a file, served with no configuration at all, used, and still there afterwards.
+//! The main job: a file served without any configuration, used, and unchanged after a restart.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ const NQN: &str = "nqn.2025-01.io.nacre:job";
 const BLOCK: u32 = 4096;
 const BYTES: u64 = 16 << 20;
 
-/// Goal: what somebody writes is what they read, through a stop and a start; and the drain is one: the
-/// host's connections end, the process exits with 0, and nothing that was made by RPC is different
-/// afterwards. Method: writes of several sizes at both ends of the device, read back before and after.
+/// Goal: data written is read back, across a stop and a start. The stop drains: the host's
+/// connections end, the process exits with 0, and objects created by RPC are unchanged. Method:
+/// writes of several sizes at both ends of the device, read back before and after.
 #[test]
-fn served_used_stopped_and_the_same_afterwards() {
+fn data_and_objects_survive_a_stop_and_a_start() {
     let place = Place::new();
     let mut daemon = place.start();
     daemon.create_file("disk", BLOCK, BYTES);
@@ -73,7 +73,7 @@ fn served_used_stopped_and_the_same_afterwards() {
         bdevs(daemon.call("bdev_get_bdevs", Value::Null)),
     );
     assert_eq!(after, before);
-    // The same host, by itself.
+    // The same host reconnects by itself.
     host.until("back", |h| h.controller.is_live());
     assert_eq!(host.controller.link().namespace(nsid).unwrap(), namespace);
     check(&mut host);
@@ -82,7 +82,7 @@ fn served_used_stopped_and_the_same_afterwards() {
     daemon.stop();
 }
 
-/// What devices are, without how busy they are.
+/// The listed bdevs without their activity.
 fn bdevs(listed: Value) -> Vec<Value> {
     let of = |b: &Value| {
         json!([
@@ -96,8 +96,9 @@ fn bdevs(listed: Value) -> Vec<Value> {
     listed.as_array().unwrap().iter().map(of).collect()
 }
 
-/// Goal: a drain does not wait for hosts for ever, and I/O under way is answered or dropped, never lost
-/// half-way. Method: a device that takes 10 s for each I/O, stopped with some under way.
+/// Goal: a drain does not wait for hosts without a limit, and I/O in flight is completed or
+/// dropped, never applied in part. Method: a device with a latency of 10 s per I/O, stopped with
+/// some in flight.
 #[test]
 fn a_stop_does_not_wait_for_a_slow_device() {
     let place = Place::new();
@@ -125,9 +126,9 @@ fn a_stop_does_not_wait_for_a_slow_device() {
     );
 }
 
-/// Goal: two daemons never share what is one's; what a dead one left behind is no obstacle.
-/// Method: a second on the same socket, and on the same data directory; then kill -9, which leaves the
-/// socket and the lock file.
+/// Goal: two daemons never share a socket or data directory; remains of a dead daemon do not
+/// prevent a start. Method: a second daemon on the same socket, and on the same data directory;
+/// then kill -9, which leaves the socket and the lock file.
 #[test]
 fn a_second_daemon_is_refused_and_a_dead_one_replaced() {
     let place = Place::new();
@@ -147,10 +148,10 @@ fn a_second_daemon_is_refused_and_a_dead_one_replaced() {
     daemon.stop();
 }
 
-/// Goal: a daemon whose log nobody takes, as on a disk that stands still or behind a pager, starts, serves and stops all
-/// the same. Method: its standard error is a pipe that is full before it starts.
+/// Goal: a daemon whose log reader stalls (a hung disk, a pager) starts, serves and stops normally.
+/// Method: its stderr is a pipe that is full before it starts.
 #[test]
-fn nobody_takes_its_log() {
+fn a_stalled_log_reader_does_not_stop_the_daemon() {
     use rustix::fs::{OFlags, fcntl_setfl};
     use std::io::Write;
 

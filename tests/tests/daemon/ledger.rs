@@ -1,20 +1,20 @@
-//! Blocks that say which write they are of, and the list of what each may say.
+//! Blocks tagged with the write that they come from, and the set of values that each block may
+//! hold.
 
 use nacre_tests::rng::mix;
 
 pub const BLOCK: usize = 4096;
 const WORDS: usize = BLOCK / 8;
 
-/// What is known of one block. Generations grow by one with each write of it; at most one is under
-/// way.
+/// State of one block. Each write increments the generation; at most one is in flight.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Entry {
-    /// Handed to the host.
+    /// Last generation submitted to the host.
     pub submitted: u64,
     pub acknowledged: u64,
-    /// Acknowledged before a flush was submitted that has been acknowledged.
+    /// Last generation acknowledged before the submission of a flush that was acknowledged.
     pub flushed: u64,
-    /// The last generation, of those submitted, that is zeroes; 0: what it began with.
+    /// The last submitted generation that is zeroes; 0: the initial state.
     pub zeroes: u64,
     pub in_use: bool,
 }
@@ -33,7 +33,7 @@ impl Ledger {
         }
     }
 
-    /// The generations acknowledged so far: what a flush that is submitted now has to make durable.
+    /// The generations acknowledged so far: a flush submitted now must make them durable.
     pub fn acknowledged(&self) -> Vec<u64> {
         self.entries.iter().map(|e| e.acknowledged).collect()
     }
@@ -56,12 +56,13 @@ impl Ledger {
             0 => self.run,
             1 => lba as u64,
             2 => generation,
-            // Both ends of a torn block differ, whatever was torn.
+            // Each word depends on the generation, so a torn block is detected wherever the tear
+            // is.
             at => mix(self.run ^ mix((lba as u64) << 40 ^ generation << 9 ^ at as u64)),
         }
     }
 
-    /// Which generation the block holds, or what is wrong with it.
+    /// Returns the generation in the block, or the error.
     pub fn judge(&self, lba: usize, block: &[u8]) -> Result<u64, String> {
         assert_eq!(block.len(), BLOCK);
         let word = |at: usize| u64::from_le_bytes(block[8 * at..8 * at + 8].try_into().unwrap());
@@ -88,8 +89,8 @@ impl Ledger {
     }
 }
 
-/// A killed process loses nothing that the kernel has, so an acknowledged write is as safe as a flushed
-/// one here; the two are told apart because the second is promised.
+/// A killed process loses nothing that the kernel has, so acknowledged writes are as safe as
+/// flushed ones here. They are reported differently because only flushed writes are guaranteed.
 fn at_least(lba: usize, generation: u64, entry: &Entry) -> Result<u64, String> {
     if generation < entry.flushed {
         return Err(format!(
@@ -104,9 +105,9 @@ fn at_least(lba: usize, generation: u64, entry: &Entry) -> Result<u64, String> {
     Ok(generation)
 }
 
-/// Goal: the judge sees each kind of damage; a checker that sees nothing proves nothing.
+/// Goal: the checker detects each kind of damage.
 #[test]
-fn the_ledger_sees_damage() {
+fn the_ledger_detects_damage() {
     let mut ledger = Ledger::new(2, 77);
     let mut block = vec![0; BLOCK];
     assert_eq!(ledger.judge(1, &block), Ok(0));

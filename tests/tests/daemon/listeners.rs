@@ -1,7 +1,7 @@
-//! Listeners that follow the interfaces of the machine, and hosts that follow them.
+//! Listeners that follow the interfaces of the machine, and hosts that follow the listeners.
 //!
-//! Method: the daemon runs in a network namespace of the test's own, with a virtual interface whose
-//! addresses the test adds and takes away. That needs root; without it the test says that it is skipped.
+//! Method: the daemon runs in its own network namespace, with a virtual interface whose addresses
+//! the test adds and removes. That needs root; without it the test reports that it is skipped.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2025-01.io.nacre:listeners";
 
-/// Makes `data0`; nothing is ever sent to its other end.
+/// Creates `data0`; its peer carries no traffic.
 const INTERFACE: &str = "link add data0 type veth peer name data1";
 
-/// A network namespace, deleted when dropped.
+/// A network namespace, deleted on drop.
 struct Namespace(String);
 
 impl Namespace {
-    /// `None`: this user or machine cannot make one.
+    /// `None`: this user or machine cannot create one.
     fn new(name: &str) -> Option<Namespace> {
         let name = format!("nacre-{name}-{}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &name]).output();
@@ -48,7 +48,7 @@ impl Drop for Namespace {
     }
 }
 
-/// What `nvmf_get_listeners` says: address, transport, actual and reason.
+/// The reply of `nvmf_get_listeners`: address, transport, actual state and reason.
 fn standings(daemon: &mut Daemon) -> Vec<(String, String, String, String)> {
     let all = daemon.call("nvmf_get_listeners", Value::Null);
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
@@ -89,7 +89,7 @@ fn listens(of: &[(String, String, String, String)], address: &str, transport: &s
         .any(|(a, t, actual, _)| a == address && t == transport && actual == "listening")
 }
 
-/// Whether somebody accepts TCP connections at the address, seen from inside the namespace.
+/// True if a socket listens on the address inside the namespace.
 fn accepts(namespace: &Namespace, address: &str) -> bool {
     let listening = Command::new("ip")
         .args([
@@ -103,7 +103,7 @@ fn accepts(namespace: &Namespace, address: &str) -> bool {
         .output()
         .expect("ip runs");
     let text = String::from_utf8_lossy(&listening.stdout).into_owned();
-    // Addresses are in hexadecimal, in the byte order of the machine; 0A is LISTEN, 1144 port 4420.
+    // Addresses are hexadecimal in host byte order; 0A is LISTEN, 1144 is port 4420.
     let octets: Vec<u8> = address.split('.').map(|o| o.parse().unwrap()).collect();
     let hex = format!(
         "{:08X}:1144",
@@ -114,8 +114,9 @@ fn accepts(namespace: &Namespace, address: &str) -> bool {
     })
 }
 
-/// Goal: an address that appears is listened on, one that goes is not, and both are told; RDMA that is
-/// preferred and not there has its reason beside TCP that is; a whole interface may go and return.
+/// Goal: the daemon listens on an address that appears, stops on one that disappears, and reports
+/// both. RDMA that is preferred but not available has a reason, next to the TCP listener. A whole
+/// interface may disappear and return.
 #[test]
 fn listeners_follow_the_interfaces() {
     let Some(namespace) = Namespace::new("follow") else {
@@ -163,7 +164,7 @@ fn listeners_follow_the_interfaces() {
     );
     assert!(accepts(&namespace, "10.90.0.1"));
 
-    // With a label, as administrators give them.
+    // With a label, as administrators assign it.
     namespace.ip("addr add 10.90.0.2/24 dev data0 label data0:1");
     until(&mut daemon, "a second address", |now| {
         listens(now, "10.90.0.1", "TCP") && listens(now, "10.90.0.2", "TCP")
@@ -196,7 +197,7 @@ fn listeners_follow_the_interfaces() {
     until(&mut daemon, "the second address is back", |now| {
         listens(now, "10.90.0.2", "TCP")
     });
-    // Who follows the events knows how it stands.
+    // The events report the same state.
     let told = daemon.call("notify_get_notifications", json!({}));
     let of_it = told.as_array().unwrap().iter().filter_map(|event| {
         let (_, after) = event["ctx"]
@@ -212,8 +213,8 @@ fn listeners_follow_the_interfaces() {
     daemon.stop();
 }
 
-/// Goal: a path that is inaccessible refuses I/O while the other one carries it, its host is told, and
-/// that is so again after `kill -9`. Method: two real listeners, one of our own hosts on each.
+/// Goal: an inaccessible path refuses I/O while the other path serves it. The host gets an event,
+/// and the state survives `kill -9`. Method: two real listeners, one of our hosts on each.
 #[test]
 fn paths_have_states_of_their_own() {
     let place = Place::new();
@@ -255,8 +256,8 @@ fn paths_have_states_of_their_own() {
     daemon.stop();
 }
 
-/// Goal: what was true at one start is not required at the next one: a daemon is not started with a
-/// selector that matches nothing, and says what there is.
+/// Goal: a selector that matched at one start need not match at the next. A daemon with a selector
+/// that matches nothing starts, and its log lists the interfaces of the machine.
 #[test]
 fn a_missing_interface_is_named() {
     let place = Place::new();

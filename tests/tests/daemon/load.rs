@@ -1,4 +1,5 @@
-//! Verified load: writes, zeroes, deallocations, reads and flushes over two queues, each judged when it comes back.
+//! Verified load: writes, zeroes, deallocations, reads and flushes over two queues, each checked on
+//! completion.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +17,7 @@ use crate::ledger::{BLOCK, Ledger};
 pub const BLOCKS: usize = 1024;
 /// Blocks of the largest write.
 const MAX_RUN: usize = 8;
-/// I/Os kept under way on each queue.
+/// I/Os kept in flight on each queue.
 const DEPTH: usize = 16;
 /// Writes between two flushes.
 const FLUSH_EVERY: u32 = 40;
@@ -31,7 +32,7 @@ enum Work {
         blocks: usize,
         deallocate: bool,
     },
-    /// Reads as zeroes from then on, on everything that is served here.
+    /// Every device in these tests reads as zeroes after it.
     Unmap {
         lba: usize,
         blocks: usize,
@@ -72,7 +73,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// On a fresh namespace of [`BLOCKS`] blocks.
+    /// Starts on a fresh namespace of [`BLOCKS`] blocks.
     pub fn start(address: SocketAddr, mut options: HostOptions, nsid: u32, rng: &mut Rng) -> Load {
         options.io_queues = 2;
         let mut host = Host::new(address, options, 2 * DEPTH);
@@ -93,7 +94,7 @@ impl Load {
         self.host.queues.iter().map(|q| q.stats()).collect()
     }
 
-    /// Goes on while `meanwhile` does something to the daemon.
+    /// Keeps running while `meanwhile` acts on the daemon.
     pub fn run_during<T: Send>(&mut self, meanwhile: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let meanwhile = scope.spawn(meanwhile);
@@ -104,9 +105,9 @@ impl Load {
                 }
             }));
             let after = meanwhile.join();
-            // A daemon that it had is dropped by a thread that panics: it says what is in its log.
+            // A panicking thread drops its daemon, which prints the log.
             load.unwrap_or_else(|why| resume_unwind(why));
-            after.expect("nothing went wrong there")
+            after.expect("the other thread did not panic")
         })
     }
 
@@ -183,7 +184,7 @@ impl Load {
             }
         }
         for buf in &mut io.data {
-            let bytes = buf.bytes_mut().expect("nobody else has it");
+            let bytes = buf.bytes_mut().expect("the buffer is not shared");
             for (at, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
                 match op {
                     Op::Write => {
@@ -229,7 +230,7 @@ impl Load {
         }
     }
 
-    /// Runs for this many more I/Os.
+    /// Runs this many more I/Os.
     pub fn run(&mut self, ios: u64) {
         let until = self.completed + ios;
         while self.completed < until {
@@ -238,7 +239,7 @@ impl Load {
         }
     }
 
-    /// Until what happens next happens to both queues.
+    /// Runs until both queues are live, so that the next failure affects both.
     pub fn until_connected(&mut self) {
         while !self.host.queues.iter().all(IoQueue::is_live) {
             self.fill();

@@ -18,7 +18,7 @@ fn serve(place: &Place) -> (Daemon, SocketAddr, u32) {
     (daemon, address, nsid)
 }
 
-/// Hosts of `queues` I/O queues each, all connecting at once.
+/// Hosts with `queues` I/O queues each, all connecting at once.
 pub fn hosts(count: usize, address: SocketAddr, nsid: u32, queues: u16) -> Vec<Host> {
     let make = |n: usize| {
         let mut options = options(NQN);
@@ -62,8 +62,8 @@ fn until_gone(daemon: &mut Daemon) {
     }
 }
 
-/// Goal: a hundred idle connections are no burden to those that work. Method: 40 hosts of three
-/// connections; four of them write and read, the others do nothing; all stay connected.
+/// Goal: a hundred idle connections do not disturb busy ones. Method: 40 hosts with three
+/// connections each; four of them write and read, the others are idle; all stay connected.
 #[test]
 fn a_hundred_idle_connections_beside_busy_ones() {
     let place = Place::new();
@@ -87,18 +87,18 @@ fn a_hundred_idle_connections_beside_busy_ones() {
         assert!(host.controller.is_live());
         assert!(host.queues.iter().all(|q| q.stats().losses == 0));
     }
-    // The last ones are as well served as the first.
+    // The last hosts are served as well as the first.
     for host in &mut hosts {
         assert_eq!(host.write(1, 5, 1, &pattern(4096, 5)), Status::Ok);
     }
     daemon.stop();
 }
 
-/// Goal: connections leave nothing behind: no descriptor, no buffer, no controller, no memory. Method:
-/// rounds of hosts that connect, do I/O, and leave, every other one without a word and with I/O under
-/// way; what the daemon holds is the same after each.
+/// Goal: closed connections leave nothing behind: no descriptor, buffer, controller or memory.
+/// Method: rounds of hosts that connect, do I/O and leave, every other one without a disconnect and
+/// with I/O in flight. The daemon's resources are the same after each round.
 #[test]
-fn connections_come_and_go_without_a_trace() {
+fn closed_connections_leave_nothing_behind() {
     const ROUNDS: u32 = 6;
     let place = Place::new();
     let (mut daemon, address, nsid) = serve(&place);
@@ -123,7 +123,7 @@ fn connections_come_and_go_without_a_trace() {
         }
         until_gone(&mut daemon);
         daemon.assert_comes_down_to(descriptors);
-        // The first rounds find the allocator's level.
+        // The allocator reaches its steady state in the first rounds.
         if round == 2 {
             resident = daemon.resident();
         }
@@ -137,9 +137,9 @@ fn connections_come_and_go_without_a_trace() {
     daemon.stop();
 }
 
-/// Goal: an idle daemon is quiet, connections or not. Method: the processor time of all its threads over
-/// two seconds, with 64 connections that only stand; the quietest such time counts, as a machine that
-/// does other things disturbs some.
+/// Goal: an idle daemon uses almost no CPU time, with or without connections. Method: the CPU time
+/// of all its threads over two seconds, with 64 idle connections. The best of several intervals
+/// counts, because other load disturbs some.
 #[test]
 fn an_idle_daemon_uses_no_processor() {
     use std::time::{Duration, Instant};

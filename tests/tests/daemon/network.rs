@@ -1,4 +1,4 @@
-//! What hosts see of the configuration: addresses, discovery, refusals, and changes while connected.
+//! The configuration as hosts see it: addresses, discovery, refusals, and changes while connected.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use serde_json::json;
 
 const NQN: &str = "nqn.2025-01.io.nacre:network";
 
-/// Goal: IPv6 is as good as IPv4. Method: the same subsystem on both, written through one, read through
-/// the other; both are in the discovery log.
+/// Goal: IPv6 works like IPv4. Method: the same subsystem on both, written through one and read
+/// through the other; both are in the discovery log.
 #[test]
 fn ipv6_and_ipv4_lead_to_the_same_subsystem() {
     if TcpListener::bind("[::1]:0").is_err() {
@@ -49,8 +49,8 @@ fn ipv6_and_ipv4_lead_to_the_same_subsystem() {
     daemon.stop();
 }
 
-/// Goal: hosts of both families reach a listener on `::`, which the log shows at the address that
-/// they reached. Method: one listener; write by IPv6, read by IPv4, ask by each.
+/// Goal: hosts of both families reach a listener on `::`, and the log shows the address that each
+/// host used. Method: one listener; write by IPv6, read by IPv4, read the log by each.
 #[test]
 fn a_listener_on_every_address() {
     if TcpListener::bind("[::1]:0").is_err() {
@@ -81,9 +81,9 @@ fn a_listener_on_every_address() {
     daemon.stop();
 }
 
-/// Goal: a listener on a link-local address is kept with the name of its interface, over restarts
-/// and until it is removed. Method: add it where this machine has one; list, restart, list,
-/// connect, remove; refuse it without an interface.
+/// Goal: a listener on a link-local address keeps the name of its interface across restarts until
+/// it is removed. Method: add it if this machine has such an address; list, restart, list, connect,
+/// remove; without an interface it is refused.
 #[test]
 fn a_listener_on_a_link_local_address() {
     let place = Place::new();
@@ -117,7 +117,7 @@ fn a_listener_on_a_link_local_address() {
     daemon.stop();
 }
 
-/// Such an address of this machine, with its interface.
+/// A link-local address of this machine, with its interface.
 fn link_local() -> Option<String> {
     let table = std::fs::read_to_string("/proc/net/if_inet6").ok()?;
     table.lines().find_map(|line| {
@@ -129,9 +129,10 @@ fn link_local() -> Option<String> {
     })
 }
 
-/// Goal: a host finds what there is, where everybody looks for it and where it was told to look, sees
-/// only what it may use, and is told when that changes. Method: the discovery service on its own port
-/// (a free one stands for 8009) and on a subsystem's listener; a subsystem for another host; a new one.
+/// Goal: a host finds the subsystems that it may use, through the well-known discovery port and
+/// through a listener. It gets an event when they change. Method: the discovery service on its own
+/// port (a free one stands for 8009) and on a subsystem's listener; a subsystem for another host; a
+/// new subsystem.
 #[test]
 fn discovery_on_its_port_and_on_the_listener() {
     let port = free_address("127.0.0.1").port();
@@ -154,7 +155,7 @@ fn discovery_on_its_port_and_on_the_listener() {
         );
         host.disconnect();
     }
-    // By the name that is its own, which it tells by either.
+    // By its unique name, which it reports under either name.
     let shown = daemon.call("nvmf_get_subsystems", json!({ "nqn": DISCOVERY_NQN }));
     let own = shown[0]["unique_nqn"].as_str().expect("its own name");
     let mut host = Host::connected(well_known, options(own), &[]);
@@ -192,11 +193,11 @@ fn nvm_subsystems(host: &mut Host) -> Vec<(String, String)> {
     nvm.map(|r| (r.subnqn.to_string(), r.trsvcid)).collect()
 }
 
-/// Goal: who may not, gets an answer that says so, at once and for good; and gets in once allowed; and is
-/// put out when that is taken back. Method: a host that is not on the list, a name that does not exist, a
-/// listener that is another subsystem's.
+/// Goal: a host without permission gets a permanent refusal with the reason at once. It connects
+/// once allowed, and is disconnected when the permission is revoked. Method: a host that is not on
+/// the list, a name that does not exist, a listener of another subsystem.
 #[test]
-fn refusals_say_why() {
+fn refusals_report_the_reason() {
     let place = Place::new();
     let mut daemon = place.start();
     daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
@@ -232,8 +233,8 @@ fn refusals_say_why() {
     assert!(matches!(inside.refusal(), HostError::Refused { .. }));
 }
 
-/// Goal: what is added, removed and resized is seen by a host that stays connected. Method: the host
-/// never asks: it is told by events; I/O on each namespace as it is known at that moment.
+/// Goal: a connected host sees namespaces that are added, removed and resized. Method: the host
+/// never polls, it reacts to events; I/O on each namespace as known at that moment.
 #[test]
 fn namespaces_change_under_a_connected_host() {
     let place = Place::new();
@@ -283,12 +284,12 @@ fn namespaces_change_under_a_connected_host() {
     host.until("gone", |h| h.controller.link().namespace(second).is_none());
     let refused = host.write(1, 0, 1, &data);
     assert_ne!(refused, Status::Ok);
-    // The other namespace, and the association, do not care.
+    // The other namespace and the association are unaffected.
     assert_eq!(host.read(0, 2047, 1, 4096), pattern(4096, 3));
     assert_eq!(host.queues[0].stats().losses, 0);
     assert_eq!(*host.controller.state(), ControllerState::Live);
 
-    // A device that goes takes its namespaces along.
+    // Deleting a bdev removes its namespaces.
     daemon.call("bdev_uring_delete", json!({ "name": "disk" }));
     host.until("gone", |h| {
         h.controller.link().state().namespaces.is_empty()
@@ -298,9 +299,9 @@ fn namespaces_change_under_a_connected_host() {
     daemon.stop();
 }
 
-/// Goal: a device does not become smaller for a host that is connected, whatever happened to its file; what is left
-/// of it is served, and what is gone fails; a restart changes nothing about that. Method: the file is cut, and
-/// rescanned with the host connected, after a restart, by force, and with nobody there.
+/// Goal: a device never shrinks under a connected host, whatever happens to its file. The rest of
+/// the file is served, the lost part fails, and a restart does not change that. Method: truncate
+/// the file, then rescan with the host connected, after a restart, with force, and without hosts.
 #[test]
 fn nothing_shrinks_under_a_connected_host() {
     let place = Place::new();
@@ -324,7 +325,7 @@ fn nothing_shrinks_under_a_connected_host() {
     };
     let seen = |host: &Host| host.controller.link().namespace(nsid).map(|n| n.blocks);
 
-    // What the command line asks before it cuts a file.
+    // The command line runs this check before it truncates a file.
     let resized = place.client(&["bdev", "resize", "disk", "4MiB", "--shrink"]);
     let said = String::from_utf8_lossy(&resized.stderr);
     assert!(
@@ -361,7 +362,7 @@ fn nothing_shrinks_under_a_connected_host() {
     let file = std::fs::metadata(place.path("disk.img")).unwrap();
     assert_eq!(file.len(), 4 << 20, "a write does not make it longer");
 
-    // Larger than it was, it is taken over at once; smaller by force.
+    // A larger size is applied at once, a smaller one with force.
     cut(16 << 20);
     daemon.call("bdev_uring_rescan", rescan(false));
     host.until("the larger size", |h| seen(h) == Some(4096));
@@ -380,7 +381,7 @@ fn nothing_shrinks_under_a_connected_host() {
     let file = std::fs::metadata(place.path("disk.img")).unwrap();
     assert_eq!(file.len(), 4 << 20);
 
-    // A file that is not there at the next start is not made anew, empty, under the same identity.
+    // A missing file is not recreated empty under the same identity at the next start.
     daemon.kill();
     std::fs::remove_file(place.path("disk.img")).unwrap();
     let mut daemon = place.start();

@@ -1,4 +1,4 @@
-//! Peers that are no hosts: whatever they send, they lose their own connection and nobody else's.
+//! Peers that are not hosts: their input costs them their own connection and no other.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2025-01.io.nacre:raw";
 
-/// ICReq (TCP 3.6.2.2): a right one.
+/// A valid ICReq (TCP 3.6.2.2).
 fn ic_req() -> Vec<u8> {
     let mut pdu = vec![0; 128];
     pdu[..8].copy_from_slice(&[0, 0, 128, 0, 128, 0, 0, 0]);
     pdu
 }
 
-/// A PDU's common header, and zeroes up to `len`.
+/// The common header of a PDU, and zeroes up to `len`.
 fn pdu(kind: u8, hlen: u8, pdo: u8, plen: u32, len: usize) -> Vec<u8> {
     let mut pdu = vec![kind, 0, hlen, pdo];
     pdu.extend_from_slice(&plen.to_le_bytes());
@@ -27,7 +27,7 @@ fn pdu(kind: u8, hlen: u8, pdo: u8, plen: u32, len: usize) -> Vec<u8> {
     pdu
 }
 
-/// CapsuleCmd with a command that is all zeroes but for these bytes.
+/// CapsuleCmd with a command that is all zeroes except for these bytes.
 fn capsule(plen: u32, set: &[(usize, u8)]) -> Vec<u8> {
     let mut pdu = pdu(4, 72, if plen > 72 { 72 } else { 0 }, plen, 72);
     for (at, byte) in set {
@@ -40,13 +40,13 @@ fn after_ic_req(rest: Vec<u8>) -> Vec<u8> {
     [ic_req(), rest].concat()
 }
 
-/// Sends `bytes` and reads until the other side ends the connection; what it said until then.
+/// Sends `bytes` and reads until the peer closes the connection. Returns the bytes read.
 fn provoke(address: SocketAddr, bytes: &[u8], close: bool) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
         .set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
-    // Both may fail when it has hung up before it had everything.
+    // Both may fail if the peer closes before it has everything.
     let _ = stream.write_all(bytes);
     if close {
         let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -64,7 +64,7 @@ fn provoke(address: SocketAddr, bytes: &[u8], close: bool) -> Vec<u8> {
     said
 }
 
-/// The value of a metric with all these labels, summed.
+/// The sum of a metric over the series with all these labels.
 fn metric(daemon: &mut Daemon, name: &str, labels: &[&str]) -> f64 {
     let text = daemon.call("metrics_get", json!({ "format": "text" }));
     let text = text.as_str().expect("Prometheus text");
@@ -73,7 +73,7 @@ fn metric(daemon: &mut Daemon, name: &str, labels: &[&str]) -> f64 {
     text.lines().filter(is_it).filter_map(value).sum()
 }
 
-/// Connections that are not queues of a controller yet.
+/// Number of connections that are not queues of a controller yet.
 fn strangers(daemon: &mut Daemon) -> u64 {
     let stats = daemon.call("nvmf_get_stats", Value::Null);
     let groups = stats["poll_groups"].as_array().unwrap();
@@ -89,9 +89,9 @@ fn wait_for_strangers(daemon: &mut Daemon, count: u64) {
     }
 }
 
-/// Goal: garbage, rule breakers, stutterers and those that never say anything cost a host next to them
-/// nothing, are counted, and leave nothing behind. Method: each sort of peer against the same port on
-/// which a host checks its data all the time; then the daemon's counters, descriptors and buffers.
+/// Goal: garbage, protocol violations, slow and silent peers do not affect a host next to them.
+/// They are counted, and leave nothing behind. Method: each kind of peer on the same port as a host
+/// that checks its data all the time; then the daemon's counters, descriptors and buffers.
 #[test]
 fn bad_peers_lose_only_their_own_connection() {
     let place = Place::new();
@@ -110,7 +110,7 @@ fn bad_peers_lose_only_their_own_connection() {
 
     let mut rng = Rng::announced("bad_peers_lose_only_their_own_connection");
     let garbage: Vec<u8> = (0..64 * 1024).map(|_| rng.draw() as u8).collect();
-    // Not a PDU, or a PDU that breaks the rules: the connection is terminated.
+    // Not a PDU, or an invalid PDU: the connection is terminated.
     let breakers = [
         ("http", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
         ("zeroes", vec![0; 256]),
@@ -136,7 +136,7 @@ fn bad_peers_lose_only_their_own_connection() {
         ),
         ("a capsule of 2 GiB", after_ic_req(capsule(1 << 31, &[]))),
         (
-            "data that nobody asked for",
+            "data without an R2T",
             after_ic_req(pdu(6, 24, 24, 4120, 4120)),
         ),
         (
@@ -144,7 +144,7 @@ fn bad_peers_lose_only_their_own_connection() {
             after_ic_req([vec![0xff], garbage].concat()),
         ),
     ];
-    // Rightly framed and wrong: answered, and then hung up upon.
+    // Valid PDUs with invalid commands: answered, then the connection is closed.
     let refused = [
         (
             "Identify instead of Connect",
@@ -155,7 +155,7 @@ fn bad_peers_lose_only_their_own_connection() {
             after_ic_req(capsule(72, &[(0, 0x7f), (4, 1)])),
         ),
     ];
-    // Given up before it was whole.
+    // The peer leaves in the middle of a PDU.
     let leavers = [
         ("nothing", Vec::new()),
         ("half an ICReq", ic_req()[..64].to_vec()),
@@ -172,7 +172,7 @@ fn bad_peers_lose_only_their_own_connection() {
         let peers = scope.spawn(|| {
             for (what, bytes) in &breakers {
                 let said = provoke(address, bytes, false);
-                // C2HTermReq is the last word, when the reset did not overtake it.
+                // C2HTermReq comes last, unless the reset overtook it.
                 let last = said.get(if said.first() == Some(&1) { 128 } else { 0 });
                 assert!(matches!(last, None | Some(3)), "{what}: PDU type {last:?}");
             }
@@ -214,7 +214,8 @@ fn bad_peers_lose_only_their_own_connection() {
         "not every breaker was counted"
     );
 
-    // Those that stay and say nothing, or not enough: they are kept for their time, and cost nobody theirs.
+    // Silent or incomplete peers are kept until their timeout, and cost no other peer its
+    // connection.
     let mut silent: Vec<TcpStream> = Vec::new();
     for n in 0..20 {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -232,8 +233,8 @@ fn bad_peers_lose_only_their_own_connection() {
     daemon.stop();
 }
 
-/// Goal: the management socket survives the same kind of peer. Method: garbage and requests without an
-/// end beside a client that is served all the time.
+/// Goal: the management socket survives the same kinds of peers. Method: garbage and endless
+/// requests beside a client that is served all the time.
 #[test]
 fn bad_clients_lose_only_their_own_connection() {
     use std::os::unix::net::UnixStream;
@@ -261,7 +262,7 @@ fn bad_clients_lose_only_their_own_connection() {
         assert!(said.contains("\"error\""), "to {bytes:?}: {said:?}");
         assert_eq!(daemon.call("bdev_get_bdevs", Value::Null), json!([]));
     }
-    // Deeper and longer than any request has to be.
+    // Deeper and longer than any valid request.
     let mut stream = UnixStream::connect(place.socket()).unwrap();
     stream
         .set_write_timeout(Some(Duration::from_secs(20)))

@@ -1,4 +1,4 @@
-//! A daemon that serves on what another one serves: a remote namespace between them, and either of them killed.
+//! A daemon that re-exports a remote namespace of another daemon; either of them is killed.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const FAR: &str = "nqn.2025-01.io.nacre:far";
 const NEAR: &str = "nqn.2025-01.io.nacre:near";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A file, served to the other daemon.
+/// Starts a daemon that exports a file to the other one.
 fn serve_far(place: &Place) -> (Daemon, SocketAddr) {
     let mut far = place.start();
     far.create_file("disk", BLOCK as u32, (BLOCKS * BLOCK) as u64);
@@ -27,7 +27,7 @@ fn serve_far(place: &Place) -> (Daemon, SocketAddr) {
     (far, address)
 }
 
-/// Serves the namespace at `far` on, by its name there. Answers where.
+/// Re-exports the namespace at `far` under its own name. Returns the address.
 fn serve_near(near: &mut Daemon, far: SocketAddr, more: Value) -> SocketAddr {
     let mut params = json!({
         "name": "far", "trtype": "TCP", "traddr": far.ip().to_string(),
@@ -55,16 +55,17 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Goal: nothing that was acknowledged through both daemons is lost, torn or late, whichever of them is killed.
-/// Method: verified load on the near one; kill -9 of the far one at random moments, whose namespace the near one
-/// connects to again by itself, and of the near one, which finds all of that in its journal.
+/// Goal: no write acknowledged through both daemons is lost, torn or late, whichever of them is
+/// killed. Method: verified load on the near daemon; kill -9 of the far one at random moments, to
+/// which the near one reconnects by itself, and of the near one, which restores everything from its
+/// journal.
 #[test]
-fn either_of_two_is_killed() {
-    let mut rng = Rng::announced("either_of_two_is_killed");
+fn either_daemon_is_killed() {
+    let mut rng = Rng::announced("either_daemon_is_killed");
     let (far_place, near_place) = (Place::new(), Place::new().on_cores(2));
     let (mut far, address) = serve_far(&far_place);
     let mut near = near_place.start();
-    // I/O waits for however long this machine takes to start a daemon.
+    // I/O waits as long as this machine takes to restart a daemon.
     let served = serve_near(&mut near, address, json!({ "fast_io_fail_timeout_sec": 0 }));
     let mut load = Load::start(served, options(NEAR), 1, &mut rng);
     load.run(500);
@@ -91,25 +92,26 @@ fn either_of_two_is_killed() {
     let shown = controller(&mut near);
     assert_eq!(shown["state"], "enabled");
     assert_eq!(shown["bdevs"], json!(["farn1"]));
-    // It was begun anew with the last kill of the near one.
+    // The counters restarted with the last kill of the near daemon.
     assert_eq!(
         (&shown["connects"], &shown["losses"]),
         (&json!(1), &json!(0))
     );
     let lost = near.call("metrics_get", Value::Null).to_string();
     assert!(lost.contains("nacre_remote_losses"));
-    // In order: the far one first, so that the near one's stop meets a controller that is away.
+    // The far daemon stops first, so that the near one stops while its controller is gone.
     far.stop();
     near.stop();
 }
 
-/// Goal: a daemon whose target is not there starts all the same, says so, and serves by itself once it is.
-/// Method: the target is stopped, the daemon killed and started, and the target started at last.
+/// Goal: a daemon whose target is absent starts anyway, reports it, and serves once the target is
+/// there. Method: the target is stopped, the daemon killed and started, and the target started
+/// last.
 #[test]
 fn the_target_comes_after_the_daemon() {
     let (far_place, near_place) = (Place::new(), Place::new());
     let (far, address) = serve_far(&far_place);
-    // Nothing else tries again within this test: it is the return of the device that does.
+    // No other retry happens within this test: the return of the device triggers it.
     let near_place = near_place.with("NACRE_DATA_RETRY_S", 3600);
     let mut near = near_place.start();
     let served = serve_near(&mut near, address, json!({}));
@@ -144,7 +146,7 @@ fn the_target_comes_after_the_daemon() {
     assert_eq!(host.read(0, 0, 1, BLOCK), vec![1; BLOCK]);
     until("live", || controller(&mut near)["state"] == "enabled");
 
-    // Detached it is gone for good, at both ends.
+    // After a detach it is gone at both ends.
     until("one host", || far.controllers(FAR) == 1);
     near.call("bdev_nvme_detach_controller", json!({ "name": "far" }));
     until("gone there", || far.controllers(FAR) == 0);
@@ -159,10 +161,11 @@ fn the_target_comes_after_the_daemon() {
     far.stop();
 }
 
-/// Goal: a host is told soon that the target behind the daemon is away, and is served when it is back; the device
-/// stays. Method: kill -9 of the target with a second of patience, I/O by an impatient host.
+/// Goal: a host soon gets an error while the target behind the daemon is gone, and is served when
+/// the target returns; the bdev stays. Method: kill -9 of the target with a fast-fail time of one
+/// second, I/O by a host with short timeouts.
 #[test]
-fn a_target_that_is_away_for_long() {
+fn a_target_that_is_gone_for_long() {
     let (far_place, near_place) = (Place::new(), Place::new());
     let (far, address) = serve_far(&far_place);
     let mut near = near_place.start();
@@ -208,9 +211,10 @@ fn a_target_that_is_away_for_long() {
     far.stop();
 }
 
-/// Goal: what people type. Method: attach, list and detach by command; a size that changes there changes here.
+/// Goal: the command line works. Method: attach, list and detach by command; a resize at the target
+/// reaches this daemon.
 #[test]
-fn by_command() {
+fn attach_and_detach_by_command() {
     let (far_place, near_place) = (Place::new(), Place::new());
     let (mut far, address) = serve_far(&far_place);
     let near = near_place.start();
@@ -267,24 +271,26 @@ fn by_command() {
     far.stop();
 }
 
-/// Goal: a daemon that attaches its own target serves it on at a sensible speed. Its reactors wait
-/// for each other and a load that polls takes one of their cores: a reactor that polls for its
-/// turn gets the core once per slice of the scheduler's, which makes 250 I/Os per second.
-/// Method: one read at a time, with a load that polls. The best of several runs counts, as other
-/// tests take the cores, too.
+/// Goal: a daemon attached to its own target re-exports it at a reasonable speed. Its reactors wait
+/// for each other, and a polling load takes one of their cores. A reactor that polls for its turn
+/// gets the core once per scheduler slice, which limits it to 250 I/Os per second. Method: one read
+/// at a time, with a polling load. The best of several runs counts, because other tests use the
+/// cores too.
 #[test]
-fn attached_to_itself() {
+fn a_daemon_attached_to_itself_is_fast_enough() {
     const ENOUGH: f64 = 1000.0;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if cores < 2 {
-        eprintln!("SKIPPED: attached_to_itself: two reactors take two cores");
+        eprintln!(
+            "SKIPPED: a_daemon_attached_to_itself_is_fast_enough: two reactors take two cores"
+        );
         return;
     }
     let place = Place::new().on_cores(2);
     let mut daemon = place.start();
     daemon.create_ram("disk", BLOCK as u32, (BLOCKS * BLOCK) as u64);
     daemon.create_subsystem(FAR);
-    // One daemon has both namespaces, so each needs a UUID of its own.
+    // Both namespaces are in one daemon, so each needs its own UUID.
     let serve = |daemon: &mut Daemon, nqn: &str, bdev: &str, digit: &str| {
         let uuid = format!("0d5f0f9e-6c0c-4c4a-9d3c-3f2f7a1f6b1{digit}");
         daemon.call(

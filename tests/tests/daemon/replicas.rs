@@ -1,5 +1,5 @@
-//! A volume over three daemons: a file of its own and two namespaces of others over TCP, each of the three killed,
-//! frozen and cut off at random moments under verified load.
+//! A volume over three daemons: a local file and two remote namespaces over TCP. Each of the three
+//! daemons is killed, frozen and disconnected at random moments under verified load.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -19,14 +19,14 @@ use crate::load::Load;
 use crate::volumes::{HOLD_MS, events, healthy, patient, publish, replica, until, verify_bytes};
 
 const MIB: u64 = 1 << 20;
-/// Of each replica; the load uses the first four.
+/// Size of each replica; the load uses the first four MiB.
 const SIZE: u64 = 24 * MIB;
-/// How long a replica may take over an answer.
+/// The deadline of a replica's I/O.
 const DEADLINE: Duration = Duration::from_millis(500);
 
-/// A daemon that has one disk for others.
+/// A daemon that exports one disk.
 struct Keeper {
-    // Before its place, where its log is: it says what is there when a test fails.
+    // Dropped before its place, which has its log: it prints the log when a test fails.
     daemon: Option<Daemon>,
     place: Place,
     address: SocketAddr,
@@ -61,7 +61,7 @@ impl Keeper {
         self.daemon = Some(self.place.start());
     }
 
-    /// What its namespace is called where it is attached.
+    /// The name of the attached bdev.
     fn device(&self) -> String {
         format!("{}n1", self.name)
     }
@@ -78,7 +78,7 @@ impl Keeper {
     }
 }
 
-/// A daemon with volume "v" over a file and what the keepers have, and where it is served.
+/// Starts a daemon with volume "v" over a file and the keepers' namespaces. Returns its address.
 fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
     let mut daemon = place.start();
     daemon.create_file("here", BLOCK as u32, SIZE);
@@ -87,7 +87,7 @@ fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
         keeper.attach_to(&mut daemon);
         devices.push(keeper.device());
     }
-    // Reads go to all that are in sync, so that one that is not would be noticed.
+    // Reads go to all replicas in sync, so that a stale one would be noticed.
     let settings = json!({
         "read_policy": "round-robin", "settle_ms": 50, "frozen_hold_ms": HOLD_MS,
         "deadline_ms": DEADLINE.as_millis() as u64,
@@ -101,13 +101,13 @@ fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
     (daemon, address)
 }
 
-/// Goal: whichever of the three is killed or frozen, and whenever, no acknowledged write is lost, no read is stale,
-/// and the replicas are equal again afterwards. Method: verified load over two queues; at random moments kill -9
-/// of the volume's daemon or of a keeper, or a keeper that is stopped for longer than its deadline; each time it
-/// comes back by itself.
+/// Goal: whichever daemon is killed or frozen, and whenever, no acknowledged write is lost, no read
+/// is stale, and the replicas are equal afterwards. Method: verified load over two queues; at
+/// random moments kill -9 of the holder or of a keeper, or a keeper that is stopped for longer than
+/// its deadline; each time it returns by itself.
 #[test]
-fn any_of_three_dies() {
-    let mut rng = Rng::announced("any_of_three_dies");
+fn any_of_three_daemons_dies() {
+    let mut rng = Rng::announced("any_of_three_daemons_dies");
     let mut keepers = ["one", "two"].map(|name| Keeper::start(Place::new(), "127.0.0.1", name));
     let place = Place::new().on_cores(2);
     let (mut holder, address) = hold(&place, &keepers);
@@ -139,7 +139,7 @@ fn any_of_three_dies() {
         });
         load.run(200);
         load.until_connected();
-        // Now and then the next blow comes before all is well.
+        // Sometimes the next failure comes before the volume is healthy again.
         if rng.below(3) > 0 {
             holder = load.run_during(|| {
                 healthy(&mut holder);
@@ -154,11 +154,12 @@ fn any_of_three_dies() {
     holder.stop();
 }
 
-/// Goal: a replica that was away for minutes gets what it missed and no more, over the network too. Method: a keeper
-/// is killed, a known part of the volume is written now and then, the keeper comes back; the bytes copied are counted.
+/// Goal: a remote replica that was gone for minutes gets only the missed regions. Method: a keeper
+/// is killed, a known part of the volume is written from time to time, the keeper returns; the
+/// copied bytes are counted.
 #[test]
-fn a_keeper_that_returns_gets_what_it_missed() {
-    let mut rng = Rng::announced("a_keeper_that_returns_gets_what_it_missed");
+fn a_returning_keeper_gets_only_missed_regions() {
+    let mut rng = Rng::announced("a_returning_keeper_gets_only_missed_regions");
     let mut keepers = [Keeper::start(Place::new(), "127.0.0.1", "one")];
     let place = Place::new();
     let (mut holder, address) = hold(&place, &keepers);
@@ -166,7 +167,7 @@ fn a_keeper_that_returns_gets_what_it_missed() {
     let mut load = Load::start(address, patient(), 1, &mut rng);
     load.run(300);
     keepers[0].kill();
-    // Long enough for whatever is tried again with ever longer pauses to have come to the longest.
+    // Long enough for retries with growing delays to reach the longest delay.
     let away = Duration::from_secs(at_length(25, 130));
     let since = Instant::now();
     while since.elapsed() < away {
@@ -197,17 +198,18 @@ fn a_keeper_that_returns_gets_what_it_missed() {
     holder.stop();
 }
 
-/// Goal: a network that carries nothing is as good as a keeper that is dead: hosts notice nothing, and all is well
-/// when it carries again. Method: the keeper lives in a network namespace, at the other end of a cable that is cut
-/// under load for longer than the deadline, and then for as long as it takes to lose the connection.
+/// Goal: a network without traffic is handled like a dead keeper: hosts notice nothing, and the
+/// volume is healthy when traffic returns. Method: the keeper lives in a network namespace. Its
+/// cable is cut under load for longer than the deadline, and then long enough to lose the
+/// connection.
 #[test]
-fn a_network_that_is_cut() {
-    const TEST: &str = "a_network_that_is_cut";
+fn a_network_without_traffic() {
+    const TEST: &str = "a_network_without_traffic";
     let Some(cable) = Cable::new() else {
         return skip(TEST, "it takes root to make a network namespace");
     };
     let mut rng = Rng::announced(TEST);
-    // Whoever loads the volume lives beside its daemon.
+    // The load runs in the network namespace of the volume's daemon.
     cable.enter_near();
     let keepers = [
         Keeper::start(Place::new().in_network(&cable.far), FAR, "far"),
@@ -240,14 +242,14 @@ fn a_network_that_is_cut() {
 const NEAR: &str = "10.97.31.1";
 const FAR: &str = "10.97.31.2";
 
-/// Two network namespaces of the test's own with a cable between them, gone when dropped.
+/// Two network namespaces with a cable between them, removed on drop.
 struct Cable {
     near: String,
     far: String,
 }
 
 impl Cable {
-    /// `None`: this user or machine cannot make them.
+    /// `None`: this user or machine cannot create them.
     fn new() -> Option<Cable> {
         let name = |end: &str| format!("nacre-{end}-{}", std::process::id());
         let cable = Cable {
@@ -273,17 +275,17 @@ impl Cable {
         Some(cable)
     }
 
-    /// Nothing that is sent arrives any more, and nobody is told.
+    /// Drops all traffic, without notice to the ends.
     fn cut(&self, cut: bool) {
         let state = if cut { "down" } else { "up" };
         assert!(ip(&format!("-n {} link set end1 {state}", self.far)));
     }
 
-    /// Sockets of this thread are of the near end from now on.
+    /// Sockets of this thread belong to the near end from now on.
     fn enter_near(&self) {
         let file = File::open(format!("/run/netns/{}", self.near)).expect("it was made");
         let network = Some(LinkNameSpaceType::Network);
-        move_into_link_name_space(file.as_fd(), network).expect("who makes one may enter it");
+        move_into_link_name_space(file.as_fd(), network).expect("its creator may enter it");
     }
 }
 

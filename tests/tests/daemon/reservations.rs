@@ -1,5 +1,5 @@
-//! Reservations and the daemon's end: what persists through power loss is there again, before the
-//! first command, and what does not is gone.
+//! Reservations across restarts of the daemon: persistent ones are restored before the first
+//! command, others are gone.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -102,7 +102,7 @@ impl Host {
         Host::connect_to(NQN, address, id)
     }
 
-    /// A host of namespace 1 of `nqn`.
+    /// Connects to namespace 1 of `nqn`.
     pub fn connect_to(nqn: &str, address: SocketAddr, id: u8) -> Host {
         let mut admin = Queue::open(address).expect("it listens");
         let cntlid = admin.connect(nqn, id, 0, 0xffff).expect("an answer");
@@ -163,7 +163,7 @@ impl Host {
         self.io.call(sqe, &[7; 512]).unwrap().0.status()
     }
 
-    /// Generation, type, registrants, PTPL, and the key of the first registrant.
+    /// Generation, type, number of registrants, PTPL, and the key of the first registrant.
     fn report(&mut self) -> (u32, u8, u8, u8, u64) {
         let report = Report {
             bytes: 128,
@@ -178,7 +178,7 @@ impl Host {
     }
 }
 
-/// A RAM disk as namespace 1, its reservations in a file if one is named.
+/// A RAM disk as namespace 1; its reservations are kept in a file if one is given.
 fn serve(place: &Place, ptpl_file: Option<&str>) -> (Daemon, SocketAddr) {
     let mut daemon = place.start();
     daemon.create_ram("ram", 512, 1 << 20);
@@ -199,8 +199,8 @@ fn reservation(daemon: &mut Daemon) -> serde_json::Value {
     daemon.call("nvmf_ns_get_reservation", json!({ "nqn": NQN, "nsid": 1 }))
 }
 
-/// Goal: a reservation that persists is in force from the first command after a kill -9, one that does
-/// not, or does not any more, is gone; in the daemon's state and in a file of its own.
+/// Goal: after kill -9 a persistent reservation is in force from the first command. One that is
+/// not, or no longer, persistent is gone. Both with the daemon's state and with a separate file.
 #[test]
 fn reservations_return_after_kill_9() {
     for in_file in [false, true] {
@@ -261,7 +261,7 @@ fn reservations_return_after_kill_9() {
         let mut b = Host::connect(address, 0xb);
         assert_eq!((b.write(), b.report().2), (OK, 0));
 
-        // A namespace that is removed takes it along.
+        // Removing the namespace removes its reservation.
         let set = PersistChange::Set;
         assert_eq!(b.register(RegisterAction::Register, set, 20), Some(OK));
         assert_eq!(b.acquire(ReservationType::WriteExclusive), OK);
@@ -275,12 +275,12 @@ fn reservations_return_after_kill_9() {
     }
 }
 
-/// Goal: no change that was answered is lost, and none is half there, whenever the daemon is killed.
-/// Method: a host that replaces its key by the next number as fast as it is answered, and a kill at a
-/// random moment; the key that is there afterwards is the last answered one, or the one under way.
+/// Goal: no acknowledged change is lost or partial, whenever the daemon is killed. Method: a host
+/// that replaces its key by the next number as fast as it gets answers, and a kill at a random
+/// moment. The key found afterwards is the last acknowledged one, or the one in flight.
 #[test]
-fn no_answered_change_is_lost() {
-    let mut rng = Rng::announced("no_answered_change_is_lost");
+fn no_acknowledged_change_is_lost() {
+    let mut rng = Rng::announced("no_acknowledged_change_is_lost");
     let place = Place::new();
     let (mut daemon, address) = serve(&place, None);
     let mut a = Host::connect(address, 0xa);

@@ -1,4 +1,4 @@
-//! A configuration with volumes that was saved, loaded by a daemon that knows nothing of it.
+//! A saved configuration with volumes, loaded by an empty daemon.
 
 use nacre_bdev::Status;
 use nacre_tests::daemon::{Daemon, Place, free_address};
@@ -23,7 +23,7 @@ fn calls(saved: &Value) -> Vec<(String, Value)> {
     calls.map(call).collect()
 }
 
-/// As rpc.py's load_config: every call that the daemon takes in its present state.
+/// Like rpc.py's load_config: every call that the daemon accepts in its present state.
 fn load(daemon: &mut Daemon, saved: &Value) {
     let known = daemon.call("rpc_get_methods", json!({ "current": true }));
     let known = known.as_array().expect("a list");
@@ -34,22 +34,23 @@ fn load(daemon: &mut Daemon, saved: &Value) {
     }
 }
 
-/// What hosts see of both volumes.
+/// Both volumes as hosts see them.
 fn seen(daemon: &mut Daemon) -> [Value; 2] {
     [NAMED, LOOKED_UP].map(|nqn| {
         let mut seen = daemon.subsystem(nqn);
-        // What the device is called here is no business of theirs.
+        // Local device names are not visible to hosts.
         let namespace = seen["namespaces"][0].as_object_mut().expect("one");
         namespace.retain(|key, _| !["name", "bdev_name"].contains(&key.as_str()));
         seen
     })
 }
 
-/// Goal: what was saved of published volumes is all there is of them: loaded where nothing of it is known, with new
-/// disks, and whether that daemon's configuration file has listeners or not, hosts find the same subsystems on the same
-/// addresses, and they are the volumes' own: they follow its policy, and go when it is taken away. Method: one volume is
-/// published on an address, under another name by now, and one wherever the configuration file says; the data directory
-/// and the disks are deleted, and the second time that file as well.
+/// Goal: a saved configuration restores published volumes on an empty daemon with new disks, with
+/// or without listeners in its configuration file. Hosts find the same subsystems at the same
+/// addresses. The listeners belong to the volumes: they follow the volume's policy, and disappear
+/// when the volume is unpublished. Method: one volume is published on an address and renamed later,
+/// one wherever the configuration file says. The data directory and the disks are deleted, the
+/// second time also that file.
 #[test]
 fn published_volumes_are_published_again() {
     let (named, declared) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
@@ -91,7 +92,8 @@ fn published_volumes_are_published_again() {
         std::fs::remove_dir_all(place.path("data")).expect("its own");
         std::fs::write(&toml, text).expect("its own");
         for name in ["a", "b", "c"] {
-            // A configuration does not make files: a disk that is only not there yet would be taken for a new one.
+            // A configuration does not create files: a missing disk would be mistaken for a new
+            // one.
             let disk = std::fs::File::create(place.path(&format!("{name}.img"))).expect("its own");
             disk.set_len(SIZE).expect("its own");
         }
@@ -118,7 +120,7 @@ fn published_volumes_are_published_again() {
     assert_eq!(host.read(0, 7, 1, BLOCK), data);
     host.disconnect();
 
-    // It can be saved again, as it was.
+    // Saving again gives the same result.
     let again = daemon.call("config_export", Value::Null);
     let published = |saved: &Value| {
         let ours = calls(saved).into_iter();
@@ -129,13 +131,13 @@ fn published_volumes_are_published_again() {
     };
     assert_eq!(published(&again).len(), 2);
     assert_eq!(published(&again), published(&saved));
-    // What is there already stays as it is; what is not there is not made by that.
+    // Publishing again keeps an existing publication and creates no other.
     for params in published(&saved) {
         daemon.call("volume_publish", params);
     }
     assert_eq!(seen(&mut daemon), before);
 
-    // They are the volumes'.
+    // The listeners belong to the volumes.
     for (name, nqn) in [("v", NAMED), ("w", LOOKED_UP)] {
         let policy = json!({ "name": name, "settings": { "transport_policy": "rdma-only" } });
         let refused = daemon.try_call("volume_set", policy);

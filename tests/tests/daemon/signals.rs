@@ -1,4 +1,4 @@
-//! Signals, as the kernel, systemd, log rotation and careless scripts send them.
+//! Signals as the kernel, systemd, log rotation and careless scripts send them.
 
 use std::time::{Duration, Instant};
 
@@ -25,15 +25,15 @@ fn mask(daemon: &Daemon, name: &str) -> u64 {
     u64::from_str_radix(mask, 16).expect("a mask")
 }
 
-/// Every signal whose default effect is the end of the process, except those that stop the
-/// daemon, are faults, or cannot be caught.
+/// Every signal whose default action ends the process, except those that stop the daemon, report
+/// faults, or cannot be caught.
 fn harmless() -> Vec<i32> {
     let named = [1, 10, 12, 13, 14, 16, 24, 25, 26, 27, 29, 30];
     named.into_iter().chain(34..=64).collect()
 }
 
 fn send(daemon: &Daemon, number: i32) {
-    // By the shell: its numbers include the real-time signals.
+    // By the shell, whose numbers include the real-time signals.
     let pid = daemon.pid().to_string();
     let status = std::process::Command::new("kill")
         .args([&format!("-{number}"), &pid])
@@ -41,13 +41,13 @@ fn send(daemon: &Daemon, number: i32) {
     assert!(status.expect("kill runs").success(), "signal {number}");
 }
 
-/// Goal: no such signal ends the daemon in any phase, with I/O and without. Method: a start and a
-/// stream of signals from the first moment on; then a stop, which still ends it with 0.
+/// Goal: none of these signals ends the daemon in any phase, with or without I/O. Method: a start
+/// and a stream of signals from the first moment; then a stop, which still exits with 0.
 #[test]
 fn no_other_signal_ends_the_daemon() {
     let place = Place::new();
     let mut daemon = place.spawn();
-    // Before its first instructions no program has any say.
+    // Before its first instructions no program can handle a signal.
     until(&daemon, "it takes SIGHUP", || {
         mask(&daemon, "SigCgt") & 1 != 0
     });
@@ -78,11 +78,11 @@ fn no_other_signal_ends_the_daemon() {
     daemon.stop();
 }
 
-/// Goal: SIGHUP opens the log file anew and applies the changes of the configuration that it can;
-/// the log names the others, and an error in the file changes nothing. Method: a log file that is
-/// moved away, and three versions of a configuration file.
+/// Goal: SIGHUP reopens the log file and applies the configuration changes that it can. The log
+/// names the others, and an invalid file changes nothing. Method: a log file that is renamed, and
+/// three versions of a configuration file.
 #[test]
-fn sighup_reads_the_configuration_and_opens_the_log_anew() {
+fn sighup_reloads_the_configuration_and_reopens_the_log() {
     let place = Place::new();
     let (config, log, old) = (
         place.path("nacre.toml"),
@@ -93,7 +93,7 @@ fn sighup_reads_the_configuration_and_opens_the_log_anew() {
         let text = format!("{text}\n[[bdev]]\nname = \"a\"\ntype = \"null\"\nsize = \"1MiB\"\n");
         std::fs::write(&config, text).expect("room");
     };
-    // Relative: to the file's directory.
+    // Relative to the directory of the configuration file.
     let file = "[log]\nfile = \"nacre.log\"\n";
     write(file);
     let place = place.with("NACRE_CONFIG", config.display());

@@ -1,15 +1,15 @@
-//! What comes from SPDK: a configuration that it saved.
+//! A configuration saved by SPDK.
 
 use std::time::{Duration, Instant};
 
 use nacre_tests::daemon::Place;
 use serde_json::{Value, json};
 
-/// Goal: what SPDK 26.09 saves of a target with one namespace is served as it is. A call that is refused keeps the daemon
-/// from starting.
-/// Method: its calls with its defaults, of which it says every one, whoever asked for it.
+/// Goal: the configuration that SPDK 26.09 saves of a target with one namespace loads unchanged. A
+/// refused call would keep the daemon from starting. Method: its calls with all default values,
+/// which SPDK saves explicitly.
 #[test]
-fn a_configuration_that_spdk_saved() {
+fn a_configuration_saved_by_spdk_loads() {
     let place = Place::new();
     let nqn = "nqn.2016-06.io.spdk:cnode1";
     let groups = [
@@ -148,7 +148,7 @@ fn a_configuration_that_spdk_saved() {
     std::fs::write(&file, config.to_string()).expect("a file");
     let place = place.with("NACRE_CONFIG", file.display());
     let mut daemon = place.start();
-    // Its calls are carried out while others are answered already.
+    // The calls run while the daemon already answers others.
     let until = Instant::now() + Duration::from_secs(60);
     let mut shown = loop {
         match daemon.try_call("nvmf_get_subsystems", json!({ "nqn": nqn })) {

@@ -1,5 +1,5 @@
-//! A replicated volume of files in a real daemon: killed, with members that are pulled out, put back, out
-//! of date and failing, under verified load.
+//! A replicated volume on files in a real daemon under verified load: the daemon is killed;
+//! replicas are removed, returned, stale and failing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,15 +19,17 @@ use crate::load::Load;
 const NQN: &str = "nqn.2025-01.io.nacre:v";
 const MEMBERS: [&str; 3] = ["a", "b", "c"];
 const MIB: u64 = 1 << 20;
-/// Of each file; the load uses the first four.
+/// Size of each file; the load uses the first four MiB.
 const SIZE: u64 = 48 * MIB;
-/// For a volume to come to what it is to be: its disk may stand still for a part of that.
+/// Limit for a volume to reach a state; its disk may stall for part of that time.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How long a volume has hosts wait that cannot answer them, where they are to notice nothing: longer than a machine
-/// or its disk stands still. A decision about replicas is a flush of the disk, which all else here writes to, too.
+/// How long a volume holds I/O that it cannot answer, in tests where hosts must notice nothing.
+/// Longer than any stall of a machine or disk: a decision about replicas flushes the disk, and
+/// other processes write to that disk too.
 pub const HOLD_MS: u64 = 600_000;
 
-/// A daemon with volume "v" over `members`, which are files or stand on them, and where it is served.
+/// Starts a daemon with volume "v" over `members`, which are files or are on files. Returns its
+/// address.
 fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
     let mut daemon = place.start();
     for name in MEMBERS {
@@ -36,8 +38,8 @@ fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
     for name in members.iter().filter_map(|name| name.strip_prefix("EE_")) {
         daemon.call("bdev_error_create", json!({ "base_name": name }));
     }
-    // Reads are spread, so that a replica that is not in sync would be noticed; and no replica is given up for a disk
-    // that stands still, whose others a test takes away then.
+    // Reads are spread, so that a stale replica would be noticed. No replica is dropped for a
+    // stalled disk, because the test removes the others.
     let settings = json!({
         "read_policy": "round-robin",
         "settle_ms": 50,
@@ -63,18 +65,18 @@ pub fn publish(daemon: &mut Daemon) -> SocketAddr {
     address
 }
 
-/// The same with a host that writes and reads what it wrote, on two queues.
+/// Like [`serve`], with a verifying load on two queues.
 fn loaded(place: &Place, members: &[&str], rng: &mut Rng) -> (Daemon, Load) {
     let (daemon, address) = serve(place, members);
     (daemon, Load::start(address, patient(), 1, rng))
 }
 
-/// A method on one replica of the volume.
+/// Calls a method on one replica of the volume.
 fn on_replica(daemon: &mut Daemon, method: &str, member: &str) {
     daemon.call(method, json!({ "name": "v", "replica": member }));
 }
 
-/// Begins to write a block.
+/// Submits a write of one block.
 fn begin_write(host: &mut Host, lba: u64, data: &[u8]) -> u64 {
     let mut buf = host.buf(BLOCK).expect("memory");
     buf.bytes_mut().expect("its own").copy_from_slice(data);
@@ -88,13 +90,13 @@ fn begin_read(host: &mut Host, lba: u64) -> u64 {
     read.expect("room")
 }
 
-/// Nobody answers for as long as that can be told from being slow.
+/// Checks that no completion arrives for long enough to exclude a slow answer.
 fn waits(host: &mut Host, why: &str) {
     host.pass(Duration::from_millis(500));
     assert!(host.take_completion().is_none(), "answered, and {why}");
 }
 
-/// What was begun ends well.
+/// Waits for a successful completion.
 fn answered(host: &mut Host) -> Completion {
     let mut answer = None;
     host.until("it is answered", |h| {
@@ -132,12 +134,12 @@ pub fn healthy(daemon: &mut Daemon) -> Value {
     until(daemon, "healthy", |v| v["state"] == "healthy")
 }
 
-/// Compares all replicas: they have to be equal.
+/// Compares all replicas, which must be equal.
 fn verify(daemon: &mut Daemon) {
     verify_bytes(daemon, SIZE - MIB);
 }
 
-/// The same of a volume of so many bytes.
+/// Like [`verify`], for a volume of this many bytes.
 pub fn verify_bytes(daemon: &mut Daemon, bytes: u64) {
     healthy(daemon);
     daemon.call("volume_verify", json!({ "name": "v" }));
@@ -155,7 +157,7 @@ pub fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
     told.into_iter().filter(|e| e["type"] == kind).collect()
 }
 
-/// Bytes that a device was written so far.
+/// Bytes written to a device so far.
 fn written(daemon: &mut Daemon, device: &str) -> u64 {
     let stats = daemon.call("bdev_get_iostat", json!({ "names": [device] }));
     stats["bdevs"][0]["bytes_written"]
@@ -163,7 +165,7 @@ fn written(daemon: &mut Daemon, device: &str) -> u64 {
         .expect("a count")
 }
 
-/// A host that waits for as long as a volume takes to be opened without one of its members.
+/// Options of a host that waits as long as a volume takes to open without a replica.
 pub fn patient() -> HostOptions {
     let mut patient = options(NQN);
     patient.io_timeout = Duration::from_secs(30);
@@ -175,10 +177,11 @@ fn file(place: &Place, name: &str) -> PathBuf {
     place.path(&format!("{name}.img"))
 }
 
-/// Goal: no acknowledged write to a three-way volume is lost, however often its daemon ends, and its replicas
-/// are the same afterwards. Method: verified load over two queues through kill -9 at random moments, and
-/// now and then a stop in order; each time the volume returns by itself, and hosts find their namespace.
-/// Each start raises the epoch; only after a stop in order is there nothing to make equal.
+/// Goal: no acknowledged write to a three-way volume is lost, however often its daemon ends, and
+/// its replicas are equal afterwards. Method: verified load over two queues through kill -9 at
+/// random moments, and sometimes an orderly stop. Each time the volume returns by itself, and hosts
+/// find their namespace. Each start raises the epoch; only after an orderly stop no reconcile is
+/// needed.
 #[test]
 fn a_volume_survives_kill_9() {
     let mut rng = Rng::announced("a_volume_survives_kill_9");
@@ -186,7 +189,7 @@ fn a_volume_survives_kill_9() {
     let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     let first = volume(&mut daemon)["epoch"].as_u64().unwrap();
     load.run(500);
-    // Of kills and stops together.
+    // Number of kills and stops.
     let ends: u64 = at_length(4, 8);
     for end in 0..ends {
         let after = Duration::from_micros(rng.below(100_000));
@@ -194,7 +197,8 @@ fn a_volume_survives_kill_9() {
         daemon = load.run_during(|| {
             std::thread::sleep(after);
             if in_order {
-                // What the last kill left has to be equal again, or the next opening has that to do, too.
+                // Wait for the reconcile after the last kill, or the next opening has to do it as
+                // well.
                 healthy(&mut daemon);
                 daemon.stop();
             } else {
@@ -213,19 +217,18 @@ fn a_volume_survives_kill_9() {
     verify(&mut daemon);
     let epoch = volume(&mut daemon)["epoch"].as_u64().unwrap();
     assert_eq!(epoch, first + ends);
-    // Its namespace comes after it, and nobody is alarmed.
+    // The namespace follows its volume, without a warning.
     let log = daemon.log();
     assert!(!log.contains("not restored"), "{log}");
     daemon.stop();
 }
 
-/// Goal: a member that is pulled out under load costs hosts nothing; when it is back it gets what it
-/// missed and no more. Method: its device is deleted hot, the load goes on and writes to a tenth of the
-/// volume, the device is made again; the bytes that are copied, and those written to the device, are
-/// counted.
+/// Goal: hosts do not notice a replica removed under load; when it returns it gets only the missed
+/// regions. Method: its bdev is hot-deleted, the load goes on and writes to a tenth of the volume,
+/// the bdev is created again. The copied bytes and the bytes written to the device are counted.
 #[test]
-fn a_member_pulled_out_gets_only_what_it_missed() {
-    let mut rng = Rng::announced("a_member_pulled_out_gets_only_what_it_missed");
+fn a_removed_replica_gets_only_missed_regions() {
+    let mut rng = Rng::announced("a_removed_replica_gets_only_missed_regions");
     let place = Place::new().on_cores(2);
     let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     load.run(500);
@@ -249,13 +252,13 @@ fn a_member_pulled_out_gets_only_what_it_missed() {
     let facts = &ended.last().expect("it was copied to")["facts"];
     assert_eq!(facts["kind"], "partial", "{facts}");
     assert!(facts["bytes"].as_u64().unwrap() <= missed, "{facts}");
-    // Labels and the log of 47 regions come on top.
+    // In addition to labels and the dirty-region log of 47 regions.
     let written = written(&mut daemon, "b");
     assert!(written <= missed + MIB, "{written} of {missed}");
     load.check_all("after its return");
     verify(&mut daemon);
 
-    // And back under load, which is what happens.
+    // Return under load, the usual case.
     load.run_during(|| {
         daemon.call("bdev_uring_delete", json!({ "name": "c" }));
         daemon.create_file("c", BLOCK as u32, SIZE);
@@ -267,12 +270,12 @@ fn a_member_pulled_out_gets_only_what_it_missed() {
     daemon.stop();
 }
 
-/// Goal: what a member holds from an older time is never read, whatever its label said then. Method: the
-/// daemon is stopped, a member's file is kept, more is written, and the old file put back in place; reads
-/// go round all that are in sync. The same with a file from before the last change of a member.
+/// Goal: stale data of a replica is never read, whatever its label says. Method: the daemon is
+/// stopped, a replica's file is copied, more is written, and the old file is put back; reads rotate
+/// over all replicas in sync. The same with a file from before the last membership change.
 #[test]
-fn an_old_copy_is_never_read() {
-    let mut rng = Rng::announced("an_old_copy_is_never_read");
+fn a_stale_copy_is_never_read() {
+    let mut rng = Rng::announced("a_stale_copy_is_never_read");
     let place = Place::new();
     let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
     load.run(800);
@@ -297,7 +300,7 @@ fn an_old_copy_is_never_read() {
         load.until_connected();
         load.drain();
         load.check_all("with an old copy among the replicas");
-        // Copied anew as a whole: nothing of it was believed.
+        // A full resync: nothing of it was trusted.
         let filled = |e: &Value| e["facts"]["kind"] == "full" && e["facts"]["device"] == "b";
         let end = Instant::now() + PATIENCE;
         while !events(&mut daemon, "replica_resync_end").iter().any(filled) {
@@ -312,11 +315,11 @@ fn an_old_copy_is_never_read() {
     daemon.stop();
 }
 
-/// Goal: a device that takes no more writes costs its volume that replica, until it takes them again, and
-/// hosts nothing. Method: every write to one member fails under load; then none.
+/// Goal: a device that rejects writes costs its volume that replica until it accepts them again;
+/// hosts notice nothing. Method: every write to one replica fails under load; then none.
 #[test]
-fn a_member_that_is_full_leaves_and_returns() {
-    let mut rng = Rng::announced("a_member_that_is_full_leaves_and_returns");
+fn a_full_replica_leaves_and_returns() {
+    let mut rng = Rng::announced("a_full_replica_leaves_and_returns");
     let place = Place::new().on_cores(2);
     let (mut daemon, mut load) = loaded(&place, &["a", "b", "EE_c"], &mut rng);
     load.run(300);
@@ -328,12 +331,12 @@ fn a_member_that_is_full_leaves_and_returns() {
         });
     });
     let why = replica(&volume(&mut daemon), "EE_c")["why"].clone();
-    assert!(why.is_string(), "nobody says why: {why}");
+    assert!(why.is_string(), "no reason is given: {why}");
     load.run(500);
     load.run_during(|| {
         let clear = json!({ "name": "EE_c", "io_type": "clear", "error_type": "failure" });
         daemon.call("bdev_error_inject_error", clear);
-        // By itself in a while, by hand now.
+        // It happens by itself later; the call triggers it now.
         daemon.call("volume_resync", json!({ "name": "v" }));
         healthy(&mut daemon);
     });
@@ -343,11 +346,11 @@ fn a_member_that_is_full_leaves_and_returns() {
     daemon.stop();
 }
 
-/// Goal: with nothing in sync hosts wait, and go on when there is something again; an operator who does not
-/// want them to wait has their I/O fail, and ends that. Method: the last replica is taken out by force
-/// while a write is under way.
+/// Goal: with no replica in sync hosts wait, and continue when one is back. An operator can instead
+/// have their I/O fail, and revert that. Method: the last replica is removed by force while a write
+/// is in flight.
 #[test]
-fn a_frozen_volume_thaws() {
+fn a_frozen_volume_resumes() {
     let place = Place::new();
     let (mut daemon, address) = serve(&place, &MEMBERS);
     let mut host = Host::connected(address, patient(), &[1]);
@@ -391,9 +394,10 @@ fn a_frozen_volume_thaws() {
     daemon.stop();
 }
 
-/// Goal: a volume none of whose replicas is there when the daemon starts is there for hosts all the same: they connect,
-/// what they ask waits, and goes on where it is when a replica is back; a daemon that stops meanwhile keeps nobody
-/// waiting. Method: the daemon is killed and its files are hidden before it starts again; then once more, with a stop.
+/// Goal: a volume with no replica present at start is visible to hosts anyway: they connect, and
+/// their I/O waits until a replica is back. A daemon that stops meanwhile does not delay its exit.
+/// Method: the daemon is killed and its files are hidden before it starts again; then once more,
+/// with a stop.
 #[test]
 fn hosts_wait_for_a_volume_that_is_not_open() {
     let place = Place::new();
@@ -405,7 +409,7 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
     let hide = |hidden: bool| {
         for name in MEMBERS {
             let (here, away) = (file(&place, name), place.path(&format!("{name}.away")));
-            // A file that is missing would be made.
+            // A directory in its place keeps the daemon from creating the missing file.
             let moved = if hidden {
                 std::fs::rename(&here, &away).and_then(|()| std::fs::create_dir(&here))
             } else {
@@ -419,7 +423,7 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
             v["state"] == "frozen" && v["subsystems"] == json!([NQN])
         })
     };
-    const NOBODY: &str = "nobody has the blocks";
+    const NO_REPLICA: &str = "no replica is present";
     daemon.kill();
     hide(true);
     let mut daemon = place.start();
@@ -427,7 +431,7 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
     let mut host = Host::connected(address, patient(), &[1]);
     let read = begin_read(&mut host, 7);
     begin_write(&mut host, 8, &new);
-    waits(&mut host, NOBODY);
+    waits(&mut host, NO_REPLICA);
     hide(false);
     daemon.call("state_retry", Value::Null);
     for _ in 0..2 {
@@ -448,14 +452,14 @@ fn hosts_wait_for_a_volume_that_is_not_open() {
     frozen(&mut daemon);
     let mut host = Host::connected(address, patient(), &[1]);
     begin_read(&mut host, 7);
-    waits(&mut host, NOBODY);
+    waits(&mut host, NO_REPLICA);
     let began = Instant::now();
     daemon.stop();
     assert!(
         began.elapsed() < Duration::from_secs(15),
-        "it waited itself"
+        "the daemon waited as well"
     );
-    // The host asks again, of the next one.
+    // The host resends to the next daemon.
     hide(false);
     let mut daemon = place.start();
     assert_eq!(answered(&mut host).data[0][..], old[..]);

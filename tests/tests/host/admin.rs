@@ -1,4 +1,4 @@
-//! Associations: how they come up, stay up, are refused and end.
+//! Associations: how they connect, stay alive, are refused and end.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn a_controller_comes_up() {
     assert_eq!(world.target().controller_count(), 1);
 }
 
-/// Hours without I/O: the association stays, and costs little.
+/// Goal: an association without I/O stays alive for hours at a low cost.
 #[test]
 fn keep_alives_keep_it_alive() {
     let mut world = World::connected(1);
@@ -48,7 +48,8 @@ fn keep_alives_keep_it_alive() {
     assert_eq!(world.write(0, 0, 1, 1), nacre_bdev::Status::Ok);
 }
 
-/// A target that does not answer, though its connection stands, is given up in time.
+/// Goal: the host gives up a target that no longer answers on an open connection, within the
+/// keep-alive timeout.
 #[test]
 fn a_silent_target_is_noticed() {
     let mut world = World::connected(1);
@@ -100,7 +101,7 @@ fn refused_for_good() {
 }
 
 #[test]
-fn admin_commands_of_the_user() {
+fn user_admin_commands_complete() {
     let mut world = World::connected(1);
     let memory = world.memory.clone();
     let identify = Identify::new(cns::CONTROLLER).to_sqe(0, 0);
@@ -117,11 +118,11 @@ fn admin_commands_of_the_user() {
     let answer = ask(&mut world, identify, 4096).unwrap();
     assert!(answer.cqe.status().is_success());
     assert_eq!(answer.data.unwrap().len(), 4096);
-    // One that the controller refuses is an answer, too.
+    // An error completion is an answer, too.
     let answer = ask(&mut world, Sqe::new(0x55, 0), 0).unwrap();
     assert_eq!(answer.cqe.status().code(), StatusCode::INVALID_OPCODE);
 
-    // As many as there are tickets, more than the queue has entries.
+    // Use all tickets, which are more than the queue has entries.
     let mut tickets = Vec::new();
     while let Some(ticket) = world.controller_mut().submit(identify, None, None) {
         tickets.push(ticket);
@@ -134,7 +135,7 @@ fn admin_commands_of_the_user() {
     }
     assert!(world.controller().is_live());
 
-    // What is under way when it ends is answered with that.
+    // Commands in flight at the end complete with that error.
     let ticket = world.controller_mut().submit(identify, None, None).unwrap();
     world.faults(0).stall(true);
     let now = world.now;
@@ -161,13 +162,17 @@ fn disconnect_leaves_nothing_behind() {
     });
     world.pass(Duration::from_secs(1));
     assert_eq!(world.target().controller_count(), 0);
-    assert_eq!(world.net.borrow().dials.len(), 3, "nobody came back");
+    assert_eq!(
+        world.net.borrow().dials.len(),
+        3,
+        "no host reconnects after a disconnect"
+    );
     let token = world.submit_write(0, 0, 1, 1);
     assert_eq!(world.wait(token).status, nacre_bdev::Status::Gone);
     world.assert_buffers_back(0);
 }
 
-/// The log of a discovery controller, and the event when it changes.
+/// Goal: the host reads the log of a discovery controller, and gets the event when it changes.
 #[test]
 fn discovery() {
     let mut world = World::new();
@@ -192,7 +197,7 @@ fn discovery() {
     assert!(after > before);
     assert_eq!(found.len(), 2);
     assert!(found.contains(&another.to_string()));
-    // Read, and so the next change is told, too.
+    // Reading re-arms the event: the next change is reported, too.
     add_subsystem(&world, "nqn.2025-01.io.nacre:third").unwrap();
     world.until("told", |w| {
         w.controller_mut().take_event() == Some(AsyncEvent::DISCOVERY_LOG_CHANGE)
@@ -200,7 +205,8 @@ fn discovery() {
     assert_eq!(names(&mut world).1.len(), 3);
 }
 
-/// The log changes between two pieces: it is read again, and what is answered is of one generation.
+/// Goal: if the log changes between two reads, the host reads it again; the result is of one
+/// generation.
 #[test]
 fn discovery_log_that_changes_while_it_is_read() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! Targets that break the rules: nothing they say is taken on trust.
+//! Targets that break the rules: the host trusts nothing that they send.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,10 +16,10 @@ use nacre_reactor::{Idle, Nanos};
 
 use super::world::options;
 
-/// What a scripted controller answers: a completion and data, or nothing at all.
+/// The answer of a scripted controller: a completion and data, or none.
 type Answer = Option<(Cqe, Vec<u8>)>;
 
-/// A controller made of one function.
+/// A controller defined by one function.
 struct Scripted {
     answer: fn(&Sqe) -> Answer,
     events: VecDeque<HostEvent>,
@@ -68,7 +68,7 @@ impl HostTransport for Scripted {
     }
 }
 
-/// A controller that does nothing wrong, up to the namespace list.
+/// A correct controller, up to the namespace list.
 fn proper(sqe: &Sqe) -> Answer {
     let ok = |result: u64| Some((Cqe::success(0).with_result(result), Vec::new()));
     if sqe.is_fabrics() {
@@ -93,9 +93,9 @@ fn proper(sqe: &Sqe) -> Answer {
             }
         }
         admin::SET_FEATURES => ok(0),
-        // Never an event, and no keep-alive is due in these tests.
+        // No events, and no keep-alive is due in these tests.
         admin::ASYNC_EVENT_REQUEST => None,
-        opcode => panic!("nobody expected opcode {opcode:#x}"),
+        opcode => panic!("unexpected opcode {opcode:#x}"),
     }
 }
 
@@ -103,7 +103,7 @@ fn is_identify(sqe: &Sqe, cns: u8) -> bool {
     !sqe.is_fabrics() && sqe.opcode == admin::IDENTIFY && Identify::parse(sqe).cns == cns
 }
 
-/// What becomes of a controller that answers like this.
+/// The final state of a host with a controller that answers like this.
 fn meet(answer: fn(&Sqe) -> Answer) -> (ControllerState, Controller) {
     meet_with(answer, options(1))
 }
@@ -121,7 +121,7 @@ fn meet_with(answer: fn(&Sqe) -> Answer, options: HostOptions) -> (ControllerSta
     let mut now = Nanos(1);
     while *controller.state() == ControllerState::Connecting {
         now = now + Duration::from_millis(1);
-        assert!(now < Nanos(60_000_000_000), "it goes on for ever");
+        assert!(now < Nanos(60_000_000_000), "the controller never settles");
         controller.poll(now);
     }
     (controller.state().clone(), controller)
@@ -135,7 +135,7 @@ fn complaint(answer: fn(&Sqe) -> Answer) -> String {
 }
 
 #[test]
-fn a_proper_one_is_live() {
+fn a_correct_controller_becomes_live() {
     let (state, controller) = meet(proper);
     assert_eq!(state, ControllerState::Live);
     assert!(controller.link().state().namespaces.is_empty());
@@ -164,9 +164,9 @@ fn identifiers() {
     assert!(another.contains("controller 6"), "{another}");
 }
 
-/// What did not arrive is not read from what was in the buffer before.
+/// Goal: missing data is never taken from the buffer's previous contents.
 #[test]
-fn short_data() {
+fn short_data_is_refused() {
     for length in [0, 100, 4095] {
         let answer = match length {
             0 => |sqe: &Sqe| cut(sqe, 0),
@@ -197,7 +197,7 @@ fn cut(sqe: &Sqe, length: usize) -> Answer {
     Some((cqe, data))
 }
 
-/// A list that does not go up could be asked for for ever.
+/// Goal: a list that does not ascend is refused, because reading it could never end.
 #[test]
 fn namespace_lists() {
     let backwards = complaint(|sqe| {
@@ -221,9 +221,9 @@ fn namespace_lists() {
     assert!(endless.contains("more than 65536"), "{endless}");
 }
 
-/// A namespace that cannot be used is left out; it costs nobody else anything.
+/// Goal: an unusable namespace is left out; the others stay usable.
 #[test]
-fn namespaces_that_cannot_be() {
+fn unusable_namespaces_are_left_out() {
     let (state, controller) = meet(|sqe| {
         let (cqe, mut data) = proper(sqe)?;
         if is_identify(sqe, cns::ACTIVE_NAMESPACES) && sqe.nsid.get() == 0 {
@@ -249,11 +249,11 @@ fn namespaces_that_cannot_be() {
 }
 
 thread_local! {
-    /// How many answers to each Identify (by CNS) are still to be damaged on the way.
+    /// Number of answers to each Identify (by CNS) that the network still damages.
     static DAMAGED: RefCell<BTreeMap<u8, u32>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// A controller with one namespace, on a network that damages what [`DAMAGED`] says.
+/// A controller with one namespace, on a network that damages the answers in [`DAMAGED`].
 fn on_a_bad_network(sqe: &Sqe) -> Answer {
     let (cqe, mut data) = proper(sqe)?;
     if is_identify(sqe, cns::ACTIVE_NAMESPACES) && sqe.nsid.get() == 0 {
@@ -278,8 +278,8 @@ fn on_a_bad_network(sqe: &Sqe) -> Answer {
     }
 }
 
-/// What came damaged is asked for again: no namespace goes for that, nor what it is known by. If nothing
-/// comes whole, it is the connection that is no good.
+/// Goal: the host repeats commands with damaged answers; no namespace and no identifier is lost. If
+/// every answer is damaged, the host drops the connection.
 #[test]
 fn damaged_answers() {
     let all = [
@@ -307,7 +307,7 @@ fn damaged_answers() {
     }
 }
 
-/// One that goes on shutting down for ever is left in the end.
+/// Goal: the host gives up a controller that never completes its shutdown.
 #[test]
 fn controllers_that_never_shut_down() {
     let (state, mut controller) = meet(proper);
@@ -318,7 +318,7 @@ fn controllers_that_never_shut_down() {
     while *controller.state() == ControllerState::Live {
         now = now + Duration::from_millis(10);
         let limit = controller.options().admin_timeout + Duration::from_secs(1);
-        assert!(now.since(began) < limit, "it is waited for for ever");
+        assert!(now.since(began) < limit, "the host waits without a limit");
         controller.poll(now);
     }
     assert_eq!(*controller.state(), ControllerState::Closed);
@@ -347,7 +347,7 @@ fn controllers_that_fail_or_never_get_ready() {
 }
 
 #[test]
-fn refusals_are_final_only_if_they_say_so() {
+fn refusals_are_final_only_with_dnr() {
     let refuse: fn(&Sqe) -> Answer =
         |_| Some((Cqe::new(0, StatusCode::CONNECT_CONTROLLER_BUSY), Vec::new()));
     let (state, _) = meet(refuse);

@@ -64,7 +64,7 @@ fn every_operation() {
     world.assert_buffers_back(0);
 }
 
-/// The buffers that went in come out, filled, in order.
+/// Goal: the submitted buffers come back filled, in order.
 #[test]
 fn io_in_two_extents() {
     let mut world = World::connected(1);
@@ -97,7 +97,7 @@ fn io_in_two_extents() {
 }
 
 #[test]
-fn full_is_busy_and_nothing_is_lost() {
+fn a_full_queue_hands_io_back() {
     let mut world = World::connected(1);
     world.tap.hold(true);
     let mut tokens = Vec::new();
@@ -129,9 +129,9 @@ fn full_is_busy_and_nothing_is_lost() {
     );
 }
 
-/// The controller's queues are smaller than what the user may submit: the rest waits here.
+/// Goal: if the controller's queues are smaller than the submitted depth, the host queues the rest.
 #[test]
-fn deeper_than_the_controller() {
+fn submissions_beyond_the_controllers_depth_wait() {
     let mut options = super::world::options(1);
     options.queue_entries = 200;
     let mut world = World::connected_with(options);
@@ -149,7 +149,7 @@ fn deeper_than_the_controller() {
     );
 }
 
-/// What has not left can be taken back; what has cannot.
+/// Goal: commands that were not sent can be aborted; sent commands cannot.
 #[test]
 fn abort() {
     let mut world = World::connected(1);

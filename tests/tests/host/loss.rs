@@ -1,4 +1,4 @@
-//! Connections that are lost under I/O: nothing is lost with them, and nothing happens twice.
+//! Connections that are lost under I/O: no I/O is lost, and none is applied twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,8 +9,8 @@ use nacre_nvmf::host::ControllerState;
 
 use super::world::{World, bytes, options};
 
-/// In-flight writes and reads survive a target that is killed and comes back: each completes once,
-/// in order of submission, with the right data.
+/// Goal: writes and reads in flight survive a target that is killed and restarted. Each completes
+/// once, in order of submission, with the right data.
 #[test]
 fn a_target_that_comes_back() {
     let mut world = World::connected(2);
@@ -50,8 +50,8 @@ fn a_target_that_comes_back() {
     world.assert_buffers_back(0);
 }
 
-/// Only the I/O connection breaks, at any moment: reads and writes go on, none fails, and the
-/// association is made anew, so that nothing of the old queue can land late.
+/// Goal: if only the I/O connection breaks, at any moment, reads and writes continue without
+/// errors. The association is replaced, so that no command of the old queue is applied late.
 #[test]
 fn io_connections_that_break() {
     let mut world = World::connected(2);
@@ -76,8 +76,9 @@ fn io_connections_that_break() {
     world.assert_buffers_back(0);
 }
 
-/// The core of the controller sleeps when an I/O connection breaks: it is woken, and until it has ended the association
-/// nothing that the target may still carry out, or has, is sent again.
+/// Goal: if an I/O connection breaks while the controller's core sleeps, the core is woken. Until
+/// it has ended the association, commands that the target may still execute, or has executed, are
+/// not resent.
 #[test]
 fn nothing_is_sent_again_into_the_same_association() {
     let mut world = World::connected(1);
@@ -88,7 +89,7 @@ fn nothing_is_sent_again_into_the_same_association() {
         theirs.fetch_add(1, Ordering::Relaxed);
     });
     let token = world.submit_write(0, 7, 1, 1);
-    // The target's turns, not the queue's: the answer is on its way when the connection breaks.
+    // Only the target runs, not the queue: the answer is on its way when the connection breaks.
     let queue = world.queues.remove(0);
     (0..50).for_each(|_| world.turn());
     world.queues.insert(0, queue);
@@ -96,7 +97,11 @@ fn nothing_is_sent_again_into_the_same_association() {
     let (controller, generation) = (world.controller.take(), link.generation());
     world.faults(1).break_now();
     world.pass(Duration::from_secs(1));
-    assert_eq!(link.generation(), generation, "nobody has ended it yet");
+    assert_eq!(
+        link.generation(),
+        generation,
+        "the association has not ended yet"
+    );
     assert_eq!(world.tap.take_log(), [], "sent again beside itself");
     assert_eq!(woken.load(Ordering::Relaxed), 1);
 
@@ -104,7 +109,7 @@ fn nothing_is_sent_again_into_the_same_association() {
     assert_eq!(world.wait(token).status, Status::Ok);
     assert_ne!(link.generation(), generation);
     assert_eq!(world.read(0, 7, 1), bytes(1, 1));
-    // What had nothing under way is connected again at once, without that.
+    // A queue without commands in flight reconnects at once.
     let controller = world.controller.take();
     world.faults(1).break_now();
     world.until("back", |w| w.queues[0].stats().connections == 3);
@@ -113,7 +118,7 @@ fn nothing_is_sent_again_into_the_same_association() {
     world.assert_buffers_back(0);
 }
 
-/// The delays between attempts double up to a limit, and start again after a success.
+/// Goal: reconnect delays double up to a limit, and restart after a success.
 #[test]
 fn back_off() {
     let mut world = World::connected(1);
@@ -163,7 +168,7 @@ fn gone_for_too_long() {
         "{took:?}"
     );
     assert_eq!(world.wait(token).status, Status::Gone);
-    // Later I/O ends at once, and it is too late to come back.
+    // Later I/O fails at once, and the controller does not recover.
     world.revive_target();
     assert_eq!(world.write(0, 0, 1, 1), Status::Gone);
     world.pass(Duration::from_secs(20));
@@ -174,7 +179,7 @@ fn gone_for_too_long() {
     world.assert_buffers_back(0);
 }
 
-/// A target that says no for good when the host comes back.
+/// Goal: a permanent refusal on reconnect is final.
 #[test]
 fn refused_on_return() {
     let mut world = World::connected(1);
@@ -185,14 +190,14 @@ fn refused_on_return() {
     let subnqn = world.controller().options().subnqn.clone();
     world.target().delete_subsystem(&subnqn).unwrap();
     assert_eq!(world.wait(token).status, Status::Gone);
-    // Without a listener there is nobody to say no: that is a matter of time.
+    // Without a listener the connection fails without an answer: the host retries.
     assert!(matches!(
         world.controller().state(),
         ControllerState::Failed(_)
     ));
 }
 
-/// A command that takes too long: the association ends, and the I/O is done on the next one.
+/// Goal: a command that times out ends the association, and the next association executes it.
 #[test]
 fn a_command_that_takes_too_long() {
     let mut options = options(1);
@@ -214,13 +219,13 @@ fn a_command_that_takes_too_long() {
     world.assert_buffers_back(0);
 }
 
-/// What cannot simply be done twice is not: its end is reported as unknown instead of guessed.
+/// Goal: an I/O that is not idempotent is not resent; it ends with an unknown result instead.
 #[test]
 fn io_that_is_not_repeatable() {
     let mut world = World::connected(1);
     assert_eq!(world.write(0, 0, 8, 1), Status::Ok);
     assert_eq!(world.write(0, 100, 1, 1), Status::Ok);
-    // The swap happens, its answer is lost: done again it finds its own data.
+    // The swap happened but its answer is lost: resent, it would compare with its own data.
     let (expected, new) = (world.buf(1, 1), world.buf(1, 2));
     let io = world.io(Op::CompareAndWrite, 100, 1);
     let swap = world.submit(0, io.with(expected).with(new));
@@ -230,7 +235,7 @@ fn io_that_is_not_repeatable() {
     let apart = world.submit(0, apart);
     world.faults(1).stall(true);
     world.faults(1).stall(false);
-    // The target's turn, in which it executes them; not the host's.
+    // Only the target runs and executes them, not the host.
     let queue = world.queues.remove(0);
     for _ in 0..20 {
         world.turn();
@@ -244,7 +249,7 @@ fn io_that_is_not_repeatable() {
     world.assert_buffers_back(0);
 }
 
-/// The controller object goes away under its queues.
+/// Goal: queues survive the drop of their controller object.
 #[test]
 fn without_a_controller() {
     let mut world = World::connected(1);

@@ -1,5 +1,5 @@
-//! The host side against the target, in one thread and in virtual time: how associations come up,
-//! what namespaces look like, and above all what happens to I/O when connections are lost.
+//! The host side against the target, in one thread and in virtual time: connecting, namespaces, and
+//! above all the handling of I/O when connections are lost.
 
 mod admin;
 mod garbage;

@@ -1,4 +1,4 @@
-//! Namespaces that come, go and change while a host is connected.
+//! Namespaces that are added, removed and changed while a host is connected.
 
 use std::sync::Arc;
 
@@ -35,9 +35,9 @@ fn changes_are_seen_live() {
     );
 }
 
-/// Many changes in a row: in the end the host knows what is there.
+/// Goal: after many changes in a row the host knows the final state.
 #[test]
-fn no_change_is_lost() {
+fn no_namespace_change_is_lost() {
     let mut world = World::connected(1);
     let link = world.controller().link().clone();
     for round in 0..20 {
@@ -70,7 +70,8 @@ fn no_change_is_lost() {
     });
 }
 
-/// More namespaces than one list holds, on a network on which learning them takes longer than connecting may.
+/// Goal: the host reads more namespaces than one list holds, on a network where this takes longer
+/// than the connect timeout.
 #[test]
 fn a_long_list() {
     let mut world = World::new();
@@ -89,7 +90,7 @@ fn a_long_list() {
     assert_eq!(world.controller().link().state().namespaces.len(), 1101);
 }
 
-/// I/O to a namespace that is gone ends, and says so.
+/// Goal: I/O to a removed namespace ends with that error.
 #[test]
 fn io_to_a_removed_namespace() {
     let mut world = World::connected(1);
@@ -98,7 +99,7 @@ fn io_to_a_removed_namespace() {
     assert_eq!(world.write(0, 0, 1, 2), Status::Gone);
 }
 
-/// What was under way must not land on another namespace that has the same number now.
+/// Goal: I/O in flight never reaches another namespace with the same NSID.
 #[test]
 fn another_namespace_under_the_same_number() {
     let mut world = World::connected(1);

@@ -1,4 +1,4 @@
-//! Hosts of static controllers: which one they ask for, at first and after a loss.
+//! Hosts of static controllers: the controller that they request, at first and after a loss.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl World {
             .unwrap();
     }
 
-    /// The target goes, and comes back with these controllers.
+    /// The target restarts with these controllers.
     fn restarted(&mut self, ids: RangeInclusive<u16>) {
         self.kill_target();
         self.until("noticed", |w| !w.controller().is_live());
@@ -64,15 +64,15 @@ fn asking(controller: ControllerId) -> HostOptions {
     }
 }
 
-/// Goal: a host that took any has the same one after a loss, another when that is no more or somebody else's, and never
-/// gives up for it.
+/// Goal: a host that accepts any controller gets the same one after a loss. If that one is gone or
+/// taken, it gets another one, and never gives up because of it.
 #[test]
-fn any_is_remembered() {
+fn an_assigned_controller_is_requested_again() {
     let mut world = World::with_static(10..=14);
     world.connect(asking(ControllerId::AnyStatic));
     let had = world.comes_up();
     assert!((10..=14).contains(&had));
-    // Where its place in the range would be another one.
+    // In these ranges the same position would be another controller.
     for most in 14..=20 {
         world.restarted(had..=most);
         assert_eq!(world.comes_up(), had);
@@ -94,9 +94,10 @@ fn any_is_remembered() {
     assert_eq!(world.comes_up(), another + 1);
 }
 
-/// Goal: a host that asks for one gets that, again and again; as long as somebody else has it, it goes on trying.
+/// Goal: a host that requests one controller gets that one each time; while another host has it,
+/// the host keeps retrying.
 #[test]
-fn one_in_particular() {
+fn a_requested_controller_is_kept() {
     let mut world = World::with_static(3..=6);
     world.connect(asking(ControllerId::Static(5)));
     assert_eq!(world.comes_up(), 5);
@@ -118,9 +119,9 @@ fn one_in_particular() {
     assert!(world.controller().is_live());
 }
 
-/// Goal: what there is not is refused for good, with the field.
+/// Goal: a controller id that does not exist is refused permanently, with the field name.
 #[test]
-fn the_other_model() {
+fn impossible_controller_ids_are_refused() {
     let mut world = World::with_static(3..=6);
     for (controller, subnqn) in [
         (ControllerId::Dynamic, STATIC),

@@ -1,4 +1,4 @@
-//! A RAM disk that writes down what it was asked for and can be told to stop answering.
+//! A RAM disk that records its requests and can be paused.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,18 +27,18 @@ impl Tap {
         })
     }
 
-    /// While on, nothing is carried out.
+    /// While paused, no request is executed.
     pub fn hold(&self, on: bool) {
         self.hold.store(on, Ordering::Relaxed);
     }
 
-    /// Makes it smaller, or as large as it was.
+    /// Shrinks the disk, or restores its size.
     pub fn resize(&self, blocks: u64) {
         assert!(blocks <= self.disk.geometry().blocks);
         self.blocks.store(blocks, Ordering::Relaxed);
     }
 
-    /// What was asked for since the last call, in order.
+    /// The requests since the last call, in order.
     pub fn take_log(&self) -> Vec<(Op, u64)> {
         std::mem::take(&mut self.log.lock().unwrap())
     }

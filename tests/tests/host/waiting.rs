@@ -1,4 +1,4 @@
-//! I/O that cannot be carried out now: how long it waits, and what whoever waits can rely on afterwards.
+//! I/O that cannot be executed now: how long it waits, and the guarantees afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,10 +35,10 @@ fn set_access(world: &World, state: AnaState) {
     assert_eq!(changed.ok(), Some(true));
 }
 
-/// Whatever ends a connection, at whatever moment: an answer that came by the next one finds the end
-/// counted. And without an end nothing is.
+/// Goal: whatever ends a connection, and whenever: an answer over the next connection proves that
+/// the loss was counted before. Without a loss the counter stays.
 #[test]
-fn an_end_is_counted_before_the_next_answer() {
+fn a_loss_is_counted_before_the_next_answer() {
     let mut world = World::connected(2);
     assert_eq!(losses(&world), 0, "connecting is no loss");
     for round in 0..40u64 {
@@ -46,7 +46,7 @@ fn an_end_is_counted_before_the_next_answer() {
         let served = [world.queues[0].stats(), world.queues[1].stats()];
         assert_eq!(world.write(0, round, 1, 1), Status::Ok);
         assert_eq!(losses(&world), before, "nothing was lost");
-        // What is under way is answered over the next connection.
+        // I/O in flight is answered over the next connection.
         world.tap.hold(true);
         let tokens = [
             world.submit_write(0, round, 1, 2),
@@ -63,7 +63,7 @@ fn an_end_is_counted_before_the_next_answer() {
             2 => world.faults(1).break_now(),
             _ => world.controller().link().request_reset(),
         }
-        // Held until then, so that no answer is of the connection before.
+        // Held until then, so that no answer comes from the old connection.
         (0..100).for_each(|_| world.turn());
         world.tap.hold(false);
         for (queue, token) in tokens.into_iter().enumerate() {
@@ -84,10 +84,10 @@ fn an_end_is_counted_before_the_next_answer() {
     world.assert_buffers_back(0);
 }
 
-/// I/O waits for so long and no longer; what comes later ends at once; and when the target is back,
-/// however late, it is served again.
+/// Goal: I/O waits up to its limit; later I/O fails at once; when the target returns, however late,
+/// I/O is served again.
 #[test]
-fn fast_fail() {
+fn io_fails_after_the_fast_fail_time() {
     let mut world = World::connected_with(impatient(2));
     assert_eq!(world.write(0, 5, 1, 3), Status::Ok);
     world.tap.hold(true);
@@ -107,11 +107,11 @@ fn fast_fail() {
     assert!(took < LIMIT + Duration::from_millis(100), "{took:?}");
     assert!(world.controller().link().is_away());
 
-    // From now on at once: within a turn.
+    // From now on I/O fails at once: within a turn.
     let asked = world.now;
     assert_eq!(world.write(0, 0, 1, 1), Status::Gone);
     assert!(world.now.since(asked) < Duration::from_millis(50));
-    // A queue that is opened meanwhile does not begin to wait anew.
+    // A queue opened meanwhile does not start a new wait.
     world.queues.remove(1);
     world.open_queue(2, 1);
     assert_eq!(world.write(1, 0, 1, 1), Status::Gone);
@@ -126,11 +126,11 @@ fn fast_fail() {
     world.assert_buffers_back(0);
 }
 
-/// The association lives, and an I/O queue is not let in: the same limit.
+/// Goal: the same limit applies if the association lives but an I/O queue is refused.
 #[test]
 fn fast_fail_of_one_queue() {
     let mut world = World::connected_with(impatient(1));
-    // Beyond what was granted.
+    // Beyond the granted number.
     world.open_queue(200, 1);
     let token = world.submit_write(1, 0, 1, 1);
     world.pass(LIMIT - Duration::from_millis(100));
@@ -139,10 +139,10 @@ fn fast_fail_of_one_queue() {
     assert_eq!(world.write(0, 0, 1, 1), Status::Ok, "the other is served");
 }
 
-/// Without access I/O waits, in order; it is carried out once there is access, at once, because the target
-/// says so; and if there is none for too long, it ends.
+/// Goal: without ANA access I/O waits, in order. It runs as soon as the target reports access, and
+/// fails if that takes too long.
 #[test]
-fn inaccessible() {
+fn io_waits_without_ana_access() {
     let mut world = World::connected_with(impatient(1));
     let losses_before = losses(&world);
     assert_eq!(world.write(0, 0, 8, 1), Status::Ok);
@@ -152,7 +152,7 @@ fn inaccessible() {
     for at in 0..4u64 {
         tokens.push(world.submit_write(0, at, 1, 20 + at as u8));
     }
-    // Fused: both halves are refused, and both are sent again.
+    // A fused pair: both halves are refused, and both are resent.
     let (expected, new) = (world.buf(1, 1), world.buf(1, 9));
     let io = world.io(Op::CompareAndWrite, 7, 1).with(expected).with(new);
     let swap = world.submit(0, io);
@@ -168,7 +168,7 @@ fn inaccessible() {
 
     let changed = world.now;
     set_access(&world, AnaState::NonOptimized);
-    // Block 7 is of the pattern of eight blocks, and is compared with that of one: it differs.
+    // Block 7 holds the pattern of eight blocks and is compared with that of one: it differs.
     assert_eq!(world.wait(swap).status, Status::Miscompare);
     for token in tokens {
         assert_eq!(world.wait(token).status, Status::Ok);
@@ -203,9 +203,10 @@ fn inaccessible() {
     world.assert_buffers_back(0);
 }
 
-/// Who did not ask to wait is told at once, and the states that are there on connecting are known.
+/// Goal: a host without a wait option gets the error at once, and knows the ANA states from the
+/// connect on.
 #[test]
-fn inaccessible_from_the_beginning() {
+fn inaccessible_at_connect() {
     let mut world = World::new();
     set_access(&world, AnaState::Inaccessible);
     world.connect(options(1));
@@ -216,14 +217,14 @@ fn inaccessible_from_the_beginning() {
     assert_eq!(world.write(0, 0, 1, 1), Status::Gone);
 }
 
-/// A queue that is bound to a namespace uses no other, not even if it is the first it finds.
+/// Goal: a queue bound to a namespace uses no other, not even as the first one it finds.
 #[test]
 fn another_identity_is_never_written_to() {
     let mut world = World::connected_with(impatient(1));
     let link = Arc::clone(world.controller().link());
     let known = link.namespace(1).unwrap();
     world.queues.clear();
-    // It is replaced while the host is connected.
+    // The namespace is replaced while the host is connected.
     world.remove_namespace(1);
     let other = ram("other", 512, BLOCKS * 512);
     assert_eq!(world.add_namespace(Arc::clone(&other)), 1);
@@ -243,7 +244,7 @@ fn another_identity_is_never_written_to() {
     world.queues.push(queue.unwrap().expecting(known.clone()));
     assert_eq!(world.write(0, 7, 1, 1), Status::Gone);
 
-    // The right one comes back under its number.
+    // The right one returns under its NSID.
     world.remove_namespace(1);
     let tap: Arc<dyn Bdev> = world.tap.clone();
     assert_eq!(world.add_namespace(tap), 1);
@@ -253,7 +254,7 @@ fn another_identity_is_never_written_to() {
     world.until("served", |w| w.queues[0].is_live());
     assert_eq!(world.write(0, 7, 1, 1), Status::Ok);
 
-    // And is replaced under a queue that is connected: what the host learns of, it does not write to.
+    // It is replaced under a connected queue: the host does not write to the new one.
     world.remove_namespace(1);
     assert_eq!(world.add_namespace(other), 1);
     world.until("noticed", |w| !w.queues[0].is_live());
@@ -263,9 +264,10 @@ fn another_identity_is_never_written_to() {
     assert!(!world.queues[0].is_live());
 }
 
-/// Growing is followed; a namespace that shrank has lost data, and is not the one it was.
+/// Goal: growth is followed; a shrunken namespace has lost data, so it is treated as a different
+/// one.
 #[test]
-fn size() {
+fn growth_is_followed_and_shrinking_refused() {
     let mut world = World::connected_with(impatient(1));
     world.kill_target();
     world.tap.resize(BLOCKS / 2);

@@ -1,4 +1,4 @@
-//! A target that can go away and come back, and hosts connected to it by loopback.
+//! A target that can disappear and return, and hosts connected to it by loopback.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,17 +27,17 @@ pub const BLOCK: u32 = 512;
 pub const BLOCKS: u64 = 4096;
 const LISTENER: &str = "here";
 
-/// The target and what it runs on.
+/// The running target and its group.
 pub struct Alive {
     pub target: Arc<Target>,
     group: Group,
 }
 
-/// What dialling meets: the plug of the target, while there is one.
+/// The network: the plug of the target, while there is one.
 #[derive(Default)]
 pub struct Net {
     plug: Option<Arc<LoopbackPlug>>,
-    /// When a queue was dialled.
+    /// Dialled queues, with the time.
     pub dials: Vec<(u16, Nanos)>,
     faults: Vec<(u16, Faults)>,
     pub now: Nanos,
@@ -67,7 +67,7 @@ pub fn options(io_queues: u16) -> HostOptions {
     options
 }
 
-/// A pool for the host, whose buffers are counted.
+/// A memory pool for the host, whose buffers are counted.
 fn memory() -> Pool {
     Pool::heap(&[
         ClassSpec {
@@ -82,7 +82,7 @@ fn memory() -> Pool {
 }
 
 impl World {
-    /// A target with namespace 1, and nobody connected.
+    /// A target with namespace 1, without hosts.
     pub fn new() -> World {
         let mut world = World {
             now: Nanos(1_000_000),
@@ -108,7 +108,7 @@ impl World {
         world
     }
 
-    /// As `new`, with a live controller and `queues` live I/O queues on namespace 1.
+    /// Like `new`, with a live controller and `queues` live I/O queues on namespace 1.
     pub fn connected(queues: u16) -> World {
         World::connected_with(options(queues))
     }
@@ -127,7 +127,7 @@ impl World {
 
     // The target.
 
-    /// A fresh target, without namespaces, that any host may use.
+    /// A fresh target without namespaces, which admits any host.
     pub fn start_target(&mut self) {
         let plug = Arc::new(LoopbackPlug::new(LoopbackConfig::default()));
         let target = Target::new(TargetConfig::default(), 1);
@@ -148,7 +148,7 @@ impl World {
         self.alive = Some(Alive { target, group });
     }
 
-    /// The process is gone, its connections with it.
+    /// Drops the target process with its connections.
     pub fn kill_target(&mut self) {
         let mut net = self.net.borrow_mut();
         net.plug = None;
@@ -159,7 +159,7 @@ impl World {
         self.alive = None;
     }
 
-    /// It comes back with the same namespace 1.
+    /// Restarts the target with the same namespace 1.
     pub fn revive_target(&mut self) {
         self.start_target();
         let tap: Arc<dyn Bdev> = self.tap.clone();
@@ -170,7 +170,7 @@ impl World {
         &self.alive.as_ref().expect("a target").target
     }
 
-    /// The tap has another size now, and everybody is told.
+    /// Announces a new size of the tap to all layers.
     pub fn resized(&self) {
         for layer in &self.layers {
             layer.refresh();
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// Within ten minutes of virtual time, first in small steps and then in larger ones.
+    /// Turns for up to ten minutes of virtual time, first in small steps and then in larger ones.
     pub fn until(&mut self, what: &str, mut done: impl FnMut(&mut World) -> bool) {
         for turn in 0..40_000u64 {
             if done(self) {
@@ -374,7 +374,7 @@ impl World {
         self.io(op, lba, blocks).flags(flags)
     }
 
-    /// Every buffer of the host is back in its pool, but for `kept` ones.
+    /// Checks that all host buffers except `kept` are back in the pool.
     pub fn assert_buffers_back(&mut self, kept: usize) {
         self.completions.clear();
         let missing: usize = self.memory.stats().iter().map(|c| c.count - c.free).sum();

@@ -1,4 +1,5 @@
-//! The suite of the block devices, with what the target and the layer above it do natively.
+//! The conformance suite of bdevs, for operations that the target and the layer above it provide
+//! natively.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -80,7 +81,7 @@ fn over_rdma() {
     assert_eq!(status.transport, TransportType::Rdma);
 
     thread_local! {
-        // A device knows its memory for good: what a thread has and nobody uses is used again.
+        // A simulated device never forgets its memory, so memory of finished tests is reused.
         static MEMORY: RefCell<Vec<Pool>> = const { RefCell::new(Vec::new()) };
     }
     let unused = |pool: &&Pool| pool.stats().iter().all(|class| class.free == class.count);

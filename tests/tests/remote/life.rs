@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::rig::{Attached, NAME, User, config, options, tcp};
 
-/// The same disk in every life of a target.
+/// The same disk for every restart of a target.
 fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
     malloc::create(malloc::Config {
         name: name.into(),
@@ -25,7 +25,7 @@ fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
     .expect("memory for a RAM disk")
 }
 
-/// A target that has `ram`, attached by a host that has written to its first blocks.
+/// A target with `ram`, attached by a host that has written its first blocks.
 fn in_use(ram: &Arc<malloc::Malloc>) -> (TestTarget, Attached, User) {
     let target = TestTarget::start();
     target.add_namespace(Arc::clone(ram) as Arc<dyn Bdev>);
@@ -35,9 +35,9 @@ fn in_use(ram: &Arc<malloc::Malloc>) -> (TestTarget, Attached, User) {
     (target, attached, user)
 }
 
-/// What the device says of itself is what the target says.
+/// Goal: the bdev reports the target's properties.
 #[test]
-fn as_the_target_has_it() {
+fn the_bdev_reports_the_targets_properties() {
     let target = TestTarget::start();
     let ram = ram("ram", 4096, 4 << 20);
     target.add_namespace(Arc::clone(&ram));
@@ -60,14 +60,15 @@ fn as_the_target_has_it() {
     assert_eq!(device.losses(), 0);
     let module = attached.attachment.devices().remove(0);
     let limits = module.limits();
-    // Deallocation is advice to a target; zeroes are zeroes.
+    // Unmap is advice to a target; Write Zeroes guarantees zeroes.
     assert!(!limits.unmap_zeroes && limits.zeroes_deallocate && !limits.read_only);
     assert_eq!(module.supports(Op::Verify), Support::Native);
     assert!(limits.max_verify_blocks > limits.max_blocks);
     assert!(limits.max_blocks > 1 && limits.max_blocks <= 1 << 16);
 }
 
-/// The target goes under I/O and comes back: I/O waits and is carried out, and the loss is told before that.
+/// Goal: if the target disappears under I/O and returns, I/O waits and is executed, and the loss is
+/// counted before that.
 #[test]
 fn loss_and_return() {
     let ram = disk("ram", 1, 8192);
@@ -75,7 +76,8 @@ fn loss_and_return() {
     let address = target.address;
     for round in 1..4u8 {
         let losses = user.device.losses();
-        // Ends the association from this side: the target forgets nothing, but who knows.
+        // Ends the association from the host side. The target keeps everything, but the host cannot
+        // know that.
         attached.attachment.reset();
         attached.until("noticed", |a| a.attachment.status().losses > losses);
         assert_eq!(user.write(8, round), Status::Ok);
@@ -100,9 +102,10 @@ fn loss_and_return() {
     assert!(attached.sync().added.is_empty(), "it is the same device");
 }
 
-/// Away for too long, everything ends at once; the device stays, and serves again when the target is back.
+/// Goal: after the fast-fail time all I/O fails at once; the bdev stays, and serves again when the
+/// target is back.
 #[test]
-fn fast_fail() {
+fn io_fails_after_the_fast_fail_time() {
     let ram = disk("ram", 2, 8192);
     let target = TestTarget::start();
     target.add_namespace(ram.clone());
@@ -132,8 +135,8 @@ fn fast_fail() {
     assert!(!attached.attachment.status().away);
 }
 
-/// Another namespace under the number: not a byte goes there, the device says why, and it serves again when
-/// the right one is back.
+/// Goal: with another namespace under the NSID, no byte goes there and the bdev reports the reason.
+/// It serves again when the right namespace is back.
 #[test]
 fn another_identity() {
     let ram = disk("ram", 3, 8192);
@@ -177,9 +180,9 @@ fn another_identity() {
     });
 }
 
-/// It grows, and everybody is told; it shrinks, and is not what it was.
+/// Goal: growth is announced; after a shrink the bdev refuses I/O.
 #[test]
-fn resize() {
+fn growth_is_announced_and_shrinking_refused() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 5, 8192));
     let address = target.address;
@@ -210,7 +213,8 @@ fn resize() {
     drop(target);
 }
 
-/// Namespaces that come become devices; those that stay away for a while go, with everything on them.
+/// Goal: new namespaces become bdevs; bdevs of namespaces that stay absent are removed, with
+/// everything on them.
 #[test]
 fn namespaces() {
     let target = TestTarget::start();
@@ -246,8 +250,8 @@ fn namespaces() {
     assert_eq!(changes.added, ["theren3"], "there is room now");
 }
 
-/// A namespace comes back while its device is being removed: it is a device again as soon as it can be, though nothing
-/// more happens to the controller.
+/// Goal: a namespace that returns while its bdev is being removed becomes a bdev again as soon as
+/// possible, without another event of the controller.
 #[test]
 fn a_namespace_that_is_back_too_soon() {
     let target = TestTarget::start();
@@ -273,9 +277,9 @@ fn a_namespace_that_is_back_too_soon() {
     assert_eq!(attached.user(1).write(0, 2), Status::Ok);
 }
 
-/// One namespace of several is wanted.
+/// Goal: one of several namespaces can be selected.
 #[test]
-fn selected() {
+fn one_namespace_can_be_selected() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 6, 8192));
     target.add_namespace(disk("b", 7, 8192));
@@ -298,8 +302,8 @@ fn selected() {
     }
 }
 
-/// More cores than the target grants queues: the next one is refused, with the number, and has one as soon
-/// as another is closed.
+/// Goal: with more cores than granted queues, the next open is refused with the number, and
+/// succeeds once another queue is closed.
 #[test]
 fn more_cores_than_queues() {
     let target = TestTarget::start();
@@ -332,7 +336,7 @@ fn more_cores_than_queues() {
     assert_eq!(third.write(0, 2), Status::Ok);
 }
 
-/// Detached under I/O: what is under way ends, and so does the controller at the target.
+/// Goal: a detach under I/O ends the I/O in flight, and the controller at the target.
 #[test]
 fn detach_under_io() {
     let target = TestTarget::start();
@@ -358,8 +362,8 @@ fn detach_under_io() {
     });
 }
 
-/// Goal: with `ctrlr_loss_timeout_sec` 0, which SPDK saves, a reset still connects again; a lost
-/// target is given up at once.
+/// Goal: with `ctrlr_loss_timeout_sec` 0, which SPDK saves, a reset still reconnects; a lost target
+/// is given up at once.
 #[test]
 fn a_reset_is_no_loss() {
     let target = TestTarget::start();
@@ -382,7 +386,8 @@ fn a_reset_is_no_loss() {
     assert_eq!(attached.attachment.status().connects, 3);
 }
 
-/// A target that refuses for good is asked again by whoever wants it for ever; by others when they are told to.
+/// Goal: after a permanent refusal, a controller without a loss timeout keeps retrying; others
+/// retry after a reset.
 #[test]
 fn refused_for_good() {
     let target = TestTarget::start();
@@ -420,7 +425,7 @@ fn refused_for_good() {
         assert!(Instant::now() < until, "not served again");
     }
 
-    // A host that is not let in any more is refused for good, and tries again all the same.
+    // A host whose permission was revoked is refused permanently, and retries all the same.
     let subsystem = target.target.subsystem(&nqn(SUBNQN)).expect("there");
     subsystem.set_allow_any_host(false);
     attached.attachment.reset();

@@ -1,5 +1,5 @@
-//! A remote namespace as a block device: it passes the devices' own suite over TCP and over (simulated) RDMA, and
-//! keeps its promises when connections, targets and namespaces come and go.
+//! A remote namespace as a bdev: it passes the conformance suite over TCP and over (simulated)
+//! RDMA, and keeps its guarantees when connections, targets and namespaces come and go.
 
 mod conformance;
 mod life;

@@ -1,4 +1,4 @@
-//! Hosts that keep each other from a remote namespace.
+//! Hosts that exclude each other from a remote namespace by reservations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const KEY: u64 = 0xa1;
 const OTHER: u64 = 0xb2;
 const REFUSED: Status = Status::RESERVATION_CONFLICT;
 
-/// A host of its own.
+/// Attaches with a separate host identity.
 fn attach(target: &TestTarget, id: u8) -> Attached {
     let mut options = options();
     options.hostid = [id; 16];
@@ -26,10 +26,10 @@ fn register(user: &mut User, current: Option<u64>, key: u64) -> Result<Standing,
     user.reserve(Ask::Register { current, key })
 }
 
-/// Everything that a holder of a volume asks for, over a real connection: who is registered, who may write, and
-/// that one who is preempted does not, nor registers again by mistake.
+/// Goal: all reservation operations of a volume's holder work over a real connection: report,
+/// register, acquire, preempt. A preempted host can neither write nor register again by mistake.
 #[test]
-fn one_after_another() {
+fn reservation_operations_work() {
     let target = TestTarget::start();
     target.add_namespace(ram("ram", 512, 4 << 20));
     let hosts = [attach(&target, 1), attach(&target, 2)];
@@ -71,10 +71,10 @@ fn one_after_another() {
     assert_eq!(one.write(0, 5), Status::Ok);
 }
 
-/// A connection that is lost costs no registration; what was asked while it was away is answered when it is
-/// back, or ends with it: never carried out twice.
+/// Goal: a lost connection costs no registration. A request in flight is answered after the
+/// reconnect, or ends with the connection; it is never executed twice.
 #[test]
-fn through_losses() {
+fn registrations_survive_connection_losses() {
     let target = TestTarget::start();
     target.add_namespace(ram("ram", 512, 4 << 20));
     let (host, rival) = (attach(&target, 1), attach(&target, 2));
@@ -83,7 +83,7 @@ fn through_losses() {
     user.reserve(Ask::Acquire { key: KEY }).expect("acquired");
     for round in 0..20u8 {
         host.attachment.reset();
-        // At once, when it is noticed, or later: whatever it meets, the next report is right.
+        // It may fail at once, on detection, or later; the next report is right in all cases.
         match user.reserve(Ask::Report) {
             Ok(standing) => assert_eq!(standing.own, Some(KEY)),
             Err(status) => assert_eq!(status, Status::Gone),
@@ -95,7 +95,8 @@ fn through_losses() {
     assert_eq!(user.reserve(Ask::Report).map(|s| s.own), Ok(Some(KEY)));
 }
 
-/// Whatever a host has under way when it is preempted is over before the answer: what comes after it stays.
+/// Goal: I/O of a preempted host is complete before the answer to the preempt: later writes of
+/// others stay.
 #[test]
 fn preempted_under_load() {
     let target = TestTarget::start();
@@ -116,7 +117,7 @@ fn preempted_under_load() {
         one.turn();
     }
     for token in under_way {
-        // Done before, or refused; either way it does not come after what is there now.
+        // Executed before or refused; never applied after the newer data.
         one.wait(token);
     }
     for at in 0..32 {
@@ -124,9 +125,9 @@ fn preempted_under_load() {
     }
 }
 
-/// One at a time, and none where the device has no such thing.
+/// Goal: one reservation request at a time, and none on a device without reservations.
 #[test]
-fn not_taken() {
+fn excess_and_unsupported_requests_are_refused() {
     let target = TestTarget::start();
     let ram = ram("ram", 512, 4 << 20);
     target.add_namespace(Arc::clone(&ram));
@@ -147,7 +148,7 @@ fn not_taken() {
     let mut queue = host.registry.open("theren1", &pool).expect("a queue");
     assert!(queue.reserve(request()).is_ok());
     assert!(queue.reserve(request()).is_err(), "another is under way");
-    // An I/O beside it is nobody's business.
+    // A concurrent I/O is not affected.
     let io = Io::new(1, Op::Flush, 0, 0);
     assert!(queue.submit(io).is_ok());
 }

@@ -1,4 +1,4 @@
-//! An attached controller, driven by a thread of its own, and what a core does with its devices.
+//! An attached controller, driven by its own thread, and the use of its bdevs as by a core.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub struct Attached {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A host that comes back quickly and goes on for ever.
+/// Options of a host that reconnects quickly and never gives up.
 pub fn options() -> HostOptions {
     let mut options = HostOptions::new(nqn("nqn.2025-01.io.nacre:host"), [9; 16], nqn(SUBNQN));
     options.io_queues = 8;
@@ -55,7 +55,7 @@ pub fn tcp(address: SocketAddr) -> Arc<dyn Connector> {
 }
 
 impl Attached {
-    /// Begins to attach; nobody waits for it.
+    /// Starts attaching without waiting for it.
     pub fn begin(config: Config, connector: Arc<dyn Connector>) -> Attached {
         let memory = Arc::clone(&connector);
         let attachment = Arc::new(Attachment::new(config, connector, || {}));
@@ -84,7 +84,7 @@ impl Attached {
         }
     }
 
-    /// Attaches, and has its devices registered.
+    /// Attaches and registers the bdevs.
     pub fn to(config: Config, connector: Arc<dyn Connector>) -> Attached {
         let attached = Attached::begin(config, connector);
         attached.until("live", |a| a.attachment.status().state == State::Live);
@@ -120,7 +120,7 @@ impl Drop for Attached {
     }
 }
 
-/// What a core does with a device: through the layer, as everybody.
+/// A user of a bdev through the layer, like a core.
 pub struct User {
     pub device: Arc<dyn Bdev>,
     queue: Box<dyn Queue>,
@@ -154,7 +154,7 @@ impl User {
         buf
     }
 
-    /// 4096 bytes at block `lba`.
+    /// Submits 4096 bytes at block `lba`.
     pub fn submit(&mut self, op: Op, lba: u64, fill: u8) -> u64 {
         self.next += 1;
         let blocks = 4096 / self.device.geometry().block_size;
@@ -163,7 +163,7 @@ impl User {
         self.next
     }
 
-    /// Zeroes in as many blocks as 4096 bytes, at block `lba`.
+    /// Zeroes 4096 bytes at block `lba`.
     pub fn zero(&mut self, lba: u64, flags: Flags) -> Status {
         self.next += 1;
         let blocks = 4096 / self.device.geometry().block_size;
@@ -197,7 +197,7 @@ impl User {
 
     pub fn reserve(&mut self, ask: Ask) -> Result<Standing, Status> {
         let (answer, answered) = std::sync::mpsc::channel();
-        let answer = Box::new(move |outcome| answer.send(outcome).expect("somebody waits"));
+        let answer = Box::new(move |outcome| answer.send(outcome).expect("the caller waits"));
         assert!(
             self.queue.reserve(Reserve { ask, answer }).is_ok(),
             "{ask:?} is taken"
@@ -217,7 +217,7 @@ impl User {
         self.wait(token).status
     }
 
-    /// The one byte that all 4096 are.
+    /// Reads 4096 bytes, which must all be equal, and returns that byte.
     pub fn read(&mut self, lba: u64) -> Result<u8, Status> {
         let token = self.submit(Op::Read, lba, 0xEE);
         let read = self.wait(token);

@@ -1,4 +1,5 @@
-//! Zeroes to a target whose namespace does not deallocate with them, and takes being asked for an error.
+//! Zeroes on a target whose namespace does not deallocate, and rejects requests with the Deallocate
+//! bit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 
 use super::rig::{Attached, config, options, tcp};
 
-/// A RAM disk that does not deallocate, and refuses to be asked.
+/// A RAM disk that does not deallocate, and rejects requests to do so.
 struct Strict(Arc<dyn Bdev>);
 
 impl Bdev for Strict {
@@ -90,11 +91,11 @@ impl Queue for StrictQueue {
     }
 }
 
-/// Goal: zeroes that may be deallocated are written all the same where the namespace does not say that it deallocates
-/// with them (DLFEAT), as the resync and the making of volumes write them.
-/// Method: a device that refuses whatever asks for it, behind a target.
+/// Goal: zeroes that may be deallocated are written where the namespace does not report
+/// deallocation (DLFEAT). Resync and the creation of volumes rely on it. Method: a device behind a
+/// target that rejects every such request.
 #[test]
-fn nobody_is_asked_for_what_it_does_not_do() {
+fn deallocation_is_not_requested_without_support() {
     let target = TestTarget::start();
     target.add_namespace(Arc::new(Strict(ram("strict", 4096, 4 << 20))));
     let attached = Attached::to(config(options()), tcp(target.address));

@@ -1,4 +1,4 @@
-# A persistent discovery controller stays connected and is told of a change.
+# A persistent discovery controller stays connected and gets an event after a change.
 serve 64
 trace=/sys/kernel/tracing
 echo 0 >$trace/tracing_on && echo >$trace/trace

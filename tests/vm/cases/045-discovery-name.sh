@@ -1,6 +1,7 @@
 # limit: 500
-# The discovery service has a name of its own beside the well-known one, and a stock host uses it: to discover, to connect
-# all, to stay connected, to be told of changes as udev's rule does it, and to come back after a restart of the target.
+# The discovery service has a unique name beside the well-known one, and a stock host uses it: to
+# discover, to connect to all, to stay connected, to receive change events through udev's rule, and
+# to reconnect after a restart of the target.
 nacre_only "nvmet has one only where it is set"
 serve 64
 unique=$(discovery_nqn)

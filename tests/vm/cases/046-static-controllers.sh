@@ -1,5 +1,6 @@
-# A subsystem with static controllers is none for a stock host, which is told so at once; Nacre's own gets the controller
-# that it asks for, and again after a restart. The dynamic subsystem beside it is as ever.
+# A subsystem with static controllers refuses a stock host at once. Nacre's own host gets the
+# controller that it requests, also after a restart. The dynamic subsystem beside it is not
+# affected.
 nacre_only "nvmet has dynamic controllers only"
 serve 64
 static=$NQN-static

@@ -1,3 +1,3 @@
 # limit: 240
-# ext4 made, mounted, filled, and its tree found whole after a reconnect.
+# ext4 is created, mounted and filled, and its tree is intact after a reconnect.
 filesystem_round mkfs.ext4 -q -F

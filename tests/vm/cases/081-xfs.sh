@@ -1,3 +1,3 @@
 # limit: 240
-# XFS made, mounted, filled, and its tree found whole after a reconnect.
+# XFS is created, mounted and filled, and its tree is intact after a reconnect.
 filesystem_round mkfs.xfs -q -f

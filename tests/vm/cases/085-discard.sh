@@ -1,14 +1,14 @@
 # limit: 900
 # Discard from the block layer to the medium: `blkdiscard` succeeds and is counted on each kind of
-# device, the range reads as Identify says, its neighbours stay, and a sparse file gives its blocks
-# back, also after `fstrim` of a file system that files were deleted from. No command fails.
+# device. The range reads as Identify reports, its neighbours stay, and a sparse file releases its
+# blocks, also after `fstrim` of a file system with deleted files. No command fails.
 nacre_only "several kinds of devices"
 MNT=$WORK/mnt
 kib_used() { du -k "$1" | cut -f1; }
 unmaps() { rpc bdev_get_iostat "{\"names\":[\"$1\"]}" | jq '.bdevs[0].num_unmap_ops'; }
 fewer_kib_used() { [ "$(kib_used "$1")" -le "$2" ]; }
 
-# A volume of two files here, and a file of another daemon, over the transport of this test.
+# A volume of two local files, and a file of another daemon, over the transport of this test.
 trap keepers_kill EXIT
 target_start
 rpc bdev_malloc_create '{"name":"memory","num_blocks":131072,"block_size":512}'
@@ -29,7 +29,7 @@ for device in "${DEVICES[@]}"; do
     nsid=$((nsid + 1))
     rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":$nsid,\"bdev_name\":\"$device\"}}"
 done
-# Which sparse file is behind a device.
+# The sparse file behind a device.
 declare -A FILE=([aio]=aio.img [uring]=uring.img [volume]=left.img [farn1]=kept1.img)
 connect_and_find "$NQN"
 
@@ -45,7 +45,7 @@ for nsid in $(seq 1 ${#DEVICES[@]}); do
     dd if="$WORK/random" of="$disk" bs=1M oflag=direct conv=notrunc status=none
     before=$(unmaps "$device")
     [ -z "$file" ] || used=$(kib_used "$WORK/$file")
-    # Eight MiB and one block of the file system's size; both in the middle of what was written.
+    # Eight MiB and one file system block, both in the middle of the written data.
     blkdiscard -f -o 4M -l 8M "$disk"
     blkdiscard -f -o $((14 << 20)) -l 4096 "$disk"
     [ "$(unmaps "$device")" -ge $((before + 2)) ] || die "$device has not counted the discards"
@@ -59,11 +59,11 @@ for nsid in $(seq 1 ${#DEVICES[@]}); do
         cmp -n 4096 /dev/zero <(dd if="$disk" bs=4096 skip=3584 count=1 iflag=direct status=none)
     fi
     [ -z "$file" ] || wait_until 30 fewer_kib_used "$WORK/$file" $((used - 8000))
-    # The whole of it, as mkfs does.
+    # The whole device, as mkfs does it.
     blkdiscard -f "$disk"
     [ -z "$file" ] || wait_until 30 fewer_kib_used "$WORK/$file" 2100
 done
-# Of these two it is certain; hosts rely on it.
+# These two guarantee zeroes; hosts rely on it.
 for nsid in 1 2; do
     expect "DLFEAT of namespace $nsid" $(($(nvme id-ns "$(ns_dev "$NQN" $nsid)" --output-format=json | jq .dlfeat) & 7)) 1
 done

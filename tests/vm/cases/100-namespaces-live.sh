@@ -16,7 +16,7 @@ fio_verify "$DEV" grown --rw=write --bs=64k --iodepth=4 --offset=64M --size=16M
 
 step "shrink"
 if [ "$TARGET" = nacre ]; then
-    # The host has the blocks beyond: the size that it knows stays, what is there is served, and the rest fails.
+    # The host still knows the old size: blocks that exist are served, and the rest fail.
     if ns_resize "$NQN" 1 48; then die "it shrank under a connected host"; fi
     expect "the size" "$(size_mib "$DEV")" 96
     dd if="$DEV" of=/dev/null bs=64k skip=$((40 * 16)) count=16 iflag=direct

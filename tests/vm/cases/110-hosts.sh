@@ -1,4 +1,4 @@
-# A host that is not on the list is refused, one that is gets in, and the list can change.
+# A host that is not on the list is refused, a listed one is admitted, and the list can change.
 target_start
 subsystem_create "$NQN" listed
 ns_add "$NQN" 1 32

@@ -1,10 +1,11 @@
 # limit: 600
-# Many connects and disconnects (a hundred unless ROUNDS says) leave nothing behind: no descriptor, no memory, no buffer, no controller.
+# Many connects and disconnects (a hundred unless ROUNDS is set) leave nothing behind: no
+# descriptor, memory, buffer or controller.
 serve 32
 round() {
     connect "$NQN" --nr-io-queues=2 >/dev/null
     wait_until 20 ns_dev "$NQN" 1
-    # A read of its own, beside those of the partition scan.
+    # An explicit read, in addition to the partition scan.
     head -c 65536 "$(ns_dev "$NQN" 1)" >/dev/null
     disconnect "$NQN" >/dev/null
 }
@@ -12,7 +13,7 @@ fds() { ls "/proc/$(daemon_pid)/fd" | wc -l; }
 rss_kib() { awk '/^VmRSS:/ {print $2}' "/proc/$(daemon_pid)/status"; }
 controllers() { rpc nvmf_subsystem_get_controllers "{\"nqn\":\"$NQN\"}" | jq length; }
 no_controllers() { [ "$(controllers)" = 0 ]; }
-# How many buffers are free, of each reactor and size.
+# The number of free buffers, by reactor and size.
 free_slots() { rpc iobuf_get_stats | jq -c '[.[] | .small_pool.free, .large_pool.free]'; }
 fds_back() { [ "$(fds)" -le "$fds_before" ]; }
 
@@ -31,7 +32,8 @@ if [ "$TARGET" = nacre ]; then
     wait_until 20 no_controllers
     wait_until 20 fds_back
     echo "after: $(fds) descriptors, $(rss_kib) KiB, buffers $(free_slots)"
-    # Allocators keep a little; a leak of as many connections with two queues each would be many MiB.
+    # Allocators keep a little memory; a leak of this many connections with two queues each would be
+    # many MiB.
     expect_at_most "memory in KiB" "$(rss_kib)" $((rss_before + 4096))
     expect "the free buffers" "$(free_slots)" "$slots_before"
 fi

@@ -1,5 +1,5 @@
 # limit: 240
-# Controller resets, idle and under verified load: the host comes back by itself and no I/O fails.
+# Controller resets, idle and under verified load: the host reconnects by itself and no I/O fails.
 serve 128
 connect_and_find "$NQN" --reconnect-delay=1
 for _ in 1 2 3; do
@@ -9,7 +9,7 @@ done
 dd if="$DEV" of=/dev/null bs=4k count=16 iflag=direct status=none
 
 step "under load"
-# A command that meets a controller already disabled by the reset; the host sends it again.
+# A command may reach a controller that the reset has disabled; the host resends it.
 allow_errors '^(Read|Write|Flush) of namespace 1: Command Sequence Error'
 fio_verify "$DEV" reset --rw=randrw --bsrange=4k-64k --iodepth=32 --size=96M --time_based --runtime=15 --verify_backlog=256 &
 load=$!

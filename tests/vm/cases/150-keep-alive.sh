@@ -1,4 +1,4 @@
-# An idle connection stays up past its keep-alive time.
+# An idle connection stays up beyond its keep-alive time.
 serve 32
 connect_and_find "$NQN" --keep-alive-tmo=2
 sleep 7

@@ -1,13 +1,13 @@
 # limit: 300
-# Native multipath over two listeners: I/O goes where the state is best, moves when it changes, waits while no path
-# is accessible, and no I/O fails.
+# Native multipath over two listeners: I/O uses the path with the best state, moves when the state
+# changes, and waits while no path is accessible. No I/O fails.
 nacre_only "ANA states by listener"
 [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
 SECOND=4421
 ana() { rpc nvmf_subsystem_listener_set_ana_state \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"tcp\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$1\"},\"ana_state\":\"$2\"}"; }
 
-# Commands that were under way to a port when its state changed.
+# Commands in flight to a port when its state changed.
 allow_errors '^(Read|Write|Flush) of namespace 1: Asymmetric Access (Inaccessible|Transition)'
 target_start
 rpc nvmf_create_subsystem "{\"nqn\":\"$NQN\",\"allow_any_host\":true,\"ana_reporting\":true,\"serial_number\":\"NACRETEST\"}"
@@ -21,7 +21,7 @@ for port in "$PORT" "$SECOND"; do
     nvme connect -t tcp -a "$ADDR" -s "$port" -n "$NQN" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -i 1
 done
 
-# The kernel names paths nvmeXcYn1; the port that a path goes to is in its controller's address.
+# The kernel names paths nvmeXcYn1; the port of a path is in its controller's address.
 ctrl_of() { grep -l "trsvcid=$1" /sys/class/nvme/nvme*/address | sed 's|.*/\(nvme[0-9]*\)/address|\1|'; }
 path_of() { local c; c=$(ctrl_of "$1"); echo /sys/class/nvme/"$c"/nvme*c"${c#nvme}"n1; }
 state_of() { cat "$(path_of "$1")/ana_state"; }

@@ -1,6 +1,7 @@
 # limit: 420
-# Two hosts of the stock kernel agree by reservations who may use a namespace: nvme-cli's commands, the refusals that
-# the block layer sees, a host that is preempted under load, its notification, and a restart of the daemon.
+# Two hosts of the stock kernel coordinate a namespace by reservations: nvme-cli's commands, the
+# refusals that the block layer sees, a host that is preempted under load, its notification, and a
+# restart of the daemon.
 nacre_only "reservations"
 without_multipath
 serve 64
@@ -13,7 +14,7 @@ report() { nvme resv-report "$1" --eds --output-format=json | jq ".$2"; }
 state() { rpc nvmf_ns_get_reservation "{\"nqn\":\"$NQN\",\"nsid\":1}" | jq -r "$1"; }
 holder() { state '[.registrants[] | select(.holder) | .hostid] | join(" ")'; }
 
-# Refusals are the subject of this case. A write in progress may meet the preemption.
+# Refusals are the subject of this case. The preemption may hit a write in flight.
 allow_errors '^(Read|Write) of namespace 1: Command Aborted due to Preempt and Abort'
 expect_errors '^(Read|Write) of namespace 1: Reservation Conflict' '^Reservation (Register|Acquire) of namespace 1: Reservation Conflict'
 
@@ -71,7 +72,7 @@ nvme resv-acquire "$A" --crkey=0xa1 --rtype=1 --racqa=0
 nacre_kill
 nacre_start
 expect "the holder" "$(holder)" "$HOST_A_ID"
-# Reads wait until the hosts have connected again; commands of nvme-cli would not.
+# Reads wait until the hosts have reconnected; nvme-cli's commands would fail.
 get "$A"
 get "$B"
 wait_until 120 is_live "$a"

@@ -1,6 +1,6 @@
 # limit: 600
-# The target over RDMA: soft-RoCE appears while the daemon runs, the stock host connects, every kind of data is verified,
-# and the device goes and comes back.
+# The target over RDMA: soft-RoCE is added while the daemon runs, the stock host connects, every
+# kind of data is verified, and the device is removed and added again.
 nacre_only "its listeners follow devices"
 rdma_up
 rdma link delete "$RDMA_DEV"
@@ -40,7 +40,7 @@ dd if=/dev/urandom of="$WORK/sent" bs=1M count=4 status=none
 dd if="$WORK/sent" of="$DEV" bs=1M oflag=direct status=none
 dd if="$DEV" of="$WORK/came" bs=1M count=4 iflag=direct status=none
 cmp "$WORK/sent" "$WORK/came"
-# Within the capsule and beyond it, of one segment and of many.
+# In-capsule data and larger, of one segment and of many.
 fio_verify "$DEV" in-capsule --rw=randwrite --bsrange=512-4k --size=1m --iodepth=16
 fio_verify "$DEV" large --rw=randwrite --bs=128k --size=8m --iodepth=8
 fio_verify "$DEV" mixed --rw=randrw --bsrange=4k-256k --size=6m --iodepth=16

@@ -1,6 +1,7 @@
 # limit: 1200
-# Nacre as a host over RDMA: every byte verified over soft-RoCE; TCP when the device goes under I/O, RDMA again when it is
-# back, and no I/O fails; without a fallback none, and the text of what is missing.
+# Nacre as a host over RDMA: every byte verified over soft-RoCE. It falls back to TCP when the
+# device is removed under I/O, and returns to RDMA with the device; no I/O fails. Without a fallback
+# it fails with the text of the missing part.
 nacre_only "its own host"
 rdma_up
 target_start
@@ -10,11 +11,11 @@ rpc nvmf_subsystem_add_listener \
 rpc bdev_malloc_create '{"name":"disk","num_blocks":65536,"block_size":512}'
 rpc nvmf_subsystem_add_ns "{\"nqn\":\"$NQN\",\"namespace\":{\"nsid\":1,\"bdev_name\":\"disk\"}}"
 
-# The machine may be an emulated one: what is waited for is waited for long.
+# The machine may be emulated, so waits are long.
 patient=(--connect-timeout 60s --cm-timeout 30s --keep-alive 120s)
 # As an array, so that a background process is the command itself and gets its signals.
 perf=("$NACRE" perf -n "$NQN" "${patient[@]}" --io-timeout 120s --loss-timeout 300s --range 1m --queues 2 --json)
-# Whose queues there are, admin queue included.
+# The transport of each queue, including the admin queue.
 queues_by() {
     local there
     there=$(rpc nvmf_subsystem_get_qpairs "{\"nqn\":\"$NQN\"}" | jq -r '[.[].listen_address.trtype] | sort | join(" ")')
@@ -41,7 +42,7 @@ step "RDMA by itself, where the way has it; the device goes under I/O"
 perf_pid=$!
 trap 'cat "$WORK/moved.log"' EXIT
 wait_until 60 queues_by RDMA
-# The link is deleted when nobody uses it any more: the host and the daemon let go of it.
+# The kernel deletes the link once host and daemon have released it.
 timeout 60 rdma link delete "$RDMA_DEV"
 [ ! -e "/sys/class/infiniband/$RDMA_DEV" ] || die "$RDMA_DEV is still there"
 wait_until 120 queues_by TCP

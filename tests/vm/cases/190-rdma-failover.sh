@@ -1,6 +1,6 @@
 # limit: 600
-# A host with multipath uses RDMA and falls back to TCP when the device goes, and comes back to RDMA with it: under
-# verified load, without an I/O error.
+# A host with multipath uses RDMA, falls back to TCP when the device is removed, and returns to RDMA
+# with it: under verified load, without an I/O error.
 nacre_only "ANA states by transport"
 [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
 rdma_up

@@ -1,6 +1,6 @@
 # limit: 600
-# Sixteen queue pairs at once, each with its own data, out of memory in many small regions; then none, and all that they
-# held is back.
+# Sixteen queue pairs at once, each with its own data, from memory in many small regions; then they
+# close and all their resources are released.
 nacre_only "it is asked for its queue pairs"
 rdma_up
 export NACRE_RDMA_MAX_MR_SIZE=$((16 << 20))

@@ -1,6 +1,6 @@
 # limit: 600
-# Two interfaces, one with RDMA: each listener has the transports that its interface can, and TCP that is withheld beside
-# RDMA is neither told to hosts nor usable.
+# Two interfaces, one with RDMA: each listener has the transports that its interface supports. TCP
+# excluded in favour of RDMA is neither announced to hosts nor usable.
 nacre_only "its listeners choose by interface"
 rdma_up
 ip link add nacretcp type dummy

@@ -1,6 +1,6 @@
 # limit: 300
-# A device on which nothing listens any more can be deleted while the daemon runs: it does not keep it open. And what a
-# connection goes by is told: the entry of the GID table.
+# A device without listeners can be deleted while the daemon runs: the daemon does not keep it open.
+# The daemon also reports the GID table entry of a connection.
 nacre_only "it lets go of devices"
 rdma_up
 serve 16

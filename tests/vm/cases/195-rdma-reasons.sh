@@ -1,5 +1,6 @@
 # limit: 600
-# What keeps RDMA from an address: each with its reason, its exact text and a remedy; and the daemon serves TCP meanwhile.
+# Obstacles to RDMA on an address: each with its reason, exact text and remedy, while the daemon
+# serves TCP.
 nacre_only "it tells why"
 rdma_up
 REAL=$NACRE
@@ -48,7 +49,7 @@ nacre_stop
 step "libibverbs is not installed"
 cat >"$WORK/without-verbs" <<END
 #!/bin/bash
-# In a mount namespace of its own, in which the library is no library.
+# In a separate mount namespace, where the library is not a library.
 exec unshare --mount bash -c 'for lib in /usr/lib/*/libibverbs.so.1; do mount --bind /dev/null "\$lib" || exit 1; done; exec "$REAL" "\$@"' nacre "\$@"
 END
 chmod +x "$WORK/without-verbs"

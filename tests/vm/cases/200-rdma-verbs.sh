@@ -1,6 +1,6 @@
 # limit: 240
-# Verbs and connection manager over soft-RoCE: every byte of SEND, WRITE and READ, errors, rejects, port and device
-# events, and the text of each thing that may be missing.
+# Verbs and connection manager over soft-RoCE: every byte of SEND, WRITE and READ, errors, rejects,
+# port and device events, and the error text of each missing part.
 [ -x "$PINGPONG" ] || skip "no pingpong was built for this run"
 
 quit() {
@@ -16,9 +16,9 @@ says() { # says TEXT COMMAND…: whatever its status
     grep -qF -- "$text" <<<"$out" || die "'$*' does not say '$text' but: $out"
 }
 
-# The kernel tells its clients of a removal in the reverse order of their loading, and ib_uverbs waits there for programs
-# that have the device open when the driver cannot take it from them (rxe's cannot). Loaded after rdma_cm it would wait
-# before the connection manager has told anybody to close.
+# The kernel announces a removal to its clients in the reverse order of their loading. ib_uverbs
+# waits there for programs that have the device open if the driver cannot revoke it (rxe cannot).
+# Loaded after rdma_cm, it would wait before the connection manager has announced the removal.
 modprobe ib_uverbs
 modprobe -a rdma_rxe rdma_ucm
 
@@ -40,12 +40,12 @@ pingpong 10.9.9.1 --port rdma9
 
 step "locked memory is limited"
 limited() { (ulimit -l 64 && setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock "$PINGPONG" 10.9.9.1); }
-# How much is asked for is the pools' business.
+# The pools decide the size of the allocation.
 says "ibv_reg_mr failed: Cannot allocate memory: " limited
 says " bytes asked, RLIMIT_MEMLOCK is 65536 bytes" limited
 
 step "device nodes are missing, as in a container"
-# In a mount namespace of its own, so that the nodes of this machine stay what they are.
+# In a separate mount namespace, so that the device nodes of this machine do not change.
 without() { # without PATTERN COMMAND…: with those nodes of /dev/infiniband that do not match
     unshare --mount bash -c 'cp -a /dev/infiniband "$WORK/nodes" && rm "$WORK"/nodes/$0 &&
         mount --bind "$WORK/nodes" /dev/infiniband && "$@"; status=$?

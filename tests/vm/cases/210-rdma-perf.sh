@@ -1,6 +1,6 @@
 # limit: 600
-# `nacre rdma perf` over soft-RoCE: every operation and measure with every byte compared, by address, interface and
-# device, over IPv4 and IPv6.
+# `nacre rdma perf` over soft-RoCE: every operation and mode with every byte compared, by address,
+# interface and device, over IPv4 and IPv6.
 nacre_only "its own commands"
 LOG=$WORK/perf-server.json
 SERVER=
@@ -12,7 +12,7 @@ cleanup_rdma() {
 trap cleanup_rdma EXIT
 perf() { timeout 120 "$NACRE" rdma perf "$@"; }
 client() { perf client "$@" --cm-timeout 60s --wait 60s; }
-# Signs of life come late from an emulated machine that is busy; where silence itself is tested it is shorter.
+# A busy emulated machine answers late; tests of silence itself use a shorter limit.
 patient() { client "$@" --peer-timeout 60s; }
 server_start() { # server_start OPTIONS…: in the background, with its events in $LOG
     : >"$LOG"
@@ -36,7 +36,7 @@ events() { grep -c "\"event\":\"$1\"" "$LOG" || true; }
 has_events() { [ "$(events "$1")" -ge "$2" ]; } # has_events WHAT COUNT
 failures() { grep '"event":"ended"' "$LOG" | grep -c '"error":' || true; }
 
-# See 200-rdma-verbs.sh: loaded after rdma_cm, ib_uverbs would hold the removal of a device up.
+# See 200-rdma-verbs.sh: loaded after rdma_cm, ib_uverbs would delay the removal of a device.
 modprobe ib_uverbs
 modprobe -a dummy rdma_rxe rdma_ucm
 

@@ -1,4 +1,5 @@
-# RDMA as the kernel shows it: soft-RoCE added and deleted, devices, links, GIDs, counters and the doctor's view.
+# RDMA as the kernel reports it: soft-RoCE added and deleted, devices, links, GIDs, counters and the
+# doctor's findings.
 # limit: 500
 nacre_only "its own commands"
 rdma() { "$NACRE" rdma "$@"; }

@@ -1,5 +1,6 @@
 # limit: 300
-# `nacre connect`: over RDMA or TCP by the way to the target, with the commands it runs and the causes of failures.
+# `nacre connect`: over RDMA or TCP depending on the route to the target, with the commands it runs
+# and the causes of failures.
 nacre_only "its own command"
 serve 64
 cleanup_rdma() { ip link del nacrerdma >/dev/null 2>&1 || true; }

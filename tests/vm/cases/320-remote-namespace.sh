@@ -1,12 +1,12 @@
 # limit: 900
-# Nacre serves on what the kernel's target serves: a namespace of nvmet over TCP and over RDMA, as a disk of the daemon,
-# under a host's verified load.
+# Nacre re-exports a namespace of the kernel's target: attached over TCP and over RDMA, under a
+# host's verified load.
 nacre_only "its own host"
 rdma_up
 modprobe -a nvmet nvmet-tcp nvmet-rdma
 FAR=nqn.2026-01.org.example:far
 FAR_PORT=4430
-# What cleans the guest knows only the first port.
+# The cleanup of the guest knows only the first port.
 far_clean() { rm -f "$NVMET"/ports/1[12]/subsystems/*; rmdir "$NVMET"/ports/1[12]; } 2>/dev/null
 trap far_clean EXIT
 mkdir -p "$NVMET/subsystems/$FAR"
@@ -22,7 +22,7 @@ for at in "11 tcp" "12 rdma"; do
     ln -s "$NVMET/subsystems/$FAR" "$NVMET/ports/$port/subsystems/$FAR"
 done
 
-# The machine may be an emulated one: what is waited for is waited for long.
+# The machine may be emulated, so waits are long.
 export NACRE_REPLICATION_KEEP_ALIVE_MS=120000 NACRE_REPLICATION_FAST_FAIL_MS=0 NACRE_REPLICATION_RDMA_REPROBE_S=2
 TRTYPE=tcp
 target_start
@@ -34,7 +34,7 @@ for at in "nvmf+tcp TCP" "nvmf+rdma+tcp RDMA"; do
     read -r scheme kind <<<"$at"
     step "$scheme"
     expect "the devices" "$("$NACRE" bdev attach "$scheme://$ADDR:$FAR_PORT/$FAR" --name far -r "$SOCK")" farn1
-    # If RDMA took too long to begin with, it is tried again.
+    # Retry if RDMA took too long at first.
     wait_until 180 far_is "$kind"
     rpc bdev_get_bdevs '{"name":"farn1"}' | jq -c '.[0] | {num_blocks, uuid, supported_io_types, driver_specific}'
     expect "the size" "$(rpc bdev_get_bdevs '{"name":"farn1"}' | jq '.[0].num_blocks * .[0].block_size')" $((64 << 20))

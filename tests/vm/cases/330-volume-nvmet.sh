@@ -1,11 +1,12 @@
 # limit: 900
-# A volume of a file and a namespace of the kernel's own target, under a host's verified load: the far target drops the
-# connection and takes it back; the volume goes on without it, brings it up to date, and both are equal in the end.
+# A volume of a file and a namespace of the kernel's target, under a host's verified load: the
+# remote target drops the connection and accepts it again. The volume continues without it, resyncs
+# it, and both replicas are equal in the end.
 nacre_only "replicated volumes"
 modprobe -a nvmet nvmet-tcp
 FAR=nqn.2026-01.org.example:far
 PORT11="$NVMET/ports/11"
-# What cleans the guest knows only the first port.
+# The cleanup of the guest knows only the first port.
 far_clean() { rm -f "$PORT11"/subsystems/*; rmdir "$PORT11"; } 2>/dev/null
 trap far_clean EXIT
 far_serve() { ln -s "$NVMET/subsystems/$FAR" "$PORT11/subsystems/$FAR"; }
@@ -20,7 +21,7 @@ echo 127.0.0.1 >"$PORT11/addr_traddr"
 echo 4430 >"$PORT11/addr_trsvcid"
 far_serve
 
-# The machine may be an emulated one: what is waited for is waited for long.
+# The machine may be emulated, so waits are long.
 export NACRE_REPLICATION_KEEP_ALIVE_MS=120000
 
 step "a file here, and a namespace of the kernel's target"

@@ -1,10 +1,11 @@
 # limit: 1200
-# A replica on another target, over RDMA where there is RDMA: its device goes under a host's verified load, and comes back,
-# twice. The replica goes on over TCP, returns to RDMA, misses nothing that it does not get, and no I/O fails.
+# A replica on another target, over RDMA where available: its device is removed under a host's
+# verified load, and added again, twice. The replica continues over TCP, returns to RDMA, and
+# receives everything that it missed. No I/O fails.
 nacre_only "replicated volumes"
 rdma_up
 
-# The machine may be an emulated one: what is waited for is waited for long.
+# The machine may be emulated, so waits are long.
 export NACRE_REPLICATION_KEEP_ALIVE_MS=120000 NACRE_REPLICATION_RDMA_REPROBE_S=2
 far() { rpc bdev_nvme_get_controllers '{"name":"far"}' | jq -r "$1"; }
 far_is() { [ "$(far '.[0].ctrlrs[0].trid.trtype + " " + .[0].ctrlrs[0].state')" = "$1 enabled" ]; }
@@ -16,14 +17,14 @@ trap keepers_kill EXIT
 keeper 1 65M
 keeper_listens 1 tcp "$ADDR"
 keeper_listens 1 rdma "$ADDR"
-# The host of the volume comes over TCP: what happens to RDMA is the replica's matter alone.
+# The volume's host uses TCP, so failures of RDMA affect only the replica.
 TRTYPE=tcp FAR=$ADDR ADDR=127.0.0.1
 target_start
 truncate -s 65M "$WORK/here.img"
 rpc bdev_uring_create "{\"name\":\"here\",\"filename\":\"$WORK/here.img\",\"block_size\":512}"
 rpc bdev_nvme_set_options '{"tcp_connect_timeout_ms":60000}'
 "$NACRE" bdev attach "nvmf+rdma+tcp://$FAR:4421/$(keeper_nqn 1)" --name far -r "$SOCK"
-# If RDMA took too long to begin with, it is tried again.
+# Retry if RDMA took too long at first.
 wait_until 180 far_is RDMA
 rpc volume_create '{"name":"vol","devices":["here","farn1"],"settings":{"settle_ms":200}}'
 wait_until 300 volume_is healthy

@@ -1,9 +1,10 @@
 # limit: 900
-# A volume made by `nacre volume publish` over RDMA and TCP: the host uses RDMA first, moves to TCP when RDMA is
-# taken out of use or its device goes, and comes back, under verified load, without an I/O error.
+# A volume published by `nacre volume publish` over RDMA and TCP: the host uses RDMA first, moves to
+# TCP when RDMA is taken out of use or its device is removed, and returns, under verified load,
+# without an I/O error.
 nacre_only "published volumes"
 [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
-# Commands that were under way over a transport when its state changed.
+# Commands in flight over a transport when its state changed.
 allow_errors '^(Read|Write|Flush) of namespace 1: Asymmetric Access (Inaccessible|Transition)'
 rdma_up
 target_start

@@ -1,3 +1,3 @@
 # limit: 500
-# Over RDMA: a file system through its life.
+# Over RDMA: the whole life of an ext4 file system.
 over_rdma 080-ext4

@@ -1,3 +1,3 @@
 # limit: 500
-# Over RDMA: XFS through its life.
+# Over RDMA: the whole life of an XFS file system.
 over_rdma 081-xfs

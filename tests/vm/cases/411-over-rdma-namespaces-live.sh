@@ -1,3 +1,3 @@
 # limit: 500
-# Over RDMA: namespaces come, go and grow.
+# Over RDMA: namespaces are added, removed and resized.
 over_rdma 100-namespaces-live

@@ -1,3 +1,3 @@
 # limit: 500
-# Over RDMA: hosts that may and may not.
+# Over RDMA: allowed and refused hosts.
 over_rdma 110-hosts

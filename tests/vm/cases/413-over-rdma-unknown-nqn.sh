@@ -1,3 +1,3 @@
 # limit: 500
-# Over RDMA: a subsystem that is not there.
+# Over RDMA: an unknown subsystem.
 over_rdma 111-unknown-nqn

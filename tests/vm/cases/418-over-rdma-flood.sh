@@ -1,3 +1,3 @@
 # limit: 500
-# Over RDMA: admin commands beside a flood of data.
+# Over RDMA: admin commands during a flood of data.
 over_rdma 160-large-queue-flood

@@ -1,3 +1,3 @@
 # limit: 600
-# Over RDMA: two hosts agree by reservations.
+# Over RDMA: two hosts coordinate by reservations.
 over_rdma 175-reservations

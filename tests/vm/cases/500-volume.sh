@@ -1,7 +1,7 @@
 # limit: 1500
-# A volume of three replicas, one here, one over TCP and one over RDMA, under ext4 and verified load of a stock host: a
-# replica's target is killed, the replica is replaced and rebuilt; the volume's own daemon is killed and started again.
-# No I/O fails, and in the end all replicas are equal.
+# A volume of three replicas (local, over TCP, over RDMA) under ext4 and verified load of a stock
+# host. A replica's target is killed, the replica is replaced and resynced; the volume's own daemon
+# is killed and restarted. No I/O fails, and in the end all replicas are equal.
 nacre_only "replicated volumes"
 rdma_up
 TRTYPE=tcp ADDR=127.0.0.1

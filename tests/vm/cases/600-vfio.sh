@@ -1,5 +1,5 @@
-# NVMe drives are listed, taken from the kernel, brought up through VFIO as far as Identify, pulled, put back, and given
-# back to the kernel with what was on them; and nobody's drive is taken.
+# NVMe drives are listed, taken from the kernel, initialised through VFIO up to Identify, pulled,
+# put back, and returned to the kernel with their data. A drive in use is not taken.
 # hardware: drives
 # limit: 900
 nacre_only "it takes drives"
@@ -50,7 +50,7 @@ step "they are taken, and brought up"
 expect "driver" "$(of_drive "$FIRST" .driver)" vfio_pci
 "$PROBE" "$FIRST" "$SECOND" >"$WORK/probe"
 cat "$WORK/probe"
-# Twice each: before a reset and after it.
+# Twice each: before and after a reset.
 expect "serial numbers" "$(grep -c "serial $FIRST_SERIAL \|serial $SECOND_SERIAL " "$WORK/probe")" 4
 
 step "a drive that is driven is not given back, and not driven twice"

@@ -1,5 +1,6 @@
-# Drives that the daemon drives are served to a host: several namespaces, both block sizes, data verified, the daemon
-# killed and back; then the kernel has them again, with what the host wrote, byte for byte.
+# Drives driven by the daemon are served to a host: several namespaces, both block sizes, data
+# verified, the daemon killed and restarted. Then the kernel gets them back, with the host's data,
+# byte for byte.
 # hardware: drives
 # limit: 900
 nacre_only "it drives NVMe drives"

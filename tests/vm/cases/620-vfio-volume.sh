@@ -1,6 +1,7 @@
-# A volume of two replicas, one on a drive that the daemon drives and one in a file, served to a stock host over TCP and
-# over RDMA: ext4 under load that verifies itself while the drive's controller is reset, and the drive is pulled and
-# put back. No I/O fails, the drive gets what it missed, and both replicas are equal.
+# A volume of two replicas, one on a drive driven by the daemon and one in a file, served to a stock
+# host over TCP and RDMA: ext4 under verifying load while the drive's controller is reset, and the
+# drive is pulled and put back. No I/O fails, the drive receives what it missed, and both replicas
+# are equal.
 # hardware: drives
 # limit: 1500
 nacre_only "it drives NVMe drives"
@@ -17,7 +18,7 @@ step "a replica on the drive, and one in a file"
 target_start
 truncate -s 97M "$WORK/here.img"
 rpc bdev_uring_create "{\"name\":\"here\",\"filename\":\"$WORK/here.img\",\"block_size\":512}"
-# Other tests may have left something on the drive.
+# Other tests may have left data on the drive.
 rpc volume_create "{\"name\":\"vol\",\"devices\":[\"pcie://$FIRST\",\"here\"],\"size_mb\":96,\"force\":true,\"settings\":{\"settle_ms\":200}}"
 wait_until 300 volume_is healthy
 volume | jq -c .replicas

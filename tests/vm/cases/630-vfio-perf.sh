@@ -1,4 +1,5 @@
-# `nacre perf` has a drive to itself: what it writes is what it reads, and the kernel has the drive again afterwards.
+# `nacre perf` owns a drive: it reads back its writes, and the kernel gets the drive back
+# afterwards.
 # hardware: drives
 # limit: 600
 nacre_only "it drives NVMe drives"

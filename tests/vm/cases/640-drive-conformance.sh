@@ -1,5 +1,5 @@
-# Drives are block devices like any other: the suite that every module passes, on QEMU's own, through VFIO, with blocks of
-# 512 and of 4096 bytes.
+# The conformance suite of bdevs, which every module passes, on QEMU's drives through VFIO, with
+# blocks of 512 and of 4096 bytes.
 # hardware: drives
 # limit: 900
 nacre_only "it drives NVMe drives"

@@ -1,26 +1,27 @@
-# A drive that does not answer in time: each rung of the ladder is climbed and told, and once the drive answers again no
-# I/O has failed, and every block is what was written.
+# A drive that does not answer in time: each escalation step is taken and reported. Once the drive
+# answers again, no I/O has failed and every block has the written data.
 # hardware: drives
 # limit: 1500
 nacre_only "it drives NVMe drives"
 
 drives_up
-# Not the first: QEMU does not let go any more of a drive that was throttled, which could be pulled and not be put back.
+# Not the first drive: QEMU never releases a throttled drive, so it could be pulled but not put
+# back.
 "$NACRE" nvme bind "$SECOND"
 drive_status() { rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq ".[0].ctrlrs[0].drive.status.$1"; }
 at_least() { [ "$(drive_status "$1")" -ge "$2" ]; }
-# How many bytes and I/Os a second QEMU lets through to the drive's image; 0: all.
+# Bytes and I/Os per second that QEMU allows on the drive's image; 0: unlimited.
 throttle() { # throttle BYTES IOS
     monitor block_set_io_throttle \
         "{\"id\":\"drive1n1\",\"bps\":$1,\"bps_rd\":0,\"bps_wr\":0,\"iops\":$2,\"iops_rd\":0,\"iops_wr\":0}"
 }
-# Whatever happens: other tests have the drive next.
+# In any case: other tests use the drive next.
 trap 'throttle 0 0' EXIT
 
-# The host asks again for what a drive did not do in time.
+# The host resends commands that the drive did not complete in time.
 allow_errors '^(Read|Write|Flush) of namespace 1: (Internal Path Error|Namespace Not Ready|Command Interrupted)'
 serve_drive() { # serve_drive ACTION-ON-TIMEOUT
-    # Long against what the script needs to see what happened: an I/O is sent again only so often.
+    # Long compared with the script's polling: an I/O is resent a limited number of times.
     rpc bdev_nvme_set_options "{\"action_on_timeout\":\"$1\",\"timeout_us\":3000000}"
     rpc bdev_nvme_attach_controller "{\"name\":\"Nvme0\",\"trtype\":\"PCIe\",\"traddr\":\"$SECOND\"}"
     subsystem_create "$NQN" any
@@ -55,7 +56,7 @@ no_io_failed
 
 step "commands of a drive that answers too late are aborted, then their queue is made anew"
 serve_drive abort
-# One a second, of eight that are under way.
+# One per second, of eight in flight.
 throttle 0 1
 wait_until 120 at_least aborts 1
 wait_until 120 at_least queue_resets 1

@@ -1,5 +1,5 @@
-# A drive is pulled and put back under load, with nothing behind its namespace that could take its place: the host's I/O
-# waits, none fails, and every block is what was written.
+# A drive is pulled and put back under load, without another replica behind its namespace: the
+# host's I/O waits, none fails, and every block has the written data.
 # hardware: drives
 # limit: 1500
 nacre_only "it drives NVMe drives"
@@ -8,7 +8,8 @@ drives_up
 "$NACRE" nvme bind "$FIRST"
 drive_is() { rpc bdev_nvme_get_controllers '{"name":"Nvme0"}' | jq -e ".[0].ctrlrs[0].drive.status.state == \"$1\""; }
 
-# While there is no drive the host asks again. QEMU ends I/O in progress with Internal Error when it removes the drive.
+# While the drive is gone the host resends. QEMU ends I/O in flight with Internal Error when it
+# removes the drive.
 allow_errors '^(Read|Write|Flush) of namespace 1: (Internal Path Error|Internal Error|Namespace Not Ready|Command Interrupted)'
 step "the namespace, and load that verifies itself"
 nacre_start

@@ -1,4 +1,4 @@
-//! What connections cost that ask for nothing: processor time and memory of the daemon, from `/proc`.
+//! The cost of idle connections: CPU time and memory of the daemon, from `/proc`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -13,13 +13,14 @@ use crate::process::Group;
 
 const CONNECTIONS: u32 = 64;
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
-/// After the last connection: whatever polls for a while before it sleeps does so now.
+/// Wait after the last connection, until reactors that poll before sleeping have gone to sleep.
 const SETTLE: Duration = Duration::from_secs(2);
 const WATCH: Duration = Duration::from_secs(10);
-/// Of one core.
+/// Limit of CPU time, in percent of one core.
 const GOAL_PERCENT: f64 = 1.0;
 
-/// Holds connections with `idle-hosts`, prints what they cost, and says whether that is little enough.
+/// Holds connections with `idle-hosts` and prints their cost. Returns true if the CPU time is below
+/// the goal.
 pub fn measure(idle_hosts: &Path, daemon: u32, address: &str, nqn: &str) -> Result<bool> {
     let before = memory_kib(daemon)?;
     let mut command = Command::new(idle_hosts);
@@ -56,7 +57,7 @@ fn wait_for_ready(hosts: &mut Group) -> Result<()> {
         let read = BufReader::new(out.take(4096))
             .read_line(&mut line)
             .map(|_| line);
-        // Nobody listens any more when this took too long.
+        // The receiver is gone if this took longer than the limit.
         let _ = tx.send(read);
     });
     match rx.recv_timeout(CONNECT_LIMIT) {
@@ -76,14 +77,14 @@ fn memory_kib(pid: u32) -> Result<f64> {
         .context("no VmRSS in /proc")
 }
 
-/// User and system time of all threads. The kernel reports in hundredths of a second on every Linux there is.
+/// User and system time of all threads. On Linux the kernel reports it in hundredths of a second.
 fn processor_seconds(pid: u32) -> Result<f64> {
     ticks(&read(pid, "stat")?)
         .map(|ticks| ticks as f64 / 100.0)
         .context("no times in /proc")
 }
 
-/// Fields 14 and 15; the name in field 2 may hold anything, and ends with the last parenthesis.
+/// Fields 14 and 15. The name in field 2 may contain anything, and ends at the last parenthesis.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_found_behind_any_name() {
+    fn times_are_parsed_after_any_process_name() {
         assert_eq!(
             ticks("7 (a) b) S 1 2 3 4 5 6 7 8 9 10 300 42 0 0 20"),
             Some(342)

@@ -1,9 +1,9 @@
-//! Instructions that the target spends on a request, in user space: the same from run to run of one binary whatever
-//! else the machine does, so that a regression of a percent shows.
+//! Instructions per request in the target's user space. The count of one binary does not depend on
+//! the machine's load, so a regression of one percent shows.
 //!
-//! Counted by callgrind over the whole daemon, twice with different numbers of requests: the difference is what the
-//! requests cost, without start, connect and stop. The reactor sleeps when it has nothing to do, so that idle
-//! turns do not count.
+//! Callgrind counts over the whole daemon, twice with different numbers of requests. The difference
+//! is the cost of the requests, without start, connect and stop. An idle reactor sleeps here, so
+//! idle turns do not count.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ pub const NEEDS: &[Need] = &[Need {
     program: "valgrind",
     package: "valgrind",
 }];
-/// Callgrind is some fifty times slower than the machine.
+/// Callgrind runs about fifty times slower than native code.
 const LOAD_LIMIT: Duration = Duration::from_secs(300);
 const FEW: u32 = 2_000;
 const MANY: u32 = 22_000;
@@ -74,7 +74,7 @@ fn count(nacre: &Path, rw: &str, depth: u32, requests: u32) -> Result<Count> {
     })
 }
 
-/// The sum in the file that callgrind left, which goes.
+/// Returns the total in callgrind's output file, and removes the file.
 pub fn total_of(out: &Path) -> Result<f64> {
     let text = std::fs::read_to_string(out)
         .with_context(|| format!("reading what callgrind left in {}", out.display()))?;
@@ -82,7 +82,7 @@ pub fn total_of(out: &Path) -> Result<f64> {
     total(&text)
 }
 
-/// The sum over all threads that callgrind writes at the end of its file.
+/// The sum over all threads, which callgrind writes at the end of its file.
 fn total(text: &str) -> Result<f64> {
     let Some(line) = text
         .lines()
@@ -99,7 +99,7 @@ mod tests {
     use super::total;
 
     #[test]
-    fn the_total_is_the_last_line_that_says_so() {
+    fn the_last_totals_line_counts() {
         assert_eq!(
             total("events: Ir\nfn=(1)\n1 2\ntotals: 1234\n").unwrap(),
             1234.0

@@ -1,7 +1,9 @@
-//! Nacre's NVMe driver beside the kernel's, on one emulated drive of the virtual machine: 4 KiB random reads by one job
-//! on one core, fio with io_uring and `nacre perf` taking turns (`tests/vm/bench-nvme.sh`). The drive reads zeroes and has
-//! no file behind it, so that the drivers are compared and not the threads of the emulator. And the instructions that
-//! the driver spends on an I/O, counted natively on a simulated drive.
+//! Nacre's NVMe driver against the kernel's, on one emulated drive of the virtual machine.
+//!
+//! The load is 4 KiB random reads by one job on one core; fio with io_uring and `nacre perf` take
+//! turns (`tests/vm/bench-nvme.sh`). The drive reads zeroes and has no backing file, so that the
+//! measurement compares the drivers and not the emulator's threads. A second part counts the
+//! driver's instructions per I/O, natively on a simulated drive.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,16 +21,17 @@ use crate::{process, setup};
 pub struct Options {
     #[command(flatten)]
     vm: VmOptions,
-    /// Only count instructions: no virtual machine, which takes minutes.
+    /// Only count instructions; skip the virtual machine, which takes minutes.
     #[arg(long)]
     no_vm: bool,
 }
 
-/// What the kernel's rate is to be exceeded by, and where: SPDK's driver reaches 1.55 and 1.86 there.
+/// Goals, as multiples of the kernel's rate by depth. SPDK's driver reaches 1.55 and 1.86 there.
 const GOALS: [(u32, f64); 2] = [(1, 1.6), (32, 1.9)];
 
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
-/// Each measurement warms up for a second; starting a program, and handing the drive over, take seconds when emulated.
+/// Each measurement warms up for a second. When emulated, starting a program and handing over the
+/// drive take seconds.
 const MORE_SECONDS: u64 = 1 + 14;
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
@@ -98,7 +101,8 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// The load of the last minute, where that is more than what was just built here can have made it.
+/// The load average of the last minute, if it is more than this program's own build can have
+/// caused.
 fn busy() -> Option<f64> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
@@ -106,7 +110,8 @@ fn busy() -> Option<f64> {
     (load > 1.5 * cores as f64).then_some(load)
 }
 
-/// `figure kernel|nacre DEPTH ROUND IOPS MICROSECONDS`: a line per depth of I/O per second, and one of latencies.
+/// Reads lines of `figure kernel|nacre DEPTH ROUND IOPS MICROSECONDS`. Returns one line per depth
+/// of I/O per second, and one of latencies.
 fn read(results: &str) -> Result<(Vec<Line>, Vec<Line>)> {
     let mut figures = BTreeMap::new();
     for text in results.lines().filter(|line| *line != "done") {
@@ -173,23 +178,23 @@ fn read(results: &str) -> Result<(Vec<Line>, Vec<Line>)> {
 }
 
 const BUILD_LIMIT: Duration = Duration::from_secs(1800);
-/// Callgrind is some fifty times slower than the machine.
+/// Callgrind runs about fifty times slower than native code.
 const COUNT_LIMIT: Duration = Duration::from_secs(300);
 const FEW: u32 = 3_200;
 const MANY: u32 = 19_200;
 
-/// The driver's entrances, as callgrind names them.
+/// The driver's entry points, as callgrind names them.
 const SUBMIT: &str = "<nacre_bdev_nvme::channel::Channel as nacre_bdev::queue::Queue>::submit";
 const POLL: &str = "<nacre_bdev_nvme::channel::Channel as nacre_bdev::queue::Queue>::poll";
-/// Registers are the drive's: what it simulates behind them is not counted.
+/// Register accesses are the drive's work: the simulation behind them does not count.
 const REGISTER: &str =
     "<nacre_bdev_nvme_sim::function::SimFunction as nacre_bdev_nvme::function::Function>::write32";
 
-/// Prints what an I/O costs in submit and in poll.
+/// Prints the instructions per I/O in submit and in poll.
 fn count(root: &Path) -> Result<()> {
     setup::ensure(instructions::NEEDS)?;
     let program = build(root)?;
-    // Were it called something else, what it costs would be counted in silence.
+    // Checks the name: after a rename the simulation would count silently.
     each(&program, "read", 1, &[REGISTER])?;
     println!(
         "{:<28} {:>8} {:>8} {:>8}",
@@ -224,7 +229,8 @@ fn build(root: &Path) -> Result<PathBuf> {
     Ok(crate::target_dir(root).join("dist/examples/count"))
 }
 
-/// Instructions per I/O inside the first of `functions`, without those inside the others, which it calls.
+/// Instructions per I/O inside the first of `functions`, without those inside the others, which it
+/// calls.
 fn each(program: &Path, rw: &str, depth: u32, functions: &[&str]) -> Result<f64> {
     let few = total(program, rw, depth, FEW, functions)?;
     let many = total(program, rw, depth, MANY, functions)?;
@@ -238,7 +244,8 @@ fn each(program: &Path, rw: &str, depth: u32, functions: &[&str]) -> Result<f64>
 
 fn total(program: &Path, rw: &str, depth: u32, ios: u32, functions: &[&str]) -> Result<f64> {
     let mut command = Command::new("valgrind");
-    // Collecting begins and ends with each of them, so the inner one leaves itself out.
+    // Callgrind toggles collection at entry and exit of each function, which excludes the inner
+    // functions.
     let toggles = functions
         .iter()
         .map(|name| format!("--toggle-collect={name}"));
@@ -270,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_refused() {
+    fn missing_or_malformed_figures_are_refused() {
         let whole = "figure kernel 1 1 1 1\nfigure nacre 1 1 1 1\nfigure kernel 32 1 1 1\nfigure nacre 32 1 1 1\n";
         assert!(read(whole).is_ok());
         let lines: Vec<&str> = whole.lines().collect();

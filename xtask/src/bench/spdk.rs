@@ -1,8 +1,8 @@
-//! Nacre's target beside SPDK's, over TCP on loopback: each on the same core, with the same loads
+//! Nacre's target against SPDK's, over TCP on loopback: each on the same core, with the same loads
 //! on another core. SPDK's initiator is one load, `nacre perf` the other.
 //!
 //! Both daemons stay up for the whole run and get the same configuration by the same calls. SIGSTOP
-//! holds the daemon that is not measured, because SPDK's reactor polls without end.
+//! pauses the daemon that is not measured, because SPDK's reactor never sleeps.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -18,7 +18,7 @@ use crate::process;
 
 #[derive(Args)]
 pub struct Options {
-    /// An SPDK build: the folder that has build/bin/nvmf_tgt and build/bin/spdk_nvme_perf.
+    /// The folder of an SPDK build, with build/bin/nvmf_tgt and build/bin/spdk_nvme_perf.
     #[arg(long)]
     peer: PathBuf,
     /// Interleaved rounds; the median counts.
@@ -27,16 +27,17 @@ pub struct Options {
     /// Seconds per measurement.
     #[arg(long, default_value_t = 2)]
     seconds: u32,
-    /// MiB of the malloc bdev: more than the last-level cache holds, as of most RAM disks.
+    /// Size of the malloc bdev in MiB. The default exceeds the last-level cache, like most RAM
+    /// disks.
     #[arg(long, default_value_t = 256)]
     disk_mib: u64,
-    /// Only lines whose name contains this.
+    /// Measure only lines whose name contains this.
     #[arg(long)]
     filter: Option<String>,
-    /// Only this load.
+    /// Measure only with this load.
     #[arg(long)]
     load: Option<Load>,
-    /// The `nacre` to measure instead of building one.
+    /// Measure this `nacre` instead of building one.
     #[arg(long)]
     nacre: Option<PathBuf>,
 }
@@ -57,8 +58,8 @@ impl Load {
         }
     }
 
-    /// The goal for the geometric mean of the lines. From depth 32 on SPDK's initiator bounds its
-    /// lines: its core is full.
+    /// The goal for the geometric mean of the lines. From depth 32 on, the core of SPDK's initiator
+    /// is the bottleneck.
     fn goal(self) -> f64 {
         match self {
             Load::Spdk => 1.25,
@@ -74,7 +75,7 @@ struct Case {
     name: &'static str,
     rw: &'static str,
     size: u32,
-    /// Of each queue.
+    /// Per queue.
     depth: u32,
     queues: u32,
 }
@@ -105,7 +106,7 @@ const CASES: &[Case] = &[
     case("512 B read, depth 128", "randread", 512, 128),
 ];
 
-/// Reads in a hundred of `randrw`.
+/// Percentage of reads in `randrw`.
 const MIX: &str = "70";
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
@@ -193,7 +194,7 @@ fn geometric_mean(lines: &[Line]) -> f64 {
 struct Spdk {
     target: PathBuf,
     perf: PathBuf,
-    /// Options of both of them about the memory that they take.
+    /// Memory options, the same for both programs.
     memory: &'static [&'static str],
 }
 
@@ -234,7 +235,7 @@ impl Spdk {
                 "trtype:TCP adrfam:IPv4 traddr:{ADDRESS} trsvcid:{} subnqn:{NQN}",
                 target.port()
             ))
-            // It spreads the depth over the queues.
+            // spdk_nvme_perf spreads the depth over the queues.
             .args(["-q", &(case.depth * case.queues).to_string()])
             .args(["-P", &case.queues.to_string()])
             .args(["-o", &case.size.to_string()])
@@ -247,7 +248,7 @@ impl Spdk {
     }
 }
 
-/// Memory of each of SPDK's programs.
+/// Huge pages per SPDK program, in MiB.
 const HUGE_MIB: u64 = 1024;
 
 fn free_hugepages_mib() -> u64 {
@@ -260,7 +261,7 @@ fn free_hugepages_mib() -> u64 {
     field("HugePages_Free:") * field("Hugepagesize:") / 1024
 }
 
-/// I/Os per second: the first number of the line of totals.
+/// I/O per second: the first number of the line of totals.
 fn total(out: &str) -> Option<f64> {
     let line = out.lines().find(|line| line.starts_with("Total"))?;
     let (_, numbers) = line.split_once(':')?;

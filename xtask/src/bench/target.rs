@@ -11,19 +11,19 @@ use crate::process::{self, End, Group};
 use crate::setup;
 
 pub const ADDRESS: &str = "127.0.0.1";
-/// Away from the usual port, so that a target in use is not disturbed.
+/// Not the default port, so that a target in use is not disturbed.
 pub const PORT: &str = "14420";
 /// Port of the daemon that Nacre is compared with.
 const PEER_PORT: &str = "14421";
 pub const NQN: &str = "nqn.2026-01.io.nacre:bench";
 pub const TARGET_CORE: &str = "0";
-/// As a mask: a bare number is a count of reactors there.
+/// A mask: the option reads a bare number as a count of reactors.
 const TARGET_CORE_MASK: &str = "0x1";
 pub const HOST_CORE: &str = "1";
 pub const HOST_CORE_MASK: &str = "0x2";
 
-/// Seconds that a load runs before it is measured, as those of the limit program do: the congestion window opens, the
-/// sockets' buffers grow.
+/// Seconds of load before the measurement, as in the limit program: the congestion window opens and
+/// the socket buffers grow.
 pub const WARM_UP: &str = "0.3";
 
 /// The malloc bdev of a target.
@@ -33,19 +33,19 @@ pub struct Disk {
     pub blocks: u64,
 }
 
-/// 16 MiB: a processor's shared cache may hold it. Random writes all over a larger RAM disk
-/// measure the memory behind the cache (at 256 MiB they are slower by two fifths).
+/// 16 MiB: the CPU's shared cache may hold it. Random writes over a larger RAM disk measure the
+/// memory behind the cache (at 256 MiB they are slower by 40 percent).
 const CACHED_DISK: Disk = Disk {
     block_bytes: 4096,
     blocks: 4096,
 };
-/// Of one of the requests that a disk is filled by.
+/// Bytes per request when filling a disk.
 const FILL: u64 = 128 << 10;
 const SOCKET: &str = "rpc.sock";
 const LOG: &str = "log";
 const RPC_LIMIT: Duration = Duration::from_secs(30);
 
-/// A daemon of one reactor with a malloc bdev, in a folder that goes with it.
+/// A daemon with one reactor and a malloc bdev, in a folder that is removed with it.
 pub struct Target<'a> {
     nacre: &'a Path,
     dir: PathBuf,
@@ -59,7 +59,8 @@ impl<'a> Target<'a> {
         Target::start_as(nacre, Command::new(nacre), &[])
     }
 
-    /// Started by `command`, which runs `nacre` itself or through a tool; `more` goes behind the usual arguments.
+    /// Starts `nacre` through `command`, which may be a tool that runs it; `more` follows the usual
+    /// arguments.
     pub fn start_as(nacre: &'a Path, command: Command, more: &[&str]) -> Result<Target<'a>> {
         Target::start_nacre(nacre, command, more, CACHED_DISK)
     }
@@ -85,7 +86,7 @@ impl<'a> Target<'a> {
         Target::launch(nacre, command, dir, PORT, disk)
     }
 
-    /// SPDK's target (`nvmf_tgt`), configured by the same calls.
+    /// Starts SPDK's target (`nvmf_tgt`) and configures it by the same calls.
     pub fn start_spdk(
         nacre: &'a Path,
         nvmf_tgt: &Path,
@@ -125,18 +126,18 @@ impl<'a> Target<'a> {
         Ok(target)
     }
 
-    /// Of the daemon.
+    /// The process id of the daemon.
     pub fn pid(&self) -> u32 {
         self.group.id()
     }
 
-    /// The port that it listens on.
+    /// The daemon's port.
     pub fn port(&self) -> &'static str {
         self.port
     }
 
-    /// Stops the daemon until [`Target::resume`]: one that polls without end takes half the core
-    /// of the daemon that is measured.
+    /// Pauses the daemon until [`Target::resume`]: a polling daemon would take half of the core of
+    /// the daemon that is measured.
     pub fn pause(&self) {
         self.group.signal("STOP");
     }
@@ -197,13 +198,13 @@ impl<'a> Target<'a> {
         process::capture(&mut command, RPC_LIMIT)
     }
 
-    /// Calls a method, and gives its answer.
+    /// Calls a method and returns its result.
     pub fn json(&self, method: &str, params: Value) -> Result<Value> {
         let out = self.rpc(method, Some(params))?;
         serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))
     }
 
-    /// Runs `nacre perf` against it with `load`, and gives what it printed for programs.
+    /// Runs `nacre perf` against the target with `load` and returns its JSON output.
     pub fn load(&self, load: &[&str], limit: Duration) -> Result<Value> {
         let mut command = Command::new(self.nacre);
         command
@@ -214,8 +215,8 @@ impl<'a> Target<'a> {
         serde_json::from_str(&out).with_context(|| format!("no JSON: {out:?}"))
     }
 
-    /// Writes every block of a namespace as large as the malloc bdev. Memory that was never written is one page of zeroes
-    /// for the kernel, whatever is read: as fast as a disk with data never is.
+    /// Writes every block of a namespace as large as the malloc bdev. The kernel maps unwritten
+    /// memory to one zero page, and reading that page is faster than reading real data.
     pub fn fill(&self, nsid: &str) -> Result<()> {
         let size = FILL.to_string();
         let ios = (self.disk.blocks * self.disk.block_bytes / FILL).to_string();
@@ -244,7 +245,7 @@ impl Drop for Target<'_> {
     }
 }
 
-/// A new folder of this process for a daemon.
+/// A new folder for a daemon of this process.
 fn folder(daemon: &str) -> Result<PathBuf> {
     let dir = std::env::temp_dir().join(format!("{daemon}-bench-{}", std::process::id()));
     setup::create_dir(&dir)?;

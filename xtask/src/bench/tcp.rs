@@ -1,5 +1,6 @@
-//! Nacre over TCP on loopback, one reactor on one core and `nacre perf` on another, beside the limit program,
-//! which moves the same bytes per request between the same two cores with bare sockets.
+//! Nacre over TCP on loopback, one reactor on one core and `nacre perf` on another, against the
+//! limit program. The limit program moves the same bytes per request between the same two cores
+//! with bare sockets.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -21,15 +22,15 @@ struct Case {
     size: u32,
     depth: u32,
     connections: u32,
-    /// How much of the disk is read or written all over.
+    /// The part of the disk that is read or written.
     range: &'static str,
     goal: f64,
 }
 
-/// As much as the limit program has buffers. Its data comes from the processor's own cache, and so does ours then: the
-/// ratio is about the way there, not about the memory behind it.
+/// The size of the limit program's buffers. Its data comes from the CPU's own cache; with this
+/// range Nacre's does too. So the ratio measures the data path, not the memory behind it.
 const CACHED: &str = "512k";
-/// All of the disk. The cache that several processors share may hold it, or not, depending on who else is on them.
+/// The whole disk. The shared cache may hold it or not, depending on the load of other cores.
 const WHOLE: &str = "16m";
 
 const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32, goal: f64) -> Case {
@@ -52,7 +53,7 @@ const CASES: &[Case] = &[
     case("128 KiB write, depth 16", "randwrite", 131072, 16, 0.95),
 ];
 
-/// From memory as it comes: without goals, as the limit program has no memory.
+/// Data from memory. No goals, because the limit program does not access memory.
 const MEMORY: &[Case] = &[
     Case {
         range: WHOLE,
@@ -64,7 +65,7 @@ const MEMORY: &[Case] = &[
     },
 ];
 
-/// Many connections, and one with as many requests in all.
+/// Many connections, and one connection with as many requests in total.
 const ONE: Case = case("4 KiB read, 1 x 256", "randread", 4096, 256, 0.0);
 const MANY: Case = Case {
     connections: 64,
@@ -104,11 +105,12 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     let mut lines: Vec<Line> = (cases.iter())
         .map(|case| line(case.name, case.goal))
         .collect();
-    // Beside sockets that are not paced, where the system's are: Nacre's are not, over loopback.
+    // Nacre's loopback sockets are not paced. If the system's are, also compare with unpaced bare
+    // sockets.
     let mut unpaced: Vec<Line> = cases.iter().map(|case| line(case.name, 0.0)).collect();
     let paces = system_paces();
     let mut many = line(MANY.name, MANY.goal);
-    // Without goals: what the spread alone costs both sides.
+    // Without goals: the cost of spreading requests over connections, for both sides.
     let mut spread = line("nacre, 64 x 4", 0.0);
     let mut bare_spread = line("bare sockets, 64 x 4", 0.0);
     for round in 1..=options.rounds {
@@ -184,7 +186,7 @@ pub fn build(root: &Path, package: &str, binary: &str) -> Result<PathBuf> {
     Ok(crate::target_dir(root).join("dist").join(binary))
 }
 
-/// Whether the system's congestion control sends by a timer.
+/// True if the system's congestion control paces by a timer.
 fn system_paces() -> bool {
     std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")
         .is_ok_and(|name| name.starts_with("bbr"))

@@ -1,6 +1,6 @@
-//! The stock kernel's initiator on Nacre, beside the same initiator on the kernel's own target over a RAM disk: fio
-//! inside the virtual machine, the two taking turns (`tests/vm/bench.sh`). Over TCP, or over soft-RoCE; there also
-//! Nacre over RDMA beside Nacre over TCP.
+//! The stock kernel's initiator on Nacre, against the same initiator on the kernel's target over a
+//! RAM disk. Fio runs inside the virtual machine, and the two take turns (`tests/vm/bench.sh`).
+//! Over TCP or soft-RoCE; the latter also compares Nacre over RDMA with Nacre over TCP.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use crate::vm::{self, Vm};
 
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
 
-/// What the sides are compared over.
+/// The transport of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
     Tcp,
@@ -28,7 +28,8 @@ impl Over {
         }
     }
 
-    /// Two directions at four places, both sides; over RDMA, two directions at two depths over both transports too.
+    /// Two directions at four depths, both sides; over RDMA also two directions at two depths over
+    /// both transports.
     fn measurements_per_round(self) -> u64 {
         match self {
             Over::Tcp => 12,
@@ -37,7 +38,7 @@ impl Over {
     }
 }
 
-/// The part of nvmet's rate that every line must reach.
+/// Each line must reach this fraction of nvmet's rate.
 const GOAL: f64 = 0.95;
 
 pub fn run(root: &Path, options: &VmOptions, over: Over) -> Result<ExitCode> {
@@ -96,15 +97,16 @@ pub fn run(root: &Path, options: &VmOptions, over: Over) -> Result<ExitCode> {
     })
 }
 
-/// What the guest measured.
+/// Measurements of the guest.
 #[derive(Default)]
 struct Figures {
-    /// Nacre beside nvmet.
+    /// Nacre against nvmet.
     lines: Vec<Line>,
     transports: Vec<Transports>,
 }
 
-/// One place of the table TCP beside RDMA: I/O per second and mean latency in microseconds, by round.
+/// One line of the table TCP and RDMA: I/O per second and mean latency in microseconds, by
+/// round.
 #[derive(Debug, Default, PartialEq)]
 struct Transports {
     rw: String,
@@ -114,8 +116,8 @@ struct Transports {
 }
 
 impl Figures {
-    /// `figure SIDE RW BYTES DEPTH ROUND IOPS MICROSECONDS`. Of the sides, `nacre` comes before its `nvmet`; `tcp` and
-    /// `rdma` are Nacre's for the table of transports.
+    /// Reads lines of `figure SIDE RW BYTES DEPTH ROUND IOPS MICROSECONDS`. A `nacre` line precedes
+    /// its `nvmet` line; `tcp` and `rdma` lines are Nacre's, for the table of transports.
     fn read(results: &str) -> Result<Figures> {
         let mut figures = Figures::default();
         let mut pending = None;
@@ -180,7 +182,7 @@ impl Figures {
     }
 }
 
-/// The columns in which others publish theirs: sequential reads and random writes of 4 KiB.
+/// Prints the columns that others publish: 4 KiB sequential reads and random writes.
 fn print_transports(places: &[Transports]) {
     println!(
         "\n4 KiB over TCP and over soft-RoCE in this virtual machine (no RDMA hardware: the ratio says nothing about it)"

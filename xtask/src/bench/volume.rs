@@ -1,5 +1,5 @@
-//! Replicated volumes beside the RAM disk that they are made of, through the same target and the same host; and
-//! what a member that missed one region in a hundred gets, beside a member that gets everything.
+//! Replicated volumes against the RAM disk below them, through the same target and host. Also the
+//! resync of a replica that missed one region in a hundred, against a full resync.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,11 +12,11 @@ use super::target::{NQN, Target, WARM_UP, number};
 use super::tcp::build;
 use super::{Line, TcpOptions, print_table};
 
-/// Loads of each side that a round has, of half its time each: one after the other in the order bare, volume, volume,
-/// bare, and so on, so that what else goes on in the machine, and what a connection's batches settle at, is as often
-/// the one's as the other's.
+/// Loads per side and round; each takes half of the measuring time. They run in the order bare,
+/// volume, volume, bare, and so on. So other load on the machine, and a connection's batch size,
+/// affect both sides equally.
 const LOADS: usize = 4;
-/// Regions of the volume that is copied: of 1 MiB each.
+/// Regions of the resynced volume, 1 MiB each.
 const REGIONS: u64 = 1000;
 /// One in a hundred.
 const MISSED: u64 = REGIONS / 100;
@@ -53,7 +53,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
         None => build(root, "nacre-engine", "nacre")?,
     };
     let target = Target::start(&nacre)?;
-    // As large as the bare disk, so that as much of it stays in the processor's caches.
+    // As large as the bare disk, so that the CPU's caches hold the same part of it.
     let bytes = number(
         &target.json("bdev_get_bdevs", json!({ "name": "m" }))?[0],
         &["num_blocks"],
@@ -80,7 +80,8 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
             (case, line)
         })
         .collect();
-    // So every region of the volumes has been written to, too, and what follows finds it in the log.
+    // Also writes every region of the volumes, so that later writes find their regions in the
+    // dirty-region log.
     for bdev in ["m", "one", "two"] {
         target.fill(&nsid(&target, bdev)?.to_string())?;
     }
@@ -132,7 +133,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     })
 }
 
-/// A volume of so many RAM disks, as a namespace.
+/// Creates a volume on `replicas` RAM disks and a namespace on it.
 fn make(target: &Target, name: &str, replicas: usize, bytes: u64) -> Result<()> {
     let mut devices = Vec::new();
     for replica in 0..replicas {
@@ -191,10 +192,10 @@ fn log_waits(target: &Target) -> Result<u64> {
     Ok(waits)
 }
 
-/// Seconds for what was missed, and for everything: the medians.
+/// Median seconds of a partial and of a full resync.
 fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
     make(target, "large", 2, REGIONS * MIB)?;
-    // A member is not left alone before it is copied to: the copying is what is measured.
+    // Resync without throttling: its speed is the measurement.
     target.json(
         "volume_set",
         json!({ "name": "large", "settings": { "settle_ms": 0 } }),
@@ -228,7 +229,8 @@ fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
     Ok((super::median(&partial), super::median(&full)))
 }
 
-/// Waits until the member is in sync, and answers how long it was copied to, as the daemon says.
+/// Waits until the replica is in sync. Returns the duration of the resync, as reported by the
+/// daemon.
 fn copied(target: &Target) -> Result<f64> {
     settle(target)?;
     let volume = target.json("volume_get", json!({ "name": "large" }))?;

@@ -10,7 +10,7 @@ use regex::Regex;
 
 use super::read;
 
-/// Links that lead nowhere.
+/// Links without a target.
 pub fn links(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let link = Regex::new(r"\]\(([^)\s]+)\)")?;
     let mut findings = Vec::new();
@@ -100,7 +100,7 @@ fn unknown(xtask: &Command, line: &str) -> Option<String> {
     let mut command = xtask;
     let mut is_value = false;
     for word in line.split_whitespace() {
-        // Words after a sentence's end, an omission or `--` are not ours.
+        // Words after the end of a sentence, an ellipsis or `--` are not part of the command.
         if word == "--" || word.contains('…') || command.get_name() == "simulate" {
             return None;
         }

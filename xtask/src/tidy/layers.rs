@@ -1,8 +1,8 @@
 //! Imports between the modules of a crate point one way.
 //!
-//! A room is a file or folder right under `src`. An import of one room by another is an arrow. The
-//! arrows of a crate must form no circle, so that its rooms can be read from the bottom up. Tests
-//! do not count.
+//! A room is a file or folder directly under `src`; an import of one room by another is an arrow.
+//! The arrows of a crate must form no circle, so that its rooms can be read from the bottom up.
+//! Tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,8 +12,7 @@ use regex::Regex;
 
 use super::{crate_of, read, rust_files};
 
-/// Circles that are there today. A crate without an entry has none; remove an entry with its
-/// circle.
+/// Circles that exist today. A crate without an entry has none; remove an entry with its circle.
 const CIRCLES: &[(&str, &[&str])] = &[
     (
         "bdev/nvme",

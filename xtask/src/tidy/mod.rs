@@ -26,7 +26,8 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "transports/rdma/verbs",
 ];
 
-/// Patterns in source, each with its replacement. Written in pieces, so that this file does not find itself.
+/// Patterns in source, each with its replacement. Split in pieces, so that this file does not
+/// match.
 const BANNED: &[(&str, &str)] = &[
     (concat!("todo", "!("), "finish it, or leave it out"),
     (concat!("unimplemented", "!("), "return a typed error"),
@@ -38,7 +39,7 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("thread::", "sleep_ms"), "use Duration"),
 ];
 
-/// Paths and hosts of one particular machine have no place in a repository.
+/// Paths and hosts of one particular machine do not belong in a repository.
 const MACHINE_PATHS: &[&str] = &[
     concat!("/wo", "rk/"),
     concat!("/ho", "me/"),
@@ -74,13 +75,13 @@ pub fn run(root: &Path) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Prints the contents of `words.txt` that fit the tree as it is.
+/// Prints the contents of `words.txt` for the current tree.
 pub fn print_words(root: &Path) -> Result<()> {
     print!("{}", words::table(root, &tracked_files(root)?)?);
     Ok(())
 }
 
-/// Packages with model tests, which are in their `tests/loom.rs`.
+/// Packages with model tests in `tests/loom.rs`.
 pub fn packages_with_models(root: &Path) -> Result<Vec<String>> {
     let mut packages = Vec::new();
     for file in tracked_files(root)? {
@@ -100,7 +101,7 @@ pub fn packages_with_models(root: &Path) -> Result<Vec<String>> {
     Ok(packages)
 }
 
-/// What git tracks; what is new and not yet added belongs to nobody's change.
+/// The files that git tracks. New files that are not added yet do not count.
 fn tracked_files(root: &Path) -> Result<Vec<String>> {
     let mut command = Command::new("git");
     command
@@ -177,7 +178,7 @@ fn unsafe_code(root: &Path, files: &[String]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// `src/lib.rs`, `src/main.rs` and `src/bin/*` of the crate in `dir`. The fuzz targets are not ours to shape:
+/// `src/lib.rs`, `src/main.rs` and `src/bin/*` of the crate in `dir`. Fuzz targets are exempt:
 /// libFuzzer's macro expands to unsafe code.
 fn crate_roots<'a>(root: &Path, files: &'a [String], dir: &str) -> Result<Vec<&'a String>> {
     if dir.starts_with("fuzz/") || !read(root, &format!("{dir}Cargo.toml"))?.contains("[package]") {

@@ -1,9 +1,9 @@
-//! Counts the private dialect that readers cannot follow, in comments and in text for users.
+//! Counts dialect that readers cannot follow, in comments and in text for users.
 //!
 //! Comments have a limit per 1,000 lines of a crate. Text for users (string literals of product
 //! code, documents, the sample configuration) has the limit 0. `words.txt` lists the crates and
-//! documents that are still above a limit, with the number of findings that each may have. Lower
-//! these numbers when you rewrite a file; a place that is not in the list must meet the limits.
+//! documents that are still above a limit, each with its allowed number of findings. Lower these
+//! numbers when you rewrite a file; a place that is not in the list must meet the limits.
 
 use std::collections::BTreeMap;
 use std::path::Path;

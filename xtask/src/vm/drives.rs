@@ -1,38 +1,41 @@
-//! NVMe drives for the virtual machine: emulated by QEMU, behind an emulated IOMMU, with a way to pull them.
+//! NVMe drives for the virtual machine: emulated by QEMU, behind an emulated IOMMU, with hot
+//! removal.
 //!
 //! ```text
-//!   pcie-root-port rp0 ── nvme drive0   serial NACRE0: namespace 1, blocks of 512       can be pulled and put back
-//!   pcie-root-port rp1 ── nvme drive1   serial NACRE1: namespace 1 of 512, 2 of 4096
+//!   pcie-root-port rp0 ── nvme drive0   serial NACRE0: namespace 1, 512-byte blocks; removable
+//!   pcie-root-port rp1 ── nvme drive1   serial NACRE1: namespaces 1 (512-byte blocks), 2 (4096)
 //!   virtio-serial ── port nacre.monitor ── socket ── QEMU's own monitor (QMP)
 //! ```
 //!
-//! The monitor is inside the guest, so that a test is one script: it pulls a drive between two of its commands.
+//! The guest can reach the monitor, so that a test is one script that pulls a drive between two of
+//! its commands.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// The IOMMU is for those who ask for it: the kernel's own drivers go without, which is faster to emulate.
+/// Only guests with drives get an IOMMU, and the kernel's drivers bypass it, which is faster to
+/// emulate.
 pub const KERNEL_ARGUMENTS: &str = "intel_iommu=on iommu=pt";
 
-/// Sparse, so that only what tests write takes room.
+/// Sparse files: only written blocks take space.
 const IMAGES: [&str; 3] = ["drive0", "drive1-1", "drive1-2"];
 const IMAGE_BYTES: u64 = 256 << 20;
 
-/// What a path of a socket may be long (unix(7)), less its end.
+/// Longest path of a Unix socket (unix(7)), without the terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// What a drive's blocks are.
+/// The storage of a drive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Media {
-    /// Bytes of a file, which QEMU reads and writes on other threads. They have to outlive the guest, not this
-    /// machine: how long its disk takes to flush them is none of the tests' business.
+    /// Files, which QEMU reads and writes on other threads. Flushes need not reach this machine's
+    /// disk: the data must survive the guest, not the machine.
     Files,
-    /// Zeroes, at once and whatever is written: what is measured then is not this machine's threads and files.
+    /// Zeroes, whatever was written: measurements then exclude this machine's threads and files.
     Zeroes,
 }
 
-/// Makes the drives' images in OUT, and says how QEMU gets them.
+/// Creates the drives' images in OUT and returns QEMU's options for them.
 pub fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
     let files = match media {
         Media::Files => &IMAGES[..],
@@ -56,7 +59,8 @@ pub fn prepare(out: &Path, accelerated: bool, media: Media) -> Result<String> {
 
 fn options(out: &Path, accelerated: bool, media: Media) -> String {
     let at = |name: &str| out.join(name).display().to_string();
-    // With hardware virtualisation remapped interrupts need half of the controller in QEMU.
+    // With hardware virtualisation, interrupt remapping needs half of the interrupt controller in
+    // QEMU.
     let machine = if accelerated {
         "q35,kernel-irqchip=split"
     } else {
@@ -67,7 +71,7 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
         "-device intel-iommu,intremap=on,aw-bits=48".into(),
     ];
     for name in IMAGES {
-        // Nodes of their own outlive the devices that use them: a drive that was pulled can be put back.
+        // Separate block nodes outlive the devices on them, so that a pulled drive can be put back.
         let behind = match media {
             Media::Files => format!(
                 "driver=raw,node-name={name},cache.no-flush=on,file.driver=file,file.filename={}",
@@ -83,7 +87,7 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
         [
             "-device pcie-root-port,id=rp0,chassis=10,slot=10",
             "-device pcie-root-port,id=rp1,chassis=11,slot=11",
-            // Shared, as QEMU may keep the one that was pulled.
+            // Shared, because QEMU may keep the pulled device.
             "-device nvme,id=drive0,bus=rp0,serial=NACRE0,drive=drive0,share-rw=on",
             "-device nvme,id=drive1,bus=rp1,serial=NACRE1",
             "-device nvme-ns,id=drive1n1,bus=drive1,nsid=1,drive=drive1-1,logical_block_size=512,physical_block_size=512",
@@ -91,7 +95,7 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
         ]
         .map(String::from),
     );
-    // QEMU talks to itself: the monitor listens on the socket that the guest's port is connected with.
+    // QEMU talks to itself: the monitor listens on the socket that the guest's port connects to.
     options.extend([
         format!(
             "-chardev socket,id=monitor0,path={},server=on,wait=off",
@@ -105,10 +109,10 @@ fn options(out: &Path, accelerated: bool, media: Media) -> String {
     options.join(" ")
 }
 
-/// Removes the images: what a test has to say of them it says in its log.
+/// Removes the images. A test writes its diagnostics to its log.
 pub fn clean(out: &Path) {
     for name in IMAGES.into_iter().chain(["monitor"]) {
-        // A boot without drives has made none.
+        // A boot without drives created none.
         let _ = std::fs::remove_file(out.join(name));
     }
 }
@@ -118,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_sparse_and_go() {
+    fn images_are_sparse_and_are_removed() {
         let out = std::env::temp_dir().join(format!("nacre-xtask-drives-{}", std::process::id()));
         std::fs::create_dir_all(&out).unwrap();
         let options = prepare(&out, false, Media::Files).unwrap();

@@ -1,10 +1,9 @@
-//! What the guest tells while it runs tests. It appends one line per event to `OUT/results`, and the host reads them as
-//! they come:
-//!
+//! Events that the guest reports while it runs tests. It appends one line per event to
+//! `OUT/results`, and the host reads them as they arrive:
 //! ```text
 //! begin <name> <limit in seconds>
 //! end <name> pass|fail|skip <seconds>
-//! dirty <name>            the guest could not be brought back to a clean state: boot again for the rest
+//! dirty <name>            the guest could not be cleaned: boot another one for the rest
 //! done                    nothing is left to run
 //! ```
 
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// What a test may overrun its own limit before the host stops waiting for the guest to end it.
+/// Time beyond a test's own limit before the host stops waiting for the guest to end it.
 const GRACE: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +61,7 @@ fn parse(line: &str) -> Result<Event> {
     Ok(event)
 }
 
-/// What the guest is doing, and until when it may.
+/// The running test, and the deadline for the guest's next event.
 pub(super) struct Watch {
     pub(super) begun: Option<String>,
     pub(super) deadline: Instant,
@@ -79,13 +78,13 @@ impl Watch {
                 self.begun = None;
                 self.deadline = Instant::now() + GRACE;
             }
-            // It is about to stop by itself.
+            // The guest is about to stop.
             Event::Dirty | Event::Done => self.deadline = Instant::now() + GRACE,
         }
     }
 }
 
-/// A file that grows, read by whole lines.
+/// A growing file, read by whole lines.
 pub(super) struct Events {
     path: PathBuf,
     seen: usize,
@@ -146,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_event_is_refused() {
+    fn an_unknown_line_is_refused() {
         for line in ["", "begin x", "end x maybe 1", "end x pass long", "hello"] {
             assert!(parse(line).is_err(), "{line}");
         }
     }
 
     #[test]
-    fn a_test_that_has_begun_is_blamed_until_it_ends() {
+    fn a_running_test_is_recorded_until_it_ends() {
         let mut watch = Watch {
             begun: None,
             deadline: Instant::now(),

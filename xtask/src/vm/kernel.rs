@@ -1,4 +1,5 @@
-//! The stock Debian kernel, unpacked beside its modules in a cache folder; nothing is installed on this machine.
+//! The stock Debian kernel, unpacked with its modules in a cache folder; nothing is installed on
+//! this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{process, setup};
 
-/// Debian's newest 6.12 for bookworm: unsigned, so that the package holds the image itself.
+/// Debian's newest 6.12 for bookworm: the unsigned package, because it contains the image itself.
 const PACKAGE_PATTERN: &str = r"^linux-image-6\.12\..*deb12-amd64-unsigned$";
 const DOWNLOAD_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
@@ -19,7 +20,7 @@ pub struct Kernel {
     pub image: PathBuf,
 }
 
-/// The newest kernel in the cache, fetched if there is none.
+/// The newest kernel in the cache, downloaded if there is none.
 pub fn ensure(cache: &Path) -> Result<Kernel> {
     let kernels = cache.join("kernels");
     match newest(&kernels)? {
@@ -28,7 +29,7 @@ pub fn ensure(cache: &Path) -> Result<Kernel> {
     }
 }
 
-/// Fetches the newest kernel that Debian has, unless it is in the cache already.
+/// Downloads the newest kernel of Debian, unless the cache has it.
 pub fn fetch(kernels: &Path) -> Result<Kernel> {
     setup::ensure(setup::VM)?;
     if search()?.is_empty() {
@@ -48,7 +49,7 @@ pub fn fetch(kernels: &Path) -> Result<Kernel> {
         return Ok(kernel);
     }
     println!("fetching {package}");
-    // Everything happens in a folder of another name, so that a cut-off download is never taken for a kernel.
+    // Unpack under another name, so that a partial download is never used as a kernel.
     let partial = kernels.join(format!(".{package}.{}", std::process::id()));
     setup::create_dir(&partial)?;
     let fetched = unpack(package, &partial).and_then(|()| {
@@ -147,7 +148,7 @@ fn module_version(dir: &Path) -> Result<Option<String>> {
     }
 }
 
-/// The numbers of a package name, so that 6.12.117 counts as newer than 6.12.99.
+/// The numbers in a package name, so that 6.12.117 counts as newer than 6.12.99.
 fn version_key(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())

@@ -1,5 +1,5 @@
-//! The virtual machine: a stock Debian kernel under QEMU, started by virtme-ng, with this machine's root as its
-//! own (copy-on-write), so that binaries built outside run inside.
+//! The virtual machine: a stock Debian kernel under QEMU, started by virtme-ng. Its root is a
+//! copy-on-write view of this machine's root, so binaries built outside run inside.
 //!
 //! ```text
 //! host    vng --run vmlinuz … --rwdir DIR --exec 'tests/vm/guest.sh OUT'
@@ -7,9 +7,10 @@
 //! guest      └─ guest.sh ── cases/*.sh ── OUT/results, OUT/logs/*
 //! ```
 //!
-//! DIR is the only folder that guests write through to the host; OUT is one in it, for each boot. One boot runs many
-//! tests. Without hardware virtualisation the machine is emulated: slower, and as correct; then some run side by side,
-//! each taking the next test that waits, if there is the room.
+//! DIR is the only folder where guests write through to the host; OUT is a folder in it, one per
+//! boot. One boot runs many tests. Without hardware virtualisation the machine is emulated: slower,
+//! but equally correct. Then several guests run side by side if memory allows, and each takes the
+//! next waiting test.
 
 mod drives;
 mod events;
@@ -34,11 +35,11 @@ pub use suite::{Selection, Target, matches, nacre, run as run_suite};
 
 #[derive(Subcommand)]
 pub enum What {
-    /// A shell inside the virtual machine.
+    /// Open a shell inside the virtual machine.
     Shell,
-    /// Run one command inside the virtual machine and show what it says.
+    /// Run one command inside the virtual machine and show its output.
     Run {
-        /// Killed after so many seconds.
+        /// Seconds after which the command is killed.
         #[arg(long, default_value_t = 600)]
         limit: u64,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -46,20 +47,22 @@ pub enum What {
     },
     /// Run the tests of the virtual machine.
     Test {
-        /// Only the tests whose name contains one of these, separated by commas.
+        /// Run only tests whose name contains one of these, separated by commas.
         #[arg(long, value_delimiter = ',')]
         filter: Vec<String>,
-        /// What serves the namespaces: Nacre, or the kernel's own target, which proves the tests themselves.
+        /// The target under test: Nacre, or the kernel's nvmet, which validates the tests
+        /// themselves.
         #[arg(long, value_enum, default_value_t = Target::Nacre)]
         target: Target,
-        /// The `nacre` to use instead of building one.
+        /// Use this `nacre` instead of building one.
         #[arg(long)]
         nacre: Option<PathBuf>,
-        /// How many guests run side by side [default: three, where they are emulated, this machine has two CPUs and the room].
+        /// Number of guests side by side [default: up to three if they are emulated and this
+        /// machine has two CPUs and enough memory].
         #[arg(long)]
         guests: Option<usize>,
     },
-    /// Fetch the newest Debian kernel, even if the cache has one.
+    /// Download the newest Debian kernel, even if the cache has one.
     Update,
 }
 
@@ -120,7 +123,7 @@ fn shell(root: &Path) -> Result<ExitCode> {
         vm.kernel.version,
         out.display()
     );
-    // In this process group, so that the terminal is its own.
+    // In this process group, so that it owns the terminal.
     let status = vm.command(root, &out).status().context("starting vng")?;
     Ok(if status.success() {
         ExitCode::SUCCESS
@@ -129,36 +132,36 @@ fn shell(root: &Path) -> Result<ExitCode> {
     })
 }
 
-/// What a machine has beside what every one has.
+/// Devices of a machine beyond the common ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Hardware {
     #[default]
     Plain,
-    /// NVMe drives behind an IOMMU, and QEMU's monitor to pull them with.
+    /// NVMe drives behind an IOMMU, and QEMU's monitor to pull them.
     Drives,
-    /// The same drives with nothing behind them: all that they read is zeroes.
+    /// The same drives without storage: all reads return zeroes.
     EmptyDrives,
 }
 
-/// This machine's root once more, for those who may keep what they have read of it: see `tests/vm/guest.sh`.
+/// A second, cacheable mount of this machine's root: see `tests/vm/guest.sh`.
 const ROOT_TO_KEEP: &str = "-fsdev local,id=keep,path=/,security_model=none,readonly=on,multidevs=remap \
                             -device virtio-9p-pci,fsdev=keep,mount_tag=keep";
 
-/// Each of virtme's six serial devices has 31 ports unless told otherwise, one of which is used; QEMU polls for a kick
-/// of every queue of every port.
+/// By default each of virtme's six serial devices has 31 ports and uses one. QEMU polls every queue
+/// of every port.
 const FEWER_PORTS: &str = "-global virtio-serial-device.max_ports=2";
 
-/// What costs an emulated machine most, and is of no use to it:
+/// Disables kernel features that are expensive in an emulated machine and useless there:
 ///
-/// - Programs at random addresses: QEMU keeps the code that it has translated by address, and translates a program
-///   anew unless it lies where it lay before.
-/// - Watching the time-stamp counter: where an emulated processor waits for a real one the kernel takes the counter for
-///   broken, and reads the HPET instead, at a thousand times the cost.
-/// - Defences against speculation.
+/// - Address space randomisation: QEMU caches translated code by address, and translates a program
+///   again when it moves.
+/// - The watchdog of the time-stamp counter: when an emulated CPU waits for a real one, the kernel
+///   considers the counter broken and reads the HPET instead, at a thousand times the cost.
+/// - Mitigations of speculative execution.
 const EMULATED_KERNEL_ARGUMENTS: &str = "norandmaps tsc=reliable mitigations=off";
 
-/// Without what is slow when emulated: copying by one instruction (ERMS), which is carried out byte by byte; guarding
-/// the kernel's access to user memory (SMAP), which leaves the translated code twice per copy; page tables of five levels.
+/// Without CPU features that are slow when emulated: ERMS (copying by one instruction, emulated
+/// byte by byte), SMAP (leaves the translated code twice per copy), and page tables of five levels.
 const EMULATED_CPU: &str = "-cpu max,-erms,-smap,-la57";
 
 /// A machine that is ready to boot.
@@ -169,7 +172,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Installs and fetches what is missing.
+    /// Installs and downloads missing parts.
     pub fn prepare() -> Result<Vm> {
         setup::ensure(setup::VM)?;
         let cache = cache_dir()?;
@@ -196,7 +199,7 @@ impl Vm {
         !self.accelerated
     }
 
-    /// `vng` with everything but the command to run.
+    /// `vng` with all options except the command to run.
     fn command(&self, root: &Path, writable: &Path) -> Command {
         let mut search = std::ffi::OsString::from(&self.virtme);
         search.push(":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
@@ -206,7 +209,7 @@ impl Vm {
         if !self.accelerated {
             command.arg("--disable-kvm");
         }
-        // 9p needs no daemon of its own; the micro machine lacks what the stock kernel wants to see.
+        // 9p needs no daemon. The microvm machine lacks devices that the stock kernel expects.
         command.args([
             "--force-9p",
             "--disable-microvm",
@@ -221,13 +224,14 @@ impl Vm {
         command
     }
 
-    /// Boots, runs `line` in a shell, and waits for the end. What the machine says goes to `OUT/console`.
+    /// Boots, runs `line` in a shell, and waits for the end. The console output goes to
+    /// `OUT/console`.
     pub fn boot(&self, root: &Path, line: &str, out: &Path, limit: Duration) -> Result<End> {
         let mut group = self.start(root, line, out, out, Hardware::Plain)?;
         group.wait(limit)
     }
 
-    /// Boots and returns at once. The guest may write to `writable`, of which `out` is a part.
+    /// Boots and returns at once. The guest may write to `writable`, which contains `out`.
     pub fn start(
         &self,
         root: &Path,
@@ -239,9 +243,9 @@ impl Vm {
         let console = process::log_file(&out.join("console"))?;
         let errors = console.try_clone().context("sharing the console's log")?;
         let mut command = self.command(root, writable);
-        // A panic's last words go to a serial port of their own. The kernel has only one ordinary serial console,
-        // which is taken: hence an early one that is kept. The kernel's check that its timer ticks in time panics where
-        // an emulated processor has to wait for a real one.
+        // Panic messages go to a serial port of their own. The kernel supports one ordinary serial
+        // console, which is taken, so keep an early console. The kernel's timer check panics when
+        // an emulated CPU has to wait for a real one, so disable it.
         let mut append =
             "earlycon=uart8250,io,0x2f8,115200n8 keep_bootcon loglevel=4 no_timer_check".to_owned();
         let mut options = format!(
@@ -274,8 +278,8 @@ impl Vm {
     }
 }
 
-/// Whether hardware virtualisation is there to be used. Some machines have the device without the extension
-/// (their hypervisor fakes it, and a stock kernel does not boot on that), so the CPU has to say so as well.
+/// True if hardware virtualisation is usable. Some hypervisors provide the device without the CPU
+/// extension, and a stock kernel does not boot there; so require the CPU flag as well.
 fn accelerated() -> bool {
     match std::env::var("NACRE_VM_KVM").as_deref() {
         Ok("1") => return true,
@@ -294,7 +298,7 @@ fn accelerated() -> bool {
             .any(|flag| flag == "vmx" || flag == "svm")
 }
 
-/// Kernels and tools that outlive a clone.
+/// Cache for kernels and tools; outlives a clone of the repository.
 fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("NACRE_VM_CACHE") {
         return Ok(dir.into());
@@ -307,7 +311,7 @@ fn cache_dir() -> Result<PathBuf> {
     Ok(Path::new(&home).join(".cache/nacre-vm"))
 }
 
-/// A fresh folder for what one boot writes. Old ones of the same name go.
+/// Creates an empty folder for the output of one boot. Removes an old one of the same name.
 pub fn scratch(root: &Path, name: &str) -> Result<PathBuf> {
     let dir = crate::target_dir(root)
         .join("vm")
@@ -327,7 +331,7 @@ pub fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
-/// Time since `start`, for people.
+/// Time since `start`, as text.
 fn seconds(start: Instant) -> String {
     format!("{:.0} s", start.elapsed().as_secs_f64())
 }

@@ -1,5 +1,6 @@
-//! What is left to run, shared by all guests: each takes the next test by making a folder of its name, which only one of
-//! them can. So no guest is left alone with many at the end, and none boots again while it is well.
+//! The queue of waiting tests, shared by all guests. A guest takes a test by creating a folder of
+//! its name, which succeeds once. So the load stays balanced until the end, and a healthy guest
+//! never reboots.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,10 +10,10 @@ use anyhow::{Context, Result};
 use super::Hardware;
 
 pub(super) struct Queue {
-    /// The folder of the folders.
+    /// The folder that contains the folders of taken tests.
     pub(super) dir: PathBuf,
     cases: Vec<(String, Hardware)>,
-    /// Those of which nobody knows yet how they ended.
+    /// Tests without a result yet.
     open: BTreeSet<String>,
 }
 
@@ -31,26 +32,26 @@ impl Queue {
             .collect()
     }
 
-    /// How a test ended is known.
+    /// Records that a test has a result.
     pub(super) fn ended(&mut self, name: &str) {
         self.open.remove(name);
     }
 
-    /// A test that was taken is to be run by another guest.
+    /// Returns a taken test to the queue, for another guest.
     pub(super) fn put_back(&self, name: &str) -> Result<()> {
         let taken = self.taken(name);
         std::fs::remove_dir(&taken).with_context(|| format!("removing {}", taken.display()))
     }
 
-    /// Guests end what they have begun, and no more.
+    /// Stops the guests from taking more tests; they finish the current ones.
     pub(super) fn close(&self) {
         for (name, _) in &self.cases {
-            // Some are taken. What else can go wrong costs time only.
+            // Taken tests have a folder already. Any other failure only costs time.
             let _ = std::fs::create_dir(self.taken(name));
         }
     }
 
-    /// What nobody knows the end of, when no guest is left.
+    /// Tests without a result, once no guest is left.
     pub(super) fn rest(self) -> BTreeSet<String> {
         self.open
     }
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_taken_once_and_none_is_forgotten() {
+    fn each_test_is_taken_once_and_none_is_lost() {
         let dir = std::env::temp_dir().join(format!("nacre-xtask-queue-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let cases = ["010", "020", "600"].map(|name| match name {

@@ -1,7 +1,8 @@
-//! The tests inside the virtual machine, seen from outside.
+//! Runs the tests inside the virtual machine, seen from the host.
 //!
-//! The guest enforces each test's limit itself. When it cannot (a process stuck in the kernel, a crash), the host
-//! notices the silence, kills the machine, blames the test that had begun, and boots again for those that are left.
+//! The guest enforces each test's limit. If it cannot (a process stuck in the kernel, a crash), the
+//! host notices the silence and kills the machine. The test that was running fails, and another
+//! boot runs the rest.
 //!
 //! ```text
 //!   Suite ── a thread per guest ─┬─ boot ── guest.sh ── results ─┐
@@ -24,14 +25,15 @@ use super::{Hardware, Vm, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
-/// From the start of QEMU to the first event. Emulated and on a busy machine a boot takes up to half a minute.
+/// From the start of QEMU to the first event. On a busy machine an emulated boot takes up to half a
+/// minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 const BUILD_LIMIT: Duration = Duration::from_secs(1500);
-/// How much of a failed test's log is shown where it ran, and again at the very end, where nobody has to look for it.
+/// Lines of a failed test's log shown where it ran, and in the summary at the end.
 const TAIL_LINES: usize = 40;
 const LAST_LINES: usize = 10;
 
-/// What serves the namespaces in the guest.
+/// The target that serves the namespaces in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Target {
     Nacre,
@@ -48,35 +50,35 @@ impl fmt::Display for Target {
     }
 }
 
-/// Which tests, against what.
+/// Which tests to run, against which target.
 pub struct Selection {
     pub filter: Vec<String>,
     pub target: Target,
     pub nacre: Option<PathBuf>,
-    /// How many guests run side by side; as many as this machine is good for when none.
+    /// Number of guests side by side; `None`: as many as this machine can run.
     pub guests: Option<usize>,
 }
 
-/// Boots that run nothing before the rest of the tests is given up: an emulated machine may stumble once.
-const BOOTS_IN_VAIN: u32 = 2;
+/// Boots without a test result before the run is given up; an emulated machine may fail once.
+const MAX_EMPTY_BOOTS: u32 = 2;
 
-/// Tests that are begun again, in the whole suite, because the emulator killed the guest's kernel.
+/// Tests restarted in the whole run because the emulator crashed the guest's kernel.
 const STUMBLES: u32 = 2;
 
-/// More than these wait for this machine's disk, and for each other.
+/// More guests than this wait for the machine's disk and for each other.
 const MOST_GUESTS: usize = 3;
 
-/// What a guest takes of this machine's memory: its own, and what QEMU keeps of translated code.
+/// Memory of the host per guest: the guest's own, and QEMU's cache of translated code.
 const GUEST_MIB: u64 = 6 << 10;
 
-/// What the tests start in the guest.
+/// Programs that the tests start in the guest.
 struct Programs {
     nacre: PathBuf,
-    /// Both ends of RDMA connections, for the test of verbs.
+    /// Both ends of an RDMA connection, for the test of verbs.
     pingpong: PathBuf,
-    /// Brings NVMe drives up through VFIO.
+    /// Initialises NVMe drives through VFIO.
     probe: PathBuf,
-    /// The conformance suite of block devices, on NVMe drives.
+    /// The conformance suite of bdevs, on NVMe drives.
     conformance: PathBuf,
 }
 
@@ -90,7 +92,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     }
     let nacre = match selection.target {
         Target::Nacre => nacre(root, selection.nacre.as_deref())?,
-        // Nobody starts it.
+        // Not started in this case.
         Target::Nvmet => PathBuf::from("/nonexistent"),
     };
     let needed = |name: &str| cases.iter().any(|case| case.ends_with(name));
@@ -152,31 +154,34 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Whether a filter leaves anything to run, so that no machine is built for nothing.
+/// True if a filter selects any test, so that no machine is prepared for nothing.
 pub fn matches(root: &Path, filter: &[String]) -> bool {
-    // A folder that cannot be read is reported by the suite itself.
+    // The suite itself reports an unreadable folder.
     cases(root, filter).map_or(true, |cases| !cases.is_empty())
 }
 
-/// Whether a kernel died of a breakpoint of its own. Linux replaces code under way by way of an `int3`, and knows every
-/// one that it meets; QEMU, which emulates processors on several threads, now and then runs one that is there no more.
+/// True if the kernel died of its own breakpoint. Linux patches live code through an `int3` and
+/// handles each one that it hits. QEMU's multi-threaded emulation sometimes executes an `int3`
+/// after its removal.
 fn emulator_stumbled(last_words: &[u8]) -> bool {
     String::from_utf8_lossy(last_words).contains("Oops: int3")
 }
 
-/// How many guests this machine is good for. An emulated one keeps less than one CPU busy, whatever it has itself;
-/// with hardware virtualisation one is fast enough.
+/// Number of guests for this machine. An emulated guest keeps less than one host CPU busy; with
+/// hardware virtualisation one guest is fast enough.
 fn guests(vm: &Vm) -> usize {
     if !vm.is_emulated() {
         return 1;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    (cpus * 3 / 2).min(MOST_GUESTS).min(roomy_for(&memory))
+    (cpus * 3 / 2)
+        .min(MOST_GUESTS)
+        .min(guests_that_fit(&memory))
 }
 
-/// How many guests the memory of this `/proc/meminfo` is enough for.
-fn roomy_for(meminfo: &str) -> usize {
+/// Number of guests that fit into the memory of this `/proc/meminfo`.
+fn guests_that_fit(meminfo: &str) -> usize {
     let available = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))
@@ -184,18 +189,18 @@ fn roomy_for(meminfo: &str) -> usize {
     available.map_or(1, |kib| (kib / 1024 / GUEST_MIB) as usize)
 }
 
-/// What became of a guest.
+/// The result of one guest.
 #[derive(Default)]
 struct Outcome {
     ran: usize,
-    /// The test in which it hung or died.
+    /// The test during which the guest hung or died.
     died_in: Option<String>,
 }
 
 /// The whole run. Each lane has one guest at a time.
 struct Suite<'a> {
     root: &'a Path,
-    /// Of all guests, which may write there.
+    /// The folder of all guests, which they may write.
     dir: PathBuf,
     vm: &'a Vm,
     target: Target,
@@ -208,7 +213,7 @@ impl Suite<'_> {
         self.work.lock().expect("no lane panicked")
     }
 
-    /// A lane: boots until nothing waits.
+    /// A lane: boots guests until no test waits.
     fn run(&self) -> Result<()> {
         loop {
             let Some(boot) = self.work().next() else {
@@ -227,11 +232,12 @@ impl Suite<'_> {
     }
 
     fn judge(&self, work: &mut Work, boot: &Boot, out: &Path, outcome: Outcome) -> Result<()> {
-        // Where nothing waits any more others were faster.
+        // A guest that ran nothing while tests wait counts; with no test waiting, the other guests
+        // took them.
         let idle = outcome.ran == 0 && outcome.died_in.is_none();
         let left = !work.queue.waiting(boot.hardware).is_empty();
-        work.in_vain = if idle {
-            work.in_vain + u32::from(left)
+        work.empty_boots = if idle {
+            work.empty_boots + u32::from(left)
         } else {
             0
         };
@@ -248,8 +254,9 @@ impl Suite<'_> {
             work.tally
                 .fail(format!("vm {name}: the guest hung or died"));
         }
-        if work.in_vain >= BOOTS_IN_VAIN {
-            // A machine that boots and runs nothing does so again: the rest has failed.
+        if work.empty_boots >= MAX_EMPTY_BOOTS {
+            // A machine that runs nothing in several boots will not recover: the remaining tests
+            // fail.
             println!(
                 "virtual machine: the guest ran nothing, see {}",
                 out.display()
@@ -259,13 +266,13 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// One boot, which runs what it takes of the tests that wait. Answers with the folder of what it left.
+    /// One boot, which takes and runs waiting tests. Returns its output folder and the result.
     fn boot(&self, boot: &Boot) -> Result<(PathBuf, Outcome)> {
         let out = self.dir.join(boot.number.to_string());
         setup::create_dir(&out)?;
         std::fs::write(out.join("cases"), boot.cases.join("\n") + "\n")
             .context("writing the list of tests")?;
-        // Emulated, a turn that finds nothing takes what the other guests need.
+        // When emulated, idle polling takes CPU time from the other guests.
         let patience = if self.vm.is_emulated() {
             "NACRE_REACTOR_BUSY_POLL_US=0 "
         } else {
@@ -293,7 +300,7 @@ impl Suite<'_> {
         };
         let (mut booted, mut ran) = (false, 0);
         loop {
-            // The order matters: what a guest wrote before it stopped is read after it was seen to stop.
+            // Check for the end first, then read: events written before the end are then all seen.
             let stopped = group.try_wait()?.is_some();
             for event in events.read()? {
                 if !std::mem::replace(&mut booted, true) {
@@ -306,7 +313,7 @@ impl Suite<'_> {
                     took,
                 } = event
                 {
-                    // Under the lock, so that what is said of two tests does not mix.
+                    // Print under the lock, so that the reports of two tests do not mix.
                     let mut work = self.work();
                     report(&out, &name, verdict, took, &mut work.tally);
                     work.queue.ended(&name);
@@ -374,13 +381,13 @@ fn report(out: &Path, name: &str, verdict: Verdict, took: f64, tally: &mut Tally
     }
 }
 
-/// Empty if there is no such file.
+/// The text of a file; empty if it does not exist.
 fn read(path: &Path) -> String {
     let bytes = std::fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The end of a text, each line on one of its own and marked.
+/// The last lines of a text, each on its own line and marked.
 fn quoted_tail(text: &str, most: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let tail = lines[lines.len().saturating_sub(most)..].iter();
@@ -410,7 +417,7 @@ fn cases(root: &Path, filter: &[String]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What a test says of the machine that it wants, with a line `# hardware: drives`.
+/// The hardware that a test requests with a line `# hardware: drives`.
 fn hardware(root: &Path, case: &str) -> Result<Hardware> {
     let path = root.join("tests/vm/cases").join(format!("{case}.sh"));
     let text =
@@ -429,7 +436,8 @@ fn hardware_of(script: &str) -> Result<Hardware> {
     }
 }
 
-/// The daemon to test: the one given, or an optimised build (an unoptimised one crawls when emulated).
+/// The daemon under test: the given one, or an optimised build, because an unoptimised one is too
+/// slow when emulated.
 pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
     let path = match given {
         Some(path) => path.to_path_buf(),
@@ -464,7 +472,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_say_what_hardware_they_want() {
+    fn scripts_select_their_hardware() {
         let of = |script: &str| hardware_of(script).ok();
         assert_eq!(of("# A goal.\nserve"), Some(Hardware::Plain));
         assert_eq!(
@@ -475,23 +483,23 @@ mod tests {
     }
 
     #[test]
-    fn guests_are_as_many_as_there_is_memory_for() {
-        let of = |kib: u64| roomy_for(&format!("MemTotal: 1 kB\nMemAvailable:   {kib} kB\n"));
+    fn memory_limits_the_number_of_guests() {
+        let of = |kib: u64| guests_that_fit(&format!("MemTotal: 1 kB\nMemAvailable:   {kib} kB\n"));
         assert_eq!(of(20 << 20), 3);
         assert_eq!(of(12 << 20), 2);
         assert_eq!(of(5 << 20), 0);
-        assert_eq!(roomy_for("MemTotal: 1 kB"), 1);
+        assert_eq!(guests_that_fit("MemTotal: 1 kB"), 1);
     }
 
     #[test]
-    fn what_failed_is_told_with_the_end_of_its_log() {
+    fn failures_show_the_end_of_the_log() {
         assert_eq!(quoted_tail("one\ntwo\nthree\n", 2), "\n  | two\n  | three");
         assert_eq!(quoted_tail("one", 2), "\n  | one");
         assert_eq!(quoted_tail("", 2), "");
     }
 
     #[test]
-    fn only_a_breakpoint_of_the_kernels_own_is_the_emulators_fault() {
+    fn only_a_kernel_breakpoint_counts_as_an_emulator_failure() {
         let int3 = b"[   80.400675] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI\n[   80.402169] CPU: 0 UID: 0 PID: 0";
         assert!(emulator_stumbled(int3));
         for words in [

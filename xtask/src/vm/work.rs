@@ -1,4 +1,4 @@
-//! What the guests of a run have to do between them, and which of them is booted next.
+//! The work shared by the guests of a run; decides which guest to boot next.
 
 use anyhow::Result;
 
@@ -6,20 +6,21 @@ use super::Hardware;
 use super::queue::Queue;
 use crate::tally::Tally;
 
-/// What is left to do, and what has come of the rest.
+/// Remaining tests and the results so far.
 pub(super) struct Work {
     pub(super) queue: Queue,
     pub(super) tally: Tally,
     boots: u32,
-    /// One guest at a time has drives: there are few tests for them.
+    /// True while the one guest with drives runs; few tests need it.
     drives: bool,
-    /// Guests without, which take what waits for them sooner than another one is up.
+    /// Number of running guests without drives. They take waiting tests sooner than another guest
+    /// boots.
     plain: usize,
-    /// A test was put back: the guests that there are may be past it.
+    /// A test was put back; the running guests may be past it in their lists.
     again: bool,
     pub(super) stumbles: u32,
-    /// Boots that ran nothing, one after the other.
-    pub(super) in_vain: u32,
+    /// Consecutive boots that ran nothing.
+    pub(super) empty_boots: u32,
 }
 
 impl Work {
@@ -32,11 +33,11 @@ impl Work {
             plain: 0,
             again: false,
             stumbles: 0,
-            in_vain: 0,
+            empty_boots: 0,
         }
     }
 
-    /// A guest that `next` gave is no more.
+    /// A guest that `next` returned has ended.
     pub(super) fn over(&mut self, hardware: Hardware) {
         match hardware {
             Hardware::Drives | Hardware::EmptyDrives => self.drives = false,
@@ -44,13 +45,13 @@ impl Work {
         }
     }
 
-    /// A test that was taken is to be run by a guest that has not been there yet.
+    /// Returns a taken test to the queue, for a guest that is not past it yet.
     pub(super) fn put_back(&mut self, name: &str) -> Result<()> {
         self.again = true;
         self.queue.put_back(name)
     }
 
-    /// What to boot next. Tests that need drives first, as they take longest.
+    /// The next guest to boot. Tests with drives go first, because they take longest.
     pub(super) fn next(&mut self) -> Option<Boot> {
         let wanted = |hardware| self.queue.waiting(hardware).len();
         let taken_by_others = if self.again { 0 } else { self.plain };
@@ -85,9 +86,9 @@ pub(super) struct Boot {
 mod tests {
     use super::*;
 
-    /// One guest at a time has drives; a lane goes on while anything waits.
+    /// Goal: one guest at a time has drives; a lane continues while tests wait.
     #[test]
-    fn what_is_booted_next() {
+    fn the_next_guest_matches_the_waiting_tests() {
         let dir = std::env::temp_dir().join(format!("nacre-xtask-next-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let cases = [
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(next(&mut work), None, "two guests take what is left");
         work.over(Hardware::Plain);
         assert_eq!(next(&mut work), plain(3, &["020"]), "unless one died");
-        // Who has 020 to come may be past 010 when that is put back.
+        // A guest with 020 ahead may be past 010 when that is put back.
         work.put_back("010").unwrap();
         std::fs::create_dir(dir.join("020")).unwrap();
         assert_eq!(next(&mut work), plain(4, &["010"]));

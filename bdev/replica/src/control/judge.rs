@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | in sync | another in-sync replica is there | out, durably; only then are writes acknowledged |
 //! | in sync, the last one there | its medium failed | stays: the host gets the error |
-//! | in sync, the last one there | it is unreachable | stays in sync, detached; the volume freezes |
+//! | in sync, the last one there | it is unreachable | in sync, detached; the volume freezes |
 //! | any | its device lost its end | see [`super::cut`] |
 //! | being copied to | | detached; retried later |
 //! | any | it is reserved by another holder | stays: the volume is fenced |
