@@ -1,14 +1,15 @@
-//! The life of `nacre serve`: start, initialize, run, drain, end.
+//! The phases of `nacre serve`: start, initialise, run, drain, end.
 //!
 //! ```text
 //!   serve   settings, logs, locks (socket, data directory), the runtime
 //!     ├ socket answers from here on (with --wait-for-rpc: startup methods only)
-//!     ├ init    data plane ▸ replay of the store ▸ what the configuration declares
-//!     │         ▸ what of the store stands on that ▸ hosts are let in                 phase Runtime
+//!     ├ init    data plane ▸ replay of the store ▸ declared objects ▸ stored objects that depend
+//!     │         on them ▸ hosts are admitted                                     phase Runtime
 //!     ├ -c JSON the calls of an SPDK configuration, in its order
-//!     ├ ready   sd_notify READY=1, one line saying where everything is
-//!     ├ …       RPC, metrics, retries of what could not be restored, watchdog pings, SIGHUP
-//!     └ stop    SIGTERM, SIGINT or spdk_kill_instance: fini, STOPPING=1, exit 0; a second signal ends at once
+//!     ├ ready   sd_notify READY=1, one log line with sockets, listeners and paths
+//!     ├ …       RPC, metrics, retries of failed replays, watchdog pings, SIGHUP
+//!     └ stop    SIGTERM, SIGINT or spdk_kill_instance: fini, STOPPING=1, exit 0; a second signal
+//!               ends at once
 //! ```
 //!
 //! Everything here runs on one thread with one tokio current-thread runtime; no future needs to be
@@ -43,29 +44,29 @@ use crate::signals::{Hangups, Stops};
 use crate::spdk_file;
 use crate::store::Store;
 
-/// How often what was left out of events and the log is counted up.
+/// Interval of the reports on dropped events and log lines.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
-/// How long hosts may take to be disconnected.
+/// Limit for disconnecting the hosts.
 const HOST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long hosts wait at most for volumes to be opened.
+/// How long hosts wait at most for volumes to open.
 const VOLUME_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the drain may take before the process ends anyway.
+/// Limit of the drain; the process ends after it in any case.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct ServeOptions {
     pub personality: Personality,
     pub loaded: Loaded,
-    /// Where `loaded` came from.
+    /// How `loaded` was read; a reload reads it again.
     pub source: reload::Source,
-    /// An SPDK configuration to carry out, with its name.
+    /// An SPDK configuration to execute, with its path.
     pub json_config: Option<(PathBuf, Value)>,
     pub ignore_json_errors: bool,
     pub wait_for_rpc: bool,
     pub pid_file: Option<PathBuf>,
 }
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until it is asked to stop.
 pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let settings = &options.loaded.settings;
     let logs = Logs::install(&settings.log)?;
@@ -74,10 +75,10 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs.clone()));
-    // A stuck helper must not keep the process alive.
+    // A stuck helper thread must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let (Err(error), Some(_)) = (&outcome, &settings.log.file) {
-        // Standard error gets it from the command line.
+        // The command line prints the error to stderr.
         error!("{}", crate::rpc::error::causes(error));
     }
     logs.flush();
@@ -85,7 +86,7 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
 }
 
 async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
-    // First: a signal may arrive at any time.
+    // First of all: a signal may arrive at any time.
     let (stops, hangups) = (Stops::new()?, Hangups::new()?);
     let settings = options.loaded.settings.clone();
     let socket_path = socket_path(&settings, options.personality);
@@ -104,7 +105,7 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
         );
     }
     let store = open_store(&settings, options.personality)?;
-    // Not before: where another daemon has the state, the file is that one's.
+    // Only now: if another daemon holds the state, the pid file belongs to that daemon.
     let _pid_file = options
         .pid_file
         .as_deref()
@@ -149,7 +150,8 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
     info!("stopping");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     engine.set_phase(Phase::Stopping);
-    // Clients may ask how the drain goes, and the answer to spdk_kill_instance has to leave.
+    // Keep serving: clients may watch the drain, and the answer to spdk_kill_instance has to be
+    // sent.
     tokio::select! {
         () = &mut serving => {}
         () = drain(&engine) => {}
@@ -172,11 +174,11 @@ async fn drain(engine: &Rc<Engine>) {
             "the drain did not end; stopping without it"
         );
     }
-    // One turn for answers under way.
+    // Leave time to send pending answers.
     tokio::time::sleep(Duration::from_millis(20)).await;
 }
 
-/// From start to the end of time; only failing to start ends it.
+/// Runs until the daemon stops; returns only if the start fails.
 async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> anyhow::Result<()> {
     let calls = match &options.json_config {
         Some((path, config)) => {
@@ -197,7 +199,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     if options.wait_for_rpc {
         info!(socket = %socket.display(), "waiting for framework_start_init");
     } else if engine.phase() == Phase::Startup {
-        // Unless a client was faster.
+        // Unless a client has called it already.
         init(engine).await?;
     }
     engine.reached(Phase::Runtime).await;
@@ -218,7 +220,8 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     Ok(())
 }
 
-/// Lets hosts wait while what they connect to is being made; see [`nacre_nvmf::subsystems::Target::hold`].
+/// Holds connecting hosts while their subsystems are being created; see
+/// [`nacre_nvmf::subsystems::Target::hold`].
 fn hold(engine: &Engine, held: bool) {
     engine.holds.set(engine.holds.get() + u64::from(held));
     if let Ok(plane) = engine.plane() {
@@ -226,8 +229,9 @@ fn hold(engine: &Engine, held: bool) {
     }
 }
 
-/// Lets hosts in: at once, or as soon as every volume was tried to be opened, which is waited for so long
-/// and no longer. A host that found its namespace missing would take it for gone.
+/// Admits hosts once every volume has been opened or has failed, at the latest after
+/// [`VOLUME_PATIENCE`]. A host admitted earlier would find its namespace missing and take it for
+/// deleted.
 fn release(engine: &Rc<Engine>) {
     let (engine, holds) = (Rc::clone(engine), engine.holds.get());
     tokio::task::spawn_local(async move {
@@ -235,17 +239,17 @@ fn release(engine: &Rc<Engine>) {
         if tokio::time::timeout(VOLUME_PATIENCE, tried).await.is_err() {
             warn!("hosts are let in although volumes are still being opened");
         }
-        // Unless they were held again since.
+        // Unless hosts were held again since.
         if engine.holds.get() == holds {
             hold(&engine, false);
         }
     });
 }
 
-/// Makes the data plane, then everything that is configured. Called once.
+/// Starts the data plane, then creates all configured objects. Called once.
 ///
-/// A panic is a failure like others: whoever called ends the daemon. Let through, it would leave a daemon that waits
-/// for framework_start_init in [`Phase::Starting`] for ever.
+/// A panic becomes an error, and the caller ends the daemon. Otherwise a daemon that waits for
+/// framework_start_init would stay in [`Phase::Starting`] forever.
 pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let starting = AssertUnwindSafe(start(engine)).catch_unwind();
     starting.await.unwrap_or_else(|panic| {
@@ -291,14 +295,13 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     crate::deferred::restore(engine);
     engine.declared.plan(&engine.settings);
     crate::methods::bdev::attach_stored(engine, &engine.journal.waiting()).await;
-    replay_what_waits(engine).await;
+    replay_waiting(engine).await;
     crate::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.make(engine).await;
     engine.listeners.start(engine).await?;
-    // What RPC added to something of the file's, or set about it, could not be made before. Hosts that come
-    // back find it there.
+    // Changes made by RPC to declared objects can be replayed only now. Hosts are not admitted yet.
     if engine.declared.has_come() {
-        replay_what_waits(engine).await;
+        replay_waiting(engine).await;
     }
     crate::deferred::settle(engine).await;
     crate::volumes::open_all(engine);
@@ -309,21 +312,21 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn replay_what_waits(engine: &Rc<Engine>) {
+async fn replay_waiting(engine: &Rc<Engine>) {
     for record in engine.journal.waiting() {
         engine.replay(&record).await;
     }
 }
 
-/// Of the discovery log: beyond all that a daemon before this one came to, unless it changed more than so many times a
-/// second, or the clock was set back.
+/// The first generation counter of the discovery log. It exceeds that of any earlier daemon, unless
+/// that one made more than CHANGES_PER_SECOND changes per second, or the clock was set back.
 fn first_generation(now: SystemTime) -> u64 {
     const CHANGES_PER_SECOND: u64 = 1 << 16;
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_secs().saturating_mul(CHANGES_PER_SECOND).max(1)
 }
 
-/// What the settings and the startup options ask of the data plane.
+/// The data plane's configuration from the settings and the startup options.
 fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     let (settings, options) = (&engine.settings, engine.options.borrow());
     let mut target = TargetConfig {
@@ -334,7 +337,7 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
         max_connections: settings.nvmf.max_connections as usize,
         max_io_entries: settings.nvmf.max_queue_depth,
         max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
-        // nvmf_tgt listens where it is told to and nowhere else.
+        // SPDK's nvmf_tgt listens only on configured addresses.
         discovery_port: (engine.personality == Personality::Nacre
             && settings.nvmf.discovery_port != 0)
             .then_some(settings.nvmf.discovery_port),
@@ -358,14 +361,14 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
     })
 }
 
-/// Takes down what [`init`] made.
+/// Takes down the objects that [`init`] created.
 pub async fn fini(engine: &Rc<Engine>) {
     let Ok(plane) = engine.plane() else { return };
     crate::volumes::let_go(engine);
     if !plane.disconnect_hosts(HOST_PATIENCE).await {
         warn!("hosts were still connected when the reactors ended");
     }
-    // What the controls of volumes still have to write needs everything else.
+    // Volumes close first: writing their last state needs everything else.
     crate::volumes::close_all(engine, &plane).await;
     engine.set_plane(None);
     engine.devices.clear();
@@ -379,7 +382,7 @@ pub async fn fini(engine: &Rc<Engine>) {
     crate::volumes::end(engine);
 }
 
-/// Tries again what could not be restored.
+/// Retries objects that could not be restored.
 async fn retry(engine: &Rc<Engine>) {
     loop {
         let every = match engine.tunables().retry_s {
@@ -392,18 +395,18 @@ async fn retry(engine: &Rc<Engine>) {
         tokio::select! {
             () = engine.tuned.notified() => continue,
             () = tokio::time::sleep(every) => {}
-            // What stood on a remote device that is back need not wait.
+            // Objects on a remote device or drive that is back need not wait.
             () = engine.remotes.came_back() => {}
             () = engine.drives.came_back() => {}
         }
-        replay_what_waits(engine).await;
+        replay_waiting(engine).await;
         if engine.declared.make(engine).await {
-            replay_what_waits(engine).await;
+            replay_waiting(engine).await;
         }
     }
 }
 
-/// Tells systemd that the management plane turns, if it wants to know.
+/// Pings systemd's watchdog, if it is enabled, as long as the management thread runs.
 async fn watchdog() {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return std::future::pending().await;
@@ -414,7 +417,7 @@ async fn watchdog() {
     }
 }
 
-/// Tells how many events and log lines were left out, as long as some are.
+/// Reports dropped events and log lines periodically.
 async fn settle(engine: &Engine) {
     loop {
         tokio::time::sleep(SETTLE_EVERY).await;
@@ -491,13 +494,14 @@ impl Drop for PidFile {
 mod tests {
     use super::*;
 
-    /// Even where the one before started a second ago and was asked for a change every 20 us.
+    /// Goal: a new daemon's generation counter exceeds its predecessor's, even one that started a
+    /// second ago and changed every 20 us.
     #[test]
-    fn a_daemon_begins_beyond_the_discovery_logs_of_the_one_before() {
+    fn a_restart_raises_the_discovery_generation() {
         let started = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let reached = first_generation(started) + 50_000;
         assert!(first_generation(started + Duration::from_secs(1)) > reached);
-        // Shown by programs that count in floating point.
+        // Must be exact in programs that use floating point numbers.
         assert!(first_generation(started) < 1 << 53);
         assert_eq!(first_generation(UNIX_EPOCH - Duration::from_secs(1)), 1);
     }

@@ -1,9 +1,10 @@
-//! What the configuration file declares ([[bdev]], [[nvmf.subsystem]]; its listeners are the business
-//! of [`crate::listeners`]), made by the same calls that anybody would make. Its home is the file: nothing of it is stored.
+//! Objects declared in the configuration file ([[bdev]], [[nvmf.subsystem]]), created by ordinary
+//! RPC calls. Their listeners are handled by [`crate::listeners`]. The file is their only home:
+//! declared objects are not stored.
 //!
-//! What the store already has under the same name is left as it is: it was changed by RPC since. What RPC sets about a
-//! subsystem or a namespace of the file's is a record of its own, which is made after it.
-//! What cannot be made now is told, does not stop the rest, and is tried again.
+//! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
+//! declared subsystem or namespace are records of their own, replayed after it. An object that
+//! cannot be created is reported, does not stop the others, and is retried.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -25,14 +26,14 @@ use crate::engine::Engine;
 use crate::journal::Entry;
 use crate::rpc::RpcError;
 
-/// Identities of declared devices are made from their names under this one, so that they are the
-/// same at every start and on every machine with the same file.
+/// Namespace of the UUIDs derived from device names. Declared devices have the same UUID at every
+/// start, and on every machine with the same file.
 const IDENTITIES: Uuid = Uuid::from_u128(0x0b5c_4a0e_7d1f_4c6a_9a52_6e61_6372_6500);
 
-/// One call that makes a part of what is declared.
+/// One call that creates a part of a declaration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// For messages: `[[bdev]] "disk0"`.
+    /// The declaration, for messages: `[[bdev]] "disk0"`.
     pub what: String,
     pub method: &'static str,
     pub params: Value,
@@ -51,26 +52,27 @@ struct Planned {
     refused: Option<RpcError>,
 }
 
+/// The planned calls, and which of them have succeeded.
 #[derive(Debug, Default)]
 pub struct Declared {
     calls: RefCell<Vec<Planned>>,
-    /// From the plan until all of it was tried.
+    /// True from the planning of the calls until each was tried.
     coming: Cell<bool>,
-    /// Two tasks never make the same thing.
+    /// Held while objects are created: no two tasks create the same one.
     making: Mutex<()>,
 }
 
-/// The outcome of a new configuration.
+/// The differences of a new configuration.
 #[derive(Debug, Default, PartialEq)]
 pub struct Amended {
-    /// Things that can be made now.
+    /// Objects that can be created now.
     pub added: Vec<String>,
-    /// Differences that take effect at the next start.
+    /// Changes that take effect at the next start.
     pub later: Vec<String>,
 }
 
 impl Declared {
-    /// Decides the calls.
+    /// Plans the calls.
     pub fn plan(&self, settings: &Settings) {
         let calls = calls(settings);
         let anything = !calls.is_empty() || !settings.listeners().is_empty();
@@ -83,17 +85,18 @@ impl Declared {
         *self.calls.borrow_mut() = planned.collect();
     }
 
-    /// Whether what fails now may stand on something that is declared and was not tried yet.
+    /// True while an object that fails now may depend on a declared object that was not tried yet.
     pub fn is_coming(&self) -> bool {
         self.coming.get()
     }
 
-    /// Everything was tried, listeners and all. Answers whether there was anything.
+    /// Marks all declarations as tried, including listeners. Returns whether the plan had been
+    /// pending.
     pub fn has_come(&self) -> bool {
         self.coming.replace(false)
     }
 
-    /// Makes what is not made yet, in order. Answers whether something was made.
+    /// Creates missing objects, in order. Returns whether any was created.
     pub async fn make(&self, on: &Rc<Engine>) -> bool {
         let _one = self.making.lock().await;
         let mut any = false;
@@ -134,7 +137,8 @@ impl Declared {
         any
     }
 
-    /// Plans the additions of a new configuration, and the changes of things that are not made yet.
+    /// Plans the additions of a new configuration, and the changes to objects that do not exist
+    /// yet.
     pub async fn amend(&self, settings: &Settings) -> Amended {
         let _one = self.making.lock().await;
         let (mut amended, new) = (Amended::default(), calls(settings));
@@ -157,7 +161,7 @@ impl Declared {
                     (p.call, p.refused) = (call, None);
                     amended.added.push(what);
                 }
-                // A subsystem needs listeners, which are not followed here.
+                // A subsystem needs listeners, which this module does not handle.
                 None if call.method == "nvmf_create_subsystem"
                     || call.method == "nvmf_create_transport" =>
                 {
@@ -177,21 +181,21 @@ impl Declared {
         amended
     }
 
-    /// The parameters of a device that is declared and not made.
+    /// The parameters of a declared device that does not exist yet.
     pub fn missing_bdev(&self, name: &str) -> Option<Value> {
         let calls = self.calls.borrow();
         let mut missing = calls.iter().filter(|p| !p.made && p.call.makes_bdev(name));
         missing.next().map(|p| p.call.params.clone())
     }
 
-    /// Why the declared device `name` could not be made.
+    /// Why the declared device `name` could not be created.
     pub fn refusal_of_bdev(&self, name: &str) -> Option<RpcError> {
         let calls = self.calls.borrow();
         let mut all = calls.iter().filter(|p| p.call.makes_bdev(name));
         all.next()?.refused.clone()
     }
 
-    /// What could not be made, and why.
+    /// Objects that could not be created, with the error.
     pub fn missing(&self) -> Vec<(Call, RpcError)> {
         let calls = self.calls.borrow();
         calls
@@ -201,7 +205,7 @@ impl Declared {
     }
 }
 
-/// Whether the store has the object that the call would make.
+/// True if the store has the object that the call would create.
 fn stored_already(on: &Engine, call: &Call) -> bool {
     let same = |field: &str, params: &Value| {
         params.get(field).is_some() && params.get(field) == call.params.get(field)
@@ -214,12 +218,12 @@ fn stored_already(on: &Engine, call: &Call) -> bool {
         method if method.starts_with("bdev_") => {
             e.record.key.starts_with("bdev/") && same("name", &e.record.params)
         }
-        // Parts of a subsystem that was configured by RPC are the business of RPC.
+        // RPC owns all parts of a subsystem that was created by RPC.
         _ => e.record.method == "nvmf_create_subsystem" && same("nqn", &e.record.params),
     })
 }
 
-/// The subsystems that were configured by RPC: their parts are the business of RPC.
+/// The subsystems that were created by RPC; RPC owns their parts.
 pub fn subsystems_of_rpc(on: &Engine) -> BTreeSet<String> {
     let of_rpc = |e: &Entry| e.durable && e.record.method == "nvmf_create_subsystem";
     let made = on.journal.select(of_rpc);
@@ -228,7 +232,7 @@ pub fn subsystems_of_rpc(on: &Engine) -> BTreeSet<String> {
         .collect()
 }
 
-/// The calls that make everything that is declared, in an order in which they succeed.
+/// The calls that create all declared objects, in an order that satisfies their dependencies.
 pub fn calls(settings: &Settings) -> Vec<Call> {
     let mut calls: Vec<Call> = settings.bdev.iter().map(bdev).collect();
     let nvmf = &settings.nvmf;
@@ -245,13 +249,13 @@ pub fn calls(settings: &Settings) -> Vec<Call> {
     calls
 }
 
-/// The identity of a declared device.
+/// The UUID of a declared device.
 pub fn uuid_of(declared: &Bdev) -> Uuid {
     let derived = || Uuid::new_v5(&IDENTITIES, declared.name.as_bytes());
     declared.uuid.unwrap_or_else(derived)
 }
 
-/// The subsystem that the calls make, to be checked beforehand.
+/// The configuration of the declared subsystem, for validation in advance.
 pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
     let default = SubsystemConfig::new(nqn.clone());
     let or = |given: &Option<String>, default: String| given.clone().unwrap_or(default);
@@ -366,7 +370,7 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<Call>) {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: a declaration becomes the calls that make it, or a refusal that names what there is.
+    //! Goal: a declaration becomes its calls, or an error that names the alternatives.
 
     use super::*;
     use crate::config::load_text;
@@ -420,7 +424,7 @@ mod tests {
             runtime.unwrap().block_on(declared.amend(&settings(text)))
         };
         assert_eq!(amend(WHOLE), Amended::default());
-        // Nothing is made yet: a change takes the place of the old call.
+        // Nothing exists yet: a changed call replaces the old one.
         let changed = WHOLE.replace("8MiB", "16MiB");
         assert_eq!(amend(&changed).added, ["[[bdev]] \"ram\""]);
         for planned in declared.calls.borrow_mut().iter_mut() {

@@ -1,9 +1,9 @@
-//! Calls that wait for a device that is not there yet.
+//! Calls that wait for a missing base device.
 //!
-//! SPDK answers the creation of a stacked device before its base exists, and makes the device when the base comes: its
-//! saved configurations list stacked devices first. Here such a call becomes a journal record of its own,
-//! `deferred/<name>`. The record is stored, exported and listed by `state_get`; it gives way to the device's own record
-//! when the device is made.
+//! SPDK accepts the creation of a stacked device before its base exists, and creates the device
+//! when the base appears: its saved configurations list stacked devices first. Here such a call
+//! becomes a journal record `deferred/<name>`. The record is stored, exported and listed by
+//! `state_get`. The device's own record replaces it once the device exists.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -20,25 +20,26 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::{Change, Record};
 
-/// How the keys of deferred calls begin.
+/// Prefix of the keys of deferred calls.
 pub const PREFIX: &str = "deferred/";
 
 pub fn key(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
+/// The deferred calls, by the devices that they wait for.
 #[derive(Default)]
 pub struct Deferred {
     /// Keys of deferred calls by the device that they wait for.
     waiting: RefCell<HashMap<String, BTreeSet<String>>>,
-    /// Devices that came and were not looked at yet.
+    /// New devices that were not handled yet.
     arrived: Arc<Mutex<Vec<String>>>,
-    /// Held while deferred calls are made.
+    /// Held while deferred calls run.
     settling: tokio::sync::Mutex<()>,
 }
 
 impl Deferred {
-    /// Where the registry's event handler notes new devices.
+    /// The list to which the registry's event handler adds new devices.
     pub fn arrivals(&self) -> Arc<Mutex<Vec<String>>> {
         Arc::clone(&self.arrived)
     }
@@ -51,7 +52,7 @@ impl Deferred {
         }
     }
 
-    /// Keys of the calls that wait for one of `names`; they are looked up once.
+    /// Takes the keys of the calls that wait for one of `names`.
     fn take(&self, names: impl Iterator<Item = String>) -> BTreeSet<String> {
         let mut waiting = self.waiting.borrow_mut();
         names
@@ -61,7 +62,7 @@ impl Deferred {
     }
 }
 
-/// The devices that a call needs.
+/// The base devices of a call.
 fn bases(record: &Record) -> impl Iterator<Item = &str> {
     let one = ["base_bdev_name", "base_name"]
         .into_iter()
@@ -70,7 +71,8 @@ fn bases(record: &Record) -> impl Iterator<Item = &str> {
     one.chain(many.into_iter().flatten().filter_map(Value::as_str))
 }
 
-/// The device that a deferred call waits for; `None` if all its devices are there, or if it is no deferred call.
+/// The missing base of a deferred call; `None` if all its bases exist, or if it is not a deferred
+/// call.
 pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
     if !record.key.starts_with(PREFIX) {
         return None;
@@ -78,8 +80,8 @@ pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
     bases(record).find(|base| plane.bdevs.lookup(base).is_none())
 }
 
-/// Keeps the creation of `name` for the time when its base is there. The daemon's own calls (the store's, the TOML
-/// file's) are refused with `missing` instead: the daemon repeats these itself.
+/// Defers the creation of `name` until its base exists. The daemon's own calls (from the store or
+/// the TOML file) get the error `missing` instead, because the daemon retries those itself.
 pub async fn wait_for_base(
     on: &Engine,
     name: &str,
@@ -118,14 +120,14 @@ fn missing_or(record: &Record) -> String {
     bases(record).collect::<Vec<_>>().join(", ")
 }
 
-/// Finds the deferred calls among what the store had.
+/// Finds the deferred calls in the restored journal.
 pub fn restore(on: &Engine) {
     for entry in on.journal.below(PREFIX) {
         on.deferred.expect(&entry.record);
     }
 }
 
-/// Makes what waited for devices that have come. Returns when every such device was made or refused.
+/// Runs the deferred calls whose bases have appeared. Returns when each has succeeded or failed.
 pub async fn settle(on: &Rc<Engine>) {
     let deferred = &on.deferred;
     let _one = deferred.settling.lock().await;
@@ -162,10 +164,10 @@ pub async fn settle(on: &Rc<Engine>) {
     }
 }
 
-/// After a deferred call was made: its record gives way to the device's, if it has not yet.
+/// Removes the record of a deferred call that succeeded, if it still exists.
 pub async fn done(on: &Engine, record: &Record) {
     if record.key.starts_with(PREFIX) && on.journal.find(&record.key).is_some() {
-        // It is dropped at the next attempt otherwise.
+        // On failure the next attempt removes it.
         let _ = on.journal.commit(Change::remove(&record.key)).await;
     }
 }

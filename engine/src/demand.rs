@@ -1,9 +1,10 @@
-//! How much DMA memory a daemon takes: one computation for the daemon itself, for the checks of its machine, and for
-//! all advice on huge pages and locked memory.
+//! The DMA memory that a daemon allocates. One computation serves the daemon itself, the doctor's
+//! checks and all advice on huge pages and locked memory.
 //!
 //! ```text
-//!   settings ─▶ data_path ─▶ PlaneConfig ─▶ arenas: one per NUMA node    Plane::start allocates them
-//!                                    └────▶ Demand ◀── RdmaConfig        per core, with the first RDMA listener
+//!   settings ─▶ data_path ─▶ PlaneConfig ─▶ arenas: one per NUMA node, by Plane::start
+//!                                    └────▶ Demand ◀── RdmaConfig: per core, for the first RDMA
+//!                                                      listener
 //! ```
 
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
@@ -16,11 +17,11 @@ use crate::engine::Personality;
 use crate::methods::options::IobufOptions;
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
 
-/// DMA memory of a reactor when nothing else is said.
+/// DMA memory per reactor unless configured.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 const TWO_MIB: u64 = 2 << 20;
 
-/// What the settings ask of the data plane, but for the target.
+/// The data plane's configuration from the settings, except for the target.
 pub fn data_path(
     settings: &Settings,
     iobuf: &IobufOptions,
@@ -54,23 +55,23 @@ pub fn data_path(
     })
 }
 
-/// Whether a listener of the configuration uses RDMA.
+/// True if a configured listener uses RDMA.
 pub fn wants_rdma(settings: &Settings) -> bool {
     let mut all = settings.nvmf.listeners().into_iter();
     all.any(|listener| listener.wants_rdma())
 }
 
-/// Memory that a daemon takes, in bytes of whole pages of 2 MiB.
+/// Memory that a daemon allocates, in bytes; multiples of 2 MiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demand {
-    /// Of each arena of the data path.
+    /// Size of each arena of the data path.
     pub data_path: Vec<u64>,
-    /// Of each core, for receives and responses over RDMA.
+    /// Per core, for RDMA receives and responses.
     pub rdma: Vec<u64>,
 }
 
 impl Demand {
-    /// `rdma`: with the memory of that transport.
+    /// Computes the demand; with `rdma` it includes that transport.
     pub fn of(config: &PlaneConfig, rdma: Option<&RdmaConfig>) -> Result<Demand, PlaneError> {
         let whole = |bytes: u64| bytes.next_multiple_of(TWO_MIB);
         let data_path = arenas(config)?.into_values().map(whole);
@@ -82,18 +83,18 @@ impl Demand {
         })
     }
 
-    /// To be locked, and registered with each RDMA device.
+    /// The sum, which is locked and registered with each RDMA device.
     pub fn bytes(&self) -> u64 {
         self.data_path.iter().chain(&self.rdma).sum()
     }
 
-    /// Huge pages of 2 MiB that hold all of it.
+    /// 2 MiB pages that hold all of it.
     pub fn pages(&self) -> u64 {
         self.bytes() / TWO_MIB
     }
 }
 
-/// SPDK's program runs on one core unless it is told otherwise.
+/// SPDK's program runs on one core unless configured otherwise.
 fn cores_text(settings: &Settings, personality: Personality) -> &str {
     match (settings.reactor.cores.as_str(), personality) {
         ("auto", Personality::NvmfTgt) => "auto:1",
@@ -101,7 +102,8 @@ fn cores_text(settings: &Settings, personality: Personality) -> &str {
     }
 }
 
-/// The buffers that `iobuf_set_options` asked for, divided among the reactors; none if it did not.
+/// The buffers requested by `iobuf_set_options`, divided among the reactors; `None` without such a
+/// request.
 fn iobuf_classes(
     iobuf: &IobufOptions,
     max_io_size: usize,
@@ -136,9 +138,10 @@ mod tests {
     use super::*;
     use crate::plane::Plane;
 
-    /// Goal: what is advised beforehand is what the daemon takes. Method: the same settings, computed and carried out.
+    /// Goal: the computed demand is what the daemon allocates. Method: compute it, and start a data
+    /// plane with the same settings.
     #[test]
-    fn the_demand_is_what_is_taken() {
+    fn the_demand_matches_the_allocation() {
         let mut settings = Settings::default();
         settings.reactor.cores = "auto:2".into();
         settings.memory.hugepages = Hugepages::Off;
@@ -154,9 +157,9 @@ mod tests {
         }
     }
 
-    /// The memory of two reactors is not that of one, and RDMA takes some beside.
+    /// Goal: each reactor needs memory, and RDMA needs more.
     #[test]
-    fn every_core_counts_and_rdma_beside() {
+    fn reactors_and_rdma_add_to_the_demand() {
         let mut settings = Settings::default();
         let mut pages = |cores: &str, rdma: bool| {
             settings.reactor.cores = cores.into();

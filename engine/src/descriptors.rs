@@ -1,7 +1,8 @@
-//! How many files and sockets the daemon may have open.
+//! The limit on open files and sockets of the daemon.
 //!
-//! Each queue of a host is a connection, and a daemon without a descriptor to spare can neither accept one more nor
-//! look at its own machine. The soft limit that a login or systemd gives is made for programs that use select(2).
+//! Each queue of a host is a connection. A daemon without free descriptors can neither accept a
+//! connection nor read /proc and /sys. The default soft limit of logins and systemd exists for
+//! programs that use select(2).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
@@ -10,20 +11,21 @@ use crate::config::Settings;
 use crate::metrics::http;
 use crate::rpc::clients;
 
-/// With less than this it is said at start: some tens of hosts with a queue per processor.
+/// Below this limit the daemon warns at start: it is enough for some tens of hosts with a queue per
+/// CPU.
 const LOW: u64 = 4096;
 
-/// Beside clients of management: files that its calls open.
+/// Descriptors for files opened by management calls, in addition to its clients.
 const FILES: u64 = 32;
 
-/// Descriptors that hosts leave to management: its clients can connect and its calls can open files, however many hosts
-/// there are.
+/// Descriptors reserved for management: its clients can connect and its calls can open files,
+/// however many hosts there are.
 pub fn reserved(settings: &Settings) -> u64 {
     let rpc = settings.rpc.max_clients + clients::RESERVED;
     (rpc + http::MAX_CLIENTS) as u64 + FILES
 }
 
-/// Raises the soft limit to the hard one.
+/// Raises the soft limit to the hard limit.
 pub fn raise() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {

@@ -1,5 +1,5 @@
-//! What the management plane keeps about block devices beside the registry: the modules' own
-//! handles, for what only they can do, and the histograms that were asked for.
+//! State of bdevs that the management plane keeps in addition to the registry: the modules' own
+//! handles, for module-specific operations, and requested histograms.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::methods::bdev::sampling::Samplers;
 
-/// The handle of a module on its own device.
+/// A module's handle to its device.
 #[derive(Clone)]
 pub enum Module {
     Malloc(Arc<Malloc>),
@@ -28,26 +28,27 @@ pub enum Module {
     Passthru(Arc<Passthru>),
 }
 
-/// A device's latency histogram as `bdev_enable_histogram` asked for it.
+/// A latency histogram requested by `bdev_enable_histogram`.
 #[derive(Debug, Clone)]
 pub struct HistogramWish {
     pub granularity: u32,
     pub min_ns: u64,
     pub max_ns: u64,
     pub opc: Option<String>,
-    /// The counts at that moment, which do not count.
+    /// The counts at the time of the request, which are subtracted.
     pub before: Vec<u64>,
 }
 
-/// The events of devices, to be handled on the management thread.
+/// Device events, handled on the management thread.
 pub type BdevEvents = mpsc::UnboundedReceiver<nacre_bdev::Event>;
 
+/// Module handles and requested histograms by device name, and the subscription to device events.
 #[derive(Default)]
 pub struct Devices {
     pub modules: RefCell<BTreeMap<String, Module>>,
     pub histograms: RefCell<BTreeMap<String, HistogramWish>>,
     pub samplers: Samplers,
-    /// Told whenever a device comes, goes or changes.
+    /// Notified whenever a device is added, removed or changed.
     pub changed: Notify,
     subscription: Cell<Option<Subscription>>,
 }
@@ -57,10 +58,10 @@ impl Devices {
         self.modules.borrow().get(name).cloned()
     }
 
-    /// Follows the events of `registry` from now on. Their number is bounded by the devices there
-    /// can be: each event is of a call that this thread makes, or of a removal it started.
+    /// Subscribes to the events of `registry`. Their number is bounded by the number of devices:
+    /// each event results from a call of this thread, or from a removal that it started.
     ///
-    /// The names of new devices are also put into `arrived` at once.
+    /// Names of new devices are also added to `arrived` at once.
     pub fn follow(&self, registry: &Registry, arrived: Arc<Mutex<Vec<String>>>) -> BdevEvents {
         let (told, events) = mpsc::unbounded_channel();
         let subscription = registry.on_event(move |event| {
@@ -74,7 +75,7 @@ impl Devices {
         events
     }
 
-    /// Lets go of everything, so that devices can be closed.
+    /// Drops everything, so that devices can be closed.
     pub fn clear(&self) {
         self.subscription.set(None);
         self.modules.borrow_mut().clear();

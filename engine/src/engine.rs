@@ -1,4 +1,4 @@
-//! What RPC methods act on, and the one door to them.
+//! The state that RPC methods act on, and the single entry point for calls.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -29,7 +29,7 @@ use crate::rpc::{Order, Registry, RpcError};
 use crate::store::Record;
 use crate::volumes::Volumes;
 
-/// As which program the daemon was started.
+/// The program that the daemon was started as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Personality {
     Nacre,
@@ -37,12 +37,12 @@ pub enum Personality {
     NvmfTgt,
 }
 
-/// The daemon's life.
+/// The phase of the daemon's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// Waiting for `framework_start_init`.
     Startup,
-    /// Starting up: nothing may be called but what may always be.
+    /// Starting up: only methods allowed in every phase may be called.
     Starting,
     Runtime,
     Stopping,
@@ -56,9 +56,10 @@ pub struct Tunables {
     pub retry_s: u64,
 }
 
+/// The state of a daemon. Lives on the management thread.
 pub struct Engine {
     pub personality: Personality,
-    /// As they were at the start; [`Engine::tunables`] has those that can change.
+    /// The settings at start; [`Engine::tunables`] has the ones that can change.
     pub settings: Settings,
     pub registry: Registry<Engine>,
     pub journal: Journal,
@@ -66,7 +67,7 @@ pub struct Engine {
     pub logs: Logs,
     tunables: RefCell<Tunables>,
     pub tuned: Notify,
-    /// What startup-only methods set before the data plane is made.
+    /// Options set by startup-only methods, before the data plane starts.
     pub options: RefCell<StartupOptions>,
     pub started: Instant,
     pub devices: Devices,
@@ -76,22 +77,22 @@ pub struct Engine {
     pub rdma: Rdma,
     pub remotes: Remotes,
     pub drives: Drives,
-    /// Reservations on their way to the store.
+    /// Reservations that are being stored.
     pub keeping: Keeping,
     pub volumes: Volumes,
-    /// Made by `init`, gone after `fini`.
+    /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     phase: watch::Sender<Phase>,
     stop: watch::Sender<bool>,
-    /// Why it stops, if that is a failure.
+    /// The error if the daemon stops because of a failure.
     failure: RefCell<Option<String>>,
-    /// Changes take it exclusively, reads wait for the changes before them (it is fair).
+    /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
     gate: RwLock<()>,
-    /// Objects are made again one at a time: nobody makes one that somebody else has just made.
+    /// Held during a replay: no two tasks create the same object.
     replaying: Mutex<()>,
-    /// How often hosts were made to wait.
+    /// Number of times that hosts were held.
     pub holds: Cell<u64>,
-    /// Calls of a file come after the start, which hosts wait for, too.
+    /// True while calls of an SPDK file follow the start; hosts wait for them too.
     pub more_to_come: watch::Sender<bool>,
     calls: Cell<u64>,
     refused: Cell<u64>,
@@ -141,7 +142,7 @@ impl Engine {
         }
     }
 
-    /// The data plane. Methods that need it can only be called once it is there.
+    /// The data plane. Methods that need it are callable only while it exists.
     pub fn plane(&self) -> Result<Rc<Plane>, RpcError> {
         let plane = self.plane.borrow();
         plane
@@ -153,13 +154,13 @@ impl Engine {
         self.plane.replace(plane)
     }
 
-    /// Waits for the changes that were called before.
+    /// Waits for changes that were called earlier.
     pub async fn settled(&self) {
         drop(self.gate.read().await);
     }
 
-    /// For a method of [`Order::Free`] that changes something: it holds this gate only while it
-    /// changes, and so lets other calls in while it waits.
+    /// For a changing method of [`Order::Free`]: it holds this gate only while it changes state, so
+    /// other calls run while it waits.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
     }
@@ -179,14 +180,14 @@ impl Engine {
         let _ = phases.wait_for(|now| *now >= phase).await;
     }
 
-    /// Resolves once the daemon runs and every call of its file was tried.
+    /// Resolves once the daemon runs and every call of its SPDK file was tried.
     pub async fn configured(&self) {
         self.reached(Phase::Runtime).await;
         // The sender lives as long as the engine.
         let _ = self.more_to_come.subscribe().wait_for(|more| !more).await;
     }
 
-    /// True when [`Engine::configured`] would not wait.
+    /// True if [`Engine::configured`] would not wait.
     pub fn is_configured(&self) -> bool {
         self.phase() >= Phase::Runtime && !*self.more_to_come.borrow()
     }
@@ -196,7 +197,7 @@ impl Engine {
         self.stop.send_replace(true);
     }
 
-    /// Has the daemon stop, and end as one that failed.
+    /// Asks the daemon to stop and exit with a failure.
     pub fn fail(&self, why: String) {
         self.failure.replace(Some(why));
         self.stop();
@@ -210,20 +211,21 @@ impl Engine {
         let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
     }
 
-    /// Calls answered, and those of them answered with an error.
+    /// Number of answered calls, and of those answered with an error.
     pub fn call_counts(&self) -> (u64, u64) {
         (self.calls.get(), self.refused.get())
     }
 
-    /// Finds, checks and runs a method, within the deadline. The one door for sockets, start-up
-    /// files and replay.
+    /// Finds, checks and runs a method, within the deadline. The single entry point for the socket,
+    /// startup files and replay.
     pub async fn call(
         self: &Rc<Self>,
         method: &str,
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
         let outcome = self.try_call(method, params, Caller::Client).await;
-        // What the next call names is there, if this call made the device that it waited for.
+        // Create deferred devices first, if an earlier call created their bases: this call may name
+        // them.
         deferred::settle(self).await;
         self.calls.set(self.calls.get() + 1);
         if let Err(error) = &outcome {
@@ -263,8 +265,8 @@ impl Engine {
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
         let part_of = crate::journal::part_of();
-        // A task of its own: a change that outlives its deadline is still carried through, so that
-        // nothing is left half done.
+        // A separate task: a change that outlives its deadline still completes, so that nothing is
+        // left half done.
         let mut running = tokio::task::spawn_local(async move {
             let _changing;
             let _reading;
@@ -277,7 +279,7 @@ impl Engine {
                 Caller::Config => crate::journal::declaring(work).await,
                 Caller::Daemon => crate::journal::as_part(part_of, work).await,
                 Caller::Client => {
-                    // Others were before it: by now the daemon may have started.
+                    // Earlier calls ran first; the daemon may have started by now.
                     if let Some(entry) = engine.registry.find(name) {
                         engine.check_phase(entry)?;
                     }
@@ -310,7 +312,7 @@ impl Engine {
                 let cause = if changes {
                     format!("{late}; its change will be completed")
                 } else {
-                    // Its caller has gone, and exclusive calls wait until it has ended.
+                    // No client waits for the answer, and exclusive calls would wait for this one.
                     running.abort();
                     late
                 };
@@ -319,7 +321,7 @@ impl Engine {
         }
     }
 
-    /// Whether a client may call the method now.
+    /// Checks whether a client may call the method in this phase.
     pub fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
         match self.phase() {
             Phase::Startup if !entry.callable(false) => {
@@ -341,7 +343,7 @@ impl Engine {
         }
     }
 
-    /// A call by the daemon itself, which no allow-list and no state of start-up concerns.
+    /// A call by the daemon itself, exempt from the allow-list and the phase check.
     pub async fn own_call(
         self: &Rc<Self>,
         method: &str,
@@ -350,7 +352,7 @@ impl Engine {
         self.try_call(method, params, Caller::Daemon).await
     }
 
-    /// A call that the configuration file asks for.
+    /// A call for an object that the configuration file declares.
     pub async fn declared_call(
         self: &Rc<Self>,
         method: &str,
@@ -361,7 +363,8 @@ impl Engine {
         self.try_call(method, Some(&params), Caller::Config).await
     }
 
-    /// For a method that takes the gate itself: ends it if it makes again what is to be made no more.
+    /// For methods that lock the gate themselves: fails if the replayed object has since been
+    /// deleted or changed.
     pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
         if self.journal.is_overtaken() {
             let cause = "the object was deleted, changed or created meanwhile";
@@ -389,13 +392,13 @@ impl Engine {
         allowed.is_empty() || allowed.iter().any(|name| name == method)
     }
 
-    /// Makes one stored object again, unless it is there by now or is not to be there any more. Runs outside the gate
-    /// of its caller.
+    /// Creates a stored object again, unless it exists by now or was deleted. Must run outside the
+    /// caller's gate.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
         use crate::journal::Standing;
         let _one = self.replaying.lock().await;
-        // Looked at before the call, which makes a record live when it succeeds. It may have changed since it was
-        // decided to make it again.
+        // Find the entry before the call, which makes it live on success. It may have changed since
+        // the replay was scheduled.
         let Some(entry) = self.journal.find(&record.key) else {
             return;
         };
@@ -426,8 +429,8 @@ impl Engine {
         if outcome.is_err() && !waits {
             return;
         }
-        // It may stand on a volume that is about to be open, or on what the file declares, which comes after the
-        // store; who makes the last of them tries again.
+        // It may depend on a volume that is being opened, or on a declared object, which is created
+        // after the stored ones. Whatever creates the last of them retries.
         if let Err(error) = &outcome
             && !again
             && (self.volumes.are_opening() || self.declared.is_coming())
@@ -440,7 +443,7 @@ impl Engine {
         } else {
             "state_restore_failed"
         };
-        // A retry that fails like the one before is no news; nor is a first success.
+        // A repeated failure is not reported again; nor is a success at the first attempt.
         if outcome.is_ok() == again {
             self.notes.send(kind, record.key.clone());
         }
@@ -448,14 +451,14 @@ impl Engine {
     }
 }
 
-/// On whose behalf a method is called.
+/// The origin of a call.
 #[derive(Debug, Clone, PartialEq)]
 enum Caller {
     Client,
     Daemon,
-    /// What makes this again.
+    /// Replay of this entry.
     Replay(Entry),
-    /// What the configuration file declares; it is not stored.
+    /// The configuration file; the result is not stored.
     Config,
 }
 

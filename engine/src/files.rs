@@ -1,4 +1,4 @@
-//! Files that the daemon makes and removes. It leaves every other file as it is.
+//! Files that the daemon creates and removes. It leaves every other file unchanged.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, Write};
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-/// A file itself, whatever its name is by now.
+/// The identity of a file, independent of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inode {
     device: u64,
@@ -23,7 +23,7 @@ impl Inode {
         }
     }
 
-    /// The file at `path`; a link is not followed.
+    /// The file at `path`, without following a link.
     pub fn at(path: &Path) -> Result<Option<Inode>> {
         match std::fs::symlink_metadata(path) {
             Ok(metadata) => Ok(Some(Inode::of(&metadata))),
@@ -40,8 +40,8 @@ impl Inode {
     }
 }
 
-/// The path from the root on, without links, `.` and `..` among its folders. The last name stays as
-/// it is: names in /dev/disk/by-id are links, and their targets change when the machine restarts.
+/// The absolute path, with links, `.` and `..` among its folders resolved. The last component
+/// stays: names in /dev/disk/by-id are links whose targets change when the machine restarts.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let refuse = |cause: &str| Error::new(ErrorKind::InvalidInput, cause);
     if path.as_os_str().is_empty() {
@@ -65,7 +65,7 @@ pub fn absolute(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Replaces a file as a whole: it has the old contents or the new ones, whenever the power goes.
+/// Replaces a file atomically: after a power failure it has the old or the new contents.
 pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     let (new, mut file) = beside(path)?;
     let written = file
@@ -78,7 +78,7 @@ pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     written.and_then(|()| sync_folder(path))
 }
 
-/// A new file in the folder of `path`.
+/// Creates a new file in the folder of `path`.
 pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = format!(".{name}.{}.{}", std::process::id(), Uuid::new_v4());
@@ -90,20 +90,20 @@ pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
     Ok((path, file))
 }
 
-/// Makes what happened to names in the folder of `path` durable.
+/// Makes renames and removals in the folder of `path` durable.
 pub fn sync_folder(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// A process id needs no more bytes.
+/// Longest contents of a pid file, in bytes.
 const PID_BYTES: u64 = 32;
 
-/// Opens a file that holds a process id or nothing, or makes it. Returns the process id too.
+/// Opens a file that holds a process id or nothing, or creates it. Also returns the process id.
 pub fn open_pid_file(path: &Path) -> Result<(File, Option<u32>)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    // A link may lead to any file.
+    // A link may point to any file.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     options.mode(0o600).custom_flags(flags.bits().cast_signed());
     let refuse = |kind: &str| {
@@ -138,11 +138,11 @@ pub fn write_pid(mut file: &File) -> Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
-/// The name of the process `pid` that wrote a file at `written`. A process that started later only
-/// has the same id.
+/// The name of the process `pid` that wrote a file at `written`. `None` for a process that started
+/// later and reuses the id.
 pub fn writer(pid: u32, written: SystemTime) -> Option<String> {
     let started = started(pid)?;
-    // Starts are known to the second.
+    // Start times have a resolution of seconds.
     if written + Duration::from_secs(1) < started {
         return None;
     }
@@ -152,7 +152,7 @@ pub fn writer(pid: u32, written: SystemTime) -> Option<String> {
 
 fn started(pid: u32) -> Option<SystemTime> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain anything.
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks: u64 = fields.split_whitespace().nth(19)?.parse().ok()?;
     let boot = std::fs::read_to_string("/proc/stat").ok()?;
@@ -161,7 +161,7 @@ fn started(pid: u32) -> Option<SystemTime> {
     Some(UNIX_EPOCH + Duration::from_secs(boot.trim().parse::<u64>().ok()? + since_boot))
 }
 
-/// The kind of a file, for messages.
+/// The type of a file, for messages.
 pub fn kind(metadata: &Metadata) -> &'static str {
     let kind = metadata.file_type();
     match () {
@@ -179,9 +179,9 @@ pub fn kind(metadata: &Metadata) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Goal: only a file that holds a process id is opened as one. Method: other files at the path.
+    /// Goal: only a pid file is opened as one. Method: other files at the path.
     #[test]
-    fn other_files_are_left_alone() {
+    fn foreign_files_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let notes = path("notes");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_its_writers_until_that_ends() {
+    fn a_pid_file_belongs_to_its_running_writer() {
         let us = std::process::id();
         assert!(writer(us, SystemTime::now()).is_some());
         assert_eq!(writer(us, UNIX_EPOCH), None, "this process came later");
@@ -258,7 +258,7 @@ mod tests {
         let path = dir.path().join("file");
         std::fs::write(&path, "ours").unwrap();
         let ours = Inode::at(&path).unwrap().unwrap();
-        // Kept under another name, so that its inode is not given to the next file.
+        // Renamed rather than removed, so that its inode is not reused.
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         std::fs::write(&path, "theirs").unwrap();
         ours.remove(&path);

@@ -1,7 +1,9 @@
-//! The configuration as it is: what was made, in order, each with the call that makes it again.
+//! The current configuration: the created objects in order, each with the call that creates it
+//! again.
 //!
-//! The journal is the one list behind three things: the durable store (what RPCs made), the answer
-//! of `framework_get_config` (all of it), and what could not be restored (kept, shown, tried again).
+//! The journal is the single list behind the durable store (objects created by RPC), the answer of
+//! `framework_get_config` (all objects), and the objects that could not be restored (kept, listed,
+//! retried).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -15,13 +17,13 @@ use uuid::Uuid;
 use crate::rpc::RpcError;
 use crate::store::{Change, Edit, Record, Store, StoreError};
 
-/// How an object of the journal stands.
+/// State of an object in the journal.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Standing {
     Live,
-    /// Read from the store, not tried yet.
+    /// Loaded from the store, not replayed yet.
     Waiting,
-    /// Could not be made again; it stays in the store and is tried again.
+    /// Replay failed; the record stays in the store and is retried.
     Failed {
         error: RpcError,
         since: SystemTime,
@@ -29,11 +31,12 @@ pub enum Standing {
     },
 }
 
+/// An object of the journal: its record, its state, and whether it is stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     pub record: Record,
     pub standing: Standing,
-    /// Kept in the store. What the configuration file declares is not: the file is its home.
+    /// Kept in the store. Declared objects are not: the configuration file is their home.
     pub durable: bool,
 }
 
@@ -43,15 +46,16 @@ tokio::task_local! {
     static TOGETHER: Together;
 }
 
-/// Changes that are stored as one. `None`: they were, and later ones are on their own.
+/// Changes to be stored as one transaction. `None`: already stored; later changes are stored
+/// separately.
 pub type Together = Rc<RefCell<Option<Vec<Edit>>>>;
 
-/// Those that what runs now belongs to.
+/// The transaction of the current task, if any.
 pub fn part_of() -> Option<Together> {
     TOGETHER.try_with(Rc::clone).ok()
 }
 
-/// Runs `work` as a part of what is stored together, if it is one.
+/// Runs `work` as part of the transaction `of`, if any.
 pub async fn as_part<T>(of: Option<Together>, work: impl Future<Output = T>) -> T {
     match of {
         Some(all) => TOGETHER.scope(all, work).await,
@@ -59,31 +63,31 @@ pub async fn as_part<T>(of: Option<Together>, work: impl Future<Output = T>) -> 
     }
 }
 
-/// Runs `work` as coming from the configuration file: what it makes is not stored.
+/// Runs `work` on behalf of the configuration file: its changes are not stored.
 pub async fn declaring<T>(work: impl Future<Output = T>) -> T {
     DECLARING.scope((), work).await
 }
 
-/// Whether what runs comes from the configuration file.
+/// True if the current task acts for the configuration file.
 pub fn is_declaring() -> bool {
     DECLARING.try_with(|()| ()).is_ok()
 }
 
-/// Whether what runs makes a record again: what else the journal has is not to be changed by that.
+/// True if the current task replays a record: other records of the journal must not change.
 pub fn is_replaying() -> bool {
     REPLAYED.try_with(|_| ()).is_ok()
 }
 
-/// Runs `work`, which makes `record` again.
+/// Runs `work`, which replays `record`.
 pub async fn replaying<T>(record: Record, work: impl Future<Output = T>) -> T {
     REPLAYED.scope(record, work).await
 }
 
-/// How keys begin of which one below another is a part of it. Elsewhere a slash is one of a name.
+/// Prefix of keys that form a tree by their slashes. In other keys a slash is part of a name.
 const TREE: &str = "nvmf/";
 
-/// Prefix of facts about the files of devices, by the UUID of the device. No call makes a fact
-/// again.
+/// Prefix of facts about the files of devices, followed by the UUID of the device. Facts are not
+/// replayed.
 const SEEN: &str = "seen/";
 
 fn is_fact(edit: &Edit) -> bool {
@@ -99,6 +103,7 @@ pub fn seen_key(uuid: Uuid) -> String {
     format!("{SEEN}{uuid}")
 }
 
+/// The list of created objects, and the store behind it.
 #[derive(Debug, Default)]
 pub struct Journal {
     store: Option<Store>,
@@ -106,7 +111,7 @@ pub struct Journal {
     seen: RefCell<BTreeMap<String, Record>>,
 }
 
-/// What was made, in order and by key.
+/// Entries in order and by key.
 #[derive(Debug, Default)]
 struct Entries {
     in_order: BTreeMap<u64, Entry>,
@@ -133,7 +138,7 @@ impl Entries {
         self.in_order.remove(&self.places.remove(key)?)
     }
 
-    /// Places of what `prefix` begins the keys of, in order.
+    /// Positions of the entries whose keys begin with `prefix`, in order.
     fn below(&self, prefix: &str) -> Vec<u64> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let all = self.places.range::<str, _>(from);
@@ -164,13 +169,13 @@ impl Journal {
         }
     }
 
-    /// The fact about the file of the device `uuid`, from when the device was made.
+    /// The fact about the file of device `uuid`, recorded when the device was created.
     pub fn seen(&self, uuid: Uuid) -> Option<serde_json::Value> {
         let seen = self.seen.borrow();
         seen.get(&seen_key(uuid)).map(|fact| fact.params.clone())
     }
 
-    /// Sets aside or puts back this fact, in memory only: making the device stores a new one.
+    /// Replaces this fact in memory only: creating the device stores a new one.
     pub fn set_seen(&self, uuid: Uuid, seen: Option<Record>) -> Option<Record> {
         let mut all = self.seen.borrow_mut();
         match seen {
@@ -187,7 +192,7 @@ impl Journal {
         self.store.as_ref().map(Store::path)
     }
 
-    /// Reads what the store holds, for [`Journal::waiting`] to hand out.
+    /// Loads the store; [`Journal::waiting`] then returns its records.
     pub async fn load(&self) -> Result<usize, StoreError> {
         let Some(store) = &self.store else {
             return Ok(0);
@@ -198,7 +203,7 @@ impl Journal {
             .partition(|record| record.key.starts_with(SEEN));
         let facts = facts.into_iter().map(|fact| (fact.key.clone(), fact));
         self.seen.replace(facts.collect());
-        let records = parts_after_the_whole(records);
+        let records = parents_first(records);
         let mut entries = Entries::default();
         for record in records {
             entries.push(Entry {
@@ -212,16 +217,16 @@ impl Journal {
         Ok(found)
     }
 
-    /// Makes `change` durable, then part of the journal. What it puts is live.
+    /// Stores `change`, then applies it to the journal. Records that it puts become live.
     pub async fn commit(&self, change: Change) -> Result<(), RpcError> {
         let durable = !is_declaring();
-        let edits: Vec<Edit> = give_way(change)
+        let edits: Vec<Edit> = replace_deferred(change)
             .0
             .into_iter()
             .filter(|edit| self.matters(edit, durable))
             .collect();
         let change = Change(edits);
-        // Facts are kept for devices of the configuration file, too.
+        // Facts are also stored for declared devices.
         let kept = change.0.iter().filter(|edit| durable || is_fact(edit));
         let kept = Change(kept.cloned().collect());
         let mut kept = Some(kept);
@@ -250,7 +255,8 @@ impl Journal {
                         }
                     }
                     None => {
-                        // Of what the file declares, its parts in the store were read before it was made.
+                        // Stored parts of a declared object were loaded before the object itself
+                        // was created.
                         let parts = if record.key.starts_with(TREE) {
                             entries.remove_all(&format!("{}/", record.key))
                         } else {
@@ -284,9 +290,8 @@ impl Journal {
         })
     }
 
-    /// Runs `work`, and stores all changes that it made as one: after a crash all of them are
-    /// there, or none. If it fails, or they cannot be stored, nothing is stored, and the caller
-    /// undoes what was made ([`Journal::unstored`]).
+    /// Runs `work`, and stores all its changes as one transaction. If it fails, or if they cannot
+    /// be stored, nothing is stored, and the caller undoes the changes with [`Journal::unstored`].
     pub async fn together<T>(
         &self,
         work: impl Future<Output = Result<T, RpcError>>,
@@ -299,7 +304,7 @@ impl Journal {
         Ok(done)
     }
 
-    /// Runs `work`, and stores nothing of what it changes: it undoes what was never stored.
+    /// Runs `work` without storing its changes: it undoes changes that were never stored.
     pub async fn unstored<T>(&self, work: impl Future<Output = T>) -> T {
         let all = Together::new(RefCell::new(Some(Vec::new())));
         let done = TOGETHER.scope(Rc::clone(&all), work).await;
@@ -307,7 +312,7 @@ impl Journal {
         done
     }
 
-    /// Stores a record that is made later.
+    /// Stores a record that is created later.
     pub async fn defer(&self, record: Record) -> Result<(), RpcError> {
         let key = record.key.clone();
         self.commit(Change(vec![Edit::Put(record)])).await?;
@@ -317,7 +322,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether the edit changes anything; also notes what a replay has just made live again.
+    /// True if the edit changes anything. Also marks a replayed record as live.
     fn matters(&self, edit: &Edit, durable: bool) -> bool {
         let Edit::Put(record) = edit else { return true };
         if is_fact(edit) {
@@ -338,7 +343,7 @@ impl Journal {
         self.select(|_| true)
     }
 
-    /// Those that `wanted` wants, in order.
+    /// Entries for which `wanted` is true, in order.
     pub fn select(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let entries = self.entries.borrow();
         let all = entries.in_order.values();
@@ -349,7 +354,7 @@ impl Journal {
         self.entries.borrow().in_order.values().any(is)
     }
 
-    /// Those whose keys begin with `prefix`, in order.
+    /// Entries whose keys begin with `prefix`, in order.
     pub fn below(&self, prefix: &str) -> Vec<Entry> {
         let entries = self.entries.borrow();
         let places = entries.below(prefix);
@@ -362,7 +367,7 @@ impl Journal {
         self.entries.borrow().in_order.len()
     }
 
-    /// How many are live, how many wait, and how many failed.
+    /// Numbers of live, waiting and failed entries.
     pub fn standings(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         for entry in self.entries.borrow().in_order.values() {
@@ -379,7 +384,7 @@ impl Journal {
         self.entries.borrow().get(key).cloned()
     }
 
-    /// Records to make, in order: those not tried yet, or those that failed.
+    /// Records to replay, in order: those not tried yet, and those that failed.
     pub fn waiting(&self) -> Vec<Record> {
         let entries = self.entries.borrow();
         let waits = |e: &&Entry| e.standing != Standing::Live;
@@ -387,8 +392,8 @@ impl Journal {
         waiting.map(|e| e.record.clone()).collect()
     }
 
-    /// Whether what runs makes a record again that is to be made no more: it was deleted, changed, or made by somebody
-    /// else since.
+    /// True if the current task replays a record that has been deleted, changed or created by
+    /// another task since.
     pub fn is_overtaken(&self) -> bool {
         let waits = |record: &Record| {
             let entries = self.entries.borrow();
@@ -398,7 +403,7 @@ impl Journal {
         REPLAYED.try_with(|record| !waits(record)).unwrap_or(false)
     }
 
-    /// Notes how making `key` again went.
+    /// Records the outcome of a replay of `key`.
     pub fn restored(&self, key: &str, outcome: Result<(), RpcError>) {
         let mut entries = self.entries.borrow_mut();
         let Some(entry) = entries.get_mut(key) else {
@@ -431,7 +436,7 @@ impl Journal {
     }
 }
 
-/// The records of the store, with those of earlier versions brought up to date.
+/// Loads the records of the store, upgrading those of earlier versions.
 async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
     let mut records = store.load().await?;
     let changed = crate::methods::volume::with_ana(&records);
@@ -456,8 +461,8 @@ async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
     Ok(records)
 }
 
-/// The record of a deferred call goes with the commit that records the device it makes.
-fn give_way(mut change: Change) -> Change {
+/// Adds the removal of a deferred call's record to the commit that records its device.
+fn replace_deferred(mut change: Change) -> Change {
     let replayed = REPLAYED.try_with(|record| record.key.clone());
     if let Ok(key) = replayed
         && key.starts_with(crate::deferred::PREFIX)
@@ -468,9 +473,9 @@ fn give_way(mut change: Change) -> Change {
     change
 }
 
-/// The records in their order, but each after those that its key is below: a part may be older than what it is a part
-/// of now, where that was the file's before it was made by RPC.
-fn parts_after_the_whole(records: Vec<Record>) -> Vec<Record> {
+/// Keeps the order, but moves each record behind its parents. A part can be older than its parent,
+/// if the parent was declared in the file before an RPC created it.
+fn parents_first(records: Vec<Record>) -> Vec<Record> {
     let at: HashMap<String, usize> = records
         .iter()
         .enumerate()
@@ -496,7 +501,7 @@ fn parts_after_the_whole(records: Vec<Record>) -> Vec<Record> {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: what is durable, what is shown and what is tried again follow from the same list.
+    //! Goal: durability, listing and retries follow from the same list.
 
     use super::*;
     use crate::store::StateStore;
@@ -504,7 +509,7 @@ mod tests {
     use std::path::Path;
     use std::sync::{Arc, Mutex};
 
-    /// A store in memory that can be told to fail.
+    /// A store in memory that can be made to fail.
     #[derive(Clone, Default)]
     struct Fake(Arc<Mutex<(Vec<Change>, bool)>>);
 
@@ -563,7 +568,8 @@ mod tests {
         );
     }
 
-    /// A fact is stored for devices of RPC and of the file, is no object, and survives a restart.
+    /// Goal: a fact is stored for RPC and declared devices, is not listed as an object, and
+    /// survives a restart.
     #[test]
     fn facts_are_kept_beside_the_objects() {
         let fake = Fake::default();
@@ -589,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_fails_refuses_the_change() {
+    fn a_failing_store_refuses_the_change() {
         let fake = Fake::default();
         fake.0.lock().unwrap().1 = true;
         let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
@@ -598,10 +604,10 @@ mod tests {
         assert!(journal.entries().is_empty());
     }
 
-    /// What RPC added to an object of the file's is read from the store before the file is carried out; saved and
-    /// made again it has to come after.
+    /// Goal: parts that RPC added to a declared object are exported and replayed after it, although
+    /// they are loaded before it is created.
     #[test]
-    fn parts_come_after_the_whole() {
+    fn parts_follow_their_parent() {
         let fake = Fake::default();
         fake.0.lock().unwrap().0 = vec![
             put("nvmf/a/part"),
@@ -635,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_parts_are_made_after_the_whole() {
+    fn stored_parts_are_replayed_after_their_parent() {
         let order = ["a/b/c", "x", "a/b", "y", "a", "z", "a/d"];
         let records = order.map(|key| Record {
             key: format!("nvmf/{key}"),
@@ -643,14 +649,14 @@ mod tests {
             params: json!({}),
         });
         let ordered = |records: &[Record]| -> Vec<String> {
-            let ordered = parts_after_the_whole(records.to_vec()).into_iter();
+            let ordered = parents_first(records.to_vec()).into_iter();
             ordered
                 .map(|r| r.key.split_once('/').unwrap().1.to_owned())
                 .collect()
         };
         let parts = ["x", "y", "a", "a/b", "a/b/c", "z", "a/d"];
         assert_eq!(ordered(&records), parts);
-        // A device may be called as if it were a part of another.
+        // The name of a device may contain the name of another and a slash.
         let names = records.map(|record| Record {
             key: record.key.replace("nvmf/", "bdev/"),
             ..record
@@ -659,7 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_to_restore_is_kept_and_tried_again() {
+    fn failed_records_are_kept_and_retried() {
         let fake = Fake::default();
         fake.0.lock().unwrap().0 = vec![put("a"), put("b")];
         let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));

@@ -1,10 +1,11 @@
-//! Identities that are made once and then kept in the data directory: a line in a file of its own.
+//! Identities that are generated once and kept in the data directory, each as a line in its own
+//! file.
 
 use std::io::Write;
 use std::path::Path;
 
-/// The line that `dir` keeps under `name`; `made` becomes it if there is none. Two processes that start at once end up
-/// with the same.
+/// The line stored in file `name` of `dir`; if there is none, `made` is stored. Two processes that
+/// start at the same time get the same line.
 pub fn keep(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
     let path = dir.join(name);
     if let Some(line) = first_line(&path) {
@@ -16,7 +17,7 @@ pub fn keep(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
     let linked = written.and_then(|()| std::fs::hard_link(&new, &path));
     std::fs::remove_file(&new)?;
     match linked {
-        // Nobody is told of it before it is there for good.
+        // Use the line only after it is durable.
         Ok(()) => std::fs::File::open(dir)?.sync_all()?,
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
@@ -24,7 +25,7 @@ pub fn keep(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
     first_line(&path).ok_or_else(|| std::io::Error::other(format!("{} is empty", path.display())))
 }
 
-/// `None`: not there, not readable, or empty.
+/// The first line of a file. `None`: the file is missing, unreadable or empty.
 pub fn first_line(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().next()?.trim();
@@ -36,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_made_first_stays() {
+    fn the_first_identity_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("not/there/yet");
         assert_eq!(keep(&state, "name", "first").unwrap(), "first");

@@ -1,4 +1,4 @@
-//! The daemon and the command line of Nacre: everything that manages, nothing that moves data.
+//! The daemon and the command line of Nacre: the management plane, without any data path.
 //!
 //! ```text
 //!            config ─┐                                  ┌─ metrics (HTTP, Prometheus)
@@ -9,17 +9,17 @@
 //!                    Store (redb, helper thread)
 //! ```
 //!
-//! - Every way to change something is an RPC method: the socket, the start-up files, the replay of
-//!   the store and what the configuration declares all go through [`engine::Engine::call`].
-//! - A method is its types ([`rpc::Method`]): parameters and reply are the schema that the
-//!   reference, the command line and the refusals are made of.
+//! - Every change is an RPC method call: the socket, startup files, the replay of the store and
+//!   declared objects all go through [`engine::Engine::call`].
+//! - A method is its types ([`rpc::Method`]): parameters and reply are the schema from which
+//!   reference, command line and error messages derive.
 //! - A change is applied, made durable as one transaction ([`journal::Journal::commit`]), and then
 //!   answered; if it cannot be stored it is undone and refused.
-//! - The journal is the ordered list of calls that make what there is, with every generated
-//!   identity in them. It is what the store keeps, what `framework_get_config` answers, and what is
-//!   replayed at start. What fails to come back stays in it and is tried again.
-//! - One thread, one current-thread runtime ([`daemon`]); changes run one at a time in the order of
-//!   their arrival, reads see the changes before them, and every call has a deadline.
+//! - The journal is the ordered list of calls that create the current objects, including every
+//!   generated identity. The store keeps it, `framework_get_config` returns it, and a start replays
+//!   it. Records that fail to replay stay in it and are retried.
+//! - One thread with one current-thread runtime ([`daemon`]). Changes run one at a time in order of
+//!   arrival, reads see all earlier changes, and every call has a deadline.
 
 #![forbid(unsafe_code)]
 

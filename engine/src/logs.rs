@@ -1,9 +1,9 @@
-//! Logs through `tracing`, with levels and flags that change while the daemon runs.
+//! Logs through `tracing`, with levels and flags that can change while the daemon runs.
 //!
-//! SPDK's five levels and its debug flags are kept as the interface; underneath, a level is a
-//! `tracing` level (`NOTICE` and `INFO` are both `INFO`) and a flag is a set of targets logged at
-//! debug level whatever the level is. SPDK's second level, for what is printed besides syslog, is
-//! the level of this program's one output; setting the first sets both.
+//! The interface has SPDK's five levels and debug flags. Internally a level is a `tracing` level
+//! (`NOTICE` and `INFO` are both `INFO`), and a flag enables debug level for a set of targets,
+//! regardless of the level. SPDK has a second level for printed output, besides syslog; here it is
+//! the level of the single output, and setting the first level sets both.
 
 mod flood;
 mod lines;
@@ -32,7 +32,7 @@ use tracing_subscriber::{Registry, reload};
 
 use crate::config::settings::{Log, LogFormat, LogLevel};
 
-/// A flag's name and the targets that it turns on, by how their names begin. Each crate is one's.
+/// Flags, each with the prefixes of the targets that it enables. Each crate belongs to one.
 pub const FLAGS: [(&str, &[&str]); 17] = [
     ("all", &["nacre"]),
     ("app", &["nacre_engine"]),
@@ -46,7 +46,7 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("config", &["nacre_engine::config"]),
     ("hugepages", &["nacre_hugepages"]),
     ("nvmf", &["nacre_nvmf"]),
-    // Each command that ends with an error, by its name and status.
+    // Each command that ends with an error, with its name and status.
     ("nvmf_failed", &["nacre_nvmf::failed"]),
     ("nvmf_loopback", &["nacre_transport_loopback"]),
     ("nvmf_tcp", &["nacre_transport_tcp"]),
@@ -57,22 +57,22 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("volume", &["nacre_bdev_replica", "nacre_engine::volumes"]),
 ];
 
-/// How the name of every crate of the program begins.
+/// Prefix of the names of this program's crates.
 const OURS: &str = "nacre";
 
-/// What is logged now, and the means to change it.
+/// The log configuration, and the means to change it.
 #[derive(Clone)]
 pub struct Logs {
     state: Arc<Mutex<State>>,
     timestamps: Arc<AtomicBool>,
     reload: Option<reload::Handle<Targets, Registry>>,
     lines: Option<Lines>,
-    /// None: standard error.
+    /// `None`: stderr.
     file: Arc<Mutex<Option<PathBuf>>>,
     flood: Flood,
 }
 
-/// How long the end of the process waits for an output that takes no lines.
+/// How long the exiting process waits for an output that accepts no lines.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -82,6 +82,7 @@ struct State {
     flags: BTreeMap<&'static str, bool>,
 }
 
+/// The name of a log flag that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no log flag is called \"{0}\"")]
 pub struct UnknownFlag(pub String);
@@ -117,7 +118,7 @@ impl Logs {
         let output = tracing_subscriber::fmt::layer()
             .with_writer(lines.clone())
             .with_timer(time);
-        // A second daemon in one process (a test) keeps the first one's subscriber.
+        // A second daemon in one process (in tests) keeps the first one's subscriber.
         let installed = match settings.format {
             LogFormat::Text => base
                 .with(
@@ -135,19 +136,19 @@ impl Logs {
         Ok(logs)
     }
 
-    /// Says how many lines were left out because they came too fast. To be called now and then.
+    /// Logs how many lines were dropped by the rate limit. Call it periodically.
     pub fn settle(&self) {
         self.flood.settle();
     }
 
-    /// Before the process ends: what was logged is written by a thread of its own.
+    /// Flushes the log before the process ends, because a separate thread writes it.
     pub fn flush(&self) {
         if let Some(lines) = &self.lines {
             lines.flush(PATIENCE);
         }
     }
 
-    /// Levels and flags without an output: for tests.
+    /// Levels and flags without an output, for tests.
     pub fn detached(settings: &Log) -> Result<Logs, UnknownFlag> {
         let state = State {
             level: settings.level,
@@ -206,7 +207,7 @@ impl Logs {
         Ok(())
     }
 
-    /// Sets the flags named and clears the others.
+    /// Sets the named flags and clears all others.
     pub fn set_flags(&self, names: &[String]) -> Result<(), UnknownFlag> {
         let unknown = |name: &&String| !FLAGS.iter().any(|(known, _)| known == name);
         if let Some(name) = names.iter().find(unknown) {
@@ -216,7 +217,7 @@ impl Logs {
         names.iter().try_for_each(|name| self.set_flag(name, true))
     }
 
-    /// Opens the log file anew, after log rotation has moved the old one.
+    /// Reopens the log file after a log rotation renamed the old one.
     pub async fn reopen(&self) -> std::io::Result<()> {
         let path = self.file.lock().clone();
         match path {
@@ -225,7 +226,8 @@ impl Logs {
         }
     }
 
-    /// Logs to another file. False between a file and standard error, which differ in their form.
+    /// Logs to another file. False for a change between file and stderr, which have different
+    /// formats.
     pub async fn move_to(&self, path: Option<&Path>) -> std::io::Result<bool> {
         let is_file = self.file.lock().is_some();
         let Some(path) = path.filter(|_| is_file) else {
@@ -236,7 +238,7 @@ impl Logs {
         Ok(true)
     }
 
-    /// Off the management thread: the disk may not answer.
+    /// Opens the file off the management thread, because the disk may not respond.
     async fn open_file(&self, path: PathBuf) -> std::io::Result<()> {
         let Some(lines) = self.lines.clone() else {
             return Ok(());
@@ -266,7 +268,7 @@ impl Logs {
         }
     }
 
-    /// What passes: the print level for our crates, warnings of others, debug for flagged targets.
+    /// The filter: the print level for our crates, warnings of others, debug for flagged targets.
     fn filter(&self) -> Targets {
         let state = self.state.lock();
         let level = match state.print_level {
@@ -294,11 +296,11 @@ impl fmt::Debug for Logs {
     }
 }
 
-/// Appends to the file, and makes it if there is none.
+/// Opens the file for appending, creating it if necessary.
 fn open(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o640);
-    // A pipe without a reader would hold up the start.
+    // Without O_NONBLOCK, opening a pipe without a reader would block the start.
     options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
     let file = options.open(path)?;
     match file.metadata()? {
@@ -315,7 +317,7 @@ fn terminal() -> bool {
     std::io::stderr().is_terminal()
 }
 
-/// The time of day, when wanted.
+/// The time of day, if enabled.
 struct Timestamps(Arc<AtomicBool>);
 
 impl FormatTime for Timestamps {
@@ -328,7 +330,7 @@ impl FormatTime for Timestamps {
     }
 }
 
-/// A mutex whose poisoning is of no consequence: every state that it guards is always whole.
+/// A mutex that ignores poisoning: the guarded state is consistent at all times.
 mod parking {
     #[derive(Debug, Default)]
     pub struct Mutex<T>(std::sync::Mutex<T>);
@@ -348,7 +350,7 @@ mod parking {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: what passes follows level, print level and flags. Method: ask the filter.
+    //! Goal: level, print level and flags select the logged lines. Method: query the filter.
 
     use super::*;
     use tracing::Level;
@@ -379,7 +381,7 @@ mod tests {
         assert_eq!(logs.set_flag("nvm", true), Err(UnknownFlag("nvm".into())));
     }
 
-    /// Every crate that the program is made of, as its manifest has them.
+    /// The crates that this program depends on, from its manifest.
     fn crates() -> Vec<String> {
         let lines = include_str!("../Cargo.toml").lines();
         let ours = lines.filter(|line| line.starts_with("nacre-"));
@@ -388,7 +390,7 @@ mod tests {
             .collect()
     }
 
-    /// Goal: the level and `all` (`-L all` of SPDK's command lines) reach every crate.
+    /// Goal: the level and the flag `all` (SPDK's `-L all`) reach every crate.
     #[test]
     fn levels_and_all_reach_every_crate() {
         let crates = crates();

@@ -1,9 +1,10 @@
-//! Events worth telling: a ring that `notify_get_notifications` reads, as SPDK's, and `events_get` and
-//! `events_subscribe`, which tell more of each.
+//! Events: a ring that `notify_get_notifications` reads as SPDK's, and `events_get` and
+//! `events_subscribe` with more details.
 //!
-//! What can happen many times a second (a link that flaps, a device with bad blocks) is told a few times a second, and
-//! what a peer can cause as often as it likes (a refused connection) once a minute: the next event of its kind, or the
-//! last one when no more come, says how many were left out.
+//! Bursts are rate limited per kind and subject: a few per second for frequent events (a flapping
+//! link, a device with bad blocks), one per minute for events that a peer can cause at will (a
+//! refused connection). The next event of its kind reports how many were left out; if none follows,
+//! the last one is reported with that number.
 
 mod types;
 
@@ -18,10 +19,11 @@ use tokio::sync::Notify;
 
 pub use types::{TYPES, markdown};
 
-/// Events kept; older ones are forgotten. As SPDK.
+/// Number of events kept; older ones are dropped. As in SPDK.
 pub const KEPT: usize = 1024;
 
-/// How many events of one kind about one thing are told within a time; more are counted only.
+/// How many events of one kind and subject are reported in a time window; further ones are only
+/// counted.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     told: u32,
@@ -32,13 +34,13 @@ const BURST: Pace = Pace {
     told: 8,
     within: Duration::from_secs(1),
 };
-/// Of what a peer causes.
+/// For events that a peer causes.
 const REPEAT: Pace = Pace {
     told: 1,
     within: Duration::from_secs(60),
 };
 
-/// What an event is about, to choose by.
+/// The subject area of an event, for filters.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -48,13 +50,13 @@ pub enum Category {
     Device,
     /// Subsystems, namespaces and listeners.
     Target,
-    /// Links, and which transport is used.
+    /// Links, and the transport in use.
     Transport,
     /// Replicated volumes as a whole.
     Volume,
-    /// Their replicas.
+    /// Replicas of volumes.
     Replica,
-    /// What is configured, and whether it could be restored.
+    /// Configured objects, and the success of their restoration.
     State,
 }
 
@@ -80,31 +82,32 @@ impl Category {
     }
 }
 
+/// The effect of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     Info,
-    /// Something is worse than it should be.
+    /// A degradation without an effect on hosts.
     Warning,
-    /// Hosts notice.
+    /// Hosts are affected.
     Error,
 }
 
-/// An event as SPDK tells it.
+/// An event in SPDK's format.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Event {
     #[serde(rename = "type")]
     pub kind: String,
-    /// What it happened to, usually a name.
+    /// The subject of the event, usually a name.
     pub ctx: String,
-    /// Counts up from 0 over the daemon's life.
+    /// Counts from 0 since the daemon's start.
     pub id: u64,
 }
 
-/// An event with all that is known of it.
+/// An event with all its details.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Told {
-    /// Counts up from 0 over the daemon's life.
+    /// Counts from 0 since the daemon's start.
     pub id: u64,
     /// RFC 3339, in UTC.
     pub time: String,
@@ -112,14 +115,14 @@ pub struct Told {
     pub severity: Severity,
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// What it happened to, usually a name.
+    /// The subject of the event, usually a name.
     pub ctx: String,
-    /// For people.
+    /// A sentence for people.
     pub text: String,
-    /// What else is known, by name.
+    /// Further facts, by name.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub facts: Value,
-    /// Like ones that were left out just before, because there were too many.
+    /// Number of equal events that the rate limit left out before this one.
     #[serde(skip_serializing_if = "is_zero")]
     pub left_out: u64,
 }
@@ -128,6 +131,7 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
+/// The ring of the latest events, and the rate limits.
 #[derive(Debug, Default)]
 pub struct Notifications {
     ring: RefCell<VecDeque<Told>>,
@@ -141,7 +145,7 @@ pub struct Notifications {
 struct Key {
     kind: &'static str,
     ctx: String,
-    /// What else makes them the same.
+    /// Distinguishes events of the same kind and subject.
     cause: String,
 }
 
@@ -151,23 +155,25 @@ struct Burst {
     since: Instant,
     told: u32,
     left_out: u64,
-    /// Text and facts of the last one that was left out.
+    /// Text and facts of the latest event left out.
     last: Option<(String, Value)>,
 }
 
 impl Notifications {
-    /// An event that its type and its subject say all of.
+    /// Sends an event that its type and subject describe completely.
     ///
     /// # Panics
-    /// When `kind` is not one of [`TYPES`]: clients learn the types from there.
+    /// If `kind` is not one of [`TYPES`], from which clients learn the types.
     pub fn send(&self, kind: &'static str, ctx: impl Into<String>) {
         let ctx = ctx.into();
         let text = format!("{}: {ctx}", kind.replace('_', " "));
         self.tell(kind, ctx, text, Value::Null);
     }
 
+    /// Sends an event with a text and facts.
+    ///
     /// # Panics
-    /// As [`Notifications::send`].
+    /// As for [`Notifications::send`].
     pub fn tell(&self, kind: &'static str, ctx: String, text: String, facts: Value) {
         let cause = String::new();
         let key = Key { kind, ctx, cause };
@@ -175,16 +181,16 @@ impl Notifications {
         let pace = match category {
             Category::Transport | Category::Replica => Some(BURST),
             Category::Device if kind.starts_with("nvme_") => Some(BURST),
-            // Calls of management cause the others.
+            // Other events result from management calls.
             _ => None,
         };
         self.tell_at(key, pace, (text, facts), Instant::now());
     }
 
-    /// An event that a peer can cause as often as it likes. Those with the same `cause` are repeats.
+    /// Sends an event that a peer can cause at will. Events with the same `cause` are repeats.
     ///
     /// # Panics
-    /// As [`Notifications::send`].
+    /// As for [`Notifications::send`].
     pub fn tell_repeating(
         &self,
         kind: &'static str,
@@ -196,7 +202,7 @@ impl Notifications {
         self.tell_at(key, Some(REPEAT), (text, facts), Instant::now());
     }
 
-    /// Tells how many events were left out of bursts that are over. To be called now and then.
+    /// Reports how many events were left out of bursts that are over. Call it periodically.
     pub fn settle(&self) {
         self.settle_at(Instant::now());
     }
@@ -256,10 +262,11 @@ impl Notifications {
         self.more.notify_waiters();
     }
 
-    /// How many were left out before this one, if this one is told.
+    /// Returns how many events were left out before this one, or `None` if this one is left out
+    /// too.
     fn admit(&self, key: &Key, pace: Pace, now: Instant) -> Option<u64> {
         let mut bursts = self.bursts.borrow_mut();
-        // What has been quiet is forgotten, so that there are not more than the last minute had.
+        // Forget quiet keys, so that the map holds at most those of the last minute.
         bursts.retain(|_, burst| {
             burst.left_out > 0 || now.duration_since(burst.since) < burst.pace.within
         });
@@ -285,7 +292,7 @@ impl Notifications {
         Some(std::mem::take(&mut burst.left_out))
     }
 
-    /// At most `max` events from `from` on, oldest first.
+    /// At most `max` events from id `from`, oldest first.
     pub fn since(&self, from: u64, max: u64) -> Vec<Event> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let ring = self.ring.borrow();
@@ -301,7 +308,7 @@ impl Notifications {
             .collect()
     }
 
-    /// At most `max` events from `from` on that `wanted` wants, oldest first.
+    /// At most `max` events from id `from` for which `wanted` is true, oldest first.
     pub fn told(&self, from: u64, max: usize, wanted: impl Fn(&Told) -> bool) -> Vec<Told> {
         let ring = self.ring.borrow();
         let ours = ring.iter().filter(|e| e.id >= from && wanted(e));
@@ -313,12 +320,12 @@ impl Notifications {
         self.next.get()
     }
 
-    /// The oldest id that is still there, or will be.
+    /// The oldest id in the ring; the next id if the ring is empty.
     pub fn oldest(&self) -> u64 {
         self.ring.borrow().front().map_or(self.next.get(), |e| e.id)
     }
 
-    /// Resolves with the next event. It counts from the call, not from the first poll.
+    /// Resolves with the next event after this call, not after the first poll.
     pub fn more(&self) -> impl Future<Output = ()> + '_ {
         self.more.notified()
     }
@@ -344,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ring_forgets_the_oldest() {
+    fn the_ring_drops_the_oldest() {
         let notes = Notifications::default();
         for n in 0..KEPT + 3 {
             notes.send("bdev_register", format!("b{n}"));
@@ -357,9 +364,9 @@ mod tests {
         assert!(notes.since(u64::MAX, 5).is_empty());
     }
 
-    /// A burst is told of in part, and how large it was is said; another subject is not held back.
+    /// Goal: a burst is reported in part, with its size; another subject is not limited by it.
     #[test]
-    fn bursts_are_cut_and_counted() {
+    fn bursts_are_limited_and_counted() {
         let notes = Notifications::default();
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
@@ -381,13 +388,13 @@ mod tests {
         assert_eq!(told("v", 1000), Some(5));
         assert_eq!(told("v", 1001), Some(0));
         told("x", 10_000);
-        assert_eq!(notes.bursts.borrow().len(), 1, "the others are over");
+        assert_eq!(notes.bursts.borrow().len(), 1, "other bursts are over");
     }
 
-    /// Goal: a host that is refused twice a second does not push all other events out, and how often it was is told, at
-    /// the latest when it has given up. Another cause is told at once.
+    /// Goal: a host that is refused twice a second does not displace all other events. The number
+    /// of refusals is reported, at the latest after it gave up. Another cause is reported at once.
     #[test]
-    fn what_a_peer_repeats_is_told_once_a_minute() {
+    fn repeated_peer_events_are_reported_once_a_minute() {
         let notes = Notifications::default();
         let start = Instant::now();
         let refused = |cause: &str, ms: u64| {
@@ -419,7 +426,7 @@ mod tests {
         notes.settle_at(start + Duration::from_secs(60));
         assert_eq!(left_out()[2..], [said("no resources at 23500", 46)]);
         notes.settle_at(start + Duration::from_secs(600));
-        assert_eq!(left_out().len(), 3, "all is told");
+        assert_eq!(left_out().len(), 3, "all repeats are reported");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The data plane: reactors, their memory, the block devices and the NVMe-oF target.
+//! The data plane: reactors, their memory, the bdevs and the NVMe-oF target.
 //!
 //! ```text
 //!   Plane ─┬─ Arena per NUMA node ──▶ a Pool per reactor (I/O and admin buffers apart)
@@ -7,9 +7,8 @@
 //!          └─ Watchdog
 //! ```
 //!
-//! Made once at start and taken down once at the end. Everything in between goes through the
-//! [`Target`] and the [`Registry`], which are safe to use from any thread, or by messages to the
-//! reactors.
+//! Created at start and taken down at the end. In between, management uses the [`Target`] and the
+//! [`Registry`], which are thread-safe, or sends messages to the reactors.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -32,7 +31,7 @@ use nacre_reactor::{
 use crate::config::Cores;
 use crate::demand::Demand;
 
-/// A turn longer than this is reported.
+/// A longer turn is reported.
 const STALL: Duration = Duration::from_millis(200);
 
 /// Buffers of admin and fabrics commands per reactor.
@@ -41,9 +40,10 @@ const ADMIN_CLASS: ClassSpec = ClassSpec {
     count: 128,
 };
 
+/// The configuration of a data plane.
 #[derive(Debug, Clone)]
 pub struct PlaneConfig {
-    /// Cores to pin a reactor to, one each; empty: one unpinned reactor.
+    /// Cores to pin reactors to, one each; empty: one unpinned reactor.
     pub cores: Vec<usize>,
     pub mode: Mode,
     pub busy_poll_us: u64,
@@ -54,11 +54,12 @@ pub struct PlaneConfig {
     pub max_io_size: usize,
     /// Buffer classes of a reactor; `None`: computed from the two above.
     pub classes: Option<Vec<ClassSpec>>,
-    /// The RDMA transport that will be made: advice on memory counts its part.
+    /// The planned RDMA transport; memory advice includes its part.
     pub rdma: Option<RdmaConfig>,
     pub target: TargetConfig,
 }
 
+/// Why the data plane could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
     #[error("cores \"{text}\": {why}")]
@@ -83,7 +84,7 @@ pub enum PlaneError {
     Group { reactor: String, what: String },
 }
 
-/// Buffers of one reactor at this moment.
+/// Current buffers of one reactor.
 #[derive(Debug, Clone)]
 pub struct PoolUse {
     pub reactor: String,
@@ -91,35 +92,36 @@ pub struct PoolUse {
     pub admin: Vec<ClassStats>,
 }
 
-/// Bytes, by whom they were copied.
+/// Copied bytes, by the component that copied them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
     pub by_target: u64,
     pub by_devices: u64,
 }
 
+/// A running data plane.
 pub struct Plane {
     pub reactors: Vec<ReactorHandle>,
     pub bdevs: Registry,
     pub target: Arc<Target>,
-    /// All memory of the data path, for devices that must know it beforehand.
+    /// All memory of the data path, for devices that must register it in advance.
     pub arenas: Vec<Arena>,
-    /// One line per arena on what memory was got.
+    /// One line per arena about its memory.
     pub memory: Vec<String>,
     _watchdog: Option<Watchdog>,
 }
 
 thread_local! {
-    /// The pools of the reactor that this thread is.
+    /// The pools of this thread's reactor.
     static POOLS: RefCell<Option<Pools>> = const { RefCell::new(None) };
 }
 
-/// Buffers of up to 8 KiB of the reactor that calls, for admin queues of its own.
+/// Buffers of up to 8 KiB of the calling reactor, for its own admin queues.
 pub fn admin_pool() -> Option<Pool> {
     POOLS.with_borrow(|pools| pools.as_ref().map(|pools| pools.admin.clone()))
 }
 
-/// The I/O buffers of the reactor that calls; `None` on other threads.
+/// The I/O buffers of the calling reactor; `None` on other threads.
 pub fn pool_here() -> Option<Pool> {
     POOLS.with_borrow(|pools| pools.as_ref().map(|p| p.io.clone()))
 }
@@ -236,15 +238,15 @@ impl Plane {
         }
     }
 
-    /// What a namespace needs to be on a bdev of the registry: a shared claim, which lasts as long
-    /// as the namespace.
+    /// A namespace's access to a bdev of the registry: a shared claim, which lasts as long as the
+    /// namespace.
     pub fn backing(
         &self,
         bdev: &str,
         holder: String,
     ) -> Result<Backing, nacre_bdev::registry::RegistryError> {
         let (target, name) = (Arc::downgrade(&self.target), bdev.to_owned());
-        // While no host is connected, nobody relies on anything.
+        // While no host is connected, the size may change freely.
         let watch = Arc::new(move || target.upgrade()?.host_of_bdev(&name));
         let holder = Holder::User(holder);
         let claim = self
@@ -259,7 +261,7 @@ impl Plane {
         Ok(Backing::new(layer, Arc::new(open)))
     }
 
-    /// Data that was copied on its way between hosts and devices since the start, over whatever transport.
+    /// Data copied between hosts and devices since the start, over all transports.
     pub fn copied_bytes(&self) -> Copied {
         let groups = self.target.groups();
         let of = |group: &GroupHandle| group.counts().copied_bytes.load(Ordering::Relaxed);
@@ -293,8 +295,8 @@ impl Plane {
         all
     }
 
-    /// Disconnects every host and waits until nothing is left, at most for `patience`. Answers whether the
-    /// hosts left in time.
+    /// Disconnects every host and waits until none is left, at most for `patience`. Returns whether
+    /// all left in time.
     pub async fn disconnect_hosts(&self, patience: Duration) -> bool {
         self.target.stop();
         let deadline = tokio::time::Instant::now() + patience;
@@ -307,7 +309,7 @@ impl Plane {
         true
     }
 
-    /// Ends the reactors. Answers whether they ended in time.
+    /// Ends the reactors. Returns whether they ended in time.
     pub async fn stop(&self, patience: Duration) -> bool {
         for reactor in &self.reactors {
             reactor.stop();
@@ -324,7 +326,7 @@ impl Plane {
     }
 }
 
-/// The cores that `text` chooses: `auto` is every allowed core up to four, `auto:2` two of them,
+/// The cores selected by `text`: `auto` is every allowed core up to four, `auto:2` two of them,
 /// anything else a list or a mask.
 pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
     let bad = |why: String| PlaneError::Cores {
@@ -368,8 +370,9 @@ pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneE
     Ok(arenas)
 }
 
-/// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones: half of
-/// that of 128 KiB, which is what Linux hosts send most, where transfers may be larger still.
+/// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones. If
+/// transfers can exceed 128 KiB, half of the rest is for 128 KiB buffers, the size that Linux hosts
+/// send most.
 fn plane_classes(config: &PlaneConfig, reactor: &str) -> Result<Vec<ClassSpec>, PlaneError> {
     if let Some(classes) = &config.classes {
         return Ok(classes.clone());

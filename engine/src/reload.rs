@@ -1,8 +1,8 @@
-//! SIGHUP: the log file is opened anew, and the configuration is read again.
+//! SIGHUP: reopens the log file and rereads the configuration.
 //!
-//! Some settings are applied while the daemon runs; `[[bdev]]`, hosts and namespaces that are new
-//! in the file are made. Listeners start, stop and move as the file has them. The log names every other difference, which takes effect at the next
-//! start.
+//! Some settings are applied while the daemon runs. New `[[bdev]]`, hosts and namespaces are
+//! created; listeners start, stop and move as in the file. The log names every other difference,
+//! which takes effect at the next start.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::config::{Loaded, Settings};
 use crate::engine::{Engine, Phase};
 use crate::signals::Hangups;
 
-/// Reads the configuration as at the start: the same file, environment and flags.
+/// Reads the configuration as at start: the same file, environment and flags.
 #[derive(Clone)]
 pub struct Source(Arc<dyn Fn() -> Result<Loaded, Failure> + Send + Sync>);
 
@@ -26,7 +26,7 @@ impl Source {
         Source(Arc::new(load))
     }
 
-    /// The file may be on a disk that does not answer.
+    /// Reads on another thread, because the file may be on a disk that does not respond.
     async fn load(&self) -> Result<Loaded, Failure> {
         let load = Arc::clone(&self.0);
         let loaded = tokio::task::spawn_blocking(move || load()).await;
@@ -60,7 +60,7 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
     }
 }
 
-/// The settings that are in effect, by key.
+/// The settings in effect, by key.
 type Effective = BTreeMap<String, Value>;
 
 async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
@@ -98,7 +98,7 @@ async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
     }
 }
 
-/// Applies one setting; false if only a start can.
+/// Applies one setting; false if it needs a restart.
 async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Result<bool> {
     let mut tunables = engine.tunables();
     match key {
@@ -118,8 +118,8 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
     Ok(true)
 }
 
-/// Every setting by its key. The declared devices and subsystems are left out, but for the
-/// listeners of the latter: [`crate::declared`] compares the others.
+/// Every setting by its key. Declared devices and subsystems are left out, except for listeners:
+/// [`crate::declared`] compares the others.
 fn flat(settings: &Settings) -> Effective {
     let value = serde_json::to_value(settings).expect("settings are plain data");
     let mut flat = Effective::new();
@@ -149,7 +149,7 @@ fn flatten(path: &str, value: Value, into: &mut Effective) {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: a changed file is applied where that is possible, and each other difference is known.
+    //! Goal: a changed file is applied where possible, and each other difference is reported.
 
     use super::*;
     use crate::config::load_text;
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_applied_is_applied() {
+    fn applicable_changes_are_applied() {
         let before = &format!(
             "[data]\nretry_s = 3600\n[[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1MiB\"\n\
              [[nvmf.subsystem]]\nnqn = \"{NQN}\"\n"
@@ -225,7 +225,7 @@ mod tests {
             bench.run(apply(engine, &mut effective, &settings(text)));
             assert_eq!(places(), expected, "{text}");
         }
-        // Back again.
+        // Restore the old configuration.
         bench.run(apply(engine, &mut effective, &settings(before)));
         assert!(engine.allowed("bdev_null_create") && !engine.logs.flags()["nvmf"]);
         assert_eq!(engine.deadline().as_secs(), 55);

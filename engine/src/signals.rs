@@ -1,13 +1,13 @@
 //! The effect of each signal on the daemon.
 //!
 //! ```text
-//!   SIGTERM, SIGINT, SIGQUIT   stop in good order; a second one ends the drain
-//!   SIGHUP                     open the log file anew, read the configuration again (reload.rs)
+//!   SIGTERM, SIGINT, SIGQUIT   orderly stop; a second one ends the drain
+//!   SIGHUP                     reopen the log file, reread the configuration (reload.rs)
 //!   the others                 none
 //! ```
 //!
-//! The default effect of most signals is the end of the process. Log rotation sends SIGUSR1, a
-//! timer of the shell that started the daemon SIGALRM, a file size limit SIGXFSZ.
+//! The default action of most signals ends the process. Log rotation sends SIGUSR1, a timer of the
+//! starting shell SIGALRM, a file size limit SIGXFSZ.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +25,13 @@ const WITHOUT_EFFECT: [i32; 10] = [
 ];
 const SIGSTKFLT: i32 = 16;
 const SIGPWR: i32 = 30;
-/// The C library keeps the lowest for itself.
+/// The C library reserves the lowest ones.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 32..=64;
 
-/// Set by SIGHUP before the daemon listens to it.
+/// Set by SIGHUP before the daemon handles it.
 static HANGUP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Takes the default effect from these signals. Call it first: a signal may arrive at any time.
+/// Replaces the default action of these signals. Call it first: a signal may arrive at any time.
 pub fn shield() -> std::io::Result<()> {
     let hangup = HANGUP.get_or_init(Arc::default);
     signal_hook::flag::register(SIGHUP, Arc::clone(hangup))?;
@@ -39,7 +39,7 @@ pub fn shield() -> std::io::Result<()> {
         signal_hook::flag::register(number, Arc::default())?;
     }
     for number in REAL_TIME {
-        // Refused for those of the C library, which has handlers for them.
+        // Fails for those of the C library, which has handlers for them.
         let _ = signal_hook::flag::register(number, Arc::default());
     }
     Ok(())
@@ -70,7 +70,7 @@ impl Stops {
     }
 }
 
-/// SIGHUP, from the start of the process on.
+/// SIGHUP, from the start of the process.
 pub struct Hangups(Signal);
 
 impl Hangups {
@@ -85,7 +85,7 @@ impl Hangups {
         if !early {
             self.0.recv().await;
         }
-        // The flag is set by the signals that arrive here, too.
+        // Signals that arrive here set the flag as well.
         if let Some(flag) = HANGUP.get() {
             flag.store(false, Ordering::Relaxed);
         }

@@ -1,14 +1,14 @@
 //! The part of an exported configuration that SPDK's own target loads.
 //!
-//! SPDK does not start with a file that has a method or a parameter of ours. Such entries are left
-//! out, together with everything that depends on them. Mirrors are among them: a replica here
+//! SPDK does not start with a file that contains a method or parameter of ours. Such entries are
+//! left out, together with everything that depends on them. Mirrors are among them: a replica
 //! reserves its first MiB, so SPDK's mirror of the same devices would show hosts other data.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// SPDK's methods that our configurations have.
+/// SPDK's methods that our configurations contain.
 const SPDKS: [&str; 29] = [
     "accel_set_options",
     "bdev_aio_create",
@@ -41,7 +41,7 @@ const SPDKS: [&str; 29] = [
     "nvmf_subsystem_set_ns_ana_group",
 ];
 
-/// Our own parameters, which SPDK refuses or would have to heed.
+/// Our own parameters, which SPDK refuses or would have to honour.
 const OWN: [(&str, &[&str]); 6] = [
     ("bdev_aio_create", &["size"]),
     ("bdev_uring_create", &["size", "readonly"]),
@@ -64,7 +64,7 @@ const OWN: [(&str, &[&str]); 6] = [
 pub fn for_spdk(config: &Value) -> (Value, Vec<String>) {
     let mut config = config.clone();
     let mut left_out = Vec::new();
-    // Objects that SPDK will not have, as `makes` and `needs` name them.
+    // Objects left out, named as in `makes` and `needs`.
     let mut gone = BTreeSet::new();
     loop {
         let before = left_out.len();
@@ -84,7 +84,7 @@ pub fn for_spdk(config: &Value) -> (Value, Vec<String>) {
                 }
             });
         }
-        // An entry may come before the device that it needs.
+        // An entry may precede the device that it needs.
         if left_out.len() == before {
             return (config, left_out);
         }
@@ -95,7 +95,7 @@ fn method(call: &Value) -> &str {
     call["method"].as_str().unwrap_or_default()
 }
 
-/// Why SPDK cannot have it.
+/// Why SPDK cannot load the call; `None` if it can.
 fn reason(call: &Value, gone: &BTreeSet<String>) -> Option<String> {
     let (method, params) = (method(call), &call["params"]);
     if !SPDKS.contains(&method) {
@@ -122,7 +122,7 @@ fn reason(call: &Value, gone: &BTreeSet<String>) -> Option<String> {
     missing.map(|object| format!("it needs {object}, which is left out"))
 }
 
-/// A namespace of a controller that is left out.
+/// True for a namespace of a controller that is left out.
 fn is_of(object: &str, gone: &BTreeSet<String>) -> bool {
     let Some((controller, nsid)) = object
         .strip_prefix("bdev ")
@@ -157,7 +157,7 @@ fn namespace(params: &Value, nsid: &str) -> Option<String> {
     ))
 }
 
-/// The objects that a call makes.
+/// The objects that a call creates.
 fn makes(call: &Value) -> Vec<String> {
     let params = &call["params"];
     let bdev = |at: &str| text(params, at).map(|name| format!("bdev {name}"));
@@ -168,7 +168,7 @@ fn makes(call: &Value) -> Vec<String> {
         "bdev_nvme_attach_controller" => {
             vec![text(params, "/name").map(|name| format!("controller {name}"))]
         }
-        // A volume is named by its UUID, too.
+        // The UUID also names a volume.
         "volume_create" => vec![bdev("/name"), bdev("/id"), bdev("/uuid")],
         "nvmf_create_subsystem" => vec![text(params, "/nqn").map(|nqn| format!("subsystem {nqn}"))],
         "nvmf_subsystem_add_ns" => vec![namespace(params, "/namespace/nsid")],
@@ -178,7 +178,7 @@ fn makes(call: &Value) -> Vec<String> {
     made.into_iter().flatten().collect()
 }
 
-/// The objects that a call needs.
+/// The objects that a call depends on.
 fn needs(call: &Value) -> Vec<String> {
     let params = &call["params"];
     let bdev = |at: &str| text(params, at).map(|name| format!("bdev {name}"));
@@ -198,7 +198,7 @@ fn needs(call: &Value) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: no entry stays that SPDK refuses, and every other entry does. Method: configurations
+    //! Goal: no entry stays that SPDK refuses, and every other entry stays. Method: configurations
     //! with one entry of ours each. `tests/spdk/compare.py` loads such a file in SPDK.
 
     use serde_json::json;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_spdk_has_stays_as_it_is() {
+    fn entries_of_spdk_stay_unchanged() {
         let address = json!({ "trtype": "TCP", "traddr": "192.0.2.1", "trsvcid": "4420" });
         let all = config(&[
             (
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_goes_with_all_that_stands_on_it() {
+    fn a_volume_is_left_out_with_its_dependents() {
         let id = "11111111-2222-4333-8444-555555555555";
         let add_ns = |nsid: u32, bdev: &str| {
             let namespace = json!({ "nsid": nsid, "bdev_name": bdev });
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_parameters_take_their_objects_along() {
+    fn own_parameters_remove_their_objects() {
         let address = json!({ "trtype": "TCP", "traddr": "192.0.2.1", "trsvcid": "4420" });
         let state =
             |word: &str| json!({ "nqn": NQN, "listen_address": address, "ana_state": word });
@@ -381,9 +381,9 @@ mod tests {
         }
     }
 
-    /// Every method in the list exists.
+    /// Goal: every method in the list exists.
     #[test]
-    fn the_methods_are_there() {
+    fn the_listed_methods_exist() {
         let registry = crate::methods::all();
         for name in SPDKS {
             assert!(registry.find(name).is_some(), "{name}");

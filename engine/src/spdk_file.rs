@@ -1,7 +1,8 @@
-//! SPDK's configuration files, which `serve -c` carries out at start.
+//! SPDK's configuration files, which `serve -c` executes at start.
 //!
-//! A file is a list of calls in their order. Where state is kept what they made is in it, and is there before the next
-//! start comes to the file: of what would be made again it stands, as it is by then.
+//! A file is an ordered list of calls. If state is kept, a later start restores their objects
+//! before it reads the file. Calls that would create an existing object are then skipped, so the
+//! object keeps its stored configuration.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -15,11 +16,11 @@ use crate::engine::Engine;
 use crate::journal::Entry;
 use crate::store::Record;
 
-/// SPDK's subsystems that this daemon has: a method of theirs must be known. Files of SPDK's programs also
-/// configure others (iscsi, nbd, vhost, fsdev, ...), which are skipped.
+/// SPDK's subsystems that this daemon implements: a method of theirs must be known. Files of SPDK's
+/// programs also configure others (iscsi, nbd, vhost, fsdev, ...), which are skipped.
 const SUBSYSTEMS: [&str; 6] = ["scheduler", "sock", "iobuf", "accel", "bdev", "nvmf"];
 
-/// Options of modules that are not here. SPDK saves them whether or not the module has devices.
+/// Options of modules that are missing here. SPDK saves them even if the module has no devices.
 const IDLE_OPTIONS: [&str; 2] = ["bdev_iscsi_set_options", "bdev_virtio_blk_set_hotplug"];
 
 /// One entry of a configuration file.
@@ -30,8 +31,9 @@ pub struct Call {
     pub params: Value,
 }
 
-/// The text as a configuration in JSON, with comments as SPDK allows them. `None` if it is of another format: a file
-/// that is called `.json` never is, and TOML begins with no brace and no slash.
+/// Parses the text as a JSON configuration, with comments as SPDK allows them. `None` if it is in
+/// another format: neither a file named `.json`, nor text that begins with a brace or a slash (TOML
+/// begins with neither).
 pub fn read(path: &Path, text: &str) -> Option<serde_json::Result<Value>> {
     let named = path
         .extension()
@@ -40,7 +42,7 @@ pub fn read(path: &Path, text: &str) -> Option<serde_json::Result<Value>> {
     json.then(|| serde_json::from_str(&without_comments(text)))
 }
 
-/// The text with blanks in place of comments, so that errors still name the right line and column.
+/// The text with blanks in place of comments, so that errors name the right line and column.
 fn without_comments(text: &str) -> String {
     #[derive(PartialEq)]
     enum In {
@@ -70,14 +72,14 @@ fn without_comments(text: &str) -> String {
             plain.push(if comment && c != '\n' { ' ' } else { c });
         }
     }
-    // A block without an end is left for the parser to refuse.
+    // The parser refuses an unterminated block comment.
     if within == In::Block {
         plain.push('/');
     }
     plain
 }
 
-/// The calls of an SPDK configuration file, in order; batches are flattened.
+/// The calls of an SPDK configuration file, in order, with batches flattened.
 pub fn calls(config: &Value) -> anyhow::Result<Vec<Call>> {
     anyhow::ensure!(config.is_object(), "the file is not an object in braces");
     let subsystems = match config.get("subsystems") {
@@ -118,7 +120,8 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<Call>> {
     Ok(calls)
 }
 
-/// `restored`: what the state has; of what would be made again it stands, as it is.
+/// Executes the calls. `restored` are the objects of the state; calls that would create one of them
+/// are skipped.
 pub async fn carry_out(
     engine: &Rc<Engine>,
     calls: Vec<Call>,
@@ -166,14 +169,14 @@ pub async fn carry_out(
     Ok(())
 }
 
-/// Whether the state has what the call would make.
+/// True if the state has the object that the call would create.
 fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> bool {
     let text = |at: &str| params.pointer(at).and_then(Value::as_str);
     let same = |record: &Record, at: &[&str]| {
         record.method == method
             && at.iter().all(|at| {
                 match (params.pointer(at), record.params.pointer(at)) {
-                    // Transports and families are written as one likes.
+                    // Transports and address families are case-insensitive.
                     (Some(Value::String(asked)), Some(Value::String(is))) => {
                         asked.eq_ignore_ascii_case(is)
                     }
@@ -222,7 +225,8 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
 
 #[cfg(test)]
 mod tests {
-    //! Goal: what SPDK reads is read. Method: texts with the extras that its parser takes.
+    //! Goal: everything that SPDK parses is parsed. Method: texts with the extensions that its
+    //! parser accepts.
 
     use super::*;
 
@@ -240,7 +244,7 @@ mod tests {
         ] {
             assert_eq!(parsed("c", text), Some(plain.clone()), "{text}");
         }
-        // A division is none, nor is a comment without an end.
+        // Neither a division nor an unterminated comment is a comment.
         for text in ["{\"a\": 1 / 2}", "{} /* open", "{} /", "/"] {
             assert!(read(Path::new("c"), text).unwrap().is_err(), "{text}");
         }
@@ -251,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_says_json_is_believed() {
+    fn a_json_file_name_selects_json() {
         assert_eq!(read(Path::new("c.toml"), "[log]\n").map(|_| ()), None);
         assert_eq!(read(Path::new("c"), "# text\n[log]\n").map(|_| ()), None);
         assert!(read(Path::new("c.json"), "[log]\n").unwrap().is_err());
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_come_in_their_order_with_their_subsystem() {
+    fn calls_keep_their_order_and_subsystem() {
         let config = serde_json::json!({ "subsystems": [
             { "subsystem": "vmd", "config": null },
             { "subsystem": "bdev", "config": [{ "method": "a" }, [{ "method": "b", "params": { "x": 1 } }]] },

@@ -1,4 +1,4 @@
-//! Checks from inside a container: what it must have been given.
+//! Checks inside a container: devices, capabilities and network that it must have.
 
 use nacre_rdma_link::{Access, NoDevice};
 
@@ -20,7 +20,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
 
 fn device_nodes(system: &System) -> Finding {
     const ID: &str = "container.infiniband";
-    // Without a device on the machine there are no nodes to give.
+    // Without a device on the machine there are no device nodes to pass.
     if let Some(lack) = NoDevice::of(&system.roots) {
         return Finding::fail(ID, lack.to_string(), lack.remedy());
     }
@@ -59,7 +59,7 @@ fn lock(system: &System) -> Finding {
     }
 }
 
-/// RDMA is not carried by published ports: a device belongs to a network namespace as a whole.
+/// Published ports do not carry RDMA: a device belongs to a network namespace as a whole.
 fn network(system: &System) -> Finding {
     const ID: &str = "container.network";
     let names = system.netdevs();

@@ -1,4 +1,5 @@
-//! Checks of counters, of what interfaces drop, of how disks are reached, and of which NUMA nodes cards and disks are on.
+//! Checks of port counters, packet drops of interfaces, access to disks, and the NUMA nodes of
+//! cards and disks.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     findings.push(io_uring(system));
 }
 
-/// Devices on files and on block devices of the kernel go through io_uring, which containers usually forbid.
+/// File and kernel block device bdevs use io_uring, which most containers forbid.
 fn io_uring(system: &System) -> Finding {
     const ID: &str = "disk.io_uring";
     match system.probe.io_uring() {
@@ -34,7 +35,8 @@ fn io_uring(system: &System) -> Finding {
     }
 }
 
-/// Counters of errors and retransmissions are the driver's: without them loss cannot be seen here.
+/// Drivers provide the counters of errors and retransmissions; without them this machine cannot
+/// detect loss.
 fn port_counters(system: &System, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.counters";
     for (device, port) in system.fabric.ports() {
@@ -56,7 +58,7 @@ fn port_counters(system: &System, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The interfaces that storage uses, as far as is known.
+/// The network interfaces used for storage, as far as known.
 fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
     let mut names = if scope.listeners.is_empty() {
         rdma_netdevs(&system.fabric)
@@ -72,7 +74,7 @@ fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
     names
 }
 
-/// Since the interface came up; a few are no harm, one in ten thousand is.
+/// Drops since the interface came up: a few are harmless, one in ten thousand is not.
 pub fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.drops";
     const ONE_IN: u64 = 10_000;
@@ -124,7 +126,7 @@ pub fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// NUMA nodes, and the CPUs of each that this process may use.
+/// NUMA nodes, each with the CPUs that this process may use.
 struct Nodes {
     nodes: Vec<(u32, Vec<usize>)>,
     allowed: Vec<usize>,
@@ -155,7 +157,7 @@ impl Nodes {
         }
     }
 
-    /// A remark on a device of this node: `Err` when none of the CPUs that may be used is on it.
+    /// Text about a device on this node; `Err` if none of the usable CPUs is on the node.
     fn judge(&self, node: u32) -> Result<String, String> {
         let Some((_, of_node)) = self.nodes.iter().find(|(number, _)| *number == node) else {
             return Ok(format!("node {node}"));
@@ -174,7 +176,7 @@ impl Nodes {
     }
 }
 
-/// `0-3,8`, as the kernel writes it.
+/// Parses a CPU list of the kernel, such as `0-3,8`.
 fn cpus(list: &str) -> Vec<usize> {
     let mut all = Vec::new();
     for part in list.trim().split(',').filter(|part| !part.is_empty()) {
@@ -182,7 +184,7 @@ fn cpus(list: &str) -> Vec<usize> {
         let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
             continue;
         };
-        // No machine has more; a list that says so is not believed.
+        // Bound the range: no machine has more CPUs.
         all.extend(first..=last.min(first + 8192));
     }
     all
@@ -231,7 +233,7 @@ fn disk_nodes(system: &System, nodes: &Nodes, findings: &mut Vec<Finding>) {
         .collect();
     names.sort();
     for name in names {
-        // Those of fabrics are no disks of this machine.
+        // Skip fabrics controllers: their disks are not in this machine.
         let transport = system.text(folder.join(&name).join("transport"));
         if transport.as_deref() != Some("pcie") {
             continue;

@@ -1,4 +1,4 @@
-//! Checks of a Linux host that is to connect: modules, tools, RDMA device, the way to the target.
+//! Checks of a Linux host that is to connect: modules, tools, RDMA device, route to the target.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,7 +6,7 @@ use nacre_rdma_link::{Access, Environment, Memlock, ModuleState, Uverbs, Want, c
 
 use super::{Finding, Report, System};
 
-/// Whom the host is to reach.
+/// The target that the host should reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     pub ip: IpAddr,
@@ -44,7 +44,7 @@ fn nvme_cli(system: &System) -> Finding {
     }
 }
 
-/// Connecting is a write to this file of the kernel's.
+/// The host connects by writing to this file of the kernel.
 fn fabrics(system: &System) -> Finding {
     const ID: &str = "init.fabrics_device";
     if system.roots.dev.join("nvme-fabrics").exists() {
@@ -78,7 +78,7 @@ fn module(system: &System, id: &'static str, name: &str) -> Finding {
             format!("{name} can be loaded; `nacre connect` loads it"),
         ),
         ModuleState::Missing => {
-            // Without the list there is nothing that modprobe could load.
+            // Without the list, modprobe has nothing to load.
             let (evidence, remedy) = if system.modules.is_listed() {
                 (
                     format!("this kernel has no {name}"),
@@ -92,7 +92,7 @@ fn module(system: &System, id: &'static str, name: &str) -> Finding {
                     "load it on the machine itself (in a container: on its host), or install the kernel's modules",
                 )
             };
-            // Without RDMA there is TCP; without TCP there may be nothing.
+            // Without RDMA, TCP still works; without TCP, possibly nothing.
             match name {
                 "nvme_rdma" => Finding::warn(id, evidence, remedy),
                 _ => Finding::fail(id, evidence, remedy),
@@ -140,7 +140,7 @@ fn multipath(system: &System) -> Finding {
             "native multipath is off: a second path is a second disk, and no path takes over",
             "`nvme_core.multipath=Y` on the kernel's command line",
         ),
-        // New kernels of some distributions have it always.
+        // Newer kernels of some distributions always have it.
         _ => {
             if system.modules.state("nvme_core").is_there() {
                 Finding::pass(
@@ -186,7 +186,8 @@ fn route(system: &System, target: Target, findings: &mut Vec<Finding>) {
     findings.push(rdma_to(system, &interface.name, source).of(&subject));
 }
 
-/// Whether the kernel's own RDMA host can go that way: it needs device, port and GID, and nothing of a process.
+/// Whether the kernel's RDMA host can use that route: it needs device, port and GID, but nothing of
+/// a process.
 pub fn rdma_path(
     system: &System,
     netdev: &str,

@@ -1,4 +1,4 @@
-//! Checks that ask another machine over RDMA, or move data through a device.
+//! Checks that contact another machine over RDMA, or move data through a device.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,15 +20,16 @@ use super::rdma::{reason_without_rdma, with_devices};
 use super::{Finding, Scope, System};
 use crate::cli::output::bytes;
 
-/// For a connection, and for a word of the other end.
+/// Limit for a connection, and for an answer of the peer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Soft-RoCE in a busy machine is slow, and data on its way is a sign of life.
+/// Soft-RoCE on a busy machine is slow; any data resets this limit.
 const DATA_PATIENCE: Duration = Duration::from_secs(60);
-/// Messages of a ping-pong, and the size of what is moved.
+/// Messages of a ping-pong, and the size of each data transfer.
 const PINGS: u64 = 100;
 const MESSAGE: u32 = 64 << 10;
 
-/// A reliable connection to the peer: with `nacre rdma perf server` there a ping-pong, else whatever answers.
+/// Opens a reliable connection to the peer. A `nacre rdma perf server` there answers a ping-pong;
+/// other servers only answer the request.
 pub fn peer(system: &System, scope: &Scope, peer: IpAddr, source: IpAddr) -> Finding {
     const ID: &str = "net.peer";
     if let Some(reason) = no_rdma(system, source) {
@@ -135,7 +136,7 @@ fn run(
     measure(&**provider, &options, &AtomicBool::new(false), &mut |_| ())
 }
 
-/// Why no RDMA goes from an address, in short.
+/// Why RDMA from this address is impossible, in short.
 fn no_rdma(system: &System, source: IpAddr) -> Option<String> {
     match system.interface_of(source) {
         Some(_) => reason_without_rdma(system, source),
@@ -143,7 +144,7 @@ fn no_rdma(system: &System, source: IpAddr) -> Option<String> {
     }
 }
 
-/// Data through each address's device, and whether the counters of the right port moved.
+/// Moves data through each address's device, and checks that the counters of the right port moved.
 pub fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.traffic";
     let Some(amount) = scope.traffic else {
@@ -162,7 +163,7 @@ pub fn traffic(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     } else {
         select_all(system, scope)
     };
-    // To a peer only from where the way leads.
+    // To a peer, use only the address that the route selects.
     let from = scope
         .peer
         .and_then(|peer| system.probe.source_for(peer).ok());
@@ -243,7 +244,7 @@ fn moved(
     judge(&what, &port, netdev, &changed, scope.peer.is_some())
 }
 
-/// By port: the counters of data and packets.
+/// Counters of data and packets, by port.
 pub(super) type Activity = BTreeMap<String, BTreeMap<String, u64>>;
 
 fn activity(system: &System) -> Activity {
@@ -267,7 +268,7 @@ fn activity(system: &System) -> Activity {
     ports.collect()
 }
 
-/// What became more, by port.
+/// The counters that increased, by port.
 pub(super) fn changes(before: &Activity, after: &Activity) -> Activity {
     let more = |port: &String, name: &String, now: u64| {
         let then = before.get(port).and_then(|counters| counters.get(name));
@@ -302,7 +303,8 @@ pub(super) fn judge(
     if let Some(counters) = changed.get(port) {
         return Finding::pass(ID, format!("{what}; {port}: {}", in_words(counters)));
     }
-    // Other ports may have traffic of others; this much only where nothing else explains it.
+    // Other ports may have unrelated traffic; blame one only if traffic to a peer has no other
+    // explanation.
     if let Some((other, counters)) = changed.iter().next().filter(|_| to_peer) {
         return Finding::fail(
             ID,
@@ -321,7 +323,7 @@ pub(super) fn judge(
     Finding::skip(ID, format!("{what}; {why}"))
 }
 
-/// Completion entries of the device against what the queues of one host need.
+/// Compares the device's completion queue entries with the needs of one host's queues.
 pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "rdma.cq";
     if system.fabric.devices.is_empty() {
@@ -333,7 +335,7 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
         Err(error) => return findings.push(Finding::skip(ID, error.to_string())),
     };
     let config = RdmaConfig::default();
-    // No queue is deeper.
+    // Queues are never deeper.
     let (queues, depth) = (scope.queues(), scope.depth().min(4096));
     for device in devices {
         let attributes = device.attributes();
@@ -341,7 +343,7 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
             let need = QueueNeed::of(&config, attributes, depth, config.read_depth);
             u64::from(need.completions())
         };
-        // The admin queue has 32.
+        // The admin queue has 32 entries.
         let needed = u64::from(shared_receives(&config, attributes).unwrap_or(0))
             + queues * completions(depth)
             + completions(32);

@@ -1,4 +1,4 @@
-//! Checks of memory: the limit on locking it, what a fork does to it, huge pages.
+//! Checks of memory: the limit on locked memory, the effect of a fork, huge pages.
 
 use super::{Finding, Scope, System};
 use crate::cli::output::bytes;
@@ -40,9 +40,10 @@ fn memlock(system: &System, scope: &Scope) -> Finding {
     }
 }
 
-/// A child shares pages that a device writes to until one side writes: then one of the two has a copy, and the
-/// device may have the child's. DMA memory is left out of children for this reason; what a library registers
-/// beside it, such as the rings of its queues, depends on the kernel.
+/// After a fork, parent and child share pages until one side writes; then one of them gets a copy,
+/// and the device may keep the child's page. Therefore DMA memory is excluded from children.
+/// Whether other memory registered by a library, such as the rings of its queues, is safe depends
+/// on the kernel.
 fn fork(system: &System) -> Finding {
     const ID: &str = "mem.fork";
     let release = system.text(system.roots.proc.join("sys/kernel/osrelease"));
@@ -53,7 +54,7 @@ fn fork(system: &System) -> Finding {
         .split(|c: char| !c.is_ascii_digit())
         .map(|number| number.parse::<u32>().unwrap_or(0));
     match (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) {
-        // Since 5.12 pinned huge pages are copied at a fork, ordinary ones before.
+        // Pinned huge pages are copied at fork since 5.12, ordinary pages before that.
         (5, 12..) | (6.., _) => Finding::pass(
             ID,
             format!("DMA memory is left out of forks, and kernel {release} copies pinned pages"),
@@ -131,7 +132,7 @@ fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     });
 }
 
-/// How to have the huge pages that a daemon takes.
+/// How to reserve the huge pages that a daemon needs.
 pub(super) fn reserve(scope: &Scope) -> String {
     let pages = scope.pages();
     format!("`nacre hugepages reserve 2MiB {pages}`, or `sysctl vm.nr_hugepages={pages}`")

@@ -1,11 +1,13 @@
-//! `nacre doctor`: checks of this machine, each with what was seen and what to type.
+//! `nacre doctor`: checks of this machine, each with evidence and a remedy.
 //!
 //! ```text
-//!   System (files, interfaces, limits, probes)  ─▶  checks  ─▶  Finding{id, status, evidence, remedy}  ─▶  Report
+//!   System (files, interfaces, limits, probes) ─▶ checks ─▶ Finding{id, status, evidence, remedy}
+//!                                                               └──▶ Report
 //! ```
 //!
-//! A check reads the [`System`] and nothing else, so that a test can give it any machine. It says only what it has
-//! seen: what cannot be told is a SKIP with the reason. What is asked of peers and devices goes through its [`Probe`].
+//! A check reads only the [`System`], so that a test can simulate any machine. It reports only
+//! facts: an undecidable check is a SKIP with the reason. Questions to peers and devices go through
+//! its [`Probe`].
 
 mod container;
 mod hardware;
@@ -28,16 +30,16 @@ pub use net::{no_interface, select};
 pub use rdma::reason_without_rdma;
 pub use system::{Interface, Limit, Probe, RealProbe, System};
 
-/// What came of a check.
+/// The result of a check.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
     Pass,
-    /// It could not be told, or does not apply.
+    /// Undecidable, or not applicable.
     Skip,
-    /// It works, not well.
+    /// Works, but not well.
     Warn,
     Fail,
 }
@@ -56,9 +58,9 @@ impl fmt::Display for Status {
 /// One check's outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
-    /// Such as `rdma.gid.ip`: the same in every version.
+    /// Stable across versions, such as `rdma.gid.ip`.
     pub id: &'static str,
-    /// What it is about, where a check has several outcomes: a device, an interface, an address.
+    /// The device, interface or address, if a check has several outcomes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
     pub status: Status,
@@ -67,7 +69,7 @@ pub struct Finding {
     pub remedy: Option<String>,
 }
 
-/// What other programs say may have several lines.
+/// Joins text of other programs into one line.
 fn one_line(text: String) -> String {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join("; ")
@@ -112,29 +114,32 @@ impl Finding {
     }
 }
 
-/// What is to be examined.
+/// The scope of an examination.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
-    /// RDMA is wanted: its absence is a failure, not a remark.
+    /// RDMA is required: its absence is a failure, not a warning.
     pub rdma: bool,
-    /// Where it listens or shall listen: selectors (`name:eth0`, `ip:192.0.2.1`) or plain names and addresses.
+    /// Present or planned listeners: selectors (`name:eth0`, `ip:192.0.2.1`) or plain names and
+    /// addresses.
     pub listeners: Vec<String>,
-    /// Another machine that must be reached.
+    /// Another machine that must be reachable.
     pub peer: Option<IpAddr>,
-    /// NVMe's port there.
+    /// NVMe port of the peer.
     pub port: u16,
-    /// Bytes of DMA memory that are still to be registered.
+    /// Bytes of DMA memory still to be registered.
     pub memory: u64,
-    /// Huge pages of 2 MiB that all of a daemon's memory takes; `None`: those that `memory` takes.
+    /// Number of 2 MiB pages for all of a daemon's memory; `None`: those for `memory`.
     pub pages: Option<u64>,
-    /// What a daemon that runs already has of it, in words, and whether that is worse than it could be.
+    /// Memory that a running daemon already has, as text; `memory_is_short` is true if it could be
+    /// better.
     pub memory_had: Vec<String>,
     pub memory_is_short: bool,
-    /// So many bytes are to be moved through each RDMA device. `None`: nothing is moved.
+    /// Bytes to move through each RDMA device. `None`: move no data.
     pub traffic: Option<u64>,
-    /// I/O queues that a host makes; 0: one per CPU, as Linux does, if it has as many as this machine.
+    /// I/O queues per host; 0: one per CPU, like Linux, assuming a host with as many CPUs as this
+    /// machine.
     pub queues: u64,
-    /// Commands of a queue; 0: the usual 128.
+    /// Queue depth in commands; 0: the default of 128.
     pub queue_depth: u32,
 }
 
@@ -183,7 +188,7 @@ impl Report {
     }
 }
 
-/// All checks of a machine that serves.
+/// Runs all checks of a serving machine.
 pub fn examine(system: &System, scope: &Scope) -> Report {
     let mut findings = Vec::new();
     rdma::modules(system, scope, &mut findings);
@@ -200,8 +205,8 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
     Report::of(findings)
 }
 
-/// What speaks against RDMA at these addresses, or costs it its speed: files only, no device is opened. RDMA works well
-/// enough on a network that is no good for it, until there is load.
+/// Problems of RDMA at these addresses, in function or speed, found from files without opening a
+/// device. RDMA can work on an unsuitable network until it is under load.
 pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
     let scope = Scope {
         listeners: addresses.iter().map(|ip| format!("ip:{ip}")).collect(),

@@ -1,4 +1,4 @@
-//! Checks of the network: interfaces, MTU, packet filter, the way to a peer.
+//! Checks of the network: interfaces, MTU, packet filter, route to a peer.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use nacre_rdma_link::{Fabric, NodeType};
 use super::{Finding, Interface, Scope, System, live};
 use crate::config::listener::{Selector, mac};
 
-/// Of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
+/// Ports of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
 pub(super) const NVME_PORT: u16 = 4420;
 const ROCE_PORT: u16 = 4791;
 
@@ -20,21 +20,22 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     peer(system, scope, findings);
 }
 
-/// What depends on the interfaces that RDMA goes by.
+/// Checks of the interfaces that RDMA uses.
 pub fn of_rdma(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     mtu(system, findings);
     shared(system, findings);
     arp(system, scope, findings);
 }
 
-/// An address that a listener's selector means.
+/// An address selected by a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selected {
     pub netdev: String,
     pub ip: IpAddr,
 }
 
-/// All that the scope's selectors mean; those that mean nothing are `net.iface.exists`'s.
+/// All addresses that the scope's selectors match; `net.iface.exists` reports selectors without a
+/// match.
 pub fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
     let mut all = Vec::new();
     for selector in &scope.listeners {
@@ -47,7 +48,8 @@ pub fn select_all(system: &System, scope: &Scope) -> Vec<Selected> {
     all
 }
 
-/// `name:`, `ip:`, `subnet:`, `mac:`, `rdma:` (a device, or DEVICE/PORT), or a plain name or address.
+/// The addresses that match `name:`, `ip:`, `subnet:`, `mac:`, `rdma:` (a device, or DEVICE/PORT),
+/// or a plain name or address.
 pub fn select(system: &System, selector: &str) -> Vec<Selected> {
     let Ok(selector) = Selector::plain(selector) else {
         return Vec::new();
@@ -123,7 +125,7 @@ fn exists(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The text of a selector that nothing matches.
+/// The error text for a selector without a match.
 pub fn no_interface(system: &System, selector: &str) -> String {
     let have: Vec<String> = system
         .interfaces
@@ -138,7 +140,7 @@ pub fn no_interface(system: &System, selector: &str) -> String {
     format!("no interface matches \"{selector}\"; have: {have}")
 }
 
-/// RoCE carries at most 4096 bytes a packet, and needs an interface MTU of 4192 for that.
+/// RoCE packets carry at most 4096 bytes, which need an interface MTU of 4192.
 fn mtu(system: &System, findings: &mut Vec<Finding>) {
     const ID: &str = "net.mtu";
     const NEEDED: u32 = 4096 + 96;
@@ -219,7 +221,8 @@ fn firewall(system: &System) -> Finding {
     }
 }
 
-/// What must pass. RDMA's connection manager has no TCP port: over RoCE it is in the same UDP packets as the data.
+/// Ports to admit. RDMA's connection manager has no TCP port: over RoCE its messages are in the
+/// same UDP packets as the data.
 fn ports_in_words(fabric: &Fabric) -> String {
     let mut words = vec![format!("TCP {NVME_PORT} and 8009 (NVMe/TCP, discovery)")];
     let has = |kind| fabric.devices.iter().any(|device| device.node_type == kind);
@@ -234,7 +237,7 @@ fn ports_in_words(fabric: &Fabric) -> String {
     words.join(", ")
 }
 
-/// Storage on the interface that everything else leaves by.
+/// Checks whether storage shares the interface of the default route.
 fn shared(system: &System, findings: &mut Vec<Finding>) {
     const ID: &str = "net.shared";
     let defaults = default_routes(system);
@@ -272,8 +275,8 @@ fn default_routes(system: &System) -> Vec<String> {
     v4.chain(v6).collect()
 }
 
-/// Linux answers ARP for any of its addresses on any interface: with two in one network, RDMA traffic comes in by
-/// the one that the address is not on, and is lost.
+/// Linux answers ARP for any of its addresses on any interface. With two interfaces in one network,
+/// RDMA traffic arrives at the interface without the address, and is lost.
 fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.arp";
     let names: Vec<String> = if scope.listeners.is_empty() {
@@ -301,7 +304,7 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
                 let text = system.text(conf.join(of).join(name))?;
                 text.parse::<u32>().ok()
             };
-            // The larger of the two holds.
+            // The larger of the two values applies.
             read("all").unwrap_or(0).max(read(&ours.name).unwrap_or(0))
         };
         let (ignore, announce) = (setting("arp_ignore"), setting("arp_announce"));
@@ -322,7 +325,7 @@ fn arp(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Route, echo, port, RDMA: in the order in which one depends on the other.
+/// Route, echo, port, RDMA: in the order in which each depends on the previous one.
 fn peer(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     const ID: &str = "net.peer";
     let Some(peer) = scope.peer else {

@@ -1,4 +1,4 @@
-//! Checks of NVMe drives, and of what driving them from here takes.
+//! Checks of NVMe drives, and of the requirements for driving them from userspace.
 
 use nacre_bdev_nvme_vfio::pci::{Drive, Driver, Iommu};
 
@@ -62,7 +62,7 @@ fn vfio(system: &System) -> Finding {
     }
 }
 
-/// VFIO pins what a drive may reach, huge pages too, and counts it as locked.
+/// VFIO pins all memory that a drive may access, including huge pages, and counts it as locked.
 fn memlock(system: &System, scope: &Scope, drives: &[Drive]) -> Finding {
     const ID: &str = "nvme.memlock";
     let memlock = system.environment.memlock;

@@ -8,7 +8,7 @@ use nacre_rdma_link::{
 use super::net::{self, Selected};
 use super::{Finding, Scope, Status, System};
 
-/// Modules that RDMA needs of any hardware, and what each is for.
+/// Modules that RDMA needs with any hardware, each with its purpose.
 const MODULES: [(&str, &str); 3] = [
     ("ib_core", "RDMA itself"),
     ("ib_uverbs", "verbs for programs"),
@@ -28,7 +28,8 @@ pub fn modules(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
         .filter(|(_, _, state)| !state.is_there())
         .collect();
     let wanted = scope.rdma || !system.fabric.devices.is_empty();
-    // A container sees neither the list of modules nor, often, who loaded them: its devices prove it.
+    // A container often sees neither the list of modules nor how they were loaded: its devices
+    // prove that they are.
     let proven =
         system.environment.rdma_cm != Access::Absent && !system.environment.uverbs.is_empty();
     findings.push(if lacking.is_empty() || proven {
@@ -96,12 +97,12 @@ fn named(device: &Device) -> String {
     format!("{} ({driver})", device.name)
 }
 
-/// Whether this process is in a container, as far as can be told.
+/// True if this process runs in a container, as far as it can detect.
 pub fn in_container(system: &System) -> bool {
     nacre_rdma_link::in_container(&system.roots)
 }
 
-/// What depends on the device alone.
+/// Checks of each device by itself.
 pub fn of_each_device(system: &System, findings: &mut Vec<Finding>) {
     for device in &system.fabric.devices {
         findings.push(driver(device).of(&device.name));
@@ -174,7 +175,7 @@ fn firmware(device: &Device) -> Finding {
                 .iter()
                 .map(|bad| format!("{} ({})", bad.what, bad.source));
             let what: Vec<String> = what.collect();
-            // Of a family all are mended by the latest of them, which stand in order.
+            // The entries of a family are sorted; the last update fixes all of them.
             let update_to = all.last().map_or("", |bad| bad.update_to);
             Finding::warn(
                 ID,
@@ -253,7 +254,8 @@ fn gid_types(device: &Device, port: &Port) -> Finding {
     }
 }
 
-/// What depends on interface and address: each listener's, or each that has an RDMA device.
+/// Checks that depend on interface and address: of each listener, or of each interface with an RDMA
+/// device.
 pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let selected: Vec<Selected> = if scope.listeners.is_empty() {
         with_devices(system)
@@ -273,7 +275,8 @@ pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Why an address cannot be used over RDMA, in the words of the reasons; none: it can, or it is not ours.
+/// Why an address cannot be used over RDMA, as a reason word and text; `None` if it can, or if it
+/// is not ours.
 pub fn reason_without_rdma(system: &System, ip: std::net::IpAddr) -> Option<String> {
     let interface = system.interface_of(ip)?;
     let want = Want::new(&interface.name, ip);
@@ -317,7 +320,7 @@ fn capable(scope: &Scope, outcome: Outcome) -> Finding {
     }
 }
 
-/// Every entry of the table, and which is used and why.
+/// Lists every entry of the GID table, and the selected one with the reason.
 fn gid_of(system: &System, selected: &Selected, outcome: &Outcome) -> Finding {
     const ID: &str = "rdma.gid.ip";
     let ports: Vec<_> = system.fabric.ports_of(&selected.netdev).collect();

@@ -1,4 +1,5 @@
-//! What checks see of the machine: files below a root, and a few questions that only the machine can answer.
+//! The machine as the checks see it: files below a root, and a few questions that only the running
+//! machine can answer.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -22,25 +23,26 @@ pub struct Interface {
     pub prefix: u8,
 }
 
-/// A limit of this process; none is no limit.
+/// A limit of this process; `None`: unlimited.
 pub type Limit = Option<u64>;
 
-/// What is asked of the running machine.
+/// Questions to the running machine.
 pub trait Probe {
-    /// The address that this machine would send from.
+    /// The source address for this destination.
     fn source_for(&self, to: IpAddr) -> io::Result<IpAddr>;
-    /// Whether something accepts connections there.
+    /// Succeeds if something accepts connections there.
     fn connect(&self, to: SocketAddr) -> io::Result<()>;
-    /// What a program says of itself.
+    /// The output of a program.
     fn output(&self, program: &str, arguments: &[&str]) -> io::Result<String>;
-    /// Echoes by ICMP, of `size` bytes in all and not to be fragmented.
+    /// Sends ICMP echoes of `size` bytes in total with fragmentation forbidden.
     fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool>;
-    /// Devices to connect and move data with, or what is missing for that.
+    /// Devices to connect and move data with, or the missing part.
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
-    /// How io_uring can be used here, or why it cannot.
+    /// The usable io_uring mode, or why it is unusable.
     fn io_uring(&self) -> Result<&'static str, String>;
 }
 
+/// A machine: its files, interfaces and limits, and a probe of the running system.
 pub struct System {
     pub roots: Roots,
     pub fabric: Fabric,
@@ -53,7 +55,7 @@ pub struct System {
 }
 
 impl System {
-    /// This machine, now.
+    /// This machine in its current state.
     pub fn real() -> System {
         let roots = Roots::real();
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
@@ -69,7 +71,7 @@ impl System {
         }
     }
 
-    /// The interface that has the address.
+    /// The interface with the address.
     pub fn interface_of(&self, ip: IpAddr) -> Option<&Interface> {
         self.interfaces.iter().find(|interface| interface.ip == ip)
     }
@@ -80,7 +82,7 @@ impl System {
             .filter(move |interface| interface.name == name)
     }
 
-    /// A file's text without the white space around it.
+    /// A file's text, trimmed.
     pub fn text(&self, path: PathBuf) -> Option<String> {
         let text = std::fs::read_to_string(path).ok()?;
         Some(text.trim().to_owned())
@@ -91,7 +93,7 @@ impl System {
         self.text(file)?.parse().ok()
     }
 
-    /// The names of all interfaces, those without an address too.
+    /// The names of all interfaces, including those without an address.
     pub fn netdevs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.roots.sys.join("class/net"));
         let mut names: Vec<String> = entries
@@ -118,7 +120,7 @@ impl From<if_addrs::Interface> for Interface {
     }
 }
 
-/// What this process has; whether the libraries are there is found by loading them.
+/// The environment of this process. Loading the libraries shows whether they are installed.
 fn environment(roots: &Roots) -> Environment {
     let mut environment = Environment::read(roots);
     if !environment.uverbs.is_empty() {
@@ -128,10 +130,10 @@ fn environment(roots: &Roots) -> Environment {
     environment
 }
 
-/// The machine that this runs on.
+/// The machine that this program runs on.
 pub struct RealProbe;
 
-/// For one answer of the network.
+/// Limit for one network answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Probe for RealProbe {
@@ -140,7 +142,7 @@ impl Probe for RealProbe {
             IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
         };
-        // Connecting a datagram socket asks for the route and sends nothing.
+        // Connecting a datagram socket looks up the route and sends nothing.
         let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
         socket.connect(SocketAddr::new(to, 9))?;
         Ok(socket.local_addr()?.ip())
@@ -162,7 +164,7 @@ impl Probe for RealProbe {
     }
 
     fn ping(&self, to: IpAddr, size: u32) -> io::Result<bool> {
-        // IP's header and ICMP's come on top of what ping counts.
+        // The size for ping excludes the IP and ICMP headers.
         let headers = if to.is_ipv4() { 28 } else { 48 };
         let payload = size.saturating_sub(headers).to_string();
         let (to, seconds) = (to.to_string(), PATIENCE.as_secs().to_string());
@@ -182,14 +184,14 @@ impl Probe for RealProbe {
     }
 }
 
-/// The packages of the programs that are used here, on Debian; most others have the same names.
+/// Debian packages of the programs used here; most other distributions use the same names.
 const PACKAGES: [(&str, &str); 3] = [
     ("nft", "nftables"),
     ("nvme", "nvme-cli"),
     ("ping", "iputils-ping"),
 ];
 
-/// Runs a program to its end. One that is not there is named, with its package.
+/// Runs a program to its end. A missing program is named, with its package.
 fn run(program: &str, arguments: &[&str]) -> io::Result<std::process::Output> {
     let outcome = Command::new(program).args(arguments).output();
     outcome.map_err(|error| match error.kind() {

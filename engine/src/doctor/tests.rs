@@ -1,4 +1,4 @@
-//! Each check on machines made up for it: the outcome, and what is said.
+//! Tests of each check on simulated machines: the outcome and the text.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ mod live;
 mod network;
 mod nvme;
 
-/// A network and tools that answer as told.
+/// A network and tools with scripted answers.
 #[derive(Default)]
 pub(crate) struct Told {
     source: Option<IpAddr>,
@@ -24,7 +24,7 @@ pub(crate) struct Told {
     /// The largest echo that passes.
     echo: Option<u32>,
     output: HashMap<&'static str, &'static str>,
-    /// Simulated devices; none: the libraries are missing.
+    /// Simulated devices; `None`: the libraries are missing.
     rdma: Option<nacre_rdma_verbs::sim::Fabric>,
     pub(crate) io_uring_refused: Option<&'static str>,
 }
@@ -113,7 +113,7 @@ fn expect(report: &Report, id: &str, status: Status, evidence: &str) {
     let finding = the(report, id);
     assert_eq!(finding.status, status, "{finding:?}");
     assert!(finding.evidence.contains(evidence), "{finding:?}");
-    // Whatever is not well says what to do.
+    // Every problem has a remedy.
     assert_eq!(
         finding.remedy.is_some(),
         status >= Status::Warn,
@@ -172,7 +172,7 @@ fn a_machine_with_soft_roce() {
 }
 
 #[test]
-fn a_machine_without_rdma_fails_only_when_asked_for_it() {
+fn missing_rdma_fails_only_when_required() {
     let tree = testing::empty();
     tree.file("sys/class/net/eth0/mtu", "1500");
     tree.modules(
@@ -215,7 +215,7 @@ fn a_machine_without_rdma_fails_only_when_asked_for_it() {
 }
 
 #[test]
-fn why_there_are_no_devices() {
+fn missing_devices_have_a_reason() {
     // A card whose RDMA module is not loaded.
     let tree = testing::empty();
     tree.modules(&["ib_core", "ib_uverbs", "rdma_ucm"], &[]);
@@ -232,21 +232,21 @@ fn why_there_are_no_devices() {
     );
     let remedy = |report: &Report| the(report, "rdma.devices").remedy.clone().unwrap();
     assert!(remedy(&report).starts_with("`modprobe mlx5_ib`"));
-    // Loaded, and still nothing.
+    // Loaded, but still no device.
     tree.modules(&["ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib"], &[]);
     let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
     expect(&report, "rdma.devices", Status::Fail, "mlx5_ib are there");
-    // In a container without the nodes.
+    // In a container without the device nodes.
     tree.file(".dockerenv", "");
     let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
     expect(&report, "rdma.devices", Status::Fail, "mlx5_ib are there");
     assert!(remedy(&report).contains("--network host --device"));
-    // A kernel that has nothing of RDMA.
+    // A kernel without RDMA.
     let tree = testing::empty();
     tree.modules(&[], &["kernel/fs/ext4/ext4.ko"]);
     let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
     expect(&report, "rdma.modules", Status::Fail, "ib_core missing");
-    // In a container, too, this is the cause: device nodes would not help.
+    // The same cause in a container: device nodes would not help.
     tree.file(".dockerenv", "");
     let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
     expect(
@@ -266,7 +266,7 @@ fn why_there_are_no_devices() {
 }
 
 #[test]
-fn links_that_do_not_do() {
+fn unsuitable_links_are_reported() {
     let tree = testing::mlx5_dual_port();
     let told = Told::default();
     let addresses = [("ens1f0", "10.0.1.4"), ("ens1f1", "10.0.2.4")];
@@ -293,7 +293,7 @@ fn links_that_do_not_do() {
     assert!(report.findings.iter().any(|f| f.evidence
         == "no interface matches \"name:eth9\"; have: ens1f0 10.0.1.4, ens1f1 10.0.2.4"));
 
-    // A port whose connection manager takes the other version.
+    // A port whose connection manager uses the other RoCE version.
     let mode = "sys/kernel/config/rdma_cm/mlx5_0/ports/2/default_roce_mode";
     tree.file(mode, "IB/RoCE v1");
     let machine = system(&tree, &[("ens1f0", "10.0.1.4")], Told::default());
@@ -304,7 +304,7 @@ fn links_that_do_not_do() {
     assert_eq!(types, [(Status::Pass, None), (Status::Warn, Some(remedy))]);
     tree.remove(mode);
 
-    // An address that the table does not have, and one that only v1 has.
+    // An address missing from the table, and one that only v1 has.
     let machine = system(&tree, &[("ens1f0", "10.0.9.9")], Told::default());
     let report = examine(&machine, &rdma_scope(&["10.0.9.9"]));
     expect(
@@ -374,7 +374,7 @@ fn drivers() {
     );
 }
 
-/// What speaks against RDMA at an address is about what is behind that address, and only what speaks against it.
+/// Goal: concerns about an address cover only the device behind it, and only problems.
 #[test]
 fn concerns_at_an_address() {
     let ids = |tree: &Tree, addresses: &[(&str, &str)], at: &str| {
@@ -403,9 +403,10 @@ fn concerns_at_an_address() {
     assert_eq!(ids(&tree, &addresses, "10.0.1.4"), ["rdma.fw"]);
 }
 
-/// Firmware that something bad is known of is told with what, by whom, and the version that mends it.
+/// Goal: firmware with a known defect is reported with the defect, its source, and the fixed
+/// version.
 #[test]
-fn firmware_that_is_bad() {
+fn defective_firmware_is_reported() {
     let tree = testing::mlx5_dual_port();
     let fw = |version| {
         tree.file("sys/class/infiniband/mlx5_0/fw_ver", version);
@@ -501,7 +502,7 @@ fn locked_memory_and_huge_pages() {
     }
 }
 
-/// What other programs complain of in several lines does not break the table.
+/// Goal: multi-line messages of other programs do not break the table.
 #[test]
 fn evidence_is_one_line() {
     let finding = Finding::skip("x", "cannot be read (first\n  second\n)");

@@ -1,4 +1,4 @@
-//! Where drives come from: this machine's bus through VFIO, or one that a test made.
+//! The source of drives: this machine's bus through VFIO, or a simulated one in tests.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,23 +10,23 @@ use nacre_hugepages::Arena;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
 
-/// A bus with NVMe drives that a process may have.
+/// A bus with NVMe drives for this process.
 pub trait Bus: Send + Sync + 'static {
-    /// Takes the drive at `address`, which has been given to userspace before. `arenas`: all memory that data
-    /// comes from or goes to. Blocks for a moment.
+    /// Opens the drive at `address`, which must be bound to userspace. `arenas` is all memory that
+    /// data comes from or goes to. Blocks for a short time.
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError>;
 
-    /// The addresses of the drives that were given to userspace, in order.
+    /// The addresses of the drives bound to userspace, in order.
     fn ready(&self) -> Vec<String>;
 }
 
-/// `0000:5e:00.0` of what people write: the domain may be left out, letters may be large.
+/// Normalises an address to `0000:5e:00.0`: the domain is optional, letters may be upper case.
 pub fn address(text: &str) -> Option<String> {
     let address: Address = text.parse().ok()?;
     Some(address.to_string())
 }
 
-/// This machine's.
+/// The bus of this machine.
 #[derive(Default)]
 pub struct Machine {
     vfio: OnceLock<Vfio>,
@@ -40,7 +40,7 @@ impl Machine {
 
 impl Bus for Machine {
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError> {
-        // They are made once, before the first drive.
+        // Created once, before the first drive.
         let vfio = self.vfio.get_or_init(|| Vfio::new(arenas));
         let function = vfio.open(address).map_err(refusal)?;
         Ok(function)

@@ -1,4 +1,4 @@
-//! What drives say about their health and their commands, as events and metrics tell it.
+//! Health and command problems of drives, as events.
 
 use nacre_bdev_nvme::{Event, HealthAlert, HealthEvent, ResetReason, Timeout, TimeoutAction};
 use nacre_nvmf_wire::opcode;
@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use crate::engine::Engine;
 
-/// What is no change of state.
+/// Reports events other than state changes.
 pub fn tell(on: &Engine, name: &str, event: &Event) {
     match event {
         Event::Health(event) => {

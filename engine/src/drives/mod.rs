@@ -1,14 +1,14 @@
-//! NVMe drives of this machine that the daemon drives itself, and their namespaces among its devices.
+//! NVMe drives of this machine that the daemon drives itself, and their namespaces as bdevs.
 //!
 //! ```text
 //!   bdev_nvme_attach_controller ──▶ Bus::open ──▶ Function ──▶ Controller, at home on one reactor
-//!     trtype PCIe                  (bus.rs)                        │ tells Events
+//!     trtype PCIe                  (bus.rs)                        │ reports Events
 //!   watch (watch.rs) ── pulled, put back, new ones ──▶             ▼
-//!                                    follow: devices registered, resized, removed; events told
+//!                                    follow: devices registered, resized, removed; events reported
 //! ```
 //!
-//! A drive that was pulled keeps its devices, which answer that they are gone, until it is put back or detached:
-//! what is served from them need not be configured again.
+//! A pulled drive keeps its bdevs, which report that they are gone, until it is put back or
+//! detached. So exports of them need not be configured again.
 
 pub mod bus;
 mod health;
@@ -36,40 +36,42 @@ pub use bus::{Bus, Machine};
 pub use uri::{DriveUri, DriveUriError};
 pub use watch::{HotPlug, watch};
 
-/// How long drives may take to be shut down in order: what they announce (RTD3E) is seconds.
+/// Limit for an orderly shutdown: drives announce seconds (RTD3E).
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Events of one controller that nobody has looked at yet. What devices there are is asked for, not counted.
+/// Most unhandled events per controller. Namespace changes are not queued; [`Drive::sync`] reads
+/// the current list.
 const EVENTS: usize = 256;
 
-/// An attached drive, as the management keeps it.
+/// An attached drive.
 pub struct Drive {
     pub controller: Arc<Controller>,
     pub address: String,
-    /// Devices at most.
+    /// Most bdevs of this drive.
     pub max_devices: usize,
     inbox: Arc<Inbox>,
-    /// By namespace.
+    /// Bdevs by namespace.
     devices: RefCell<BTreeMap<u32, Arc<NvmeBdev>>>,
     refused: RefCell<BTreeMap<u32, String>>,
-    /// Namespaces whose former devices still have users, and their names with them.
+    /// Namespaces whose former bdevs still have users, and therefore still their names.
     leaving: Rc<RefCell<BTreeSet<u32>>>,
 }
 
+/// All attached drives by controller name.
 pub struct Drives {
     all: RefCell<BTreeMap<String, Rc<Drive>>>,
-    /// Those that are being brought up: their addresses, by name.
+    /// Drives that are being initialised: addresses by name.
     coming: RefCell<BTreeMap<String, String>>,
-    /// The machine's own; tests have another.
+    /// The bus of this machine; tests use another one.
     bus: Arc<dyn Bus>,
     pub hot_plug: Cell<HotPlug>,
-    /// The reactor that is home to the next one.
+    /// The home reactor of the next drive.
     next: Cell<usize>,
     changed: Arc<Notify>,
     came_back: Notify,
 }
 
-/// What a controller told, on its way to the management thread.
+/// Events of a controller, on their way to the management thread.
 struct Inbox {
     events: Mutex<VecDeque<Event>>,
     changed: Arc<Notify>,
@@ -77,7 +79,8 @@ struct Inbox {
 
 impl Observer for Inbox {
     fn told(&self, event: Event) {
-        // What there is, is asked for. To keep them would be to keep the drive, which has this as its observer.
+        // Namespaces are read, not queued. Queueing them would keep the drive alive, because it
+        // owns this observer.
         let is_namespace = matches!(
             event,
             Event::NamespaceAdded(_) | Event::NamespaceRemoved(_) | Event::NamespaceResized(_)
@@ -129,7 +132,7 @@ impl Drives {
         self.all.borrow().get(name).cloned()
     }
 
-    /// In order of their names.
+    /// All drives in order of their names.
     pub fn list(&self) -> Vec<(String, Rc<Drive>)> {
         let all = self.all.borrow();
         all.iter()
@@ -137,13 +140,13 @@ impl Drives {
             .collect()
     }
 
-    /// That which is driven at `address`.
+    /// The drive at `address`, with its name.
     pub fn at(&self, address: &str) -> Option<(String, Rc<Drive>)> {
         let mut all = self.list().into_iter();
         all.find(|(_, drive)| drive.address == address)
     }
 
-    /// `prefix` and the first number by which no controller is called, nor one that waits.
+    /// `prefix` with the first number that neither an attached nor a waiting controller uses.
     pub fn free_name(&self, on: &Engine, prefix: &str) -> String {
         let is_free = |name: &String| {
             let key = crate::methods::bdev::nvme::key(name);
@@ -156,17 +159,18 @@ impl Drives {
         names.find(is_free).expect("names do not end")
     }
 
-    /// Resolves when devices are there that were not before.
+    /// Resolves when new bdevs have appeared.
     pub async fn came_back(&self) {
         self.came_back.notified().await;
     }
 
-    /// Whether one of this name is being brought up.
+    /// True while a drive of this name is being initialised.
     pub fn is_coming(&self, name: &str) -> bool {
         self.coming.borrow().contains_key(name)
     }
 
-    /// Keeps the name and the address for a drive that is brought up, until the answer is dropped.
+    /// Reserves the name and the address of a drive during its initialisation, until the result is
+    /// dropped.
     pub fn coming(&self, on: &Rc<Engine>, name: &str, address: &str) -> Result<Coming, RpcError> {
         let taken = |how: &str, other: &str| {
             let cause = format!("{address} is {how} as \"{other}\"");
@@ -186,7 +190,7 @@ impl Drives {
         })
     }
 
-    /// Takes the function at `address` from the bus.
+    /// Opens the function at `address` on the bus.
     pub async fn open(&self, on: &Engine, address: &str) -> Result<Arc<dyn Function>, RpcError> {
         let bus = self.bus();
         let (arenas, address) = (on.plane()?.arenas.clone(), address.to_owned());
@@ -196,7 +200,7 @@ impl Drives {
             .map_err(|error| RpcError::internal(error.to_string()))?
     }
 
-    /// Brings the controller up. Its devices come with [`Drive::sync`].
+    /// Initialises the controller. [`Drive::sync`] creates its bdevs.
     pub async fn attach(
         &self,
         on: &Engine,
@@ -233,7 +237,7 @@ impl Drives {
         Ok(drive)
     }
 
-    /// A reactor on the drive's memory node if there is one, each in turn.
+    /// A reactor on the drive's NUMA node if there is one, in rotation.
     fn home_of(&self, plane: &Plane, node: Option<u32>) -> usize {
         let near = |at: &usize| {
             let core = plane.reactors[*at].core();
@@ -249,12 +253,12 @@ impl Drives {
         fitting[turn % fitting.len()]
     }
 
-    /// Takes it out of the list; what it has is the caller's to end.
+    /// Removes the drive from the list; the caller shuts it down.
     pub fn take(&self, name: &str) -> Option<Rc<Drive>> {
         self.all.borrow_mut().remove(name)
     }
 
-    /// Shuts every drive down in order, all at once.
+    /// Shuts all drives down in order, in parallel.
     pub async fn close(&self) {
         let all = std::mem::take(&mut *self.all.borrow_mut());
         let going = all.values().map(|drive| drive.shut_down());
@@ -262,7 +266,7 @@ impl Drives {
     }
 }
 
-/// The name and the address of a drive that is being brought up.
+/// The reserved name and address of a drive during its initialisation.
 pub struct Coming {
     on: Rc<Engine>,
     name: String,
@@ -274,19 +278,19 @@ impl Drop for Coming {
     }
 }
 
-/// Why a drive could not be brought up, as calls tell it.
+/// Translates a failed initialisation into an RPC error.
 pub fn refusal(error: nacre_bdev_nvme::AttachError) -> RpcError {
     let cause = causes(&anyhow::Error::new(error));
     RpcError::errno(Errno::EIO, cause).field("traddr")
 }
 
 impl Drive {
-    /// Its devices, in order of their namespaces.
+    /// The bdevs, in order of their namespaces.
     pub fn devices(&self) -> Vec<Arc<NvmeBdev>> {
         self.devices.borrow().values().cloned().collect()
     }
 
-    /// Namespaces that are not used, and why.
+    /// Unused namespaces, with the reason.
     pub fn refused(&self) -> Vec<(u32, String)> {
         let refused = self.refused.borrow();
         let all = refused.iter().map(|(nsid, why)| (*nsid, why.clone()));
@@ -295,7 +299,7 @@ impl Drive {
             .collect()
     }
 
-    /// Tells the controller that it ends, and waits, but not for ever.
+    /// Detaches the controller and waits for it, at most for [`PATIENCE`].
     pub async fn shut_down(&self) {
         if tokio::time::timeout(PATIENCE, self.controller.detach())
             .await
@@ -305,7 +309,7 @@ impl Drive {
         }
     }
 
-    /// Makes the registry what the controller has, and tells what happened.
+    /// Synchronises the registry with the controller's namespaces, and reports the events.
     pub fn sync(&self, on: &Engine, plane: &Plane, name: &str) {
         for event in self.inbox.take() {
             self.tell(on, name, event);
@@ -313,7 +317,7 @@ impl Drive {
         let found = self.controller.namespaces();
         let gone: Vec<u32> = {
             let known = self.devices.borrow();
-            // One that was formatted anew is another one, under the same number.
+            // A reformatted namespace is a different one, under the same NSID.
             let is_there = |known: &Arc<NvmeBdev>| found.iter().any(|d| Arc::ptr_eq(d, known));
             let gone = known.iter().filter(|(_, device)| !is_there(device));
             gone.map(|(nsid, _)| *nsid).collect()
@@ -323,8 +327,8 @@ impl Drive {
                 continue;
             };
             warn!(device = device.name(), "a namespace is gone from its drive");
-            // Nobody waits for it here: its users are told, and it ends when they let go. One that takes its place has
-            // its name then.
+            // Do not wait: users of the bdev are notified, and it ends when they close it. A
+            // successor can only then take its name.
             if let Ok(ticket) = plane.bdevs.remove(device.name(), Removal::Hot) {
                 self.leaving.borrow_mut().insert(nsid);
                 let leaving = Rc::clone(&self.leaving);
@@ -391,7 +395,7 @@ impl Drive {
         }
     }
 
-    /// Removes its devices from the registry, as if they had been pulled out.
+    /// Hot-removes the bdevs from the registry.
     pub fn remove_devices(&self, plane: &Plane) -> Vec<DeleteTicket> {
         let devices = std::mem::take(&mut *self.devices.borrow_mut());
         let removed = devices
@@ -405,7 +409,7 @@ impl Drive {
         match event {
             Event::State(status) => match &status.state {
                 State::Live => on.notes.send("nvme_live", name),
-                // The reset itself is told, with its reason.
+                // The reset itself is reported, with its reason.
                 State::Resetting => {}
                 State::Failed { reason } => on.notes.send("nvme_failed", at(reason.clone())),
                 State::Removed => on.notes.send("nvme_removed", name),
@@ -416,7 +420,7 @@ impl Drive {
     }
 }
 
-/// As SPDK calls it.
+/// The state word of SPDK.
 pub fn state_word(state: &State) -> &'static str {
     match state {
         State::Live => "enabled",
@@ -426,7 +430,7 @@ pub fn state_word(state: &State) -> &'static str {
     }
 }
 
-/// Handles what controllers tell, for as long as the data plane lives.
+/// Handles the events of controllers, as long as the data plane exists.
 pub async fn follow(engine: Rc<Engine>) {
     let changed = Arc::clone(&engine.drives.changed);
     loop {

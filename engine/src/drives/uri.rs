@@ -1,18 +1,19 @@
-//! A drive of this machine by URI: `pcie://0000:5e:00.0`, and `vfio://`, which is the same.
+//! URI of a drive of this machine: `pcie://0000:5e:00.0`, or `vfio://` with the same meaning.
 
 use serde_json::{Value, json};
 
 use super::bus::address;
 
-/// What `pcie://BDF[?nsid=N]` names.
+/// Parsed `pcie://BDF[?nsid=N]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriveUri {
-    /// As `0000:5e:00.0`.
+    /// In the form `0000:5e:00.0`.
     pub address: String,
-    /// One of its namespaces.
+    /// A namespace of the drive; `None`: unspecified.
     pub nsid: Option<u32>,
 }
 
+/// Why a text is not a valid drive URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriveUriError {
     #[error("\"{0}\" is not the URI of a drive: pcie://BDF or vfio://BDF")]
@@ -28,7 +29,7 @@ pub enum DriveUriError {
 }
 
 impl DriveUri {
-    /// Whether `text` is to be one, right or wrong.
+    /// True if `text` has one of these schemes, valid or not.
     pub fn is_one(text: &str) -> bool {
         text.starts_with("pcie://") || text.starts_with("vfio://")
     }
@@ -38,7 +39,7 @@ impl DriveUri {
         json!({ "name": name, "trtype": "PCIe", "traddr": self.address })
     }
 
-    /// What its controller is called where nobody says it, with the first number that is free.
+    /// Default prefix of the controller's name, followed by the first free number.
     pub const NAME: &str = "Nvme";
 }
 

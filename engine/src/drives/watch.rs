@@ -1,4 +1,4 @@
-//! Drives that are pulled, put back or new.
+//! Watches for drives that are pulled, put back or new.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -12,19 +12,20 @@ use super::{Drive, refusal};
 use crate::engine::Engine;
 use crate::store::Record;
 
-/// What `bdev_nvme_set_hotplug` set.
+/// Settings of `bdev_nvme_set_hotplug`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HotPlug {
-    /// Whether new drives are attached by themselves. Those that are attached are watched in any case.
+    /// Attach new drives automatically. Attached drives are watched in any case.
     pub enabled: bool,
     pub period: Duration,
 }
 
-/// Between two looks at a drive in a place where another was pulled, at most. Each look resets what is there.
+/// Longest interval between checks of a drive in the slot of a pulled one. Each check resets that
+/// drive.
 const LOOK_MAX: Duration = Duration::from_secs(60);
 
-/// Places where a drive did not turn out to be the one that is awaited, and when it is looked at again: ever more rarely, and at
-/// once when something else is put there.
+/// Slots that contain another drive than the expected one, with the time of the next check: at
+/// growing intervals, and at once when the drive is replaced.
 #[derive(Default)]
 struct Strangers(BTreeMap<String, (Instant, Duration)>);
 
@@ -54,11 +55,11 @@ impl Default for HotPlug {
     }
 }
 
-/// Looks after drives for as long as the data plane lives. Nothing is looked at while there is none.
+/// Watches drives as long as the data plane exists. Idle while there is no drive to watch.
 pub async fn watch(engine: Rc<Engine>) {
-    // New drives that could not be attached: tried again when they were away in between.
+    // New drives that could not be attached; retried after they were removed and put back.
     let mut refused: Vec<String> = Vec::new();
-    // Those that were there when it was last looked: what is configured for one that comes is tried at once.
+    // The drives of the last round: a configured drive that appears is replayed at once.
     let mut present: Vec<String> = Vec::new();
     let mut strangers = Strangers::default();
     loop {
@@ -113,7 +114,7 @@ pub async fn watch(engine: Rc<Engine>) {
     }
 }
 
-/// What is configured and not attached, by address.
+/// Configured drives that are not attached, by address.
 fn waiting(on: &Engine) -> Vec<(String, Record)> {
     let waiting = on.journal.waiting().into_iter();
     waiting
@@ -124,7 +125,7 @@ fn waiting(on: &Engine) -> Vec<(String, Record)> {
         .collect()
 }
 
-/// Whether what is in its place now is the drive that was pulled, and well.
+/// Returns the pulled drive to service. True if its slot contains that drive and it works.
 async fn take_back(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
     let returned = async {
         let function = on.drives.open(on, &drive.address).await?;
@@ -142,7 +143,7 @@ async fn take_back(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
     true
 }
 
-/// As the call would, so that it is attached under the same name after a restart.
+/// Attaches by an RPC call, so that the drive keeps its name after a restart.
 async fn attach(on: &Rc<Engine>, address: &str) -> Result<(), String> {
     let name = on.drives.free_name(on, "HotInNvme");
     let params = json!({ "name": name, "trtype": "PCIe", "traddr": address });
@@ -155,9 +156,9 @@ async fn attach(on: &Rc<Engine>, address: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// A stranger is looked at ever more rarely, and what is put in its place at once.
+    /// Goal: a wrong drive is checked at growing intervals, and a replacement at once.
     #[test]
-    fn strangers() {
+    fn wrong_drives_are_checked_at_growing_intervals() {
         let mut strangers = Strangers::default();
         let first = Duration::from_secs(20);
         assert!(strangers.is_due("a"));

@@ -1,11 +1,11 @@
-//! Who this host is to targets: its NQN and its identifier, the same every time.
+//! The identity of this host to targets: its NQN and its identifier, stable across runs.
 //!
 //! ```text
-//!   what was asked for  ─▶  /etc/nvme/{hostnqn,hostid}  ─▶  /etc/machine-id  ─▶  a file of ours
+//!   requested values  ─▶  /etc/nvme/{hostnqn,hostid}  ─▶  /etc/machine-id  ─▶  a file in our state
 //! ```
 //!
-//! The two belong together: targets refuse one identifier under two names (Linux does, too), so
-//! what is missing of a pair is derived from the other.
+//! NQN and identifier belong together: targets (and Linux) refuse one identifier with two NQNs. So
+//! a missing half is derived from the other.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::kept;
 
-/// Of identifiers derived from something that must not be shown to others (machine-id(5)).
+/// Namespace for identifiers derived from a secret such as machine-id(5).
 const NAMESPACE: Uuid = Uuid::from_u128(0x4e61_6372_6500_5e1f_8000_6e76_6d65_6f66);
 
 /// A host's name and identifier.
@@ -25,20 +25,20 @@ pub struct Identity {
     pub origin: Origin,
 }
 
-/// Where an identity was taken from.
+/// The source of an identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Given,
-    /// The files that nvme-cli keeps.
+    /// The files of nvme-cli.
     Nvme,
     MachineId,
-    /// Made once and kept in our state directory.
+    /// Generated once and kept in our state directory.
     State,
-    /// Made now, and gone with the process: there is no place to keep it.
+    /// Generated now and lost with the process, because there is no place to keep it.
     Random,
 }
 
-/// Why there is no identity.
+/// Why no identity is available.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     #[error("{place}: \"{found}\" is not a host NQN: {source}")]
@@ -51,7 +51,7 @@ pub enum IdentityError {
     Id { place: String, found: String },
 }
 
-/// Where to look.
+/// The places to search.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     pub nvme: PathBuf,
@@ -70,7 +70,7 @@ impl Default for Places {
 }
 
 impl Identity {
-    /// What was asked for, completed with what this machine is known as.
+    /// The requested values, completed from the identity of this machine.
     pub fn find(nqn: Option<&str>, id: Option<&str>) -> Result<Identity, IdentityError> {
         Identity::find_in(&Places::default(), nqn, id)
     }
@@ -107,7 +107,7 @@ impl Identity {
     }
 }
 
-/// One of the two suffices.
+/// Completes the pair; one of the two suffices.
 fn pair(nqn: Option<Nqn>, id: Option<Uuid>, origin: Origin) -> Option<Identity> {
     let (nqn, id) = match (nqn, id) {
         (None, None) => return None,
@@ -151,12 +151,13 @@ fn parse_id(place: &str, text: &str) -> Result<Uuid, IdentityError> {
     }
 }
 
-/// `None`: not there, not readable, or empty (as nvme-cli leaves them when it cannot make one).
+/// `None`: the file is missing, unreadable or empty (nvme-cli leaves such files when it cannot
+/// generate one).
 fn first_line(path: &Path) -> Option<String> {
     kept::first_line(path).filter(|line| line != "uninitialized")
 }
 
-/// The identifier kept in `dir`; `made` becomes it if there is none.
+/// The identifier stored in `dir`; if there is none, `made` is stored.
 fn keep(dir: &Path, made: Uuid) -> std::io::Result<Uuid> {
     let line = kept::keep(dir, "hostid", &made.to_string())?;
     line.parse().map_err(|_| {
@@ -196,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Each place counts only when those before it say nothing.
+    /// Goal: each place counts only if the earlier ones have nothing.
     #[test]
     fn order_of_places() {
         let machine = Machine::new();
@@ -253,7 +254,7 @@ mod tests {
         assert!(matches!(find(None, Some("1")), IdentityError::Id { .. }));
         let nil = "00000000-0000-0000-0000-000000000000";
         assert!(matches!(find(None, Some(nil)), IdentityError::Id { .. }));
-        // As nvme-cli has it: a name is a name.
+        // Like nvme-cli: any name is a valid NQN.
         machine.write("nvme/hostnqn", "testhost\n");
         assert_eq!(machine.find().unwrap().nqn.as_str(), "testhost");
         machine.write("nvme/hostnqn", &"x".repeat(224));

@@ -1,14 +1,15 @@
-//! The host side for tools: where a controller is, who we are to it, and calls that wait.
+//! The host side for tools: the address of a controller, this host's identity, and blocking calls.
 //!
 //! ```text
-//!   Remote     where: transport, address, subsystem                     (remote.rs)
-//!   Identity   who: host NQN and identifier, stable on this machine     (identity.rs)
+//!   Remote     address of a controller: transport, address, subsystem   (remote.rs)
+//!   Identity   host NQN and identifier, stable on this machine          (identity.rs)
 //!   Connector  makes transport connections; shared by threads           (nacre_bdev_remote)
-//!     Rdma       RDMA of this process, opened when it is asked for      (nacre_bdev_remote, way.rs)
-//!   Session    a controller that one thread drives and asks             (session.rs)
+//!     Rdma       RDMA of this process, opened at first use              (nacre_bdev_remote)
+//!   Session    a controller driven by one thread, with blocking calls   (session.rs)
 //! ```
 //!
-//! Nothing here is on a data path: that is [`nacre_nvmf::host::IoQueue`].
+//! Not for the data path, which is [`nacre_nvmf::host::IoQueue`]. `way.rs` checks whether the
+//! route to a target has RDMA.
 
 mod identity;
 mod remote;

@@ -1,6 +1,6 @@
-//! Where a controller is: `tcp://192.0.2.1:4420/nqn.2025-01.io.example:volume?nsid=1`.
+//! The address of a controller: `tcp://192.0.2.1:4420/nqn.2025-01.io.example:volume?nsid=1`.
 //!
-//! `rdma://…` is the same over RDMA, `auto://…` over RDMA where the way there has it, else over TCP.
+//! `rdma://…` selects RDMA; `auto://…` selects RDMA if the route to the target has it, else TCP.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::values::address::{self, AddressError, Written};
 pub const DEFAULT_PORT: u16 = address::NVME_PORT;
 pub const DISCOVERY_PORT: u16 = 8009;
 
-/// By which transport to go there.
+/// The transport to use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
     /// RDMA if the route to the target has it, else TCP
@@ -34,20 +34,20 @@ impl Choice {
     }
 }
 
-/// A controller's address as people write it.
+/// A controller's address as users write it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remote {
-    /// `None`: as the command has it.
+    /// `None`: use the command's default.
     pub kind: Option<Choice>,
     /// An IP address, without brackets, or a host name.
     pub host: String,
-    /// `None`: the default of what is asked for.
+    /// `None`: use the default of the requested service.
     pub port: Option<u16>,
     pub subnqn: Option<Nqn>,
     pub nsid: Option<u32>,
 }
 
-/// Why a text is not such an address.
+/// Why a text is not a valid address.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     #[error(transparent)]
@@ -91,8 +91,8 @@ impl Remote {
         }
     }
 
-    /// The socket address, `default_port` where none was given. A name may stand for several
-    /// addresses: the first one counts.
+    /// Resolves to a socket address, with `default_port` if no port was given. Of several addresses
+    /// of a name, the first one counts.
     pub fn resolve(&self, default_port: u16) -> Result<SocketAddr, AddressError> {
         address::resolve(&self.host, self.port.unwrap_or(default_port))
     }
@@ -155,7 +155,7 @@ impl fmt::Display for Remote {
 mod tests {
     use super::*;
 
-    /// What is written is what is read back, and defaults stay open.
+    /// Goal: an address is read back as written, and omitted parts stay open.
     #[test]
     fn addresses() {
         for text in [

@@ -1,4 +1,4 @@
-//! A controller driven by one thread that waits for its answers: what a tool needs, not a data path.
+//! A controller driven by one thread that waits for its answers: for tools, not for a data path.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use nacre_reactor::Clock;
 
 use super::Connector;
 
-/// Admin commands use buffers of these sizes; the larger are for log pages.
+/// Buffer sizes for admin commands; the large ones are for log pages.
 const CLASSES: [ClassSpec; 2] = [
     ClassSpec {
         size: 4096,
@@ -26,12 +26,12 @@ const CLASSES: [ClassSpec; 2] = [
         count: 2,
     },
 ];
-/// Between two looks at a controller that had nothing to say.
+/// Pause between two polls of an idle controller.
 const NAP: Duration = Duration::from_micros(100);
-/// Whole readings of a discovery log that keeps changing.
+/// Attempts to read a discovery log that keeps changing.
 const DISCOVERY_ATTEMPTS: u32 = 8;
 
-/// Why a session could not be had or a command not be carried out.
+/// Why a session could not be opened or a command not be executed.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     #[error("cannot connect to {remote}: {error}{}", remedy(.error))]
@@ -59,7 +59,7 @@ pub enum SessionError {
     Busy { command: &'static str },
 }
 
-/// What the user can do about it, where that is known.
+/// The remedy, if one is known.
 fn remedy(error: &HostError) -> &'static str {
     use nacre_nvmf_wire::fabrics::InvalidParameter as Invalid;
     match error {
@@ -81,7 +81,7 @@ fn remedy(error: &HostError) -> &'static str {
     }
 }
 
-/// What the user can do where there was a choice of transports.
+/// The remedy for a choice of transports.
 fn path_remedy(paths: &Paths, error: &HostError) -> &'static str {
     match (error, paths.options().fallback) {
         (HostError::Dial(_), None) => {
@@ -106,12 +106,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Bytes that a session needs of [`Connector::memory`].
+    /// Bytes that a session needs from [`Connector::memory`].
     pub const MEMORY: usize = 512 << 10;
 
-    /// Connects and waits until the controller is live. With one transport a first connection that
-    /// fails is not tried again; with a choice of them each has its attempts. A later loss is made up
-    /// for as the options say.
+    /// Connects and waits until the controller is live. With one transport a failed first connection
+    /// is final; with a choice of transports each has its attempts. After a later loss the session
+    /// reconnects as the options define.
     pub fn connect(
         remote: &str,
         options: HostOptions,
@@ -120,7 +120,7 @@ impl Session {
         Session::connect_telling(remote, options, connector, |_| {})
     }
 
-    /// The same; `told` hears of each attempt that fails, where there may be several.
+    /// Like [`Session::connect`]; calls `told` for each failed attempt, if there can be several.
     pub fn connect_telling(
         remote: &str,
         options: HostOptions,
@@ -181,13 +181,13 @@ impl Session {
         &mut self.controller
     }
 
-    /// Does what there is to do for the controller (keep-alive, events, reconnecting), no more.
+    /// Does pending work of the controller (keep-alive, events, reconnecting).
     pub fn poll(&mut self) -> usize {
         let now = self.clock.now();
         self.controller.poll(now)
     }
 
-    /// One admin command; `bytes` of data come back.
+    /// Executes one admin command that returns `bytes` of data.
     pub fn admin(
         &mut self,
         command: &'static str,
@@ -225,7 +225,7 @@ impl Session {
         Ok(self.admin("get log page", page.to_sqe(0, nsid), bytes)?.1)
     }
 
-    /// The discovery log of one generation, and the number of that.
+    /// The discovery log of one generation, and its generation number.
     pub fn discovery_log(&mut self) -> Result<(u64, Vec<DiscoveryRecord>), SessionError> {
         let command = "discovery log";
         let mut refused = None;
@@ -250,7 +250,7 @@ impl Session {
             .map_err(|error| refused.unwrap_or(SessionError::Command { command, error }))
     }
 
-    /// Shuts the controller down, and waits for that, but not for long.
+    /// Shuts the controller down, and waits a short time for it.
     pub fn disconnect(mut self) {
         let start = self.clock.now();
         self.controller.disconnect(start);

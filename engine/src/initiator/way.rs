@@ -1,10 +1,10 @@
-//! Whether this machine has RDMA on the way to a target, whatever its interfaces are called.
+//! Checks whether this machine has RDMA on the route to a target.
 
 use std::net::IpAddr;
 
 use crate::doctor::{System, rdma_path};
 
-/// By the route to `target`. `Err`: why not, in words.
+/// Follows the route to `target`. `Err`: why RDMA is not possible there.
 pub fn way_by_rdma(system: &System, target: IpAddr) -> Result<(), String> {
     let source = system
         .probe

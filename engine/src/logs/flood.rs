@@ -1,7 +1,8 @@
-//! Bounds how fast any one place in the program logs, so that no peer can fill the disk.
+//! Limits how fast each log statement of the program logs, so that no peer can fill the disk.
 //!
-//! A place may log [`BURST`] lines at once and one a second in the long run; what comes faster is counted, and
-//! [`Flood::settle`] says how many lines of which place are missing. Debug lines, which are asked for, are not bounded.
+//! A statement may log a burst of [`BURST`] lines, and one line a second in the long run. Excess
+//! lines are counted, and [`Flood::settle`] logs the number per statement. Debug lines, which are
+//! explicitly enabled, are not limited.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use tracing_subscriber::layer::Context;
 
 use super::parking::Mutex;
 
-/// Enough for a start with very many objects of one kind to say something about each of hundreds.
+/// Enough for a start with hundreds of objects of one kind to log something about each.
 const BURST: u32 = 500;
 const REFILL: Duration = Duration::from_secs(1);
 
@@ -36,7 +37,7 @@ impl Flood {
             return true;
         }
         let mut places = self.places.lock();
-        // There are as many as the program has lines that log.
+        // At most one entry per log statement in the program.
         let place = places.entry(metadata.callsite()).or_insert(Place {
             metadata,
             left: BURST,
@@ -57,7 +58,7 @@ impl Flood {
         true
     }
 
-    /// Logs how many lines were left out since the last call.
+    /// Logs how many lines were dropped since the last call.
     pub fn settle(&self) {
         let mut left_out = Vec::new();
         for place in self.places.lock().values_mut() {
@@ -88,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Lines that came through, by their message.
+    /// The messages that passed.
     #[derive(Clone, Default)]
     struct Seen(Arc<Mutex<Vec<String>>>);
 
@@ -110,9 +111,10 @@ mod tests {
         }
     }
 
-    /// Goal: one place cannot flood the log, says how much is missing, and holds up no other place.
+    /// Goal: one statement cannot flood the log, reports its dropped lines, and does not limit
+    /// others.
     #[test]
-    fn a_flood_is_cut_and_counted() {
+    fn a_flood_is_limited_and_counted() {
         let (flood, seen) = (Flood::default(), Seen::default());
         let subscriber = tracing_subscriber::registry()
             .with(flood.clone())
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_recovers_a_line_a_second() {
+    fn a_statement_regains_one_line_a_second() {
         let flood = Flood::default();
         let metadata = metadata_of_a_line();
         let start = Instant::now();

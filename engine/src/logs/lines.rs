@@ -1,7 +1,7 @@
-//! Where log lines go: to standard error, by a thread of its own.
+//! Writes log lines to their output on a separate thread.
 //!
-//! A stalled disk, a full pipe or a stopped terminal blocks a thread that writes to it. No core may
-//! wait for that, as all of its hosts would. Lines that find the queue full are dropped and counted.
+//! A stalled disk, a full pipe or a stopped terminal blocks the writing thread. No core may block
+//! on it, because all of its hosts would. If the queue is full, lines are dropped and counted.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Lines that wait at most.
+/// Queue length in lines.
 const WAITING: usize = 4096;
 
 #[derive(Clone)]
@@ -23,16 +23,16 @@ pub(super) struct Lines {
 enum Message {
     Line {
         text: Vec<u8>,
-        /// Lines before it that were left out.
+        /// Number of lines dropped before this one.
         lost: u64,
     },
     Flush(SyncSender<()>),
-    /// Where the lines go from here on.
+    /// The output of all later lines.
     Output(Box<dyn Write + Send>),
 }
 
 impl Lines {
-    /// `lost_line` makes the line that has the number of dropped lines.
+    /// Writes to `output`; `lost_line` formats the line with the number of dropped lines.
     pub fn to(
         output: impl Write + Send + 'static,
         lost_line: fn(u64) -> String,
@@ -54,8 +54,7 @@ impl Lines {
         }
     }
 
-    /// Sends the lines that come after this elsewhere. False if the queue stays full for
-    /// `patience`.
+    /// Sends all later lines to another output. False if the queue stays full for `patience`.
     pub fn replace(&self, output: Box<dyn Write + Send>, patience: Duration) -> bool {
         self.send(Message::Output(output), Instant::now() + patience)
     }
@@ -71,14 +70,14 @@ impl Lines {
         true
     }
 
-    /// Waits until the lines so far are written, but for no longer than `patience`.
+    /// Waits until the lines so far are written, at most for `patience`.
     pub fn flush(&self, patience: Duration) {
         let end = Instant::now() + patience;
         let (done, is_done) = sync_channel(1);
         if !self.send(Message::Flush(done), end) {
             return;
         }
-        // Too late, or its thread is gone: there is nobody to tell.
+        // A timeout or a dead thread cannot be reported here.
         let _ = is_done.recv_timeout(end.saturating_duration_since(Instant::now()));
     }
 }
@@ -89,7 +88,7 @@ fn write(
     lost_line: fn(u64) -> String,
 ) {
     for message in messages {
-        // An output that refuses lines is no reason to end: it may take the next.
+        // Continue after a write error: the output may accept the next line.
         match message {
             Message::Line { text, lost } => {
                 if lost > 0 {
@@ -120,7 +119,7 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// One line, which leaves when it is whole.
+/// One line, queued when it is complete.
 pub(super) struct Line<'a> {
     text: Vec<u8>,
     lines: &'a Lines,
@@ -152,9 +151,9 @@ mod tests {
 
     use super::*;
 
-    /// An output that takes nothing before its gate opens.
+    /// An output that accepts nothing until its gate opens.
     struct Stuck {
-        /// Told when there is something for it.
+        /// Notified when there is a line to write.
         came: Sender<()>,
         gate: Arc<Mutex<()>>,
         to: Sender<Vec<u8>>,
@@ -173,10 +172,11 @@ mod tests {
         }
     }
 
-    /// Goal: who logs never waits for the output, the lines that there is room for are written in their order, and where
-    /// others are missing it says so. Method: an output that is stuck while more is logged than may wait.
+    /// Goal: logging threads never wait for the output. Lines that fit into the queue are written
+    /// in order, and dropped ones are reported. Method: a stuck output while more lines are logged
+    /// than fit.
     #[test]
-    fn nobody_waits_for_an_output_that_is_stuck() {
+    fn a_stuck_output_delays_no_logging_thread() {
         const EXCESS: usize = 100;
         let gate = Arc::new(Mutex::new(()));
         let (to, written) = std::sync::mpsc::channel();
@@ -190,7 +190,7 @@ mod tests {
         let log = |text: String| lines.make_writer().write_all(text.as_bytes()).unwrap();
         let closed = gate.lock().unwrap();
         log("0\n".into());
-        // The thread has it in its hands: it makes no room for another one while the others come.
+        // The thread holds this line, so the queue gets no free slot during the loop.
         is_there.recv_timeout(Duration::from_secs(60)).unwrap();
         for line in 1..=WAITING + EXCESS {
             log(format!("{line}\n"));

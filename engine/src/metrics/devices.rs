@@ -1,4 +1,4 @@
-//! Block devices: operations, bytes, errors and latencies.
+//! Metrics of bdevs: operations, bytes, errors and latencies.
 
 use nacre_bdev::stats::{Class, Snapshot};
 use nacre_bdev::{Bdev, Op, Status};
@@ -135,7 +135,7 @@ impl MetricsSource for Devices {
                 .zip(snapshot.statuses)
                 .skip(1)
             {
-                // A family of fourteen zeroes per device would be most of the text.
+                // Skip zeroes: fourteen per device would be most of the text.
                 if count > 0 {
                     into.value(&ERRORS, &[name, kind], count);
                 }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_cumulative_and_lose_nothing() {
+    fn buckets_are_cumulative_and_complete() {
         let mut snapshot = Snapshot::default();
         for ns in [100, 4_000, 70_000, 3_000_000, 20_000_000_000] {
             snapshot.histograms[Class::Read as usize].record(ns);

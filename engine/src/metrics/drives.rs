@@ -1,4 +1,4 @@
-//! NVMe drives of this machine.
+//! Metrics of the NVMe drives of this machine.
 
 use super::reactors::family;
 use super::{Desc, Kind, MetricsSource, Moment, Scrape};
@@ -164,7 +164,7 @@ impl MetricsSource for Drives {
             into.value(&NUDGES, &[name], status.nudges);
             into.value(&DEVICES, &[name, "use"], drive.devices().len() as u64);
             into.value(&DEVICES, &[name, "refused"], drive.refused().len() as u64);
-            // Nothing is asked for a scrape: a drive that hangs must not hang it.
+            // A scrape sends no command: a hung drive must not block it.
             let Some(health) = drive.controller.last_health() else {
                 continue;
             };

@@ -1,7 +1,8 @@
-//! Perform: `GET /metrics` and `GET /healthz` over HTTP, a bounded number of clients at a time.
+//! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time.
 //!
-//! A client is served in milliseconds, so one that stays is slow or idle. A new client that finds no place takes that
-//! of the oldest, of the address that has most: neither slow nor idle clients keep health checks out.
+//! Serving takes milliseconds, so a client that stays is slow or idle. If all places are taken, a
+//! new client replaces the oldest client of the address with the most clients. So slow or idle
+//! clients cannot lock out health checks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -23,11 +24,11 @@ use tracing::{debug, warn};
 use super::Scrape;
 use crate::engine::{Engine, Phase};
 
-/// Clients served at once.
+/// Most clients at a time.
 pub const MAX_CLIENTS: usize = 64;
-/// A client that has not sent its request or taken its answer by then is dropped.
+/// Limit for a client to send its request and read its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The log repeats what it says of clients no sooner.
+/// Shortest interval between equal log lines about clients.
 const SAID_AGAIN: Duration = Duration::from_secs(600);
 
 #[derive(Debug, thiserror::Error)]
@@ -43,14 +44,14 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
         .map_err(|source| BindError { address, source })
 }
 
-/// Connected clients by age.
+/// Connected clients in order of arrival.
 #[derive(Default)]
 struct Clients {
     open: RefCell<BTreeMap<u64, (IpAddr, Rc<Notify>)>>,
     next: Cell<u64>,
 }
 
-/// A client's place; dropping it makes room.
+/// A client's place, freed on drop.
 struct Place {
     id: u64,
     leave: Rc<Notify>,
@@ -64,7 +65,7 @@ impl Drop for Place {
 }
 
 impl Clients {
-    /// A place, and the address of the client that had to go for it.
+    /// Takes a place; also returns the address of the client that was replaced, if any.
     fn enter(self: &Rc<Clients>, address: IpAddr) -> (Place, Option<IpAddr>) {
         let mut open = self.open.borrow_mut();
         let full = open.len() >= MAX_CLIENTS;
@@ -73,7 +74,7 @@ impl Clients {
             for (address, _) in open.values() {
                 *of_address.entry(*address).or_default() += 1;
             }
-            // Keys ascend with time: of several the first is the oldest.
+            // Keys ascend with time: the first of an address is its oldest.
             let most = open
                 .iter()
                 .min_by_key(|(id, (address, _))| (std::cmp::Reverse(of_address[address]), **id));
@@ -94,7 +95,7 @@ impl Clients {
     }
 }
 
-/// Serves for ever.
+/// Accepts clients forever.
 pub async fn serve(listener: TcpListener, engine: Rc<Engine>) {
     let clients = Rc::new(Clients::default());
     let mut said = Repeats::new(SAID_AGAIN);
@@ -215,10 +216,10 @@ mod tests {
             assert!(refused.to_string().contains("[metrics] listen"));
         });
     }
-    /// Goal: neither idle nor slow clients keep a health check out. Method: more of them than there are places, each
-    /// with half a request, then a check.
+    /// Goal: idle and slow clients do not lock out a health check. Method: more of them than
+    /// places, each with half a request, then a check.
     #[test]
-    fn idle_clients_keep_no_health_check_out() {
+    fn idle_clients_do_not_lock_out_health_checks() {
         let bench = bench();
         bench.run(async {
             let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The listeners of the configuration file: what is wanted, and whether it is there.
+//! Metrics of the configured listeners: requested and actual state.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
-//! Metrics: read from where the numbers are kept, at the moment somebody asks.
+//! Metrics, read from their sources at the time of a scrape.
 //!
 //! ```text
-//!   MetricsSource (reactors, pools, devices, …) ── collect ──▶ Scrape ──▶ Prometheus text | JSON
+//! MetricsSource (reactors, pools, devices, …) ── collect ──▶ Scrape ──▶ Prometheus text | JSON
 //! ```
 //!
-//! Nothing is counted here. Each source declares its families ([`Desc`]) once;
-//! docs/reference/metrics.md is written from them, and a sample of an undeclared family does not
+//! This module counts nothing itself. Each source declares its families ([`Desc`]) once;
+//! docs/reference/metrics.md is generated from them, and a sample of an undeclared family does not
 //! compile.
 
 pub mod devices;
@@ -36,9 +36,10 @@ use serde::Serialize;
 use crate::engine::Engine;
 use crate::plane::{Plane, PoolUse};
 
-/// How long reactors may take to tell about their buffers.
+/// Limit for reactors to report their buffers.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -47,21 +48,23 @@ pub enum Kind {
     Histogram,
 }
 
-/// One family of metrics.
+/// A family of metrics.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Desc {
-    /// Without the `_total` that the text format gives counters.
+    /// Without the suffix `_total` of counters in the text format.
     pub name: &'static str,
     pub kind: Kind,
     pub help: &'static str,
     pub labels: &'static [&'static str],
 }
 
+/// A value of a metric family.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Sample {
     Value(f64),
-    /// Sum, count, and cumulative counts per upper bound, ascending and finite: the infinite bound has the count.
+    /// Sum, count, and cumulative counts per upper bound. Bounds ascend and are finite; the count
+    /// of the infinite bound is `count`.
     Histogram {
         sum: f64,
         count: u64,
@@ -69,22 +72,22 @@ pub enum Sample {
     },
 }
 
-/// Where numbers come from. Called on the management thread; must not block.
+/// A source of metrics. Called on the management thread; must not block.
 pub trait MetricsSource {
     fn describe(&self) -> &'static [&'static Desc];
     fn collect(&self, of: &Moment, into: &mut Scrape);
 }
 
-/// What sources read: the engine, and what had to be asked of the reactors beforehand.
+/// The input of sources: the engine, and data collected from the reactors in advance.
 pub struct Moment<'a> {
     pub engine: &'a Engine,
-    /// None before the data plane runs, and after.
+    /// `None` before the data plane starts and after it ends.
     pub plane: Option<Rc<Plane>>,
     pub pools: Vec<PoolUse>,
     pub ports: Vec<PortCounters>,
 }
 
-/// What the kernel counts for one RDMA port.
+/// The kernel's counters of one RDMA port.
 #[derive(Debug)]
 pub struct PortCounters {
     pub device: String,
@@ -92,7 +95,7 @@ pub struct PortCounters {
     pub counters: Vec<Counter>,
 }
 
-/// Reading them may ask the device: for a thread that may block.
+/// Reads the counters. This may query the device, so call it on a thread that may block.
 fn port_counters() -> Vec<PortCounters> {
     let roots = Roots::real();
     let fabric = Fabric::read(&roots.sys);
@@ -104,7 +107,7 @@ fn port_counters() -> Vec<PortCounters> {
     fabric.ports().map(of).collect()
 }
 
-/// Every source there is.
+/// All sources.
 pub fn sources() -> Vec<Box<dyn MetricsSource>> {
     vec![
         Box::new(process::Process),
@@ -119,10 +122,10 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
     ]
 }
 
-/// One family's samples, each with the values of its labels.
+/// The samples of a family, each with its label values.
 type Samples = Vec<(Vec<String>, Sample)>;
 
-/// All numbers of one moment.
+/// All metrics of one moment.
 #[derive(Debug, Default)]
 pub struct Scrape {
     families: Vec<(&'static Desc, Samples)>,
@@ -131,7 +134,7 @@ pub struct Scrape {
 impl Scrape {
     pub async fn of(engine: &Engine) -> Scrape {
         let plane = engine.plane().ok();
-        // A reactor that does not answer must not take the scrape with it.
+        // A reactor that does not answer must not block the scrape.
         let pools = match &plane {
             Some(plane) => tokio::time::timeout(PATIENCE, plane.pools())
                 .await
@@ -154,7 +157,8 @@ impl Scrape {
     }
 
     /// # Panics
-    /// When the labels are not as many as the family has, or a bound is not finite: a bug in the source.
+    /// If the number of labels differs from the family's, or a bound is not finite: a bug in the
+    /// source.
     pub fn add(&mut self, desc: &'static Desc, labels: &[&str], sample: Sample) {
         assert_eq!(labels.len(), desc.labels.len(), "labels of {}", desc.name);
         if let Sample::Histogram { buckets, .. } = &sample {
@@ -176,7 +180,7 @@ impl Scrape {
         self.add(desc, labels, Sample::Value(value.into_f64()));
     }
 
-    /// The text that Prometheus scrapes.
+    /// The text format that Prometheus scrapes.
     pub fn text(self) -> String {
         let mut registry = prometheus_client::registry::Registry::default();
         registry.register_collector(Box::new(self));
@@ -206,7 +210,7 @@ impl Scrape {
     }
 }
 
-/// Numbers that become samples: counters lose precision past 2^53, as everywhere in Prometheus.
+/// Numbers that become samples. Counters lose precision above 2^53, as always in Prometheus.
 pub trait IntoF64 {
     fn into_f64(self) -> f64;
 }
@@ -244,7 +248,7 @@ impl Collector for Scrape {
                 Kind::Histogram => MetricType::Histogram,
             };
             let family = Family { desc, samples };
-            // The crate ends each help text with a full stop.
+            // The crate adds a full stop to each help text.
             let help = desc.help.trim_end_matches('.');
             let metric = encoder.encode_descriptor(desc.name, help, None, kind)?;
             family.encode(metric)?;
@@ -299,7 +303,7 @@ impl EncodeMetric for Family<'_> {
     }
 }
 
-/// The encoder sums up by itself: it wants the count of each bucket, and the infinite one last.
+/// The counts per bucket, with the infinite one last: the encoder accumulates them itself.
 fn per_bucket(cumulative: &[(f64, u64)], count: u64) -> Vec<(f64, u64)> {
     let mut below = 0;
     let mut out: Vec<(f64, u64)> = Vec::with_capacity(cumulative.len() + 1);
@@ -403,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn every_sample_is_declared_and_every_name_is_ours() {
+    fn every_sample_is_declared_and_named_nacre() {
         let bench = bench();
         bench.call(
             "bdev_null_create",
@@ -437,8 +441,9 @@ mod tests {
         }
     }
 
-    /// Goal: what a daemon with something of everything serves is taken by a strict parser. Method: a RAM disk, a null
-    /// device and a volume are served and used; RDMA and drives, which need hardware, have samples made up.
+    /// Goal: a strict parser accepts the output of a daemon with all kinds of objects. Method: a
+    /// RAM disk, a null device and a volume are served and used; RDMA and drives, which need
+    /// hardware, have simulated samples.
     #[test]
     fn the_exposition_passes_a_strict_parser() {
         let bench = bench();
@@ -504,9 +509,10 @@ mod tests {
         );
     }
 
-    /// A rule on a metric that was renamed would never fire.
+    /// Goal: alert rules use existing metrics and labels. A rule on a renamed metric would never
+    /// fire.
     #[test]
-    fn alerts_are_on_metrics_and_labels_that_there_are() {
+    fn alerts_use_existing_metrics_and_labels() {
         let rules = include_str!("../../../deploy/alerts.yml");
         let reference = markdown();
         let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';

@@ -1,4 +1,4 @@
-//! The NVMe-oF target: subsystems, controllers, and what each host does.
+//! Metrics of the NVMe-oF target: subsystems, controllers, and the load of each host.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -145,7 +145,7 @@ family!(
 #[derive(Debug)]
 pub struct Nvmf;
 
-/// How many queue pairs one host has, and how full they are.
+/// The number of a host's queue pairs, and their fill level.
 #[derive(Default)]
 struct Filled {
     queues: u64,
@@ -253,7 +253,7 @@ impl MetricsSource for Nvmf {
     }
 }
 
-/// Bucket `i` holds what took less than `2^i` microseconds, the last one the rest too.
+/// Bucket `i` counts latencies below `2^i` microseconds; the last one also counts all longer ones.
 pub(super) fn latency(sum_ns: u64, counts: &[u64; LATENCY_BUCKETS]) -> Sample {
     let mut below = 0;
     let finite = counts[..LATENCY_BUCKETS - 1].iter().enumerate();

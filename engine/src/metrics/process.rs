@@ -1,4 +1,4 @@
-//! The process itself and its management plane.
+//! Metrics of the process and its management plane.
 
 use super::{Desc, Kind, MetricsSource, Moment, Scrape};
 

@@ -1,4 +1,5 @@
-//! The RDMA transport: operations, errors, connections, memory, and the devices' own counters.
+//! Metrics of the RDMA transport: operations, errors, connections, memory, and the devices'
+//! counters.
 
 use std::collections::BTreeMap;
 
@@ -142,7 +143,7 @@ family!(
     ["device", "port", "group", "counter"]
 );
 
-/// Events after which an accepted connection is none, as `rdma_event_str(3)` calls them.
+/// Events after which an accepted connection is not established, as named by `rdma_event_str(3)`.
 const NOT_ESTABLISHED: [&str; 3] = [
     "RDMA_CM_EVENT_CONNECT_ERROR",
     "RDMA_CM_EVENT_UNREACHABLE",
@@ -271,7 +272,7 @@ impl MetricsSource for Rdma {
     }
 }
 
-/// Polls that found nothing say nothing about batches. The largest class has no bound: `count` is its.
+/// Excludes polls that found nothing. The largest class has no bound: its count is `count`.
 fn batches(stats: &StatsSnapshot) -> Sample {
     let mut count = 0;
     let mut buckets = Vec::new();
@@ -294,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_batches_are_a_histogram_that_parsers_take() {
+    fn batches_are_a_valid_histogram() {
         let mut stats = StatsSnapshot::default();
         for (class, polls) in stats.batches.iter_mut().enumerate() {
             *polls = class as u64 + 1;

@@ -1,4 +1,4 @@
-//! Reactors and their buffers.
+//! Metrics of reactors and their buffers.
 
 use super::{Desc, Kind, MetricsSource, Moment, Scrape};
 

@@ -1,4 +1,4 @@
-//! Attached controllers of other targets.
+//! Metrics of attached controllers of other targets.
 
 use nacre_bdev_remote::State;
 

@@ -1,4 +1,4 @@
-//! A strict reader of the OpenMetrics text, for tests: what it takes, every scraper takes.
+//! A strict parser of the OpenMetrics text, for tests: every scraper accepts text that passes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ struct Buckets {
     sum: bool,
 }
 
-/// The number of families.
+/// Checks the text. Returns the number of families.
 ///
 /// # Panics
-/// At the first line that a strict parser refuses, or whose sample was there before.
+/// At the first line that a strict parser refuses, or that repeats a sample.
 pub fn check(text: &str) -> usize {
     let body = text
         .strip_suffix("# EOF\n")
@@ -128,7 +128,7 @@ fn sample(line: &str) -> (&str, BTreeMap<String, String>, f64) {
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn invalid_text_is_refused() {
     let good = "# HELP nacre_x X.\n# TYPE nacre_x counter\nnacre_x_total{a=\"1\"} 3\n# EOF\n";
     assert_eq!(check(good), 1);
     let sample = "nacre_x_total{a=\"1\"} 3\n";

@@ -1,4 +1,4 @@
-//! Replicated volumes: how they stand, what their replicas do, and what is copied.
+//! Metrics of replicated volumes: states, I/O of replicas, and resyncs.
 
 use nacre_bdev_replica::handle::{MemberStatus, VolumeStatus};
 
@@ -200,15 +200,15 @@ mod tests {
     use crate::methods::testing::bench;
     use serde_json::json;
 
-    /// Every family of volumes' metrics has what it should have.
+    /// Goal: every family of volume metrics has the expected samples.
     #[test]
-    fn metrics_tell_of_volumes() {
+    fn volume_metrics_are_complete() {
         let bench = bench();
         for name in ["a", "b"] {
             let params = json!({ "name": name, "num_blocks": 16384, "block_size": 512 });
             bench.call("bdev_malloc_create", params);
         }
-        // RAM disks forget cheaply: both are in sync at once.
+        // RAM disks are zeroed quickly: both replicas are in sync at once.
         let params = json!({ "name": "v", "devices": ["a", "b"] });
         assert_eq!(bench.call("volume_create", params)["state"], "healthy");
         let text = bench.run(crate::metrics::Scrape::of(&bench.engine)).text();

@@ -5,7 +5,7 @@ use super::{Category, Severity};
 use Category as C;
 use Severity as S;
 
-/// Every type of event, with the sentence that the reference has on it.
+/// Every event type, with its sentence in the reference.
 pub const TYPES: [(&str, Category, Severity, &str); 54] = [
     (
         "bdev_register",

@@ -1,13 +1,13 @@
-//! Which blocks next: in order or at random, of one size or of several.
+//! Chooses the next blocks: in order or at random, of one size or several.
 
 use super::job::{Area, Job};
 
-/// Fast, and good enough for places and mixes (xorshift64*).
+/// A fast random generator (xorshift64*), good enough for places and mixes.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// Seeds that differ in one bit give sequences that have nothing in common.
+    /// Seeds that differ in one bit give unrelated sequences.
     pub fn new(seed: u64) -> Random {
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// One I/O's place: units counted from the start of its lane's area.
+/// The place of one I/O, in units from the start of its lane's area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub unit: u64,
@@ -42,11 +42,11 @@ pub struct Place {
 pub struct Access {
     random: Random,
     is_random: bool,
-    /// Reads per 2^64.
+    /// Reads per 2^64 I/Os.
     read_below: u64,
     always_read: bool,
     units: u64,
-    /// Units per I/O, and how many more there can be.
+    /// Smallest number of units per I/O, and the range above it.
     least: u32,
     spread: u32,
     next: u64,
@@ -69,7 +69,7 @@ impl Access {
         }
     }
 
-    /// Whether the next I/O reads.
+    /// True if the next I/O is a read.
     #[inline]
     pub fn reads(&mut self) -> bool {
         self.always_read || (self.read_below > 0 && self.random.next() < self.read_below)
@@ -92,7 +92,7 @@ impl Access {
         Place { unit, units }
     }
 
-    /// Another place of the same size, further on.
+    /// The next place of the same size, with wrap-around.
     #[inline]
     pub fn after(&self, place: Place) -> Place {
         let units = u64::from(place.units);
@@ -141,7 +141,7 @@ mod tests {
         Access::new(&job, Area { first: 0, blocks }, 512, 0)
     }
 
-    /// Every place is inside the area, and with enough tries every unit is met.
+    /// Goal: every place is inside the area, and enough tries reach every unit.
     #[test]
     fn random_places_cover_the_area() {
         let mut access = access(Rw::RandRead, 0, 4096, 4096, 64 * 8);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn in_order_and_again() {
+    fn sequential_access_wraps_around() {
         let mut access = access(Rw::Write, 0, 1024, 1024, 7);
         let units: Vec<u64> = (0..5).map(|_| access.next().unit).collect();
         assert_eq!(units, [0, 1, 2, 0, 1]);

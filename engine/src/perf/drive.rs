@@ -1,4 +1,4 @@
-//! Load on a drive of this machine, which the program drives itself meanwhile.
+//! Load on a drive of this machine, driven by the program itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use super::report::Report;
 use super::run::{Owner, PerfError, Stage, Watch, memory, progress, run_id, run_on};
 use crate::drives::DriveUri;
 
-/// How long a drive may take to be brought up: CAP.TO is up to two minutes.
+/// Limit for the initialisation of a drive: CAP.TO is up to two minutes.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Why there is no drive to put load on.
+/// Why no drive is available for the load.
 #[derive(Debug, thiserror::Error)]
 pub enum DriveError {
     #[error(transparent)]
@@ -98,7 +98,8 @@ impl Stage for Drive {
     }
 }
 
-/// Runs `job` on a namespace of the drive, which has to be bound to vfio-pci and is given back at the end.
+/// Runs `job` on a namespace of the drive, which must be bound to vfio-pci. The drive is released
+/// at the end.
 pub fn run_drive(job: &Job, uri: &DriveUri, watch: &mut dyn Watch) -> Result<Report, PerfError> {
     let arena = Arena::allocate(ArenaOptions::new(memory(job) as u64)).map_err(DriveError::from)?;
     let function = Vfio::new(std::slice::from_ref(&arena))
@@ -107,7 +108,7 @@ pub fn run_drive(job: &Job, uri: &DriveUri, watch: &mut dyn Watch) -> Result<Rep
     let home = nacre_reactor::spawn(ReactorConfig::default(), |_| {}).map_err(DriveError::from)?;
     let outcome = bring_up(&home, function).and_then(|controller| {
         let report = on_drive(job, &controller, arena, uri, watch);
-        // What it has written is on its way to the media when it is told that it ends.
+        // An orderly shutdown makes the drive write its cache to the media.
         block_on(controller.detach());
         report
     });
@@ -121,7 +122,7 @@ fn bring_up(
     function: Arc<nacre_bdev_nvme_vfio::VfioFunction>,
 ) -> Result<Arc<Controller>, PerfError> {
     let options = Options {
-        // Workers poll and never sleep: an interrupt for each completion would only take time from them.
+        // Workers poll and never sleep: interrupts would only cost them CPU time.
         interrupts: false,
         ..Options::new("perf")
     };

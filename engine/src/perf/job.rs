@@ -1,4 +1,4 @@
-//! What a run is to do, checked against what the namespace can.
+//! The parameters of a run, checked against the namespace.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// Which operations.
+/// The operations of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rw {
@@ -14,7 +14,7 @@ pub enum Rw {
     Write,
     RandRead,
     RandWrite,
-    /// In order, reads and writes mixed.
+    /// Sequential, reads and writes mixed.
     Rw,
     RandRw,
 }
@@ -33,7 +33,7 @@ impl Rw {
         matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw)
     }
 
-    /// Reads in a hundred; `mix` is that of the mixed ones.
+    /// Percentage of reads; `mix` applies to the mixed modes.
     pub fn read_percent(self, mix: u8) -> u8 {
         match self {
             Rw::Read | Rw::RandRead => 100,
@@ -61,7 +61,7 @@ impl fmt::Display for Rw {
     }
 }
 
-/// Bytes per I/O: one size, or a range of which every block multiple is as likely.
+/// Bytes per I/O: one size, or a range in which every multiple of the block size is equally likely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sizes {
     pub min: u32,
@@ -93,59 +93,58 @@ impl fmt::Display for Sizes {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     Time(Duration),
-    /// In all, of all queues.
+    /// In total, over all queues.
     Ios(u64),
 }
 
-/// What is to be checked.
+/// The verification mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verify {
     Off,
-    /// Writes patterns, and reads everything written back.
+    /// Write patterns, and read all of them back.
     On,
-    /// Only reads, and checks what an earlier run with `On` left.
+    /// Only read, and check the patterns of an earlier run with `On`.
     Only,
 }
 
-/// What a run is to do.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub rw: Rw,
-    /// Reads in a hundred of a mixed run.
+    /// Percentage of reads of a mixed run.
     pub mix: u8,
     pub sizes: Sizes,
     /// I/Os outstanding per queue.
     pub depth: u16,
-    /// I/O queues, each with a connection of its own.
+    /// I/O queues, each with its own connection.
     pub queues: u16,
-    /// A pinned thread each. Empty: one thread, not pinned.
+    /// Cores with a pinned thread each. Empty: one thread, not pinned.
     pub cores: Vec<usize>,
     pub limit: Limit,
-    /// At the start of the run, not measured.
+    /// Unmeasured time at the start of the run.
     pub warmup: Duration,
     pub verify: Verify,
-    /// Bytes from `offset` that are used; `None`: all, or with verification at most
-    /// [`Job::VERIFY_RANGE`].
+    /// Bytes to use from `offset`; `None`: all, or with verification at most [`Job::VERIFY_RANGE`].
     pub range: Option<u64>,
     pub offset: u64,
-    /// I/Os per second in all; `None`: as many as there can be.
+    /// I/Os per second in total; `None`: unlimited.
     pub rate: Option<u64>,
-    /// Of the random places, sizes and contents.
+    /// Seed of random places, sizes and contents.
     pub seed: u64,
     pub keep_going: bool,
-    /// After the end, for what is still under way to come back.
+    /// How long to wait for I/O in flight at the end.
     pub drain: Duration,
 }
 
-/// What of a namespace a run uses, in blocks.
+/// The part of a namespace that a run uses, in blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
     pub first: u64,
     pub blocks: u64,
 }
 
-/// Why a job cannot be done.
+/// Why a job cannot run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     #[error("\"{found}\" is not one of read, write, randread, randwrite, rw, randrw")]
@@ -184,9 +183,9 @@ pub enum JobError {
 }
 
 impl Job {
-    /// What verification uses when nothing is said: enough to matter, and soon read back.
+    /// Default range of a verification: large enough to matter, and quickly read back.
     pub const VERIFY_RANGE: u64 = 1 << 30;
-    /// Places that verification can remember, in all: 4 bytes each.
+    /// Most places that verification can track, in total: 4 bytes each.
     pub const MAX_UNITS: u64 = 64 << 20;
 
     pub fn read_percent(&self) -> u8 {
@@ -201,7 +200,7 @@ impl Job {
         }
     }
 
-    /// Blocks of one place: with a fixed size each I/O has its place, otherwise each block has.
+    /// Blocks per unit: the size of an I/O if it is fixed, otherwise one block.
     pub fn unit_blocks(&self, block_size: u32) -> u32 {
         if self.sizes.is_fixed() {
             self.sizes.min / block_size
@@ -210,13 +209,13 @@ impl Job {
         }
     }
 
-    /// Each queue keeps to blocks of its own: reads can be judged only when nobody else writes, and
-    /// several queues in order would only read the same.
+    /// True if each queue has its own part of the blocks. Verification needs exclusive access, and
+    /// several sequential queues would otherwise read the same blocks.
     pub fn is_split(&self) -> bool {
         self.verify != Verify::Off || !self.rw.is_random()
     }
 
-    /// The blocks that are used, checked.
+    /// The blocks to use, validated.
     pub fn area(&self, block_size: u32, blocks: u64, max_io: u32) -> Result<Area, JobError> {
         let block = u64::from(block_size);
         if self.sizes.min > self.sizes.max {
@@ -254,7 +253,7 @@ impl Job {
     fn check_lanes(&self, range: u64, block: u64) -> Result<(), JobError> {
         let size = self.sizes.max;
         let lanes = if self.is_split() { self.queues } else { 1 };
-        // A place in use is not used again, so there must be some left over.
+        // Places in flight are not reused, so some must remain.
         let depth = match self.verify {
             Verify::On => 2 * u64::from(self.depth),
             _ => 1,
@@ -284,7 +283,7 @@ impl Job {
 }
 
 impl Area {
-    /// Part `index` of `count`, of whole units.
+    /// Part `index` of `count`, in whole units.
     pub fn part(self, index: u64, count: u64, unit_blocks: u32) -> Area {
         let units = self.blocks / u64::from(unit_blocks) / count;
         let blocks = units * u64::from(unit_blocks);
@@ -351,7 +350,7 @@ pub mod tests {
             Job::VERIFY_RANGE / 512,
             "bounded when nothing is said"
         );
-        // Parts of whole units, that do not overlap.
+        // Parts have whole units and do not overlap.
         let thirds: Vec<Area> = (0..3).map(|i| all.part(i, 3, 8)).collect();
         assert_eq!(
             thirds

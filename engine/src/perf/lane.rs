@@ -10,14 +10,14 @@ use super::ledger::Ledger;
 use super::pattern::Stamp;
 use super::report::Tally;
 
-/// Places tried when the one chosen is in use.
+/// Attempts to find a place that is not in use.
 const TRIES: u32 = 64;
 
-/// Bytes that the writes of a lane are taken from, in turn, when nobody looks at what they say: few
-/// enough to stay in the cache of the core, so that it is the target that is measured.
+/// Bytes of the write buffers that a lane reuses in rotation if contents do not matter. Small
+/// enough for the core's cache, so that the run measures the target.
 const SOURCES: usize = 256 << 10;
 
-/// How many buffers that is.
+/// The number of these buffers.
 pub fn sources(job: &Job) -> usize {
     match (job.verify, job.read_percent()) {
         (Verify::Off, 0..100) => {
@@ -27,25 +27,25 @@ pub fn sources(job: &Job) -> usize {
     }
 }
 
-/// What a lane does at a time.
+/// The current activity of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Writes every place once, so that what is read can be judged.
+    /// Write every place once, so that later reads can be verified.
     Fill,
-    /// What was asked for.
+    /// Run the requested load.
     Run,
-    /// Reads every place that was written.
+    /// Read every place that was written.
     ReadBack,
-    /// Reads every place, whoever wrote it.
+    /// Read every place, whatever run wrote it.
     Scan,
 }
 
-/// The namespace and what is the same for every I/O of it.
+/// The namespace, and values common to all its I/O.
 #[derive(Debug, Clone, Copy)]
 pub struct Namespace {
     pub nsid: u32,
     pub block_size: u32,
-    /// Tells this run's blocks from those of others.
+    /// Distinguishes this run's blocks from those of other runs.
     pub run: u64,
 }
 
@@ -56,22 +56,22 @@ struct Slot {
     place: Place,
 }
 
-/// A queue that load is put on.
+/// A queue under load.
 pub trait Load: Queue {
-    /// Names it among those of its controller.
+    /// The queue id within its controller.
     fn qid(&self) -> u16;
 
-    /// Whether it was connected.
+    /// True if the queue is connected.
     fn is_live(&self) -> bool {
         true
     }
 
-    /// Why it cannot be connected, and trying again is of no use.
+    /// Why the queue can never connect; retrying is useless.
     fn refusal(&self) -> Option<&str> {
         None
     }
 
-    /// Why the last attempt to connect it failed.
+    /// Why the last attempt to connect failed.
     fn failure(&self) -> Option<&str> {
         None
     }
@@ -80,21 +80,22 @@ pub trait Load: Queue {
         Troubles::default()
     }
 
-    /// Has what was submitted leave, where it would wait for the next poll, which is that of all other queues away.
+    /// Sends submitted I/O now instead of at the next poll, which comes after all other queues.
     fn flush(&mut self) {}
 }
 
-/// What a queue went through.
+/// Counters of connection problems of a queue.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Troubles {
     /// Connections that were lost.
     pub losses: u64,
-    /// I/Os sent again.
+    /// I/Os resent.
     pub resent: u64,
-    /// Times that it was moved to another transport with nothing under way.
+    /// Moves to another transport with no I/O in flight.
     pub moves: u64,
 }
 
+/// A queue with its I/O in flight, its part of the namespace, and its write history.
 pub struct Lane<Q> {
     queue: Q,
     namespace: Namespace,
@@ -106,13 +107,13 @@ pub struct Lane<Q> {
     pool: Pool,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    /// Buffers of the last size, ready to be used again.
+    /// Buffers of the last size, for reuse.
     spare: Vec<Buf>,
-    /// What is written, if it may be the same again: see [`sources`].
+    /// Shared write buffers, if contents do not matter: see [`sources`].
     sources: Vec<Buf>,
-    /// Handed back by a queue that was full.
+    /// An I/O that the full queue handed back.
     held: Option<Io>,
-    /// In a phase that goes through all places: the next one.
+    /// The next place, in a phase that visits all places.
     cursor: u64,
 }
 
@@ -156,7 +157,7 @@ impl<Q: Load> Lane<Q> {
         &self.queue
     }
 
-    /// Places in all, and those that the phase has gone through.
+    /// The number of places, and of those that the phase has visited.
     pub fn position(&self) -> (u64, u64) {
         (self.access.units(), self.cursor)
     }
@@ -169,7 +170,7 @@ impl<Q: Load> Lane<Q> {
         self.slots.len() - self.free.len() - usize::from(self.held.is_some())
     }
 
-    /// Takes what came back. Answers how many.
+    /// Collects completions. Returns their number.
     #[inline]
     pub fn poll(&mut self, now: Nanos, done: &mut Done, tally: &mut Tally, measure: bool) -> usize {
         let count = self.queue.poll(now, done);
@@ -179,7 +180,7 @@ impl<Q: Load> Lane<Q> {
         count
     }
 
-    /// Starts up to `budget` I/Os. Answers how many, and whether there are more in this phase.
+    /// Starts up to `budget` I/Os. Returns their number, and whether the phase has more.
     #[inline]
     pub fn submit(&mut self, phase: Phase, now: Nanos, budget: u64) -> (u64, bool) {
         let mut left = budget;
@@ -198,7 +199,7 @@ impl<Q: Load> Lane<Q> {
                         }
                     };
                     let Some(io) = self.prepare(slot, op, place, now) else {
-                        // Its turn comes again.
+                        // Retry this place later.
                         self.cursor = self.cursor.min(place.unit);
                         break;
                     };
@@ -218,7 +219,7 @@ impl<Q: Load> Lane<Q> {
         (budget - left, !over)
     }
 
-    /// Gives up what waits for room, at the end of a phase.
+    /// Drops the held I/O at the end of a phase.
     pub fn drop_held(&mut self) {
         if let Some(mut io) = self.held.take() {
             let slot = self.slots[io.token as usize];
@@ -286,8 +287,8 @@ impl<Q: Load> Lane<Q> {
         Next::Io(op, place)
     }
 
-    /// The I/O with its buffer. `None`: no buffer, which cannot be while the pool was made for the
-    /// depth, but for those that a lost connection still holds.
+    /// The I/O with its buffer. `None` without a free buffer: the pool is large enough for the
+    /// depth, so this only happens while a lost connection still holds buffers.
     #[inline]
     fn prepare(&mut self, slot: u16, op: Op, place: Place, now: Nanos) -> Option<Io> {
         let blocks = place.units * self.unit_blocks;
@@ -361,13 +362,13 @@ impl<Q: Load> Lane<Q> {
         self.keep(completion.data.pop());
     }
 
-    /// Keeps a buffer for the next I/O, if nobody else has it.
+    /// Keeps a buffer for the next I/O, if it is not shared.
     #[inline]
     fn keep(&mut self, buf: Option<Buf>) {
         self.spare.extend(buf.filter(|buf| buf.is_unshared()));
     }
 
-    /// Checks what was read, or takes note of what was written.
+    /// Verifies read data, or records a write.
     fn judge(&mut self, slot: &Slot, completion: &Completion, tally: &mut Tally) {
         let ok = completion.status.is_ok();
         if slot.op == Op::Read && ok {
@@ -403,7 +404,7 @@ impl<Q: Load> Lane<Q> {
                     return;
                 }
             },
-            // Whatever run and generation it says it is of, it must be this very block.
+            // Any run and generation is accepted, but it must be this block.
             None => {
                 let found = Stamp::read(block);
                 let expected = Stamp {
@@ -435,14 +436,14 @@ impl<Q: Load> Lane<Q> {
     }
 }
 
-/// What the buffer had before must not be taken for what was read: it may be this very block.
+/// Overwrites the previous contents, which could be this very block and pass for read data.
 fn blank(buf: &mut Buf) {
     buf.bytes_mut().expect("no I/O has the buffer").fill(0x5a);
 }
 
 enum Next {
     Io(Op, Place),
-    /// Nothing now: every place that was tried is in use.
+    /// No free place found; try later.
     Later,
     Over,
 }
@@ -452,7 +453,7 @@ mod tests {
     use super::super::job::{Rw, Sizes, tests::job};
     use super::*;
 
-    /// A device that keeps what it is given, and what had been submitted when it was last flushed.
+    /// A device that holds its I/Os, and counts those submitted before the last flush.
     #[derive(Default)]
     struct Keeps {
         ios: Vec<Io>,
@@ -490,10 +491,10 @@ mod tests {
         }
     }
 
-    /// What is started together leaves together and at once, not when all other lanes have had their turn; where
-    /// nothing was started there is nothing to send.
+    /// Goal: I/Os started together are sent together at once, not after all other lanes had their
+    /// turn; with none started nothing is flushed.
     #[test]
-    fn what_is_started_leaves_at_once() {
+    fn started_io_is_flushed_at_once() {
         let job = Job { depth: 4, ..job() };
         let area = Area {
             first: 0,
@@ -519,9 +520,10 @@ mod tests {
         assert_eq!(lane.queue().flushed, [3, 4, 4]);
     }
 
-    /// A device that answers a read and brings nothing is found out, although the buffer had what it should have brought.
+    /// Goal: a device that completes a read without data is detected, even if the buffer held the
+    /// expected data before.
     #[test]
-    fn what_was_in_the_buffer_is_not_what_was_read() {
+    fn stale_buffer_contents_do_not_pass_for_read_data() {
         let job = Job {
             depth: 1,
             verify: Verify::On,
@@ -551,8 +553,8 @@ mod tests {
         assert_eq!((verify.blocks_checked, verify.blocks_wrong), (1, 1));
     }
 
-    /// Writes share buffers only where nobody looks at what they say: a few, at least one, never more
-    /// than can be under way.
+    /// Goal: writes share buffers only without verification: a few, at least one, and never more
+    /// than the depth.
     #[test]
     fn writes_share_few_buffers() {
         let sources_of = |rw, size, depth, verify| {

@@ -1,7 +1,7 @@
-//! What was written where: the how-many-eth write each place holds, and which places are in use.
+//! Tracks the writes of each place: its generation, and whether it is in use.
 //!
-//! A place is in use while an I/O of the lane that owns it is under way, so that no read meets a
-//! write and no two writes meet: what a read must return is then known exactly.
+//! A place is in use while an I/O of its lane is in flight. So reads never overlap writes, writes
+//! never overlap each other, and the expected contents of every read are known exactly.
 
 use super::access::Place;
 
@@ -10,9 +10,9 @@ pub struct Ledger {
     places: Box<[u32]>,
 }
 
-/// An I/O of the lane is under way here.
+/// An I/O of the lane is in flight here.
 const IN_USE: u32 = 1 << 31;
-/// A write here failed: the old or the new contents may be there, or some of each.
+/// A write here failed: the old contents, the new ones, or parts of both may be there.
 const UNKNOWN: u32 = 1 << 30;
 const GENERATION: u32 = UNKNOWN - 1;
 
@@ -23,7 +23,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a place; `false` when part of it is in use.
+    /// Takes a place; `false` if part of it is in use.
     #[inline]
     pub fn take(&mut self, place: Place) -> bool {
         let places = self.slice(place);
@@ -39,22 +39,22 @@ impl Ledger {
         self.slice(place).iter_mut().for_each(|p| *p &= !IN_USE);
     }
 
-    /// Which generation a write of `unit` is to bear.
+    /// The generation of the next write of `unit`.
     #[inline]
     pub fn next_generation(&self, unit: u64) -> u32 {
-        // After a billion writes of one place it begins again, at 1.
+        // The generation restarts at 1 after a billion writes of one place.
         (self.places[unit as usize] & GENERATION) % GENERATION + 1
     }
 
-    /// What a read of `unit` must find; `None` when nobody knows.
+    /// The expected generation in `unit`; `None` if it is unknown.
     #[inline]
     pub fn generation(&self, unit: u64) -> Option<u32> {
         let place = self.places[unit as usize];
         (place & UNKNOWN == 0 && place & GENERATION > 0).then_some(place & GENERATION)
     }
 
-    /// A write of the place ended: each unit has its next generation, or (a write that failed) may
-    /// have, or not.
+    /// Records the end of a write: each unit has its next generation, or is unknown after a
+    /// failure.
     #[inline]
     pub fn wrote(&mut self, place: Place, ok: bool) {
         for unit in place.unit..place.unit + u64::from(place.units) {
@@ -63,7 +63,7 @@ impl Ledger {
         }
     }
 
-    /// From `unit` on: the next place of at most `most` units whose contents are known.
+    /// The next place from `unit`, of at most `most` units with known contents.
     pub fn next_known(&self, unit: u64, most: u32) -> Option<Place> {
         let known = |unit: &u64| self.generation(*unit).is_some();
         let first = (unit..self.places.len() as u64).find(known)?;
@@ -109,7 +109,8 @@ mod tests {
         assert_eq!(ledger.next_known(4, 4), Some(Place { unit: 4, units: 1 }));
         assert_eq!(ledger.next_known(5, 4), None);
 
-        // A write that failed leaves nothing to judge by, until the next; its generation is spent.
+        // After a failed write the contents are unknown until the next one; its generation is used
+        // up.
         assert!(ledger.take(low));
         ledger.wrote(low, false);
         ledger.release(low);
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_begin_again() {
+    fn generations_wrap_around() {
         let mut ledger = Ledger::new(1);
         ledger.places[0] = GENERATION;
         assert_eq!(ledger.generation(0), Some(GENERATION));

@@ -1,15 +1,16 @@
-//! The load generator behind `nacre perf`: an NVMe-oF host, or the owner of a drive, that does nothing but I/O.
+//! The load generator behind `nacre perf`: an NVMe-oF host, or the owner of a drive, that only does
+//! I/O.
 //!
 //! ```text
-//!   remote.rs   a namespace of a target: connects, looks after the controller      (main thread)
+//!   remote.rs   a namespace of a target: connects, polls the controller            (main thread)
 //!   drive.rs    a namespace of a drive of this machine: brings it up               (main thread)
 //!     run.rs      starts the workers, adds up                                      (main thread)
 //!     worker.rs   a pinned thread that polls its lanes without ever sleeping
-//!       lane.rs     one I/O queue kept full: what comes next, what came back
-//!         access.rs   which blocks next: random or in order, of one size or several
-//!         pattern.rs  what a written block says, and whether a read one says the same
-//!         ledger.rs   what was written where, so that a read can be judged
-//!   job.rs      what to do          report.rs   what came out
+//!       lane.rs     one I/O queue kept full: submissions and completions
+//!         access.rs   chooses blocks: random or in order, of one size or several
+//!         pattern.rs  contents of written blocks, and verification of read ones
+//!         ledger.rs   tracks the writes of each place, for the verification
+//!   job.rs      parameters          report.rs   results
 //! ```
 //!
 //! The path of one I/O allocates nothing, takes no lock, and reads no clock: time is read once per

@@ -1,19 +1,19 @@
-//! What a written block says: which block of which namespace it is, and the how-many-eth write.
+//! The contents of a written block: its namespace and LBA, and the generation of the write.
 //!
 //! ```text
 //!   0        8        16       24       32
 //!   magic    LBA      nsid,gen run      payload: a sequence that LBA, generation and run determine
 //! ```
 //!
-//! So a block in the wrong place, an old block, a block of an earlier run and a damaged block are
-//! told apart, and blocks can be judged long after by `--verify-only`.
+//! This distinguishes misplaced blocks, stale blocks, blocks of another run and damaged blocks.
+//! `--verify-only` can verify blocks long after the run.
 
 use serde::Serialize;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"NACREPRF");
 const HEADER: usize = 32;
 
-/// What a block is to say.
+/// The expected identity of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Stamp {
     pub lba: u64,
@@ -24,17 +24,17 @@ pub struct Stamp {
     pub run: u64,
 }
 
-/// What a block says instead of what it should.
+/// Actual contents of a block that differ from the expected ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Wrong {
-    /// Nothing but zeroes: never written, or deallocated.
+    /// Only zeroes: never written, or deallocated.
     Zeroes,
-    /// Not a block of ours.
+    /// Not a block of this program.
     Foreign { first: u64 },
-    /// A whole block of ours, but not this one.
+    /// A valid block of this program, but another one.
     Other { found: Stamp },
-    /// This block, but from `offset` on it is damaged.
+    /// This block, damaged from `offset` on.
     Damaged {
         offset: u32,
         expected: u64,
@@ -55,7 +55,7 @@ impl Stamp {
         }
     }
 
-    /// Whether the block says exactly this.
+    /// Checks that the block has exactly this stamp and its payload.
     pub fn check(&self, block: &[u8]) -> Result<(), Wrong> {
         let found = match Stamp::read(block) {
             Some(found) => found,
@@ -67,7 +67,7 @@ impl Stamp {
             }
         };
         if found != *self {
-            // A damaged header looks like another stamp with a payload that does not fit it.
+            // A damaged header looks like another stamp with a payload that does not match it.
             return Err(match found.check_payload(block) {
                 Ok(()) => Wrong::Other { found },
                 Err(_) => self.first_difference(block),
@@ -76,7 +76,7 @@ impl Stamp {
         self.check_payload(block)
     }
 
-    /// The stamp that a block claims to bear.
+    /// The stamp in a block's header.
     pub fn read(block: &[u8]) -> Option<Stamp> {
         if word(block, 0) != MAGIC {
             return None;
@@ -172,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_right() {
+    fn written_blocks_verify() {
         assert_eq!(STAMP.check(&block(STAMP)), Ok(()));
         assert_eq!(Stamp::read(&block(STAMP)), Some(STAMP));
     }
 
-    /// Every single bit counts.
+    /// Goal: a flip of any single bit is detected.
     #[test]
     fn any_flipped_bit_is_found() {
         for at in 0..512 {
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn other_blocks_are_told_apart() {
+    fn other_blocks_are_distinguished() {
         let others = [
             Stamp { lba: 78, ..STAMP },
             Stamp { nsid: 4, ..STAMP },

@@ -71,8 +71,8 @@ impl Stage for Remote<'_> {
     }
 
     fn patience(&self) -> Duration {
-        // Each attempt has this long, and the first may meet a target that is busy; where there are
-        // transports to choose from, each has its attempts.
+        // Each attempt may take this long, and the first may meet a busy target. With a choice of
+        // transports each of them has its attempts.
         let tries = match &self.options.paths {
             Some(paths) => 2 * (paths.connection_retries + 1),
             None => 2,
@@ -81,7 +81,7 @@ impl Stage for Remote<'_> {
     }
 }
 
-/// Runs `job` on namespace `nsid`, or on the only one there is.
+/// Runs `job` on namespace `nsid`, or on the only one.
 pub fn run(
     job: &Job,
     session: &mut Session,

@@ -1,4 +1,4 @@
-//! What came out of a run: figures for people and, under a fixed schema, for programs.
+//! The results of a run: figures for people and, in a fixed schema, for programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use serde::Serialize;
 use super::job::{Job, Rw, Sizes, Verify};
 use super::pattern::{Stamp, Wrong};
 
-/// Named in the output; the number rises when a member changes its meaning or goes away.
+/// Version of the output; incremented when a member changes its meaning or is removed.
 pub const SCHEMA: &str = "nacre-perf/1";
 
-/// A latency in the histogram is at most this.
+/// Largest latency in the histogram.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// A whole run.
+/// The results of a whole run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub schema: &'static str,
@@ -31,39 +31,39 @@ pub struct Report {
     pub cores: Vec<usize>,
     pub verify: Verify,
     pub seed: u64,
-    /// Of the measured part.
+    /// Duration of the measured part.
     pub seconds: f64,
     pub iops: f64,
     pub bytes_per_second: f64,
     pub read: Direction,
     pub write: Direction,
-    /// By name, in all phases.
+    /// Failed I/Os by status, in all phases.
     pub errors: BTreeMap<String, u64>,
     pub first_error: Option<IoFailure>,
     pub verification: Option<VerifyReport>,
-    /// Connections lost, and I/Os sent again, by all queues.
+    /// Connections lost and I/Os resent, by all queues.
     pub connections_lost: u64,
     pub resent: u64,
-    /// I/Os that did not come back before the end.
+    /// I/Os without a completion at the end.
     pub unfinished: u64,
-    /// Ended before its time, by the user.
+    /// The user ended the run early.
     pub interrupted: bool,
-    /// Where there was a choice of transports.
+    /// Set if there was a choice of transports.
     pub paths: Option<PathReport>,
 }
 
-/// What became of the transports.
+/// The use of the transports.
 #[derive(Debug, Clone, Serialize)]
 pub struct PathReport {
-    /// At the end: `rdma` or `tcp`.
+    /// The final transport: `rdma` or `tcp`.
     pub transport: String,
     pub fallbacks: u64,
-    /// Of the latest fallback.
+    /// Cause of the latest fallback.
     pub fallback_cause: Option<String>,
     pub returns: u64,
     pub failed_attempts: u64,
     pub failed_probes: u64,
-    /// Times that a queue was moved with nothing under way.
+    /// Moves of a queue with no I/O in flight.
     pub moves: u64,
 }
 
@@ -82,7 +82,7 @@ impl PathReport {
     }
 }
 
-/// Reads, or writes.
+/// Results of reads, or of writes.
 #[derive(Debug, Clone, Serialize)]
 pub struct Direction {
     pub ios: u64,
@@ -92,7 +92,7 @@ pub struct Direction {
     pub latency_ns: Latency,
 }
 
-/// Zeroes when nothing was measured.
+/// Latencies in nanoseconds; zeroes without a measurement.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Latency {
     pub min: u64,
@@ -107,7 +107,7 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// An I/O that failed.
+/// A failed I/O.
 #[derive(Debug, Clone, Serialize)]
 pub struct IoFailure {
     pub op: Op,
@@ -116,18 +116,18 @@ pub struct IoFailure {
     pub status: String,
 }
 
-/// What verification found.
+/// Results of the verification.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VerifyReport {
     pub blocks_written: u64,
     pub blocks_checked: u64,
-    /// Blocks that were read and that nothing was known about.
+    /// Blocks read without known contents.
     pub blocks_unknown: u64,
     pub blocks_wrong: u64,
     pub first_mismatch: Option<Mismatch>,
 }
 
-/// A block that does not say what it should.
+/// A block with unexpected contents.
 #[derive(Debug, Clone, Serialize)]
 pub struct Mismatch {
     pub lba: u64,
@@ -135,14 +135,14 @@ pub struct Mismatch {
     pub found: Wrong,
 }
 
-/// What one worker counted.
+/// The counters of one worker.
 pub struct Tally {
     pub read: Counted,
     pub write: Counted,
     pub errors: BTreeMap<&'static str, u64>,
     pub first_error: Option<IoFailure>,
     pub verify: VerifyReport,
-    /// From the first to the last moment that was measured.
+    /// From the first to the last measured moment.
     pub measured: Duration,
     pub connections_lost: u64,
     pub resent: u64,
@@ -238,7 +238,7 @@ impl Tally {
         }
     }
 
-    /// The warm-up is over: what was measured so far does not count.
+    /// Restarts the measurement after the warm-up.
     pub fn restart(&mut self) {
         self.read.clear();
         self.write.clear();
@@ -325,7 +325,7 @@ impl Tally {
 }
 
 impl Report {
-    /// Everything came back, and came back right.
+    /// True if all I/Os completed with the right data.
     pub fn is_good(&self) -> bool {
         let right = |v: &VerifyReport| v.blocks_wrong == 0;
         self.errors.is_empty()
@@ -352,7 +352,7 @@ fn describe(status: Status) -> String {
 mod tests {
     use super::*;
 
-    /// What several workers counted adds up, and their first failures are kept.
+    /// Goal: the counters of several workers add up, and their first failures are kept.
     #[test]
     fn tallies_add_up() {
         let mut sum = Tally::new();

@@ -1,4 +1,4 @@
-//! A run: the workers, what they get, what they add up to.
+//! A run: starts the workers and adds up their results.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::lane::{Lane, Load, Namespace, Phase};
 use super::report::Tally;
 use super::worker::{Crew, Member, Worker, WorkerError, phases, pin};
 
-/// How often the main thread looks after the controller.
+/// Interval at which the main thread polls the controller.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Why there is no report.
@@ -45,7 +45,7 @@ pub enum PerfError {
     Drive(#[from] super::drive::DriveError),
 }
 
-/// What has namespaces.
+/// The kind of object that has the namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     Subsystem,
@@ -53,7 +53,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Which of them count.
+    /// Which of its namespaces count, for messages.
     fn narrowed(self) -> &'static str {
         match self {
             Owner::Subsystem => " for this host",
@@ -80,7 +80,7 @@ fn names(nsids: &[u32]) -> String {
     }
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Progress {
     pub phase: &'static str,
@@ -88,11 +88,11 @@ pub struct Progress {
     pub ios: u64,
     pub bytes: u64,
     pub errors: u64,
-    /// The controller was lost and is being connected again.
+    /// Set while a lost controller reconnects: the number of attempts.
     pub reconnecting: Option<u32>,
 }
 
-/// Looks on. Called about a hundred times a second; `false` ends the run.
+/// Observes a run. Called about a hundred times a second; `false` ends the run.
 pub trait Watch {
     fn tick(&mut self, progress: &Progress) -> bool;
 }
@@ -103,21 +103,22 @@ impl<F: FnMut(&Progress) -> bool> Watch for F {
     }
 }
 
-/// What load is put on: where its queues and their memory come from.
+/// The object under load: the source of queues and their memory.
 pub(super) trait Stage: Sync {
     type Queue: Load;
 
-    /// Memory of one worker, for so many buffers.
+    /// Memory of one worker, with these buffers.
     fn memory(&self, classes: &[ClassSpec]) -> Result<Pool, PerfError>;
 
-    /// The queue of lane `lane`, on the thread that is to use it.
+    /// Opens the queue of lane `lane`, on the thread that will use it.
     fn open(&self, lane: u16, pool: &Pool, now: Nanos) -> Result<Self::Queue, PerfError>;
 
-    /// How long a queue may take to be connected.
+    /// Limit for connecting a queue.
     fn patience(&self) -> Duration;
 }
 
-/// Runs `job` on an area of a namespace. `look` is called about a hundred times a second; `false` ends the run.
+/// Runs `job` on an area of a namespace. `look` is called about a hundred times a second; `false`
+/// ends the run.
 pub(super) fn run_on<S: Stage>(
     job: &Job,
     stage: &S,
@@ -156,7 +157,7 @@ pub(super) fn run_on<S: Stage>(
     let mut stopped = None;
     for tally in tallies {
         match tally.map_err(|_| PerfError::Panicked)? {
-            // By another worker, whose error says more.
+            // Stopped because of another worker, whose error is more specific.
             Err(error @ PerfError::Worker(WorkerError::Stopped { .. })) => stopped = Some(error),
             tally => sum.add(tally?),
         }
@@ -167,23 +168,23 @@ pub(super) fn run_on<S: Stage>(
     Ok((sum, interrupted))
 }
 
-/// Tells this run's blocks from those of others.
+/// Distinguishes this run's blocks from those of other runs.
 pub(super) fn run_id(job: &Job) -> u64 {
     let run = Clock::real().now().0 ^ u64::from(std::process::id()) << 32 ^ job.seed;
     run.max(1)
 }
 
-/// Bytes of memory that a run needs in all.
+/// Bytes of memory that a run needs in total.
 pub fn memory(job: &Job) -> usize {
     let members = job.cores.len().max(1).min(usize::from(job.queues));
     let classes = classes(job, usize::from(job.queues));
     Pool::bytes_for(&classes) + members * PER_POOL
 }
 
-/// What several pools need more than one.
+/// Overhead per pool, if there are several.
 const PER_POOL: usize = 64 << 10;
 
-/// Buffers for every I/O of so many queues that can be under way, and for Connect.
+/// Buffers for every I/O that this many queues can have in flight, and for Connect.
 fn classes(job: &Job, lanes: usize) -> [ClassSpec; 2] {
     let size = (job.sizes.max as usize).next_multiple_of(4096);
     let count = lanes * (usize::from(job.depth) + super::lane::sources(job));
@@ -224,8 +225,8 @@ pub(super) fn progress(job: &Job, crew: &Crew, reconnecting: Option<u32>) -> Pro
     }
 }
 
-/// What one worker is made from, on its own thread: queues and buffers belong to the thread that
-/// made them.
+/// The parts of one worker, assembled on its own thread: queues and buffers belong to the thread
+/// that created them.
 struct Plan<'a, S> {
     job: &'a Job,
     area: Area,
@@ -284,7 +285,7 @@ impl<S: Stage> Plan<'_, S> {
             .collect()
     }
 
-    /// Buffers for every I/O that can be under way, filled with something that does not compress.
+    /// Buffers for every I/O in flight, filled with incompressible data.
     fn pool(&self, lanes: usize) -> Result<Pool, PerfError> {
         let classes = classes(self.job, lanes);
         let pool = self.stage.memory(&classes)?;
@@ -304,7 +305,7 @@ impl<S: Stage> Plan<'_, S> {
 mod tests {
     use super::*;
 
-    /// What has no such namespace is called what it is.
+    /// Goal: messages about a missing namespace name its owner.
     #[test]
     fn owners_are_named() {
         let there = vec![1, 2];

@@ -1,4 +1,4 @@
-//! A worker: a pinned thread that polls its lanes and never sleeps while I/O is under way.
+//! A worker: a pinned thread that polls its lanes and never sleeps while I/O is in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,25 +12,25 @@ use super::job::{Job, Limit, Verify};
 use super::lane::{Lane, Load, Phase};
 use super::report::Tally;
 
-/// How often a worker shows how far it is.
+/// Interval of the progress updates.
 const SHOW_EVERY: Duration = Duration::from_millis(10);
 
-/// What the main thread sees of a worker while it runs.
+/// Progress of a running worker, read by the main thread.
 #[derive(Debug, Default)]
 pub struct Shown {
     pub ios: AtomicU64,
     pub bytes: AtomicU64,
     pub errors: AtomicU64,
-    /// [`Phase`] by its place in the run, and its progress in a thousand.
+    /// The index of the [`Phase`] in the run, and its progress per mille.
     pub phase: AtomicUsize,
     pub permille: AtomicU64,
 }
 
 /// Shared by all workers of a run.
 pub struct Crew {
-    /// Ends the run early: the user, or a worker that has seen enough.
+    /// Ends the run early: set by the user, or by a worker after a failure.
     pub stop: AtomicBool,
-    /// A worker could not start: nobody is to wait for it.
+    /// A worker could not start: no thread may wait for it.
     pub broken: AtomicBool,
     arrived: AtomicUsize,
     members: usize,
@@ -48,8 +48,8 @@ impl Crew {
         })
     }
 
-    /// Waits until every worker is here for the `round`-th time; `false`: one never will be. `idle`
-    /// is done meanwhile.
+    /// Waits until every worker has arrived for the `round`-th time, and calls `idle` meanwhile.
+    /// `false` if one can never arrive.
     fn meet(&self, round: usize, mut idle: impl FnMut()) -> bool {
         self.arrived.fetch_add(1, Ordering::AcqRel);
         while self.arrived.load(Ordering::Acquire) < self.members * round {
@@ -67,7 +67,7 @@ impl Crew {
     }
 }
 
-/// Lets the others go when a worker ends before its time, by a panic, too.
+/// Releases the others if a worker ends early, also by a panic.
 pub struct Member<'a> {
     pub crew: &'a Crew,
     pub finished: bool,
@@ -106,7 +106,7 @@ fn after(why: &Option<String>) -> String {
     why.as_ref().map_or(String::new(), |why| format!(": {why}"))
 }
 
-/// Binds the calling thread to `core`.
+/// Pins the calling thread to `core`.
 pub fn pin(core: usize) -> Result<(), WorkerError> {
     let refuse = |why: String| WorkerError::Pin { core, why };
     if core >= CpuSet::MAX_CPU {
@@ -117,17 +117,18 @@ pub fn pin(core: usize) -> Result<(), WorkerError> {
     sched_setaffinity(None, &set).map_err(|errno| refuse(errno.to_string()))
 }
 
-/// What a run goes through.
+/// The phases of a run.
 pub fn phases(job: &Job) -> &'static [Phase] {
     match job.verify {
         Verify::Off => &[Phase::Run],
         Verify::Only => &[Phase::Scan],
-        // What is read has to be known before it is read.
+        // Mixed runs fill first, so that the contents are known before they are read.
         Verify::On if job.read_percent() > 0 => &[Phase::Fill, Phase::Run, Phase::ReadBack],
         Verify::On => &[Phase::Run, Phase::ReadBack],
     }
 }
 
+/// The lanes of one thread, and the parameters that they share.
 pub struct Worker<'a, Q> {
     pub index: usize,
     pub job: &'a Job,
@@ -137,13 +138,13 @@ pub struct Worker<'a, Q> {
 }
 
 impl<Q: Load> Worker<'_, Q> {
-    /// Connects the lanes, then goes through the phases, each together with the other workers.
+    /// Connects the lanes, then runs the phases, each together with the other workers.
     pub fn run(mut self, limit: Duration) -> Result<Tally, WorkerError> {
         let mut done = Done::with_capacity(usize::from(self.job.depth).max(64));
         let mut tally = Tally::new();
         self.connect(limit, &mut done, &mut tally)?;
         for (place, phase) in phases(self.job).iter().enumerate() {
-            // Keeps the queues of this worker alive while others are not there yet.
+            // Keeps this worker's queues alive while it waits for the others.
             let (lanes, clock) = (&mut self.lanes, &self.clock);
             let together = self.crew.meet(place + 1, || {
                 let now = clock.now();
@@ -240,7 +241,7 @@ impl<Q: Load> Worker<'_, Q> {
                     under_way += lane.inflight();
                 }
             }
-            // A phase that goes through all places ends when they are all back.
+            // A phase that visits all places ends when all I/Os have completed.
             over |= !more && under_way == 0;
             if pace.is_used_up() && under_way == 0 {
                 over = true;
@@ -255,7 +256,8 @@ impl<Q: Load> Worker<'_, Q> {
             }
         }
         if measured_phase {
-            // Until the last one came back if a number was asked for, otherwise until the time was up.
+            // Measure until the last completion if the number of I/Os is fixed, otherwise until the
+            // time is up.
             let end = match self.job.limit {
                 Limit::Time(_) if phase == Phase::Run => self.clock.now(),
                 _ => last_back,
@@ -265,7 +267,7 @@ impl<Q: Load> Worker<'_, Q> {
         self.drain(done, tally);
     }
 
-    /// Waits for what is under way, but not for ever.
+    /// Waits for I/O in flight, at most for `drain`.
     fn drain(&mut self, done: &mut Done, tally: &mut Tally) {
         let begin = self.clock.now();
         self.lanes.iter_mut().for_each(Lane::drop_held);
@@ -302,23 +304,23 @@ impl<Q: Load> Worker<'_, Q> {
     }
 }
 
-/// How much may be started now, and when it is enough.
+/// Limits how many I/Os may start, and decides when the phase is over.
 struct Pace {
     begin: Nanos,
     end: Option<Nanos>,
-    /// I/Os that may still be started.
+    /// I/Os that may still start.
     left: u64,
     total: u64,
     /// I/Os per second.
     rate: Option<u64>,
-    /// Most that may be made up for after a delay.
+    /// Most I/Os to make up for after a delay.
     burst: u64,
     started: u64,
 }
 
 impl Pace {
     fn new(job: &Job, index: usize, workers: usize, phase: Phase, begin: Nanos) -> Pace {
-        // Divided so that the parts add up.
+        // Divided so that the shares add up to the total.
         let share = |total: u64| {
             let (n, i) = (workers as u64, index as u64);
             total / n + u64::from(i < total % n)
@@ -355,7 +357,7 @@ impl Pace {
         };
         let nanos = now.since(self.begin).as_nanos();
         let due = (nanos * u128::from(rate) / 1_000_000_000) as u64 + 1;
-        // What could not be done in time is not all caught up with.
+        // Catch up only in part after a delay.
         self.started = self.started.max(due.saturating_sub(self.burst));
         self.left.min(due.saturating_sub(self.started))
     }
@@ -366,7 +368,7 @@ impl Pace {
         self.started += started;
     }
 
-    /// `None`: it is not a matter of time or number.
+    /// `None`: the phase depends neither on time nor on a number.
     fn permille(&self, now: Nanos) -> Option<u64> {
         let part = |gone: u128, all: u128| (gone * 1000 / all.max(1)) as u64;
         match self.end {

@@ -1,10 +1,10 @@
-//! Devices in words: for `nacre rdma devices` and `rdma_get_devices`.
+//! Device descriptions for `nacre rdma devices` and `rdma_get_devices`.
 
 use nacre_rdma_link::{Device, Fabric};
 use nacre_rdma_verbs::DeviceAttributes;
 use serde_json::{Value, json};
 
-/// `limits`, or `limits_unknown` with the reason.
+/// Adds `limits`, or `limits_unknown` with the reason.
 pub fn add_limits(device: &mut Value, known: &Result<Vec<DeviceAttributes>, String>) {
     let found = match known {
         Ok(all) => all.iter().find(|of| device["name"] == of.name[..]).ok_or(
@@ -18,7 +18,7 @@ pub fn add_limits(device: &mut Value, known: &Result<Vec<DeviceAttributes>, Stri
     }
 }
 
-/// Devices as the kernel shows them.
+/// The devices as reported by the kernel.
 pub fn described(fabric: &Fabric) -> Value {
     fabric.devices.iter().map(describe).collect()
 }
@@ -34,7 +34,7 @@ fn describe(device: &Device) -> Value {
     value
 }
 
-/// In the words of `ibv_devinfo -v`.
+/// The limits, with the names of `ibv_devinfo -v`.
 pub fn limits(attributes: &DeviceAttributes) -> Value {
     json!({
         "vendor_id": format!("{:#06x}", attributes.vendor_id),

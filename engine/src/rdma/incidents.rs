@@ -1,4 +1,4 @@
-//! Events of what goes wrong with RDMA, with the counters that tell of the reason.
+//! Events about RDMA failures, with the counters that hint at the cause.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::engine::Engine;
 
-/// Parts of the names of counters that tell of loss, of congestion and of links: those of the drivers differ.
+/// Parts of the names of counters about loss, congestion and links. The names differ between
+/// drivers.
 const TELLING: [&str; 10] = [
     "err",
     "retr",
@@ -23,7 +24,7 @@ const TELLING: [&str; 10] = [
     "drop",
 ];
 
-/// From now on what goes wrong with the transport becomes an event.
+/// Reports failures of the transport as events from now on.
 pub fn follow(on: &Rc<Engine>) {
     let engine = Rc::downgrade(on);
     let more = on.rdma.incidents();
@@ -36,7 +37,7 @@ pub fn follow(on: &Rc<Engine>) {
             if all.is_empty() {
                 continue;
             }
-            // Files of the kernel, which may ask the device.
+            // Files of the kernel, which may query the device.
             let read = tokio::task::spawn_blocking(of_ports).await;
             let ports = read.unwrap_or_default();
             let mut done = BTreeMap::<String, StatsSnapshot>::new();
@@ -54,7 +55,7 @@ pub fn follow(on: &Rc<Engine>) {
     });
 }
 
-/// What counters of each device's ports tell, where it is not 0.
+/// The relevant counters of each device's ports that are not 0.
 fn of_ports() -> BTreeMap<String, BTreeMap<String, u64>> {
     let roots = Roots::real();
     let fabric = Fabric::read(&roots.sys);
@@ -71,7 +72,7 @@ fn of_ports() -> BTreeMap<String, BTreeMap<String, u64>> {
     all
 }
 
-/// The type of the event, its subject, and what is known: bursts are counted by the first two.
+/// Type, subject and facts of the event. Rate limiting uses the first two.
 fn described(
     incident: &Incident,
     done: &BTreeMap<String, StatsSnapshot>,

@@ -1,4 +1,4 @@
-//! RDMA as the daemon uses it: the machine's verbs, found when they are first needed, and the one plug.
+//! RDMA in the daemon: the machine's verbs, loaded at first use, and the single RDMA plug.
 
 pub mod describe;
 mod incidents;
@@ -17,31 +17,32 @@ use tokio::sync::Notify;
 
 use crate::engine::Engine;
 
-/// How long whoever removes a device may have to wait for this process to let go of it, if no event tells of it.
+/// Longest delay for a removal of a device that this process has open, if no event announces it.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The verbs of this machine. Clones are the same.
+/// The verbs of this machine. Clones share them.
 #[derive(Clone, Default)]
 pub struct Verbs(Arc<OnceLock<Arc<dyn Provider>>>);
 
 impl Verbs {
-    /// Verbs of another kind.
+    /// Wraps another provider, for tests.
     #[cfg(test)]
     pub fn of(provider: Arc<dyn Provider>) -> Verbs {
         Verbs(Arc::new(OnceLock::from(provider)))
     }
 
-    /// Loads the libraries if that was not done yet, which reads files: for a thread that may block.
+    /// Loads the libraries at first use. This reads files, so call it on a thread that may block.
     pub fn open(&self) -> Result<Arc<dyn Provider>, Absence> {
         if let Some(open) = self.0.get() {
             return Ok(Arc::clone(open));
         }
         let provider = VerbsProvider::find()?;
-        // Two that find them at once use the same.
+        // Of two concurrent loads the first one is used.
         Ok(Arc::clone(self.0.get_or_init(|| Arc::new(provider))))
     }
 }
 
+/// The daemon's RDMA state: verbs, the transport if one was created, and change notifications.
 #[derive(Default)]
 pub struct Rdma {
     pub verbs: Verbs,
@@ -60,16 +61,16 @@ impl Rdma {
         }
     }
 
-    /// The transport, once it was made.
+    /// The transport, once created.
     pub fn plug(&self) -> Option<Arc<RdmaPlug>> {
         self.plug.borrow().clone()
     }
 
-    /// Follows a transport that was made.
+    /// Follows a new transport.
     pub fn made(on: &Rc<Engine>, plug: Arc<RdmaPlug>) {
         let of = &on.rdma;
         let (changed, incidents) = (Arc::clone(&of.changed), Arc::clone(&of.incidents));
-        // One that is not waited for now is remembered.
+        // Notify stores one permit, so a change without a waiter is not lost.
         plug.on_change(move || changed.notify_one());
         plug.on_incident(move || incidents.notify_one());
         of.plug.replace(Some(plug));
@@ -77,18 +78,19 @@ impl Rdma {
         Rdma::look_after(on);
     }
 
-    /// Notified when something went wrong that nobody has been told of.
+    /// Notified when an unreported failure occurred.
     fn incidents(&self) -> Arc<Notify> {
         Arc::clone(&self.incidents)
     }
 
-    /// Resolves when devices, ports or addresses have changed since it last did.
+    /// Resolves when devices, ports or addresses have changed since the last call.
     pub async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// From now on, devices that went away are let go of: a device that was opened, if only to be described, stays open
-    /// in librdmacm, and removing a software device waits for everybody who has it open.
+    /// From now on, releases devices that are gone. An opened device, even one opened only for a
+    /// description, stays open in librdmacm, and removing a software device waits for all processes
+    /// that have it open.
     pub fn look_after(on: &Rc<Engine>) {
         if on.rdma.looked_after.replace(true) {
             return;
@@ -114,8 +116,8 @@ impl Rdma {
         });
     }
 
-    /// Memory that the next device will have to register, in bytes: all of the data path, and what each of `cores`
-    /// takes. 0 once a device has registered it.
+    /// Bytes of memory that the next device has to register: the whole data path, and the memory of
+    /// each of `cores`. 0 once a device has registered it.
     pub fn memory_needed(&self, arenas: &[Arena], cores: usize, config: &RdmaConfig) -> u64 {
         let sum = |arenas: &[Arena]| arenas.iter().map(|arena| arena.report().bytes).sum::<u64>();
         match self.plug() {
@@ -125,7 +127,7 @@ impl Rdma {
         }
     }
 
-    /// Lets go of the transport, which ends with the data plane.
+    /// Drops the transport, which ends with the data plane.
     pub fn close(&self) {
         self.plug.replace(None);
         self.incidents.notify_one();

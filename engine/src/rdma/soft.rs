@@ -1,4 +1,5 @@
-//! Soft-RoCE devices that the configuration asks for (`rdma.rxe`): on an appliance nobody types `rdma link add`.
+//! Soft-RoCE devices requested by the configuration (`rdma.rxe`), for appliances where no
+//! administrator runs `rdma link add`.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,11 +8,11 @@ use nacre_rdma_link::netlink::{self, LinkError};
 use nacre_rdma_link::{Fabric, Roots};
 use tracing::{info, warn};
 
-/// The kernel fills the GID table after it has answered.
+/// Limit for the GID table, which the kernel fills after it has answered.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Makes a device on each interface that has none of any kind. One that cannot be made costs no more than RDMA there:
-/// a listener that requires it says so.
+/// Creates a device on each interface that has no RDMA device. A failure only costs RDMA on that
+/// interface: a listener that requires it reports the reason.
 pub async fn make(interfaces: Vec<String>) {
     if interfaces.is_empty() {
         return;
@@ -32,7 +33,7 @@ pub async fn make(interfaces: Vec<String>) {
     }
 }
 
-/// The name of the device, if there had to be one.
+/// Creates a device if the interface has none. Returns its name.
 fn ensure(roots: &Roots, netdev: &str) -> Result<Option<String>, LinkError> {
     let fabric = Fabric::read(&roots.sys);
     let on_it = |port: &nacre_rdma_link::Port| port.netdev.as_deref() == Some(netdev);
@@ -52,7 +53,7 @@ fn free_name(fabric: &Fabric) -> String {
         .expect("there are more numbers than devices")
 }
 
-/// The devices once the new one has its GIDs, or when that takes too long.
+/// The devices once the new one has its GIDs, or after the limit.
 pub fn settled(roots: &Roots, name: &str) -> Fabric {
     let deadline = Instant::now() + SETTLE;
     loop {
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_interface_is_refused_by_name() {
+    fn an_unknown_interface_is_refused_by_name() {
         let tree = testing::rxe_on_eth();
         let refused = ensure(&tree.roots(), "eth9").unwrap_err();
         assert!(matches!(&refused, LinkError::NoNetdev { netdev, .. } if netdev == "eth9"));
@@ -93,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_taken_are_passed_over() {
+    fn taken_names_are_skipped() {
         let name = |tree: testing::Tree| free_name(&Fabric::read(&tree.roots().sys));
         assert_eq!(name(testing::empty()), "rxe0");
         assert_eq!(name(testing::rxe_on_eth()), "rxe1");

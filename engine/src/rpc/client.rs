@@ -1,4 +1,4 @@
-//! The other end of the socket, for the command line: blocking, one call at a time.
+//! Client of the management socket, for the command line: blocking, one call at a time.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::error::{INVALID_STATE, RpcError, STARTING};
 use super::folder;
 
+/// Why a call failed: no connection, a broken one, or an error answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("no daemon answers at {}: {source}; start one with `nacre serve`, or name its socket with -r", path.display())]
@@ -30,6 +31,7 @@ pub enum ClientError {
     Strange { method: String, text: String },
 }
 
+/// A connection to the management socket.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
@@ -55,7 +57,7 @@ impl Client {
         })
     }
 
-    /// Calls `method`; `params` null means none. A daemon that is starting is waited for.
+    /// Calls `method`; null `params` means none. Waits for a daemon that is still starting.
     pub fn call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
         let is_starting = |error: &RpcError| {
             let facts = error.data.as_ref();
@@ -74,7 +76,7 @@ impl Client {
         let id = self.next_id;
         self.next_id += 1;
         let mut request = serde_json::json!({ "jsonrpc": "2.0", "method": method, "id": id });
-        // rpc.py leaves empty parameters out, and methods without parameters insist on it.
+        // Like rpc.py, omit empty parameters; methods without parameters refuse them.
         if params.as_object().is_some_and(|p| !p.is_empty()) || params.is_array() {
             request["params"] = params;
         }
@@ -84,7 +86,7 @@ impl Client {
         };
         let until = Instant::now() + self.timeout;
         if let Err(error) = self.stream.write_all(request.to_string().as_bytes()) {
-            // A daemon that closes the connection says why before.
+            // Before it closes a connection, the daemon sends the reason.
             return match self.receive(method, until).map(refusal) {
                 Ok(Some(error)) => Err(ClientError::Refused {
                     method: method.to_owned(),
@@ -115,7 +117,7 @@ impl Client {
         }
     }
 
-    /// The next answer: one line.
+    /// The next answer, which is one line.
     fn receive(&mut self, method: &str, until: Instant) -> Result<Value, ClientError> {
         let broken = |source| ClientError::Broken {
             method: method.to_owned(),

@@ -1,14 +1,16 @@
-//! Decide: which client has a place, which one has to leave, and how many bytes of answers may be unsent.
+//! Decides which clients get a place, which one is replaced, and how many bytes of answers may be
+//! unsent.
 //!
 //! ```text
 //!   a new client ─▶ a free place
-//!                └▶ the place of a client that has been idle for GRACE: the longest idle of the process with most
+//!                └▶ the place of a client that has been idle for GRACE: the longest idle one of
+//!                   the process with the most clients
 //!                └▶ a reserved place, if its process has no other client
-//!                └▶ else it waits until all have been busy for PATIENCE, then it is refused
+//!                └▶ otherwise it waits; it is refused once all have been busy for PATIENCE
 //! ```
 //!
-//! A client is idle while no call of its runs and none of its answers moves. Commands of the administrator therefore
-//! get through, whatever other programs leave open.
+//! A client is idle while none of its calls runs and none of its answers is being sent. So the
+//! administrator's commands get through, however many connections other programs leave open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,27 +19,28 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Places beyond `[rpc] max_clients`, one for each process that has no other.
+/// Places beyond `[rpc] max_clients`, for processes that have no other client.
 pub const RESERVED: usize = 4;
-/// A client may be idle so long, whoever waits for its place.
+/// A client that was idle for less than this keeps its place.
 pub const GRACE: Duration = Duration::from_secs(1);
-/// How long new clients wait when all places are taken by busy ones.
+/// How long new clients wait while all places have busy clients.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of answers that all clients together may leave unread.
+/// Limit of unread answers over all clients, in bytes.
 pub const UNSENT_BYTES: usize = 256 * 1024 * 1024;
-/// What one client may leave unread whatever the others do: short answers always get through.
+/// Unread bytes per client that are always allowed: short answers always get through.
 pub const UNSENT_EACH: usize = 64 * 1024;
 
+/// All connected clients, and the limits of places and unsent bytes.
 #[derive(Debug)]
 pub struct Clients {
     max: usize,
     unsent_limit: usize,
     open: RefCell<BTreeMap<u64, Rc<Client>>>,
     next: Cell<u64>,
-    /// Since when every place has been taken by a busy client.
+    /// The time since when every place has had a busy client.
     busy_since: Cell<Option<Instant>>,
     unsent: Cell<usize>,
-    /// A client left, or became idle.
+    /// Notified when a client left or became idle.
     changed: Notify,
 }
 
@@ -47,24 +50,24 @@ pub struct Client {
     id: u64,
     process: Option<i32>,
     running: Cell<usize>,
-    /// Last time that it sent a request, had a call finished, or took a part of an answer.
+    /// The last time it sent a request, a call of it finished, or it read part of an answer.
     active: Cell<Instant>,
     unsent: Cell<usize>,
     leave: Notify,
     clients: Rc<Clients>,
 }
 
-/// A client's place; dropping it makes room.
+/// A client's place, freed on drop.
 #[derive(Debug)]
 pub struct Place(pub Rc<Client>);
 
-/// What becomes of a new client.
+/// The result for a new client.
 #[derive(Debug)]
 pub enum Entry {
     Admitted(Place),
-    /// In the place of an idle client of this process.
+    /// Admitted in place of an idle client of this process.
     Replaced(Place, Option<i32>),
-    /// Ask again when something changed, or then.
+    /// Retry after a change, or at this time.
     Wait(Instant),
     Full,
 }
@@ -90,7 +93,7 @@ impl Clients {
         self.max
     }
 
-    /// Resolves when [`Clients::enter`] may say something else. Counts from the call.
+    /// Resolves when [`Clients::enter`] may have another result. Counts from the call.
     pub fn changed(&self) -> impl Future<Output = ()> + '_ {
         self.changed.notified()
     }
@@ -142,7 +145,7 @@ impl Clients {
         open.values().filter(|c| c.process == process).count()
     }
 
-    /// Of the process that has most clients, the one that has been idle longest.
+    /// The longest idle client of the process with the most clients.
     fn most_idle(&self, now: Instant) -> Option<Rc<Client>> {
         let open = self.open.borrow();
         let idle = |c: &&Rc<Client>| c.is_idle() && now.duration_since(c.active.get()) >= GRACE;
@@ -190,12 +193,12 @@ impl Client {
         Running(Rc::clone(self))
     }
 
-    /// Resolves when another client got its place.
+    /// Resolves when this client was replaced.
     pub async fn must_leave(&self) {
         self.leave.notified().await;
     }
 
-    /// Room for an answer of `bytes`, until it is sent. `None`: too much is unsent already.
+    /// Reserves room for an answer of `bytes`, until it is sent. `None`: too many bytes are unsent.
     pub fn charge(self: &Rc<Client>, bytes: usize) -> Option<Charge> {
         let (own, all) = (self.unsent.get() + bytes, self.clients.unsent.get() + bytes);
         if own > UNSENT_EACH && all > self.clients.unsent_limit {
@@ -210,7 +213,7 @@ impl Client {
     }
 }
 
-/// A call that runs.
+/// A running call.
 #[derive(Debug)]
 pub struct Running(Rc<Client>);
 
@@ -223,7 +226,7 @@ impl Drop for Running {
     }
 }
 
-/// Bytes of an answer that is not sent yet.
+/// The reserved bytes of an unsent answer.
 #[derive(Debug)]
 pub struct Charge {
     client: Rc<Client>,
@@ -240,8 +243,8 @@ impl Drop for Charge {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: no set of clients keeps another process out for long, and what is unsent is bounded. Method: instants that
-    //! the test makes.
+    //! Goal: no set of clients locks out another process for long, and unsent bytes are bounded.
+    //! Method: instants chosen by the test.
 
     use super::*;
 
@@ -262,7 +265,7 @@ mod tests {
         let _quiet = admitted(clients.enter(Some(1), at(0)));
         let first = admitted(clients.enter(SCRIPT, at(10)));
         let second = admitted(clients.enter(SCRIPT, at(20)));
-        // All were active within the grace: the reserved places are for other processes only.
+        // All were active within the grace time: the reserved places are for other processes only.
         assert!(matches!(clients.enter(SCRIPT, at(30)), Entry::Wait(then) if then == at(1000)));
         first.0.touch(at(500));
         let entry = clients.enter(ADMINISTRATOR, at(1600));
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_clients_leave_reserved_places_and_are_waited_for() {
+    fn reserved_places_come_before_waiting_for_busy_clients() {
         let (clients, start) = (Clients::new(2), Instant::now());
         let at = |ms: u64| start + Duration::from_millis(ms);
         let script = [0, 1].map(|_| admitted(clients.enter(SCRIPT, at(0))));
@@ -288,7 +291,7 @@ mod tests {
             clients.enter(ADMINISTRATOR, at(6999)),
             Entry::Wait(_)
         ));
-        // Whoever comes later is not kept waiting in turn.
+        // The refusal of one client does not delay later ones.
         assert!(matches!(
             clients.enter(ADMINISTRATOR, at(7000)),
             Entry::Full

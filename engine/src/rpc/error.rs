@@ -1,4 +1,4 @@
-//! What a refused call is answered with: SPDK's code and text, and beside them the facts.
+//! The error of a refused call: SPDK's code and text, and our facts.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,12 +7,12 @@ pub const INVALID_REQUEST: i32 = -32600;
 pub const METHOD_NOT_FOUND: i32 = -32601;
 pub const INVALID_PARAMS: i32 = -32602;
 pub const INTERNAL_ERROR: i32 = -32603;
-/// SPDK's own: the method exists but not in this state.
+/// SPDK's own code: the method exists but is not callable in this state.
 pub const INVALID_STATE: i32 = -1;
-/// The cause with INVALID_STATE while the daemon starts by itself.
+/// The cause with INVALID_STATE while the daemon starts.
 pub const STARTING: &str = "the daemon is starting";
 
-/// The `error` member of an answer. Code and message are what SPDK sends; `data` is ours.
+/// The `error` member of an answer. Code and message are SPDK's; `data` is ours.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message} (code {code}){}", .data.as_ref().map(|d| format!(": {d}")).unwrap_or_default())]
 pub struct RpcError {
@@ -22,7 +22,7 @@ pub struct RpcError {
     pub data: Option<Box<Facts>>,
 }
 
-/// What is wrong, where, and what to do about it.
+/// The error's field, cause and remedy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// The parameter at fault, as a path (`namespace.bdev_name`).
@@ -46,7 +46,7 @@ impl std::fmt::Display for Facts {
     }
 }
 
-/// The errno values that methods answer with (negated), under their usual names.
+/// The errno values that methods return (negated), by their usual names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Errno {
@@ -81,7 +81,7 @@ impl RpcError {
         RpcError::os(errno as i32, cause)
     }
 
-    /// As [`RpcError::errno`], for an error number that came from the kernel.
+    /// Like [`RpcError::errno`], for an error number from the kernel.
     pub fn os(errno: i32, cause: impl Into<String>) -> RpcError {
         let text = std::io::Error::from_raw_os_error(errno).to_string();
         let message = text.split(" (os error").next().unwrap_or(&text).to_owned();
@@ -96,7 +96,7 @@ impl RpcError {
         }
     }
 
-    /// The kernel's refusal of `what`, kept with its number.
+    /// An I/O error of the kernel about `what`, with its errno.
     pub fn io(what: &str, error: &std::io::Error) -> RpcError {
         RpcError::os(
             error.raw_os_error().unwrap_or(Errno::EIO as i32),
@@ -120,7 +120,7 @@ impl RpcError {
         RpcError::new(INVALID_PARAMS, "Invalid parameters").cause(cause)
     }
 
-    /// As [`RpcError::invalid_params`] with SPDK's own text in place of the general one.
+    /// Like [`RpcError::invalid_params`], with SPDK's specific text in place of the general one.
     pub fn invalid_params_text(message: impl Into<String>) -> RpcError {
         RpcError::new(INVALID_PARAMS, message)
     }
@@ -149,7 +149,8 @@ impl RpcError {
     }
 }
 
-/// An error with its causes, each once: many errors have the text of their cause in their own.
+/// An error with its causes, each once: the text of many errors already contains that of their
+/// cause.
 pub fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -164,13 +165,13 @@ pub fn causes(error: &anyhow::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: the bytes that scripts match on are SPDK's.
+    //! Goal: the bytes that scripts match on equal SPDK's.
 
     use super::*;
 
-    /// Whether an error has the text of its cause in its own or not.
+    /// Goal: each cause appears once, whether or not an error's text contains it.
     #[test]
-    fn each_cause_is_told_once() {
+    fn each_cause_appears_once() {
         use anyhow::Context;
         let io = || std::io::Error::from_raw_os_error(Errno::ENOENT as i32);
         #[derive(Debug, thiserror::Error)]
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_stand_beside_code_and_message() {
+    fn facts_accompany_code_and_message() {
         let error = RpcError::invalid_params("not a power of two")
             .field("block_size")
             .remedy("use 512 or 4096");

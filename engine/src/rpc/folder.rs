@@ -1,11 +1,11 @@
-//! Whose the folder of a socket is. Where everybody may make folders, as in /tmp, somebody else may have made that one
-//! first, and could put a socket of their own in the place of the daemon's.
+//! Ownership of a socket's folder. In a folder such as /tmp, where every user may create folders,
+//! another user may have created it first, and could replace the daemon's socket.
 
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
-/// Makes the folder of a socket, for this user alone, if it is not there.
+/// Creates the folder of a socket, for this user only, if it is missing.
 pub fn make(socket: &Path) -> Result<()> {
     match folder(socket) {
         Some(folder) => std::fs::DirBuilder::new()
@@ -16,7 +16,7 @@ pub fn make(socket: &Path) -> Result<()> {
     }
 }
 
-/// Refuses a folder that another user has, where every user could have made it.
+/// Refuses a folder of another user where every user could have created it.
 pub fn trust(socket: &Path) -> Result<()> {
     let Some(folder) = folder(socket) else {
         return Ok(());
@@ -33,7 +33,7 @@ pub fn trust(socket: &Path) -> Result<()> {
     let us = rustix::process::geteuid().as_raw();
     let link = std::fs::symlink_metadata(folder)?;
     let of = std::fs::metadata(folder)?;
-    // Who made a link chose where it leads; nobody can write to one.
+    // The owner of a link chose its target; links themselves cannot be written.
     let made = judge(open, (link.uid(), 0), us);
     let judged = made.and_then(|()| judge(open, (of.uid(), of.mode()), us));
     judged.map_err(|why| {
@@ -50,7 +50,7 @@ fn folder(socket: &Path) -> Option<&Path> {
     socket.parent().filter(|p| !p.as_os_str().is_empty())
 }
 
-/// `open`: everybody may make folders beside this one, which has an owner and a mode.
+/// `open`: every user may create folders beside this one. The pair is its owner and mode.
 fn judge(open: bool, (owner, mode): (u32, u32), us: u32) -> std::result::Result<(), String> {
     if !open {
         return Ok(());
@@ -69,8 +69,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_folders_are_used() {
-        // Where only its owner makes folders, whatever is there is meant.
+    fn foreign_folders_are_refused() {
+        // If only the parent's owner can create folders, any folder there is trusted.
         assert_eq!(judge(false, (1001, 0o777), 1000), Ok(()));
         assert_eq!(judge(true, (1000, 0o700), 1000), Ok(()));
         assert_eq!(judge(true, (0, 0o755), 1000), Ok(()));
@@ -96,7 +96,7 @@ mod tests {
         let refused = trust(&socket).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
         assert!(refused.to_string().contains("other users"), "{refused}");
-        // Where a link leads counts as well.
+        // The target of a link counts as well.
         let link = dir.path().join("link");
         std::os::unix::fs::symlink("nacre", &link).unwrap();
         assert!(trust(&link.join("nacre.sock")).is_err());

@@ -1,21 +1,21 @@
-//! Bytes to requests: the parse half of the JSON-RPC server, without a socket.
+//! Parses bytes into requests: the pure half of the JSON-RPC server, without a socket.
 //!
 //! ```text
 //!   bytes ── Decoder::push ──▶ Frame::One(Call | Invalid)     one JSON object
 //!                              Frame::Batch([Call | Invalid]) one JSON array
-//!                              FrameError                     the stream cannot be followed further
+//!                              FrameError                     the stream can no longer be parsed
 //! ```
 //!
-//! What SPDK's server accepts is accepted here and what it refuses is refused, with the same codes:
-//! `jsonrpc` may be absent, `params` is an object, an array, null or absent, `id` is a string, a
-//! number, null or absent, and any other member makes the request invalid.
+//! Accepts and refuses the same requests as SPDK's server, with the same codes: `jsonrpc` may be
+//! absent, `params` is an object, an array, null or absent, `id` is a string, a number, null or
+//! absent, and any other member makes the request invalid.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::scan::{ScanError, Scanner, Step};
 
-/// Most bytes of one request: as SPDK's receive buffer.
+/// Largest request in bytes: the size of SPDK's receive buffer.
 pub const MAX_REQUEST_BYTES: usize = 256 * 1024;
 
 /// A well-formed request.
@@ -38,6 +38,7 @@ pub struct Invalid {
     pub cause: String,
 }
 
+/// A complete JSON value from the stream: one request or a batch.
 #[derive(Debug)]
 pub enum Frame {
     One(Element),
@@ -45,7 +46,7 @@ pub enum Frame {
     Batch(Vec<Element>),
 }
 
-/// The stream cannot be followed any further: answered with -32700, then the connection is closed.
+/// The stream can no longer be parsed: answered with -32700, then the connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     #[error("not JSON at byte {at} of the request: {cause}")]
@@ -60,9 +61,9 @@ pub enum FrameError {
 #[derive(Debug, Default)]
 pub struct Decoder {
     buf: Vec<u8>,
-    /// Where the value being read starts in `buf`; what is before it is spent.
+    /// Start of the current value in `buf`; bytes before it are consumed.
     start: usize,
-    /// How far the scanner has walked.
+    /// Position of the scanner.
     scanned: usize,
     scanner: Scanner,
 }
@@ -80,7 +81,8 @@ impl Decoder {
         self.buf.extend_from_slice(bytes);
     }
 
-    /// The next complete frame, `None` until more bytes come. After an error the decoder is spent.
+    /// The next complete frame; `None` until more bytes arrive. After an error the decoder is
+    /// unusable.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         while self.scanned < self.buf.len() {
             let at = self.scanned - self.start;
@@ -89,7 +91,7 @@ impl Decoder {
                 Step::More => {
                     self.scanned += 1;
                     if self.scanner.is_idle() {
-                        // Whitespace between requests is spent at once.
+                        // Drop whitespace between requests at once.
                         self.start = self.scanned;
                     } else if at >= MAX_REQUEST_BYTES {
                         return Err(FrameError::TooLong);
@@ -113,7 +115,7 @@ fn parse(bytes: &[u8]) -> Result<Frame, FrameError> {
         cause: e.to_string(),
     };
     let value = std::str::from_utf8(bytes).map_err(|e| text(&e))?;
-    // A lone surrogate is grammatical but no text; only a full decode finds it.
+    // A lone surrogate is grammatical JSON but not valid text; only a full decode finds it.
     serde_json::from_str::<serde_json::Value>(value).map_err(|e| text(&e))?;
     match value.trim_start().as_bytes().first() {
         Some(b'{') => Ok(Frame::One(request(value))),
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn long_requests_and_long_silence() {
+    fn long_requests_are_refused_and_whitespace_is_dropped() {
         let mut decoder = Decoder::default();
         decoder.push(&vec![b' '; 3 * MAX_REQUEST_BYTES]);
         assert!(decoder.next_frame().unwrap().is_none());

@@ -1,5 +1,5 @@
-//! What an RPC method is: a name, when it may be called, its parameter and reply types (which are
-//! the schema), and what it does.
+//! An RPC method: its name, the phases in which it may be called, its parameter and reply types
+//! (the schema), and its implementation.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,7 +15,7 @@ use serde_path_to_error::Segment;
 use super::error::{INVALID_PARAMS, RpcError};
 use crate::values::read::{self, Texts, ValueError};
 
-/// In which states of the daemon a method may be called.
+/// The phases of the daemon in which a method may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     /// Only before `framework_start_init`.
@@ -25,28 +25,28 @@ pub enum When {
     Always,
 }
 
-/// What a call waits for, of the other calls under way.
+/// How a call is ordered with other calls in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Runs beside other reads, after every exclusive call that came before it.
+    /// Runs in parallel with other reads, after every earlier exclusive call.
     Read,
-    /// Runs alone among the `Read` and `Exclusive` calls, in the order of arrival.
+    /// Runs alone among the `Read` and `Exclusive` calls, in order of arrival.
     Exclusive,
     /// Not ordered with other calls; may run for a long time.
     Free,
 }
 
-/// One method of the socket. `C` is what methods act on.
+/// One method of the socket. `C` is the state that methods act on.
 pub trait Method<C: 'static>: 'static {
     const NAME: &'static str;
     /// One sentence for the reference.
     const ABOUT: &'static str;
     const WHEN: When = When::Runtime;
     const ORDER: Order = Order::Read;
-    /// Whether a call may change the configuration, or what hosts and devices do.
+    /// True if a call may change the configuration, or the behaviour of hosts and devices.
     const CHANGES: bool = matches!(Self::ORDER, Order::Exclusive);
     const ALIASES: &'static [&'static str] = &[];
-    /// The error code for parameters that cannot be decoded: modules of SPDK differ in it.
+    /// The error code for invalid parameters: it differs between SPDK's modules.
     const UNDECODABLE: i32 = INVALID_PARAMS;
     type Params: DeserializeOwned + JsonSchema + 'static;
     type Reply: Serialize + JsonSchema + 'static;
@@ -57,7 +57,7 @@ pub trait Method<C: 'static>: 'static {
     ) -> impl Future<Output = Result<Self::Reply, RpcError>>;
 }
 
-/// The parameters of a method that takes none: a `params` member is refused, as SPDK does.
+/// The parameters of a method without any: a `params` member is refused, as in SPDK.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NoParams {}
@@ -65,7 +65,7 @@ pub struct NoParams {}
 pub type Answer = Result<Box<RawValue>, RpcError>;
 pub type CallFuture = Pin<Box<dyn Future<Output = Answer>>>;
 
-/// A registered method, its types erased.
+/// A registered method with erased types.
 pub struct MethodEntry<C> {
     pub name: &'static str,
     pub about: &'static str,
@@ -112,7 +112,7 @@ impl<C: 'static> MethodEntry<C> {
         }
     }
 
-    /// Decodes the parameters; the future does the work.
+    /// Decodes the parameters; the returned future runs the method.
     pub fn call(&self, params: Option<&RawValue>, on: Rc<C>) -> Result<CallFuture, RpcError> {
         (self.call)(params, on)
     }
@@ -126,7 +126,7 @@ impl<C: 'static> MethodEntry<C> {
     }
 }
 
-/// All methods by name. Aliases point at the same entry.
+/// All methods by name. Aliases refer to the same entry.
 #[derive(Debug)]
 pub struct Registry<C> {
     entries: Vec<MethodEntry<C>>,
@@ -144,7 +144,7 @@ impl<C: 'static> Default for Registry<C> {
 
 impl<C: 'static> Registry<C> {
     /// # Panics
-    /// When the name or an alias is taken: two methods cannot share one.
+    /// If the name or an alias is already registered.
     pub fn add<M: Method<C>>(&mut self) -> &mut Self {
         let at = self.entries.len();
         for name in std::iter::once(&M::NAME).chain(M::ALIASES) {
@@ -170,7 +170,7 @@ impl<C: 'static> Registry<C> {
             .map(|(_, e)| e)
     }
 
-    /// Every name, aliases too.
+    /// Every name, including aliases.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.names.keys().copied()
     }
@@ -206,14 +206,14 @@ fn decode<P: DeserializeOwned + 'static>(
     read::first(&value, Texts::Keep).map_err(|(place, error)| refusal(&place, &error))
 }
 
-/// Names the parameter, its value, what is allowed there, and the nearest known word.
+/// Names the parameter, its value, the allowed values, and the nearest known word.
 fn refusal(place: &[Segment], error: &ValueError) -> RpcError {
     let key = match error {
         ValueError::Unknown { key, .. } | ValueError::Twice { key } => key.as_str(),
         ValueError::Missing { key } => key,
         _ => "",
     };
-    // The place of a wrong key is that of its object, or its own.
+    // The path of a wrong key may be that of its object, or its own.
     let own = matches!(place.last(), Some(Segment::Map { key: last }) if last == key);
     let field = match (read::path(place), own || key.is_empty()) {
         (path, true) => path,
@@ -221,7 +221,7 @@ fn refusal(place: &[Segment], error: &ValueError) -> RpcError {
         (path, false) => format!("{path}.{key}"),
     };
     let cause = match error {
-        // A table is TOML's name for it.
+        // "Table" is TOML's word for it.
         ValueError::Wrong { found, expected } => {
             let json = |text: &str| match text {
                 "a table" => "an object".to_owned(),
@@ -250,7 +250,7 @@ fn refusal(place: &[Segment], error: &ValueError) -> RpcError {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: every refused parameter is named. Method: decode tables.
+    //! Goal: every error about parameters names the parameter. Method: decode tables.
 
     use super::*;
 
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn no_params_means_none() {
+    fn parameters_are_refused_if_there_are_none() {
         assert!(decode::<NoParams>("m", None).is_ok());
         let raw = RawValue::from_string("{}".into()).unwrap();
         let error = decode::<NoParams>("spdk_get_version", Some(&raw)).unwrap_err();

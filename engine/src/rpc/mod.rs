@@ -1,14 +1,14 @@
 //! The management socket: SPDK's JSON-RPC dialect over a unix stream socket.
 //!
 //! ```text
-//!   scan    where a JSON value ends, byte by byte          parse
+//!   scan    the end of a JSON value, byte by byte          parse
 //!   frame   bytes -> requests and batches                  parse
-//!   method  what a method is; the registry                 decide
+//!   method  the trait of methods; the registry             decide
 //!   socket  the socket's file and its lock                 perform
-//!   clients who has a place                                decide
+//!   clients places of clients, limits of unsent bytes      decide
 //!   server  peers, deadlines, answers                      perform
-//!   client  the other end, for `nacre` itself              perform
-//!   folder  whose the folder of a socket is                perform
+//!   client  the client side, for `nacre` itself            perform
+//!   folder  ownership of a socket's folder                 perform
 //! ```
 
 pub mod client;

@@ -1,27 +1,26 @@
-//! Finds where one JSON value ends in a byte stream, fed in pieces of any size.
+//! Finds the end of a JSON value in a byte stream, fed in pieces of any size.
 //!
-//! The socket has no framing: requests are JSON values back to back. This machine walks each byte
-//! once, whatever the pieces, and refuses the first byte that no JSON value could have there, so
-//! that garbage is answered at once instead of being waited on. It checks grammar only; strings'
-//! UTF-8 and escapes' meaning are the parser's business.
+//! The socket has no framing: requests are consecutive JSON values. The scanner reads each byte
+//! once, and refuses the first byte that no JSON value can have there. So garbage gets an answer at
+//! once. It checks grammar only; the parser checks UTF-8 and escapes.
 
-/// Deepest nesting accepted: as SPDK's parser.
+/// Deepest nesting accepted: the limit of SPDK's parser.
 pub const MAX_DEPTH: usize = 64;
-/// Most values (scalars, containers and names) in one request: as SPDK's server.
+/// Most values (scalars, containers and names) per request: the limit of SPDK's server.
 pub const MAX_VALUES: usize = 8192;
 
-/// What one byte did.
+/// The effect of one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The value goes on.
+    /// The value continues.
     More,
     /// The value is complete; this byte is its last.
     End,
-    /// The value was complete before this byte, which belongs to what follows.
+    /// The value was complete before this byte, which belongs to the next one.
     EndBefore,
 }
 
-/// The first byte that cannot be, or the bound that was passed.
+/// An invalid byte, or an exceeded bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
     #[error("unexpected byte 0x{0:02x}")]
@@ -34,15 +33,15 @@ pub enum ScanError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A value must come (`true`: or the end of an array just opened).
+    /// Expects a value (`true`: or the end of an array just opened).
     Value(bool),
-    /// A name must come (`true`: or the end of an object just opened).
+    /// Expects a name (`true`: or the end of an object just opened).
     Name(bool),
     Colon,
     CommaOrEnd,
     String,
     Escape,
-    /// Hexadecimal digits still to come after `\u`.
+    /// Hexadecimal digits still missing after `\u`.
     Hex(u8),
     /// After a minus sign, in the digits, after the point, and so on.
     Minus,
@@ -56,7 +55,7 @@ enum State {
     Literal(&'static [u8]),
 }
 
-/// The machine. After [`Step::End`] or [`Step::EndBefore`] it is ready for the next value.
+/// The scanner. After [`Step::End`] or [`Step::EndBefore`] it is ready for the next value.
 #[derive(Debug, Clone)]
 pub struct Scanner {
     state: State,
@@ -64,7 +63,7 @@ pub struct Scanner {
     objects: u64,
     depth: usize,
     values: usize,
-    /// The string being read is a name.
+    /// The current string is a name.
     in_name: bool,
 }
 
@@ -81,7 +80,7 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    /// Whether no byte of a value has been seen yet (whitespace does not count).
+    /// True if no byte of a value was read yet (whitespace does not count).
     pub fn is_idle(&self) -> bool {
         self.values == 0
     }
@@ -230,7 +229,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Scans `text` as one value: how many bytes it takes, `None` while incomplete.
+    /// Scans `text` as one value. Returns its length, `None` while incomplete.
     fn scan(text: &[u8]) -> Result<Option<usize>, ScanError> {
         let mut scanner = Scanner::default();
         for (at, &byte) in text.iter().enumerate() {
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn values_end_where_they_end() {
+    fn the_end_of_a_value_is_found() {
         for (text, end) in [
             (&b"{}{"[..], 2),
             (b" [1,2.5e-3,{\"a\":null}] ", 22),
@@ -281,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold() {
+    fn bounds_are_enforced() {
         let deep = |n: usize| [vec![b'['; n], vec![b']'; n]].concat();
         assert_eq!(scan(&deep(MAX_DEPTH)), Ok(Some(2 * MAX_DEPTH)));
         assert_eq!(scan(&deep(MAX_DEPTH + 1)), Err(ScanError::TooDeep));
@@ -296,17 +295,17 @@ mod tests {
             let mut stream = serde_json::Deserializer::from_str(&text).into_iter::<serde::de::IgnoredAny>();
             match (scan(text.as_bytes()), stream.next()) {
                 (Ok(Some(end)), Some(Ok(_))) => prop_assert_eq!(end, stream.byte_offset()),
-                // serde_json wants a delimiter after a top-level scalar; a value that follows
-                // another directly is for the next scan to judge.
+                // serde_json requires a delimiter after a top-level scalar; here a directly
+                // following value belongs to the next scan.
                 (Ok(Some(end)), Some(Err(e))) => {
                     let head = &text[..end];
                     prop_assert!(serde_json::from_str::<serde::de::IgnoredAny>(head).is_ok(), "{} {}", head, e);
                 }
                 (Ok(None), None) => prop_assert!(text.trim().is_empty()),
-                // A number cut short: serde_json calls it invalid rather than unfinished.
+                // A truncated number: serde_json calls it invalid rather than incomplete.
                 (Ok(None), Some(Err(_))) if text.ends_with(['-', '+', '.', 'e', 'E']) => {}
                 (Ok(None), Some(Err(e))) => prop_assert!(e.is_eof(), "{}", e),
-                // A number at the very end may go on.
+                // A number at the very end may continue.
                 (Ok(None), Some(Ok(_))) => prop_assert!(text.trim().ends_with(|c: char| c.is_ascii_digit())),
                 (Err(_), Some(Err(_))) => {}
                 (Err(e), other) => prop_assert!(false, "{} but {:?}", e, other),

@@ -1,9 +1,9 @@
-//! Perform: the clients of the socket, and the answers. Generic over who answers.
+//! The clients of the socket and their answers. Generic over the dispatcher of calls.
 //!
-//! A client's requests run side by side and are answered as they finish, one line each; at most
-//! [`MAX_INFLIGHT`] at once, then the client is not read. A client that does not take its answers
-//! within [`WRITE_DEADLINE`] is dropped. A client that half-closes still gets its answers. Who has a
-//! place, and how much of all answers may be unsent, [`super::clients`] decides.
+//! A client's requests run in parallel and are answered as they finish, one line each. With
+//! [`MAX_INFLIGHT`] in progress, the server stops reading from that client. A client that does not
+//! read its answers within [`WRITE_DEADLINE`] is dropped; one that half-closes still gets its
+//! answers. [`super::clients`] decides about places and unsent bytes.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,22 +26,22 @@ use super::method::{Answer, CallFuture};
 use super::socket::Socket;
 
 pub const MAX_INFLIGHT: usize = 64;
-/// Longest answer: as SPDK's send buffer.
+/// Largest answer in bytes: the size of SPDK's send buffer.
 pub const MAX_ANSWER_BYTES: usize = 32 * 1024 * 1024;
 const WRITE_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a client that is closed may take to read why, and how many are told at a time.
+/// How long a closed client may take to read the reason, and the most clients in that state.
 const FAREWELL: Duration = Duration::from_millis(500);
 const REFUSED_AT_ONCE: usize = 64;
-/// The log repeats what it says of full places no sooner.
+/// Shortest interval between equal log lines about full places.
 const SAID_AGAIN: Duration = Duration::from_secs(600);
 
-/// Who answers calls. Must bound each call's time itself.
+/// Executes calls. Must bound each call's time itself.
 pub trait Dispatch: 'static {
     fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture;
 }
 
 impl Socket {
-    /// Accepts clients for ever, `max_clients` at a time; see [`super::clients`].
+    /// Accepts clients forever, `max_clients` at a time; see [`super::clients`].
     pub async fn serve<D: Dispatch>(&self, dispatch: Rc<D>, max_clients: usize) {
         self.serve_clients(dispatch, Clients::new(max_clients))
             .await;
@@ -76,7 +76,7 @@ impl Socket {
                     }
                 }
                 Err(error) => {
-                    // Out of descriptors, most likely: others must finish first.
+                    // Most likely out of descriptors: other connections must end first.
                     door.say(Said::Accept, |times| {
                         warn!(%error, times, "cannot accept an RPC client");
                     });
@@ -87,15 +87,15 @@ impl Socket {
     }
 }
 
-/// Where clients come in.
+/// Admits clients.
 struct Door {
     clients: Rc<Clients>,
-    /// Clients that are being told why they are refused.
+    /// Number of clients that are being sent a refusal.
     refused: Rc<Cell<usize>>,
     said: RefCell<Repeats<Said>>,
 }
 
-/// What the log says of the door.
+/// Log lines of the door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Said {
     Accept,
@@ -105,7 +105,8 @@ enum Said {
 }
 
 impl Door {
-    /// `tell` gets the number of like lines that were left out since the last.
+    /// Calls `tell` with the number of equal lines left out since the last one, unless it is too
+    /// early.
     fn say(&self, what: Said, tell: impl FnOnce(u64)) {
         if let Some(left_out) = self.said.borrow_mut().admit(what, Clock::real().now()) {
             tell(left_out + 1);
@@ -151,7 +152,7 @@ impl Door {
         }
     }
 
-    /// Tells a client why it is not served, and closes it.
+    /// Sends a client the reason of its refusal, and closes it.
     fn refuse(&self, stream: UnixStream, error: RpcError) {
         if self.refused.get() >= REFUSED_AT_ONCE {
             return;
@@ -179,7 +180,8 @@ fn replaced(max_clients: usize) -> RpcError {
         .remedy("connect again, or raise [rpc] max_clients in the configuration")
 }
 
-/// The client may be sending still: its end is waited for, or it would not read what it is told.
+/// Waits until the client closes: with unread data from it, closing now would reset the connection
+/// and lose the reason.
 async fn farewell(mut stream: UnixStream, error: RpcError) {
     let told = stream.write_all(&line(&answer(None, Err(error)))).await;
     if told.is_ok() && stream.shutdown().await.is_ok() {
@@ -193,7 +195,8 @@ struct Refusal {
     error: RpcError,
 }
 
-/// Only the daemon's own user and root may command it, whatever the socket's mode became. The client's process, if known.
+/// Only the daemon's user and root may call it, whatever the mode of the socket is. Returns the
+/// client's process, if known.
 fn admit(stream: &UnixStream) -> Result<Option<i32>, Refusal> {
     let ours = rustix::process::geteuid().as_raw();
     let refusal = |uid, cause| Refusal {
@@ -253,7 +256,7 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, place: Place) 
                 0 => break,
                 n => decoder.push(&chunk[..n]),
             },
-            // It is lost or was dropped: nobody takes its answers.
+            // The client is lost or was dropped: its answers have no reader.
             _ = &mut writer => return,
             () = &mut leave => {
                 let why = answer(None, Err(replaced(me.max_clients())));
@@ -269,12 +272,12 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, place: Place) 
     drop(answers);
     tokio::select! {
         _ = &mut writer => {}
-        // It takes no answers.
+        // The client does not read its answers.
         () = &mut leave => writer.abort(),
     }
 }
 
-/// Bytes received, 0 at the end of the stream or when it broke.
+/// The number of bytes received; 0 at the end of the stream or after an error.
 async fn receive(read: &mut OwnedReadHalf, chunk: &mut [u8]) -> usize {
     read.read(chunk).await.unwrap_or_else(|error| {
         debug!(%error, "RPC client lost");
@@ -306,14 +309,14 @@ async fn take_all(write: &mut OwnedWriteHalf, bytes: &[u8], me: &Client) -> std:
     Ok(())
 }
 
-/// An answer, and its part of what may be unsent.
+/// An answer, and its share of the unsent bytes.
 struct Text {
     text: String,
     charge: Vec<Charge>,
 }
 
 impl Text {
-    /// Too short to count.
+    /// Too short to be counted.
     fn short(text: String) -> Text {
         Text {
             text,
@@ -352,7 +355,7 @@ async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>, me: &Rc<Client>) ->
         Ok(call) => call,
     };
     match dispatch.call(method, params).await {
-        // A notification's result is not sent; its error is, as SPDK does.
+        // As in SPDK, a notification's result is not sent, but its error is.
         Ok(_) if id.is_none() => None,
         Err(error) => Some(Text::short(answer(id.as_deref(), Err(error)))),
         Ok(result) => match me.charge(result.get().len()) {
@@ -405,7 +408,7 @@ fn line(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// One of a bounded number of calls at once, held by a local task.
+/// A slot for one of a bounded number of concurrent calls, held by a local task.
 struct Turn(Rc<Semaphore>);
 
 impl Drop for Turn {

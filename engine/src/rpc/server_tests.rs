@@ -1,5 +1,5 @@
-//! Goal: the socket behaves as SPDK's does. Method: a real socket, a dispatcher of a few lines,
-//! and the bytes on the wire.
+//! Goal: the socket behaves like SPDK's. Method: a real socket, a small dispatcher, and the bytes
+//! on the wire.
 
 use super::*;
 use std::io::Write;
@@ -32,7 +32,7 @@ impl Dispatch for Fake {
     }
 }
 
-/// Sends `pieces` and half-closes; all that comes back until the server closes.
+/// Sends `pieces` and half-closes. Returns all lines until the server closes.
 fn exchange(pieces: &[&str]) -> Vec<String> {
     run(async |path| {
         let mut stream = UnixStream::connect(path).await.unwrap();
@@ -163,8 +163,8 @@ async fn ask(stream: &mut UnixStream, request: &str) -> String {
     line
 }
 
-/// Goal: clients that are left open keep nobody out, and the one that has to go learns why. Method: as many as there are
-/// places do nothing; another one asks.
+/// Goal: idle clients do not lock out others, and the replaced one learns the reason. Method: idle
+/// clients in all places, then a new client with a call.
 #[test]
 fn idle_clients_make_room_for_the_next() {
     run(async |path| {
@@ -181,15 +181,15 @@ fn idle_clients_make_room_for_the_next() {
             "{why}"
         );
         assert_eq!(first.read(&mut [0; 16]).await.unwrap(), 0, "it is closed");
-        // The one that was active last has kept its place.
+        // The most recently active client keeps its place.
         ask(&mut second, r#"{"method":"echo","id":4}"#).await;
     });
 }
 
-/// Goal: when every place is taken by a client that waits for its answer, the next one is told so, by name of the key, and
-/// does not wait for ever. It is served once there is room.
+/// Goal: if every place has a client with a running call, the next client gets an error that names
+/// the key, after a bounded time. It is served once there is room.
 #[test]
-fn a_client_beyond_busy_ones_is_told_the_reason() {
+fn a_client_beyond_busy_ones_is_refused_with_the_reason() {
     run(async |path| {
         let mut busy = Vec::new();
         for _ in 0..2 {
@@ -217,9 +217,9 @@ fn a_client_beyond_busy_ones_is_told_the_reason() {
     });
 }
 
-/// Goal: what clients leave unread is bounded for all of them together, and the one that asks for more gets an error
-/// instead. Method: one client asks for much more than sockets hold and reads nothing; another one asks for long and for
-/// short answers.
+/// Goal: unread bytes are bounded over all clients; a client beyond the bound gets an error.
+/// Method: one client requests much more than sockets hold and reads nothing; another one requests
+/// long and short answers.
 #[test]
 fn unread_answers_are_bounded_in_sum() {
     run_with(Clients::with_unsent(8, 1_000_000), async |path| {
@@ -236,7 +236,7 @@ fn unread_answers_are_bounded_in_sum() {
         }
         let refused = |a: &&String| a.contains(r#""code":-11"#);
         let (refused, served): (Vec<_>, Vec<_>) = answers.iter().partition(refused);
-        // Sockets hold a few.
+        // Sockets buffer a few answers.
         assert!(served.len() < 10, "{} served", served.len());
         assert!(
             refused[0].contains("more than 1000000 bytes"),
@@ -252,9 +252,9 @@ fn unread_answers_are_bounded_in_sum() {
     });
 }
 
-/// Clients that take no answers any more make room, whether they close or not.
+/// Goal: clients that stop reading make room, whether they close or not.
 #[test]
-fn clients_that_take_no_answers_make_room() {
+fn clients_that_stop_reading_make_room() {
     run(async |path| {
         let mut gone = Vec::new();
         for _ in 0..2 {

@@ -1,6 +1,6 @@
-//! Perform: the file of the management socket, and the lock that keeps two daemons from one socket.
+//! The file of the management socket, and the lock that keeps two daemons from using one socket.
 //!
-//! Only a socket that no program listens on is replaced. Everything else at the path is left alone.
+//! Only a socket without a listening program is replaced. Any other file at the path is left alone.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind};
@@ -16,10 +16,11 @@ use tokio::net::UnixListener;
 use super::folder;
 use crate::files::{self, Inode};
 
-/// A killed daemon takes some milliseconds to end, and so does a child of it before its exec.
+/// A killed daemon takes some milliseconds to exit, and so does its child before exec.
 const ATTEMPTS: u32 = 25;
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// Why the management socket could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error("another daemon (pid {pid}) is serving {socket}: stop it (`kill {pid}`) or choose another socket with -r", pid = pid.map_or("unknown".to_owned(), |p| p.to_string()), socket = socket.display())]
@@ -47,7 +48,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Takes `<path>.lock`, removes a socket that a dead daemon left, and listens, mode 0600.
+    /// Takes `<path>.lock`, removes the socket of a dead daemon, and listens, mode 0600.
     pub fn bind(path: &Path) -> Result<Socket, ListenError> {
         let io = |what, path: &Path| {
             let path = path.to_owned();
@@ -55,7 +56,8 @@ impl Socket {
         };
         folder::make(path).map_err(io("cannot create the directory of", path))?;
         folder::trust(path).map_err(io("cannot listen on", path))?;
-        // Before the lock: where the path is not for a socket, no other file is made either.
+        // Checked before the lock: if the path holds another kind of file, no lock file is created
+        // either.
         if let Some(kind) = obstacle(path).map_err(io("cannot listen on", path))? {
             let path = path.to_owned();
             return Err(ListenError::NoSocket { path, kind });
@@ -69,8 +71,8 @@ impl Socket {
             LockError::Io(source) => io("cannot lock", &lock_path)(source),
         })?;
         clear(path)?;
-        // Bound under another name first, so that no client connects before the mode is set.
-        // The name is a short one, as paths of sockets have hardly room for more.
+        // Bound under another name first, so that no client connects before the mode is set. The
+        // name is short, because the paths of sockets have a low limit.
         let hidden = path.with_file_name(format!(".{}", std::process::id()));
         clear(&hidden)?;
         let listener = UnixListener::bind(&hidden).map_err(io("cannot listen on", path))?;
@@ -108,7 +110,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The kind of the file at `path`, unless that is a socket.
+/// The kind of the file at `path`, unless it is a socket.
 fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(None),
@@ -118,7 +120,7 @@ fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
     }
 }
 
-/// Removes a socket that no program listens on.
+/// Removes a socket without a listening program.
 fn clear(path: &Path) -> Result<(), ListenError> {
     let (path, io) = (path.to_owned(), |path: &Path, source: Error| {
         let (what, path) = ("cannot listen on", path.to_owned());
@@ -142,14 +144,14 @@ fn clear(path: &Path) -> Result<(), ListenError> {
     Err(ListenError::Foreign { path })
 }
 
-/// Connects, without waiting for a place in the queue of whatever listens there.
+/// Connects without waiting for a slot in the listener's backlog.
 fn probe(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
-/// Does not replace a file that came since. Some file systems cannot promise that.
+/// Does not replace a file created meanwhile, if the file system supports that.
 fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => std::fs::rename(from, to),
@@ -157,9 +159,10 @@ fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
     }
 }
 
+/// Why a lock file could not be locked.
 #[derive(Debug)]
 pub enum LockError {
-    /// Another process holds the lock; the process id that it wrote, if readable.
+    /// Another process holds the lock; its process id, if the file contains one.
     Held(Option<u32>),
     Io(std::io::Error),
 }
@@ -181,7 +184,8 @@ pub fn lock(path: &Path) -> Result<File, LockError> {
         if !take(&file) {
             return Err(LockError::Held(pid));
         }
-        // The last holder may have removed the file as it ended, and another daemon made a new one.
+        // The previous holder may have removed the file on exit, and another daemon may have
+        // created a new one.
         let ours = file.metadata().map_err(LockError::Io)?;
         if Inode::at(path).map_err(LockError::Io)? == Some(Inode::of(&ours)) {
             files::write_pid(&file).map_err(LockError::Io)?;
@@ -227,15 +231,16 @@ mod tests {
         );
         drop(socket);
         assert!(!path.exists() && !with_suffix(&path, ".lock").exists());
-        // The files of a killed daemon are no obstacle.
+        // The files of a killed daemon do not prevent a start.
         drop(Listener::bind(&path).unwrap());
         std::fs::write(with_suffix(&path, ".lock"), "99999").unwrap();
         Socket::bind(&path).unwrap();
     }
 
-    /// A file that is no socket, a socket of another program, and a file that is no lock file.
+    /// A file that is not a socket, a socket of another program, and a file that is not a lock
+    /// file.
     #[test]
-    fn other_files_are_left_alone() {
+    fn foreign_files_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("notes"), "precious").unwrap();
@@ -268,9 +273,9 @@ mod tests {
         }
     }
 
-    /// A socket that another program has put at the path is not removed as the daemon ends.
+    /// Goal: a socket that another program created at the path survives the daemon's exit.
     #[test]
-    fn a_socket_that_took_our_place_stays() {
+    fn a_foreign_socket_at_our_path_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
         let socket = bind(&path).unwrap();
@@ -280,10 +285,10 @@ mod tests {
         assert!(path.exists());
     }
 
-    /// Goal: two daemons never have one lock. Method: one waits for the lock while its holder
-    /// removes the file, as a daemon that ends does; then a third comes.
+    /// Goal: two daemons never hold the same lock. Method: one waits for the lock while its holder
+    /// removes the file, as an exiting daemon does; then a third one comes.
     #[test]
-    fn a_lock_whose_file_was_taken_away_is_nobodys() {
+    fn a_lock_on_a_removed_file_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let first = lock(&path).unwrap();
@@ -300,7 +305,7 @@ mod tests {
         lock(&path).unwrap();
     }
 
-    /// The longest path that a socket can have is taken.
+    /// Goal: the longest possible socket path works.
     #[test]
     fn a_long_path_is_listened_on() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `[SCHEME://]HOST[:PORT][/PATH][?QUERY]`: the one reader of network addresses that people write.
+//! `[SCHEME://]HOST[:PORT][/PATH][?QUERY]`: the single parser of network addresses written by
+//! users.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The port of NVMe/TCP and NVMe/RDMA controllers (registered with IANA).
 pub const NVME_PORT: u16 = 4420;
 
-/// An address as it is written, in its parts.
+/// The parts of an address as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written<'a> {
     pub scheme: Option<&'a str>,
@@ -22,6 +23,7 @@ pub struct Written<'a> {
     pub query: Option<&'a str>,
 }
 
+/// Why a text is not an acceptable address.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     #[error("\"{text}\" is not an address: write {form}")]
@@ -51,7 +53,7 @@ pub enum AddressError {
 }
 
 impl<'a> Written<'a> {
-    /// `form`: what may be written there, for the refusal.
+    /// `form`: the expected form, for error messages.
     pub fn parse(text: &'a str, form: &'static str) -> Result<Written<'a>, AddressError> {
         let refused = || AddressError::Form {
             text: text.to_owned(),
@@ -91,7 +93,7 @@ impl<'a> Written<'a> {
         })
     }
 
-    /// As [`Written::parse`], of text that has nothing behind the port.
+    /// Like [`Written::parse`], for text without path and query.
     pub fn bare(text: &'a str, form: &'static str) -> Result<Written<'a>, AddressError> {
         let written = Written::parse(text, form)?;
         if written.path.is_empty() && written.query.is_none() {
@@ -104,7 +106,7 @@ impl<'a> Written<'a> {
         }
     }
 
-    /// The IP address; a name is refused.
+    /// The IP address; a host name is refused.
     pub fn ip(&self) -> Result<ScopedIp, AddressError> {
         self.host.parse()
     }
@@ -114,17 +116,17 @@ impl<'a> Written<'a> {
     }
 }
 
-/// An IP address. A link-local one names the interface of its link (RFC 4007): `fe80::1%eth0`. An
-/// IPv4-mapped one is IPv4: `::ffff:192.0.2.1` is 192.0.2.1.
+/// An IP address. A link-local address names the interface of its link (RFC 4007): `fe80::1%eth0`.
+/// An IPv4-mapped address becomes IPv4: `::ffff:192.0.2.1` is 192.0.2.1.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScopedIp {
     pub ip: IpAddr,
-    /// A name, or the index of an interface that has gone.
+    /// Name of the interface, or the index of a removed one.
     interface: Option<String>,
 }
 
 impl ScopedIp {
-    /// An address of an interface; others than link-local ones do not need its name.
+    /// An address of an interface. Only link-local addresses keep its name.
     pub fn of_interface(ip: IpAddr, interface: &str) -> ScopedIp {
         ScopedIp {
             ip,
@@ -132,7 +134,7 @@ impl ScopedIp {
         }
     }
 
-    /// Asks the kernel for the index of the interface.
+    /// Queries the kernel for the index of the interface.
     pub fn socket(&self, port: u16) -> Result<SocketAddr, AddressError> {
         let mut address = SocketAddr::new(self.ip, port);
         if let (SocketAddr::V6(v6), Some(name)) = (&mut address, &self.interface) {
@@ -152,7 +154,7 @@ impl ScopedIp {
 }
 
 impl From<&SocketAddr> for ScopedIp {
-    /// Asks the kernel for the name of the interface.
+    /// Queries the kernel for the name of the interface.
     fn from(address: &SocketAddr) -> ScopedIp {
         let interface = match address {
             SocketAddr::V6(v6) if v6.scope_id() > 0 => {
@@ -231,7 +233,7 @@ impl<'de> Deserialize<'de> for ScopedIp {
     }
 }
 
-/// An address and a port as this program reads them: `[fe80::1%eth0]:4420`.
+/// An address and a port in the form that this program parses: `[fe80::1%eth0]:4420`.
 pub fn with_port(ip: &ScopedIp, port: u16) -> String {
     match ip.ip {
         IpAddr::V4(_) => format!("{ip}:{port}"),
@@ -239,7 +241,7 @@ pub fn with_port(ip: &ScopedIp, port: u16) -> String {
     }
 }
 
-/// As [`with_port`], of an address in use.
+/// Like [`with_port`], for a socket address.
 pub fn shown(address: &SocketAddr) -> String {
     with_port(&address.into(), address.port())
 }
@@ -248,7 +250,7 @@ pub fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// The kernel answers questions about interfaces to any socket.
+/// A socket for queries about interfaces; the kernel accepts any kind.
 fn asking() -> Option<std::os::fd::OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
     rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()
@@ -262,10 +264,10 @@ fn name_of(index: u32) -> Option<String> {
     netdevice::index_to_name(asking()?, index).ok()
 }
 
-/// What [`endpoint`] reads.
+/// The form that [`endpoint`] parses.
 pub const ENDPOINT: &str = "an IP address and a port, such as 127.0.0.1:9464 or [::1]:9464";
 
-/// Where to listen: an IP address and a port; 0 is any free one.
+/// A listening address: an IP address and a port; 0 is any free port.
 pub fn endpoint(text: &str) -> Result<SocketAddr, AddressError> {
     let refused = || AddressError::Form {
         text: text.to_owned(),
@@ -282,7 +284,7 @@ pub fn endpoint(text: &str) -> Result<SocketAddr, AddressError> {
     }
 }
 
-/// A port that can be connected to.
+/// A port to connect to.
 pub fn port_of(text: &str) -> Result<u16, AddressError> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
@@ -293,7 +295,7 @@ pub fn port_of(text: &str) -> Result<u16, AddressError> {
     }
 }
 
-/// A name may stand for several addresses: the first one counts.
+/// Of several addresses of a name, the first one counts.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, AddressError> {
     match host.parse::<ScopedIp>() {
         Ok(ip) => return ip.socket(port),
@@ -314,7 +316,7 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, AddressError> {
 mod tests {
     use super::*;
 
-    /// Goal: every spelling in one table. Method: parse, and compare the parts.
+    /// Goal: every accepted spelling. Method: parse a table, and compare the parts.
     #[test]
     fn parts() {
         for (text, scheme, host, port, path, query) in [
@@ -379,8 +381,8 @@ mod tests {
         assert!(name.ip().is_err() && name.resolve(1).is_ok());
     }
 
-    /// Goal: an address names its interface if and only if it needs one, and is written as it is read. Method: a table,
-    /// and the kernel's own names of the loopback interface.
+    /// Goal: an address names its interface if and only if it needs one, and formatting reverses
+    /// parsing. Method: a table, and the kernel's own names of the loopback interface.
     #[test]
     fn interfaces_of_addresses() {
         for (text, shown) in [

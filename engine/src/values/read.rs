@@ -1,7 +1,8 @@
-//! JSON to typed settings and parameters, with errors in plain English: the value, what may stand there, and the nearest
-//! word. serde's own texts ("invalid type: string, expected u16") never reach a reader.
+//! Parses JSON into typed settings and parameters, with errors in plain English: the value, the
+//! allowed values, and the nearest word. serde's own texts ("invalid type: string, expected u16")
+//! never reach a user.
 //!
-//! [`all`] reads a configuration and finds every value that is wrong; [`first`] finds the first.
+//! [`all`] parses a configuration and finds every wrong value; [`first`] stops at the first one.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,15 +19,15 @@ use serde_path_to_error::Segment;
 use super::{address, size, time};
 use crate::config::suggest::closest;
 
-/// Why a value cannot stand where it stands.
+/// Why a value is not accepted at its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueError {
-    /// Not of the kind that is read there, or out of its range.
+    /// Of the wrong type, or out of range.
     Wrong {
         found: String,
         expected: String,
     },
-    /// Not one of the words that are read there.
+    /// Not one of the allowed words.
     Word {
         found: String,
         allowed: &'static [&'static str],
@@ -41,12 +42,12 @@ pub enum ValueError {
     Twice {
         key: String,
     },
-    /// By a reader of its own, in plain English.
+    /// An error of a specific parser, in plain English.
     Said(String),
 }
 
 impl ValueError {
-    /// The nearest word that may stand there.
+    /// The nearest allowed word.
     pub fn remedy(&self) -> Option<String> {
         let (word, words) = match self {
             ValueError::Word { found, allowed } => (found, allowed),
@@ -147,7 +148,7 @@ fn shown(found: Unexpected<'_>) -> String {
     }
 }
 
-/// What serde and derived code call a kind, in plain English.
+/// Plain English for serde's name of a type.
 fn plain(expected: &str) -> String {
     let whole = |least: &dyn fmt::Display, most: &dyn fmt::Display| {
         format!("a whole number from {least} to {most}")
@@ -183,7 +184,7 @@ fn plain(expected: &str) -> String {
     }
 }
 
-/// Where an error is: keys and indexes, outermost first.
+/// The place of an error: keys and indexes, outermost first.
 pub type Place = Vec<Segment>;
 
 /// `nvmf.listener[0].port`.
@@ -204,7 +205,7 @@ pub fn path(place: &[Segment]) -> String {
     path
 }
 
-/// JSON text as a value. The second error is a member that an object has twice, and its place.
+/// Parses JSON text. The second kind of error is a duplicate member of an object, with its place.
 pub fn json(text: &str) -> Result<Value, Result<(Place, ValueError), serde_json::Error>> {
     let mut twice = None;
     let seed = Distinct {
@@ -220,7 +221,7 @@ pub fn json(text: &str) -> Result<Value, Result<(Place, ValueError), serde_json:
     }
 }
 
-/// Builds a value and notes the first member that is there twice.
+/// Builds a value and records the first duplicate member.
 struct Distinct<'a> {
     twice: &'a mut Option<(Place, String)>,
     place: &'a mut Place,
@@ -301,7 +302,7 @@ impl<'de> Visitor<'de> for Distinct<'_> {
     }
 }
 
-/// Reads a value; the first error and its place.
+/// Parses a value; fails with the first error and its place.
 pub fn first<T: DeserializeOwned>(value: &Value, texts: Texts) -> Result<T, (Place, ValueError)> {
     serde_path_to_error::deserialize(Reader { value, texts }).map_err(|error| {
         let place = error.path().iter().cloned().collect();
@@ -309,7 +310,7 @@ pub fn first<T: DeserializeOwned>(value: &Value, texts: Texts) -> Result<T, (Pla
     })
 }
 
-/// Reads a value of which nothing is required. Every wrong part is reported and left at its default.
+/// Parses a value without required members. Every wrong part is reported and keeps its default.
 pub fn all<T: DeserializeOwned>(
     mut value: Value,
     texts: Texts,
@@ -329,7 +330,7 @@ pub fn all<T: DeserializeOwned>(
     }
 }
 
-/// Takes the innermost member of a table on the way to `place` away.
+/// Removes the innermost table member on the path `place`.
 fn remove(value: &mut Value, place: &[Segment]) -> bool {
     let Some(last) = place.iter().rposition(|s| matches!(s, Segment::Map { .. })) else {
         return false;
@@ -353,12 +354,13 @@ fn remove(value: &mut Value, place: &[Segment]) -> bool {
         .is_some_and(|table| table.remove(key.as_str()).is_some())
 }
 
-/// Whether text in quotes is read as what it says where something else than text belongs.
+/// Whether quoted text is parsed where another type is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Texts {
-    /// `"8"` is 8, and 8 is the name "8": environment variables are text, and files may quote numbers.
+    /// `"8"` is 8, and 8 is the name "8": environment variables are text, and files may quote
+    /// numbers.
     Read,
-    /// As in calls.
+    /// As in RPC calls.
     Keep,
 }
 
@@ -368,7 +370,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The text, where it is to be read as something else.
+    /// The text, if it may be parsed as another type.
     fn text(&self) -> Option<&'a str> {
         match self.texts {
             Texts::Read => self.value.as_str().map(str::trim),
@@ -470,7 +472,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         visitor.visit_newtype_struct(self)
     }
 
-    /// A table: derived code would take a list for its members in order.
+    /// A table only: derived code would accept a list of its members in order.
     fn deserialize_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
@@ -524,12 +526,12 @@ impl<'de> IntoDeserializer<'de, ValueError> for Reader<'de> {
 
 const UUID: &str = "a UUID, such as 6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a";
 
-/// A number of bytes: a number alone, or text with a unit.
+/// A number of bytes: a plain number, or text with a unit.
 pub fn bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     from.deserialize_any(Number::new(BYTES, size::parse_bytes))
 }
 
-/// As [`bytes`], or null.
+/// Like [`bytes`], or null.
 pub fn some_bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from: D,
 ) -> Result<Option<N>, D::Error> {
@@ -541,7 +543,7 @@ pub fn mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<
     from.deserialize_any(Number::new(MEBIBYTES, size::parse_mebibytes))
 }
 
-/// As [`mebibytes`], or null.
+/// Like [`mebibytes`], or null.
 pub fn some_mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from: D,
 ) -> Result<Option<N>, D::Error> {
@@ -559,7 +561,7 @@ pub fn millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, 
     from.deserialize_any(Number::time(MILLIS, 1_000_000))
 }
 
-/// As [`millis`], or null.
+/// Like [`millis`], or null.
 pub fn some_millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from: D,
 ) -> Result<Option<N>, D::Error> {
@@ -584,7 +586,7 @@ const BYTES: &str = "a size, such as 4096 or \"64MiB\"";
 const MEBIBYTES: &str = "a size: a number of MiB, or with a unit, such as \"2GiB\"";
 const MILLIS: &str = "a time: a number of milliseconds, or with a unit, such as \"250ms\"";
 
-/// A number, or text that says one.
+/// A number, or text that contains one.
 struct Number<N> {
     expected: &'static str,
     read: Reading,
@@ -594,7 +596,7 @@ struct Number<N> {
 #[derive(Clone, Copy)]
 enum Reading {
     Size(fn(&str) -> Result<u64, String>),
-    /// In units of so many nanoseconds.
+    /// In units of this many nanoseconds.
     Time(u64),
 }
 
@@ -673,14 +675,14 @@ impl<N: TryFrom<u64>> Visitor<'_> for Number<N> {
     }
 }
 
-/// Where to listen, if anywhere: an IP address and a port.
+/// An optional listening address: an IP address and a port.
 pub fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
     let text = String::deserialize(from)?;
     let read = address::endpoint(&text).map_err(de::Error::custom)?;
     Ok(Some(read))
 }
 
-/// A UUID, where there need not be one.
+/// An optional UUID.
 pub fn some_uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<uuid::Uuid>, D::Error> {
     let text = String::deserialize(from)?;
     let read = uuid::Uuid::parse_str(text.trim()).map(Some);

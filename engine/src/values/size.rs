@@ -1,4 +1,4 @@
-//! Sizes as people write them, read as `truncate`(1) and fio read them.
+//! Sizes as users write them, parsed like those of `truncate`(1) and fio.
 
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 
@@ -16,7 +16,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = trimmed.split_at(digits);
     let scale = scale(unit.trim()).ok_or_else(said)?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    // Twelve decimals are more than any unit can tell apart, and fit.
+    // Twelve decimals exceed the precision of any unit, and fit.
     if whole.is_empty() || fraction.len() > 12 || (number.contains('.') && fraction.is_empty()) {
         return Err(said());
     }
@@ -36,7 +36,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     u64::try_from(bytes / parts).map_err(|_| format!("\"{text}\" is more than 64 bits of bytes"))
 }
 
-/// A number of MiB alone, as SPDK has it, or a size of whole MiB.
+/// A plain number of MiB, as in SPDK, or a size of whole MiB.
 pub fn parse_mebibytes(text: &str) -> Result<u64, String> {
     match text.trim().parse() {
         Ok(mebibytes) => Ok(mebibytes),
@@ -44,7 +44,7 @@ pub fn parse_mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A size of whole MiB, as a number of them.
+/// Converts a size to a number of whole MiB.
 pub fn whole_mebibytes(text: &str) -> Result<u64, String> {
     const MIB: u64 = 1 << 20;
     match parse_bytes(text)? {
@@ -53,7 +53,7 @@ pub fn whole_mebibytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What a unit multiplies by: a bare letter is binary, as in most storage tools.
+/// The factor of a unit: a bare letter is binary, as in most storage tools.
 fn scale(unit: &str) -> Option<u128> {
     let unit = unit.to_ascii_uppercase();
     let Some(letter) = unit.chars().next().filter(|c| *c != 'B') else {
@@ -67,7 +67,7 @@ fn scale(unit: &str) -> Option<u128> {
     }
 }
 
-/// Whether devices can have blocks of so many bytes.
+/// Checks that bdevs support blocks of this size.
 pub fn check_block(block_size: u64) -> Result<(), String> {
     if block_size.is_power_of_two() && (512..=65_536).contains(&block_size) {
         Ok(())
@@ -78,7 +78,7 @@ pub fn check_block(block_size: u64) -> Result<(), String> {
     }
 }
 
-/// Bytes as blocks, or what would be a size of whole blocks.
+/// Converts bytes to blocks; the error proposes a size of whole blocks.
 pub fn blocks(bytes: u64, block_size: u64) -> Result<u64, String> {
     check_block(block_size)?;
     if bytes > 0 && bytes.is_multiple_of(block_size) {

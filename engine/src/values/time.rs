@@ -1,11 +1,11 @@
-//! Durations as people write them.
+//! Durations as users write them.
 
 use std::time::Duration;
 
-/// The longest time that is accepted. Every clock can represent a moment that far away.
+/// The longest accepted duration. Every clock can represent a moment that far away.
 pub const LONGEST: Duration = Duration::from_secs(36_525 * 24 * 3600);
 
-/// `250ms`, `5s`, `1h 30m`; a number alone is seconds.
+/// Parses `250ms`, `5s`, `1h 30m`; a plain number is seconds.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let time = match trimmed.parse::<f64>() {
@@ -24,7 +24,7 @@ fn too_long(text: &str) -> String {
     format!("{text} is longer than 100 years, the most that a time may be")
 }
 
-/// Refuses a number of units, of so many nanoseconds each, that is longer than [`LONGEST`].
+/// Refuses a number of units of `nanoseconds` each that exceeds [`LONGEST`].
 pub fn bounded(number: u64, nanoseconds: u64) -> Result<u64, String> {
     if u128::from(number) * u128::from(nanoseconds) > LONGEST.as_nanos() {
         Err(too_long(&number.to_string()))
@@ -33,7 +33,7 @@ pub fn bounded(number: u64, nanoseconds: u64) -> Result<u64, String> {
     }
 }
 
-/// As [`parse`], of a time that is not none at all.
+/// Like [`parse`], but refuses zero.
 pub fn above_zero(text: &str) -> Result<Duration, String> {
     match parse(text)? {
         time if time.is_zero() => Err("a time longer than 0 is wanted".into()),
@@ -45,7 +45,7 @@ fn refusal(text: &str) -> String {
     format!("\"{text}\" is not a time: write a number and a unit, such as 250ms, 5s or 1h 30m")
 }
 
-/// Text in whole units of so many nanoseconds: a number alone, or a number with a unit.
+/// Parses whole units of `nanoseconds` each: a plain number, or a number with a unit.
 pub fn in_units(text: &str, nanoseconds: u64) -> Result<u64, String> {
     if let Ok(number) = text.trim().parse() {
         return bounded(number, nanoseconds);

@@ -1,4 +1,5 @@
-//! Checks that ask a peer or move data, over simulated devices; and of counters, drops and NUMA nodes.
+//! Checks that contact a peer or move data, over simulated devices; and checks of counters, drops
+//! and NUMA nodes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::*;
 const OURS: &str = "10.0.0.4";
 const PEER: &str = "10.0.0.9";
 
-/// The device of the made-up machine, and a peer's.
+/// The device of the simulated machine, and a peer's.
 fn network(change: impl FnOnce(&mut DeviceAttributes)) -> sim::Fabric {
     let fabric = sim::Fabric::new();
     let mut ours = sim::attributes("rxe0");
@@ -67,8 +68,8 @@ fn peers(report: &Report) -> Vec<&Finding> {
     report.findings.iter().filter(of).collect()
 }
 
-/// Goal: the way to a peer over RDMA is told by what answers there. Method: nothing, a target that refuses, a server for
-/// ping-pong, and no answer at all.
+/// Goal: the finding about a peer over RDMA depends on its answer. Method: no listener, a target
+/// that refuses, a ping-pong server, and no answer at all.
 #[test]
 fn a_peer_over_rdma() {
     let tree = testing::rxe_on_eth();
@@ -89,7 +90,7 @@ fn a_peer_over_rdma() {
         "its connection manager answers 10.0.0.4 over RDMA; nothing listens on port 4420 or 18515"
     ));
 
-    // An NVMe/RDMA target refuses what is no request of a host.
+    // An NVMe/RDMA target refuses a request without a host's private data.
     let mut target = fabric.provider().connection_manager().unwrap();
     let at = SocketAddr::new(ip(PEER), 4420);
     target.listen(at, 4, CmOptions::default()).unwrap();
@@ -134,7 +135,7 @@ fn a_peer_over_rdma() {
     assert_eq!(fabric.ids(), []);
 }
 
-/// Goal: without a device, or without libraries, the peer's check says why nothing was tried.
+/// Goal: without a device or libraries, the check of the peer reports why nothing was tried.
 #[test]
 fn a_peer_without_rdma_here() {
     let told = Told {
@@ -171,8 +172,8 @@ fn a_peer_without_rdma_here() {
     expect(&report, "rdma.cq", Status::Skip, "no libraries here");
 }
 
-/// Goal: data is moved only when that is asked for, then through every address that RDMA can be had on, or to the peer;
-/// what fails is said.
+/// Goal: data moves only on request, then through every address with RDMA, or to the peer; failures
+/// are reported.
 #[test]
 fn traffic() {
     let tree = testing::rxe_on_eth();
@@ -235,7 +236,7 @@ fn traffic() {
     );
 }
 
-/// Goal: completion entries of the device are compared with what a host needs.
+/// Goal: the device's completion entries are compared with a host's needs.
 #[test]
 fn completion_queues() {
     let tree = testing::rxe_on_eth();
@@ -250,7 +251,7 @@ fn completion_queues() {
         let found = report.findings.into_iter().find(|f| f.id == "rdma.cq");
         found.unwrap()
     };
-    // The shared receives, and the send queues: what the transport reserves.
+    // The shared receives and the send queues, as reserved by the transport.
     let needed = 2048 + 8 * 512 + 128;
     let finding = report(needed);
     assert_eq!(finding.status, Status::Pass, "{finding:?}");
@@ -264,7 +265,8 @@ fn completion_queues() {
     assert!(finding.evidence.contains("the device allows 6271"));
 }
 
-/// Goal: a port without counters is told with its driver; what an interface loses is a remark when it is much of it.
+/// Goal: a port without counters is reported with its driver; losses of an interface are a warning
+/// if they are high.
 #[test]
 fn counters_and_drops() {
     let tree = testing::rxe_on_eth();
@@ -302,7 +304,7 @@ fn counters_and_drops() {
     expect(&report, "rdma.counters", Status::Skip, "shows no counters");
 }
 
-/// Goal: a card or disk that is on another node than the CPUs that may be used is told.
+/// Goal: a card or disk on another NUMA node than the usable CPUs is reported.
 #[test]
 fn numa_nodes() {
     let tree = testing::rxe_on_eth();
@@ -332,9 +334,10 @@ fn numa_nodes() {
     );
 }
 
-/// Goal: the right port's counters prove the way, another's disprove it. Method: counters before and after, made up.
+/// Goal: counters of the right port confirm the path, those of another port disprove it. Method:
+/// simulated counters before and after.
 #[test]
-fn which_port_moved() {
+fn counters_identify_the_port() {
     use super::super::live::{Activity, changes, judge};
     let at = |ours: u64, other: u64| -> Activity {
         let of = |value| [("port_xmit_data".to_owned(), value)].into();
@@ -361,7 +364,7 @@ fn which_port_moved() {
         evidence,
         "1 MiB compared, but not by a/1 of eth0; b/1: port_xmit_data +100"
     );
-    // To itself another port's traffic proves nothing.
+    // For traffic to the machine itself, another port's traffic proves nothing.
     assert_eq!(judged(at(5, 5), at(5, 105), false).0, Status::Skip);
     assert_eq!(judged(at(5, 5), at(5, 5), true).0, Status::Skip);
 }

@@ -38,7 +38,7 @@ fn packet_filters() {
 }
 
 #[test]
-fn the_way_to_a_peer() {
+fn the_route_to_a_peer_is_checked() {
     let tree = testing::rxe_on_eth();
     let scope = Scope {
         peer: Some(ip("10.0.0.9")),
@@ -156,7 +156,7 @@ fn inside_a_container() {
         "rdma_cm absent",
     );
 
-    // Where the kernel has no RDMA, device nodes would not help.
+    // If the kernel has no RDMA, device nodes would not help.
     let tree = testing::empty();
     tree.file("run/.containerenv", "");
     tree.modules(&[], &["kernel/drivers/net/dummy.ko"]);
@@ -170,7 +170,7 @@ fn inside_a_container() {
     let remedy = found.remedy.as_deref().unwrap_or_default();
     assert!(!remedy.contains("--device"), "{found:?}");
 
-    // Published ports: nothing but one end of a pair of virtual interfaces.
+    // Published ports: only one end of a veth pair.
     let tree = testing::empty();
     tree.file("proc/1/environ", "PATH=/bin\0container=podman\0");
     tree.netdev("eth0", "02:42:00:00:00:01", 1500);

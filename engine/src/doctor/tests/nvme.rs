@@ -1,4 +1,4 @@
-//! NVMe drives, on machines made up for it.
+//! Checks of NVMe drives, on simulated machines.
 
 use nacre_bdev_nvme_vfio::pci::Options;
 use nacre_bdev_nvme_vfio::pci::testing::Machine;
@@ -36,9 +36,10 @@ fn of_drive<'a>(report: &'a Report, address: &str) -> &'a Finding {
         .unwrap()
 }
 
-/// Goal: the narrowest IOMMU counts, one that does not tell is passed over, and more memory than it translates is named.
+/// Goal: the narrowest IOMMU counts, one that does not report its width is ignored, and memory
+/// beyond that width is reported.
 #[test]
-fn bits_of_address() {
+fn the_narrowest_iommu_counts() {
     let machine = Machine::usual();
     let cap = |name: &str, text: &str| {
         machine.file(&format!("sys/class/iommu/{name}/intel-iommu/cap"), text);
@@ -53,7 +54,7 @@ fn bits_of_address() {
         Status::Pass,
         "is on, with 39 bits of address",
     );
-    // 16 of them are less than what the drives are to reach.
+    // 16 bits are too few for the drives' memory.
     cap("dmar1", "d2008c400f0462\n");
     let report = examined(&machine, Memlock::default());
     expect(
@@ -65,7 +66,7 @@ fn bits_of_address() {
 }
 
 #[test]
-fn drives_and_who_drives_them() {
+fn drives_are_listed_with_their_driver() {
     let machine = Machine::usual();
     let report = examined(&machine, Memlock::default());
     expect(&report, "nvme.iommu", Status::Pass, "is on");
@@ -100,7 +101,7 @@ fn drives_and_who_drives_them() {
 }
 
 #[test]
-fn what_is_missing_is_told_where_there_are_drives() {
+fn missing_parts_are_reported_if_there_are_drives() {
     let machine = Machine::usual();
     std::fs::remove_dir_all(machine.path("sys/kernel/iommu_groups")).unwrap();
     machine.without_driver("vfio-pci");
