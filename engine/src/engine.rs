@@ -159,8 +159,7 @@ impl Engine {
         drop(self.gate.read().await);
     }
 
-    /// For a changing method of [`Order::Free`]: it holds this gate only while it changes state, so
-    /// other calls run while it waits.
+    /// For changing methods of [`Order::Free`]: other calls run while they wait without this gate.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
     }
@@ -224,8 +223,7 @@ impl Engine {
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
         let outcome = self.try_call(method, params, Caller::Client).await;
-        // Create deferred devices first, if an earlier call created their bases: this call may name
-        // them.
+        // This call may name deferred devices whose bases exist by now: create them first.
         deferred::settle(self).await;
         self.calls.set(self.calls.get() + 1);
         if let Err(error) = &outcome {
@@ -392,8 +390,7 @@ impl Engine {
         allowed.is_empty() || allowed.iter().any(|name| name == method)
     }
 
-    /// Creates a stored object again, unless it exists by now or was deleted. Must run outside the
-    /// caller's gate.
+    /// Creates a stored object again, unless it exists or was deleted. Call it without the gate.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
         use crate::journal::Standing;
         let _one = self.replaying.lock().await;

@@ -325,8 +325,8 @@ mod tests {
         }
     }
 
-    /// Goal: a block ends at its own brace. Method: blocks with braces inside of literals, functions
-    /// and modules; the line behind each block must not count.
+    /// Goal: a block ends at its own brace. Method: blocks with braces inside of literals,
+    /// functions and modules; the line behind each block must not count.
     #[test]
     fn a_block_ends_at_its_own_brace() {
         let with_literal =
