@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nacre_bdev::{Op, Status};
 
 use crate::format::layout::MAX_REGIONS;
+use crate::missing_regions::MissingRegions;
 use crate::model::{MAX_MEMBERS, VolumeRecord};
-use crate::needs::Needs;
 use crate::regions::Regions;
 use crate::stripes::{Owner, Stripes};
 use crate::view::{Mode, View};
@@ -45,7 +45,7 @@ pub struct Shared {
     pub regions: Regions,
     pub stripes: Stripes,
     /// By slot.
-    pub needs: [Needs; MAX_MEMBERS],
+    pub needs: [MissingRegions; MAX_MEMBERS],
     /// The region that is being copied, or [`NO_REGION`].
     copying: AtomicU64,
     /// Incremented whenever a lane adds to the needs.
@@ -247,7 +247,7 @@ impl Shared {
             blocks: AtomicU64::new(record.blocks),
             regions: Regions::new(regions),
             stripes: Stripes::new(record.blocks, record.block_size),
-            needs: std::array::from_fn(|_| Needs::new(regions)),
+            needs: std::array::from_fn(|_| MissingRegions::new(regions)),
             copying: AtomicU64::new(NO_REGION),
             unequal: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),

@@ -9,7 +9,7 @@ use nacre_bdev::{Bdev, OpenError};
 
 use super::Control;
 use super::cut::{Checked, Cut, must_fit};
-use super::judge::describe;
+use super::failures::describe;
 use super::state::{Live, Resync, Retry};
 use crate::format::{Label, LabelError, Place};
 use crate::handle::{Happened, MemberDevice, NoDevice, ResyncKind, VolumeError};

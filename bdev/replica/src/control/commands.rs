@@ -238,7 +238,7 @@ impl Control {
     /// The remaining labels would only show that the device was a replica once.
     async fn wipe_labels(&self, disk: &Disk) {
         if let Err(why) = self.erase_labels(disk).await {
-            let (device, why) = (&disk.name, super::judge::describe(why));
+            let (device, why) = (&disk.name, super::failures::describe(why));
             tracing::warn!(device, why, "the label of a removed replica stays");
         }
     }
@@ -565,7 +565,7 @@ impl Control {
             .await;
         for (slot, _, why) in failed {
             // Its label will not say that it is clean either: it is reconciled next time.
-            tracing::warn!(slot, why = super::judge::describe(why), "its log stays");
+            tracing::warn!(slot, why = super::failures::describe(why), "its log stays");
         }
     }
 }

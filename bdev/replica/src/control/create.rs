@@ -13,8 +13,8 @@ use uuid::Uuid;
 use super::attach::unopened;
 use super::cut::must_fit;
 use super::disk::{Disk, Disks};
+use super::failures::{describe, words};
 use super::fence;
-use super::judge::{describe, words};
 use super::labels::label_of;
 use crate::format::{
     BLOCK, Label, LabelError, Place, encode_page, label_offset, newest, page_offset, pages_for,

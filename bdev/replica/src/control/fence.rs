@@ -1,6 +1,6 @@
 //! Excludes former holders from replicas that other machines can reach too: by reservation, if the
 //! replica's device supports that (a remote namespace of a target with reservations), and by label
-//! and epoch everywhere (`looks`).
+//! and epoch everywhere (`label_poll`).
 //!
 //! ```text
 //! store CAS ─▶ report ─▶ register ─▶ acquire ─▶ preempt and abort ─▶ label
@@ -32,7 +32,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::disk::Disk;
-use super::judge::describe;
+use super::failures::describe;
 use super::state::Live;
 use crate::handle::VolumeError;
 use crate::model::VolumeRecord;

@@ -24,19 +24,19 @@ mod commit;
 mod create;
 mod cut;
 mod disk;
+mod failures;
 mod fence;
-mod judge;
+mod frozen;
+mod label_poll;
 mod labels;
 mod lease;
 mod log;
-mod looks;
 mod open;
 mod resync;
 mod salvage;
 mod state;
 #[cfg(test)]
 mod tests;
-mod thaw;
 mod verify;
 
 use std::cell::{Cell, RefCell};

@@ -17,7 +17,7 @@ use super::attach::{Credit, credit};
 use super::buffers::Reserve;
 use super::cut::{Checked, Cut};
 use super::disk::Disks;
-use super::judge::describe;
+use super::failures::describe;
 use super::lease::TAKE_OVER;
 use super::state::{Live, Resync, State};
 use super::{Bells, Control};

@@ -19,15 +19,15 @@
 //! takes a lock only when the view changed, a replica failed, or a region must become dirty.
 
 mod at_once;
-mod end;
+mod completion;
 mod members;
-mod park;
 mod read;
 mod request;
 mod requests;
 #[cfg(test)]
 pub(crate) mod tests;
 mod upkeep;
+mod waiting;
 mod write;
 
 use std::collections::VecDeque;

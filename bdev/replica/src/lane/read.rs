@@ -8,8 +8,8 @@ use nacre_bdev::{Completion, Io, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::park::PAUSE;
 use super::request::{Slots, Stage, Why, bit, child_token, slots};
+use super::waiting::PAUSE;
 use crate::model::ReadPolicy;
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair};

@@ -55,7 +55,7 @@ impl Lane {
             }
             if short {
                 self.unlock(index);
-                return self.park(index, Why::Later(self.now + super::park::PAUSE));
+                return self.park(index, Why::Later(self.now + super::waiting::PAUSE));
             }
             self.adopt();
         }
@@ -382,7 +382,7 @@ impl Lane {
         if let Some(status) = self.refusal(self.requests[index].op) {
             return self.finish(index, status);
         }
-        self.park(index, Why::Later(self.now + super::park::PAUSE));
+        self.park(index, Why::Later(self.now + super::waiting::PAUSE));
     }
 
     /// It waits for a judgement, or until the volume may acknowledge it.

@@ -8,7 +8,7 @@ use nacre_bdev::{Bdev, Layer};
 
 use super::Control;
 use super::attach::credit;
-use super::judge::describe;
+use super::failures::describe;
 use super::state::Retry;
 use crate::handle::VolumeError;
 use crate::model::{MemberRecord, MemberState, Stamp};

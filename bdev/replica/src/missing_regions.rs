@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub struct Needs {
+pub struct MissingRegions {
     words: Box<[AtomicU64]>,
     regions: u64,
     /// An upper bound of the number of bits, at any moment: a bit is counted before it is set, and
@@ -12,10 +12,10 @@ pub struct Needs {
     most: AtomicU64,
 }
 
-impl Needs {
-    pub fn new(regions: u64) -> Needs {
+impl MissingRegions {
+    pub fn new(regions: u64) -> MissingRegions {
         let count = regions.div_ceil(64);
-        Needs {
+        MissingRegions {
             words: (0..count).map(|_| AtomicU64::new(0)).collect(),
             regions,
             most: AtomicU64::new(0),
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_set_of_regions() {
-        let needs = Needs::new(130);
+        let needs = MissingRegions::new(130);
         assert!(needs.is_empty());
         needs.assign(|region| region % 65 == 64);
         assert_eq!((needs.count(), needs.next(0)), (2, Some(64)));
@@ -126,7 +126,7 @@ mod tests {
     /// the count is exact.
     #[test]
     fn none_is_none() {
-        let needs = Needs::new(200);
+        let needs = MissingRegions::new(200);
         std::thread::scope(|scope| {
             for mine in 0..3 {
                 let needs = &needs;
