@@ -1,22 +1,84 @@
 //! The ends of requests: completed, refused, aborted, or dropped with their lane.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use nacre_bdev::{Pending, Queue, Status};
+use nacre_bdev::{Completion, Done, Pending, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::request::{NO_TROUBLE, Stage, bit, child_token, slots};
-use crate::model::MAX_MEMBERS;
+use super::request::{Stage, slots};
+use super::waiting::Recheck;
+
+/// The I/Os that hosts wait for.
+pub(super) struct Completions {
+    ready: VecDeque<Completion>,
+    /// Accepted and not yet completed, except those in `ready`.
+    open: usize,
+}
+
+impl Completions {
+    pub fn with_capacity(capacity: usize) -> Completions {
+        Completions {
+            ready: VecDeque::with_capacity(capacity),
+            open: 0,
+        }
+    }
+
+    /// I/Os that were accepted and not returned.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.open + self.ready.len()
+    }
+
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Counts an accepted I/O; returns the time of its arrival, or zero if the time is unknown:
+    /// without open requests the lane may not have been polled.
+    #[inline]
+    pub fn open(&mut self, now: Nanos) -> Nanos {
+        self.open += 1;
+        if self.open == 1 { Nanos::ZERO } else { now }
+    }
+
+    /// An open I/O is completed, and its completion returned to the caller of `poll` directly.
+    #[inline]
+    pub fn close(&mut self) {
+        self.open -= 1;
+    }
+
+    /// Returns a completion with the next poll.
+    pub fn push(&mut self, completion: Completion) {
+        self.ready.push_back(completion);
+    }
+
+    pub fn hand_over(&mut self, done: &mut Done) {
+        while done.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            done.push(completion);
+        }
+    }
+}
 
 impl Lane {
+    /// Releases the regions and stripes of a write.
+    #[inline]
+    pub(super) fn unlock(&mut self, index: usize) {
+        if self.locks.unlock(&mut self.requests, index) {
+            self.waiting.note(Recheck::WriteEnded);
+        }
+    }
+
     /// Ends a request that awaits no child. Parts that devices still hold become orphans.
     pub(super) fn finish(&mut self, index: usize, status: Status) {
         self.unlock(index);
-        self.freed = true;
+        self.waiting.note(Recheck::WriteEnded);
         let data = std::mem::take(&mut self.requests[index].data);
         if let Some(pending) = self.close(index) {
-            self.ready.push_back(pending.complete(status, data));
+            self.completions.push(pending.complete(status, data));
         }
     }
 
@@ -24,18 +86,7 @@ impl Lane {
     /// before.
     #[inline]
     pub(super) fn close(&mut self, index: usize) -> Option<Pending> {
-        let request = &mut self.requests[index];
-        let (pending, start) = (request.pending.take(), request.start);
-        if request.trouble != NO_TROUBLE {
-            self.troubles.remove(request.trouble as usize);
-            request.trouble = NO_TROUBLE;
-        }
-        if request.orphans == 0 {
-            self.requests.remove(index);
-        } else {
-            request.stage = Stage::Orphaned;
-        }
-        let pending = pending?;
+        let (pending, start) = self.requests.close(index)?;
         self.answered(start);
         Some(pending)
     }
@@ -43,11 +94,9 @@ impl Lane {
     /// Counts the completion of a request that came at `start`.
     #[inline]
     pub(super) fn answered(&mut self, start: Nanos) {
-        self.open -= 1;
+        self.completions.close();
         if start != Nanos::ZERO {
-            let latency = self.now.0.saturating_sub(start.0);
-            let smooth = self.turn.latency_ns;
-            self.turn.latency_ns = smooth - smooth / 16 + latency / 16;
+            self.counters.latency(self.now.0.saturating_sub(start.0));
         }
     }
 
@@ -57,8 +106,8 @@ impl Lane {
         let request = &mut self.requests[index];
         let data = request.data.clone();
         if let Some(pending) = request.pending.take() {
-            self.open -= 1;
-            self.ready.push_back(pending.complete(status, data));
+            self.completions.close();
+            self.completions.push(pending.complete(status, data));
         }
     }
 
@@ -69,12 +118,12 @@ impl Lane {
     pub(super) fn abort_request(&mut self, index: usize) -> bool {
         self.requests[index].aborted = true;
         if matches!(self.requests[index].stage, Stage::Parked(_)) {
-            self.parked.retain(|parked| *parked as usize != index);
-            self.freed = true;
+            self.waiting.remove(index);
+            self.waiting.note(Recheck::WriteEnded);
             self.finish(index, Status::Aborted);
             return true;
         }
-        let request = &self.requests[index];
+        let request = &mut self.requests[index];
         let all = request.with | request.queued | request.ok | request.failed | request.orphans;
         let alone = all.count_ones() == 1;
         if request.writes() && !alone {
@@ -85,19 +134,14 @@ impl Lane {
             return held;
         }
         if request.is_read() {
-            self.leave_late(index);
+            request.leave_late();
         }
-        self.requests[index].given_up |= self.requests[index].queued != 0;
-        self.drop_waiting(index);
-        let request = &self.requests[index];
-        let generation = request.generation;
+        request.given_up |= request.queued != 0;
+        self.replicas.drop_waiting(request, index);
         let mut asked = false;
         for slot in slots(request.with) {
-            if let Some(queue) = &mut self.queues[slot] {
-                asked |= queue.queue.abort(child_token(index, slot, generation));
-            }
+            asked |= self.replicas.abort(request, index, slot);
         }
-        let request = &self.requests[index];
         if request.with | request.orphans != 0 && !(request.with == 0 && request.data_home()) {
             return asked;
         }
@@ -114,28 +158,13 @@ impl Lane {
         }
     }
 
-    /// Some replicas have the blocks, others may not, and the write ends without being done. The
-    /// other in-sync replicas are copied to again from the first one.
+    /// Some replicas have the blocks, others may not, and the write ends without being done.
     #[cold]
     pub(super) fn leave_unequal(&mut self, index: usize) {
         let request = &self.requests[index];
         if request.writes() && request.locked {
-            self.leave_unequal_at(request.lba, u64::from(request.blocks));
-        }
-    }
-
-    /// The same for a write to these blocks whose stripes this lane holds.
-    #[cold]
-    pub(super) fn leave_unequal_at(&self, lba: u64, blocks: u64) {
-        let members = self.sync.in_sync | self.sync.syncing;
-        for region in self.shared.regions_of(lba, blocks) {
-            let has = |slot: &usize| !self.shared.needs[*slot].contains(region);
-            let Some(leads) = slots(self.sync.in_sync).find(has) else {
-                continue;
-            };
-            for slot in slots(members & !bit(leads)) {
-                self.shared.add_needs(slot, region..region + 1);
-            }
+            self.replicas
+                .leave_unequal(request.lba, u64::from(request.blocks));
         }
     }
 }
@@ -146,12 +175,7 @@ impl Drop for Lane {
     /// device still has are counted, so that copying does not start before they end.
     fn drop(&mut self) {
         self.requests.settle();
-        for slot in 0..MAX_MEMBERS {
-            let queues = [self.queues[slot].take(), self.old[slot].take()];
-            for queue in queues.into_iter().flatten() {
-                self.close_member(*queue);
-            }
-        }
+        self.replicas.close_all();
         for index in 0..self.requests.end() {
             if !self.requests.contains(index) {
                 continue;
@@ -168,8 +192,7 @@ impl Drop for Lane {
                 pending.abandon();
             }
         }
-        self.local = [0; MAX_MEMBERS];
-        (0..MAX_MEMBERS).for_each(|slot| self.publish_outstanding(slot));
+        self.replicas.clear_loads();
         self.state.gone.store(true, Ordering::SeqCst);
         self.shared.remove_lane(&self.state);
     }

@@ -11,6 +11,20 @@
 //!   poll  ◀───────────────────────────────────────────── completed ── ok
 //! ```
 //!
+//! The parts of a lane, each with its own state:
+//!
+//! | part | owns |
+//! |---|---|
+//! | [`Replicas`] | the view, the queues to replicas, and the children there |
+//! | [`Requests`] | the requests, and the reasons of failed children |
+//! | [`Locks`] | the regions and stripes that writes hold |
+//! | [`Waiting`] | the requests that cannot start yet |
+//! | [`Completions`] | the number of open requests, and completions to be returned |
+//! | [`Counters`] | statistics |
+//!
+//! [`Lane`] itself takes requests through them: reads in [`read`], writes in [`write`], the ends of
+//! both in [`completion`].
+//!
 //! Nearly every read is a swift one ([`request::Stage::Swift`]): one replica accepts and completes
 //! it. The other fields of the request are filled in only if that fails.
 //!
@@ -20,33 +34,36 @@
 
 mod at_once;
 mod completion;
-mod members;
+mod counters;
+mod locks;
 mod read;
+mod replicas;
 mod request;
 mod requests;
 #[cfg(test)]
 pub(crate) mod tests;
 mod upkeep;
+mod verdict;
 mod waiting;
 mod write;
 
-use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
 use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
-use slab::Slab;
 
-use self::members::{MemberQueue, Sync};
-use self::read::READ_STRIPE;
-use self::request::{GENERATIONS, Request, Slots, Stage, Trouble, bit, slots, split_token};
+use self::completion::Completions;
+use self::counters::Counters;
+use self::locks::Locks;
+use self::replicas::Replicas;
+use self::request::{GENERATIONS, Slots, Stage, bit, slots, split_token};
 use self::requests::Requests;
+use self::waiting::Waiting;
 use crate::model::MAX_MEMBERS;
 use crate::shared::{LaneState, Shared};
-use crate::view::{Mode, View};
 use crate::volume::Volume;
 
 /// Most I/Os of one lane at once.
@@ -57,83 +74,38 @@ const ATTEND: Duration = Duration::from_millis(10);
 const PLACES: usize = 4 * DEPTH;
 
 pub struct Lane {
-    /// By slot. Dropped first: after this no device touches a buffer.
-    queues: [Option<Box<MemberQueue>>; MAX_MEMBERS],
-    /// Queues of replicas that left, with I/O in flight.
-    old: [Option<Box<MemberQueue>>; MAX_MEMBERS],
-    olds: Slots,
-    /// Slots whose queue has children waiting.
-    waiting: Slots,
+    /// Dropped first: after this no device touches a buffer.
+    replicas: Replicas,
+    requests: Requests,
+    locks: Locks,
+    waiting: Waiting,
+    completions: Completions,
+    counters: Counters,
     volume: Arc<Volume>,
     shared: Arc<Shared>,
     state: Arc<LaneState>,
-    view: Arc<View>,
-    sync: Sync,
-    /// Replicas that may receive a read directly, unless some replica lacks blocks.
-    swift: Slots,
-    /// Replicas that executed I/O synchronously since the last turn: their slots are entered, and
-    /// they must be polled.
-    used: Slots,
-    /// Children that each slot's device has or waits for.
-    local: [u32; MAX_MEMBERS],
-    requests: Requests,
-    troubles: Slab<Trouble>,
-    /// Writes that hold stripes: overlapping writes wait.
-    writes: Vec<Span>,
-    /// Requests that cannot start yet, oldest first.
-    parked: VecDeque<u32>,
-    ready: VecDeque<Completion>,
-    /// Accepted and not yet completed, except those in `ready`.
-    open: usize,
+    pool: Pool,
     generation: u32,
-    block_size: u32,
-    /// log2 of the blocks of a stripe whose reads go to one replica.
-    read_shift: u32,
     now: Nanos,
     /// Time of the next check of children's ages and hold times.
     upkeep_at: Nanos,
     pace: Duration,
     /// Time of the next check of replicas without I/O in flight.
     attend_at: Nanos,
-    /// The view is new, and the requests were not checked yet.
-    adopted: bool,
-    /// A write waits for memory for a queue: the next upkeep checks judged requests again.
-    short: bool,
-    /// Replicas whose queues lacked resources, and for which that was reported.
-    told_short: Slots,
-    /// A write ended: parked requests may not overlap it any longer.
-    freed: bool,
-    /// The view is new, and the parked requests were not checked yet.
-    viewed: bool,
-    /// During a retry of parked requests: how many at the head came later than the current one.
-    later: usize,
+    review: Review,
     /// I/O was submitted to a replica after its queue was polled.
     pushed: bool,
-    turn: Counts,
-    next_reader: usize,
-    pool: Pool,
-    sleepers: EventSet,
 }
 
-/// The blocks of a write in flight.
-#[derive(Clone, Copy)]
-struct Span {
-    lba: u64,
-    end: u64,
-    index: u32,
-}
-
-/// Counted since the last turn.
-#[derive(Default)]
-struct Counts {
-    any: bool,
-    reads: [u64; MAX_MEMBERS],
-    writes: [u64; MAX_MEMBERS],
-    reads_moved: u64,
-    log_waits: u64,
-    overlap_waits: u64,
-    frozen_answers: u64,
-    latency_ns: u64,
+/// When all requests in flight are judged again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Review {
+    /// When something happens to them.
+    NotDue,
+    /// With the next upkeep: a write waits for memory for a queue.
+    AtUpkeep,
+    /// In the next turn: the view is new.
+    Due,
 }
 
 impl Lane {
@@ -145,47 +117,44 @@ impl Lane {
             shared.remove_lane(&state);
             return Err(error);
         }
+        let replicas = Replicas::new(
+            volume.block_size(),
+            Arc::clone(&shared),
+            Arc::clone(&state),
+            pool,
+            sleepers,
+        );
         let mut lane = Lane {
-            queues: Default::default(),
-            old: Default::default(),
-            olds: 0,
-            waiting: 0,
-            view: Arc::new(View::closed(&Default::default())),
-            sync: Sync::default(),
-            swift: 0,
-            used: 0,
-            local: [0; MAX_MEMBERS],
+            replicas,
             requests: Requests::with_capacity(DEPTH),
-            troubles: Slab::new(),
-            writes: Vec::with_capacity(DEPTH),
-            parked: VecDeque::with_capacity(DEPTH),
-            ready: VecDeque::with_capacity(DEPTH),
-            open: 0,
+            locks: Locks::with_capacity(DEPTH, state.owner, Arc::clone(&shared)),
+            waiting: Waiting::with_capacity(DEPTH),
+            completions: Completions::with_capacity(DEPTH),
+            counters: Counters::default(),
+            pool: pool.clone(),
             generation: 0,
-            block_size: volume.block_size(),
-            read_shift: READ_STRIPE.saturating_sub(volume.block_size().max(1).ilog2()),
             now: Nanos::ZERO,
             upkeep_at: Nanos::ZERO,
             pace: Duration::from_secs(1),
             attend_at: Nanos::ZERO,
-            adopted: false,
-            short: false,
-            told_short: 0,
-            freed: false,
-            viewed: false,
-            later: 0,
+            review: Review::NotDue,
             pushed: false,
-            turn: Counts::default(),
-            next_reader: 0,
-            pool: pool.clone(),
-            sleepers,
             volume,
             shared,
             state,
         };
         lane.adopt();
-        lane.adopted = false;
+        lane.review = Review::NotDue;
         Ok(lane)
+    }
+
+    /// Takes over the current view. The next turn checks the requests.
+    #[cold]
+    fn adopt(&mut self) {
+        self.requests.settle();
+        self.replicas.adopt(&mut self.requests);
+        self.review = Review::Due;
+        self.set_pace();
     }
 
     /// Makes an I/O a request, and starts it.
@@ -223,36 +192,18 @@ impl Lane {
             );
             return false;
         };
-        let queue = if old {
-            &mut self.old[slot]
-        } else {
-            &mut self.queues[slot]
-        };
-        if let Some(queue) = queue {
-            queue.inflight -= 1;
-            if request.passed & bit(slot) != 0 {
-                request.passed &= !bit(slot);
-                let start = read::known(request.start);
-                queue
-                    .queue
-                    .count_read(request.blocks, completion.status, start);
-            }
-        }
         let is_read = request.is_read();
-        let old = old || request.with & bit(slot) == 0;
-        if (old || !is_read) && request.data.is_empty() {
+        let orphan = self
+            .replicas
+            .child_ended(request, slot, old, completion.status);
+        if (orphan || !is_read) && request.data.is_empty() {
             // It was moved; or it is a spare handle, which is not needed.
             std::mem::swap(&mut request.data, &mut completion.data);
         }
-        if old {
-            request.orphans &= !bit(slot);
-            self.leave_slot(slot);
+        if orphan {
             self.orphan_ended(index);
-            return false;
-        }
-        request.with &= !bit(slot);
-        self.leave_slot(slot);
-        if is_read {
+            false
+        } else if is_read {
             self.read_ended(index, slot, completion)
         } else {
             self.write_ended(index, slot, completion)
@@ -281,13 +232,10 @@ impl Lane {
     /// Lets a replica write into the caller's list, and translates the entries in place.
     #[inline]
     fn collect(&mut self, slot: usize, old: bool, done: &mut Done) {
-        let queue = if old {
-            &mut self.old[slot]
-        } else {
-            &mut self.queues[slot]
-        };
-        let Some(queue) = queue else { return };
         let mut at = done.len();
+        let Some(queue) = self.replicas.queue_of(slot, old) else {
+            return;
+        };
         queue.queue.poll(self.now, done);
         while let Some(completion) = done.get_mut(at) {
             if self.child_ended(old, completion) {
@@ -301,16 +249,16 @@ impl Lane {
     /// Of replicas without I/O in flight, polls only those in `used`.
     fn collect_all(&mut self, used: Slots, done: &mut Done) {
         for slot in 0..MAX_MEMBERS {
-            let queue = self.queues[slot].as_ref();
-            if queue.is_some_and(|q| q.inflight > 0 || used & bit(slot) != 0) {
+            if self.replicas.is_busy(slot) || used & bit(slot) != 0 {
                 self.collect(slot, false, done);
             }
         }
-        if self.olds != 0 {
-            for slot in slots(self.olds) {
+        let left = self.replicas.left();
+        if left != 0 {
+            for slot in slots(left) {
                 self.collect(slot, true, done);
             }
-            self.close_old();
+            self.replicas.close_old();
         }
     }
 
@@ -320,32 +268,14 @@ impl Lane {
     fn attend_idle(&mut self, done: &mut Done) {
         self.attend_at = self.now + ATTEND;
         for slot in 0..MAX_MEMBERS {
-            let queue = self.queues[slot].as_ref();
-            if queue.is_some_and(|q| q.inflight == 0 && !q.queue.is_settled()) {
+            if self.replicas.has_own_work(slot) {
                 self.collect(slot, false, done);
             }
         }
     }
 
-    fn hand_over(&mut self, done: &mut Done) {
-        while done.has_room()
-            && let Some(completion) = self.ready.pop_front()
-        {
-            done.push(completion);
-        }
-    }
-
-    /// The status for a request that cannot be served now; `None`: it waits.
-    fn refusal(&self, op: Op) -> Option<Status> {
-        match self.view.mode {
-            Mode::Serving | Mode::Frozen | Mode::Suspended => None,
-            Mode::FailIo => Some(Status::medium_error(op)),
-            Mode::Closed => Some(Status::Gone),
-        }
-    }
-
     fn is_full(&self) -> bool {
-        self.open + self.ready.len() >= DEPTH || self.requests.len() >= PLACES
+        self.completions.count() >= DEPTH || self.requests.len() >= PLACES
     }
 
     /// The status for an unsupported operation or an invalid range.
@@ -363,6 +293,11 @@ impl Lane {
         }
         (io.blocks == 0).then_some(Status::Ok)
     }
+
+    fn publish_counts(&mut self) {
+        self.counters.publish(&self.shared.totals, &self.state);
+        self.replicas.publish_loads();
+    }
 }
 
 impl Queue for Lane {
@@ -372,18 +307,13 @@ impl Queue for Lane {
             return Err((Busy, io));
         }
         if let Some(status) = self.check(&io) {
-            self.ready.push_back(io.complete(status));
+            self.completions.push(io.complete(status));
             return Ok(());
         }
         self.generation = self.generation.wrapping_add(1) & GENERATIONS;
-        // Without open requests the lane may not have been polled, so the time is unknown.
-        let start = match self.open {
-            0 => Nanos::ZERO,
-            _ => self.now,
-        };
-        self.open += 1;
+        let start = self.completions.open(self.now);
         match io.op {
-            Op::Read if self.swift != 0 => self.read_swiftly(io, start),
+            Op::Read if self.replicas.are_swift() => self.read_swiftly(io, start),
             _ => self.take(io, start),
         }
         Ok(())
@@ -391,7 +321,7 @@ impl Queue for Lane {
 
     #[inline]
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        if self.swift == 0 || self.check(io).is_some() {
+        if !self.replicas.are_swift() || self.check(io).is_some() {
             return None;
         }
         match io.op {
@@ -404,14 +334,14 @@ impl Queue for Lane {
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         self.now = now;
-        let used = self.leave_used();
-        if self.shared.version() != self.view.version {
+        let used = self.replicas.leave_used();
+        if !self.replicas.is_current() {
             self.adopt();
         }
-        self.hand_over(done);
+        self.completions.hand_over(done);
         self.pushed = false;
         self.collect_all(used, done);
-        if self.adopted {
+        if self.review == Review::Due {
             self.review();
         }
         if now >= self.attend_at {
@@ -420,18 +350,18 @@ impl Queue for Lane {
         if now >= self.upkeep_at {
             self.upkeep();
         }
-        if self.waiting != 0 {
-            self.resume_waiting();
+        if self.replicas.has_waiting() {
+            self.pushed |= self.replicas.resume_waiting(&mut self.requests, now);
         }
-        if !self.parked.is_empty() {
-            self.retry_parked();
+        if !self.waiting.is_empty() {
+            self.retry_waiting();
         }
         if self.pushed {
             // Requests that can proceed now must reach the devices in this turn.
             self.collect_all(0, done);
         }
-        self.hand_over(done);
-        if self.turn.any {
+        self.completions.hand_over(done);
+        if self.counters.has_news() {
             self.publish_counts();
         }
         done.len() - before
@@ -439,51 +369,36 @@ impl Queue for Lane {
 
     fn abort(&mut self, token: Token) -> bool {
         self.requests.settle();
-        let asked = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
-        let found = self.requests.iter().find(|(_, r)| asked(r));
-        match found.map(|(index, _)| index) {
+        match self.requests.with_token(token) {
             Some(index) => self.abort_request(index),
             None => false,
         }
     }
 
     fn inflight(&self) -> usize {
-        self.open + self.ready.len()
+        self.completions.count()
     }
 
     fn is_settled(&self) -> bool {
-        let version = self.shared.version();
-        self.inflight() == 0
-            && self.used == 0
+        self.completions.count() == 0
             && self.requests.is_empty()
-            && self.olds == 0
-            && !self.adopted
-            && version == self.view.version
-            && self.queues.iter().flatten().all(|q| q.queue.is_settled())
+            && self.review != Review::Due
+            && self.replicas.is_settled()
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        // A ring from here on wakes the lane; earlier rings are handled now.
-        self.state.hear();
-        let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
-        let mut idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));
-        if !self.ready.is_empty()
-            || self.used != 0
-            || self.adopted
-            || self.shared.version() != self.view.version
-            || self.parked_may_start()
-        {
+        let mut idle = self.replicas.arm(now);
+        if self.completions.has_ready() || self.review == Review::Due || self.waiting_may_start() {
             idle = Idle::Busy;
         }
         idle.and(self.next_moment())
     }
 
     fn disarm(&mut self) {
-        let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
-        queues.for_each(|q| q.queue.disarm());
+        self.replicas.disarm()
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.sleepers.as_raw_fd())
+        Some(self.replicas.wake_fd())
     }
 }

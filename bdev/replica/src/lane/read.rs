@@ -8,55 +8,36 @@ use nacre_bdev::{Completion, Io, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::request::{Slots, Stage, Why, bit, child_token, slots};
+use super::request::{Stage, Why, bit, child_token, slots};
+use super::verdict::{self, ReadVerdict};
 use super::waiting::PAUSE;
-use crate::model::ReadPolicy;
-use crate::mutation::Mutation;
 use crate::shared::{Failure, Repair};
 
-/// log2 of the bytes of a stripe whose reads go to one replica: a stream of several reads at a time
-/// uses several replicas.
-pub(super) const READ_STRIPE: u32 = 18;
 /// Attempts of a read at a replica that lacks resources before another replica is asked: one per
 /// millisecond.
 const SHORTS: u8 = 50;
-/// A replica is relieved when it has this many reads, plus a quarter, more than the least busy one.
-const SLACK: u32 = 4;
 
 impl Lane {
     /// The path of nearly every read: all in-sync replicas have everything, and one of them accepts
     /// it unchanged. Other reads take the usual path.
     #[inline]
     pub(super) fn read_swiftly(&mut self, io: Io, start: Nanos) {
-        let Some(slot) = self.swift_slot(io.lba) else {
+        let Some(slot) = self.replicas.swift_slot(io.lba) else {
             return self.take(io, start);
         };
-        self.enter_slot(slot);
+        self.replicas.enter(slot);
         // Checked after the slot was entered, as in `start_read`.
-        let current = self.shared.version() == self.view.version;
-        let Some(queue) = self.queues[slot].as_mut().filter(|_| current) else {
-            self.leave_slot(slot);
+        let current = self.replicas.is_current();
+        let Some(queue) = self.replicas.queue(slot).filter(|_| current) else {
+            self.replicas.leave(slot);
             return self.take(io, start);
         };
         let generation = self.generation;
         let index = self.requests.insert_swift(&io, slot, generation, start);
         if let Err(io) = queue.pass(io, child_token(index, slot, generation)) {
             self.requests.remove_swift(index).0.abandon();
-            self.leave_slot(slot);
+            self.replicas.leave(slot);
             self.take(io, start);
-        }
-    }
-
-    /// The replica that a read goes to without further checks.
-    #[inline]
-    pub(super) fn swift_slot(&mut self, lba: u64) -> Option<usize> {
-        let of = self.swift;
-        match of & of.wrapping_sub(1) {
-            0 => (of != 0).then(|| of.trailing_zeros() as usize),
-            _ if slots(of).all(|slot| self.shared.needs[slot].is_none()) => {
-                Some(self.choose_of(lba, of))
-            }
-            _ => None,
         }
     }
 
@@ -68,18 +49,13 @@ impl Lane {
         slot: usize,
         completion: &mut Completion,
     ) -> bool {
-        if !completion.status.is_ok() || !self.sync.answers || self.has_lost(slot) {
+        if !completion.status.is_ok() || !self.replicas.may_answer(slot) {
             return false;
         }
         let (pending, start, blocks) = self.requests.remove_swift(index);
         completion.token = pending.abandon();
-        if let Some(queue) = &mut self.queues[slot] {
-            queue.inflight -= 1;
-            queue.queue.count_read(blocks, Status::Ok, known(start));
-        }
-        self.leave_slot(slot);
-        self.turn.reads[slot] += 1;
-        self.turn.any = true;
+        self.replicas.swift_ended(slot, blocks, start);
+        self.counters.read(slot);
         self.answered(start);
         true
     }
@@ -87,150 +63,34 @@ impl Lane {
     #[inline]
     pub(super) fn start_read(&mut self, index: usize) {
         loop {
-            if !self.sync.serves {
-                if self.shared.version() != self.view.version {
+            if !self.replicas.sync.serves {
+                if !self.replicas.is_current() {
                     self.adopt();
                     continue;
                 }
-                return match self.refusal(self.requests[index].op) {
+                return match self.replicas.refusal(self.requests[index].op) {
                     Some(status) => self.finish(index, status),
                     None => self.park(index, Why::View),
                 };
             }
-            let Some(slot) = self.choose(index) else {
-                self.requests[index].stage = Stage::Flying;
+            let request = &mut self.requests[index];
+            let Some(slot) = self.replicas.choose(request) else {
+                request.stage = Stage::Flying;
                 return self.judge_read(index);
             };
-            let request = &self.requests[index];
             let bare = request.data.is_empty() && request.first != 0;
-            if bare && !self.find_buffers(index) || self.is_short(bit(slot)) {
+            if bare && !request.find_buffers(&self.pool, self.volume.block_size())
+                || self.replicas.is_short(bit(slot))
+            {
                 return self.park(index, Why::Later(self.now + PAUSE));
             }
-            self.enter_slot(slot);
-            if self.shared.version() == self.view.version {
-                self.requests[index].stage = Stage::Flying;
+            self.replicas.enter(slot);
+            if self.replicas.is_current() {
+                request.stage = Stage::Flying;
                 return self.submit_child(index, slot, true);
             }
-            self.leave_slot(slot);
+            self.replicas.leave(slot);
             self.adopt();
-        }
-    }
-
-    /// The replica to read from, among those not yet tried.
-    #[inline]
-    fn choose(&mut self, index: usize) -> Option<usize> {
-        let left = self.may_read(index);
-        if left & left.wrapping_sub(1) == 0 {
-            return slots(left).next();
-        }
-        Some(self.choose_of(self.requests[index].lba, left))
-    }
-
-    /// Replicas to read from that were not yet tried. During a reconcile, excludes replicas that
-    /// lack part of the range, even if the others fail: reads would return changing data.
-    #[inline]
-    pub(super) fn may_read(&self, index: usize) -> Slots {
-        let in_sync = if Mutation::ReadStale.is_active() {
-            self.sync.in_sync | self.sync.syncing
-        } else {
-            self.sync.in_sync
-        };
-        let whole = match in_sync & in_sync.wrapping_sub(1) {
-            0 => in_sync,
-            _ if slots(in_sync).all(|slot| self.shared.needs[slot].is_none()) => in_sync,
-            _ => self.whole(index, in_sync),
-        };
-        let request = &self.requests[index];
-        whole & !(request.tried | request.with | request.orphans)
-    }
-
-    /// Finds new buffers in place of those that a late replica has; a read that came without
-    /// buffers is lent the replica's. `false`: the pool has none now.
-    #[cold]
-    fn find_buffers(&mut self, index: usize) -> bool {
-        let request = &mut self.requests[index];
-        let all = request.blocks as usize * self.block_size as usize;
-        let first = request.first as usize;
-        for len in [first, all - first] {
-            if len == 0 {
-                continue;
-            }
-            let Some(buf) = self.pool.acquire(len) else {
-                request.data.clear();
-                return false;
-            };
-            request.data.push(buf);
-        }
-        true
-    }
-
-    /// Forgets the children that late replicas still have: no request waits for them any longer.
-    #[cold]
-    pub(super) fn leave_late(&mut self, index: usize) {
-        let request = &mut self.requests[index];
-        let late = request.late();
-        request.with &= !late;
-        request.orphans |= late;
-    }
-
-    #[cold]
-    fn whole(&self, index: usize, of: Slots) -> Slots {
-        if Mutation::ReadStale.is_active() {
-            return of;
-        }
-        let request = &self.requests[index];
-        let regions = self
-            .shared
-            .regions_of(request.lba, u64::from(request.blocks));
-        let lacks = |slot: &usize| self.shared.needs[*slot].contains_any(regions.clone());
-        let whole = slots(of).filter(|slot| !lacks(slot));
-        match whole.fold(0, |set, slot| set | bit(slot)) {
-            // Every replica lacks part of it: always use the replica that the others will be made
-            // equal to.
-            0 => bit(of.trailing_zeros() as usize),
-            whole => whole,
-        }
-    }
-
-    #[inline]
-    fn choose_of(&mut self, lba: u64, left: Slots) -> usize {
-        let local = left & self.sync.local;
-        match self.view.read_policy {
-            ReadPolicy::LocalFirst if local != 0 => self.nearest(lba, local),
-            ReadPolicy::LocalFirst => self.nearest(lba, left),
-            ReadPolicy::LeastOutstanding => {
-                let load = |slot: &usize| self.local[*slot];
-                slots(left).min_by_key(load).unwrap_or_default()
-            }
-            ReadPolicy::RoundRobin => {
-                let behind = slots(left).find(|slot| *slot >= self.next_reader);
-                let slot = behind.unwrap_or(left.trailing_zeros() as usize);
-                self.next_reader = slot + 1;
-                slot
-            }
-        }
-    }
-
-    /// Assigns each stripe of the volume to one replica for reads, so that every replica caches
-    /// another part of the volume. Takes another replica if that one has clearly more work.
-    #[inline]
-    fn nearest(&self, lba: u64, among: Slots) -> usize {
-        let turn = (lba >> self.read_shift) as u32 % among.count_ones();
-        let (mut chosen, mut least) = (0, u32::MAX);
-        let (mut idlest, mut at) = (0, 0);
-        for slot in slots(among) {
-            if at == turn {
-                chosen = slot;
-            }
-            if self.local[slot] < least {
-                (idlest, least) = (slot, self.local[slot]);
-            }
-            at += 1;
-        }
-        if self.local[chosen] > least + least / 4 + SLACK {
-            idlest
-        } else {
-            chosen
         }
     }
 
@@ -242,9 +102,8 @@ impl Lane {
         slot: usize,
         completion: &mut Completion,
     ) -> bool {
-        if completion.status.is_ok() && self.sync.answers && !self.has_lost(slot) {
-            self.turn.reads[slot] += 1;
-            self.turn.any = true;
+        if completion.status.is_ok() && self.replicas.may_answer(slot) {
+            self.counters.read(slot);
             if self.requests[index].unread != 0 {
                 self.want_repairs(index);
             }
@@ -254,11 +113,11 @@ impl Lane {
             completion.token = pending.abandon();
             return true;
         }
-        std::mem::swap(&mut self.requests[index].data, &mut completion.data);
-        let request = &self.requests[index];
+        let request = &mut self.requests[index];
+        std::mem::swap(&mut request.data, &mut completion.data);
         let late = request.failed & bit(slot) != 0;
         match completion.status {
-            Status::Ok if !self.has_lost(slot) => self.read_held(index),
+            Status::Ok if !self.replicas.has_lost(slot) => self.read_held(index),
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
             Status::Retry if !late => self.read_short(index, slot),
             Status::Aborted if request.aborted => self.finish(index, Status::Aborted),
@@ -275,25 +134,28 @@ impl Lane {
         let request = &mut self.requests[index];
         request.shorts = request.shorts.saturating_add(1);
         if request.shorts < SHORTS {
-            return self.queue_again(index, slot);
+            return self.submit_later(index, slot);
         }
         request.tried |= bit(slot);
-        if self.may_read(index) != 0 {
-            self.requests[index].shorts = 0;
-            self.turn.reads_moved += 1;
-            self.turn.any = true;
-            self.leave_late(index);
-            return self.start_read(index);
+        if self.replicas.may_read(request) != 0 {
+            request.shorts = 0;
+            return self.read_elsewhere(index);
         }
         // No replica is left. Do not ask failed ones again: each would fail once more.
-        self.requests[index].tried &= !bit(slot);
-        self.queue_again(index, slot);
+        request.tried &= !bit(slot);
+        self.submit_later(index, slot);
+    }
+
+    fn read_elsewhere(&mut self, index: usize) {
+        self.counters.read_moved();
+        self.requests[index].leave_late();
+        self.start_read(index);
     }
 
     /// The data was read while no completions may be returned: it is read again when they may.
     #[cold]
     fn read_held(&mut self, index: usize) {
-        match self.refusal(self.requests[index].op) {
+        match self.replicas.refusal(self.requests[index].op) {
             Some(status) => self.finish(index, status),
             None => self.park(index, Why::View),
         }
@@ -301,9 +163,8 @@ impl Lane {
 
     #[cold]
     pub(super) fn read_failed(&mut self, index: usize, slot: usize, why: Failure) {
-        let request = &mut self.requests[index];
         if matches!(why, Failure::Status(Status::ReadError | Status::Integrity)) {
-            request.unread |= bit(slot);
+            self.requests[index].unread |= bit(slot);
         }
         self.try_next(index, slot);
     }
@@ -312,14 +173,11 @@ impl Lane {
         let request = &mut self.requests[index];
         request.tried |= bit(slot);
         if request.aborted {
-            self.leave_late(index);
+            request.leave_late();
             return self.finish(index, Status::Aborted);
         }
-        if self.may_read(index) != 0 {
-            self.turn.reads_moved += 1;
-            self.turn.any = true;
-            self.leave_late(index);
-            self.start_read(index);
+        if self.replicas.may_read(request) != 0 {
+            self.read_elsewhere(index);
         } else {
             self.judge_read(index);
         }
@@ -328,43 +186,32 @@ impl Lane {
     /// Decides about a read that no replica has now.
     #[cold]
     pub(super) fn judge_read(&mut self, index: usize) {
-        let request = &self.requests[index];
+        let request = &mut self.requests[index];
         if request.stage != Stage::Flying || request.awaited() != 0 {
             return;
         }
-        if let Some(status) = self.refusal(request.op) {
-            self.leave_late(index);
+        if let Some(status) = self.replicas.refusal(request.op) {
+            request.leave_late();
             return self.finish(index, status);
         }
-        if self.may_read(index) != 0 {
+        if self.replicas.may_read(request) != 0 {
             // Another replica is available now.
-            self.leave_late(index);
+            request.leave_late();
             return self.start_read(index);
         }
-        let request = &mut self.requests[index];
         if request.with != 0 {
             // Late, and no other replica has it: its final status counts.
             request.held = true;
             return;
         }
-        let mut verdict = None;
-        for slot in slots(request.failed) {
-            let Some(member) = &self.view.members[slot] else {
-                continue;
-            };
-            let trouble = &self.troubles[request.trouble as usize];
-            if member.judged < trouble.tickets[slot] {
-                self.requests[index].held = true;
-                return;
-            }
-            if let Failure::Status(status) = trouble.why[slot]
-                && !trouble.why[slot].is_path()
-            {
-                verdict = verdict.or(Some(status));
-            }
-        }
+        let (request, trouble) = self.requests.with_trouble(index);
+        let ReadVerdict::Judged(verdict) = verdict::of_read(request, trouble, &self.replicas.view)
+        else {
+            request.held = true;
+            return;
+        };
         // The replicas not asked lack part of it.
-        let others = self.sync.in_sync & !request.tried != 0;
+        let others = self.replicas.sync.in_sync & !request.tried != 0;
         match verdict {
             Some(_) if others && !request.equalled => self.wait_for_equal(index),
             Some(status) => self.finish(index, status),
@@ -376,20 +223,11 @@ impl Lane {
     /// received all recoverable data.
     #[cold]
     fn wait_for_equal(&mut self, index: usize) {
-        let request = &self.requests[index];
-        let lacked = |region: &u64| {
-            let mut members = slots(self.sync.in_sync);
-            members.any(|slot| self.shared.needs[slot].contains(*region))
-        };
-        let regions = self
-            .shared
-            .regions_of(request.lba, u64::from(request.blocks));
-        let asked = regions.filter(lacked).map(|r| self.shared.want_equal(r));
-        let Some(ticket) = asked.reduce(|a, b| Some(a?.max(b?))).flatten() else {
-            // They have it now, or too many requests wait for that already.
+        let request = &mut self.requests[index];
+        let Some(ticket) = self.replicas.want_equal(request) else {
             return self.wait_for_members(index);
         };
-        self.requests[index].equalled = true;
+        request.equalled = true;
         self.park(index, Why::Equal(ticket));
     }
 
@@ -398,7 +236,7 @@ impl Lane {
     fn want_repairs(&mut self, index: usize) {
         let request = &self.requests[index];
         for slot in slots(request.unread) {
-            if let Some(member) = &self.view.members[slot] {
+            if let Some(member) = &self.replicas.view.members[slot] {
                 self.shared.want_repair(Repair {
                     slot,
                     incarnation: member.incarnation,
@@ -408,10 +246,4 @@ impl Lane {
             }
         }
     }
-}
-
-/// The arrival time of an I/O, if known.
-#[inline]
-pub(super) fn known(start: Nanos) -> Option<Nanos> {
-    (start != Nanos::ZERO).then_some(start)
 }

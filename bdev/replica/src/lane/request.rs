@@ -1,6 +1,7 @@
 //! A lane's state of one I/O, and the lookup of a replica's completion.
 
 use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
+use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
 use crate::model::MAX_MEMBERS;
@@ -236,6 +237,72 @@ impl Request {
     /// Late children: their devices have them, and no request has to wait for them.
     pub fn late(&self) -> Slots {
         self.with & self.failed
+    }
+
+    /// Forgets the children that late replicas still have: no request waits for them any longer.
+    #[cold]
+    pub fn leave_late(&mut self) {
+        let late = self.late();
+        self.with &= !late;
+        self.orphans |= late;
+    }
+
+    /// Forgets the replicas of these slots, which left; orphans stay.
+    pub fn forget(&mut self, slots: Slots) {
+        for set in [
+            &mut self.with,
+            &mut self.queued,
+            &mut self.ok,
+            &mut self.failed,
+            &mut self.tried,
+            &mut self.unread,
+        ] {
+            *set &= !slots;
+        }
+    }
+
+    /// One upkeep passed. Returns the slots whose children are older than `limit` and not reported.
+    pub fn age(&mut self, limit: u8) -> Slots {
+        let mut late = 0;
+        for slot in slots(self.with & !self.failed) {
+            self.ages[slot] = self.ages[slot].saturating_add(1);
+            if self.ages[slot] > limit {
+                late |= bit(slot);
+            }
+        }
+        late
+    }
+
+    /// True when it waits for a change of the replicas, or may do so.
+    pub fn is_held_up(&self) -> bool {
+        match self.stage {
+            // Also on behalf of others: those may wait for the replicas.
+            Stage::Parked(_) => true,
+            // No device has any part of it: its children are resubmitted repeatedly, and never
+            // accepted.
+            Stage::Flying if self.awaited() != 0 => self.with & !self.failed == 0,
+            Stage::Flying => self.held,
+            _ => false,
+        }
+    }
+
+    /// Finds new buffers in place of those that a late replica has; a read that came without
+    /// buffers is lent the replica's. `false`: the pool has none now.
+    #[cold]
+    pub fn find_buffers(&mut self, pool: &Pool, block_size: u32) -> bool {
+        let all = self.blocks as usize * block_size as usize;
+        let first = self.first as usize;
+        for len in [first, all - first] {
+            if len == 0 {
+                continue;
+            }
+            let Some(buf) = pool.acquire(len) else {
+                self.data.clear();
+                return false;
+            };
+            self.data.push(buf);
+        }
+        true
     }
 
     /// All children that are still awaited.

@@ -3,10 +3,12 @@
 
 use std::ops::{Index, IndexMut};
 
-use nacre_bdev::{Io, Pending};
+use nacre_bdev::{Io, Pending, Token};
 use nacre_reactor::Nanos;
+use slab::Slab;
 
-use super::request::{Request, Stage};
+use super::request::{NO_TROUBLE, Request, Stage, Trouble, bit};
+use crate::shared::Failure;
 
 #[derive(Default)]
 pub(super) struct Requests {
@@ -14,6 +16,8 @@ pub(super) struct Requests {
     free: Vec<u32>,
     /// Number of [`Stage::Swift`] requests.
     swift: usize,
+    /// Of the requests with failed children.
+    troubles: Slab<Trouble>,
 }
 
 impl Requests {
@@ -22,6 +26,7 @@ impl Requests {
             places: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
             swift: 0,
+            troubles: Slab::new(),
         }
     }
 
@@ -115,6 +120,69 @@ impl Requests {
         // Panics, if it was not completed.
         request.pending = None;
         self.free.push(index as u32);
+    }
+
+    /// Ends an ordinary request, for the caller to complete it: returns its arrival time. Its place
+    /// stays occupied while devices have parts of it. `None`: it was completed before.
+    #[inline]
+    pub fn close(&mut self, index: usize) -> Option<(Pending, Nanos)> {
+        let request = &mut self.places[index];
+        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        let (pending, start) = (request.pending.take(), request.start);
+        if request.trouble != NO_TROUBLE {
+            self.troubles.remove(request.trouble as usize);
+            request.trouble = NO_TROUBLE;
+        }
+        if request.orphans == 0 {
+            self.remove(index);
+        } else {
+            request.stage = Stage::Orphaned;
+        }
+        Some((pending?, start))
+    }
+
+    /// Records that the child in `slot` failed, and the ticket of the report.
+    pub fn note_failure(&mut self, index: usize, slot: usize, ticket: u64, why: Failure) {
+        let request = &mut self.places[index];
+        if request.trouble == NO_TROUBLE {
+            request.trouble = self.troubles.insert(Trouble::new()) as u32;
+        }
+        let trouble = &mut self.troubles[request.trouble as usize];
+        (trouble.tickets[slot], trouble.why[slot]) = (ticket, why);
+        request.failed |= bit(slot);
+    }
+
+    /// A request, and the reasons of its failed children.
+    pub fn with_trouble(&mut self, index: usize) -> (&mut Request, Option<&Trouble>) {
+        let request = &mut self.places[index];
+        debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
+        let trouble = self.troubles.get(request.trouble as usize);
+        (request, trouble)
+    }
+
+    #[cfg(test)]
+    pub fn troubles(&self) -> usize {
+        self.troubles.len()
+    }
+
+    /// Ends the wait for the orphans that a closed queue had in `slot`.
+    pub fn give_up_orphans(&mut self, slot: usize) {
+        for (_, request) in self.iter_mut() {
+            request.orphans &= !bit(slot);
+        }
+        for index in 0..self.end() {
+            let request = &self.places[index];
+            if request.stage == Stage::Orphaned && request.orphans == 0 {
+                self.remove(index);
+            }
+        }
+    }
+
+    /// The open request with a host's token.
+    pub fn with_token(&self, token: Token) -> Option<usize> {
+        let asked = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
+        let found = self.iter().find(|(_, r)| asked(r));
+        found.map(|(index, _)| index)
     }
 
     #[inline]

@@ -1,9 +1,12 @@
 //! Requests that cannot start yet, in order of arrival.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::Lane;
+use nacre_reactor::{Idle, Nanos};
+
 use super::request::{Stage, Why};
+use super::requests::Requests;
 
 /// Time before a request that no replica could serve is retried without a change of the replicas.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
@@ -14,80 +17,111 @@ const SPINS: u32 = 1024;
 /// judgement does not announce the release, and may wait as long as the store is unavailable.
 const STEP: Duration = Duration::from_micros(200);
 
-impl Lane {
-    pub(super) fn park(&mut self, index: usize, why: Why) {
-        self.requests[index].stage = Stage::Parked(why);
-        self.parked.push_back(index as u32);
-    }
+pub(super) struct Waiting {
+    /// Oldest first.
+    queue: VecDeque<u32>,
+    recheck: Recheck,
+    /// During a retry: how many at the head came later than the current one.
+    later: usize,
+}
 
-    /// Another owner has the stripes of a request that was about to start.
-    #[cold]
-    pub(super) fn stripe_wait(&self, index: usize) -> Why {
-        let tries = match self.requests[index].stage {
-            Stage::Parked(Why::Stripe { tries, .. }) => tries.saturating_add(1),
-            _ => 0,
-        };
-        let pause = (STEP * tries.saturating_sub(SPINS).min(1000)).min(PAUSE);
-        Why::Stripe {
-            tries,
-            at: self.now + pause,
+/// The events since the last retry, besides those that the requests check for themselves. Each
+/// includes the one before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Recheck {
+    Nothing,
+    /// A write ended: waiting requests may not overlap it any longer.
+    WriteEnded,
+    /// The view is new.
+    View,
+}
+
+impl Waiting {
+    pub fn with_capacity(capacity: usize) -> Waiting {
+        Waiting {
+            queue: VecDeque::with_capacity(capacity),
+            recheck: Recheck::Nothing,
+            later: 0,
         }
     }
 
-    /// True when a parked write that came earlier has blocks of this range: it goes first.
-    #[cold]
-    pub(super) fn overlaps_parked(&self, lba: u64, end: u64) -> bool {
-        let earlier = self.parked.iter().skip(self.later);
-        earlier
-            .map(|index| &self.requests[*index as usize])
-            .any(|r| r.writes() && r.lba < end && lba < r.end())
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
     }
 
-    /// Starts the requests that may start now, in order; the rest keeps its order.
-    pub(super) fn retry_parked(&mut self) {
-        let freed = std::mem::take(&mut self.freed);
-        let viewed = std::mem::take(&mut self.viewed);
-        let count = self.parked.len();
-        for left in (0..count).rev() {
-            let Some(index) = self.parked.pop_front() else {
-                break;
-            };
-            let index = index as usize;
-            let may = match self.requests[index].stage {
-                Stage::Parked(why) => self.may_start(index, why, freed, viewed),
-                _ => continue,
-            };
-            if may {
-                self.later = left;
-                self.pushed = true;
-                self.start(index);
-            } else {
-                self.parked.push_back(index as u32);
-            }
-        }
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub fn push(&mut self, index: usize) {
+        self.queue.push_back(index as u32);
+    }
+
+    pub fn remove(&mut self, index: usize) {
+        self.queue.retain(|waiting| *waiting as usize != index);
+    }
+
+    /// The next retry checks the requests that wait for such an event.
+    #[inline]
+    pub fn note(&mut self, event: Recheck) {
+        self.recheck = self.recheck.max(event);
+    }
+
+    pub fn noted(&self) -> Recheck {
+        self.recheck
+    }
+
+    pub fn take_noted(&mut self) -> Recheck {
+        std::mem::replace(&mut self.recheck, Recheck::Nothing)
+    }
+
+    /// The next request of a retry, which leaves `later` requests behind it in the queue. The
+    /// caller starts it, or pushes it again.
+    pub fn next(&mut self, later: usize) -> Option<usize> {
+        self.later = later;
+        Some(self.queue.pop_front()? as usize)
+    }
+
+    pub fn end_retry(&mut self) {
         self.later = 0;
     }
 
-    fn may_start(&self, index: usize, why: Why, freed: bool, viewed: bool) -> bool {
-        match why {
-            Why::Log(region) => viewed || self.shared.regions.is_dirty(region),
-            Why::Stripe { at, .. } => self.now >= at,
-            Why::Overlap => viewed || freed,
-            Why::View => viewed,
-            Why::Later(moment) => self.now >= moment,
-            Why::Equal(ticket) => {
-                self.shared.tried() >= ticket || !self.sync.serves || self.may_read(index) != 0
-            }
-        }
+    /// True when a waiting write that came earlier has blocks of this range: it goes first.
+    #[cold]
+    pub fn overlap_earlier(&self, requests: &Requests, lba: u64, end: u64) -> bool {
+        let earlier = self.queue.iter().skip(self.later);
+        earlier
+            .map(|index| &requests[*index as usize])
+            .any(|r| r.writes() && r.lba < end && lba < r.end())
     }
 
-    /// True when another poll would start a request.
-    pub(super) fn parked_may_start(&self) -> bool {
-        self.parked
-            .iter()
-            .any(|index| match self.requests[*index as usize].stage {
-                Stage::Parked(why) => self.may_start(*index as usize, why, self.freed, self.viewed),
-                _ => false,
-            })
+    pub fn iter(&self) -> impl Iterator<Item = usize> {
+        self.queue.iter().map(|index| *index as usize)
+    }
+
+    /// The next point in time that a waiting request waits for.
+    pub fn next_moment(&self, requests: &Requests) -> Idle {
+        let mut idle = Idle::Quiet;
+        for index in self.iter() {
+            if let Stage::Parked(Why::Later(at) | Why::Stripe { at, .. }) = requests[index].stage {
+                idle = idle.and(Idle::Until(at));
+            }
+        }
+        idle
+    }
+}
+
+/// For a request that was about to start, and whose stripes another owner has.
+#[cold]
+pub(super) fn stripe_wait(stage: Stage, now: Nanos) -> Why {
+    let tries = match stage {
+        Stage::Parked(Why::Stripe { tries, .. }) => tries.saturating_add(1),
+        _ => 0,
+    };
+    let pause = (STEP * tries.saturating_sub(SPINS).min(1000)).min(PAUSE);
+    Why::Stripe {
+        tries,
+        at: now + pause,
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, Done, Io, Layer, Limits, Op, Queue, Status};
 
 use super::rig::*;
-use crate::lane::read::READ_STRIPE;
+use crate::lane::replicas::choice::READ_STRIPE;
 use crate::model::ReadPolicy;
 use crate::shared::{Failure, Repair};
 use crate::volume::Volume;

@@ -304,7 +304,7 @@ fn a_judgement_that_does_not_come() {
 }
 
 fn is_rung(r: &Rig) -> bool {
-    let set = &r.lanes[0].sleepers;
+    let set = r.lanes[0].replicas.sleepers();
     let mut fds = [PollFd::new(set, PollFlags::IN)];
     let zero = rustix::event::Timespec::default();
     poll(&mut fds, Some(&zero)).expect("polls") == 1

@@ -1,0 +1,133 @@
+//! The regions and stripes that a lane's writes hold.
+
+use std::sync::Arc;
+
+use super::request::Request;
+use super::requests::Requests;
+use crate::regions::Entered;
+use crate::shared::Shared;
+use crate::stripes::{Acquired, Owner};
+
+pub(super) struct Locks {
+    /// Writes that hold stripes: overlapping writes wait.
+    writes: Vec<Span>,
+    owner: Owner,
+    shared: Arc<Shared>,
+}
+
+/// The blocks of a write in flight.
+#[derive(Clone, Copy)]
+struct Span {
+    lba: u64,
+    end: u64,
+    index: u32,
+}
+
+/// What keeps a write from its locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Blocked {
+    /// The bit of this region in the dirty-region log.
+    Log(u64),
+    /// An overlapping write of this lane.
+    Overlap,
+    /// Another owner has a stripe.
+    Stripe,
+}
+
+impl Locks {
+    pub fn with_capacity(capacity: usize, owner: Owner, shared: Arc<Shared>) -> Locks {
+        Locks {
+            writes: Vec::with_capacity(capacity),
+            owner,
+            shared,
+        }
+    }
+
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// Enters the regions of these blocks and takes their stripes. All or nothing.
+    #[inline]
+    pub fn enter(&self, lba: u64, blocks: u64) -> Result<(), Blocked> {
+        let regions = self.shared.regions_of(lba, blocks);
+        for region in regions.clone() {
+            let entered = self.shared.regions.enter(region);
+            if entered != Entered::Inside {
+                (regions.start..region).for_each(|inside| self.shared.regions.leave(inside));
+                self.want_regions(region, regions.end, entered);
+                return Err(Blocked::Log(region));
+            }
+        }
+        let end = lba + blocks;
+        let taken = self.shared.stripes.acquire(self.owner, lba, blocks);
+        let overlaps =
+            taken == Acquired::Again && self.writes.iter().any(|w| w.lba < end && lba < w.end);
+        if taken == Acquired::No || overlaps {
+            if overlaps {
+                self.shared.stripes.release(lba, blocks);
+            }
+            regions.for_each(|inside| self.shared.regions.leave(inside));
+            return Err(if overlaps {
+                Blocked::Overlap
+            } else {
+                Blocked::Stripe
+            });
+        }
+        Ok(())
+    }
+
+    /// Releases everything that [`Locks::enter`] took.
+    #[inline]
+    pub fn leave(&self, lba: u64, blocks: u64) {
+        self.shared.stripes.release(lba, blocks);
+        for region in self.shared.regions_of(lba, blocks) {
+            self.shared.regions.leave(region);
+        }
+    }
+
+    /// Asks the control to make the regions from `first` on dirty, all of them at once.
+    #[cold]
+    fn want_regions(&self, first: u64, end: u64, entered: Entered) {
+        if entered == Entered::First {
+            self.shared.want_region(first);
+        }
+        for region in first + 1..end {
+            if self.shared.regions.want(region) {
+                self.shared.want_region(region);
+            }
+        }
+    }
+
+    /// [`Locks::enter`] for a request, which keeps the locks until [`Locks::unlock`].
+    #[inline]
+    pub fn lock(&mut self, request: &mut Request, index: usize) -> Result<(), Blocked> {
+        self.enter(request.lba, u64::from(request.blocks))?;
+        request.locked = true;
+        request.place = self.writes.len() as u32;
+        self.writes.push(Span {
+            lba: request.lba,
+            end: request.end(),
+            index: index as u32,
+        });
+        Ok(())
+    }
+
+    /// Releases everything that [`Locks::lock`] took. `false`: the request held nothing.
+    #[inline]
+    pub fn unlock(&mut self, requests: &mut Requests, index: usize) -> bool {
+        let request = &mut requests[index];
+        if !std::mem::replace(&mut request.locked, false) {
+            return false;
+        }
+        let (lba, blocks) = (request.lba, u64::from(request.blocks));
+        let place = request.place as usize;
+        self.writes.swap_remove(place);
+        if let Some(moved) = self.writes.get(place) {
+            requests[moved.index as usize].place = place as u32;
+        }
+        self.leave(lba, blocks);
+        true
+    }
+}

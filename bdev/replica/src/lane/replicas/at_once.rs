@@ -1,0 +1,64 @@
+//! I/O that replicas execute during submission: see [`super::super::at_once`].
+
+use nacre_bdev::Io;
+use nacre_hugepages::Lent;
+
+use super::Replicas;
+use crate::lane::request::{Slots, bit, slots};
+
+impl Replicas {
+    /// The replica that executed the read.
+    #[inline]
+    pub fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
+        let slot = self.swift_slot(io.lba)?;
+        self.use_slots(bit(slot));
+        let current = self.is_current();
+        let status = match &mut self.queues[slot] {
+            Some(queue) if current => queue.at_once(io, lent),
+            _ => None,
+        };
+        status.filter(|status| status.is_ok() && !self.has_lost(slot))?;
+        Some(slot)
+    }
+
+    /// The replicas that executed the write: all of them. `None`: some replica does not have it.
+    #[inline]
+    pub fn write_at_once(&mut self, io: &mut Io) -> Option<Slots> {
+        let all = self.swift;
+        self.use_slots(all);
+        if !self.is_current() {
+            return None;
+        }
+        let mut begun = false;
+        for slot in slots(all) {
+            let queue = self.queues[slot].as_mut();
+            // A write never completes with a loan.
+            let status = queue.and_then(|queue| queue.at_once(io, &mut None));
+            begun |= status.is_some();
+            if !status.is_some_and(|status| status.is_ok() && !self.has_lost(slot)) {
+                if begun {
+                    self.leave_unequal(io.lba, u64::from(io.blocks));
+                }
+                return None;
+            }
+        }
+        Some(all)
+    }
+
+    /// Enters the slots that were not entered since the last turn. Check the version after this.
+    #[inline]
+    fn use_slots(&mut self, members: Slots) {
+        let new = members & !self.used;
+        if new != 0 {
+            self.used |= new;
+            slots(new).for_each(|slot| self.enter(slot));
+        }
+    }
+
+    /// Leaves the slots that were entered since the last turn; returns their replicas.
+    pub fn leave_used(&mut self) -> Slots {
+        let used = std::mem::take(&mut self.used);
+        slots(used).for_each(|slot| self.leave(slot));
+        used
+    }
+}

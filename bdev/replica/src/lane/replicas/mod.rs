@@ -1,0 +1,589 @@
+//! The replicas of a lane: the view of them, a queue to each, and the children at each.
+//!
+//! A queue is opened when a view adds a replica, and closed when the replica has left and has
+//! completed everything.
+
+mod at_once;
+pub(super) mod choice;
+mod queue;
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::{Bdev, Op, Queue, Status, Support};
+use nacre_hugepages::Pool;
+use nacre_reactor::{EventSet, Idle, Nanos};
+
+use self::choice::{Choice, Loads};
+use self::queue::ReplicaQueue;
+use crate::lane::request::{Request, Slots, bit, child_token, slots};
+use crate::lane::requests::Requests;
+use crate::model::{MAX_MEMBERS, RESERVED};
+use crate::mutation::Mutation;
+use crate::shared::{Failure, LaneState, Shared};
+use crate::shortage::is_shortage;
+use crate::view::{MemberView, Mode, Role, View};
+
+/// Time before a replica that lacked resources is asked again.
+const RETRY: Duration = Duration::from_millis(1);
+
+pub(super) struct Replicas {
+    /// By slot. Dropped first: after this no device touches a buffer.
+    queues: [Option<Box<ReplicaQueue>>; MAX_MEMBERS],
+    /// Queues of replicas that left, with I/O in flight.
+    old: [Option<Box<ReplicaQueue>>; MAX_MEMBERS],
+    olds: Slots,
+    /// Slots whose queue has children waiting.
+    waiting: Slots,
+    pub view: Arc<View>,
+    pub sync: Sync,
+    /// Replicas that may receive a read directly, unless some replica lacks blocks.
+    swift: Slots,
+    /// Replicas that executed I/O synchronously since the last turn: their slots are entered, and
+    /// they must be polled.
+    used: Slots,
+    /// Replicas whose queues lacked resources, and for which that was reported.
+    reported_short: Slots,
+    /// Children that each slot's device has or waits for.
+    loads: Loads,
+    choice: Choice,
+    block_size: u32,
+    shared: Arc<Shared>,
+    state: Arc<LaneState>,
+    pool: Pool,
+    /// The lane's bell, and the replicas' completions.
+    sleepers: EventSet,
+}
+
+/// The parts of the view that each I/O needs, as sets of slots.
+#[derive(Default)]
+pub(super) struct Sync {
+    pub in_sync: Slots,
+    pub syncing: Slots,
+    pub flushed: Slots,
+    local: Slots,
+    /// Reads and writes may start.
+    pub serves: bool,
+    /// Enough replicas are in sync for writes.
+    pub enough: bool,
+    /// Completions may be returned to hosts.
+    pub answers: bool,
+}
+
+impl Sync {
+    fn of(view: &View) -> Sync {
+        let set = |want: fn(&MemberView) -> bool| {
+            let members = view.members.iter().enumerate();
+            let wanted = members.filter(|(_, m)| m.as_ref().is_some_and(want));
+            wanted.fold(0, |set, (slot, _)| set | bit(slot))
+        };
+        let in_sync = set(|m| m.role == Role::InSync);
+        Sync {
+            in_sync,
+            syncing: set(|m| m.role == Role::Syncing),
+            flushed: set(|m| m.flushed),
+            local: set(|m| m.local),
+            serves: view.mode == Mode::Serving && in_sync != 0,
+            enough: in_sync.count_ones() as usize >= view.min_in_sync,
+            answers: !matches!(view.mode, Mode::Suspended | Mode::Closed),
+        }
+    }
+
+    /// True when a write with these completions may be acknowledged.
+    #[inline]
+    pub fn may_acknowledge(&self, request: &Request) -> bool {
+        self.answers && request.ok & self.in_sync != 0 && (self.enough || !request.writes())
+    }
+}
+
+/// Views, and the queues that follow from them.
+impl Replicas {
+    /// Without a view and without queues: see [`Replicas::adopt`].
+    pub fn new(
+        block_size: u32,
+        shared: Arc<Shared>,
+        state: Arc<LaneState>,
+        pool: &Pool,
+        sleepers: EventSet,
+    ) -> Replicas {
+        Replicas {
+            queues: Default::default(),
+            old: Default::default(),
+            olds: 0,
+            waiting: 0,
+            view: Arc::new(View::closed(&Default::default())),
+            sync: Sync::default(),
+            swift: 0,
+            used: 0,
+            reported_short: 0,
+            loads: [0; MAX_MEMBERS],
+            choice: Choice::new(block_size),
+            block_size,
+            shared,
+            state,
+            pool: pool.clone(),
+            sleepers,
+        }
+    }
+
+    /// True when no newer view was published.
+    #[inline]
+    pub fn is_current(&self) -> bool {
+        self.shared.version() == self.view.version
+    }
+
+    /// Takes over the current view. The requests are ordinary ones (`Requests::settle`).
+    pub fn adopt(&mut self, requests: &mut Requests) {
+        let view = self.shared.view();
+        let before = std::mem::replace(&mut self.view, view);
+        self.sync = Sync::of(&self.view);
+        let incarnation =
+            |view: &View, slot: usize| view.members[slot].as_ref().map(|m| m.incarnation);
+        for slot in 0..MAX_MEMBERS {
+            let now = incarnation(&self.view, slot);
+            if incarnation(&before, slot) != now {
+                self.replica_left(slot, requests);
+            }
+            if now.is_some() && self.queues[slot].is_none() {
+                // A queue that cannot be opened now is retried, and reported, by the request that
+                // needs it.
+                let _ = self.open(slot);
+            }
+        }
+        self.find_swift();
+    }
+
+    /// Finds the replicas that reads may use without further checks: all that are in sync, if each
+    /// has a queue.
+    #[cold]
+    pub fn find_swift(&mut self) {
+        let all = self.sync.in_sync;
+        let whole = self.sync.serves && self.sync.answers && !Mutation::ReadStale.is_active();
+        let open = slots(all).all(|slot| self.queues[slot].is_some());
+        self.swift = if whole && open { all } else { 0 };
+    }
+
+    /// The replica of `slot` changed: no request waits for its completions any longer.
+    fn replica_left(&mut self, slot: usize, requests: &mut Requests) {
+        let Some(mut queue) = self.queues[slot].take() else {
+            return;
+        };
+        queue.waiting.clear();
+        let set = bit(slot);
+        for (index, request) in requests.iter_mut() {
+            if request.queued & set != 0 {
+                self.loads[slot] -= 1;
+            }
+            if request.with & set != 0 {
+                request.orphans |= set;
+                queue
+                    .queue
+                    .abort(child_token(index, slot, request.generation));
+            }
+            request.forget(set);
+        }
+        self.publish_load(slot);
+        if queue.inflight == 0 {
+            return self.close(*queue);
+        }
+        if let Some(older) = self.old[slot].replace(queue) {
+            // The control admits no replica before its previous incarnation ends.
+            debug_assert!(false, "two earlier incarnations of slot {slot} at once");
+            tracing::error!(
+                slot,
+                "a member returned while I/O of its earlier incarnation was in flight"
+            );
+            self.give_up(slot, *older, requests);
+        }
+        self.olds |= set;
+    }
+
+    /// Closes a queue with I/O in flight.
+    fn give_up(&mut self, slot: usize, queue: ReplicaQueue, requests: &mut Requests) {
+        self.loads[slot] -= queue.inflight;
+        self.publish_load(slot);
+        self.close(queue);
+        requests.give_up_orphans(slot);
+    }
+
+    fn close(&mut self, queue: ReplicaQueue) {
+        if let Some(fd) = queue.watched
+            && let Err(error) = self.sleepers.delete_raw(fd)
+        {
+            tracing::warn!(%error, "cannot stop watching a replica's completions");
+        }
+    }
+
+    /// Closes queues of replicas that left and have completed everything.
+    pub fn close_old(&mut self) {
+        for slot in slots(self.olds) {
+            if let Some(old) = self.old[slot].take_if(|old| old.inflight == 0) {
+                self.olds &= !bit(slot);
+                self.close(*old);
+            }
+        }
+    }
+
+    pub fn close_all(&mut self) {
+        for slot in 0..MAX_MEMBERS {
+            let queues = [self.queues[slot].take(), self.old[slot].take()];
+            for queue in queues.into_iter().flatten() {
+                self.close(*queue);
+            }
+        }
+    }
+
+    fn open(&mut self, slot: usize) -> Result<(), Failure> {
+        let Some(member) = &self.view.members[slot] else {
+            return Err(Failure::Open);
+        };
+        let device = &member.device;
+        let reported = &mut self.reported_short;
+        let short = |reported: &mut Slots, error: &dyn std::fmt::Display| {
+            // Retried often, and reported once.
+            if *reported & bit(slot) == 0 {
+                *reported |= bit(slot);
+                tracing::warn!(device = device.name(), %error, "no resources for a queue to a \
+                    replica: I/O waits");
+            }
+            Failure::Shortage
+        };
+        let queue = device.open_queue(&self.pool);
+        let queue = queue.map_err(|error| {
+            if is_shortage(&error.source) {
+                short(reported, &error)
+            } else {
+                tracing::warn!(device = device.name(), %error, "cannot open a queue to a replica");
+                Failure::Open
+            }
+        })?;
+        let watched = queue.wake_fd();
+        if let Some(fd) = watched {
+            // A limit of the system or of this process: the device is not involved.
+            let added = self.sleepers.add_raw(fd, 1);
+            added.map_err(|error| short(reported, &error))?;
+        }
+        *reported &= !bit(slot);
+        let limits = device.limits();
+        let unmaps = device.supports(Op::Unmap) == Support::Native
+            && limits.unmap_zeroes
+            && limits.unmap_granularity_blocks <= 1;
+        let first = RESERVED / u64::from(self.block_size);
+        self.queues[slot] = Some(Box::new(ReplicaQueue::new(queue, watched, !unmaps, first)));
+        Ok(())
+    }
+
+    /// True when a queue to one of the replicas cannot be opened for lack of memory here. Other
+    /// faults of the replica appear when it receives I/O.
+    #[inline]
+    pub fn is_short(&mut self, of: Slots) -> bool {
+        let closed = |slot: &usize| self.queues[*slot].is_none();
+        let Some(first) = slots(of).find(closed) else {
+            return false;
+        };
+        self.cannot_open(first, of)
+    }
+
+    #[cold]
+    fn cannot_open(&mut self, first: usize, of: Slots) -> bool {
+        let mut closed = slots(of).filter(|slot| *slot >= first);
+        closed.any(|slot| self.queues[slot].is_none() && self.open(slot) == Err(Failure::Shortage))
+    }
+
+    #[inline]
+    pub fn queue(&mut self, slot: usize) -> Option<&mut ReplicaQueue> {
+        self.queues[slot].as_deref_mut()
+    }
+
+    /// The queue of a replica that left, or the present one.
+    #[inline]
+    pub fn queue_of(&mut self, slot: usize, old: bool) -> Option<&mut ReplicaQueue> {
+        let queue = if old {
+            &mut self.old[slot]
+        } else {
+            &mut self.queues[slot]
+        };
+        queue.as_deref_mut()
+    }
+
+    /// The status for a request that cannot be served now; `None`: it waits.
+    pub fn refusal(&self, op: Op) -> Option<Status> {
+        match self.view.mode {
+            Mode::Serving | Mode::Frozen | Mode::Suspended => None,
+            Mode::FailIo => Some(Status::medium_error(op)),
+            Mode::Closed => Some(Status::Gone),
+        }
+    }
+
+    /// The replica's device may have lost blocks since it was attached.
+    #[inline]
+    pub fn has_lost(&self, slot: usize) -> bool {
+        let lost = |member: &MemberView| member.device.losses() != member.losses;
+        self.view.members[slot].as_ref().is_none_or(lost)
+    }
+
+    /// True when a read that the replica completed may be completed.
+    #[inline]
+    pub fn may_answer(&self, slot: usize) -> bool {
+        self.sync.answers && !self.has_lost(slot)
+    }
+}
+
+/// Children.
+impl Replicas {
+    /// Counts one more I/O to a slot. The control must see it before the caller checks the version
+    /// again.
+    #[inline]
+    pub fn enter(&mut self, slot: usize) {
+        self.loads[slot] += 1;
+        if self.loads[slot] == 1 {
+            // The control waits for zero only; the exact count follows once per turn.
+            self.state.outstanding[slot].store(1, Ordering::SeqCst);
+        }
+    }
+
+    #[inline]
+    pub fn leave(&mut self, slot: usize) {
+        self.loads[slot] -= 1;
+        if self.loads[slot] == 0 {
+            self.state.outstanding[slot].store(0, Ordering::SeqCst);
+        }
+    }
+
+    fn publish_load(&self, slot: usize) {
+        self.state.outstanding[slot].store(self.loads[slot], Ordering::SeqCst);
+    }
+
+    /// The exact counts, once per turn.
+    pub fn publish_loads(&self) {
+        for slot in 0..MAX_MEMBERS {
+            if self.loads[slot] > 1 {
+                self.state.outstanding[slot].store(self.loads[slot], Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// No child is left: the lane ends.
+    pub fn clear_loads(&mut self) {
+        self.loads = [0; MAX_MEMBERS];
+        (0..MAX_MEMBERS).for_each(|slot| self.publish_load(slot));
+    }
+
+    /// Submits a request to a replica, or queues it there. The slot was entered; after an error it
+    /// is left.
+    #[inline]
+    pub fn submit(
+        &mut self,
+        request: &mut Request,
+        index: usize,
+        slot: usize,
+        sole: bool,
+    ) -> Result<(), Failure> {
+        if self.queues[slot].is_none()
+            && let Err(why) = self.open(slot)
+        {
+            self.leave(slot);
+            return Err(why);
+        }
+        let Some(queue) = &mut self.queues[slot] else {
+            return Ok(());
+        };
+        request.ages[slot] = 0;
+        if !queue.waiting.is_empty() || !queue.hand(request, index, slot, sole) {
+            queue.wait(request, index, slot, Nanos::ZERO);
+            self.waiting |= bit(slot);
+        }
+        Ok(())
+    }
+
+    /// Schedules a child for another submission: the replica lacked resources.
+    pub fn submit_later(
+        &mut self,
+        request: &mut Request,
+        index: usize,
+        slot: usize,
+        now: Nanos,
+    ) -> Result<(), Failure> {
+        if self.queues[slot].is_none() {
+            self.open(slot)?;
+        }
+        self.enter(slot);
+        let Some(queue) = &mut self.queues[slot] else {
+            return Ok(());
+        };
+        queue.wait(request, index, slot, now + RETRY);
+        self.waiting |= bit(slot);
+        Ok(())
+    }
+
+    #[inline]
+    pub fn has_waiting(&self) -> bool {
+        self.waiting != 0
+    }
+
+    /// Submits queued children while their replica accepts them. `true`: some were submitted.
+    pub fn resume_waiting(&mut self, requests: &mut Requests, now: Nanos) -> bool {
+        let mut submitted = false;
+        for slot in slots(self.waiting) {
+            submitted |= self.resume_slot(slot, requests, now);
+        }
+        submitted
+    }
+
+    fn resume_slot(&mut self, slot: usize, requests: &mut Requests, now: Nanos) -> bool {
+        let mut submitted = false;
+        while let Some(queue) = &mut self.queues[slot]
+            && let Some(first) = queue.waiting.front().copied()
+        {
+            let (index, set) = (first.index as usize, bit(slot));
+            let request = requests
+                .get_mut(index)
+                .filter(|r| r.generation == first.generation && r.queued & set != 0);
+            if let Some(request) = request {
+                if first.after > now {
+                    return submitted;
+                }
+                if !queue.hand(request, index, slot, false) {
+                    queue.waiting[0].after = Nanos::ZERO;
+                    return submitted;
+                }
+                request.queued &= !set;
+                request.ages[slot] = 0;
+                submitted = true;
+            }
+            queue.waiting.pop_front();
+        }
+        self.waiting &= !bit(slot);
+        submitted
+    }
+
+    /// Removes a request's children from the queues of waiting ones.
+    pub fn drop_waiting(&mut self, request: &mut Request, index: usize) {
+        for slot in slots(request.queued) {
+            if let Some(queue) = &mut self.queues[slot] {
+                queue.waiting.retain(|child| child.index as usize != index);
+            }
+            self.leave(slot);
+        }
+        request.queued = 0;
+    }
+
+    /// Asks a replica to abort a child. `true`: it does.
+    pub fn abort(&mut self, request: &Request, index: usize, slot: usize) -> bool {
+        let token = child_token(index, slot, request.generation);
+        let queue = &mut self.queues[slot];
+        queue.as_mut().is_some_and(|queue| queue.queue.abort(token))
+    }
+
+    /// A replica completed a child of this request. `true`: no request waits for it.
+    #[inline]
+    pub fn child_ended(
+        &mut self,
+        request: &mut Request,
+        slot: usize,
+        old: bool,
+        status: Status,
+    ) -> bool {
+        if let Some(queue) = self.queue_of(slot, old) {
+            queue.inflight -= 1;
+            if request.passed & bit(slot) != 0 {
+                request.passed &= !bit(slot);
+                queue.passed_ended(request.blocks, status, request.start);
+            }
+        }
+        let orphan = old || request.with & bit(slot) == 0;
+        if orphan {
+            request.orphans &= !bit(slot);
+        } else {
+            request.with &= !bit(slot);
+        }
+        self.leave(slot);
+        orphan
+    }
+
+    /// A replica completed a swift read.
+    #[inline]
+    pub fn swift_ended(&mut self, slot: usize, blocks: u32, start: Nanos) {
+        if let Some(queue) = &mut self.queues[slot] {
+            queue.inflight -= 1;
+            queue.passed_ended(blocks, Status::Ok, start);
+        }
+        self.leave(slot);
+    }
+}
+
+/// Polling and sleep.
+impl Replicas {
+    /// True for a replica with I/O in flight.
+    #[inline]
+    pub fn is_busy(&self, slot: usize) -> bool {
+        self.queues[slot].as_ref().is_some_and(|q| q.inflight > 0)
+    }
+
+    /// True for a replica without I/O in flight whose queue has work of its own.
+    pub fn has_own_work(&self, slot: usize) -> bool {
+        let queue = self.queues[slot].as_ref();
+        queue.is_some_and(|q| q.inflight == 0 && !q.queue.is_settled())
+    }
+
+    /// Slots of replicas that left, with I/O in flight.
+    #[inline]
+    pub fn left(&self) -> Slots {
+        self.olds
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.used == 0
+            && self.olds == 0
+            && self.is_current()
+            && self.queues.iter().flatten().all(|q| q.queue.is_settled())
+    }
+
+    pub fn arm(&mut self, now: Nanos) -> Idle {
+        // A ring from here on wakes the lane; earlier rings are handled now.
+        self.state.hear();
+        let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
+        let idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));
+        if self.used != 0 || !self.is_current() {
+            Idle::Busy
+        } else {
+            idle
+        }
+    }
+
+    pub fn disarm(&mut self) {
+        let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
+        queues.for_each(|q| q.queue.disarm());
+    }
+
+    pub fn wake_fd(&self) -> RawFd {
+        self.sleepers.as_raw_fd()
+    }
+
+    /// How long waiting children may wait, if no completion comes.
+    pub fn next_moment(&self, now: Nanos) -> Idle {
+        let mut idle = Idle::Quiet;
+        for queue in slots(self.waiting).filter_map(|slot| self.queues[slot].as_ref()) {
+            idle = idle.and(match queue.waiting.front() {
+                Some(first) if first.after > now => Idle::Until(first.after),
+                // The queue was full: its I/O will end, and wake the lane.
+                Some(first) if first.after == Nanos::ZERO && queue.inflight > 0 => Idle::Quiet,
+                Some(_) => Idle::Busy,
+                None => Idle::Quiet,
+            });
+        }
+        idle
+    }
+
+    #[cfg(test)]
+    pub fn sleepers(&self) -> &EventSet {
+        &self.sleepers
+    }
+
+    #[cfg(test)]
+    pub fn loads(&self) -> Loads {
+        self.loads
+    }
+}

@@ -1,0 +1,149 @@
+//! A lane's queue to one replica.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+
+use nacre_bdev::{Busy, Flags, Io, LayerQueue, Op, Queue, Status, Token};
+use nacre_hugepages::Lent;
+use nacre_reactor::Nanos;
+
+use crate::lane::request::{Request, bit, child_token};
+
+pub(in crate::lane) struct ReplicaQueue {
+    pub queue: LayerQueue,
+    /// Children that the device has.
+    pub inflight: u32,
+    /// Children that the device has not accepted yet, oldest first.
+    pub waiting: VecDeque<Child>,
+    pub watched: Option<RawFd>,
+    /// Unmapped blocks read as undefined data: write zeroes instead, so that all replicas are
+    /// equal.
+    zeroes_for_unmap: bool,
+    /// Device blocks before the volume's first.
+    first: u64,
+}
+
+/// A child that waits for its replica.
+#[derive(Clone, Copy)]
+pub(in crate::lane) struct Child {
+    pub index: u32,
+    pub generation: u32,
+    pub after: Nanos,
+}
+
+impl ReplicaQueue {
+    pub fn new(
+        queue: LayerQueue,
+        watched: Option<RawFd>,
+        zeroes_for_unmap: bool,
+        first: u64,
+    ) -> ReplicaQueue {
+        ReplicaQueue {
+            queue,
+            inflight: 0,
+            waiting: VecDeque::with_capacity(16),
+            watched,
+            zeroes_for_unmap,
+            first,
+        }
+    }
+
+    /// Passes a read to the device unchanged, or hands it back.
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn pass(&mut self, mut io: Io, token: Token) -> Result<(), Io> {
+        if !self.waiting.is_empty() {
+            return Err(io);
+        }
+        if self.inflight == 0 {
+            self.queue.rested();
+        }
+        let own = std::mem::replace(&mut io.token, token);
+        io.lba += self.first;
+        match self.queue.pass_read(io) {
+            Ok(()) => {
+                self.inflight += 1;
+                Ok(())
+            }
+            Err(mut io) => {
+                io.token = own;
+                io.lba -= self.first;
+                Err(io)
+            }
+        }
+    }
+
+    /// See [`Queue::at_once`].
+    #[inline]
+    pub fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+        if !self.waiting.is_empty() {
+            return None;
+        }
+        io.lba += self.first;
+        let status = self.queue.at_once(io, lent);
+        io.lba -= self.first;
+        status
+    }
+
+    /// `false`: the queue is full. `sole`: no other replica gets the request, so the child needs no
+    /// handle of its own.
+    #[inline]
+    pub fn hand(&mut self, request: &mut Request, index: usize, slot: usize, sole: bool) -> bool {
+        if self.inflight == 0 {
+            self.queue.rested();
+        }
+        let (mut op, mut flags) = (request.op, request.flags);
+        if op == Op::Unmap && self.zeroes_for_unmap {
+            (op, flags) = (Op::WriteZeroes, flags | Flags::DEALLOCATE);
+        }
+        let moved = sole || request.is_read();
+        let data = if moved {
+            std::mem::take(&mut request.data)
+        } else {
+            request.data.clone()
+        };
+        let io = Io {
+            token: child_token(index, slot, request.generation),
+            op,
+            flags,
+            lba: match op {
+                Op::Flush => 0,
+                _ => request.lba + self.first,
+            },
+            blocks: request.blocks,
+            source_lba: 0,
+            data,
+        };
+        match self.queue.submit(io) {
+            Ok(()) => {
+                request.with |= bit(slot);
+                self.inflight += 1;
+                true
+            }
+            Err((Busy, io)) => {
+                if moved {
+                    request.data = io.data;
+                }
+                false
+            }
+        }
+    }
+
+    /// Adds a child to those that the device has not accepted yet.
+    pub fn wait(&mut self, request: &mut Request, index: usize, slot: usize, after: Nanos) {
+        request.queued |= bit(slot);
+        self.waiting.push_back(Child {
+            index: index as u32,
+            generation: request.generation,
+            after,
+        });
+    }
+
+    /// The device completed a child that was passed to it unchanged. `start`: the request's arrival
+    /// time, or zero if it is unknown.
+    #[inline]
+    pub fn passed_ended(&mut self, blocks: u32, status: Status, start: Nanos) {
+        let start = (start != Nanos::ZERO).then_some(start);
+        self.queue.count_read(blocks, status, start);
+    }
+}
