@@ -7,9 +7,13 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, OpenError};
 
-use super::Control;
+use super::context::Context;
 use super::cut::{Checked, Cut, must_fit};
+use super::disk::Disk;
 use super::failures::describe;
+use super::log::LogWriter;
+use super::media::Media;
+use super::membership::Membership;
 use super::state::{Live, Resync, Retry};
 use crate::format::{Label, LabelError, Place};
 use crate::handle::{Happened, MemberDevice, NoDevice, ResyncKind, VolumeError};
@@ -17,16 +21,23 @@ use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, Stamp, VolumeRecord};
 use crate::shared::Failure;
 use crate::shortage::is_shortage;
 
-impl Control {
+pub(super) struct Attacher {
+    pub context: Rc<Context>,
+    pub media: Rc<Media>,
+    pub members: Rc<Membership>,
+    pub log: Rc<LogWriter>,
+}
+
+impl Attacher {
     /// Looks for absent members, each after a delay that grows while it is not there.
-    pub(super) async fn take_back(self: Rc<Control>) {
+    pub(super) async fn take_back(self: Rc<Attacher>) {
         loop {
-            let now = self.core.now();
+            let now = self.context.core.now();
             let absent = self.absent();
             let due = absent
                 .iter()
                 .copied()
-                .find(|slot| self.state.borrow().retries[*slot].at <= now);
+                .find(|slot| self.context.state.borrow().retries[*slot].at <= now);
             if let Some(slot) = due {
                 let outcome = self.attach(slot).await;
                 self.attached(slot, outcome);
@@ -34,20 +45,20 @@ impl Control {
             }
             let next = absent
                 .iter()
-                .map(|slot| self.state.borrow().retries[*slot].at)
+                .map(|slot| self.context.state.borrow().retries[*slot].at)
                 .min();
             match next {
-                None => self.bells.probe.notified().await,
+                None => self.context.bells.probe.notified().await,
                 Some(at) => {
-                    let rung = self.bells.probe.notified();
-                    let _ = self.core.timeout(at.since(now), rung).await;
+                    let rung = self.context.bells.probe.notified();
+                    let _ = self.context.core.timeout(at.since(now), rung).await;
                 }
             }
         }
     }
 
     fn absent(&self) -> Vec<usize> {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         let absent = |slot: &usize| {
             let member = state.record.member(*slot);
             member.is_some_and(|m| !m.offline) && state.live[*slot].is_none()
@@ -57,8 +68,8 @@ impl Control {
     }
 
     fn attached(&self, slot: usize, outcome: Result<(), VolumeError>) {
-        let now = self.core.now();
-        let mut state = self.state.borrow_mut();
+        let now = self.context.core.now();
+        let mut state = self.context.state.borrow_mut();
         match outcome {
             // One that is only copied to may fail again at the same block: see `promote`.
             Ok(()) if !state.is_in_sync(slot) => {}
@@ -73,58 +84,17 @@ impl Control {
             }
         }
         drop(state);
-        self.refresh_status();
-    }
-
-    /// Claims a device and looks whether it fits.
-    pub(super) async fn claim(
-        &self,
-        record: &VolumeRecord,
-        name: &str,
-    ) -> Result<(MemberDevice, Rc<super::disk::Disk>), VolumeError> {
-        let (device, disk) = self.claim_of_any_size(record, name)?;
-        match must_fit(record, name, &device.layer) {
-            Ok(()) => Ok((device, disk)),
-            Err(error) => {
-                self.disks.forget(&disk);
-                Err(error)
-            }
-        }
-    }
-
-    /// As [`Control::claim`], of a device that may have become too small: its label says whether it
-    /// is the member's.
-    pub(super) fn claim_of_any_size(
-        &self,
-        record: &VolumeRecord,
-        name: &str,
-    ) -> Result<(MemberDevice, Rc<super::disk::Disk>), VolumeError> {
-        let device = self.devices.claim(name, &record.name)?;
-        let refuse = |why: String| NoDevice {
-            name: name.to_owned(),
-            why,
-        };
-        let geometry = device.layer.geometry();
-        if geometry.block_size != record.block_size {
-            let why = format!(
-                "it has blocks of {} bytes, the volume of {}",
-                geometry.block_size, record.block_size
-            );
-            return Err(refuse(why).into());
-        }
-        let disk = self.disks.open(&device.layer, &self.pool);
-        let disk = disk.map_err(|error| unopened(name, &error))?;
-        Ok((device, disk))
+        self.context.refresh_status();
     }
 
     /// Attaches an absent replica: in sync if it is and no holder could have written without it,
     /// otherwise as a target of copying.
     async fn attach(&self, slot: usize) -> Result<(), VolumeError> {
-        let record = self.state.borrow().record.clone();
+        let record = self.context.state.borrow().record.clone();
         let Some(member) = record.member(slot).cloned() else {
             return Ok(());
         };
-        let (device, disk) = self.claim_of_any_size(&record, &member.device)?;
+        let (device, disk) = self.media.claim_of_any_size(&record, &member.device)?;
         let former = self.left_under_way(slot, &disk.name);
         let outcome = match former {
             0 => {
@@ -137,7 +107,7 @@ impl Control {
             }),
         };
         if outcome.is_err() {
-            self.disks.forget(&disk);
+            self.media.disks.forget(&disk);
         }
         outcome
     }
@@ -145,12 +115,12 @@ impl Control {
     /// I/Os of earlier incarnations that a device may still execute: of lanes, in any slot of the
     /// device, and of the control. A late write among them would overwrite newer data with older.
     fn left_under_way(&self, slot: usize, device: &str) -> usize {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         let was_there = |s: &usize| state.former[*s].as_deref() == Some(device);
         let slots = (0..MAX_MEMBERS).filter(|s| state.live[*s].is_none());
         let lanes = slots.filter(|s| *s == slot || was_there(s));
-        let lanes: u32 = lanes.map(|s| self.shared.outstanding(s)).sum();
-        lanes as usize + self.disks.left_under_way(device)
+        let lanes: u32 = lanes.map(|s| self.context.shared.outstanding(s)).sum();
+        lanes as usize + self.media.disks.left_under_way(device)
     }
 
     async fn attach_disk(
@@ -159,12 +129,12 @@ impl Control {
         record: &VolumeRecord,
         member: &MemberRecord,
         device: MemberDevice,
-        disk: &Rc<super::disk::Disk>,
+        disk: &Rc<Disk>,
     ) -> Result<(), VolumeError> {
         let losses = device.layer.losses();
         let checked = Checked::before(&device.layer);
         let failed = |why: Failure| {
-            self.heed(why);
+            self.context.heed(why);
             VolumeError::Io {
                 device: member.device.clone(),
                 what: describe(why),
@@ -172,12 +142,12 @@ impl Control {
         };
         // The reservations of a volume's holders do not exclude readers. A reservation that does is
         // a stranger's, and it blocks this replica alone.
-        let read = match self.read_label(disk).await {
+        let read = match self.media.read_label(disk).await {
             Err(why) if why.is_beyond_end() => {
                 // It does not even hold its labels any longer.
                 let cut = Cut::unreadable(record);
-                let _one = self.membership.lock().await;
-                self.record_cut(slot, &cut, &checked).await?;
+                let _one = self.members.turn.lock().await;
+                self.members.record_cut(slot, &cut, &checked).await?;
                 must_fit(record, &member.device, &device.layer)?;
                 return Err(failed(why));
             }
@@ -188,52 +158,59 @@ impl Control {
         let credit = credit(record, member, &read);
         let credit = credit.inspect_err(|error| {
             if matches!(error, VolumeError::Newer { .. }) {
-                self.fence(error.to_string());
+                self.context.fence(error.to_string());
             }
         })?;
         if member.state != MemberState::InSync {
             let settle = Duration::from_millis(record.settings.settle_ms);
-            self.core.after(settle).await;
+            self.context.core.after(settle).await;
         }
-        let _one = self.membership.lock().await;
-        let same = self.state.borrow().record.member(slot) == Some(member);
-        if !same || self.state.borrow().live[slot].is_some() {
+        let _one = self.members.turn.lock().await;
+        let same = self.context.state.borrow().record.member(slot) == Some(member);
+        if !same || self.context.state.borrow().live[slot].is_some() {
             return Err(VolumeError::Running {
                 what: "another change of the replica",
             });
         }
         let is_own = credit == Credit::Trusted;
         let cut = match Cut::of(record, &device.layer).filter(|_| is_own) {
-            None if is_own && !device.local => self.ends_early(disk, record).await,
+            None if is_own && !device.local => self.media.ends_early(disk, record).await,
             cut => cut,
         };
         if member.cut || cut.is_some() {
             let cut = cut.unwrap_or_else(|| Cut::recorded(record, member));
-            self.record_cut(slot, &cut, &checked).await?;
+            self.members.record_cut(slot, &cut, &checked).await?;
         }
         must_fit(record, &member.device, &device.layer)?;
-        let state = self.state.borrow().record.member(slot).map(|m| m.state);
+        let state = self
+            .context
+            .state
+            .borrow()
+            .record
+            .member(slot)
+            .map(|m| m.state);
         let in_sync = match (state.unwrap_or(member.state), credit) {
             (MemberState::InSync, Credit::Trusted) => true,
             (MemberState::Out { .. } | MemberState::Filling { .. }, Credit::Trusted) => false,
             // No replica can fill it: filling would lose its data for good, and so the volume.
             (MemberState::InSync, Credit::None)
-                if self.state.borrow().in_sync().next().is_none() =>
+                if self.context.state.borrow().in_sync().next().is_none() =>
             {
                 return Err(not_believed(record, member, &read));
             }
             (_, Credit::None) => {
-                self.commit(|record| {
-                    if let Some(member) = record.member_mut(slot) {
-                        member.fill_anew("its data cannot be trusted".into());
-                    }
-                })
-                .await?;
+                self.members
+                    .commit(|record| {
+                        if let Some(member) = record.member_mut(slot) {
+                            member.fill_anew("its data cannot be trusted".into());
+                        }
+                    })
+                    .await?;
                 false
             }
         };
         let is_empty = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             state.record.member(slot).is_some_and(|m| m.is_empty())
         };
         if is_empty {
@@ -248,59 +225,65 @@ impl Control {
         let live = Rc::new(Live {
             device,
             disk: Rc::clone(disk),
-            incarnation: self.shared.next_incarnation(),
+            incarnation: self.context.shared.next_incarnation(),
             losses,
             stamp: Cell::default(),
             sequence: Cell::new(sequence),
             place: Cell::new(place),
             key: Cell::new(0),
-            looked: Cell::new(self.core.now()),
+            looked: Cell::new(self.context.core.now()),
             joined: Cell::new(false),
             flushed: Cell::new(false),
             read_errors: RefCell::new(VecDeque::new()),
             resync: RefCell::default(),
         });
-        let record = self.state.borrow().record.clone();
+        let record = self.context.state.borrow().record.clone();
         if read.as_ref().is_ok_and(|(label, _)| !own(label)) {
             // Beside this one it would make the device one of two replicas, that is of none.
-            self.keep_others_out(&live, &record).await.map_err(failed)?;
-            self.erase_labels(disk).await.map_err(failed)?;
+            self.members
+                .keep_others_out(&live, &record)
+                .await
+                .map_err(failed)?;
+            self.media.erase_labels(disk).await.map_err(failed)?;
         }
-        self.write_label(slot, &live, &record, false)
+        self.members
+            .write_label(slot, &live, &record, false)
             .await
             .map_err(failed)?;
         if in_sync && record.serving < record.epoch {
             // An operator chose it with a label that was too old. It has a new label now, so the
             // old one is no longer accepted.
-            self.commit(|record| record.serving = record.epoch).await?;
+            self.members
+                .commit(|record| record.serving = record.epoch)
+                .await?;
         }
         {
-            let _log = self.log.lock().await;
-            self.write_log_to(slot, &live).await.map_err(failed)?;
+            let _log = self.log.turn.lock().await;
+            self.log.write_log_to(slot, &live).await.map_err(failed)?;
             // From here on every page of the log goes there too.
-            let mut state = self.state.borrow_mut();
+            let mut state = self.context.state.borrow_mut();
             state.live[slot] = Some(Rc::clone(&live));
             state.former[slot] = Some(live.disk.name.clone());
         }
         if live.device.layer.losses() != losses || Cut::of(&record, &live.device.layer).is_some() {
-            self.state.borrow_mut().live[slot] = None;
+            self.context.state.borrow_mut().live[slot] = None;
             return Err(failed(Failure::Loss));
         }
         live.joined.set(true);
         if in_sync {
             // Writes that failed when it went are on it, or on replicas that are copied to: those
             // get them all again.
-            let dirty = |region: &u64| self.shared.regions.is_dirty(*region);
-            for (other, _) in self.state.borrow().syncing() {
-                let needs = &self.shared.needs[other];
+            let dirty = |region: &u64| self.context.shared.regions.is_dirty(*region);
+            for (other, _) in self.context.state.borrow().syncing() {
+                let needs = &self.context.shared.needs[other];
                 (0..record.regions())
                     .filter(dirty)
                     .for_each(|r| needs.insert(r));
             }
-            self.thawed();
-            self.publish();
+            self.context.thawed();
+            self.context.publish();
             // A member that lacked nothing may have waited for one that is in sync.
-            self.bells.resync.notify_one();
+            self.context.bells.resync.notify_one();
             return Ok(());
         }
         self.begin_resync(slot, &live);
@@ -310,15 +293,15 @@ impl Control {
     /// Shows the lanes a replica to copy to. This function has no await: the regions that the
     /// replica needs are those that are dirty at the moment at which lanes begin to write to it.
     fn begin_resync(&self, slot: usize, live: &Rc<Live>) {
-        let needs = &self.shared.needs[slot];
+        let needs = &self.context.shared.needs[slot];
         let (state, regions) = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let member = state.record.member(slot);
             (member.map(|m| m.state), state.record.regions())
         };
         needs.assign(|region| region < regions);
-        self.publish();
-        let dirty = |region| self.shared.regions.is_dirty(region);
+        self.context.publish();
+        let dirty = |region| self.context.shared.regions.is_dirty(region);
         let (kind, kept) = match state {
             Some(MemberState::Filling { watermark, .. }) => {
                 needs.assign(|region| region < regions && (region >= watermark || dirty(region)));
@@ -330,15 +313,15 @@ impl Control {
             }
         };
         let total = needs.count();
-        *live.resync.borrow_mut() = Some(Resync::new(kind, total, kept, self.core.now()));
-        self.refresh_status();
-        self.say(Happened::ResyncStarted {
-            member: self.member_id(slot),
+        *live.resync.borrow_mut() = Some(Resync::new(kind, total, kept, self.context.core.now()));
+        self.context.refresh_status();
+        self.context.say(Happened::ResyncStarted {
+            member: self.context.member_id(slot),
             device: live.disk.name.clone(),
             kind,
-            bytes: total << self.state.borrow().record.region_shift,
+            bytes: total << self.context.state.borrow().record.region_shift,
         });
-        self.bells.resync.notify_one();
+        self.context.bells.resync.notify_one();
     }
 }
 

@@ -1,13 +1,19 @@
 //! Ranges that the control has to itself, and copying one.
 
+use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::{Bdev, Flags, Op, Status, Support};
 use nacre_hugepages::Buf;
+use nacre_reactor::Nanos;
+use tokio::sync::Mutex as AsyncMutex;
 
+use super::MOMENT;
+use super::context::Context;
+use super::media::Media;
 use super::state::Live;
-use super::{Control, MOMENT};
 use crate::model::RESERVED;
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Shared};
@@ -15,6 +21,16 @@ use crate::stripes::{Acquired, CONTROL};
 
 /// Bytes that are copied or compared at once.
 pub(super) const CHUNK: u64 = 512 << 10;
+
+/// Copies ranges between replicas, at the permitted rate.
+pub(super) struct Copier {
+    pub context: Rc<Context>,
+    pub media: Rc<Media>,
+    /// One chunk at a time is being acquired, under this.
+    pub turn: AsyncMutex<()>,
+    /// When the next bytes may be copied.
+    pub copy_at: Cell<Nanos>,
+}
 
 /// No lane writes here while this lives.
 pub(super) struct Chunk<'a> {
@@ -39,11 +55,11 @@ impl Drop for Chunk<'_> {
     }
 }
 
-impl Control {
+impl Copier {
     /// Waits until no lane writes in a range. Keeps acquired stripes while it waits for the next:
     /// lanes never wait with one in hand, and only one task at a time is acquiring, so this ends.
     pub(super) async fn acquire_chunk(&self, lba: u64, blocks: u64) -> Chunk<'_> {
-        let _one = self.chunks.lock().await;
+        let _one = self.turn.lock().await;
         self.acquire_under(lba, blocks).await
     }
 
@@ -51,7 +67,7 @@ impl Control {
     /// here. With one in hand it would wait for its turn, and the task whose turn it is may wait
     /// for that one.
     pub(super) async fn acquire_chunks(&self, ranges: &[(u64, u64)]) -> Vec<Chunk<'_>> {
-        let _one = self.chunks.lock().await;
+        let _one = self.turn.lock().await;
         let mut chunks = Vec::with_capacity(ranges.len());
         for (lba, blocks) in ranges {
             chunks.push(self.acquire_under(*lba, *blocks).await);
@@ -59,17 +75,17 @@ impl Control {
         chunks
     }
 
-    /// Under `chunks`.
+    /// Under `turn`.
     async fn acquire_under(&self, lba: u64, blocks: u64) -> Chunk<'_> {
         let mut chunk = Chunk {
-            shared: &self.shared,
+            shared: &self.context.shared,
             lba,
             blocks: 0,
             wanted: blocks,
         };
-        for (lba, blocks) in self.shared.stripes.pieces(lba, blocks) {
-            while self.shared.stripes.acquire(CONTROL, lba, blocks) == Acquired::No {
-                self.core.after(MOMENT).await;
+        for (lba, blocks) in self.context.shared.stripes.pieces(lba, blocks) {
+            while self.context.shared.stripes.acquire(CONTROL, lba, blocks) == Acquired::No {
+                self.context.core.after(MOMENT).await;
             }
             chunk.blocks += blocks;
         }
@@ -78,14 +94,14 @@ impl Control {
 
     /// Blocks of a chunk: as many as fit into a buffer of this core.
     pub(super) fn chunk_blocks(&self) -> u64 {
-        let most = CHUNK.min(self.pool.max_len() as u64);
-        let block = u64::from(self.state.borrow().record.block_size);
+        let most = CHUNK.min(self.media.pool.max_len() as u64);
+        let block = u64::from(self.context.state.borrow().record.block_size);
         (most / block).max(1)
     }
 
     /// The range in the terms of a member's device, in bytes.
     pub(super) fn bytes_of(&self, lba: u64, blocks: u64) -> (u64, u64) {
-        let block = u64::from(self.state.borrow().record.block_size);
+        let block = u64::from(self.context.state.borrow().record.block_size);
         (RESERVED + lba * block, blocks * block)
     }
 
@@ -104,8 +120,8 @@ impl Control {
         source: &Live,
     ) -> Result<Buf, Failure> {
         let (offset, len) = self.bytes_of(lba, blocks);
-        let buf = self.buffer(len as usize).await?;
-        let read = self.io(
+        let buf = self.media.buffer(len as usize).await?;
+        let read = self.media.io(
             &source.disk,
             Op::Read,
             Flags::empty(),
@@ -133,11 +149,13 @@ impl Control {
         let layer = &target.device.layer;
         let written = if zeroes && layer.supports(Op::WriteZeroes) != Support::No {
             let op = Op::WriteZeroes;
-            self.io(&target.disk, op, Flags::DEALLOCATE, offset, len, None)
+            self.media
+                .io(&target.disk, op, Flags::DEALLOCATE, offset, len, None)
                 .await
         } else {
             let data = Some(data.clone());
-            self.io(&target.disk, Op::Write, Flags::empty(), offset, len, data)
+            self.media
+                .io(&target.disk, Op::Write, Flags::empty(), offset, len, data)
                 .await
         };
         written.map(drop)
@@ -167,5 +185,37 @@ impl Control {
         Ok(outcomes
             .filter_map(|(at, outcome)| Some((at, outcome.err()?)))
             .collect())
+    }
+
+    pub(super) async fn unless_urgent(&self, time: Duration) {
+        if self.context.state.borrow().urgent.is_empty() {
+            let _ = self
+                .context
+                .core
+                .timeout(time, self.context.bells.urgent.notified())
+                .await;
+        }
+    }
+
+    /// Waits until as many blocks may be copied.
+    pub(super) async fn pay(&self, blocks: u64) {
+        let (rate, bytes) = {
+            let state = self.context.state.borrow();
+            let settings = &state.record.settings;
+            let bytes = blocks * u64::from(state.record.block_size);
+            (settings.resync_bytes_per_s, bytes)
+        };
+        if rate == 0 {
+            return;
+        }
+        let now = self.context.core.now();
+        let start = self.copy_at.get().max(now);
+        let cost =
+            Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
+        self.copy_at.set(start + cost);
+        while start > self.context.core.now() && self.context.state.borrow().urgent.is_empty() {
+            self.unless_urgent(start.since(self.context.core.now()))
+                .await;
+        }
     }
 }

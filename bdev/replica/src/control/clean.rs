@@ -3,22 +3,21 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use nacre_bdev::{Bdev, Flags};
 
-use super::Control;
+use super::log::LogWriter;
 use super::state::Live;
 use crate::format::REGIONS_PER_PAGE;
 
 /// Between passes. A region is cleared by the second pass that finds it idle.
 const PASS: Duration = Duration::from_secs(3);
 
-impl Control {
-    pub(super) async fn clean_log(self: Rc<Control>) {
+impl LogWriter {
+    pub(super) async fn clean_log(self: Rc<LogWriter>) {
         loop {
-            self.bells.clean.notified().await;
-            while self.shared.regions.dirty_count() > 0 {
-                self.core.after(PASS).await;
+            self.context.bells.clean.notified().await;
+            while self.context.shared.regions.dirty_count() > 0 {
+                self.context.core.after(PASS).await;
                 self.clean_idle().await;
             }
         }
@@ -26,10 +25,10 @@ impl Control {
 
     /// Every member of the volume, if all are there and have everything.
     pub(super) fn whole(&self) -> Option<Vec<(usize, Rc<Live>)>> {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         let whole: Vec<_> = state
             .in_sync()
-            .filter(|(slot, _)| self.shared.needs[*slot].is_empty())
+            .filter(|(slot, _)| self.context.shared.needs[*slot].is_empty())
             .map(|(slot, live)| (slot, Rc::clone(live)))
             .collect();
         let calm = state.serving && state.fenced.is_none();
@@ -39,9 +38,9 @@ impl Control {
     async fn clean_idle(&self) {
         // Regions count as touched until this pass checks them. So the absence of a replica does
         // not cause all regions that were idle meanwhile to be cleared at once on its return.
-        let regions = self.state.borrow().record.regions();
+        let regions = self.context.state.borrow().record.regions();
         let idle: Vec<u64> = (0..regions)
-            .filter(|region| self.shared.regions.age(*region))
+            .filter(|region| self.context.shared.regions.age(*region))
             .collect();
         if idle.is_empty() {
             return;
@@ -49,10 +48,10 @@ impl Control {
         let Some(members) = self.whole() else {
             return;
         };
-        if !self.flush_all(&members).await {
+        if !self.media.flush_all(&members).await {
             return;
         }
-        let _log = self.log.lock().await;
+        let _log = self.turn.lock().await;
         // The replicas must be those that were flushed, and must not have lost their data since.
         let same = self.whole().is_some_and(|now| {
             let pairs = now.iter().zip(&members);
@@ -64,7 +63,7 @@ impl Control {
         }
         let mut pages: Vec<u64> = Vec::new();
         for region in idle {
-            if self.shared.regions.clear(region) {
+            if self.context.shared.regions.clear(region) {
                 pages.push(region / REGIONS_PER_PAGE);
             }
         }
@@ -73,19 +72,27 @@ impl Control {
             .write_pages(&members, &pages, Flags::empty(), |_| false)
             .await;
         for (slot, incarnation, why) in failed {
-            self.suspect(slot, incarnation, why);
+            self.context.suspect(slot, incarnation, why);
         }
     }
 
-    /// Flushes replicas; reports failed ones to the judge.
-    pub(super) async fn flush_all(&self, members: &[(usize, Rc<Live>)]) -> bool {
-        let flushes = members.iter().map(|(slot, live)| async move {
-            let outcome = self.flush(&live.disk).await;
-            if let Err(why) = outcome {
-                self.suspect(*slot, live.incarnation, why);
+    pub(super) async fn clear_log(&self, members: &[(usize, Rc<Live>)]) {
+        let _log = self.turn.lock().await;
+        let regions = self.context.state.borrow().record.regions();
+        let mut pages = Vec::new();
+        for region in (0..regions).filter(|r| self.context.shared.regions.is_dirty(*r)) {
+            self.context.shared.regions.age(region);
+            if self.context.shared.regions.clear(region) {
+                pages.push(region / REGIONS_PER_PAGE);
             }
-            outcome.is_ok()
-        });
-        join_all(flushes).await.into_iter().all(|ok| ok)
+        }
+        pages.dedup();
+        let failed = self
+            .write_pages(members, &pages, Flags::FUA, |_| false)
+            .await;
+        for (slot, _, why) in failed {
+            // Its label will not say that it is clean either: it is reconciled next time.
+            tracing::warn!(slot, why = super::failures::describe(why), "its log stays");
+        }
     }
 }

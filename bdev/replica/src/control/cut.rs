@@ -20,10 +20,8 @@ use std::sync::Arc;
 
 use nacre_bdev::{Bdev, Layer, Status};
 
-use super::Control;
-use super::disk::Disk;
+use super::membership::Membership;
 use super::state::Live;
-use crate::format::BLOCK;
 use crate::handle::{Happened, VolumeError};
 use crate::model::{MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
 use crate::mutation::Mutation;
@@ -175,25 +173,16 @@ pub(super) fn must_fit(
     }
 }
 
-impl Control {
-    /// Checks whether a remote device that reports enough blocks ends before the volume does: a
-    /// target may announce more than the device behind it has.
-    pub(super) async fn ends_early(&self, disk: &Disk, record: &VolumeRecord) -> Option<Cut> {
-        let needed = record.needed_bytes();
-        let read = self.read_block(disk, needed - BLOCK as u64).await;
-        let ends = matches!(read, Err(why) if why.is_beyond_end());
-        (ends && !Mutation::IgnoreSize.is_active()).then(|| Cut::unreadable(record))
-    }
-
-    /// Records, under `membership`, that a member that is not used was cut. An error: there is none
-    /// to fill it from, or the volume is another holder's.
+impl Membership {
+    /// Records, under `turn`, that a member that is not used was cut. An error: there is none to
+    /// fill it from, or the volume is another holder's.
     pub(super) async fn record_cut(
         &self,
         slot: usize,
         cut: &Cut,
         checked: &Checked,
     ) -> Result<(), VolumeError> {
-        let Some(member) = self.state.borrow().record.member(slot).cloned() else {
+        let Some(member) = self.context.state.borrow().record.member(slot).cloned() else {
             return Ok(());
         };
         if member.is_empty() && !member.cut {
@@ -201,10 +190,10 @@ impl Control {
         }
         let why = cut.to_string();
         let is_partial = matches!(member.state, MemberState::Filling { .. });
-        if !is_partial && self.state.borrow().in_sync().next().is_none() {
+        if !is_partial && self.context.state.borrow().in_sync().next().is_none() {
             self.mark_cut(slot, cut, checked).await?;
             return Err(VolumeError::Cut {
-                name: self.name(),
+                name: self.context.name(),
                 device: member.device,
                 what: why,
             });
@@ -215,7 +204,7 @@ impl Control {
             }
         })
         .await?;
-        self.say(Happened::MemberOut {
+        self.context.say(Happened::MemberOut {
             member: member.id,
             device: member.device,
             why,
@@ -231,6 +220,7 @@ impl Control {
         checked: &Checked,
     ) -> Result<(), VolumeError> {
         let marked = self
+            .context
             .state
             .borrow()
             .record
@@ -275,7 +265,7 @@ impl Control {
         let all_cut = record.in_sync().all(is_cut);
         let stored = if next.members == record.members {
             // Unless the operator thawed the volume meanwhile, the record holds all of it.
-            let found = self.store.load(self.id).await;
+            let found = self.store.load(self.context.id).await;
             found.is_ok_and(|found| found.version() == record.version())
         } else if mine || all_cut {
             next.revision += 1;

@@ -16,31 +16,35 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Status};
-use uuid::Uuid;
 
-use super::Control;
-use super::buffers::SHORTAGE_OVER;
+use super::context::Context;
 use super::cut::{Checked, Cut};
+use super::membership::Membership;
 use super::state::Live;
 use crate::handle::Happened;
 use crate::model::{MAX_MEMBERS, MemberState};
 use crate::mutation::Mutation;
-use crate::shared::{Failure, Repair, Report};
+use crate::shared::{Failure, Report};
 
 const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
 /// How often remote devices are asked whether they lost anything, and whether devices are gone.
 const WATCH: Duration = Duration::from_millis(250);
 
-impl Control {
-    pub(super) async fn judge_failures(self: Rc<Control>) {
+pub(super) struct FailureHandler {
+    pub context: Rc<Context>,
+    pub members: Rc<Membership>,
+}
+
+impl FailureHandler {
+    pub(super) async fn judge_failures(self: Rc<FailureHandler>) {
         loop {
-            self.bells.judge.notified().await;
+            self.context.bells.judge.notified().await;
             loop {
                 let (reports, heard) = {
-                    let mut state = self.state.borrow_mut();
+                    let mut state = self.context.state.borrow_mut();
                     (std::mem::take(&mut state.reports), state.heard)
                 };
-                if heard == self.state.borrow().judged {
+                if heard == self.context.state.borrow().judged {
                     break;
                 }
                 for slot in 0..MAX_MEMBERS {
@@ -48,8 +52,8 @@ impl Control {
                         self.judge(slot, worst.incarnation, worst.why).await;
                     }
                 }
-                self.state.borrow_mut().judged = heard;
-                self.publish();
+                self.context.state.borrow_mut().judged = heard;
+                self.context.publish();
             }
         }
     }
@@ -57,7 +61,7 @@ impl Control {
     /// The report that decides about a slot: of its present incarnation, a write's before a read's.
     /// Reports that did not fit in the list count as the others do, or as a failed write.
     fn worst(&self, slot: usize, reports: &[Report]) -> Option<Report> {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         let live = state.live[slot].as_ref()?;
         let of_now = |r: &&Report| r.slot == slot && r.incarnation == live.incarnation;
         let mut fatal = None;
@@ -72,8 +76,15 @@ impl Control {
     }
 
     fn too_many_read_errors(&self, live: &Live) -> bool {
-        let limit = self.state.borrow().record.settings.read_errors.max(1) as usize;
-        let now = self.core.now();
+        let limit = self
+            .context
+            .state
+            .borrow()
+            .record
+            .settings
+            .read_errors
+            .max(1) as usize;
+        let now = self.context.core.now();
         let mut errors = live.read_errors.borrow_mut();
         errors.push_back(now);
         while errors
@@ -94,11 +105,11 @@ impl Control {
     /// Otherwise one of them could be the last one left, although this one was only slow and has
     /// everything. That can also happen while the store is unreachable.
     pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
-        let _one = self.membership.lock().await;
+        let _one = self.members.turn.lock().await;
         // Each time it is overtaken another one is judged first.
         for _ in 0..=MAX_MEMBERS {
             // The lost data of a cut replica does not return: better no replica than this one.
-            let record = self.state.borrow().record.clone();
+            let record = self.context.state.borrow().record.clone();
             for (other, live) in self.others_in_sync(slot) {
                 if Cut::of(&record, &live.device.layer).is_some() {
                     self.judge_one(other, live.incarnation, Failure::Loss).await;
@@ -118,7 +129,7 @@ impl Control {
     }
 
     fn others_in_sync(&self, slot: usize) -> Vec<(usize, Rc<Live>)> {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         let others = state.in_sync().filter(|(other, _)| *other != slot);
         others.map(|(slot, live)| (slot, Rc::clone(live))).collect()
     }
@@ -126,7 +137,7 @@ impl Control {
     /// Whether a member in sync has lost nothing, while others have.
     fn knows_more(&self, slot: usize) -> bool {
         let has_lost = |live: &Rc<Live>| lost(live).is_some();
-        let own = self.state.borrow().live[slot]
+        let own = self.context.state.borrow().live[slot]
             .as_ref()
             .is_some_and(has_lost);
         !own && self
@@ -135,11 +146,11 @@ impl Control {
             .any(|(_, live)| has_lost(live))
     }
 
-    /// Under `membership`. `false`: while the store was unreachable, others have lost data that
-    /// this one has.
+    /// Under `Membership::turn`. `false`: while the store was unreachable, others have lost data
+    /// that this one has.
     async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) -> bool {
         let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
-        let Some(live) = self.state.borrow().live[slot]
+        let Some(live) = self.context.state.borrow().live[slot]
             .as_ref()
             .filter(is_meant)
             .cloned()
@@ -148,48 +159,49 @@ impl Control {
         };
         if why.is_fenced() {
             // The replica is unchanged: this holder no longer has the volume.
-            self.fence(describe(why));
+            self.context.fence(describe(why));
             return true;
         }
         let checked = Checked::before(&live.device.layer);
-        let cut = Cut::of_failed(&self.state.borrow().record, &live, why);
+        let cut = Cut::of_failed(&self.context.state.borrow().record, &live, why);
         let reason = cut
             .as_ref()
             .map_or_else(|| describe(why), ToString::to_string);
-        if !self.state.borrow().is_in_sync(slot) {
-            self.let_go(slot);
+        if !self.context.state.borrow().is_in_sync(slot) {
+            self.members.let_go(slot);
             if let Some(cut) = &cut
-                && let Err(error) = self.record_cut(slot, cut, &checked).await
+                && let Err(error) = self.members.record_cut(slot, cut, &checked).await
             {
                 tracing::debug!(slot, %error, "it stays away");
             }
-            self.say(Happened::ResyncStopped {
-                member: self.member_id(slot),
+            self.context.say(Happened::ResyncStopped {
+                member: self.context.member_id(slot),
                 device: live.disk.name.clone(),
                 why: reason,
             });
-            self.publish();
+            self.context.publish();
             return true;
         }
         if self.others_in_sync(slot).is_empty() {
             if why.is_path() || cut.is_some() {
-                self.let_go(slot);
+                self.members.let_go(slot);
                 if let Some(cut) = &cut
-                    && self.mark_cut(slot, cut, &checked).await.is_err()
+                    && self.members.mark_cut(slot, cut, &checked).await.is_err()
                 {
                     return true;
                 }
-                self.freeze(&format!("{}: {reason}", live.disk.name));
-                self.publish();
+                self.context
+                    .freeze(&format!("{}: {reason}", live.disk.name));
+                self.context.publish();
             }
             return true;
         }
         if Mutation::AcknowledgeEarly.is_active() {
-            self.let_go(slot);
-            self.publish();
+            self.members.let_go(slot);
+            self.context.publish();
         }
         let last_label = live.stamp.get();
-        let out = self.commit_unless(
+        let out = self.members.commit_unless(
             || self.knows_more(slot),
             |record| {
                 let Some(member) = record.member_mut(slot) else {
@@ -204,204 +216,65 @@ impl Control {
                 }
             },
             // So that no label is written to it.
-            || self.let_go_of(slot),
+            || self.members.let_go_of(slot),
         );
         match out.await {
             Ok(true) => {}
             Ok(false) => return false,
             Err(_) => {
                 // Another holder has the volume; this replica gets no further requests.
-                self.let_go_of(slot);
+                self.members.let_go_of(slot);
                 return true;
             }
         }
-        self.has_left(slot, self.member_id(slot));
-        self.say(Happened::MemberOut {
-            member: self.member_id(slot),
+        self.members.has_left(slot, self.context.member_id(slot));
+        self.context.say(Happened::MemberOut {
+            member: self.context.member_id(slot),
             device: live.disk.name.clone(),
             why: reason,
         });
         true
     }
 
-    /// For the lanes it stays a replica until all consequences are complete, whatever is published
-    /// meanwhile.
-    fn let_go_of(&self, slot: usize) {
-        self.keep_in_view(slot);
-        self.let_go(slot);
-    }
-
-    /// A replica in sync is about to be detached: lanes keep their view of it until `leaving` is
-    /// cleared.
-    pub(super) fn keep_in_view(&self, slot: usize) {
-        let known = self.shared.view().members[slot].clone();
-        if self.state.borrow().is_in_sync(slot) {
-            self.state.borrow_mut().leaving[slot] = known;
-        }
-    }
-
-    /// A replica that was in sync is out, or gone, in the store. Lanes learn it before anything
-    /// else. With the old view and a later event they would find that it, or its successor in the
-    /// slot, lacks regions, and two answers to one question would differ.
-    pub(super) fn has_left(&self, slot: usize, member: Uuid) {
-        self.state.borrow_mut().leaving[slot] = None;
-        self.publish();
-        self.repin(member);
-        self.shared.needs[slot].assign(|_| false);
-        self.refresh_status();
-    }
-
-    /// Stops using the replica's device, until it is attached again.
-    pub(super) fn let_go(&self, slot: usize) {
-        let Some(live) = self.state.borrow_mut().live[slot].take() else {
-            return;
-        };
-        self.disks.forget(&live.disk);
-        let now = self.core.now();
-        self.state.borrow_mut().retries[slot].failed(now);
-        self.bells.probe.notify_one();
-        self.bells.resync.notify_one();
-    }
-
-    /// After `lost` is out or gone, under `membership`: if the others were to be made equal to it,
-    /// they are made equal to the first of them from now on.
-    pub(super) fn repin(&self, lost: Uuid) {
-        if let Some(first) = self.believe_first() {
-            self.say(Happened::SourceChanged {
-                from: lost,
-                to: self.member_id(first),
-            });
-        }
-    }
-
-    /// For regions that every replica in sync lacks, the first of them is the source from now on.
-    /// Their differences were never acknowledged, so any of them is right, but only one may be.
-    /// `None`: there is no such region.
-    pub(super) fn believe_first(&self) -> Option<usize> {
-        let state = self.state.borrow();
-        let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();
-        let (first, others) = slots.split_first()?;
-        let needs = &self.shared.needs;
-        let (mut region, mut found) = (0, None);
-        while let Some(lacked) = needs[*first].next(region) {
-            if others.iter().all(|slot| needs[*slot].contains(lacked)) {
-                needs[*first].remove(lacked);
-                found = Some(*first);
-            }
-            region = lacked + 1;
-        }
-        if let (Some(first), Some(live)) = (found, &state.live[*first])
-            && needs[first].is_empty()
-        {
-            *live.resync.borrow_mut() = None;
-        }
-        found
-    }
-
-    pub(super) fn freeze(&self, why: &str) {
-        if !std::mem::replace(&mut self.state.borrow_mut().frozen, true) {
-            self.say(Happened::Frozen { why: why.into() });
-        }
-    }
-
-    pub(super) fn thawed(&self) {
-        if std::mem::replace(&mut self.state.borrow_mut().frozen, false) {
-            self.say(Happened::Thawed);
-        }
-    }
-
-    pub(super) fn member_id(&self, slot: usize) -> Uuid {
-        let state = self.state.borrow();
-        state.record.member(slot).map(|m| m.id).unwrap_or_default()
-    }
-
     /// Checks whether devices have gone, or have lost acknowledged data. As this runs after each
     /// decision, it also checks whether a replaced replica can be removed.
-    pub(super) async fn watch_losses(self: Rc<Control>) {
+    pub(super) async fn watch_losses(self: Rc<FailureHandler>) {
         loop {
             self.look_at_devices();
             let remote = {
-                let state = self.state.borrow();
+                let state = self.context.state.borrow();
                 state.live.iter().flatten().any(|live| !live.device.local)
             };
             if remote {
-                self.core.after(WATCH).await
+                self.context.core.after(WATCH).await
             } else {
-                self.bells.watch.notified().await
+                self.context.bells.watch.notified().await
             }
         }
     }
 
     pub(super) fn look_at_devices(&self) {
-        let present = self.state.borrow().present();
+        let present = self.context.state.borrow().present();
         for (slot, live) in present {
             if let Some(why) = lost(&live) {
-                self.suspect(slot, live.incarnation, why);
+                self.context.suspect(slot, live.incarnation, why);
             }
         }
         // Any obstacle is over, whether or not it was reported.
-        if self.replaced().is_some() {
-            self.bells.resync.notify_one();
+        if self.members.replaced().is_some() {
+            self.context.bells.resync.notify_one();
         }
     }
 
-    /// Writes blocks back that a member could not read and another could.
-    pub(super) async fn repair_reads(self: Rc<Control>) {
-        loop {
-            self.bells.repair.notified().await;
-            while let Some(repair) = { self.state.borrow_mut().repairs.pop_front() } {
-                self.repair_read(repair).await;
-            }
-        }
-    }
-
-    async fn repair_read(&self, repair: Repair) {
-        let step = self.chunk_blocks();
-        let (mut lba, end) = (repair.lba, repair.lba + u64::from(repair.blocks));
-        while lba < end {
-            let blocks = step.min(end - lba);
-            match self.repair_range(&repair, lba, blocks).await {
-                Some(true) => lba += blocks,
-                Some(false) => return,
-                None => self.core.after(SHORTAGE_OVER).await,
-            }
-        }
-        self.say(Happened::ReadRepaired {
-            member: self.member_id(repair.slot),
-            lba: repair.lba,
-            blocks: repair.blocks,
-        });
-    }
-
-    /// `None`: for want of a buffer nothing was done.
-    async fn repair_range(&self, repair: &Repair, lba: u64, blocks: u64) -> Option<bool> {
-        let slot = repair.slot;
-        let chunk = self.acquire_chunk(lba, blocks).await;
-        let (target, source) = {
-            let state = self.state.borrow();
-            let target = state.live[slot].clone();
-            let regions = self.shared.regions_of(lba, blocks);
-            let good = |s: usize| s != slot && !self.shared.needs[s].contains_any(regions.clone());
-            let source = state.in_sync().find(|(s, _)| good(*s));
-            (target, source.map(|(slot, live)| (slot, Rc::clone(live))))
+    /// Decides about the members in use that were cut.
+    pub(super) async fn judge_cut(&self) {
+        let (record, present) = {
+            let state = self.context.state.borrow();
+            (state.record.clone(), state.present())
         };
-        let (Some(target), Some((from, source))) = (target, source) else {
-            return Some(false);
-        };
-        if target.incarnation != repair.incarnation {
-            return Some(false);
-        }
-        match self.copy(&chunk, &source, &[&target]).await {
-            Ok(failed) => {
-                for (_, why) in &failed {
-                    self.suspect(slot, target.incarnation, *why);
-                }
-                Some(failed.is_empty())
-            }
-            Err(Failure::Shortage) => None,
-            Err(why) => {
-                self.suspect_read(from, source.incarnation, why);
-                Some(false)
+        for (slot, live) in present {
+            if Cut::of(&record, &live.device.layer).is_some() {
+                self.judge(slot, live.incarnation, Failure::Loss).await;
             }
         }
     }

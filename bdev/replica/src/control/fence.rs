@@ -17,24 +17,23 @@
 //!   key   volume:16 (never zero) | epoch:32 | holder:16
 //! ```
 //!
-//! No label is written before this is done ([`Control::write_label`]): no earlier holder writes to
-//! a replica that its holder has secured. A holder whose I/O is refused for a reservation is fenced
-//! at once.
+//! No label is written before this is done ([`Membership::write_label`]): no earlier holder writes
+//! to a replica that its holder has secured. A holder whose I/O is refused for a reservation is
+//! fenced at once.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 use nacre_bdev::Bdev;
 use nacre_bdev::reservation::{Ask, Held, Standing};
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
-use super::Control;
 use super::disk::Disk;
 use super::failures::describe;
+use super::membership::Membership;
 use super::state::Live;
-use crate::handle::VolumeError;
 use crate::model::VolumeRecord;
 use crate::shared::Failure;
 
@@ -58,7 +57,7 @@ pub(super) fn key(volume: Uuid, epoch: u64, holder: Uuid) -> u64 {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Next {
+pub(super) enum Next {
     /// The device is this holder's alone.
     Done,
     Ask(Ask),
@@ -68,7 +67,7 @@ enum Next {
     Strange,
 }
 
-fn next(standing: &Standing, key: u64) -> Next {
+pub(super) fn next(standing: &Standing, key: u64) -> Next {
     let of_volume = |other: &u64| other >> 48 == key >> 48;
     let (own, others) = (standing.own, &standing.others);
     if others.iter().any(|other| of_volume(other) && *other >= key) {
@@ -85,7 +84,7 @@ fn next(standing: &Standing, key: u64) -> Next {
     }
 }
 
-async fn ask(
+pub(super) async fn ask(
     core: &CoreHandle,
     disk: &Disk,
     what: Ask,
@@ -140,7 +139,7 @@ pub(super) async fn release(core: &CoreHandle, disk: &Disk, key: u64, patience: 
     }
 }
 
-impl Control {
+impl Membership {
     /// Before a label has `record`'s epoch: no holder of an earlier epoch writes to the replica any
     /// longer.
     pub(super) async fn keep_others_out(
@@ -152,14 +151,14 @@ impl Control {
         if live.key.get() == key || !live.device.layer.reserves() {
             return Ok(());
         }
-        let changed = reserve(&self.core, &live.disk, key, self.deadline()).await?;
+        let changed = reserve(&self.context.core, &live.disk, key, self.context.deadline()).await?;
         // A holder that came and went while it was unreserved has left a label.
         if changed
-            && let Ok((label, _)) = self.read_label(&live.disk).await?
+            && let Ok((label, _)) = self.media.read_label(&live.disk).await?
             && label.volume == record.id
             && label.stamp > record.version()
         {
-            release(&self.core, &live.disk, key, self.deadline()).await;
+            release(&self.context.core, &live.disk, key, self.context.deadline()).await;
             return Err(Failure::Fenced);
         }
         live.key.set(key);
@@ -170,75 +169,13 @@ impl Control {
     pub(super) async fn let_others_in(&self, live: &Live) {
         let key = live.key.take();
         if key != 0 {
-            release(&self.core, &live.disk, key, self.deadline()).await;
+            release(&self.context.core, &live.disk, key, self.context.deadline()).await;
         }
     }
 
     pub(super) async fn let_others_in_everywhere(&self) {
-        let present = self.state.borrow().present();
+        let present = self.context.state.borrow().present();
         join_all(present.iter().map(|(_, live)| self.let_others_in(live))).await;
-    }
-
-    /// A failure that says of itself that there is another holder.
-    pub(super) fn heed(&self, why: Failure) {
-        if why.is_fenced() {
-            self.fence(describe(why));
-        }
-    }
-
-    pub(super) fn is_fenced(&self) -> bool {
-        self.state.borrow().fenced.is_some()
-    }
-
-    pub(super) fn must_not_be_fenced(&self) -> Result<(), VolumeError> {
-        let state = self.state.borrow();
-        match state.fenced.clone() {
-            None => Ok(()),
-            Some(why) => Err(VolumeError::Fenced {
-                name: state.record.name.clone(),
-                why,
-            }),
-        }
-    }
-
-    /// Checks at intervals that replicas still belong to this holder: that the reservation exists,
-    /// which a target may have forgotten, and that no label is another holder's.
-    pub(super) async fn stay_holder(self: Rc<Control>) {
-        let reserved = || -> Vec<(usize, Rc<Live>)> {
-            let present = self.state.borrow().present().into_iter();
-            present.filter(|(_, live)| live.key.get() != 0).collect()
-        };
-        loop {
-            if reserved().is_empty() && self.exposed().is_empty() {
-                self.bells.fence.notified().await;
-                continue;
-            }
-            self.core.after(WATCH).await;
-            // Not kept over the pause: a member that is removed meanwhile gives its device back.
-            let (reserved, exposed) = (reserved(), self.exposed());
-            let looks = reserved.iter().map(|(slot, live)| self.look(*slot, live));
-            let labels = exposed
-                .iter()
-                .map(|(slot, live)| self.look_at_label(*slot, live));
-            join(join_all(looks), join_all(labels)).await;
-        }
-    }
-
-    async fn look(&self, slot: usize, live: &Rc<Live>) {
-        let key = live.key.get();
-        let found = ask(&self.core, &live.disk, Ask::Report, self.deadline()).await;
-        let Ok(standing) = found else {
-            // The code that watches its I/O and its connection handles that.
-            return;
-        };
-        if next(&standing, key) == Next::Done || live.key.get() != key {
-            return;
-        }
-        let record = self.state.borrow().record.clone();
-        live.key.set(0);
-        if let Err(why) = self.keep_others_out(live, &record).await {
-            self.suspect(slot, live.incarnation, why);
-        }
     }
 }
 

@@ -28,23 +28,26 @@ impl Control {
         member: Option<String>,
         force: Option<String>,
     ) -> Result<(), VolumeError> {
-        let named = member.as_deref().map(|m| self.find_slot(m)).transpose()?;
+        let named = member
+            .as_deref()
+            .map(|m| self.context.find_slot(m))
+            .transpose()?;
         if named.is_some() && self.serves() {
             return Err(invalid("the volume serves from replicas that are in sync"));
         }
         {
-            let _one = self.membership.lock().await;
-            self.shared.set_failing(false);
+            let _one = self.members.turn.lock().await;
+            self.context.shared.set_failing(false);
             if self.serves() {
-                self.thawed();
+                self.context.thawed();
             }
-            self.publish();
+            self.context.publish();
             if self.serves() {
                 return Ok(());
             }
         }
         let joined = |slot: usize| {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             state.live[slot].as_ref().is_some_and(|l| l.joined.get())
         };
         match named {
@@ -54,7 +57,7 @@ impl Control {
     }
 
     fn serves(&self) -> bool {
-        self.state.borrow().in_sync().next().is_some()
+        self.context.state.borrow().in_sync().next().is_some()
     }
 
     /// From a member that is there, and known to miss something.
@@ -63,10 +66,10 @@ impl Control {
         named: Option<usize>,
         force: Option<String>,
     ) -> Result<(), VolumeError> {
-        let _one = self.membership.lock().await;
+        let _one = self.members.turn.lock().await;
         // The one that left last misses least.
         let best = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let there = state.present().into_iter().filter(|(slot, live)| {
                 live.joined.get() && named.is_none_or(|named| named == *slot)
             });
@@ -83,24 +86,24 @@ impl Control {
             return Err(match named {
                 Some(_) => invalid("it was never in sync: its data is incomplete"),
                 None => VolumeError::NothingInSync {
-                    name: self.name(),
+                    name: self.context.name(),
                     why: self.why_none(),
                 },
             });
         };
         self.must_be_meant(force.as_deref())?;
         self.choose(best, None).await?;
-        if let Some(live) = &self.state.borrow().live[best] {
+        if let Some(live) = &self.context.state.borrow().live[best] {
             *live.resync.borrow_mut() = None;
         }
-        self.thawed();
-        self.publish();
+        self.context.thawed();
+        self.context.publish();
         Ok(())
     }
 
     /// Why there is no member to be chosen.
     fn why_none(&self) -> String {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         match state.record.members.iter().find(|m| m.cut) {
             Some(member) => format!(
                 "\"{}\" lost its end: name it (`--replica {}`) to continue with its data",
@@ -114,7 +117,7 @@ impl Control {
     /// offline, or it is not yet time to look for it. Its label's age is accepted from here on, by
     /// the store's record alone; the label that counts is written when the replica is attached.
     async fn thaw_absent(&self, slot: usize, force: Option<String>) -> Result<(), VolumeError> {
-        let member = self.state.borrow().record.member(slot).cloned();
+        let member = self.context.state.borrow().record.member(slot).cloned();
         let Some(member) = member else {
             return Err(changed());
         };
@@ -124,39 +127,39 @@ impl Control {
         self.must_be_meant(force.as_deref())?;
         let (epoch, layer) = self.epoch_of(&member).await?;
         {
-            let _one = self.membership.lock().await;
-            let same = self.state.borrow().record.member(slot) == Some(&member);
-            if !same || self.state.borrow().live[slot].is_some() || self.serves() {
+            let _one = self.members.turn.lock().await;
+            let same = self.context.state.borrow().record.member(slot) == Some(&member);
+            if !same || self.context.state.borrow().live[slot].is_some() || self.serves() {
                 return Err(changed());
             }
             self.choose(slot, Some(epoch)).await?;
             // The operator gives up its lost data.
             layer.forget_least();
             drop(layer);
-            self.publish();
+            self.context.publish();
         }
-        self.bells.probe.notify_one();
-        let late = self.core.now() + ENTRY;
-        while !self.serves() && self.core.now() < late {
-            self.core.after(LOOK_AGAIN).await;
+        self.context.bells.probe.notify_one();
+        let late = self.context.core.now() + ENTRY;
+        while !self.serves() && self.context.core.now() < late {
+            self.context.core.after(LOOK_AGAIN).await;
         }
         Ok(())
     }
 
     /// The epoch in the label of a member that is not used, and its device.
     async fn epoch_of(&self, member: &MemberRecord) -> Result<(u64, Arc<Layer>), VolumeError> {
-        let record = self.state.borrow().record.clone();
-        let late = self.core.now() + CLAIM;
+        let record = self.context.state.borrow().record.clone();
+        let late = self.context.core.now() + CLAIM;
         let (device, disk) = loop {
-            match self.claim(&record, &member.device).await {
-                Err(VolumeError::Device(_)) if self.core.now() < late => {
-                    self.core.after(LOOK_AGAIN).await;
+            match self.media.claim(&record, &member.device).await {
+                Err(VolumeError::Device(_)) if self.context.core.now() < late => {
+                    self.context.core.after(LOOK_AGAIN).await;
                 }
                 claimed => break claimed?,
             }
         };
-        let read = self.read_label(&disk).await;
-        self.disks.forget(&disk);
+        let read = self.media.read_label(&disk).await;
+        self.media.disks.forget(&disk);
         let layer = Arc::clone(&device.layer);
         drop((device, disk));
         let read = read.map_err(|why| VolumeError::Io {
@@ -173,7 +176,7 @@ impl Control {
     }
 
     fn must_be_meant(&self, force: Option<&str>) -> Result<(), VolumeError> {
-        let name = self.name();
+        let name = self.context.name();
         if force == Some(name.as_str()) {
             Ok(())
         } else {
@@ -191,34 +194,35 @@ impl Control {
     /// accepted.
     async fn choose(&self, chosen: usize, label: Option<u64>) -> Result<(), VolumeError> {
         let others: Vec<usize> = {
-            let present = self.state.borrow().present().into_iter();
+            let present = self.context.state.borrow().present().into_iter();
             let slots = present.map(|(slot, _)| slot);
             slots.filter(|slot| *slot != chosen).collect()
         };
         for slot in others {
-            self.let_go(slot);
-            self.state.borrow_mut().retries[slot] = Retry::default();
+            self.members.let_go(slot);
+            self.context.state.borrow_mut().retries[slot] = Retry::default();
         }
-        self.commit(|record| {
-            record.serving = record.serving.min(label.unwrap_or(record.serving));
-            for member in &mut record.members {
-                member.cut = false;
-                if usize::from(member.slot) == chosen {
-                    member.state = MemberState::InSync;
-                    member.offline = false;
-                    member.why = None;
-                } else {
-                    member.state = MemberState::Filling {
-                        watermark: 0,
-                        last_label: Stamp::default(),
-                    };
-                    member.why = Some("the volume was thawed without it".into());
+        self.members
+            .commit(|record| {
+                record.serving = record.serving.min(label.unwrap_or(record.serving));
+                for member in &mut record.members {
+                    member.cut = false;
+                    if usize::from(member.slot) == chosen {
+                        member.state = MemberState::InSync;
+                        member.offline = false;
+                        member.why = None;
+                    } else {
+                        member.state = MemberState::Filling {
+                            watermark: 0,
+                            last_label: Stamp::default(),
+                        };
+                        member.why = Some("the volume was thawed without it".into());
+                    }
                 }
-            }
-        })
-        .await?;
-        self.shared.needs[chosen].assign(|_| false);
-        self.state.borrow_mut().retries[chosen] = Retry::default();
+            })
+            .await?;
+        self.context.shared.needs[chosen].assign(|_| false);
+        self.context.state.borrow_mut().retries[chosen] = Retry::default();
         Ok(())
     }
 }

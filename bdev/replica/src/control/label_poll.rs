@@ -15,36 +15,27 @@
 //! anyway.
 
 use std::rc::Rc;
-use std::time::Duration;
 
-use futures_util::future::join_all;
-use nacre_bdev::Bdev;
+use futures_util::future::{join, join_all};
+use nacre_bdev::reservation::Ask;
 
-use super::Control;
-use super::disk::Disk;
-use super::fence::WATCH;
+use super::context::Context;
+use super::fence::{Next, WATCH, ask, next};
+use super::membership::Membership;
 use super::state::Live;
-use crate::format::LabelError;
-use crate::model::VolumeRecord;
 use crate::shared::Failure;
 
-impl Control {
-    /// The wait of a holder that takes a volume over from one that learns of it by a label: until
-    /// that one has looked.
-    pub(super) fn until_seen(&self) -> Duration {
-        self.deadline() + WATCH * 2
-    }
+pub(super) struct LabelPoll {
+    pub context: Rc<Context>,
+    pub members: Rc<Membership>,
+}
 
-    /// Whether it is the label alone that says whose the member is.
-    pub(super) fn is_by_label(live: &Live) -> bool {
-        !live.device.layer.reserves()
-    }
-
+impl LabelPoll {
     /// Members whose labels are to be looked at.
     pub(super) fn exposed(&self) -> Vec<(usize, Rc<Live>)> {
-        let state = self.state.borrow();
-        let calm = state.fenced.is_some() || self.shared.regions.dirty_count() == 0;
-        let exposed = |live: &Live| Control::is_by_label(live) && !(live.device.local && calm);
+        let state = self.context.state.borrow();
+        let calm = state.fenced.is_some() || self.context.shared.regions.dirty_count() == 0;
+        let exposed = |live: &Live| live.is_by_label() && !(live.device.local && calm);
         let present = state.present().into_iter();
         present.filter(|(_, live)| exposed(live)).collect()
     }
@@ -52,57 +43,68 @@ impl Control {
     /// Before the first write of an idle volume: checks the replicas that were not checked for a
     /// while.
     pub(super) async fn look_before_writing(&self, members: &[(usize, Rc<Live>)]) {
-        let late = |live: &Live| self.core.now().since(live.looked.get()) >= WATCH;
+        let late = |live: &Live| self.context.core.now().since(live.looked.get()) >= WATCH;
         let due = members
             .iter()
-            .filter(|(_, live)| Control::is_by_label(live) && late(live));
+            .filter(|(_, live)| live.is_by_label() && late(live));
         join_all(due.map(|(slot, live)| self.look_at_label(*slot, live))).await;
     }
 
     pub(super) async fn look_at_label(&self, slot: usize, live: &Rc<Live>) {
-        let record = self.state.borrow().record.clone();
-        match self.is_still_ours(slot, &live.disk, &record).await {
-            Ok(()) => live.looked.set(self.core.now()),
+        let record = self.context.state.borrow().record.clone();
+        match self.members.is_still_ours(slot, &live.disk, &record).await {
+            Ok(()) => live.looked.set(self.context.core.now()),
             // Another holder is another holder, whatever has become of the member here.
-            Err(Failure::Fenced) => self.heed(Failure::Fenced),
-            Err(Failure::Taken) => self.suspect(slot, live.incarnation, Failure::Taken),
+            Err(Failure::Fenced) => self.context.heed(Failure::Fenced),
+            Err(Failure::Taken) => self.context.suspect(slot, live.incarnation, Failure::Taken),
             // The code that watches its I/O and its connection handles that.
             Err(_) => {}
         }
     }
 
-    /// True unless a replica's label belongs to a later holder, or to another volume. An unreadable
-    /// label proves nothing: it may be about to be written.
-    pub(super) async fn is_still_ours(
-        &self,
-        slot: usize,
-        disk: &Disk,
-        record: &VolumeRecord,
-    ) -> Result<(), Failure> {
-        let Some(member) = record.member(slot).map(|member| member.id) else {
-            return Ok(());
+    /// Checks at intervals that replicas still belong to this holder: that the reservation exists,
+    /// which a target may have forgotten, and that no label is another holder's.
+    pub(super) async fn stay_holder(self: Rc<LabelPoll>) {
+        let reserved = || -> Vec<(usize, Rc<Live>)> {
+            let present = self.context.state.borrow().present().into_iter();
+            present.filter(|(_, live)| live.key.get() != 0).collect()
         };
-        let (volume, found, epoch) = match self.read_label(disk).await? {
-            Ok((label, _)) => (label.volume, label.member, label.stamp.epoch),
-            Err(LabelError::TwoOwners) => return Err(Failure::Taken),
-            Err(_) => return Ok(()),
-        };
-        if (volume, found) != (record.id, member) {
-            let device = &disk.name;
-            tracing::warn!(device, %volume, "a replica has become another one");
-            return Err(Failure::Taken);
+        loop {
+            if reserved().is_empty() && self.exposed().is_empty() {
+                self.context.bells.fence.notified().await;
+                continue;
+            }
+            self.context.core.after(WATCH).await;
+            // Not kept over the pause: a member that is removed meanwhile gives its device back.
+            let (reserved, exposed) = (reserved(), self.exposed());
+            let looks = reserved.iter().map(|(slot, live)| self.look(*slot, live));
+            let labels = exposed
+                .iter()
+                .map(|(slot, live)| self.look_at_label(*slot, live));
+            join(join_all(looks), join_all(labels)).await;
         }
-        if epoch > record.epoch {
-            let (device, own) = (&disk.name, record.epoch);
-            tracing::warn!(
-                device,
-                epoch,
-                own,
-                "the label of a replica belongs to a newer owner"
-            );
-            Err(Failure::Fenced)
-        } else {
-            Ok(())
+    }
+
+    async fn look(&self, slot: usize, live: &Rc<Live>) {
+        let key = live.key.get();
+        let found = ask(
+            &self.context.core,
+            &live.disk,
+            Ask::Report,
+            self.context.deadline(),
+        )
+        .await;
+        let Ok(standing) = found else {
+            // The code that watches its I/O and its connection handles that.
+            return;
+        };
+        if next(&standing, key) == Next::Done || live.key.get() != key {
+            return;
+        }
+        let record = self.context.state.borrow().record.clone();
+        live.key.set(0);
+        if let Err(why) = self.members.keep_others_out(live, &record).await {
+            self.context.suspect(slot, live.incarnation, why);
         }
     }
 }

@@ -5,9 +5,11 @@
 //! no answer from the store for a whole lease: in both cases it acknowledges nothing any longer.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::Control;
+use super::context::Context;
+use crate::store::VolumeStore;
 
 /// How long an answer of the store is valid.
 pub(super) const LEASE: Duration = Duration::from_secs(4);
@@ -15,19 +17,25 @@ pub(super) const LEASE: Duration = Duration::from_secs(4);
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(6);
 const RENEW: Duration = Duration::from_secs(1);
 
-impl Control {
-    pub(super) async fn keep_lease(self: Rc<Control>) {
-        let mut heard = self.core.now();
+pub(super) struct Lease {
+    pub context: Rc<Context>,
+    pub store: Arc<dyn VolumeStore>,
+}
+
+impl Lease {
+    pub(super) async fn keep_lease(self: Rc<Lease>) {
+        let mut heard = self.context.core.now();
         loop {
-            self.core.after(RENEW).await;
-            let asked = self.core.now();
+            self.context.core.after(RENEW).await;
+            let asked = self.context.core.now();
             let left = (LEASE + Duration::from_nanos(1)).saturating_sub(asked.since(heard));
             let found = self
+                .context
                 .core
-                .timeout(left.max(RENEW), self.store.load(self.id))
+                .timeout(left.max(RENEW), self.store.load(self.context.id))
                 .await;
             let (known, fenced) = {
-                let state = self.state.borrow();
+                let state = self.context.state.borrow();
                 (state.record.epoch, state.fenced.is_some())
             };
             if fenced {
@@ -36,30 +44,30 @@ impl Control {
             match found {
                 Ok(Ok(record)) if record.epoch > known => {
                     let why = format!("another holder opened it (epoch {})", record.epoch);
-                    return self.fence(why);
+                    return self.context.fence(why);
                 }
                 Ok(Ok(_)) => {
                     heard = asked;
                     self.resume();
                 }
-                _ if self.core.now().since(heard) >= LEASE => self.suspend(),
+                _ if self.context.core.now().since(heard) >= LEASE => self.suspend(),
                 _ => {}
             }
         }
     }
 
     fn suspend(&self) {
-        if !std::mem::replace(&mut self.state.borrow_mut().unheard, true) {
+        if !std::mem::replace(&mut self.context.state.borrow_mut().unheard, true) {
             let why = format!("no reply from the store for {LEASE:?}");
-            self.say(crate::handle::Happened::StoreLost { why });
-            self.publish();
+            self.context.say(crate::handle::Happened::StoreLost { why });
+            self.context.publish();
         }
     }
 
     fn resume(&self) {
-        if std::mem::replace(&mut self.state.borrow_mut().unheard, false) {
-            self.say(crate::handle::Happened::StoreBack);
-            self.publish();
+        if std::mem::replace(&mut self.context.state.borrow_mut().unheard, false) {
+            self.context.say(crate::handle::Happened::StoreBack);
+            self.context.publish();
         }
     }
 }

@@ -6,9 +6,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::Flags;
+use tokio::sync::Mutex as AsyncMutex;
 
-use super::Control;
+use super::context::Context;
 use super::disk::Disk;
+use super::failures::FailureHandler;
+use super::label_poll::LabelPoll;
+use super::media::Media;
 use super::state::Live;
 use crate::format::{BLOCK, REGIONS_PER_PAGE, decode_page, encode_page, page_offset, pages_for};
 use crate::mutation::Mutation;
@@ -17,18 +21,27 @@ use crate::shared::Failure;
 /// Before a batch that could not be written is tried again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-impl Control {
+pub(super) struct LogWriter {
+    pub context: Rc<Context>,
+    pub media: Rc<Media>,
+    pub failures: Rc<FailureHandler>,
+    pub label_poll: Rc<LabelPoll>,
+    /// Pages are written under this, so that none goes back in time.
+    pub turn: AsyncMutex<()>,
+}
+
+impl LogWriter {
     /// Makes regions dirty that lanes wait for.
-    pub(super) async fn keep_log(self: Rc<Control>) {
+    pub(super) async fn keep_log(self: Rc<LogWriter>) {
         loop {
-            self.bells.log.notified().await;
+            self.context.bells.log.notified().await;
             loop {
-                let wanted = std::mem::take(&mut self.state.borrow_mut().wanted);
+                let wanted = std::mem::take(&mut self.context.state.borrow_mut().wanted);
                 if wanted.is_empty() {
                     break;
                 }
-                while !self.is_fenced() && !self.make_dirty(&wanted).await {
-                    self.core.after(AGAIN).await;
+                while !self.context.is_fenced() && !self.make_dirty(&wanted).await {
+                    self.context.core.after(AGAIN).await;
                 }
             }
         }
@@ -37,7 +50,7 @@ impl Control {
     /// Puts the regions into the log on every present replica, then lets lanes write into them.
     /// `false`: not every in-sync replica has it.
     pub(super) async fn make_dirty(&self, wanted: &[u64]) -> bool {
-        let lock = self.log.lock().await;
+        let lock = self.turn.lock().await;
         let mut pages: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for region in wanted {
             pages
@@ -45,9 +58,9 @@ impl Control {
                 .or_default()
                 .push(*region);
         }
-        let present = self.state.borrow().present();
-        self.look_before_writing(&present).await;
-        if self.is_fenced() {
+        let present = self.context.state.borrow().present();
+        self.label_poll.look_before_writing(&present).await;
+        if self.context.is_fenced() {
             return false;
         }
         let numbers: Vec<u64> = pages.keys().copied().collect();
@@ -64,7 +77,7 @@ impl Control {
             // Written again once it is decided who is in sync.
             drop(lock);
             for (slot, incarnation, why) in failed {
-                self.judge(slot, incarnation, why).await;
+                self.failures.judge(slot, incarnation, why).await;
             }
             return false;
         }
@@ -74,23 +87,23 @@ impl Control {
             present.iter().any(wrote)
         };
         let all = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let mut in_sync = state.in_sync().peekable();
             in_sync.peek().is_some() && in_sync.all(|(slot, live)| has_it(slot, live))
         };
         if all {
             for region in wanted {
-                self.shared.regions.set_dirty(*region);
+                self.context.shared.regions.set_dirty(*region);
             }
-            self.shared.ring_all();
-            self.bells.clean.notify_one();
-            self.bells.fence.notify_one();
+            self.context.shared.ring_all();
+            self.context.bells.clean.notify_one();
+            self.context.bells.fence.notify_one();
         }
         all
     }
 
     /// Writes pages of the log as they are in memory, plus the regions in `also`. Call it under
-    /// `log`. Returns the failed replicas.
+    /// `turn`. Returns the failed replicas.
     pub(super) async fn write_pages(
         &self,
         to: &[(usize, Rc<Live>)],
@@ -105,7 +118,9 @@ impl Control {
             let writes = to.iter().map(|(slot, live)| {
                 let bytes = &bytes;
                 async move {
-                    let written = self.write_block(&live.disk, page_offset(*page), flags, bytes);
+                    let written =
+                        self.media
+                            .write_block(&live.disk, page_offset(*page), flags, bytes);
                     (*slot, live.incarnation, written.await)
                 }
             });
@@ -118,17 +133,22 @@ impl Control {
         failed
     }
 
-    fn encode(&self, page: u64, also: impl Fn(u64) -> bool, bytes: &mut [u8; BLOCK]) {
-        let state = self.state.borrow();
-        let dirty = |region| self.shared.regions.is_dirty(region) || also(region);
+    pub(super) fn encode(&self, page: u64, also: impl Fn(u64) -> bool, bytes: &mut [u8; BLOCK]) {
+        let state = self.context.state.borrow();
+        let dirty = |region| self.context.shared.regions.is_dirty(region) || also(region);
         // Also those that a volume which is about to grow does not have yet.
-        let (id, epoch, regions) = (self.id, state.record.epoch, self.shared.regions.len());
+        let (id, epoch, regions) = (
+            self.context.id,
+            state.record.epoch,
+            self.context.shared.regions.len(),
+        );
         encode_page(id, page, epoch, regions, dirty, bytes);
     }
 
     /// The whole log onto one member that is about to join.
     pub(super) async fn write_log_to(&self, slot: usize, live: &Rc<Live>) -> Result<(), Failure> {
-        let pages: Vec<u64> = (0..pages_for(self.state.borrow().record.regions())).collect();
+        let pages: Vec<u64> =
+            (0..pages_for(self.context.state.borrow().record.regions())).collect();
         let to = [(slot, Rc::clone(live))];
         let failed = self.write_pages(&to, &pages, Flags::FUA, |_| false).await;
         match failed.first() {
@@ -139,11 +159,11 @@ impl Control {
 
     /// The regions that a member's log names.
     pub(super) async fn read_log(&self, disk: &Disk) -> Result<Vec<u64>, Failure> {
-        let regions = self.state.borrow().record.regions();
+        let regions = self.context.state.borrow().record.regions();
         let mut dirty = Vec::new();
         for number in 0..pages_for(regions) {
-            let bytes = self.read_block(disk, page_offset(number)).await?;
-            let page = decode_page(&bytes, self.id, number);
+            let bytes = self.media.read_block(disk, page_offset(number)).await?;
+            let page = decode_page(&bytes, self.context.id, number);
             let first = number * REGIONS_PER_PAGE;
             let last = regions.min(first + REGIONS_PER_PAGE);
             dirty.extend((first..last).filter(|region| page.is_dirty(*region)));

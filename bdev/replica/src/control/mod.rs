@@ -1,28 +1,38 @@
-//! The control of an open volume: tasks of one reactor that share one [`Control`].
+//! The control of an open volume: tasks of one reactor, each with its own state.
 //!
 //! ```text
-//!   lanes ── news ──▶ listen ─┬─ wanted regions ──▶ log       page on the media, then dirty
-//!                             ├─ failures ────────▶ judge     out of sync durably, then a view
-//!                             └─ repairs ─────────▶ repair
-//!   time ──▶ clean   clears idle regions            ▶ watch   losses of remote devices
-//!        ──▶ probe   attaches absent replicas       ▶ resync  copies missing data, promotes
-//!   handle ─▶ commands
+//!   lanes ── news ──▶ listen ─┬─ wanted regions ──▶ LogWriter  page on the media, then dirty
+//!                             ├─ failures ────────▶ FailureHandler  out of sync, then a view
+//!                             └─ repairs ─────────▶ ReadRepair
+//!   time ──▶ LogWriter clears idle regions         ▶ FailureHandler finds losses of devices
+//!        ──▶ Attacher attaches absent replicas     ▶ Resyncer copies missing data, promotes
+//!        ──▶ LabelPoll, Lease find other holders   ▶ Verify compares the replicas
+//!   handle ─▶ Control   commands
 //! ```
 //!
-//! [`Control::commit`] is the only access to the store. A membership change is decided,
+//! Below the tasks:
+//!
+//! | part | owns |
+//! |---|---|
+//! | [`Context`] | the volume's state, the tasks and their bells, the ways to lanes and observers |
+//! | [`Media`] | the replicas' devices, and the control's buffers |
+//! | [`Membership`] | the store, and the right to change the record |
+//! | [`Copier`] | the ranges that are being copied, and the permitted rate |
+//!
+//! [`Membership::commit`] is the only access to the store. A membership change is decided,
 //! compared-and-swapped, written into the labels of the present replicas, and only then published
 //! to the lanes, which have held the I/O that depends on it. Changes are made one at a time, under
-//! `membership`. The log's pages are written under `log`, one writer at a time, so that a page
-//! never goes back in time.
+//! [`Membership::turn`]. The log's pages are written under [`LogWriter::turn`], one writer at a
+//! time, so that a page never goes back in time.
 
 mod attach;
-mod buffers;
 mod chunk;
 mod clean;
 mod commands;
-mod commit;
+mod context;
 mod create;
 mod cut;
+mod departure;
 mod disk;
 mod failures;
 mod fence;
@@ -31,7 +41,10 @@ mod label_poll;
 mod labels;
 mod lease;
 mod log;
+mod media;
+mod membership;
 mod open;
+mod read_repair;
 mod resync;
 mod salvage;
 mod state;
@@ -39,178 +52,210 @@ mod state;
 mod tests;
 mod verify;
 
-use std::cell::{Cell, RefCell};
-use std::future::Future;
+use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_hugepages::Pool;
-use nacre_reactor::{CoreHandle, LocalTask, Nanos, PollerId};
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use nacre_reactor::Nanos;
+use tokio::sync::Mutex as AsyncMutex;
 use uuid::Uuid;
 
 pub use self::create::{create, delete, force_in_sync};
 pub use self::open::{open, open_prepared};
 
-use self::buffers::Reserve;
-use self::disk::Disks;
-use self::state::State;
-use crate::handle::{Devices, Happened, Observer, VolumeEvent, VolumeStatus};
-use crate::shared::{REPAIRS, Shared, lock};
+use self::attach::Attacher;
+use self::chunk::Copier;
+use self::context::Context;
+use self::failures::FailureHandler;
+use self::label_poll::LabelPoll;
+use self::lease::Lease;
+use self::log::LogWriter;
+use self::media::Media;
+use self::membership::Membership;
+use self::open::Opener;
+use self::read_repair::ReadRepair;
+use self::resync::Resyncer;
+use self::verify::Verify;
+use crate::shared::REPAIRS;
 use crate::store::VolumeStore;
 
 /// Waits for a buffer, a stripe, a place: short, and only while something is short.
 const MOMENT: Duration = Duration::from_micros(200);
 
+/// An open volume's tasks, and the commands of its operator ([`commands`], [`frozen`]).
 pub(crate) struct Control {
-    core: CoreHandle,
-    pool: Pool,
-    reserve: Reserve,
-    store: Arc<dyn VolumeStore>,
-    devices: Arc<dyn Devices>,
-    observer: Arc<dyn Observer>,
-    id: Uuid,
-    holder: Uuid,
-    shared: Arc<Shared>,
-    status: Arc<Mutex<VolumeStatus>>,
-    disks: Rc<Disks>,
-    poller: Cell<Option<PollerId>>,
-    state: RefCell<State>,
-    membership: AsyncMutex<()>,
-    log: AsyncMutex<()>,
-    /// One chunk at a time is being acquired.
-    chunks: AsyncMutex<()>,
-    /// When the next bytes may be copied.
-    copy_at: Cell<Nanos>,
-    began: Nanos,
-    /// [`Shared::abandoned`] when devices last got time to finish such writes; `None`: not yet
-    /// since the volume was opened.
-    settled: Cell<Option<u64>>,
-    bells: Bells,
-    tasks: RefCell<Vec<LocalTask<()>>>,
-}
-
-/// What wakes the tasks. Each remembers one ring.
-#[derive(Default)]
-struct Bells {
-    /// Rung from other cores.
-    news: Arc<Notify>,
-    log: Notify,
-    judge: Notify,
-    repair: Notify,
-    clean: Notify,
-    probe: Notify,
-    resync: Notify,
-    /// Wakes the resting resync; remembered by `State::urgent`.
-    urgent: Notify,
-    verify: Notify,
-    watch: Notify,
-    fence: Notify,
+    context: Rc<Context>,
+    media: Rc<Media>,
+    members: Rc<Membership>,
+    log: Rc<LogWriter>,
+    failures: Rc<FailureHandler>,
+    label_poll: Rc<LabelPoll>,
+    repair: Rc<ReadRepair>,
+    attacher: Rc<Attacher>,
+    resync: Rc<Resyncer>,
+    verify: Rc<Verify>,
+    lease: Rc<Lease>,
 }
 
 impl Control {
-    fn say(&self, what: Happened) {
-        let name = self.state.borrow().record.name.clone();
-        tracing::debug!(volume = name, ?what, "volume");
-        self.observer.event(VolumeEvent {
-            volume: self.id,
-            name,
-            what,
+    fn new(
+        context: Rc<Context>,
+        media: Rc<Media>,
+        store: Arc<dyn VolumeStore>,
+        holder: Uuid,
+    ) -> Rc<Control> {
+        let lease = Rc::new(Lease {
+            context: Rc::clone(&context),
+            store: Arc::clone(&store),
         });
+        let members = Rc::new(Membership {
+            context: Rc::clone(&context),
+            media: Rc::clone(&media),
+            store,
+            holder,
+            turn: AsyncMutex::new(()),
+        });
+        let failures = Rc::new(FailureHandler {
+            context: Rc::clone(&context),
+            members: Rc::clone(&members),
+        });
+        let label_poll = Rc::new(LabelPoll {
+            context: Rc::clone(&context),
+            members: Rc::clone(&members),
+        });
+        let log = Rc::new(LogWriter {
+            context: Rc::clone(&context),
+            media: Rc::clone(&media),
+            failures: Rc::clone(&failures),
+            label_poll: Rc::clone(&label_poll),
+            turn: AsyncMutex::new(()),
+        });
+        let copier = Rc::new(Copier {
+            context: Rc::clone(&context),
+            media: Rc::clone(&media),
+            turn: AsyncMutex::new(()),
+            copy_at: Cell::new(Nanos::ZERO),
+        });
+        let repair = Rc::new(ReadRepair {
+            context: Rc::clone(&context),
+            copier: Rc::clone(&copier),
+        });
+        let attacher = Rc::new(Attacher {
+            context: Rc::clone(&context),
+            media: Rc::clone(&media),
+            members: Rc::clone(&members),
+            log: Rc::clone(&log),
+        });
+        let verify = Rc::new(Verify {
+            context: Rc::clone(&context),
+            copier: Rc::clone(&copier),
+        });
+        let resync = Rc::new(Resyncer {
+            context: Rc::clone(&context),
+            media: Rc::clone(&media),
+            members: Rc::clone(&members),
+            log: Rc::clone(&log),
+            copier,
+            began: context.core.now(),
+            settled: Cell::new(None),
+        });
+        Rc::new(Control {
+            context,
+            media,
+            members,
+            log,
+            failures,
+            label_poll,
+            repair,
+            attacher,
+            resync,
+            verify,
+            lease,
+        })
     }
 
-    /// The view and the status, from the state as it is now.
-    fn publish(&self) {
-        let view = self.state.borrow().view();
-        self.shared.publish(view);
-        self.bells.watch.notify_one();
-        self.refresh_status();
-    }
-
-    fn refresh_status(&self) {
-        *lock(&self.status) = self.state.borrow().status(&self.shared);
-    }
-
-    fn spawn(self: &Rc<Control>, task: impl Future<Output = ()> + 'static) {
-        let task = self.core.spawn_local(task);
-        let mut tasks = self.tasks.borrow_mut();
-        tasks.retain(|task| !task.is_finished());
-        tasks.push(task);
+    fn opener(&self) -> Opener {
+        Opener {
+            context: Rc::clone(&self.context),
+            media: Rc::clone(&self.media),
+            members: Rc::clone(&self.members),
+            log: Rc::clone(&self.log),
+            failures: Rc::clone(&self.failures),
+        }
     }
 
     fn start(self: &Rc<Control>) {
-        let bell = Arc::clone(&self.bells.news);
-        self.shared
+        let bell = Arc::clone(&self.context.bells.news);
+        self.context
+            .shared
             .on_news(Some(Box::new(move || bell.notify_one())));
-        self.spawn(Rc::clone(self).listen());
-        self.spawn(Rc::clone(self).keep_log());
-        self.spawn(Rc::clone(self).judge_failures());
-        self.spawn(Rc::clone(self).repair_reads());
-        self.spawn(Rc::clone(self).clean_log());
-        self.spawn(Rc::clone(self).watch_losses());
-        self.spawn(Rc::clone(self).stay_holder());
-        self.spawn(Rc::clone(self).take_back());
-        self.spawn(Rc::clone(self).copy_regions());
-        self.spawn(Rc::clone(self).verify_in_time());
-        if self.store.is_shared() {
-            self.spawn(Rc::clone(self).keep_lease());
+        self.context.spawn(Rc::clone(self).listen());
+        self.context.spawn(Rc::clone(&self.log).keep_log());
+        self.context
+            .spawn(Rc::clone(&self.failures).judge_failures());
+        self.context.spawn(Rc::clone(&self.repair).repair_reads());
+        self.context.spawn(Rc::clone(&self.log).clean_log());
+        self.context.spawn(Rc::clone(&self.failures).watch_losses());
+        self.context
+            .spawn(Rc::clone(&self.label_poll).stay_holder());
+        self.context.spawn(Rc::clone(&self.attacher).take_back());
+        self.context.spawn(Rc::clone(&self.resync).copy_regions());
+        self.context.spawn(Rc::clone(&self.verify).verify_in_time());
+        if self.members.store.is_shared() {
+            self.context.spawn(Rc::clone(&self.lease).keep_lease());
         }
     }
 
     /// Ends all tasks and lets go of the devices.
     fn stop(&self) {
-        self.shared.on_news(None);
-        for task in self.tasks.borrow_mut().drain(..) {
+        self.context.shared.on_news(None);
+        for task in self.context.tasks.borrow_mut().drain(..) {
             task.cancel();
         }
-        let mut state = self.state.borrow_mut();
+        let mut state = self.context.state.borrow_mut();
         for live in state.live.iter_mut().filter_map(Option::take) {
-            self.disks.forget(&live.disk);
+            self.media.disks.forget(&live.disk);
         }
         drop(state);
-        self.disks.close();
-        if let Some(poller) = self.poller.take() {
-            self.core.remove_poller(poller);
+        self.media.disks.close();
+        if let Some(poller) = self.media.poller.take() {
+            self.context.core.remove_poller(poller);
         }
     }
 
     /// Hands on what lanes have to say.
     async fn listen(self: Rc<Control>) {
         loop {
-            self.bells.news.notified().await;
-            let (news, counts) = self.shared.take_news();
-            let mut state = self.state.borrow_mut();
+            self.context.bells.news.notified().await;
+            let (news, counts) = self.context.shared.take_news();
+            let mut state = self.context.state.borrow_mut();
             if !news.wanted.is_empty() {
                 state.wanted.extend(news.wanted);
-                self.bells.log.notify_one();
+                self.context.bells.log.notify_one();
             }
             if counts != state.heard {
                 state.heard = counts;
                 state.hear(news.reports);
-                self.bells.judge.notify_one();
+                self.context.bells.judge.notify_one();
             }
-            if self.shared.unequal() != state.unequal {
-                state.unequal = self.shared.unequal();
-                self.bells.resync.notify_one();
+            if self.context.shared.unequal() != state.unequal {
+                state.unequal = self.context.shared.unequal();
+                self.context.bells.resync.notify_one();
                 drop(state);
-                self.refresh_status();
-                state = self.state.borrow_mut();
+                self.context.refresh_status();
+                state = self.context.state.borrow_mut();
             }
             if !news.urgent.is_empty() {
                 state.urgent.extend(news.urgent);
-                self.bells.urgent.notify_waiters();
-                self.bells.resync.notify_one();
+                self.context.bells.urgent.notify_waiters();
+                self.context.bells.resync.notify_one();
             }
             if !news.repairs.is_empty() {
                 let room = REPAIRS.saturating_sub(state.repairs.len());
                 state.repairs.extend(news.repairs.into_iter().take(room));
-                self.bells.repair.notify_one();
+                self.context.bells.repair.notify_one();
             }
         }
-    }
-
-    fn deadline(&self) -> Duration {
-        Duration::from_millis(self.state.borrow().record.settings.deadline_ms.max(1))
     }
 }

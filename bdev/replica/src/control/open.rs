@@ -9,18 +9,21 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Limits, Status};
 use nacre_hugepages::Pool;
-use nacre_reactor::{CoreHandle, Nanos};
-use tokio::sync::{Mutex as AsyncMutex, mpsc};
+use nacre_reactor::CoreHandle;
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use super::Control;
 use super::attach::{Credit, credit};
-use super::buffers::Reserve;
+use super::context::{Bells, Context};
 use super::cut::{Checked, Cut};
 use super::disk::Disks;
-use super::failures::describe;
+use super::failures::{FailureHandler, describe};
 use super::lease::TAKE_OVER;
+use super::log::LogWriter;
+use super::media::{Media, Reserve};
+use super::membership::Membership;
 use super::state::{Live, Resync, State};
-use super::{Bells, Control};
 use crate::format::Label;
 use crate::handle::{
     COMMANDS, Devices, Happened, Observer, ResyncKind, VolumeError, VolumeHandle, VolumeStatus,
@@ -151,58 +154,61 @@ impl Opening<'_> {
             .core
             .add_poller(disks.poller())
             .map_err(|error| os(std::io::Error::other(error.to_string())))?;
-        let control = Rc::new(Control {
+        let context = Rc::new(Context {
             core: self.core.clone(),
-            pool: self.pool.clone(),
-            reserve: Reserve::default(),
-            store: Arc::clone(&self.store),
-            devices: Arc::clone(&self.devices),
-            observer: Arc::clone(&self.observer),
             id: record.id,
-            holder: self.holder,
             status: Arc::new(Mutex::new(VolumeStatus::of(&record))),
-            disks,
-            poller: Cell::new(Some(poller)),
             state: RefCell::new(State::new(record)),
             shared,
-            membership: AsyncMutex::new(()),
-            log: AsyncMutex::new(()),
-            chunks: AsyncMutex::new(()),
-            copy_at: Cell::new(Nanos::ZERO),
-            began: self.core.now(),
-            settled: Cell::new(None),
+            observer: Arc::clone(&self.observer),
             bells: Bells::default(),
             tasks: RefCell::default(),
         });
-        let begun = control.begin(promised).await;
+        let media = Rc::new(Media {
+            context: Rc::clone(&context),
+            pool: self.pool.clone(),
+            reserve: Reserve::default(),
+            disks,
+            poller: Cell::new(Some(poller)),
+            devices: Arc::clone(&self.devices),
+        });
+        let control = Control::new(context, media, Arc::clone(&self.store), self.holder);
+        let begun = control.opener().begin(promised).await;
         let Ok(Some(volume)) = begun else {
-            control.let_others_in_everywhere().await;
+            control.members.let_others_in_everywhere().await;
             control.stop();
             return begun.map(|_| None);
         };
         let (commands, asked) = mpsc::channel(COMMANDS);
         control.start();
-        control.spawn(Rc::clone(&control).obey(asked));
+        let context = &control.context;
+        context.spawn(Rc::clone(&control).obey(asked));
         // What failed while it was opened waits to be judged.
-        control.shared.wake_control();
-        control.bells.probe.notify_one();
-        control.bells.resync.notify_one();
-        control.bells.clean.notify_one();
+        context.shared.wake_control();
+        context.bells.probe.notify_one();
+        context.bells.resync.notify_one();
+        context.bells.clean.notify_one();
         Ok(Some(VolumeHandle {
             commands,
-            shared: Arc::clone(&control.shared),
+            shared: Arc::clone(&context.shared),
             volume,
-            status: Arc::clone(&control.status),
+            status: Arc::clone(&context.status),
         }))
     }
 }
 
-impl Control {
-    async fn begin(
-        self: &Rc<Control>,
-        promised: Option<Limits>,
-    ) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
-        let former = self.state.borrow().record.clone();
+/// Opens the volume, before its tasks start.
+pub(super) struct Opener {
+    pub context: Rc<Context>,
+    pub media: Rc<Media>,
+    pub members: Rc<Membership>,
+    pub log: Rc<LogWriter>,
+    pub failures: Rc<FailureHandler>,
+}
+
+impl Opener {
+    async fn begin(&self, promised: Option<Limits>) -> Result<Option<Arc<dyn Bdev>>, VolumeError> {
+        let former = self.context.state.borrow().record.clone();
         let Gathered {
             found,
             mut stale,
@@ -213,7 +219,9 @@ impl Control {
         // Before anything is served: of those found none is added from here on.
         let layers = found.iter().map(|f| &*f.live.device.layer);
         if promised.is_some_and(|promised| !keeps(&weakest(layers), &promised)) {
-            found.iter().for_each(|f| self.disks.forget(&f.live.disk));
+            found
+                .iter()
+                .for_each(|f| self.media.disks.forget(&f.live.disk));
             return Ok(None);
         }
         let clean = found.iter().all(|f| f.label.clean)
@@ -221,68 +229,81 @@ impl Control {
         let present: Vec<usize> = found.iter().map(|f| f.slot).collect();
         for Found { slot, live, .. } in found {
             live.joined.set(true);
-            let mut state = self.state.borrow_mut();
+            let mut state = self.context.state.borrow_mut();
             state.former[slot] = Some(live.disk.name.clone());
             state.live[slot] = Some(live);
         }
-        self.commit(|record| {
-            record.epoch += 1;
-            for member in &mut record.members {
-                let slot = usize::from(member.slot);
-                match cut.iter().find(|(of, ..)| *of == slot) {
-                    Some((_, cut, _)) if !member.is_empty() => member.fill_anew(cut.to_string()),
-                    _ => take_stock(member, &former, closed, &present, &stale),
+        self.members
+            .commit(|record| {
+                record.epoch += 1;
+                for member in &mut record.members {
+                    let slot = usize::from(member.slot);
+                    match cut.iter().find(|(of, ..)| *of == slot) {
+                        Some((_, cut, _)) if !member.is_empty() => {
+                            member.fill_anew(cut.to_string())
+                        }
+                        _ => take_stock(member, &former, closed, &present, &stale),
+                    }
                 }
-            }
-        })
-        .await?;
-        self.must_not_be_fenced()?;
-        let epoch = self.state.borrow().record.epoch;
-        let live = self.state.borrow().present();
-        if live.iter().any(|(_, live)| !Control::is_by_label(live)) {
+            })
+            .await?;
+        self.context.must_not_be_fenced()?;
+        let epoch = self.context.state.borrow().record.epoch;
+        let live = self.context.state.borrow().present();
+        if live.iter().any(|(_, live)| !live.is_by_label()) {
             // Nothing is written to an unreserved replica: another holder would look like a later
             // one.
             self.must_be_stamped(epoch).await?;
         }
-        if former.holder.is_some_and(|other| other != self.holder) {
+        if former
+            .holder
+            .is_some_and(|other| other != self.members.holder)
+        {
             self.take_over(epoch, &live).await?;
         }
         // The previous holder writes nothing any longer: the logs are complete now.
         let dirty = self.gather_logs().await;
         for region in &dirty {
-            self.shared.regions.set_dirty(*region);
+            self.context.shared.regions.set_dirty(*region);
         }
         if !clean {
-            let there: Vec<usize> = self.state.borrow().in_sync().map(|(s, _)| s).collect();
+            let there: Vec<usize> = self
+                .context
+                .state
+                .borrow()
+                .in_sync()
+                .map(|(s, _)| s)
+                .collect();
             self.reconcile(&there, &dirty);
         }
-        let now = self.state.borrow().present();
+        let now = self.context.state.borrow().present();
         for (slot, live) in now {
-            if let Err(why) = self.write_log_to(slot, &live).await {
-                self.judge(slot, live.incarnation, why).await;
+            if let Err(why) = self.log.write_log_to(slot, &live).await {
+                self.failures.judge(slot, live.incarnation, why).await;
             }
         }
         self.must_be_stamped(epoch).await?;
         let limits = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let layers = state.live.iter().flatten();
             let mut limits = weakest(layers.map(|live| &*live.device.layer));
             // A member that is not there may have a cache.
             limits.volatile_cache |= state.record.members.len() > present.len();
             limits
         };
-        self.commit(|record| {
-            record.serving = epoch;
-            record.limits = Some(KeptLimits::of(&limits));
-        })
-        .await?;
-        let record = self.state.borrow().record.clone();
-        let grown = self.shared.grow(record.blocks);
+        self.members
+            .commit(|record| {
+                record.serving = epoch;
+                record.limits = Some(KeptLimits::of(&limits));
+            })
+            .await?;
+        let record = self.context.state.borrow().record.clone();
+        let grown = self.context.shared.grow(record.blocks);
         debug_assert_eq!(grown, Ok(()), "it fits");
-        let volume = Volume::new(&record, Arc::clone(&self.shared), limits);
-        self.state.borrow_mut().serving = true;
-        self.publish();
-        self.say(Happened::Opened {
+        let volume = Volume::new(&record, Arc::clone(&self.context.shared), limits);
+        self.context.state.borrow_mut().serving = true;
+        self.context.publish();
+        self.context.say(Happened::Opened {
             epoch,
             degraded: present.len() < record.members.len(),
             clean,
@@ -292,43 +313,43 @@ impl Control {
 
     /// Waits until the previous holder, if it still runs, has seen the new one.
     async fn take_over(&self, epoch: u64, live: &[(usize, Rc<Live>)]) -> Result<(), VolumeError> {
-        if self.store.is_shared() {
-            self.core.after(TAKE_OVER).await;
+        if self.members.store.is_shared() {
+            self.context.core.after(TAKE_OVER).await;
             return Ok(());
         }
-        let by_label = || live.iter().filter(|(_, live)| Control::is_by_label(live));
+        let by_label = || live.iter().filter(|(_, live)| live.is_by_label());
         if by_label().next().is_none() {
             return Ok(());
         }
         self.must_be_stamped(epoch).await?;
-        self.core.after(self.until_seen()).await;
+        self.context.core.after(self.members.until_seen()).await;
         // A late write of the previous holder may have overwritten the label: write it once more.
-        let record = self.state.borrow().record.clone();
+        let record = self.context.state.borrow().record.clone();
         for (slot, live) in by_label() {
-            if let Err(why) = self.write_label(*slot, live, &record, false).await {
-                self.judge(*slot, live.incarnation, why).await;
+            if let Err(why) = self.members.write_label(*slot, live, &record, false).await {
+                self.failures.judge(*slot, live.incarnation, why).await;
             }
         }
-        self.must_not_be_fenced()
+        self.context.must_not_be_fenced()
     }
 
     /// Every in-sync replica has a label of this epoch, or is out: once the epoch serves, older
     /// labels are no longer accepted.
     async fn must_be_stamped(&self, epoch: u64) -> Result<(), VolumeError> {
         let unstamped = |(slot, live): &(usize, Rc<Live>)| {
-            self.state.borrow().is_in_sync(*slot) && live.stamp.get().epoch < epoch
+            self.context.state.borrow().is_in_sync(*slot) && live.stamp.get().epoch < epoch
         };
-        let present = self.state.borrow().present();
+        let present = self.context.state.borrow().present();
         let mut refused = None;
         for (slot, live) in present.into_iter().filter(unstamped) {
-            let record = self.state.borrow().record.clone();
-            if let Err(why) = self.write_label(slot, &live, &record, false).await {
+            let record = self.context.state.borrow().record.clone();
+            if let Err(why) = self.members.write_label(slot, &live, &record, false).await {
                 refused = Some((slot, why));
-                self.judge(slot, live.incarnation, why).await;
+                self.failures.judge(slot, live.incarnation, why).await;
             }
         }
-        self.must_not_be_fenced()?;
-        let state = self.state.borrow();
+        self.context.must_not_be_fenced()?;
+        let state = self.context.state.borrow();
         let stamped = |slot: usize| {
             let live = state.live[slot].as_ref();
             live.is_some_and(|live| live.stamp.get().epoch >= epoch)
@@ -355,13 +376,13 @@ impl Control {
     /// there are others; its log counts as naming every region.
     async fn gather_logs(&self) -> BTreeSet<u64> {
         let mut dirty = BTreeSet::new();
-        let present = self.state.borrow().present();
+        let present = self.context.state.borrow().present();
         for (slot, live) in present {
-            match self.read_log(&live.disk).await {
+            match self.log.read_log(&live.disk).await {
                 Ok(named) => dirty.extend(named),
                 Err(why) => {
-                    dirty.extend(0..self.state.borrow().record.regions());
-                    self.judge(slot, live.incarnation, why).await;
+                    dirty.extend(0..self.context.state.borrow().record.regions());
+                    self.failures.judge(slot, live.incarnation, why).await;
                 }
             }
         }
@@ -370,7 +391,7 @@ impl Control {
 
     /// Finds the in-sync replicas: those that can be believed, and those that cannot.
     async fn gather(&self, record: &VolumeRecord) -> Result<Gathered, VolumeError> {
-        let start = self.core.now();
+        let start = self.context.core.now();
         let mut all = Gathered::default();
         let mut why = String::from("none is in sync");
         loop {
@@ -414,18 +435,18 @@ impl Control {
             } else {
                 GRACE
             };
-            let over = self.core.now().since(start) >= patience;
+            let over = self.context.core.now().since(start) >= patience;
             match short {
                 Some(error) if over => return Err(error),
                 None if over || !missing => break,
                 _ => {}
             }
-            self.core.after(LOOK_AGAIN).await;
+            self.context.core.after(LOOK_AGAIN).await;
         }
         all.found.sort_by_key(|f| f.slot);
         if all.found.is_empty() {
             self.find_cut(record, &mut all.cut).await;
-            self.record_cut_unopened(record, &all.cut).await;
+            self.members.record_cut_unopened(record, &all.cut).await;
             return Err(VolumeError::NothingInSync {
                 name: record.name.clone(),
                 why,
@@ -441,14 +462,14 @@ impl Control {
             if member.state == MemberState::InSync || member.is_empty() {
                 continue;
             }
-            let claimed = self.devices.claim(&member.device, &record.name);
+            let claimed = self.media.devices.claim(&member.device, &record.name);
             let is_cut = claimed.is_ok_and(|device| Cut::of(record, &device.layer).is_some());
             if is_cut && let Ok(look) = self.find(record, member).await {
                 match look {
                     Look::Cut(found, checked) => {
                         cut.push((usize::from(member.slot), found, checked));
                     }
-                    Look::Good(one) => self.disks.forget(&one.live.disk),
+                    Look::Good(one) => self.media.disks.forget(&one.live.disk),
                     Look::Stale => {}
                 }
             }
@@ -475,7 +496,7 @@ impl Control {
                 device,
                 "a replica does not know that the volume was closed: it is not trusted"
             );
-            self.disks.forget(&live.disk);
+            self.media.disks.forget(&live.disk);
             stale.push(slot);
         }
         kept
@@ -486,10 +507,10 @@ impl Control {
         record: &VolumeRecord,
         member: &MemberRecord,
     ) -> Result<Look, VolumeError> {
-        let (device, disk) = self.claim_of_any_size(record, &member.device)?;
+        let (device, disk) = self.media.claim_of_any_size(record, &member.device)?;
         let losses = device.layer.losses();
         let checked = Checked::before(&device.layer);
-        let read = self.read_label(&disk).await;
+        let read = self.media.read_label(&disk).await;
         let labelled = match &read {
             // It does not even hold its labels any longer.
             Err(why) => why.is_beyond_end(),
@@ -499,11 +520,11 @@ impl Control {
             let cut = match Cut::of(record, &device.layer) {
                 None if read.is_err() => Some(Cut::unreadable(record)),
                 None if member.cut => Some(Cut::recorded(record, member)),
-                None if !device.local => self.ends_early(&disk, record).await,
+                None if !device.local => self.media.ends_early(&disk, record).await,
                 cut => cut,
             };
             if let Some(cut) = cut {
-                self.disks.forget(&disk);
+                self.media.disks.forget(&disk);
                 return Ok(Look::Cut(cut, checked));
             }
         }
@@ -517,13 +538,13 @@ impl Control {
                 let live = Live {
                     device,
                     disk,
-                    incarnation: self.shared.next_incarnation(),
+                    incarnation: self.context.shared.next_incarnation(),
                     losses,
                     stamp: Cell::new(label.stamp),
                     sequence: Cell::new(label.sequence),
                     place: Cell::new(place),
                     key: Cell::new(0),
-                    looked: Cell::new(self.core.now()),
+                    looked: Cell::new(self.context.core.now()),
                     joined: Cell::new(false),
                     flushed: Cell::new(false),
                     read_errors: RefCell::new(VecDeque::new()),
@@ -536,11 +557,11 @@ impl Control {
                 })))
             }
             (_, Ok(_)) => {
-                self.disks.forget(&disk);
+                self.media.disks.forget(&disk);
                 Ok(Look::Stale)
             }
             (_, Err(error)) => {
-                self.disks.forget(&disk);
+                self.media.disks.forget(&disk);
                 Err(error)
             }
         }
@@ -553,11 +574,11 @@ impl Control {
         let Some((source, others)) = present.split_first() else {
             return;
         };
-        let now = self.core.now();
-        let state = self.state.borrow();
+        let now = self.context.core.now();
+        let state = self.context.state.borrow();
         let source = state.record.member(*source).map(|m| m.id);
         for slot in others {
-            self.shared.needs[*slot].assign(|region| dirty.contains(&region));
+            self.context.shared.needs[*slot].assign(|region| dirty.contains(&region));
             let total = dirty.len() as u64;
             if let Some(live) = state.live[*slot].as_ref().filter(|_| total > 0) {
                 let mut resync = Resync::new(ResyncKind::Reconcile, total, 0, now);

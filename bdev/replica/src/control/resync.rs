@@ -1,6 +1,7 @@
 //! Copies missing data to replicas, a region at a time, and promotes those that lack nothing; then
 //! replaced replicas go.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,8 +9,12 @@ use futures_util::future::join_all;
 use nacre_bdev::Bdev;
 use nacre_reactor::Nanos;
 
-use super::Control;
+use super::chunk::Copier;
+use super::context::Context;
 use super::cut::Cut;
+use super::log::LogWriter;
+use super::media::Media;
+use super::membership::Membership;
 use super::state::{Live, Retry};
 use crate::handle::{Happened, LastResync, ResyncKind};
 use crate::model::MemberState;
@@ -24,6 +29,18 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Longest rest between two chunks while hosts are served.
 const YIELD: Duration = Duration::from_millis(20);
 
+pub(super) struct Resyncer {
+    pub context: Rc<Context>,
+    pub media: Rc<Media>,
+    pub members: Rc<Membership>,
+    pub log: Rc<LogWriter>,
+    pub copier: Rc<Copier>,
+    pub began: Nanos,
+    /// [`Shared::abandoned`](crate::shared::Shared::abandoned) when devices last got time to finish
+    /// such writes; `None`: not yet since the volume was opened.
+    pub settled: Cell<Option<u64>>,
+}
+
 /// The result of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Copied {
@@ -34,10 +51,10 @@ enum Copied {
     NoSource,
 }
 
-impl Control {
-    pub(super) async fn copy_regions(self: Rc<Control>) {
+impl Resyncer {
+    pub(super) async fn copy_regions(self: Rc<Resyncer>) {
         loop {
-            self.bells.resync.notified().await;
+            self.context.bells.resync.notified().await;
             let mut at = 0;
             loop {
                 self.promote_all().await;
@@ -65,45 +82,40 @@ impl Control {
     /// is equal, or known to be unreadable everywhere.
     async fn copy_urgent(&self) {
         loop {
-            let Some(region) = self.state.borrow().urgent.front().copied() else {
+            let Some(region) = self.context.state.borrow().urgent.front().copied() else {
                 return;
             };
-            let lacked = |(slot, _): &(usize, Rc<Live>)| self.shared.needs[*slot].contains(region);
-            let lacked = self.state.borrow().present().iter().any(lacked);
+            let lacked =
+                |(slot, _): &(usize, Rc<Live>)| self.context.shared.needs[*slot].contains(region);
+            let lacked = self.context.state.borrow().present().iter().any(lacked);
             if lacked && self.copy_region(region).await == Copied::NoSource {
                 // There is one now.
                 self.copy_region(region).await;
             }
-            self.state.borrow_mut().urgent.pop_front();
-            self.shared.one_tried();
+            self.context.state.borrow_mut().urgent.pop_front();
+            self.context.shared.one_tried();
         }
     }
 
     /// Waits before a failed copy is retried, unless a host waits for it.
     async fn rest(&self) {
-        self.unless_urgent(AGAIN).await;
-    }
-
-    async fn unless_urgent(&self, time: Duration) {
-        if self.state.borrow().urgent.is_empty() {
-            let _ = self.core.timeout(time, self.bells.urgent.notified()).await;
-        }
+        self.copier.unless_urgent(AGAIN).await;
     }
 
     fn next_needed(&self, from: u64) -> Option<u64> {
-        let state = self.state.borrow();
+        let state = self.context.state.borrow();
         let slots = state.present();
         let joined = slots.iter().filter(|(_, live)| live.joined.get());
         joined
-            .filter_map(|(slot, _)| self.shared.needs[*slot].next(from))
+            .filter_map(|(slot, _)| self.context.shared.needs[*slot].next(from))
             .min()
     }
 
     /// A member that has the region, and those that need it.
     #[allow(clippy::type_complexity)]
     fn parties(&self, region: u64) -> (Option<(usize, Rc<Live>)>, Vec<(usize, Rc<Live>)>) {
-        let state = self.state.borrow();
-        let needs = |slot: usize| self.shared.needs[slot].contains(region);
+        let state = self.context.state.borrow();
+        let needs = |slot: usize| self.context.shared.needs[slot].contains(region);
         let source = state.in_sync().find(|(slot, _)| !needs(*slot));
         let source = source.map(|(slot, live)| (slot, Rc::clone(live)));
         let there = state.present().into_iter();
@@ -116,17 +128,18 @@ impl Control {
     /// only there.
     async fn until_settled(&self) {
         loop {
-            let abandoned = self.shared.abandoned();
-            let settle = Duration::from_millis(self.state.borrow().record.settings.settle_ms);
+            let abandoned = self.context.shared.abandoned();
+            let settle =
+                Duration::from_millis(self.context.state.borrow().record.settings.settle_ms);
             match self.settled.get() {
                 Some(settled) if settled == abandoned => return,
                 Some(_) => {
-                    self.core.after(settle).await;
+                    self.context.core.after(settle).await;
                     self.settled.set(Some(abandoned));
                 }
                 None => {
-                    let since = self.core.now().since(self.began);
-                    self.core.after(settle.saturating_sub(since)).await;
+                    let since = self.context.core.now().since(self.began);
+                    self.context.core.after(settle.saturating_sub(since)).await;
                     self.settled.set(Some(0));
                 }
             }
@@ -143,32 +156,32 @@ impl Control {
         self.note_source(from, &targets);
         // From now on every write in here goes to the targets too. A write that skipped them before
         // is over when the chunk that contains it has been acquired.
-        self.shared.set_copying(region);
-        let unequal = self.shared.unequal();
+        self.context.shared.set_copying(region);
+        let unequal = self.context.shared.unequal();
         let mut copied = self.copy_chunks(region, (from, &source), &targets).await;
         if copied == Copied::Done && !self.keep_copied(&targets).await {
             copied = Copied::Failed;
         }
         if copied == Copied::Done {
             let same = |slot: usize, live: &Rc<Live>| {
-                let now = self.state.borrow().live[slot].clone();
+                let now = self.context.state.borrow().live[slot].clone();
                 now.is_some_and(|now| Rc::ptr_eq(&now, live))
             };
             let done = targets.iter().filter(|(slot, live)| same(*slot, live));
             let done: Vec<usize> = done.map(|(slot, _)| *slot).collect();
             done.iter()
-                .for_each(|s| self.shared.needs[*s].remove(region));
+                .for_each(|s| self.context.shared.needs[*s].remove(region));
             // A write that failed meanwhile may have changed blocks that were copied before it.
             // Check after the removal: a lane counts first and adds then, so its later additions
             // stay.
-            if self.shared.unequal() != unequal {
+            if self.context.shared.unequal() != unequal {
                 done.iter()
-                    .for_each(|s| self.shared.needs[*s].insert(region));
+                    .for_each(|s| self.context.shared.needs[*s].insert(region));
             }
         }
-        self.shared.set_copying(NO_REGION);
-        self.shared.ring_all();
-        self.refresh_status();
+        self.context.shared.set_copying(NO_REGION);
+        self.context.shared.ring_all();
+        self.context.refresh_status();
         copied
     }
 
@@ -176,10 +189,10 @@ impl Control {
     /// this one had left. As long as the store does not know that either, that replica may be read
     /// there.
     async fn without_source(&self, region: u64) {
-        let _one = self.membership.lock().await;
-        if self.parties(region).0.is_none() && self.believe_first().is_some() {
+        let _one = self.members.turn.lock().await;
+        if self.parties(region).0.is_none() && self.members.believe_first().is_some() {
             // If no other replica lacks it, no copy follows that would refresh the status.
-            self.refresh_status();
+            self.context.refresh_status();
         }
     }
 
@@ -187,9 +200,10 @@ impl Control {
     /// ago, when only the source had it. Replicas that are not in sync are flushed once, when they
     /// are promoted.
     async fn keep_copied(&self, targets: &[(usize, Rc<Live>)]) -> bool {
-        let in_sync = |(slot, _): &&(usize, Rc<Live>)| self.state.borrow().is_in_sync(*slot);
+        let in_sync =
+            |(slot, _): &&(usize, Rc<Live>)| self.context.state.borrow().is_in_sync(*slot);
         let reconciled: Vec<_> = targets.iter().filter(in_sync).cloned().collect();
-        self.flush_all(&reconciled).await
+        self.media.flush_all(&reconciled).await
     }
 
     async fn copy_chunks(
@@ -199,19 +213,19 @@ impl Control {
         targets: &[(usize, Rc<Live>)],
     ) -> Copied {
         let (start, end, step) = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let blocks = state.record.region_blocks();
             let start = region * blocks;
             let end = (start + blocks).min(state.record.blocks);
             drop(state);
-            (start, end, self.chunk_blocks())
+            (start, end, self.copier.chunk_blocks())
         };
         let lives: Vec<&Rc<Live>> = targets.iter().map(|(_, live)| live).collect();
         let mut at = start;
         while at < end {
             let busy = self.is_busy();
             let wave = if busy { 1 } else { AT_ONCE };
-            let (began, first) = (self.core.now(), at);
+            let (began, first) = (self.context.core.now(), at);
             let mut ranges = Vec::with_capacity(wave);
             while ranges.len() < wave && at < end {
                 let blocks = step.min(end - at);
@@ -219,9 +233,11 @@ impl Control {
                 at += blocks;
             }
             // Pay before acquiring stripes: no host waits for a copy that has not begun.
-            self.pay((at - first) * targets.len() as u64).await;
-            let chunks = self.acquire_chunks(&ranges).await;
-            let copies = chunks.iter().map(|chunk| self.copy(chunk, source, &lives));
+            self.copier.pay((at - first) * targets.len() as u64).await;
+            let chunks = self.copier.acquire_chunks(&ranges).await;
+            let copies = chunks
+                .iter()
+                .map(|chunk| self.copier.copy(chunk, source, &lives));
             let outcomes = join_all(copies).await;
             drop(chunks);
             let mut fine = true;
@@ -231,16 +247,16 @@ impl Control {
             if !fine {
                 return Copied::Failed;
             }
-            let now = self.core.now();
-            let bytes = self.bytes_of(0, at - first).1;
+            let now = self.context.core.now();
+            let bytes = self.copier.bytes_of(0, at - first).1;
             for (_, live) in targets {
                 if let Some(resync) = &mut *live.resync.borrow_mut() {
                     resync.copied(bytes, now);
                 }
             }
-            self.refresh_status();
+            self.context.refresh_status();
             if busy {
-                self.core.after(now.since(began).min(YIELD)).await;
+                self.context.core.after(now.since(began).min(YIELD)).await;
             }
         }
         Copied::Done
@@ -257,14 +273,14 @@ impl Control {
             Ok(failed) => {
                 for (at, why) in &failed {
                     let (slot, live) = &targets[*at];
-                    self.suspect(*slot, live.incarnation, *why);
+                    self.context.suspect(*slot, live.incarnation, *why);
                 }
                 failed.is_empty()
             }
             // Not the fault of a replica.
             Err(Failure::Shortage) => false,
             Err(why) => {
-                self.suspect_read(from, source.incarnation, why);
+                self.context.suspect_read(from, source.incarnation, why);
                 false
             }
         }
@@ -272,32 +288,11 @@ impl Control {
 
     /// Hosts have something under way.
     fn is_busy(&self) -> bool {
-        (0..crate::model::MAX_MEMBERS).any(|slot| self.shared.outstanding(slot) > 0)
-    }
-
-    /// Waits until as many blocks may be copied.
-    pub(super) async fn pay(&self, blocks: u64) {
-        let (rate, bytes) = {
-            let state = self.state.borrow();
-            let settings = &state.record.settings;
-            let bytes = blocks * u64::from(state.record.block_size);
-            (settings.resync_bytes_per_s, bytes)
-        };
-        if rate == 0 {
-            return;
-        }
-        let now = self.core.now();
-        let start = self.copy_at.get().max(now);
-        let cost =
-            Duration::from_nanos((u128::from(bytes) * 1_000_000_000 / u128::from(rate)) as u64);
-        self.copy_at.set(start + cost);
-        while start > self.core.now() && self.state.borrow().urgent.is_empty() {
-            self.unless_urgent(start.since(self.core.now())).await;
-        }
+        (0..crate::model::MAX_MEMBERS).any(|slot| self.context.shared.outstanding(slot) > 0)
     }
 
     fn note_source(&self, from: usize, targets: &[(usize, Rc<Live>)]) {
-        let id = self.member_id(from);
+        let id = self.context.member_id(from);
         let mut changed = None;
         for (_, live) in targets {
             if let Some(resync) = &mut *live.resync.borrow_mut() {
@@ -306,16 +301,18 @@ impl Control {
             }
         }
         if let Some(from) = changed {
-            self.say(Happened::SourceChanged { from, to: id });
+            self.context.say(Happened::SourceChanged { from, to: id });
         }
     }
 
     async fn promote_all(&self) {
         let ready: Vec<(usize, Rc<Live>)> = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let there = state.present().into_iter();
             there
-                .filter(|(slot, live)| live.joined.get() && self.shared.needs[*slot].is_empty())
+                .filter(|(slot, live)| {
+                    live.joined.get() && self.context.shared.needs[*slot].is_empty()
+                })
                 .filter(|(_, live)| live.resync.borrow().is_some())
                 .collect()
         };
@@ -340,40 +337,40 @@ impl Control {
             // acknowledged between this one and the promotion, without the replica, although it
             // counts.
             if !live.flushed.replace(true) {
-                self.publish();
+                self.context.publish();
             }
-            if !self.flush_all(&[(slot, Rc::clone(live))]).await {
-                return self.core.after(AGAIN).await;
+            if !self.media.flush_all(&[(slot, Rc::clone(live))]).await {
+                return self.context.core.after(AGAIN).await;
             }
-            let _one = self.membership.lock().await;
+            let _one = self.members.turn.lock().await;
             let here = |state: &super::state::State| {
                 state.live[slot]
                     .as_ref()
                     .is_some_and(|now| Rc::ptr_eq(now, live))
             };
             let ready = {
-                let state = self.state.borrow();
+                let state = self.context.state.borrow();
                 here(&state)
                     && state.serving
                     && state.in_sync().next().is_some()
-                    && self.shared.needs[slot].is_empty()
+                    && self.context.shared.needs[slot].is_empty()
             };
             if !ready {
                 return;
             }
             let logged = {
-                let _log = self.log.lock().await;
-                self.write_log_to(slot, live).await
+                let _log = self.log.turn.lock().await;
+                self.log.write_log_to(slot, live).await
             };
             if let Err(why) = logged {
-                return self.suspect(slot, live.incarnation, why);
+                return self.context.suspect(slot, live.incarnation, why);
             }
-            let record = self.state.borrow().record.clone();
+            let record = self.context.state.borrow().record.clone();
             let layer = &live.device.layer;
             if layer.losses() != live.losses || Cut::of(&record, layer).is_some() {
-                return self.suspect(slot, live.incarnation, Failure::Loss);
+                return self.context.suspect(slot, live.incarnation, Failure::Loss);
             }
-            let done = self.commit(|record| {
+            let done = self.members.commit(|record| {
                 if let Some(member) = record.member_mut(slot) {
                     member.state = MemberState::InSync;
                     member.why = None;
@@ -384,17 +381,17 @@ impl Control {
             }
         }
         *live.resync.borrow_mut() = None;
-        self.state.borrow_mut().retries[slot] = Retry::default();
-        let seconds = self.core.now().since(began).as_secs_f64();
-        self.state.borrow_mut().last_resync[slot] = Some(LastResync {
+        self.context.state.borrow_mut().retries[slot] = Retry::default();
+        let seconds = self.context.core.now().since(began).as_secs_f64();
+        self.context.state.borrow_mut().last_resync[slot] = Some(LastResync {
             kind,
             bytes,
             seconds,
         });
-        self.publish();
-        self.bells.clean.notify_one();
-        self.say(Happened::ResyncEnded {
-            member: self.member_id(slot),
+        self.context.publish();
+        self.context.bells.clean.notify_one();
+        self.context.say(Happened::ResyncEnded {
+            member: self.context.member_id(slot),
             device: live.disk.name.clone(),
             kind,
             bytes,
@@ -403,10 +400,10 @@ impl Control {
 
     /// Keeps how far members have been filled, so that a restart goes on from there.
     async fn keep_watermarks(&self) {
-        let now = self.core.now();
-        let regions = self.state.borrow().record.regions();
+        let now = self.context.core.now();
+        let regions = self.context.state.borrow().record.regions();
         let filling: Vec<(usize, Rc<Live>)> = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let syncing = state.syncing();
             syncing
                 .map(|(slot, live)| (slot, Rc::clone(live)))
@@ -416,24 +413,24 @@ impl Control {
             let Some((kept, kept_at)) = kept(&live) else {
                 continue;
             };
-            let mark = self.shared.needs[slot].next(0).unwrap_or(regions);
+            let mark = self.context.shared.needs[slot].next(0).unwrap_or(regions);
             let far = mark > kept && (mark - kept) * 100 >= regions;
             let long = mark > kept && now.since(kept_at) >= KEEP;
             // Not for a copy that ends in a moment anyway.
             if !(far && now.since(kept_at) >= KEEP / 10 || long) {
                 continue;
             }
-            if !self.flush_all(&[(slot, Rc::clone(&live))]).await {
+            if !self.media.flush_all(&[(slot, Rc::clone(&live))]).await {
                 continue;
             }
-            let _one = self.membership.lock().await;
-            let same = self.state.borrow().live[slot].clone();
+            let _one = self.members.turn.lock().await;
+            let same = self.context.state.borrow().live[slot].clone();
             // Data that a cache lost before the flush is not on the medium after it.
             if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) || !live.is_whole() {
                 continue;
             }
             let last_label = live.stamp.get();
-            let stored = self.commit(|record| {
+            let stored = self.members.commit(|record| {
                 if let Some(member) = record.member_mut(slot) {
                     member.state = MemberState::Filling {
                         watermark: mark,
@@ -445,20 +442,27 @@ impl Control {
                 && let Some(resync) = &mut *live.resync.borrow_mut()
             {
                 resync.kept = mark;
-                resync.kept_at = self.core.now();
+                resync.kept_at = self.context.core.now();
             }
         }
     }
 
-    /// As [`Control::suspect`], for a read.
-    pub(super) fn suspect_read(&self, slot: usize, incarnation: u64, why: Failure) {
-        self.shared.report(crate::shared::Report {
-            slot,
-            incarnation,
-            op: nacre_bdev::Op::Read,
-            lba: 0,
-            why,
-        });
+    /// Removes a replaced replica once its replacement has everything. The condition is checked in
+    /// the record, repeatedly, not once after the promotion: the holder may have died since, or the
+    /// new replica may have lacked a region then.
+    pub(super) async fn finish_replacement(&self) {
+        if self.members.replaced().is_none() {
+            return;
+        }
+        let _one = self.members.turn.lock().await;
+        // The previous task may have changed that.
+        let Some(old) = self.members.replaced() else {
+            return;
+        };
+        if self.members.remove_slot(old).await.is_ok() {
+            // There may be another one, and the remaining replicas may lack nothing any longer.
+            self.context.bells.resync.notify_one();
+        }
     }
 }
 

@@ -12,8 +12,7 @@ use std::rc::Rc;
 use nacre_bdev::{Flags, Op};
 use nacre_hugepages::Buf;
 
-use super::Control;
-use super::chunk::Chunk;
+use super::chunk::{Chunk, Copier};
 use super::state::Live;
 use crate::handle::Happened;
 use crate::shared::Failure;
@@ -31,7 +30,7 @@ struct Taken {
     whole: bool,
 }
 
-impl Control {
+impl Copier {
     /// The contents of a chunk that `source` cannot read completely. `why` is the result if no
     /// other replica can read the missing blocks.
     pub(super) async fn salvage(
@@ -45,7 +44,7 @@ impl Control {
             return Err(why);
         }
         let (_, len) = self.bytes_of(0, chunk.blocks);
-        let mut data = self.buffer(len as usize).await?;
+        let mut data = self.media.buffer(len as usize).await?;
         let Some(bytes) = data.bytes_mut() else {
             return Err(why);
         };
@@ -113,9 +112,9 @@ impl Control {
         lba: u64,
         blocks: u64,
     ) -> Vec<(usize, Rc<Live>, bool)> {
-        let regions = self.shared.regions_of(lba, blocks);
-        let whole = |slot: usize| !self.shared.needs[slot].contains_any(regions.clone());
-        let state = self.state.borrow();
+        let regions = self.context.shared.regions_of(lba, blocks);
+        let whole = |slot: usize| !self.context.shared.needs[slot].contains_any(regions.clone());
+        let state = self.context.state.borrow();
         let others = state
             .in_sync()
             .filter(|(_, live)| !Rc::ptr_eq(live, source));
@@ -128,29 +127,31 @@ impl Control {
 
     async fn write_back(&self, run: &Taken, to: &Rc<Live>, data: Buf) -> Result<(), Failure> {
         let slot = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             let mut live = state.live.iter();
             live.position(|live| live.as_ref().is_some_and(|live| Rc::ptr_eq(live, to)))
         };
         // It was detached meanwhile: the copying checks again which replicas are present.
         let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
-        let (member, blocks) = (self.member_id(slot), run.blocks as u32);
+        let (member, blocks) = (self.context.member_id(slot), run.blocks as u32);
         if !run.whole {
-            self.say(Happened::Salvaged {
+            self.context.say(Happened::Salvaged {
                 member,
-                from: self.member_id(run.slot),
+                from: self.context.member_id(run.slot),
                 lba: run.lba,
                 blocks,
             });
         }
         let (offset, len) = self.bytes_of(run.lba, run.blocks);
-        let written = self.io(&to.disk, Op::Write, Flags::FUA, offset, len, Some(data));
+        let written = self
+            .media
+            .io(&to.disk, Op::Write, Flags::FUA, offset, len, Some(data));
         if let Err(why) = written.await {
-            self.suspect(slot, to.incarnation, why);
+            self.context.suspect(slot, to.incarnation, why);
             return Err(why);
         }
         if run.whole {
-            self.say(Happened::ReadRepaired {
+            self.context.say(Happened::ReadRepaired {
                 member,
                 lba: run.lba,
                 blocks,

@@ -339,6 +339,11 @@ impl State {
 }
 
 impl Live {
+    /// True when only its label says whose the member is.
+    pub fn is_by_label(&self) -> bool {
+        !self.device.layer.reserves()
+    }
+
     /// It is there, and has lost nothing since it was taken in.
     pub fn is_whole(&self) -> bool {
         let layer = &self.device.layer;

@@ -6,8 +6,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use nacre_hugepages::Buf;
 
-use super::Control;
-use super::buffers::SHORTAGE_OVER;
+use super::chunk::Copier;
+use super::context::Context;
+use super::media::SHORTAGE_OVER;
 use super::state::Live;
 use crate::handle::{Happened, VerifyStatus, VolumeError};
 use crate::shared::{Failure, Repair};
@@ -17,6 +18,11 @@ const EXAMPLES: usize = 16;
 /// How often it is looked whether a verification is due.
 const LOOK: Duration = Duration::from_secs(60);
 
+pub(super) struct Verify {
+    pub context: Rc<Context>,
+    pub copier: Rc<Copier>,
+}
+
 /// The result of a chunk.
 #[derive(Default)]
 struct Compared {
@@ -24,10 +30,10 @@ struct Compared {
     repaired: u64,
 }
 
-impl Control {
+impl Verify {
     /// Runs one verification in the background.
-    pub(super) fn begin_verify(self: &Rc<Control>, repair: bool) -> Result<(), VolumeError> {
-        let mut state = self.state.borrow_mut();
+    pub(super) fn begin_verify(self: &Rc<Verify>, repair: bool) -> Result<(), VolumeError> {
+        let mut state = self.context.state.borrow_mut();
         if state.verify.as_ref().is_some_and(|v| v.running) {
             return Err(VolumeError::Running {
                 what: "a verification",
@@ -45,38 +51,38 @@ impl Control {
             examples: Vec::new(),
         });
         drop(state);
-        self.say(Happened::VerifyStarted { repair });
-        self.refresh_status();
-        self.spawn(Rc::clone(self).verify(repair));
+        self.context.say(Happened::VerifyStarted { repair });
+        self.context.refresh_status();
+        self.context.spawn(Rc::clone(self).verify(repair));
         Ok(())
     }
 
-    async fn verify(self: Rc<Control>, repair: bool) {
-        let step = self.chunk_blocks();
+    async fn verify(self: Rc<Verify>, repair: bool) {
+        let step = self.copier.chunk_blocks();
         let mut at = 0;
         loop {
-            let blocks = self.state.borrow().record.blocks;
-            if at >= blocks || self.state.borrow().stop_verify {
+            let blocks = self.context.state.borrow().record.blocks;
+            if at >= blocks || self.context.state.borrow().stop_verify {
                 break;
             }
             let count = step.min(blocks - at);
             let Some(compared) = self.compare(at, count, repair).await else {
-                self.core.after(SHORTAGE_OVER).await;
+                self.context.core.after(SHORTAGE_OVER).await;
                 continue;
             };
-            let bytes = self.bytes_of(0, count).1;
-            if let Some(verify) = &mut self.state.borrow_mut().verify {
+            let bytes = self.copier.bytes_of(0, count).1;
+            if let Some(verify) = &mut self.context.state.borrow_mut().verify {
                 verify.compared_bytes += bytes;
                 verify.different_blocks += compared.different.len() as u64;
                 verify.repaired_blocks += compared.repaired;
                 let room = EXAMPLES - verify.examples.len();
                 verify.examples.extend(compared.different.iter().take(room));
             }
-            self.refresh_status();
+            self.context.refresh_status();
             at += count;
         }
         let ended = {
-            let mut state = self.state.borrow_mut();
+            let mut state = self.context.state.borrow_mut();
             let verify = state.verify.as_mut();
             verify.map(|verify| {
                 verify.running = false;
@@ -87,21 +93,22 @@ impl Control {
                 }
             })
         };
-        self.refresh_status();
+        self.context.refresh_status();
         if let Some(ended) = ended {
-            self.say(ended);
+            self.context.say(ended);
         }
     }
 
     /// Compares one range on all in-sync replicas that have it. No write is in flight there
     /// meanwhile. `None`: not compared, for lack of buffers.
     async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Option<Compared> {
-        self.pay(blocks).await;
-        let chunk = self.acquire_chunk(lba, blocks).await;
+        self.copier.pay(blocks).await;
+        let chunk = self.copier.acquire_chunk(lba, blocks).await;
         let members: Vec<(usize, Rc<Live>)> = {
-            let state = self.state.borrow();
-            let regions = self.shared.regions_of(lba, blocks);
-            let whole = |slot: usize| !self.shared.needs[slot].contains_any(regions.clone());
+            let state = self.context.state.borrow();
+            let regions = self.context.shared.regions_of(lba, blocks);
+            let whole =
+                |slot: usize| !self.context.shared.needs[slot].contains_any(regions.clone());
             let in_sync = state.in_sync().filter(|(slot, _)| whole(*slot));
             in_sync
                 .map(|(slot, live)| (slot, Rc::clone(live)))
@@ -109,7 +116,7 @@ impl Control {
         };
         let reads = members
             .iter()
-            .map(|(_, live)| self.read_chunk(&chunk, live));
+            .map(|(_, live)| self.copier.read_chunk(&chunk, live));
         let mut data: Vec<(usize, Buf)> = Vec::new();
         for (at, outcome) in join_all(reads).await.into_iter().enumerate() {
             match outcome {
@@ -119,18 +126,18 @@ impl Control {
                     let (slot, incarnation) = (members[at].0, members[at].1.incarnation);
                     if why.is_unreadable() {
                         // As when a host reads it: the others may be able to.
-                        self.shared.want_repair(Repair {
+                        self.context.shared.want_repair(Repair {
                             slot,
                             incarnation,
                             lba,
                             blocks: blocks as u32,
                         });
                     }
-                    self.suspect_read(slot, incarnation, why);
+                    self.context.suspect_read(slot, incarnation, why);
                 }
             }
         }
-        let block = self.state.borrow().record.block_size as usize;
+        let block = self.context.state.borrow().record.block_size as usize;
         let mut compared = Compared::default();
         let Some(right) = most_common(&data) else {
             return Some(compared);
@@ -147,9 +154,9 @@ impl Control {
                 continue;
             }
             let (slot, live) = &members[*at];
-            match self.write_chunk(&chunk, live, &right).await {
+            match self.copier.write_chunk(&chunk, live, &right).await {
                 Ok(()) => compared.repaired += wrong.len() as u64,
-                Err(why) => self.suspect(*slot, live.incarnation, why),
+                Err(why) => self.context.suspect(*slot, live.incarnation, why),
             }
         }
         compared.different.sort_unstable();
@@ -158,19 +165,23 @@ impl Control {
     }
 
     /// Verifies by itself, as often as the volume asks for.
-    pub(super) async fn verify_in_time(self: Rc<Control>) {
-        let mut last = self.core.now();
+    pub(super) async fn verify_in_time(self: Rc<Verify>) {
+        let mut last = self.context.core.now();
         loop {
-            let hours = self.state.borrow().record.settings.verify_hours;
+            let hours = self.context.state.borrow().record.settings.verify_hours;
             if hours == 0 {
-                self.bells.verify.notified().await;
-                last = self.core.now();
+                self.context.bells.verify.notified().await;
+                last = self.context.core.now();
                 continue;
             }
-            let _ = self.core.timeout(LOOK, self.bells.verify.notified()).await;
+            let _ = self
+                .context
+                .core
+                .timeout(LOOK, self.context.bells.verify.notified())
+                .await;
             let due = Duration::from_secs(u64::from(hours) * 3600);
-            if self.core.now().since(last) >= due {
-                last = self.core.now();
+            if self.context.core.now().since(last) >= due {
+                last = self.context.core.now();
                 // One that an operator began does as well.
                 let _ = self.begin_verify(false);
             }

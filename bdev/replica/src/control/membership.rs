@@ -1,23 +1,37 @@
-//! The one door to the store.
+//! The members of the volume, as the store, their labels and the state have them; the one door to
+//! the store.
 
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::sync::Mutex as AsyncMutex;
+use uuid::Uuid;
 
-use super::Control;
+use super::context::Context;
+use super::media::Media;
 use crate::handle::{Happened, VolumeError};
 use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
-use crate::shared::Failure;
-use crate::store::StoreError;
+use crate::store::{StoreError, VolumeStore};
 
 /// Between attempts to reach a store that cannot be reached.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LAST_DELAY: Duration = Duration::from_secs(5);
 
-impl Control {
+pub(super) struct Membership {
+    pub context: Rc<Context>,
+    pub media: Rc<Media>,
+    pub store: Arc<dyn VolumeStore>,
+    pub holder: Uuid,
+    /// Changes are made one at a time, under this.
+    pub turn: AsyncMutex<()>,
+}
+
+impl Membership {
     /// Changes the record in the store, durably, and then in the labels of the present replicas.
-    /// Call it under `membership`. Waits for as long as the store is unreachable: no I/O that
+    /// Call it under `Membership::turn`. Waits for as long as the store is unreachable: no I/O that
     /// depends on the change is acknowledged meanwhile. An error means that this holder is fenced.
     ///
     /// Replicas whose label could not be written are reported to the judge; the change stands.
@@ -32,7 +46,7 @@ impl Control {
         self.change(false, keep, || false, || ()).await.map(drop)
     }
 
-    /// As [`Control::commit`], for a decision that another event may overtake while the store is
+    /// As [`Membership::commit`], for a decision that another event may overtake while the store is
     /// unreachable. Returns [`false`] without a change if it is `overtaken`. Calls `decided` when
     /// the store has it, before any label.
     pub(super) async fn commit_unless(
@@ -62,7 +76,7 @@ impl Control {
         overtaken: impl Fn() -> bool,
         decided: impl FnOnce(),
     ) -> Result<bool, VolumeError> {
-        let before = self.state.borrow().record.clone();
+        let before = self.context.state.borrow().record.clone();
         let mut next = before.clone();
         change(&mut next);
         next.revision = before.revision + 1;
@@ -70,18 +84,18 @@ impl Control {
             return Ok(false);
         }
         decided();
-        self.state.borrow_mut().record = next;
+        self.context.state.borrow_mut().record = next;
         self.stamp(clean).await;
         Ok(true)
     }
 
-    async fn swap(
+    pub(super) async fn swap(
         &self,
         before: &VolumeRecord,
         next: &VolumeRecord,
         overtaken: impl Fn() -> bool,
     ) -> Result<bool, VolumeError> {
-        if let Some(why) = self.state.borrow().fenced.clone() {
+        if let Some(why) = self.context.state.borrow().fenced.clone() {
             let name = before.name.clone();
             return Err(VolumeError::Fenced { name, why });
         }
@@ -116,7 +130,7 @@ impl Control {
                 }
             }
             if open {
-                match self.store.load(self.id).await {
+                match self.store.load(self.context.id).await {
                     Ok(found) if found == *next => {
                         self.store_heard();
                         return Ok(true);
@@ -124,7 +138,7 @@ impl Control {
                     Ok(found) if found.version() == before.version() => open = false,
                     Ok(found) => {
                         return Err(self.fenced_by(StoreError::Conflict {
-                            id: self.id,
+                            id: self.context.id,
                             expected: before.version(),
                             found: found.version(),
                         }));
@@ -136,69 +150,59 @@ impl Control {
             if let Some(error) = silent {
                 self.store_silent(&error);
             }
-            self.core.after(delay).await;
+            self.context.core.after(delay).await;
             delay = (delay * 2).min(LAST_DELAY);
         }
     }
 
     fn fenced_by(&self, error: StoreError) -> VolumeError {
-        self.fence(error.to_string());
+        self.context.fence(error.to_string());
         error.into()
     }
 
     /// Verifies that the volume is this holder's as of now. Called before a write to a device that
     /// may not be its own: the device may be a replica of a later holder.
     pub(super) async fn must_hold(&self) -> Result<(), VolumeError> {
-        let record = self.state.borrow().record.clone();
-        if let Some(why) = self.state.borrow().fenced.clone() {
+        let record = self.context.state.borrow().record.clone();
+        if let Some(why) = self.context.state.borrow().fenced.clone() {
             let name = record.name;
             return Err(VolumeError::Fenced { name, why });
         }
-        let found = self.store.load(self.id).await?;
+        let found = self.store.load(self.context.id).await?;
         // What differs besides is a change of this holder's that is under way.
         if (found.epoch, found.holder) == (record.epoch, record.holder) {
             return Ok(());
         }
         let error = StoreError::Conflict {
-            id: self.id,
+            id: self.context.id,
             expected: record.version(),
             found: found.version(),
         };
-        self.fence(error.to_string());
+        self.context.fence(error.to_string());
         Err(error.into())
     }
 
     fn store_heard(&self) {
-        if self.state.borrow_mut().store_lost.take().is_some() {
-            self.say(Happened::StoreBack);
-            self.refresh_status();
+        if self.context.state.borrow_mut().store_lost.take().is_some() {
+            self.context.say(Happened::StoreBack);
+            self.context.refresh_status();
         }
     }
 
     fn store_silent(&self, error: &StoreError) {
         let why = error.to_string();
-        let news = self.state.borrow().store_lost.as_ref() != Some(&why);
+        let news = self.context.state.borrow().store_lost.as_ref() != Some(&why);
         if news {
-            self.state.borrow_mut().store_lost = Some(why.clone());
-            self.say(Happened::StoreLost { why });
-            self.refresh_status();
+            self.context.state.borrow_mut().store_lost = Some(why.clone());
+            self.context.say(Happened::StoreLost { why });
+            self.context.refresh_status();
         }
-    }
-
-    /// Another holder has the volume: this one acknowledges nothing from now on.
-    pub(super) fn fence(&self, why: String) {
-        if self.state.borrow().fenced.is_some() || Mutation::ForgetFence.is_active() {
-            return;
-        }
-        self.state.borrow_mut().fenced = Some(why.clone());
-        self.publish();
-        self.say(Happened::Fenced { why });
     }
 
     /// Writes the record's stamp into the labels of the members that are there.
     pub(super) async fn stamp(&self, clean: bool) {
         let (record, present) = {
-            let state = self.state.borrow();
+            let state = self.context.state.borrow();
             (state.record.clone(), state.present())
         };
         let writes = present.iter().map(|(slot, live)| {
@@ -210,21 +214,9 @@ impl Control {
         });
         for (slot, incarnation, outcome) in join_all(writes).await {
             if let Err(failure) = outcome {
-                self.suspect(slot, incarnation, failure);
+                self.context.suspect(slot, incarnation, failure);
             }
         }
-    }
-
-    /// The control itself found a member failing.
-    pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
-        self.heed(why);
-        self.shared.report(crate::shared::Report {
-            slot,
-            incarnation,
-            op: nacre_bdev::Op::Write,
-            lba: 0,
-            why,
-        });
     }
 }
 

@@ -1,0 +1,165 @@
+//! What the tasks of a control share: the volume's state, the bells that wake the tasks, and the
+//! ways to lanes, operators and observers.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nacre_reactor::{CoreHandle, LocalTask};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::failures::describe;
+use super::state::State;
+use crate::handle::{Happened, Observer, VolumeError, VolumeEvent, VolumeStatus};
+use crate::mutation::Mutation;
+use crate::shared::{Failure, Shared, lock};
+
+pub(super) struct Context {
+    pub core: CoreHandle,
+    pub id: Uuid,
+    pub shared: Arc<Shared>,
+    pub state: RefCell<State>,
+    pub status: Arc<Mutex<VolumeStatus>>,
+    pub observer: Arc<dyn Observer>,
+    pub bells: Bells,
+    pub tasks: RefCell<Vec<LocalTask<()>>>,
+}
+
+/// What wakes the tasks. Each remembers one ring.
+#[derive(Default)]
+pub(super) struct Bells {
+    /// Rung from other cores.
+    pub news: Arc<Notify>,
+    pub log: Notify,
+    pub judge: Notify,
+    pub repair: Notify,
+    pub clean: Notify,
+    pub probe: Notify,
+    pub resync: Notify,
+    /// Wakes the resting resync; remembered by `State::urgent`.
+    pub urgent: Notify,
+    pub verify: Notify,
+    pub watch: Notify,
+    pub fence: Notify,
+}
+
+impl Context {
+    pub(super) fn name(&self) -> String {
+        self.state.borrow().record.name.clone()
+    }
+
+    pub(super) fn find_slot(&self, member: &str) -> Result<usize, VolumeError> {
+        let found = self.state.borrow().slot_of(member);
+        found.ok_or_else(|| VolumeError::NoMember {
+            name: self.name(),
+            member: member.to_owned(),
+        })
+    }
+
+    /// Another holder has the volume: this one acknowledges nothing from now on.
+    pub(super) fn fence(&self, why: String) {
+        if self.state.borrow().fenced.is_some() || Mutation::ForgetFence.is_active() {
+            return;
+        }
+        self.state.borrow_mut().fenced = Some(why.clone());
+        self.publish();
+        self.say(Happened::Fenced { why });
+    }
+
+    /// The control itself found a member failing.
+    pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
+        self.heed(why);
+        self.shared.report(crate::shared::Report {
+            slot,
+            incarnation,
+            op: nacre_bdev::Op::Write,
+            lba: 0,
+            why,
+        });
+    }
+
+    pub(super) fn freeze(&self, why: &str) {
+        if !std::mem::replace(&mut self.state.borrow_mut().frozen, true) {
+            self.say(Happened::Frozen { why: why.into() });
+        }
+    }
+
+    pub(super) fn thawed(&self) {
+        if std::mem::replace(&mut self.state.borrow_mut().frozen, false) {
+            self.say(Happened::Thawed);
+        }
+    }
+
+    pub(super) fn member_id(&self, slot: usize) -> Uuid {
+        let state = self.state.borrow();
+        state.record.member(slot).map(|m| m.id).unwrap_or_default()
+    }
+
+    /// A failure that says of itself that there is another holder.
+    pub(super) fn heed(&self, why: Failure) {
+        if why.is_fenced() {
+            self.fence(describe(why));
+        }
+    }
+
+    pub(super) fn is_fenced(&self) -> bool {
+        self.state.borrow().fenced.is_some()
+    }
+
+    pub(super) fn must_not_be_fenced(&self) -> Result<(), VolumeError> {
+        let state = self.state.borrow();
+        match state.fenced.clone() {
+            None => Ok(()),
+            Some(why) => Err(VolumeError::Fenced {
+                name: state.record.name.clone(),
+                why,
+            }),
+        }
+    }
+
+    pub(super) fn say(&self, what: Happened) {
+        let name = self.state.borrow().record.name.clone();
+        tracing::debug!(volume = name, ?what, "volume");
+        self.observer.event(VolumeEvent {
+            volume: self.id,
+            name,
+            what,
+        });
+    }
+
+    /// The view and the status, from the state as it is now.
+    pub(super) fn publish(&self) {
+        let view = self.state.borrow().view();
+        self.shared.publish(view);
+        self.bells.watch.notify_one();
+        self.refresh_status();
+    }
+
+    pub(super) fn refresh_status(&self) {
+        *lock(&self.status) = self.state.borrow().status(&self.shared);
+    }
+
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let task = self.core.spawn_local(task);
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(task);
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.state.borrow().record.settings.deadline_ms.max(1))
+    }
+
+    /// As [`Context::suspect`], for a read.
+    pub(super) fn suspect_read(&self, slot: usize, incarnation: u64, why: Failure) {
+        self.shared.report(crate::shared::Report {
+            slot,
+            incarnation,
+            op: nacre_bdev::Op::Read,
+            lba: 0,
+            why,
+        });
+    }
+}

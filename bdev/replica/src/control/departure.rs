@@ -1,0 +1,141 @@
+//! Replicas that leave: detached for a while, out, or gone from the volume.
+
+use uuid::Uuid;
+
+use super::membership::Membership;
+use super::state::Live;
+use crate::handle::{Happened, VolumeError};
+
+impl Membership {
+    /// Whether a member that is in sync lacks nothing, and has lost nothing.
+    pub(super) fn is_good_copy(&self, slot: usize, live: &Live) -> bool {
+        self.context.shared.needs[slot].is_empty() && live.is_whole()
+    }
+
+    /// Under `Membership::turn`.
+    pub(super) async fn remove_slot(&self, slot: usize) -> Result<(), VolumeError> {
+        let Some(member) = self.context.state.borrow().record.member(slot).cloned() else {
+            return Ok(());
+        };
+        // Out of the table at once, so that no more writes reach it; released when its label is
+        // wiped.
+        self.keep_in_view(slot);
+        let live = self.context.state.borrow_mut().live[slot].take();
+        let gone = self.commit(|record| {
+            record.members.retain(|m| usize::from(m.slot) != slot);
+            for other in &mut record.members {
+                other.replaces = other.replaces.filter(|replaced| *replaced != member.id);
+            }
+            let count = record.members.len() as u8;
+            let least = &mut record.settings.min_in_sync;
+            *least = (*least).min(count);
+        });
+        let gone = gone.await;
+        if gone.is_ok() {
+            self.has_left(slot, member.id)
+        } else {
+            self.context.publish()
+        }
+        if let Some(live) = live {
+            if gone.is_ok() {
+                self.media.wipe_labels(&live.disk).await;
+            }
+            self.let_others_in(&live).await;
+            self.media.disks.forget(&live.disk);
+        }
+        gone?;
+        self.context.say(Happened::MemberRemoved {
+            member: member.id,
+            device: member.device,
+        });
+        Ok(())
+    }
+
+    /// A member that is to go now. Without it there is a good copy: the one in its place.
+    pub(super) fn replaced(&self) -> Option<usize> {
+        let state = self.context.state.borrow();
+        if !state.serving || state.closed || state.fenced.is_some() {
+            return None;
+        }
+        let good = state
+            .in_sync()
+            .filter(|(slot, live)| self.is_good_copy(*slot, live));
+        let mut replaced = good.filter_map(|(slot, _)| state.record.member(slot)?.replaces);
+        let old = replaced.find_map(|id| state.record.members.iter().find(|m| m.id == id))?;
+        Some(usize::from(old.slot))
+    }
+
+    /// For the lanes it stays a replica until all consequences are complete, whatever is published
+    /// meanwhile.
+    pub(super) fn let_go_of(&self, slot: usize) {
+        self.keep_in_view(slot);
+        self.let_go(slot);
+    }
+
+    /// A replica in sync is about to be detached: lanes keep their view of it until `leaving` is
+    /// cleared.
+    pub(super) fn keep_in_view(&self, slot: usize) {
+        let known = self.context.shared.view().members[slot].clone();
+        if self.context.state.borrow().is_in_sync(slot) {
+            self.context.state.borrow_mut().leaving[slot] = known;
+        }
+    }
+
+    /// A replica that was in sync is out, or gone, in the store. Lanes learn it before anything
+    /// else. With the old view and a later event they would find that it, or its successor in the
+    /// slot, lacks regions, and two answers to one question would differ.
+    pub(super) fn has_left(&self, slot: usize, member: Uuid) {
+        self.context.state.borrow_mut().leaving[slot] = None;
+        self.context.publish();
+        self.repin(member);
+        self.context.shared.needs[slot].assign(|_| false);
+        self.context.refresh_status();
+    }
+
+    /// Stops using the replica's device, until it is attached again.
+    pub(super) fn let_go(&self, slot: usize) {
+        let Some(live) = self.context.state.borrow_mut().live[slot].take() else {
+            return;
+        };
+        self.media.disks.forget(&live.disk);
+        let now = self.context.core.now();
+        self.context.state.borrow_mut().retries[slot].failed(now);
+        self.context.bells.probe.notify_one();
+        self.context.bells.resync.notify_one();
+    }
+
+    /// After `lost` is out or gone, under `turn`: if the others were to be made equal to it, they
+    /// are made equal to the first of them from now on.
+    pub(super) fn repin(&self, lost: Uuid) {
+        if let Some(first) = self.believe_first() {
+            self.context.say(Happened::SourceChanged {
+                from: lost,
+                to: self.context.member_id(first),
+            });
+        }
+    }
+
+    /// For regions that every replica in sync lacks, the first of them is the source from now on.
+    /// Their differences were never acknowledged, so any of them is right, but only one may be.
+    /// `None`: there is no such region.
+    pub(super) fn believe_first(&self) -> Option<usize> {
+        let state = self.context.state.borrow();
+        let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();
+        let (first, others) = slots.split_first()?;
+        let needs = &self.context.shared.needs;
+        let (mut region, mut found) = (0, None);
+        while let Some(lacked) = needs[*first].next(region) {
+            if others.iter().all(|slot| needs[*slot].contains(lacked)) {
+                needs[*first].remove(lacked);
+                found = Some(*first);
+            }
+            region = lacked + 1;
+        }
+        if let (Some(first), Some(live)) = (found, &state.live[*first])
+            && needs[first].is_empty()
+        {
+            *live.resync.borrow_mut() = None;
+        }
+        found
+    }
+}
