@@ -164,6 +164,22 @@ pub enum Event {
     Closed { conn: ConnId, why: Closed },
 }
 
+impl Event {
+    /// The connection that it is about.
+    #[inline]
+    pub fn conn(&self) -> ConnId {
+        match self {
+            Event::Opened { conn, .. }
+            | Event::Capsule { conn, .. }
+            | Event::CapsuleDamaged { conn, .. }
+            | Event::Fetched { conn, .. }
+            | Event::FetchDamaged { conn, .. }
+            | Event::FetchRefused { conn, .. }
+            | Event::Closed { conn, .. } => *conn,
+        }
+    }
+}
+
 /// Why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Closed {

@@ -5,8 +5,8 @@ use nacre_nvmf_wire::identify::nsid;
 use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode, opcode};
 use nacre_reactor::Nanos;
 
+use crate::queues::command::Command;
 use crate::queues::decode::{Plan, Transfer};
-use crate::queues::group::Group;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Request;
 use crate::subsystems::association::ErrorRecord;
@@ -24,10 +24,10 @@ pub(super) struct Done {
     pub started: Nanos,
 }
 
-impl Group {
+impl Command<'_> {
     /// A command of the table ends here, whatever it was and however it ended.
-    pub(crate) fn complete(&mut self, q: u32, index: ReqIndex, cqe: Cqe, now: Nanos) {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+    pub fn complete(&mut self, cqe: Cqe) {
+        let (qp, index) = (&mut *self.queue, self.index);
         let request = &mut qp.requests[index];
         let (mut data, mut lent) = (Extents::new(), None);
         let to_host = matches!(request.plan.transfer(&request.sqe), Transfer::ToHost(_));
@@ -46,7 +46,7 @@ impl Group {
             started: request.started,
         };
         let tag = qp.tag(index);
-        if let Some(cqe) = qp.conclude(&sqe, done, cqe, now) {
+        if let Some(cqe) = qp.conclude(&sqe, done, cqe, self.now) {
             let response = Response {
                 tag,
                 cqe,
@@ -54,35 +54,31 @@ impl Group {
                 sgl: sqe.sgl_descriptor(),
                 lent,
             };
-            self.ports[qp.transport].io.respond(qp.conn, response);
+            self.core.ports.respond(qp, response);
         }
         if sqe.fuse() != Fuse::Normal {
-            self.fused_half_ends(q, index, now);
+            self.fused_half_ends();
         }
-        self.queue(q).requests.end(index);
+        self.queue.requests.end(index);
     }
 
-    pub(crate) fn finish(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
-        let cid = self.queue(q).requests[index].sqe.cid();
-        self.complete(q, index, Cqe::new(cid, status), now);
+    pub fn finish(&mut self, status: StatusCode) {
+        let cid = self.sqe().cid();
+        self.complete(Cqe::new(cid, status));
     }
+}
 
-    /// Answers a command that never got into the table.
-    pub(super) fn refuse(&mut self, q: u32, sqe: Sqe, status: StatusCode) {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
-        let tag = ReqTag {
+/// The answer to a command that never got into the table.
+pub(super) fn refusal(qp: &mut QueuePair, sqe: &Sqe, status: StatusCode) -> Response {
+    Response {
+        tag: ReqTag {
             cid: sqe.cid(),
             index: 0,
-        };
-        let cqe = qp.seal(Cqe::new(sqe.cid(), status));
-        let response = Response {
-            tag,
-            cqe,
-            data: Extents::new(),
-            sgl: sqe.sgl_descriptor(),
-            lent: None,
-        };
-        self.ports[qp.transport].io.respond(qp.conn, response);
+        },
+        cqe: qp.seal(Cqe::new(sqe.cid(), status)),
+        data: Extents::new(),
+        sgl: sqe.sgl_descriptor(),
+        lent: None,
     }
 }
 

@@ -7,18 +7,18 @@ use nacre_nvmf_wire::fabrics::{
     Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
 };
 use nacre_nvmf_wire::opcode::fabrics as fctype;
-use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
 use nacre_reactor::Nanos;
 use zerocopy::FromBytes;
 
-use crate::controller::{Controller, Outcome};
+use crate::controller::Controller;
+use crate::queues::admin::STRUCTURE_MOST;
+use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan};
-use crate::queues::group::Group;
-use crate::queues::queue_pair::Stage;
+use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Requests, Step};
+use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo};
-use crate::subsystems::core_handle::ReqIndex;
 use crate::subsystems::stats::QueueStats;
 use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
 use crate::transport::{Address, CloseWhy, ListenerId, QueueParams};
@@ -29,10 +29,6 @@ const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes of the data of a Connect command.
 const CONNECT_DATA_BYTES: u32 = 1024;
 
-/// Bytes that a host may send with a Connect or an admin command, which need less: as many as fit a
-/// buffer of admin commands.
-const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
-
 /// Why a Connect is refused: the host's status, and the log line.
 enum Refused {
     Parameter(InvalidParameter, String),
@@ -41,77 +37,83 @@ enum Refused {
     Busy(String),
 }
 
-impl Group {
-    /// The first command of a connection has to be a Connect.
-    pub(crate) fn first_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let requests = &self.queue(q).requests;
-        let sqe = requests[index].sqe;
-        // No command may follow a Connect until it is answered (Base 6.3): the queue does not exist
-        // yet.
-        let alone = requests.outstanding() == 1;
-        if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
-            self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
-            return self.close_queue(q, CloseWhy::Drained, now);
-        }
-        let limits = &self.queue_ref(q).limits;
-        if let Err(status) =
-            decode::check_sgl(&sqe, (CONNECT_DATA_BYTES, STRUCTURE_MOST), true, limits)
-        {
-            self.finish(q, index, status, now);
-            return self.close_queue(q, CloseWhy::Drained, now);
-        }
-        self.queue(q).requests[index].plan = Plan::Admin {
-            bytes: CONNECT_DATA_BYTES,
-        };
-        self.gather(q, index, now);
+/// The first command of a connection has to be a Connect.
+pub(super) fn first_command(command: &mut Command) {
+    let sqe = *command.sqe();
+    // No command may follow a Connect until it is answered (Base 6.3): the queue does not exist
+    // yet.
+    let alone = command.queue.requests.outstanding() == 1;
+    if !alone || !sqe.is_fabrics() || sqe.fctype() != fctype::CONNECT {
+        command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
+        return command.core.close(command.queue, CloseWhy::Drained);
     }
-
-    /// The Connect has its data.
-    pub(crate) fn run_connect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let request = &self.queue(q).requests[index];
-        let (sqe, data) = (request.sqe, request.data.clone());
-        let patient = now.since(request.started) < ADMIT_PATIENCE;
-        let cid = sqe.cid();
-        let accepted = match data.as_deref().map(ConnectData::read_from_prefix) {
-            Some(Ok((data, _))) => self.connect(q, &sqe, &data, now),
-            _ => Err(Refused::Status(
-                StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr(),
-                "short data".into(),
-            )),
-        };
-        let cqe = match accepted {
-            Ok(cqe) => return self.connected(q, index, cqe, now),
-            Err(Refused::Parameter(parameter, why)) => {
-                self.say_refused(q, &parameter, &why, now);
-                parameter.to_cqe(cid)
-            }
-            // The obstacle is usually gone in a moment; a refusal costs the host a whole reconnect
-            // delay.
-            Err(Refused::Busy(_)) if patient => {
-                let qp = self.queue(q);
-                qp.requests[index].step = Step::Held;
-                qp.waiting_connect = Some(index);
-                return;
-            }
-            Err(Refused::Busy(why)) => {
-                self.say_refused(q, &"for now", &why, now);
-                Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
-            }
-            Err(Refused::Status(status, why)) => {
-                let reason = status.fabrics_name().unwrap_or("refused");
-                self.say_refused(q, &reason, &why, now);
-                Cqe::new(cid, status)
-            }
-        };
-        self.complete(q, index, cqe, now);
-        self.close_queue(q, CloseWhy::Drained, now);
+    let limits = &command.queue.limits;
+    if let Err(status) = decode::check_sgl(&sqe, (CONNECT_DATA_BYTES, STRUCTURE_MOST), true, limits)
+    {
+        command.finish(status);
+        return command.core.close(command.queue, CloseWhy::Drained);
     }
+    command.request().plan = Plan::Admin {
+        bytes: CONNECT_DATA_BYTES,
+    };
+    command.gather();
+}
 
+/// The Connect has its data.
+pub(super) fn run(command: &mut Command) {
+    let now = command.now;
+    let request = command.request();
+    let (sqe, data) = (request.sqe, request.data.clone());
+    let patient = now.since(request.started) < ADMIT_PATIENCE;
+    let cid = sqe.cid();
+    let (core, qp) = (&mut *command.core, &mut *command.queue);
+    let accepted = match data.as_deref().map(ConnectData::read_from_prefix) {
+        Some(Ok((data, _))) => core.connect(qp, &sqe, &data, now),
+        _ => Err(Refused::Status(
+            StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr(),
+            "short data".into(),
+        )),
+    };
+    let cqe = match accepted {
+        Ok(cqe) => return connected(command, cqe),
+        Err(Refused::Parameter(parameter, why)) => {
+            core.say_refused(qp, &parameter, &why, now);
+            parameter.to_cqe(cid)
+        }
+        // The obstacle is usually gone in a moment; a refusal costs the host a whole reconnect
+        // delay.
+        Err(Refused::Busy(_)) if patient => {
+            qp.requests[command.index].step = Step::Held;
+            qp.waiting_connect = Some(command.index);
+            return;
+        }
+        Err(Refused::Busy(why)) => {
+            core.say_refused(qp, &"for now", &why, now);
+            Cqe::new(cid, StatusCode::CONNECT_CONTROLLER_BUSY)
+        }
+        Err(Refused::Status(status, why)) => {
+            let reason = status.fabrics_name().unwrap_or("refused");
+            core.say_refused(qp, &reason, &why, now);
+            Cqe::new(cid, status)
+        }
+    };
+    command.complete(cqe);
+    command.core.close(command.queue, CloseWhy::Drained);
+}
+
+/// Admission: checks the parameters of a Connect and makes its connection a queue.
+impl Resources {
     /// A refused host retries, often several times a second: the log has the first refusal and then
     /// one a minute.
-    fn say_refused(&mut self, q: u32, reason: &dyn std::fmt::Display, why: &str, now: Nanos) {
-        let peer = self.queue(q).peer.clone();
-        let host = match &peer {
+    fn say_refused(
+        &mut self,
+        qp: &QueuePair,
+        reason: &dyn std::fmt::Display,
+        why: &str,
+        now: Nanos,
+    ) {
+        let peer = &qp.peer;
+        let host = match peer {
             Address::Ip(address) => address.ip().to_string(),
             Address::Loopback(name) => name.clone(),
         };
@@ -123,7 +125,7 @@ impl Group {
 
     fn connect(
         &mut self,
-        q: u32,
+        qp: &mut QueuePair,
         sqe: &nacre_nvmf_wire::Sqe,
         data: &ConnectData,
         now: Nanos,
@@ -145,9 +147,8 @@ impl Group {
             .subsystem(&subnqn)
             .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
         let entries = connect.queue_entries();
-        let (port, listener) = (self.queue_ref(q).transport, self.queue_ref(q).listener);
-        let kind = self.port_kind(port);
-        let limits = self.target.listener_limits(kind, listener);
+        let kind = self.ports.kind_of(qp);
+        let limits = self.target.listener_limits(kind, qp.listener);
         let max = if connect.is_admin() {
             limits.max_admin_entries
         } else {
@@ -165,19 +166,18 @@ impl Group {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
         let association = if connect.is_admin() {
-            self.connect_admin(q, &subsystem, data, &hostnqn)?
+            self.connect_admin(qp, &subsystem, data, &hostnqn)?
         } else {
-            let listener = self.queue_ref(q).listener;
-            self.connect_io(&connect, &subsystem, listener, data, &hostnqn)?
+            self.connect_io(&connect, &subsystem, qp.listener, data, &hostnqn)?
         };
-        let cqe = self.adopt(q, &connect, association, now)?;
-        self.queue(q).place = Some(place);
+        let cqe = self.adopt(qp, &connect, association, now)?;
+        qp.place = Some(place);
         Ok(cqe)
     }
 
     fn connect_admin(
         &mut self,
-        q: u32,
+        qp: &QueuePair,
         subsystem: &Arc<Subsystem>,
         data: &ConnectData,
         hostnqn: &nacre_nvmf_wire::Nqn,
@@ -189,11 +189,9 @@ impl Group {
                 format!("{}: {why}", subsystem.nqn()),
             )
         })?;
-        let qp = self.queue(q);
-        let (listener, port) = (qp.listener, qp.transport);
-        let kind = self.port_kind(port);
+        let kind = self.ports.kind_of(qp);
         subsystem
-            .admit(asked, hostnqn, data.hostid, listener, kind)
+            .admit(asked, hostnqn, data.hostid, qp.listener, kind)
             .map_err(|refusal| match refusal {
                 Refusal::HostNotAllowed => Refused::Status(
                     StatusCode::CONNECT_INVALID_HOST.with_dnr(),
@@ -297,16 +295,15 @@ impl Group {
     /// Makes the connection a queue of the association.
     fn adopt(
         &mut self,
-        q: u32,
+        qp: &mut QueuePair,
         connect: &Connect,
         association: Arc<Association>,
         now: Nanos,
     ) -> Result<Cqe, Refused> {
         let stats = Arc::new(QueueStats::default());
-        let (group, port) = (self.handle.clone(), self.queue(q).transport);
-        let conn = self.queue_ref(q).conn;
-        let (transport, caps) = (self.port_kind(port), self.port(port).caps_of(conn).clone());
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+        let group = self.handle.clone();
+        let transport = self.ports.kind_of(qp);
+        let caps = self.ports.caps_of(qp.port, qp.conn).clone();
         let info = QueueInfo {
             qid: connect.qid,
             entries: connect.queue_entries() as u16,
@@ -368,110 +365,55 @@ impl Group {
         qp.refresh_view();
         Ok(response.to_cqe(0))
     }
+}
 
-    /// Answers an accepted Connect and opens the queue for commands.
-    fn connected(&mut self, q: u32, index: ReqIndex, mut cqe: Cqe, now: Nanos) {
-        let qp = self.queue(q);
-        cqe.cid = qp.requests[index].sqe.cid;
-        let (conn, port) = (qp.conn, qp.transport);
-        let params = QueueParams {
-            qid: qp.qid,
-            entries: qp.entries,
-            flow_control_off: qp.flow_control_off,
-        };
-        qp.stage = Stage::Live;
-        self.port(port).established(conn, params);
-        let takes_lent = self.port(port).takes_lent(conn);
-        let fetch_window = self.port(port).fetch_window();
-        self.complete(q, index, cqe, now);
-        let qp = self.queue(q);
-        qp.takes_lent = takes_lent;
-        if !qp.is_admin() {
-            qp.fetch_window = fetch_window;
-            qp.unfetched.reserve(usize::from(qp.entries));
-        }
-        qp.connecting = false;
-        debug_assert_eq!(qp.requests.outstanding(), 0, "the Connect was alone");
-        qp.requests = Requests::new(qp.entries);
-        self.view_changed(q);
+/// Answers an accepted Connect and opens the queue for commands.
+fn connected(command: &mut Command, mut cqe: Cqe) {
+    cqe.cid = command.sqe().cid;
+    let qp = &mut *command.queue;
+    let params = QueueParams {
+        qid: qp.qid,
+        entries: qp.entries,
+        flow_control_off: qp.flow_control_off,
+    };
+    qp.stage = Stage::Live;
+    let port = command.core.ports.of(qp);
+    port.established(qp.conn, params);
+    let takes_lent = port.takes_lent(qp.conn);
+    let fetch_window = port.fetch_window();
+    command.complete(cqe);
+    let qp = &mut *command.queue;
+    qp.takes_lent = takes_lent;
+    if !qp.is_admin() {
+        qp.fetch_window = fetch_window;
+        qp.unfetched.reserve(usize::from(qp.entries));
     }
+    qp.connecting = false;
+    debug_assert_eq!(qp.requests.outstanding(), 0, "the Connect was alone");
+    qp.requests = Requests::new(qp.entries);
+    command.core.view_changed(qp);
+}
 
-    /// A fabrics command on an I/O queue.
-    pub(crate) fn fabrics_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        match self.queue(q).requests[index].sqe.fctype() {
-            fctype::DISCONNECT => self.disconnect(q, index, now),
-            fctype::CONNECT => {
-                self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now)
-            }
-            _ => self.finish(q, index, StatusCode::INVALID_OPCODE.with_dnr(), now),
-        }
+/// A fabrics command on an I/O queue.
+pub(super) fn fabrics_command(command: &mut Command) {
+    match command.sqe().fctype() {
+        fctype::DISCONNECT => disconnect(command),
+        fctype::CONNECT => command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        _ => command.finish(StatusCode::INVALID_OPCODE.with_dnr()),
     }
+}
 
-    /// Disconnect (Base 6.4): deletes this I/O queue and aborts its outstanding commands. The
-    /// response promises that no command of the queue will reach the media any longer: it leaves
-    /// when the devices have finished them.
-    fn disconnect(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        if self.queue(q).inflight == 0 {
-            self.finish(q, index, StatusCode::SUCCESS, now);
-            return self.close_queue(q, CloseWhy::Drained, now);
-        }
-        let qp = self.queue(q);
-        qp.farewell = qp.success_of(index, now).map(Box::new);
-        self.end_queue(q);
-        self.reap(q, now);
+/// Disconnect (Base 6.4): deletes this I/O queue and aborts its outstanding commands. The
+/// response promises that no command of the queue will reach the media any longer: it leaves
+/// when the devices have finished them.
+fn disconnect(command: &mut Command) {
+    if command.queue.inflight == 0 {
+        command.finish(StatusCode::SUCCESS);
+        return command.core.close(command.queue, CloseWhy::Drained);
     }
-
-    /// A command on an admin queue.
-    pub(crate) fn admin_command(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let qp = self.queue(q);
-        let sqe = qp.requests[index].sqe;
-        if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
-            return self.finish(q, index, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr(), now);
-        }
-        let controller = qp.controller.as_ref().expect("admin queue");
-        let bytes = match controller.data_bytes(&sqe) {
-            Ok(bytes) => bytes,
-            Err(status) => return self.finish(q, index, status, now),
-        };
-        let from_host =
-            sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::HostToController;
-        if bytes > qp.limits.max_transfer_bytes {
-            return self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
-        }
-        let most = if from_host { STRUCTURE_MOST } else { u32::MAX };
-        if bytes > 0
-            && let Err(status) = decode::check_sgl(&sqe, (bytes, most), from_host, &qp.limits)
-        {
-            return self.finish(q, index, status, now);
-        }
-        qp.requests[index].plan = Plan::Admin { bytes };
-        self.gather(q, index, now);
-    }
-
-    /// An admin command has its buffer and its data.
-    pub(crate) fn run_admin(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let qp = self.queue(q);
-        let request = &mut qp.requests[index];
-        let sqe = request.sqe;
-        let mut data = request.data.take();
-        let to_host =
-            sqe.data_transfer() == nacre_nvmf_wire::opcode::DataTransfer::ControllerToHost;
-        let bytes = data.as_mut().and_then(|d| d.bytes_mut());
-        // The former contents of a buffer must not leak.
-        let bytes = match bytes {
-            Some(bytes) => {
-                if to_host {
-                    bytes.fill(0);
-                }
-                bytes
-            }
-            None => &mut [],
-        };
-        let controller = qp.controller.as_mut().expect("admin queue");
-        let outcome: Outcome = controller.execute(&sqe, bytes, now);
-        qp.requests[index].data = data;
-        self.admin_outcome(q, index, outcome, now);
-    }
+    let farewell = command.queue.success_of(command.index, command.now);
+    command.queue.farewell = farewell.map(Box::new);
+    command.core.end(command.queue);
 }
 
 /// The host's name. A host without a name gets one derived from its identifier, and can be allowed

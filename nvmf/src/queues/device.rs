@@ -1,6 +1,5 @@
 //! The bdev queues of one core: opened when first used, closed when no queue pair can see them.
 
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +8,10 @@ use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
 use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Nanos};
 
-use crate::queues::waiting::make_room;
+use crate::queues::decode::Plan;
+use crate::queues::queue_pair::QueuePair;
+use crate::queues::queue_pairs::QueuePairs;
+use crate::queues::waiting::WaitingList;
 use crate::subsystems::core_handle::ReqIndex;
 use crate::subsystems::core_handle::ReqRef;
 use crate::subsystems::namespace::Namespace;
@@ -30,8 +32,8 @@ pub(crate) fn split_token(token: Token) -> (u32, ReqIndex, u32) {
 pub(crate) struct Device {
     namespace: Arc<Namespace>,
     queue: Box<dyn Queue>,
-    /// Requests that found the device's queue full, oldest first.
-    pub waiting: VecDeque<ReqRef>,
+    /// Requests that found the device's queue full.
+    pub waiting: WaitingList,
     watched: Option<RawFd>,
     /// It stands in [`Devices::busy`].
     listed: bool,
@@ -65,6 +67,8 @@ pub(crate) struct Devices {
     busy: Vec<usize>,
     /// One of them may be there without a request of ours.
     tidying: bool,
+    /// A view changed or a queue pair went: some device may be unused now.
+    pub stale: bool,
 }
 
 impl Devices {
@@ -76,6 +80,7 @@ impl Devices {
             open: 0,
             busy: Vec::new(),
             tidying: false,
+            stale: false,
         }
     }
 
@@ -123,7 +128,7 @@ impl Devices {
         let device = Device {
             namespace: Arc::clone(namespace),
             queue,
-            waiting: VecDeque::with_capacity(128),
+            waiting: WaitingList::new(),
             watched,
             listed: false,
             used: false,
@@ -182,22 +187,14 @@ impl Devices {
         Some(status)
     }
 
-    /// Lets a request wait for room in a device. `first`: before the present waiters, which `waits`
-    /// distinguishes from abandoned ones.
-    pub fn wait(
-        &mut self,
-        slot: usize,
-        request: ReqRef,
-        first: bool,
-        waits: impl Fn(&ReqRef) -> bool,
-    ) {
+    /// Lets a request wait for room in a device. `first`: before the present waiters.
+    pub fn wait(&mut self, slot: usize, request: ReqRef, first: bool) {
         self.list(slot);
         let waiting = &mut self.device(slot).waiting;
-        make_room(waiting, waits);
         if first {
-            waiting.push_front(request)
+            waiting.push_first(request)
         } else {
-            waiting.push_back(request)
+            waiting.push(request)
         }
     }
 
@@ -267,6 +264,20 @@ impl Devices {
         })
     }
 
+    /// Asks the devices to give up a command's I/Os. `true`: at least one will end early.
+    pub fn abort_children(&mut self, qp: &QueuePair, index: ReqIndex) -> bool {
+        let request = &qp.requests[index];
+        let nsid = match request.plan {
+            Plan::Flush { all: true } => None,
+            _ => Some(request.sqe.nsid()),
+        };
+        let mut aborted = false;
+        for child in 0..request.next_child {
+            aborted |= self.abort(nsid, token(qp.id.index, index, child));
+        }
+        aborted
+    }
+
     pub fn poll(&mut self, slot: usize, now: Nanos, done: &mut Done) -> usize {
         let Some(device) = &mut self.slots[slot] else {
             return 0;
@@ -278,8 +289,21 @@ impl Devices {
         }
     }
 
-    pub fn device(&mut self, slot: usize) -> &mut Device {
+    fn device(&mut self, slot: usize) -> &mut Device {
         self.slots[slot].as_mut().expect("open device")
+    }
+
+    /// The next request that waits for room in a device.
+    pub fn next_waiting(&mut self, slot: usize) -> Option<ReqRef> {
+        self.slots[slot].as_mut()?.waiting.pop()
+    }
+
+    /// Drops requests that no longer wait, if many wait for the device.
+    pub fn tidy_waiting(&mut self, slot: usize, queues: &QueuePairs) {
+        if let Some(device) = &mut self.slots[slot] {
+            let waits = |known: &ReqRef| queues.waits_for_room(known);
+            device.waiting.tidy(waits);
+        }
     }
 
     pub fn waiting(&self, slot: usize) -> usize {
@@ -289,6 +313,18 @@ impl Devices {
     /// Requests that wait for room in any device.
     pub fn all_waiting(&self) -> usize {
         self.slots.iter().flatten().map(|d| d.waiting.len()).sum()
+    }
+
+    /// Closes the devices that no queue pair can see any longer and that have nothing in flight.
+    pub fn release_unused(&mut self, queues: &QueuePairs, sleepers: &EventSet) {
+        if !self.stale || self.open == 0 {
+            return;
+        }
+        let sees = |q: u32, namespace: &Namespace| {
+            let seen = queues.get(q).and_then(|qp| qp.view.get(namespace.nsid));
+            seen.is_some_and(|seen| seen.serial == namespace.serial)
+        };
+        self.stale = !self.release(queues.places(), sees, sleepers);
     }
 
     /// Closes devices that none of the `queues` queue pairs sees, without I/O in flight or waiting.

@@ -1,4 +1,4 @@
-//! Running I/O commands on devices: children, fused pairs, aborts.
+//! Running I/O commands on devices.
 //!
 //! A command is one or several device I/Os, its children; a few of them are under way at once. A
 //! command whose child finds the device full waits in the device's list and goes on from there.
@@ -6,38 +6,32 @@
 use std::sync::Arc;
 
 use nacre_bdev::{Completion, Io, Op};
-use nacre_nvmf_wire::{Cqe, Fuse, Sqe, StatusCode};
-use nacre_reactor::Nanos;
+use nacre_nvmf_wire::{Cqe, Fuse, StatusCode};
 
+use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan};
 use crate::queues::device;
-use crate::queues::group::Group;
-use crate::queues::queue_pair::{FusedFirst, Stage};
-use crate::queues::request::Step;
-use crate::queues::waiting::current;
-use crate::subsystems::association::Association;
-use crate::subsystems::core_handle::ReqIndex;
-use crate::subsystems::core_handle::ReqRef;
-use crate::subsystems::core_handle::{AbortReply, GroupMessage};
+use crate::queues::queue_pair::Stage;
+use crate::queues::reservation;
 
 /// Children of one command in flight at once: bounds the load that a single Dataset Management or
 /// Copy command can put on a device.
 const PARALLEL_CHILDREN: u32 = 8;
 
-impl Group {
+impl Command<'_> {
     /// An I/O command that is no half of a pair has its buffer and its data.
     #[inline]
-    pub(crate) fn run_io(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        if !self.run_at_once(q, index) {
-            self.run_children(q, index, now);
+    pub fn run_io(&mut self) {
+        if !self.run_single() {
+            self.run_children();
         }
     }
 
     /// What nearly every command is: one I/O of a device that is open and has room. `false`: it is
     /// not, and nothing was done.
     #[inline]
-    fn run_at_once(&mut self, q: u32, index: ReqIndex) -> bool {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+    fn run_single(&mut self) -> bool {
+        let (qp, index) = (&mut *self.queue, self.index);
         let request = &mut qp.requests[index];
         let Plan::Single {
             op,
@@ -57,15 +51,15 @@ impl Group {
         if !qp.rights.may(namespace, association, op) {
             return false;
         }
-        let Some(slot) = namespace.slot(self.handle.core) else {
+        let Some(slot) = namespace.slot(self.core.handle.core) else {
             return false;
         };
-        if self.devices.waiting(slot) > 0 {
+        if self.core.devices.waiting(slot) > 0 {
             return false;
         }
-        let mut io = Io::new(device::token(q, index, 0), op, lba, blocks).flags(flags);
+        let mut io = Io::new(device::token(qp.id.index, index, 0), op, lba, blocks).flags(flags);
         io.data.extend(request.data.take());
-        if let Err((_, mut io)) = self.devices.submit(slot, io) {
+        if let Err((_, mut io)) = self.core.devices.submit(slot, io) {
             request.data = io.data.pop();
             return false;
         }
@@ -74,11 +68,11 @@ impl Group {
         true
     }
 
-    pub(crate) fn run_children(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        if self.conflicts(q, index) {
-            return self.refuse_conflict(q, index, now);
+    pub fn run_children(&mut self) {
+        if reservation::conflicts(self) {
+            return reservation::refuse_conflict(self);
         }
-        let qp = self.queue(q);
+        let (qp, index) = (&mut *self.queue, self.index);
         let request = &qp.requests[index];
         let children = match request.plan {
             Plan::Single { .. } | Plan::Flush { all: false } => 1,
@@ -93,48 +87,46 @@ impl Group {
             && let Err(status) =
                 decode::check_ranges(&request.plan, data, &namespace.geometry(), &qp.limits)
         {
-            return self.finish(q, index, status, now);
+            return self.finish(status);
         }
         qp.requests[index].children = children;
-        self.advance(q, index, None, now);
+        self.advance(None);
     }
 
     /// Submits children until all are, or enough are under way, or the device is full; ends the
     /// command when nothing is left to do. `from`: it comes from the head of that device's list.
     /// Answers whether it is there again.
-    fn advance(&mut self, q: u32, index: ReqIndex, from: Option<usize>, now: Nanos) -> bool {
+    pub fn advance(&mut self, from: Option<usize>) -> bool {
         loop {
-            let request = &self.queue(q).requests[index];
+            let request = self.request();
             let stop = request.abort || !request.status.is_success();
             if request.next_child >= request.children || stop {
                 if request.inflight == 0 {
-                    self.end_io(q, index, now);
+                    self.end_io();
                 }
                 return false;
             }
             if request.inflight >= PARALLEL_CHILDREN {
                 return false;
             }
-            let (slot, nsid) = match self.device_of(q, index, now) {
+            let (slot, nsid) = match self.device_of() {
                 Ok(Some(device)) => device,
                 Ok(None) => {
-                    let request = &mut self.queue(q).requests[index];
+                    let request = self.request();
                     request.children = request.next_child;
                     continue;
                 }
                 Err(status) => {
-                    self.queue(q).requests[index].status = status;
+                    self.request().status = status;
                     continue;
                 }
             };
             let first = from == Some(slot);
-            let behind = !first && self.devices.waiting(slot) > 0;
-            if behind || !self.submit_child(q, index, slot, nsid) {
-                self.queue(q).requests[index].waiting = true;
-                let waiting = self.name_of(q, index);
-                let queues = &self.queues;
-                let waits = |known: &ReqRef| current(queues, known).is_some_and(|r| r.waiting);
-                self.devices.wait(slot, waiting, first, waits);
+            let behind = !first && self.core.devices.waiting(slot) > 0;
+            if behind || !self.submit_child(slot, nsid) {
+                self.request().waiting = true;
+                let name = self.queue.name_of(self.index);
+                self.core.devices.wait(slot, name, first);
                 return first;
             }
         }
@@ -142,44 +134,39 @@ impl Group {
 
     /// The place of this core's queue on the device of the next child, opened on demand, and that
     /// child's namespace. `None`: all namespaces have been flushed.
-    fn device_of(
-        &mut self,
-        q: u32,
-        index: ReqIndex,
-        now: Nanos,
-    ) -> Result<Option<(usize, u32)>, StatusCode> {
-        let qp = self.queue_ref(q);
-        let request = &qp.requests[index];
+    fn device_of(&mut self) -> Result<Option<(usize, u32)>, StatusCode> {
+        let qp = &*self.queue;
+        let request = &qp.requests[self.index];
         let namespace = match request.plan {
             // In the order of their ids, not of their places: those move as namespaces come and go.
             Plan::Flush { all: true } => match qp.view.after(request.flushed) {
                 None => return Ok(None),
                 next => next,
             },
-            _ => qp.namespace_of(index),
+            _ => qp.namespace_of(self.index),
         };
         let namespace = namespace.ok_or(StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr())?;
         let nsid = namespace.nsid;
         // Without a clone: its count is one that all cores share.
-        if let Some(slot) = namespace.slot(self.handle.core) {
+        if let Some(slot) = namespace.slot(self.core.handle.core) {
             return Ok(Some((slot, nsid)));
         }
         let namespace = Arc::clone(namespace);
-        match self.open_device(&namespace, now) {
+        match self.core.open_device(&namespace, self.now) {
             Some(slot) => Ok(Some((slot, nsid))),
             None => Err(StatusCode::INTERNAL_PATH_ERROR),
         }
     }
 
     /// `false`: the device is full; nothing changed.
-    fn submit_child(&mut self, q: u32, index: ReqIndex, slot: usize, nsid: u32) -> bool {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
+    fn submit_child(&mut self, slot: usize, nsid: u32) -> bool {
+        let (qp, index) = (&mut *self.queue, self.index);
         let fused = (qp.requests[index].sqe.fuse() == Fuse::Second)
             .then(|| qp.requests[index].partner)
             .flatten();
         let request = &mut qp.requests[index];
         let child = request.next_child;
-        let token = device::token(q, index, child);
+        let token = device::token(qp.id.index, index, child);
         let mut io = match request.plan {
             Plan::Single {
                 op,
@@ -225,7 +212,7 @@ impl Group {
             io.data.extend(qp.requests[first].data.take());
             io.data.extend(write);
         }
-        match self.devices.submit(slot, io) {
+        match self.core.devices.submit(slot, io) {
             Ok(()) => {
                 let request = &mut qp.requests[index];
                 request.next_child += 1;
@@ -247,15 +234,8 @@ impl Group {
     }
 
     /// A child came back from the device.
-    pub(crate) fn child_done(
-        &mut self,
-        q: u32,
-        index: ReqIndex,
-        child: u32,
-        mut completion: Completion,
-        now: Nanos,
-    ) {
-        let qp = self.queue(q);
+    pub fn child_done(&mut self, child: u32, mut completion: Completion) {
+        let (qp, index) = (&mut *self.queue, self.index);
         qp.inflight -= 1;
         let request = &mut qp.requests[index];
         request.inflight -= 1;
@@ -274,20 +254,20 @@ impl Group {
             if qp.requests[index].inflight == 0 {
                 qp.requests.end(index);
             }
-            return self.reap(q, now);
+            return;
         }
         let request = &qp.requests[index];
         if request.inflight == 0 && request.next_child == request.children {
-            return self.end_io(q, index, now);
+            return self.end_io();
         }
         if !request.waiting {
-            self.advance(q, index, None, now);
+            self.advance(None);
         }
     }
 
     /// All children are done, or no more will be submitted.
-    fn end_io(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let request = &self.queue(q).requests[index];
+    fn end_io(&mut self) {
+        let request = self.request();
         let mut status = request.status;
         if status.is_success() && request.abort && request.next_child < request.children {
             status = StatusCode::ABORT_REQUESTED;
@@ -299,7 +279,7 @@ impl Group {
             } else {
                 StatusCode::ABORTED_FAILED_FUSED
             };
-            return self.end_pair(q, (first, status), (index, second), now);
+            return self.end_pair((first, status), second);
         }
         if let Plan::Copy { .. } = request.plan
             && !status.is_success()
@@ -307,276 +287,8 @@ impl Group {
             // Dword 0 names the lowest range that was not copied (NVM 3.2.2).
             let cid = request.sqe.cid();
             let done = request.failed_child.min(request.next_child);
-            return self.complete(q, index, Cqe::new(cid, status).with_dword0(done), now);
+            return self.complete(Cqe::new(cid, status).with_dword0(done));
         }
-        self.finish(q, index, status, now);
-    }
-
-    /// Requests that found a device full, in order, while it takes them.
-    pub(crate) fn resubmit(&mut self, slot: usize, now: Nanos) -> u32 {
-        let mut did = 0;
-        while self.devices.waiting(slot) > 0 {
-            let Some(waiting) = self.devices.device(slot).waiting.pop_front() else {
-                break;
-            };
-            if !current(&self.queues, &waiting).is_some_and(|request| request.waiting) {
-                continue;
-            }
-            self.queue(waiting.queue).requests[waiting.request].waiting = false;
-            if self.advance(waiting.queue, waiting.request, Some(slot), now) {
-                break;
-            }
-            did += 1;
-        }
-        did
-    }
-
-    // Fused pairs (Base 3.4.4): a Compare and the Write that follows it directly.
-
-    /// Sees to the pairing of a command that just arrived; `valid`: it was decoded. Answers whether
-    /// the command goes on.
-    pub(crate) fn pair_fused(&mut self, q: u32, index: ReqIndex, valid: bool, now: Nanos) -> bool {
-        let fuse = self.queue(q).requests[index].sqe.fuse();
-        let first = self.queue(q).fused.take();
-        match (first, fuse) {
-            (Some(FusedFirst::Waiting(first)), Fuse::Second) if valid => {
-                let requests = &mut self.queue(q).requests;
-                let (a, b) = (&requests[first], &requests[index]);
-                let same = a.sqe.nsid == b.sqe.nsid
-                    && a.namespace == b.namespace
-                    && span(&a.plan) == span(&b.plan);
-                if !same {
-                    self.fail(q, first, StatusCode::INVALID_FIELD.with_dnr(), now);
-                    self.finish(q, index, StatusCode::INVALID_FIELD.with_dnr(), now);
-                    return false;
-                }
-                requests[index].partner = Some(first);
-                true
-            }
-            (Some(FusedFirst::Waiting(first)), Fuse::Second) => {
-                self.fail(q, first, StatusCode::ABORTED_FAILED_FUSED, now);
-                true
-            }
-            (Some(FusedFirst::Failed), Fuse::Second) => {
-                self.finish(q, index, StatusCode::ABORTED_FAILED_FUSED, now);
-                false
-            }
-            (None, Fuse::Second) => {
-                self.finish(q, index, StatusCode::ABORTED_MISSING_FUSED, now);
-                false
-            }
-            (first, fuse) => {
-                if let Some(FusedFirst::Waiting(first)) = first {
-                    self.fail(q, first, StatusCode::ABORTED_MISSING_FUSED, now);
-                }
-                if fuse == Fuse::First {
-                    let half = if valid {
-                        FusedFirst::Waiting(index)
-                    } else {
-                        FusedFirst::Failed
-                    };
-                    self.queue(q).fused = Some(half);
-                }
-                true
-            }
-        }
-    }
-
-    /// Ends a command that may be waiting for its data from the host: then when that is here.
-    fn fail(&mut self, q: u32, index: ReqIndex, status: StatusCode, now: Nanos) {
-        let request = &mut self.queue(q).requests[index];
-        if matches!(request.step, Step::Fetching | Step::Buffer) {
-            request.status = status;
-        } else {
-            self.finish(q, index, status, now);
-        }
-    }
-
-    /// One half of a fused pair has its data; runs the pair when both have.
-    pub(crate) fn run_fused(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let requests = &mut self.queue(q).requests;
-        requests[index].step = Step::Fused;
-        let second = match requests[index].sqe.fuse() {
-            Fuse::Second => Some(index),
-            _ => requests.second_of(index),
-        };
-        let Some(second) = second else { return };
-        let Some(first) = requests[second].partner else {
-            return;
-        };
-        if requests[first].step != Step::Fused || requests[second].step != Step::Fused {
-            return;
-        }
-        requests[first].step = Step::Held;
-        requests[second].step = Step::Executing;
-        self.run_children(q, second, now);
-    }
-
-    /// Ends both halves of a pair.
-    pub(crate) fn end_pair(
-        &mut self,
-        q: u32,
-        (first, one): (ReqIndex, StatusCode),
-        (second, two): (ReqIndex, StatusCode),
-        now: Nanos,
-    ) {
-        self.queue(q).requests.unpair(second);
-        self.finish(q, first, one, now);
-        self.finish(q, second, two, now);
-    }
-
-    /// Half of a pair ends alone: its data was damaged, it was refused or aborted. The other half
-    /// fails with it, whether it is here already or still has to come.
-    #[cold]
-    pub(super) fn fused_half_ends(&mut self, q: u32, index: ReqIndex, now: Nanos) {
-        let qp = self.queue(q);
-        if qp.fused == Some(FusedFirst::Waiting(index)) {
-            qp.fused = Some(FusedFirst::Failed);
-        } else if let Some(other) = qp.requests.unpair(index) {
-            self.fail(q, other, StatusCode::ABORTED_FAILED_FUSED, now);
-        }
-    }
-
-    /// A command was refused before it got into the table. The other half of its pair, or a first
-    /// half before it without a second, stops waiting.
-    #[cold]
-    pub(super) fn fused_half_refused(&mut self, q: u32, sqe: &Sqe, now: Nanos) {
-        let qp = self.queue(q);
-        if qp.is_admin() || qp.stage != Stage::Live {
-            return;
-        }
-        let first = qp.fused.take();
-        if sqe.fuse() == Fuse::First {
-            qp.fused = Some(FusedFirst::Failed);
-        }
-        if let Some(FusedFirst::Waiting(first)) = first {
-            let status = match sqe.fuse() {
-                Fuse::Second => StatusCode::ABORTED_FAILED_FUSED,
-                _ => StatusCode::ABORTED_MISSING_FUSED,
-            };
-            self.fail(q, first, status, now);
-        }
-    }
-
-    // Abort.
-
-    /// The Abort command `index` of admin queue `q` names a command of queue `sqid`.
-    pub(crate) fn start_abort(&mut self, q: u32, index: ReqIndex, sqid: u16, cid: u16, now: Nanos) {
-        let qp = self.queue(q);
-        let association = Arc::clone(qp.association.as_ref().expect("admin queue"));
-        let reply = AbortReply {
-            group: self.handle.clone(),
-            request: self.name_of(q, index),
-        };
-        let Some(info) = association.queue(sqid) else {
-            return self.abort_answered(&reply, false, now);
-        };
-        if info.group.core == self.handle.core {
-            let aborted = self.abort_command(&association, sqid, cid, now);
-            return self.abort_answered(&reply, aborted, now);
-        }
-        let message = GroupMessage::Abort {
-            association,
-            qid: sqid,
-            cid,
-            reply: reply.clone(),
-        };
-        if info.group.send(message).is_err() {
-            self.abort_answered(&reply, false, now);
-        }
-    }
-
-    pub(crate) fn abort_answered(&mut self, reply: &AbortReply, aborted: bool, now: Nanos) {
-        let admin = reply.request;
-        if self.is_current(admin)
-            && self.queue(admin.queue).requests[admin.request].step == Step::Held
-        {
-            let cid = self.queue(admin.queue).requests[admin.request].sqe.cid();
-            // Dword 0 bit 0: the command was not aborted (Base 5.1.1).
-            let cqe = Cqe::success(cid).with_dword0(u32::from(!aborted));
-            if let Some(controller) = &mut self.queue(admin.queue).controller {
-                controller.abort_finished();
-            }
-            self.complete(admin.queue, admin.request, cqe, now);
-        }
-    }
-
-    /// Aborts a command of a queue of this core. `true`: it ends with Command Abort Requested.
-    pub(crate) fn abort_command(
-        &mut self,
-        association: &Arc<Association>,
-        qid: u16,
-        cid: u16,
-        now: Nanos,
-    ) -> bool {
-        let is_it = |qp: &crate::queues::queue_pair::QueuePair| {
-            qp.qid == qid
-                && qp
-                    .association
-                    .as_ref()
-                    .is_some_and(|a| Arc::ptr_eq(a, association))
-        };
-        let Some(q) = self
-            .queues
-            .iter()
-            .position(|qp| qp.as_ref().is_some_and(|qp| is_it(qp)))
-        else {
-            return false;
-        };
-        let q = q as u32;
-        let qp = self.queue(q);
-        if qp.stage != Stage::Live {
-            return false;
-        }
-        let Some(index) = qp.requests.find(cid) else {
-            return false;
-        };
-        match qp.requests[index].step {
-            Step::Buffer => {
-                self.queue(q).unfetched.retain(|waiting| *waiting != index);
-                self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
-                true
-            }
-            Step::Fetching => {
-                qp.requests[index].abort = true;
-                true
-            }
-            Step::Executing | Step::Fused if qp.requests[index].inflight == 0 => {
-                self.finish(q, index, StatusCode::ABORT_REQUESTED, now);
-                true
-            }
-            Step::Executing => {
-                let aborted = self.abort_children(q, index);
-                if aborted {
-                    self.queue(q).requests[index].abort = true;
-                }
-                aborted
-            }
-            // The first half of a pair that is in its device is one of these.
-            Step::Free | Step::Fused | Step::Held => false,
-        }
-    }
-
-    /// Asks the devices to give up the command's I/Os. `true`: at least one will end early.
-    pub(crate) fn abort_children(&mut self, q: u32, index: ReqIndex) -> bool {
-        let qp = self.queue_ref(q);
-        let request = &qp.requests[index];
-        let nsid = match request.plan {
-            Plan::Flush { all: true } => None,
-            _ => Some(request.sqe.nsid()),
-        };
-        let children = request.next_child;
-        let mut aborted = false;
-        for child in 0..children {
-            aborted |= self.devices.abort(nsid, device::token(q, index, child));
-        }
-        aborted
-    }
-}
-
-fn span(plan: &Plan) -> Option<(u64, u32)> {
-    match *plan {
-        Plan::Single { lba, blocks, .. } => Some((lba, blocks)),
-        _ => None,
+        self.finish(status);
     }
 }

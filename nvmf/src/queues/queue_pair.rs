@@ -13,7 +13,7 @@ use crate::queues::decode::{Plan, Transfer};
 use crate::queues::request::Requests;
 use crate::subsystems::association::Association;
 use crate::subsystems::config::IoLimits;
-use crate::subsystems::core_handle::ReqIndex;
+use crate::subsystems::core_handle::{ReqIndex, ReqRef};
 use crate::subsystems::namespace::{Namespace, View};
 use crate::subsystems::places::Place;
 use crate::subsystems::reservation::RightsCache;
@@ -31,11 +31,20 @@ pub(crate) enum Stage {
     Ending,
 }
 
-pub(crate) struct QueuePair {
-    pub transport: usize,
-    pub conn: ConnId,
-    /// Distinguishes this queue pair from an earlier one in its place of the table.
+/// A queue pair of this core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct QueueId {
+    /// Its place in the core's table.
+    pub index: u32,
+    /// Distinguishes this queue pair from an earlier one in its place.
     pub generation: u32,
+}
+
+pub(crate) struct QueuePair {
+    pub id: QueueId,
+    /// The transport, by its place in the core's list.
+    pub port: usize,
+    pub conn: ConnId,
     pub listener: ListenerId,
     pub local: Address,
     pub peer: Address,
@@ -123,17 +132,16 @@ impl QueuePair {
     }
 
     pub fn new(
-        transport: usize,
-        conn: ConnId,
-        generation: u32,
+        id: QueueId,
+        (port, conn): (usize, ConnId),
         (listener, local, peer): (ListenerId, Address, Address),
         limits: IoLimits,
         now: Nanos,
     ) -> QueuePair {
         QueuePair {
-            transport,
+            id,
+            port,
             conn,
-            generation,
             listener,
             local,
             peer,
@@ -169,6 +177,20 @@ impl QueuePair {
 
     pub fn is_admin(&self) -> bool {
         self.controller.is_some()
+    }
+
+    /// True for an I/O queue, false for an admin queue or before the Connect.
+    pub fn takes_io(&self) -> bool {
+        !self.is_admin() && self.stage != Stage::Fresh
+    }
+
+    pub fn name_of(&self, index: ReqIndex) -> ReqRef {
+        ReqRef {
+            queue: self.id.index,
+            generation: self.id.generation,
+            request: index,
+            begun: self.requests[index].begun(),
+        }
     }
 
     /// Takes the association's current view if it changed, and says whether it did.
@@ -212,8 +234,7 @@ impl QueuePair {
                 .is_some_and(|namespace| blocks <= namespace.lend_blocks)
     }
 
-    /// Whether a command that has just come needs neither a buffer nor data: what [`super::Group`]
-    /// would gather for it is there.
+    /// True if a command that has just arrived needs neither a buffer nor data.
     #[inline]
     pub fn has_all(&self, index: ReqIndex) -> bool {
         let request = &self.requests[index];

@@ -16,27 +16,26 @@ use nacre_reactor::Nanos;
 
 use crate::queues::completion::Done;
 use crate::queues::decode::{self, Plan};
-use crate::queues::group::Group;
 use crate::queues::queue_pair::{QueuePair, Stage};
+use crate::queues::resources::Resources;
 use crate::subsystems::association::Phase;
 use crate::subsystems::stats::Kind;
 use crate::transport::{ReqTag, Response};
 
-impl Group {
+impl Resources {
     /// Carries a command that has just arrived out and answers it, or hands its data back.
     #[inline]
     pub(super) fn at_once(
         &mut self,
-        q: u32,
+        qp: &mut QueuePair,
         sqe: &Sqe,
         data: Option<Buf>,
         now: Nanos,
     ) -> Result<(), Option<Buf>> {
-        let qp = self.queues[q as usize].as_mut().expect("queue pair");
         // Data that is here, or a read. A read needs a buffer, so other commands must not already
         // wait for one.
         let has_all = match sqe.opcode {
-            opcode::READ => self.starved.is_empty(),
+            opcode::READ => self.buffers.waiting.is_empty(),
             opcode::WRITE => data.is_some(),
             _ => false,
         };
@@ -72,7 +71,7 @@ impl Group {
         }
         let mut io = Io::new(0, op, lba, blocks).flags(flags);
         if op == Op::Read && !borrows {
-            let Some(into) = self.pools.io.acquire(bytes as usize) else {
+            let Some(into) = self.buffers.pools.io.acquire(bytes as usize) else {
                 return Err(None);
             };
             io.data.push(into);
@@ -110,7 +109,7 @@ impl Group {
                 sgl: sqe.sgl_descriptor(),
                 lent: lent.filter(|_| to_host),
             };
-            self.ports[qp.transport].io.respond(qp.conn, response);
+            self.ports.respond(qp, response);
         }
         Ok(())
     }

@@ -1,36 +1,64 @@
-//! References to commands that wait: for a buffer in their core's lists, for room in a device's.
+//! A list of commands that wait: for a buffer of their core, or for room in a device.
 
 use std::collections::VecDeque;
 
-use crate::queues::queue_pair::{QueuePair, Stage};
-use crate::queues::request::{Request, Step};
 use crate::subsystems::core_handle::ReqRef;
 
-/// A request that was named, if it is still there and its queue takes and answers commands.
-pub(super) fn current<'a>(
-    queues: &'a [Option<Box<QueuePair>>],
-    name: &ReqRef,
-) -> Option<&'a Request> {
-    let qp = queues.get(name.queue as usize)?.as_ref()?;
-    if qp.generation != name.generation || qp.stage == Stage::Ending {
-        return None;
-    }
-    let request = &qp.requests[name.request];
-    (request.step != Step::Free && request.begun() == name.begun).then_some(request)
+/// Entries that a new list has room for.
+const ROOM: usize = 128;
+
+/// The commands, oldest first. An entry stays when its command is aborted or its queue pair goes,
+/// until its turn comes or [`WaitingList::tidy`] finds it.
+pub(crate) struct WaitingList {
+    list: VecDeque<ReqRef>,
+    /// The length from which on the list is searched for such entries.
+    tidy_from: usize,
 }
 
-pub(super) fn waits_for_buffer(queues: &[Option<Box<QueuePair>>], name: &ReqRef) -> bool {
-    current(queues, name).is_some_and(|request| request.step == Step::Buffer)
-}
-
-/// Before a waiting list grows, it drops entries that no longer wait: commands that were aborted,
-/// or whose queue has gone. So it is as long as the number of waiting commands, however often a
-/// host gives up and comes again.
-pub(super) fn make_room(list: &mut VecDeque<ReqRef>, waits: impl Fn(&ReqRef) -> bool) {
-    if list.len() < list.capacity() {
-        return;
+impl WaitingList {
+    pub fn new() -> WaitingList {
+        WaitingList {
+            list: VecDeque::with_capacity(ROOM),
+            tidy_from: ROOM / 2,
+        }
     }
-    list.retain(waits);
-    // Not again for a while.
-    list.reserve(list.len().max(16));
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub fn first(&self) -> Option<ReqRef> {
+        self.list.front().copied()
+    }
+
+    pub fn pop(&mut self) -> Option<ReqRef> {
+        self.list.pop_front()
+    }
+
+    pub fn push(&mut self, command: ReqRef) {
+        self.list.push_back(command);
+    }
+
+    /// Puts a command back to the head of the list.
+    pub fn push_first(&mut self, command: ReqRef) {
+        self.list.push_front(command);
+    }
+
+    /// Drops entries that no longer wait, if the list is long. Called once a turn, so that the
+    /// list has at most twice as many entries as commands wait, and those of one turn, however
+    /// often a host gives up and comes again.
+    #[inline]
+    pub fn tidy(&mut self, waits: impl Fn(&ReqRef) -> bool) {
+        if self.list.len() >= self.tidy_from {
+            self.list.retain(waits);
+            // Not again for a while.
+            self.tidy_from = (ROOM / 2).max(2 * self.list.len());
+        }
+    }
 }

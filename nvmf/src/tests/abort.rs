@@ -41,7 +41,7 @@ fn an_answer_waits_for_room() {
             cid: 77,
             reply: reply(request),
         };
-        assert!(rig.group.handle.send(message).is_ok());
+        assert!(rig.group.core.handle.send(message).is_ok());
     }
     rig.turn();
     rig.turn();
@@ -59,5 +59,8 @@ fn an_answer_waits_for_room() {
     }
     answered.sort_unstable();
     assert_eq!(answered, [0, 1, 2]);
-    assert!(rig.group.handle.take_message().is_none(), "nothing is left");
+    assert!(
+        rig.group.core.handle.take_message().is_none(),
+        "nothing is left"
+    );
 }

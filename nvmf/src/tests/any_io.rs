@@ -435,10 +435,13 @@ impl Bench {
         assert!(waiting.is_empty(), "never answered: {waiting:?}");
         self.on_both(|bench| {
             let group = &bench.rig.group;
-            assert!(group.starved.is_empty() && group.starved_admin.is_empty());
-            assert!(group.reserving.is_idle());
-            assert_eq!(group.devices.all_waiting(), 0);
-            for qp in group.queues.iter().flatten() {
+            assert!(
+                group.core.buffers.waiting.is_empty()
+                    && group.core.buffers.waiting_admin.is_empty()
+            );
+            assert!(group.core.reserving.is_idle() && !group.core.buffers.is_fetching());
+            assert_eq!(group.core.devices.all_waiting(), 0);
+            for qp in group.queues.iter() {
                 assert_eq!((qp.inflight, qp.fetching, qp.unfetched.len()), (0, 0, 0));
                 assert_eq!(qp.requests.outstanding(), 0);
             }

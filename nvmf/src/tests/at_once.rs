@@ -70,7 +70,7 @@ fn answered_as_they_come() {
     told.tell(|state| state.status = Status::WriteError);
     assert_eq!(write(&mut rig, io, 10), [(10, StatusCode::WRITE_FAULT)]);
     told.tell(|state| assert_eq!(state.at_once, 9));
-    let qp = rig.group.queues.iter().flatten().find(|qp| qp.qid == 1);
+    let qp = rig.group.queues.iter().find(|qp| qp.qid == 1);
     let qp = qp.expect("the I/O queue");
     assert_eq!(qp.requests.outstanding(), 0);
     let totals = qp.stats.totals().write;

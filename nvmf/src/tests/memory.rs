@@ -158,11 +158,9 @@ fn waiting_for_a_fetch_ends() {
         assert_eq!(of(1000).dword0() & 1, 0, "aborted");
         assert_eq!(of(cid).status(), StatusCode::ABORT_REQUESTED);
     }
-    let mut queues = rig.group.queues.iter().flatten();
-    assert!(
-        queues.all(|qp| qp.unfetched.is_empty()),
-        "nothing is left of them"
-    );
+    for qp in rig.group.queues.iter() {
+        assert!(qp.unfetched.is_empty(), "nothing is left of them");
+    }
     rig.send(io, write(200, 4096), None);
     rig.send(io, write(201, 4096), None);
     rig.turn();
@@ -225,6 +223,7 @@ fn in_place_while_every_device_is_immediate() {
     );
     let copied = rig
         .group
+        .core
         .handle
         .counts()
         .copied_bytes

@@ -61,7 +61,11 @@ fn as_long_as_what_waits() {
     for _ in 0..500 {
         give_up(&mut rig, admin, io, read(2));
     }
-    assert!(rig.group.starved.len() <= 64, "{}", rig.group.starved.len());
+    assert!(
+        rig.group.core.buffers.waiting.len() <= 64,
+        "{}",
+        rig.group.core.buffers.waiting.len()
+    );
     for _ in 0..50 {
         let (admin, cntlid) = rig.admin();
         let other = rig.io_queue(cntlid, 1);
@@ -73,11 +77,15 @@ fn as_long_as_what_waits() {
         rig.hang_up(admin);
         rig.turn();
     }
-    assert!(rig.group.starved.len() <= 64, "{}", rig.group.starved.len());
+    assert!(
+        rig.group.core.buffers.waiting.len() <= 64,
+        "{}",
+        rig.group.core.buffers.waiting.len()
+    );
     drop(held);
     (0..3).for_each(|_| rig.turn());
     assert_eq!(rig.statuses(), [(1, StatusCode::SUCCESS)]);
-    assert!(rig.group.starved.is_empty());
+    assert!(rig.group.core.buffers.waiting.is_empty());
 
     told.tell(|state| state.full = true);
     rig.send(io, flush(1, 1), None);
@@ -85,12 +93,12 @@ fn as_long_as_what_waits() {
     for _ in 0..500 {
         give_up(&mut rig, admin, io, flush(2, 1));
     }
-    let waiting = rig.group.devices.all_waiting();
+    let waiting = rig.group.core.devices.all_waiting();
     assert!(waiting <= 256, "{waiting}");
     told.tell(|state| state.full = false);
     (0..3).for_each(|_| rig.turn());
     assert_eq!(rig.statuses(), [(1, StatusCode::SUCCESS)]);
-    assert_eq!(rig.group.devices.all_waiting(), 0);
+    assert_eq!(rig.group.core.devices.all_waiting(), 0);
 }
 
 /// Goal: a command does not get the turn of one that was given up and had its place in the table.
@@ -142,7 +150,7 @@ fn from_one_device_to_the_next() {
     rig.turn();
     let taken = first.state.lock().unwrap().submitted;
     assert_eq!(taken, 2, "both, in one turn");
-    let waiting = rig.group.devices.all_waiting();
+    let waiting = rig.group.core.devices.all_waiting();
     assert_eq!(waiting, 2, "for the second");
     first.tell(|state| state.held = false);
     second.tell(|state| (state.full, state.held) = (false, false));

@@ -33,7 +33,6 @@ const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("engine", "CreateParams", 0, 34),
     ("engine", "Engine", 355, 29),
     ("nvmf", "Controller", 1_046, 38),
-    ("nvmf", "Group", 2_305, 20),
     ("nvmf", "IoQueue", 728, 28),
     ("nvmf", "QueuePair", 268, 33),
     ("transports/rdma", "Conn", 267, 33),

@@ -1,0 +1,121 @@
+//! Commands of an admin queue: their data is gathered, the controller executes them.
+
+use std::sync::Arc;
+
+use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::opcode::{DataTransfer, fabrics as fctype};
+use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
+use nacre_reactor::Nanos;
+
+use crate::controller::Outcome;
+use crate::queues::command::Command;
+use crate::queues::decode::{self, Plan};
+use crate::queues::queue_pair::{QueuePair, Stage};
+use crate::queues::request::Step;
+use crate::queues::reservation::{self, Errand};
+use crate::queues::resources::{Abort, Resources};
+use crate::subsystems::association::Teardown;
+use crate::subsystems::reservation::Command as Change;
+use crate::transport::CloseWhy;
+
+/// Bytes that a host may send with a Connect or an admin command, which need less: as many as fit a
+/// buffer of admin commands.
+pub(super) const STRUCTURE_MOST: u32 = ADMIN_IN_CAPSULE_BYTES;
+
+/// A command on an admin queue.
+pub(super) fn arrived(command: &mut Command) {
+    let sqe = *command.sqe();
+    if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
+        return command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    let qp = &mut *command.queue;
+    let controller = qp.controller.as_ref().expect("admin queue");
+    let bytes = match controller.data_bytes(&sqe) {
+        Ok(bytes) => bytes,
+        Err(status) => return command.finish(status),
+    };
+    let from_host = sqe.data_transfer() == DataTransfer::HostToController;
+    if bytes > qp.limits.max_transfer_bytes {
+        return command.finish(StatusCode::INVALID_FIELD.with_dnr());
+    }
+    let most = if from_host { STRUCTURE_MOST } else { u32::MAX };
+    if bytes > 0
+        && let Err(status) = decode::check_sgl(&sqe, (bytes, most), from_host, &qp.limits)
+    {
+        return command.finish(status);
+    }
+    command.request().plan = Plan::Admin { bytes };
+    command.gather();
+}
+
+/// An admin command has its buffer and its data.
+pub(super) fn run(command: &mut Command) {
+    let request = command.request();
+    let sqe = request.sqe;
+    let mut data = request.data.take();
+    let to_host = sqe.data_transfer() == DataTransfer::ControllerToHost;
+    let bytes = data.as_mut().and_then(|d| d.bytes_mut());
+    // The former contents of a buffer must not leak.
+    let bytes = match bytes {
+        Some(bytes) => {
+            if to_host {
+                bytes.fill(0);
+            }
+            bytes
+        }
+        None => &mut [],
+    };
+    let controller = command.queue.controller.as_mut().expect("admin queue");
+    let outcome: Outcome = controller.execute(&sqe, bytes, command.now);
+    command.request().data = data;
+    carry_out(command, outcome);
+    if command.queue.stage == Stage::Live {
+        deliver_events(command.core, command.queue, command.now);
+    }
+}
+
+/// The part of an admin command that the controller leaves to its queue.
+fn carry_out(command: &mut Command, outcome: Outcome) {
+    match outcome {
+        Outcome::Done(cqe) => command.complete(cqe),
+        Outcome::Held => command.request().step = Step::Held,
+        Outcome::Abort { sqid, cid } => {
+            command.request().step = Step::Held;
+            let admin = command.queue.name_of(command.index);
+            command.core.aborts.push_back(Abort { admin, sqid, cid });
+        }
+        Outcome::Persist { on, namespaces } => {
+            let association = command.queue.association.as_ref().expect("admin queue");
+            let errand = Errand {
+                subsystem: Arc::clone(&association.subsystem),
+                host: association.hostid,
+                change: Change::Persist(on),
+                todo: namespaces,
+            };
+            reservation::start(command, errand);
+        }
+    }
+}
+
+/// Looks after the controller of an admin queue: its keep-alive timer, its events.
+pub(super) fn upkeep(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
+    let controller = qp.controller.as_mut().expect("admin queue");
+    if controller.keep_alive_expired(now) {
+        let association = qp.association.as_ref().expect("admin queue");
+        let (host, cntlid) = (&association.hostnqn, association.cntlid);
+        tracing::warn!(subsystem = %association.subsystem.nqn(), %host, cntlid, "keep-alive timer expired");
+        association.tear_down(Teardown::KeepAliveExpired);
+        return core.close(qp, CloseWhy::Now);
+    }
+    deliver_events(core, qp, now);
+}
+
+/// Completes held event requests with noted events.
+fn deliver_events(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
+    while let Some(cqe) = qp.controller.as_mut().and_then(|c| c.next_event()) {
+        match qp.requests.find(cqe.cid()) {
+            Some(index) => core.command(qp, index, now).complete(cqe),
+            None => debug_assert!(false, "an event request that is not in the table"),
+        }
+    }
+}

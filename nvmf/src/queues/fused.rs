@@ -1,0 +1,140 @@
+//! Fused pairs (Base 3.4.4): a Compare and the Write that follows it directly.
+
+use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
+use nacre_reactor::Nanos;
+
+use crate::queues::command::Command;
+use crate::queues::decode::Plan;
+use crate::queues::queue_pair::{FusedFirst, QueuePair, Stage};
+use crate::queues::request::Step;
+use crate::queues::resources::Resources;
+use crate::subsystems::core_handle::ReqIndex;
+
+impl Command<'_> {
+    /// Sees to the pairing of a command that just arrived; `valid`: it was decoded. Answers whether
+    /// the command goes on.
+    pub fn pair(&mut self, valid: bool) -> bool {
+        let (fuse, index) = (self.sqe().fuse(), self.index);
+        let first = self.queue.fused.take();
+        match (first, fuse) {
+            (Some(FusedFirst::Waiting(first)), Fuse::Second) if valid => {
+                let requests = &mut self.queue.requests;
+                let (a, b) = (&requests[first], &requests[index]);
+                let same = a.sqe.nsid == b.sqe.nsid
+                    && a.namespace == b.namespace
+                    && span(&a.plan) == span(&b.plan);
+                if !same {
+                    self.other(first).fail(StatusCode::INVALID_FIELD.with_dnr());
+                    self.finish(StatusCode::INVALID_FIELD.with_dnr());
+                    return false;
+                }
+                requests[index].partner = Some(first);
+                true
+            }
+            (Some(FusedFirst::Waiting(first)), Fuse::Second) => {
+                self.other(first).fail(StatusCode::ABORTED_FAILED_FUSED);
+                true
+            }
+            (Some(FusedFirst::Failed), Fuse::Second) => {
+                self.finish(StatusCode::ABORTED_FAILED_FUSED);
+                false
+            }
+            (None, Fuse::Second) => {
+                self.finish(StatusCode::ABORTED_MISSING_FUSED);
+                false
+            }
+            (first, fuse) => {
+                if let Some(FusedFirst::Waiting(first)) = first {
+                    self.other(first).fail(StatusCode::ABORTED_MISSING_FUSED);
+                }
+                if fuse == Fuse::First {
+                    let half = if valid {
+                        FusedFirst::Waiting(index)
+                    } else {
+                        FusedFirst::Failed
+                    };
+                    self.queue.fused = Some(half);
+                }
+                true
+            }
+        }
+    }
+
+    /// Ends a command that may be waiting for its data from the host: then when that is here.
+    fn fail(&mut self, status: StatusCode) {
+        let request = self.request();
+        if matches!(request.step, Step::Fetching | Step::Buffer) {
+            request.status = status;
+        } else {
+            self.finish(status);
+        }
+    }
+
+    /// One half of a fused pair has its data; runs the pair when both have.
+    pub fn run_fused(&mut self) {
+        let (requests, index) = (&mut self.queue.requests, self.index);
+        requests[index].step = Step::Fused;
+        let second = match requests[index].sqe.fuse() {
+            Fuse::Second => Some(index),
+            _ => requests.second_of(index),
+        };
+        let Some(second) = second else { return };
+        let Some(first) = requests[second].partner else {
+            return;
+        };
+        if requests[first].step != Step::Fused || requests[second].step != Step::Fused {
+            return;
+        }
+        requests[first].step = Step::Held;
+        requests[second].step = Step::Executing;
+        self.other(second).run_children();
+    }
+
+    /// Ends both halves of the pair whose second half this is.
+    pub fn end_pair(&mut self, (first, status): (ReqIndex, StatusCode), second: StatusCode) {
+        self.queue.requests.unpair(self.index);
+        self.other(first).finish(status);
+        self.finish(second);
+    }
+
+    /// Half of a pair ends alone: its data was damaged, it was refused or aborted. The other half
+    /// fails with it, whether it is here already or still has to come.
+    #[cold]
+    pub fn fused_half_ends(&mut self) {
+        let (qp, index) = (&mut *self.queue, self.index);
+        if qp.fused == Some(FusedFirst::Waiting(index)) {
+            qp.fused = Some(FusedFirst::Failed);
+        } else if let Some(other) = qp.requests.unpair(index) {
+            self.other(other).fail(StatusCode::ABORTED_FAILED_FUSED);
+        }
+    }
+}
+
+impl Resources {
+    /// A command was refused before it got into the table. The other half of its pair, or a first
+    /// half before it without a second, stops waiting.
+    #[cold]
+    pub fn fused_half_refused(&mut self, qp: &mut QueuePair, sqe: &Sqe, now: Nanos) {
+        if qp.is_admin() || qp.stage != Stage::Live {
+            return;
+        }
+        let first = qp.fused.take();
+        if sqe.fuse() == Fuse::First {
+            qp.fused = Some(FusedFirst::Failed);
+        }
+        if let Some(FusedFirst::Waiting(first)) = first {
+            let status = match sqe.fuse() {
+                Fuse::Second => StatusCode::ABORTED_FAILED_FUSED,
+                _ => StatusCode::ABORTED_MISSING_FUSED,
+            };
+            self.command(qp, first, now).fail(status);
+        }
+    }
+}
+
+fn span(plan: &Plan) -> Option<(u64, u32)> {
+    match *plan {
+        Plan::Single { lba, blocks, .. } => Some((lba, blocks)),
+        _ => None,
+    }
+}
