@@ -3,7 +3,7 @@
 //! ```text
 //!   Plane ─┬─ Arena per NUMA node ──▶ a Pool per reactor (I/O and admin buffers apart)
 //!          ├─ Registry of bdevs
-//!          ├─ Target ──▶ a Group per reactor, added to it as a poller
+//!          ├─ Target ──▶ a QueueGroup per reactor, added to it as a poller
 //!          └─ Watchdog
 //! ```
 //!
@@ -20,7 +20,7 @@ use nacre_bdev::registry::{Holder, Registry, Usage};
 use nacre_hugepages::{
     Arena, ArenaError, ArenaOptions, CarveError, ClassSpec, ClassStats, HugepagePolicy, Pool,
 };
-use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{Backing, GroupHandle, Target, TargetConfig};
 use nacre_nvmf::transport::Pools;
 use nacre_rdma::RdmaConfig;
@@ -216,7 +216,7 @@ impl Plane {
                 POOLS.set(Some(pools.clone()));
                 let waker = core.handle().waker();
                 let wake = Arc::new(move || waker.wake());
-                let group = Group::new(target, index, pools, wake, GroupConfig::default())
+                let group = QueueGroup::new(target, index, pools, wake, GroupConfig::default())
                     .map_err(|e| e.to_string())?;
                 core.add_poller(Box::new(group))
                     .map_err(|e| e.to_string())?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
-use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
@@ -144,7 +144,7 @@ fn serve(
     };
     let clock = Clock::real();
     let config = GroupConfig::default();
-    let mut group = Group::new(target, 0, pools, Arc::new(|| {}), config).expect("a group");
+    let mut group = QueueGroup::new(target, 0, pools, Arc::new(|| {}), config).expect("a group");
     group.turn(clock.now());
     ready.send(()).expect("the starting thread waits");
     while !stop.load(Ordering::Acquire) {

@@ -11,7 +11,7 @@ use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Done, Io, Op, Queue};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue};
-use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
@@ -46,7 +46,7 @@ fn memory() -> Pool {
 
 /// Host and target.
 struct Pair {
-    group: Group,
+    group: QueueGroup,
     controller: Controller,
     queue: IoQueue,
     memory: Pool,
@@ -92,7 +92,7 @@ impl Pair {
         let kind = plug.kind();
         target.add_plug(plug).unwrap();
         let (config, wake) = (GroupConfig::default(), Arc::new(|| {}));
-        let mut group = Group::new(Arc::clone(&target), 0, pools, wake, config).unwrap();
+        let mut group = QueueGroup::new(Arc::clone(&target), 0, pools, wake, config).unwrap();
         let mut now = Nanos(1);
         group.turn(now);
         let mut config = SubsystemConfig::new(nqn(SUBNQN));

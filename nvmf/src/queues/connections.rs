@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_reactor::Nanos;
 
-use crate::queues::group::Group;
+use crate::queues::queue_group::QueueGroup;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::resources::Resources;
 use crate::queues::{admin, connect};
@@ -19,7 +19,7 @@ const UPKEEP: Duration = Duration::from_millis(100);
 /// How long a connection may stay without a Connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl Group {
+impl QueueGroup {
     pub(super) fn open_queue(
         &mut self,
         (port, conn): (usize, ConnId),

@@ -6,7 +6,7 @@ use nacre_nvmf_wire::{Cqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use crate::queues::command::Command;
-use crate::queues::group::Group;
+use crate::queues::queue_group::QueueGroup;
 use crate::queues::queue_pair::Stage;
 use crate::queues::request::Step;
 use crate::queues::reservation;
@@ -15,7 +15,7 @@ use crate::subsystems::association::Association;
 use crate::subsystems::core_handle::{AbortReply, GroupMessage, ReqIndex, ReqRef};
 use crate::subsystems::reservation::Fence;
 
-impl Group {
+impl QueueGroup {
     pub(super) fn take_messages(&mut self, now: Nanos) -> u32 {
         let mut did = 0;
         if self.core.handle.take_attention() {

@@ -1,7 +1,7 @@
 //! The data path of one core: its queue pairs, their commands and their devices.
 //!
 //! ```text
-//!   Group             one per core: the turn
+//!   QueueGroup        one per core: the turn
 //!     ├ QueuePairs         the table of its queue pairs
 //!     │   └ QueuePair        requests of one queue, from capsule to response
 //!     │       └ Controller     (admin queues) registers, features, logs, events
@@ -35,9 +35,9 @@ pub(crate) mod decode;
 pub(crate) mod device;
 mod execute;
 mod fused;
-pub mod group;
 mod messages;
 mod ports;
+pub mod queue_group;
 pub(crate) mod queue_pair;
 mod queue_pairs;
 pub(crate) mod request;
@@ -46,4 +46,4 @@ mod resources;
 mod sync;
 mod waiting;
 
-pub use group::{Group, GroupConfig};
+pub use queue_group::{GroupConfig, QueueGroup};

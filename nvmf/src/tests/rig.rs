@@ -19,7 +19,7 @@ use nacre_nvmf_wire::{Cqe, Nqn, Sgl, Sqe, StatusCode};
 use nacre_reactor::{Idle, Nanos};
 use zerocopy::IntoBytes;
 
-use crate::queues::{Group, GroupConfig};
+use crate::queues::{GroupConfig, QueueGroup};
 use crate::subsystems::{
     Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
@@ -162,7 +162,7 @@ impl Plug for FakePlug {
 
 pub struct Rig {
     pub target: Arc<Target>,
-    pub group: Group,
+    pub group: QueueGroup,
     pub wire: Rc<RefCell<Wire>>,
     pub pools: Pools,
     pub now: Nanos,
@@ -173,7 +173,7 @@ pub struct Rig {
     /// Of admin queues that are connected from here on.
     pub kato_ms: u32,
     /// The other core, if there is one.
-    other: Option<(Group, Rc<RefCell<Wire>>)>,
+    other: Option<(QueueGroup, Rc<RefCell<Wire>>)>,
     next_conn: u32,
     /// The connection whose place the next one gets.
     reused: Option<ConnId>,
@@ -210,7 +210,7 @@ impl Rig {
             }]),
         };
         let mut groups = (0..cores).map(|core| {
-            let mut group = Group::new(
+            let mut group = QueueGroup::new(
                 Arc::clone(&target),
                 core,
                 pools.clone(),

@@ -10,7 +10,7 @@ use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Status};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, ControllerState, Dial, HostOptions, IoQueue};
-use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
@@ -30,7 +30,7 @@ const LISTENER: &str = "here";
 /// The running target and its group.
 pub struct Alive {
     pub target: Arc<Target>,
-    group: Group,
+    group: QueueGroup,
 }
 
 /// The network: the plug of the target, while there is one.
@@ -133,7 +133,8 @@ impl World {
         let target = Target::new(TargetConfig::default(), 1);
         target.add_plug(plug.clone()).unwrap();
         let (pools, config) = (self.pools.clone(), GroupConfig::default());
-        let mut group = Group::new(Arc::clone(&target), 0, pools, Arc::new(|| {}), config).unwrap();
+        let mut group =
+            QueueGroup::new(Arc::clone(&target), 0, pools, Arc::new(|| {}), config).unwrap();
         group.turn(self.now);
         let mut config = SubsystemConfig::new(nqn(SUBNQN));
         config.allow_any_host = true;

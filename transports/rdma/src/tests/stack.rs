@@ -11,7 +11,7 @@ use nacre_bdev::layer::Layer;
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, malloc};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, Dial, HostOptions, IoQueue, PathOptions, Wanted};
-use nacre_nvmf::queues::{Group, GroupConfig};
+use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
     Backing, ListenOptions, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
@@ -88,7 +88,7 @@ pub struct Stack {
     /// Without I/O: polled only when it wants to be, as queues of devices are.
     pub idle: Option<IoQueue>,
     pub controller: Controller,
-    group: Group,
+    group: QueueGroup,
     pub plug: Arc<RdmaPlug>,
     /// The replacement for TCP.
     pub other: Arc<LoopbackPlug>,
@@ -136,7 +136,7 @@ impl Stack {
         };
         let now = Nanos(1_000_000);
         let (shared, config) = (Arc::clone(&target), GroupConfig::default());
-        let mut group = Group::new(shared, 0, pools, Arc::new(|| {}), config).unwrap();
+        let mut group = QueueGroup::new(shared, 0, pools, Arc::new(|| {}), config).unwrap();
         group.turn(now);
         let mut config = SubsystemConfig::new(nqn(SUBNQN));
         config.allow_any_host = true;

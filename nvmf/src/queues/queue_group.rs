@@ -48,7 +48,7 @@ impl Default for GroupConfig {
 }
 
 /// The queue pairs of one core.
-pub struct Group {
+pub struct QueueGroup {
     pub(crate) queues: QueuePairs,
     pub(crate) core: Resources,
     events: Events,
@@ -56,7 +56,7 @@ pub struct Group {
     pub(super) upkeep_at: Nanos,
 }
 
-impl Group {
+impl QueueGroup {
     /// The group of `core` (counted from 0, below [`Target::cores`]); `wake` wakes its reactor.
     pub fn new(
         target: Arc<Target>,
@@ -64,7 +64,7 @@ impl Group {
         pools: Pools,
         wake: Arc<dyn Fn() + Send + Sync>,
         config: GroupConfig,
-    ) -> std::io::Result<Group> {
+    ) -> std::io::Result<QueueGroup> {
         assert!(
             core < target.cores(),
             "core {core} of a target for {}",
@@ -74,7 +74,7 @@ impl Group {
         target.add_group(handle.clone());
         // Plugs that were there before.
         handle.attend();
-        Ok(Group {
+        Ok(QueueGroup {
             queues: QueuePairs::new(config.max_queues),
             core: Resources::new(target, handle, pools, wake)?,
             events: Events::with_capacity(config.batch),
@@ -256,7 +256,7 @@ impl Group {
     }
 }
 
-impl Poller for Group {
+impl Poller for QueueGroup {
     fn name(&self) -> &str {
         "nvmf"
     }
