@@ -67,20 +67,20 @@ impl Buffers {
     /// The transport begins to fetch data for a command of `qp`.
     pub fn fetch_begins(&mut self, qp: &mut QueuePair, bytes: usize) {
         debug_assert_ne!(qp.stage, Stage::Ending);
-        qp.fetching += bytes;
+        qp.fetches.bytes += bytes;
         self.fetching += bytes;
     }
 
     /// The transport has fetched the data of a command, or has not and will not.
     pub fn fetch_ended(&mut self, qp: &mut QueuePair, index: ReqIndex) {
         let bytes = qp.bytes_from_host(index);
-        qp.fetching -= bytes;
+        qp.fetches.bytes -= bytes;
         self.fetching -= bytes;
     }
 
     /// A queue pair ends: its transport does not report the end of fetches any longer.
     pub fn abandon_fetches(&mut self, qp: &QueuePair) {
-        self.fetching -= qp.fetching;
+        self.fetching -= qp.fetches.bytes;
     }
 
     #[cfg(test)]

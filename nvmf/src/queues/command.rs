@@ -133,10 +133,10 @@ impl Command<'_> {
             self.finish(StatusCode::SGL_OFFSET_INVALID.with_dnr());
             return true;
         }
-        let others_first = fresh && !self.queue.unfetched.is_empty();
+        let others_first = fresh && !self.queue.fetches.waiting.is_empty();
         if others_first || !self.queue.may_fetch(bytes) {
             self.request().step = Step::Buffer;
-            self.queue.unfetched.push_back(self.index);
+            self.queue.fetches.waiting.push_back(self.index);
             return true;
         }
         let buffers = &mut self.core.buffers;
@@ -177,8 +177,8 @@ impl Command<'_> {
         let qp = &mut *self.queue;
         let pool = &self.core.buffers.pools.io;
         if let Some(data) = &qp.requests[self.index].data
-            && qp.was_in_place
-            && !qp.in_place
+            && qp.in_place.before
+            && !qp.in_place.now
             && !pool.owns(data)
         {
             let Some(copy) = copy_of(data, pool) else {

@@ -84,7 +84,7 @@ pub(super) fn run(command: &mut Command) {
         // delay.
         Err(Refused::Busy(_)) if patient => {
             qp.requests[command.index].step = Step::Held;
-            qp.waiting_connect = Some(command.index);
+            qp.opening.waiting = Some(command.index);
             return;
         }
         Err(Refused::Busy(why)) => {
@@ -112,7 +112,7 @@ impl Resources {
         why: &str,
         now: Nanos,
     ) {
-        let peer = &qp.peer;
+        let peer = &qp.ends.peer;
         let host = match peer {
             Address::Ip(address) => address.ip().to_string(),
             Address::Loopback(name) => name.clone(),
@@ -148,7 +148,7 @@ impl Resources {
             .map_err(|error| Refused::Parameter(InvalidParameter::SUBNQN, error.to_string()))?;
         let entries = connect.queue_entries();
         let kind = self.ports.kind_of(qp);
-        let limits = self.target.listener_limits(kind, qp.listener);
+        let limits = self.target.listener_limits(kind, qp.ends.listener);
         let max = if connect.is_admin() {
             limits.max_admin_entries
         } else {
@@ -168,7 +168,7 @@ impl Resources {
         let association = if connect.is_admin() {
             self.connect_admin(qp, &subsystem, data, &hostnqn)?
         } else {
-            self.connect_io(&connect, &subsystem, qp.listener, data, &hostnqn)?
+            self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?
         };
         let cqe = self.adopt(qp, &connect, association, now)?;
         qp.place = Some(place);
@@ -191,7 +191,7 @@ impl Resources {
         })?;
         let kind = self.ports.kind_of(qp);
         subsystem
-            .admit(asked, hostnqn, data.hostid, qp.listener, kind)
+            .admit(asked, hostnqn, data.hostid, qp.ends.listener, kind)
             .map_err(|refusal| match refusal {
                 Refusal::HostNotAllowed => Refused::Status(
                     StatusCode::CONNECT_INVALID_HOST.with_dnr(),
@@ -309,9 +309,9 @@ impl Resources {
             entries: connect.queue_entries() as u16,
             group,
             transport,
-            listener: qp.listener,
-            local: qp.local.clone(),
-            peer: qp.peer.clone(),
+            listener: qp.ends.listener,
+            local: qp.ends.local.clone(),
+            peer: qp.ends.peer.clone(),
             stats: Arc::clone(&stats),
             ending: false,
         };
@@ -342,18 +342,18 @@ impl Resources {
                 &self.target,
                 Arc::clone(&association),
                 &caps,
-                qp.local.clone(),
+                qp.ends.local.clone(),
                 connect.kato_ms,
                 now,
             );
             qp.controller = Some(Box::new(controller));
             let (host, cntlid) = (&association.hostnqn, association.cntlid);
-            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.peer, "controller connected");
+            tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.ends.peer, "controller connected");
         }
         association.touch();
         qp.qid = connect.qid;
-        qp.entries = connect.queue_entries() as u16;
-        qp.flow_control_off = connect
+        qp.flow.entries = connect.queue_entries() as u16;
+        qp.flow.is_off = connect
             .attributes
             .contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL);
         qp.stats = stats;
@@ -373,8 +373,8 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
     let qp = &mut *command.queue;
     let params = QueueParams {
         qid: qp.qid,
-        entries: qp.entries,
-        flow_control_off: qp.flow_control_off,
+        entries: qp.flow.entries,
+        flow_control_off: qp.flow.is_off,
     };
     qp.stage = Stage::Live;
     let port = command.core.ports.of(qp);
@@ -385,12 +385,12 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
     let qp = &mut *command.queue;
     qp.takes_lent = takes_lent;
     if !qp.is_admin() {
-        qp.fetch_window = fetch_window;
-        qp.unfetched.reserve(usize::from(qp.entries));
+        qp.fetches.window = fetch_window;
+        qp.fetches.waiting.reserve(usize::from(qp.flow.entries));
     }
-    qp.connecting = false;
+    qp.opening.is_unanswered = false;
     debug_assert_eq!(qp.requests.outstanding(), 0, "the Connect was alone");
-    qp.requests = Requests::new(qp.entries);
+    qp.requests = Requests::new(qp.flow.entries);
     command.core.view_changed(qp);
 }
 

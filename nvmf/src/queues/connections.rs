@@ -6,12 +6,12 @@ use std::time::Duration;
 use nacre_reactor::Nanos;
 
 use crate::queues::queue_group::QueueGroup;
-use crate::queues::queue_pair::{QueuePair, Stage};
+use crate::queues::queue_pair::{Ends, QueuePair, Stage};
 use crate::queues::resources::Resources;
 use crate::queues::{admin, connect};
 use crate::subsystems::association::{Phase, Teardown};
 use crate::subsystems::config::IoLimits;
-use crate::transport::{Address, CloseWhy, Closed, ConnId, ListenerId};
+use crate::transport::{CloseWhy, Closed, ConnId};
 
 /// How often associations are looked after (keep-alive, leftovers) without being asked.
 const UPKEEP: Duration = Duration::from_millis(100);
@@ -20,14 +20,9 @@ const UPKEEP: Duration = Duration::from_millis(100);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl QueueGroup {
-    pub(super) fn open_queue(
-        &mut self,
-        (port, conn): (usize, ConnId),
-        ends: (ListenerId, Address, Address),
-        now: Nanos,
-    ) {
+    pub(super) fn open_queue(&mut self, (port, conn): (usize, ConnId), ends: Ends, now: Nanos) {
         let Some(id) = self.queues.reserve() else {
-            tracing::warn!(peer = %ends.2, limit = self.queues.max(), "connection refused: this core has all of its queue pairs");
+            tracing::warn!(peer = %ends.peer, limit = self.queues.max(), "connection refused: this core has all of its queue pairs");
             return self.core.ports.turn_away(port, conn);
         };
         let caps = self.core.ports.caps_of(port, conn);
@@ -98,12 +93,12 @@ impl QueueGroup {
 impl Resources {
     /// Looks after a queue pair.
     fn upkeep(&mut self, qp: &mut QueuePair, now: Nanos) {
-        if qp.stage == Stage::Fresh && now.since(qp.opened) > CONNECT_TIMEOUT {
-            tracing::warn!(peer = %qp.peer, "no Connect within {CONNECT_TIMEOUT:?}");
+        if qp.stage == Stage::Fresh && now.since(qp.opening.since) > CONNECT_TIMEOUT {
+            tracing::warn!(peer = %qp.ends.peer, "no Connect within {CONNECT_TIMEOUT:?}");
             return self.close(qp, CloseWhy::Now);
         }
         if qp.stage == Stage::Fresh
-            && let Some(index) = qp.waiting_connect.take()
+            && let Some(index) = qp.opening.waiting.take()
         {
             return connect::run(&mut self.command(qp, index, now));
         }
@@ -130,9 +125,9 @@ impl Resources {
         qp.closed = true;
         match why {
             Closed::Local | Closed::Peer => {
-                tracing::debug!(peer = %qp.peer, qid = qp.qid, "connection closed: {why}");
+                tracing::debug!(peer = %qp.ends.peer, qid = qp.qid, "connection closed: {why}");
             }
-            _ => tracing::warn!(peer = %qp.peer, qid = qp.qid, "connection lost: {why}"),
+            _ => tracing::warn!(peer = %qp.ends.peer, qid = qp.qid, "connection lost: {why}"),
         }
         self.close(qp, CloseWhy::Now);
     }

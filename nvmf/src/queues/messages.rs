@@ -169,7 +169,10 @@ impl Command<'_> {
         let request = self.request();
         match request.step {
             Step::Buffer => {
-                self.queue.unfetched.retain(|waiting| *waiting != index);
+                self.queue
+                    .fetches
+                    .waiting
+                    .retain(|waiting| *waiting != index);
                 self.finish(StatusCode::ABORT_REQUESTED);
                 true
             }

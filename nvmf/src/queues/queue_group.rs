@@ -21,7 +21,7 @@ use nacre_reactor::{Idle, Nanos, Poller, Work};
 
 use crate::queues::buffers::Buffers;
 use crate::queues::device;
-use crate::queues::queue_pair::Stage;
+use crate::queues::queue_pair::{Ends, Stage};
 use crate::queues::queue_pairs::QueuePairs;
 use crate::queues::resources::Resources;
 use crate::queues::waiting::WaitingList;
@@ -129,7 +129,14 @@ impl QueueGroup {
                 listener,
                 local,
                 peer,
-            } => return self.open_queue((port, conn), (listener, local, peer), now),
+            } => {
+                let ends = Ends {
+                    listener,
+                    local,
+                    peer,
+                };
+                return self.open_queue((port, conn), ends, now);
+            }
             event => event,
         };
         let Some(id) = self.core.ports.queue_of(port, event.conn()) else {

@@ -45,29 +45,18 @@ pub(crate) struct QueuePair {
     /// The transport, by its place in the core's list.
     pub port: usize,
     pub conn: ConnId,
-    pub listener: ListenerId,
-    pub local: Address,
-    pub peer: Address,
+    pub ends: Ends,
     pub stage: Stage,
-    /// Its Connect has not been answered.
-    pub connecting: bool,
-    pub opened: Nanos,
-    /// Its Connect waits until an earlier controller of the host is gone.
-    pub waiting_connect: Option<ReqIndex>,
+    pub opening: Opening,
     /// The answer to its Disconnect, which waits until no device has anything of it.
     pub farewell: Option<Box<Response>>,
     /// The transport reported the connection closed.
     pub closed: bool,
     pub qid: u16,
-    pub entries: u16,
-    pub sqhd: u16,
-    pub flow_control_off: bool,
+    pub flow: Flow,
     /// The transport sends data of this connection from the device's own memory.
     pub takes_lent: bool,
-    /// The last value of [`crate::transport::Transport::set_in_place`] for the transport.
-    pub in_place: bool,
-    /// The value was true before: some data may still be in place.
-    pub was_in_place: bool,
+    pub in_place: InPlace,
     pub association: Option<Arc<Association>>,
     /// From the accepted Connect on.
     pub place: Option<Place>,
@@ -83,12 +72,49 @@ pub(crate) struct QueuePair {
     pub inflight: u32,
     /// A fused pair whose second half has to come next.
     pub fused: Option<FusedFirst>,
-    /// Bytes that the transport is fetching, how many it should at most, and the requests that wait
-    /// for that, oldest first.
-    pub fetching: usize,
-    pub fetch_window: usize,
-    pub unfetched: VecDeque<ReqIndex>,
+    pub fetches: Fetches,
     pub stats: Arc<QueueStats>,
+}
+
+/// Where a connection comes from and where it leads.
+pub(crate) struct Ends {
+    pub listener: ListenerId,
+    pub local: Address,
+    pub peer: Address,
+}
+
+/// The submission queue, as the host's flow control sees it.
+pub(crate) struct Flow {
+    pub entries: u16,
+    pub head: u16,
+    pub is_off: bool,
+}
+
+/// The time until the Connect is answered.
+pub(crate) struct Opening {
+    pub since: Nanos,
+    pub is_unanswered: bool,
+    /// The Connect waits until an earlier controller of the host is gone.
+    pub waiting: Option<ReqIndex>,
+}
+
+/// True for a connection whose data may stay in a receive buffer.
+#[derive(Default)]
+pub(crate) struct InPlace {
+    /// The last value of [`crate::transport::Transport::set_in_place`] for the transport.
+    pub now: bool,
+    /// The value was true before: some data may still be in place.
+    pub before: bool,
+}
+
+/// The data that the transport fetches from the host.
+pub(crate) struct Fetches {
+    /// Bytes that it is fetching.
+    pub bytes: usize,
+    /// How many it should fetch at most.
+    pub window: usize,
+    /// The requests that wait for that, oldest first.
+    pub waiting: VecDeque<ReqIndex>,
 }
 
 /// The first half of a fused pair.
@@ -134,7 +160,7 @@ impl QueuePair {
     pub fn new(
         id: QueueId,
         (port, conn): (usize, ConnId),
-        (listener, local, peer): (ListenerId, Address, Address),
+        ends: Ends,
         limits: IoLimits,
         now: Nanos,
     ) -> QueuePair {
@@ -142,22 +168,23 @@ impl QueuePair {
             id,
             port,
             conn,
-            listener,
-            local,
-            peer,
+            ends,
             stage: Stage::Fresh,
-            connecting: true,
-            opened: now,
-            waiting_connect: None,
+            opening: Opening {
+                since: now,
+                is_unanswered: true,
+                waiting: None,
+            },
             farewell: None,
             closed: false,
             qid: 0,
-            entries: FRESH_ENTRIES,
-            sqhd: 0,
-            flow_control_off: false,
+            flow: Flow {
+                entries: FRESH_ENTRIES,
+                head: 0,
+                is_off: false,
+            },
             takes_lent: false,
-            in_place: false,
-            was_in_place: false,
+            in_place: InPlace::default(),
             association: None,
             place: None,
             controller: None,
@@ -168,9 +195,11 @@ impl QueuePair {
             rights: RightsCache::default(),
             inflight: 0,
             fused: None,
-            fetching: 0,
-            fetch_window: usize::MAX,
-            unfetched: VecDeque::new(),
+            fetches: Fetches {
+                bytes: 0,
+                window: usize::MAX,
+                waiting: VecDeque::new(),
+            },
             stats: Arc::new(QueueStats::default()),
         }
     }
@@ -241,7 +270,7 @@ impl QueuePair {
         match request.plan {
             Plan::Single { op: Op::Read, .. } => self.lends(index),
             Plan::Single { op: Op::Write, .. } => {
-                request.data.is_some() && (self.in_place || !self.was_in_place)
+                request.data.is_some() && (self.in_place.now || !self.in_place.before)
             }
             _ => false,
         }
@@ -250,7 +279,7 @@ impl QueuePair {
     /// Whether the transport may fetch so much more now.
     #[inline]
     pub fn may_fetch(&self, bytes: usize) -> bool {
-        self.fetching == 0 || self.fetching.saturating_add(bytes) <= self.fetch_window
+        self.fetches.bytes == 0 || self.fetches.bytes.saturating_add(bytes) <= self.fetches.window
     }
 
     /// The bytes of a command that the host has to send.
@@ -273,15 +302,15 @@ impl QueuePair {
     /// completions, so that a host with flow control never has more commands outstanding than the
     /// queue has entries.
     pub fn seal(&mut self, cqe: Cqe) -> Cqe {
-        self.sqhd = if self.sqhd + 1 >= self.entries {
+        self.flow.head = if self.flow.head + 1 >= self.flow.entries {
             0
         } else {
-            self.sqhd + 1
+            self.flow.head + 1
         };
         // Without flow control the head means nothing, but for saying so in the answer to Connect.
-        let head = match self.flow_control_off {
-            false => self.sqhd,
-            true if self.connecting => Cqe::SQHD_NO_FLOW_CONTROL,
+        let head = match self.flow.is_off {
+            false => self.flow.head,
+            true if self.opening.is_unanswered => Cqe::SQHD_NO_FLOW_CONTROL,
             true => 0,
         };
         let mut cqe = cqe.with_sqhd(head);

@@ -352,7 +352,7 @@ pub(super) fn preempt(command: &mut Command, nsid: u32) -> bool {
     }
     match request.step {
         Step::Buffer => {
-            qp.unfetched.retain(|waiting| *waiting != index);
+            qp.fetches.waiting.retain(|waiting| *waiting != index);
             command.finish(PREEMPTED);
             false
         }

@@ -110,7 +110,7 @@ impl Resources {
                 return self.refuse(qp, sqe, StatusCode::COMMAND_ID_CONFLICT);
             }
             Err(NoRoom::QueueOverrun) => {
-                tracing::warn!(peer = %qp.peer, qid = qp.qid, entries = qp.entries, "host overran its submission queue");
+                tracing::warn!(peer = %qp.ends.peer, qid = qp.qid, entries = qp.flow.entries, "host overran its submission queue");
                 return self.close(qp, CloseWhy::Now);
             }
         };
@@ -157,14 +157,14 @@ impl Resources {
     /// Has the transport fetch for commands that waited until it has fetched for others.
     fn fetch_next(&mut self, qp: &mut QueuePair, now: Nanos) {
         while qp.stage == Stage::Live
-            && let Some(&index) = qp.unfetched.front()
+            && let Some(&index) = qp.fetches.waiting.front()
         {
             // Otherwise it has ended meanwhile.
             let waits = qp.requests[index].step == Step::Buffer;
             if waits && !qp.may_fetch(qp.bytes_from_host(index)) {
                 return;
             }
-            qp.unfetched.pop_front();
+            qp.fetches.waiting.pop_front();
             if waits {
                 self.command(qp, index, now).gather_or_wait(false);
             }
@@ -193,8 +193,8 @@ impl Resources {
             return;
         }
         let in_place = qp.view.iter().all(|namespace| namespace.immediate);
-        if std::mem::replace(&mut qp.in_place, in_place) != in_place {
-            qp.was_in_place |= !in_place;
+        if std::mem::replace(&mut qp.in_place.now, in_place) != in_place {
+            qp.in_place.before |= !in_place;
             self.ports.of(qp).set_in_place(qp.conn, in_place);
         }
     }

@@ -442,7 +442,10 @@ impl Bench {
             assert!(group.core.reserving.is_idle() && !group.core.buffers.is_fetching());
             assert_eq!(group.core.devices.all_waiting(), 0);
             for qp in group.queues.iter() {
-                assert_eq!((qp.inflight, qp.fetching, qp.unfetched.len()), (0, 0, 0));
+                assert_eq!(
+                    (qp.inflight, qp.fetches.bytes, qp.fetches.waiting.len()),
+                    (0, 0, 0)
+                );
                 assert_eq!(qp.requests.outstanding(), 0);
             }
         });

@@ -159,7 +159,7 @@ fn waiting_for_a_fetch_ends() {
         assert_eq!(of(cid).status(), StatusCode::ABORT_REQUESTED);
     }
     for qp in rig.group.queues.iter() {
-        assert!(qp.unfetched.is_empty(), "nothing is left of them");
+        assert!(qp.fetches.waiting.is_empty(), "nothing is left of them");
     }
     rig.send(io, write(200, 4096), None);
     rig.send(io, write(201, 4096), None);

@@ -34,7 +34,6 @@ const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("engine", "Engine", 355, 29),
     ("nvmf", "Controller", 1_046, 38),
     ("nvmf", "IoQueue", 728, 28),
-    ("nvmf", "QueuePair", 268, 33),
     ("transports/rdma", "Conn", 267, 33),
     ("transports/rdma/verbs", "DeviceAttributes", 0, 25),
     ("transports/rdma/verbs", "ibv_device_attr", 0, 40),
