@@ -1,7 +1,7 @@
-//! Mistakes of a configuration that are mistakes on every machine.
+//! Checks of a configuration that do not depend on the machine.
 //!
-//! Devices and subsystems are created in a registry and a target that are discarded. So the rules
-//! are those of the calls that create them.
+//! Devices and subsystems are created in a temporary registry and target. So the rules are those of
+//! the RPC calls that create them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,8 @@ use crate::rpc::RpcError;
 use crate::values::read::ValueError;
 use crate::values::size;
 
-/// Numbers that are not any number: key, least and most. Lists of tables stand without their indexes.
+/// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
+/// indexes.
 pub const RANGES: &[(&str, u64, u64)] = &[
     ("reactor.busy_poll_us", 0, 1_000_000),
     ("memory.size_mb", 0, 1 << 24),
@@ -72,7 +73,7 @@ pub const RANGES: &[(&str, u64, u64)] = &[
     ("bdev.block_size", 512, 65_536),
 ];
 
-/// The error, with the range of the key where it is about a number.
+/// The error, followed by the allowed range if the key is a number.
 pub fn in_range(place: &[Segment], error: &ValueError) -> String {
     let keys = place.iter().filter_map(|segment| match segment {
         Segment::Map { key } => Some(key.as_str()),
@@ -90,7 +91,7 @@ pub fn in_range(place: &[Segment], error: &ValueError) -> String {
     }
 }
 
-/// What types cannot say. Nothing here looks at the machine.
+/// Checks that types cannot express. Does not depend on the machine.
 pub fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Vec<Problem> {
     let mut check = Check {
         origins,
@@ -118,7 +119,7 @@ impl Check<'_> {
         });
     }
 
-    /// As a call would refuse it.
+    /// Reports the error that the RPC call would return.
     fn refused(&mut self, key: &str, error: &RpcError) {
         match &error.data {
             Some(facts) => {
@@ -129,7 +130,7 @@ impl Check<'_> {
         }
     }
 
-    /// Whether the key, or something in it, was refused.
+    /// True if the key, or a key within it, has a problem.
     fn is_refused(&self, key: &str) -> bool {
         self.problems.iter().any(|p| p.key == key)
     }

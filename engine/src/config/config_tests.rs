@@ -1,5 +1,5 @@
-//! Goal: layers override in their order, every mistake names its place and what was meant, and
-//! the committed sample is complete and equal to the defaults.
+//! Goal: layers override in order, every error names the place and a suggestion, and the committed
+//! sample is complete and equal to the defaults.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -75,16 +75,16 @@ fn unknown_keys_are_refused_with_a_suggestion() {
         env(&[
             ("NACRE_SERVICE_HOST", "10.0.0.1"),
             ("NACRE_PORT_4420_TCP", "x"),
-            // Of services called nacre-rdma and nacre-rpc.
+            // Kubernetes variables of services called nacre-rdma and nacre-rpc.
             ("NACRE_RDMA_PORT", "tcp://10.0.0.1:4420"),
             ("NACRE_RDMA_SERVICE_PORT_NVMF", "4420"),
             ("NACRE_RPC_PORT_9009_UDP_PROTO", "udp"),
             ("NACRE_RPC_SERVICE_HOST", "10.0.0.2"),
-            // Of a shell in which this program is worked on.
+            // Variables of a developer's shell.
             ("NACRE_VM_CACHE", "/srv/vm"),
             ("NACRE_SPDK_DIR", "/opt/spdk"),
             ("NACRE_TEST_SEED", "7"),
-            // Of the commands that connect to a target.
+            // Variables of the commands that connect to a target.
             ("NACRE_HOSTNQN", "nqn.2014-08.org.nvmexpress:uuid:1"),
             ("NACRE_HOSTID", "1"),
             ("NACRE_CONFIG", "/etc/nacre.toml"),
@@ -94,10 +94,10 @@ fn unknown_keys_are_refused_with_a_suggestion() {
     .unwrap();
 }
 
-/// One variable has one meaning: the commands' variable does not move the daemon, and a port from
-/// Kubernetes is no setting.
+/// Goal: a variable has one meaning. The commands' socket variable does not change the daemon's
+/// socket, and a port from Kubernetes is not a setting.
 #[test]
-fn the_daemons_socket_has_a_variable_of_its_own() {
+fn the_socket_of_the_daemon_has_its_own_variable() {
     let file = "[rpc]\nsocket = \"/file\"\n";
     let socket = |vars: &[(&str, &str)]| {
         let loaded = load_text(Some(("nacre.toml", file)), env(vars), &[]).unwrap();
@@ -118,9 +118,10 @@ fn the_daemons_socket_has_a_variable_of_its_own() {
     assert_eq!(socket(&[url]), ("/file".into(), None));
 }
 
-/// Variables of others may be any bytes; one of ours that is no text is named.
+/// Goal: variables of other programs may contain any bytes; a Nacre variable that is not UTF-8 is
+/// refused by name.
 #[test]
-fn variables_need_not_be_text_unless_they_are_ours() {
+fn only_variables_of_nacre_must_be_utf8() {
     let bytes = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
     let others = [
         (bytes(b"LC_\xff"), bytes(b"\xff")),
@@ -132,17 +133,18 @@ fn variables_need_not_be_text_unless_they_are_ours() {
         (bytes(b"NACRE_RPC_\xff"), bytes(b"x")),
     ];
     let error = load_text(None, ours, &[]).unwrap_err();
-    let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
-    assert_eq!(said[0], "$NACRE_DATA_DIR: NACRE_DATA_DIR is not UTF-8");
+    let messages: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!(messages[0], "$NACRE_DATA_DIR: NACRE_DATA_DIR is not UTF-8");
     assert!(
-        said[1].starts_with("$NACRE_RPC_\u{fffd}: unknown variable"),
-        "{said:?}"
+        messages[1].starts_with("$NACRE_RPC_\u{fffd}: unknown variable"),
+        "{messages:?}"
     );
 }
 
-/// Values of single keys are in `values_tests.rs`; these are about several, or about the file.
+/// Goal: errors that concern several keys, or the file, name key and line. Values of single keys
+/// are in `values_tests.rs`.
 #[test]
-fn mistakes_of_several_keys_name_key_and_line() {
+fn errors_of_several_keys_name_key_and_line() {
     for (text, expected) in [
         (
             "[nvmf]\nin_capsule_data_size = 8192\nmax_io_size = 4096",
@@ -205,7 +207,7 @@ fn keys_of_other_programs_get_a_hint() {
     let text = "qos = 1\n[cluster]\nenabled = true\n[rdma]\nrdma_enabled = true\nuse_rdma_write = true\n\
                 [memory]\npin_memory = true\n[reactor]\nsocket = \"/x\"\n";
     let got = problems(text);
-    for (at, said) in [
+    for (at, expected) in [
         ":1: unknown key \"qos\"; limits belong to a device: `nacre bdev limit NAME`",
         ":2: unknown key \"cluster\"; leave it out: there is no cluster protocol",
         ":5: unknown key \"rdma.rdma_enabled\"; use rdma = \"off\", \"prefer\" or \"require\"",
@@ -217,7 +219,7 @@ fn keys_of_other_programs_get_a_hint() {
     .enumerate()
     {
         assert!(
-            got[at].starts_with(&format!("nacre.toml{said}")),
+            got[at].starts_with(&format!("nacre.toml{expected}")),
             "{got:#?}"
         );
     }
@@ -245,9 +247,9 @@ fn declared_devices_and_subsystems_are_read() {
     assert_eq!(s.nvmf.subsystem[0].namespace[0].nsid, 3);
 }
 
-/// What is said about all listeners goes before what each says.
+/// Goal: a setting for all listeners overrides the setting of each listener.
 #[test]
-fn listeners_in_short_and_rdma_for_all() {
+fn short_listeners_and_rdma_for_all_listeners() {
     let text = r#"
         [nvmf]
         listen = ["tcp://10.0.0.4:4421"]
@@ -277,7 +279,7 @@ fn listeners_in_short_and_rdma_for_all() {
 }
 
 #[test]
-fn cores_are_read_in_every_spelling() {
+fn every_notation_of_cores_is_read() {
     let these = |cores: &[usize]| Cores::These(cores.iter().copied().collect());
     for (text, cores) in [
         ("auto", Cores::Auto),
@@ -299,17 +301,17 @@ fn cores_are_read_in_every_spelling() {
 }
 
 #[test]
-fn the_sample_is_the_defaults_and_leaves_nothing_out() {
+fn the_sample_is_complete_and_equals_the_defaults() {
     let loaded = load_text(Some(("nacre.sample.toml", SAMPLE)), [], &[]).unwrap();
     assert_eq!(loaded.settings, Settings::default());
 
-    // With the examples uncommented it must still be read, and name every key there is.
+    // With its examples uncommented, the sample is still valid and names every key.
     let full: String = SAMPLE
         .lines()
         .map(|l| l.strip_prefix("#: ").unwrap_or(l).to_owned() + "\n")
         .collect();
     let loaded = load_text(Some(("full", &full)), [], &[]).unwrap();
-    let said: std::collections::BTreeSet<String> = loaded
+    let set_keys: std::collections::BTreeSet<String> = loaded
         .origins
         .keys()
         .map(|k| k.replace("[0]", ""))
@@ -318,7 +320,7 @@ fn the_sample_is_the_defaults_and_leaves_nothing_out() {
     fn walk(
         path: &str,
         known: &serde_json::Value,
-        said: &std::collections::BTreeSet<String>,
+        set_keys: &std::collections::BTreeSet<String>,
         missing: &mut Vec<String>,
     ) {
         let known = settings::item_template(path).unwrap_or_else(|| known.clone());
@@ -328,21 +330,17 @@ fn the_sample_is_the_defaults_and_leaves_nothing_out() {
             } else {
                 format!("{path}.{key}")
             };
-            if !value.is_object() && !said.contains(&path) {
+            if !value.is_object() && !set_keys.contains(&path) {
                 missing.push(path.clone());
             }
-            walk(&path, value, said, missing);
+            walk(&path, value, set_keys, missing);
         }
     }
     walk(
         "",
         &serde_json::to_value(Settings::default()).unwrap(),
-        &said,
+        &set_keys,
         &mut missing,
     );
-    assert_eq!(
-        missing,
-        Vec::<String>::new(),
-        "keys that the sample does not show"
-    );
+    assert_eq!(missing, Vec::<String>::new(), "keys missing in the sample");
 }

@@ -1,5 +1,5 @@
-//! Mistakes of a configuration on this machine: entries that `nacre serve` refuses here, or retries
-//! without end.
+//! Checks of a configuration on this machine: entries that `nacre serve` would refuse here, or
+//! retry without end.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::listeners::system::System;
 use crate::methods::options::IobufOptions;
 use crate::values::address::ScopedIp;
 
-/// As the daemon would find it. Reads files and asks the kernel; changes nothing.
+/// Checks the settings against this machine. Reads files and queries the kernel; changes nothing.
 pub fn check(loaded: &Loaded) -> Vec<Problem> {
     let settings = &loaded.settings;
     let mut problems = Vec::new();
@@ -91,7 +91,7 @@ fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str
     let devices = machine.rdma_devices();
     let missing = |device: &str| {
         let present = devices.iter().any(|one| one == device);
-        // It may be one that is made at the start.
+        // The device may be a soft-RoCE device that is created at start.
         let made = device.starts_with("rxe") && !settings.rdma.rxe.is_empty();
         (!present && !made).then(|| {
             let remedy = if devices.is_empty() {
@@ -150,7 +150,7 @@ fn have_addresses(machine: &System) -> String {
     format!("there are: {}", all.collect::<Vec<_>>().join(", "))
 }
 
-/// With the line of the listener, which the plan of listeners knows by its name.
+/// Adds the line of the listener to a problem that names the listener.
 fn located(problem: Problem, loaded: &Loaded) -> Problem {
     let all = loaded.settings.nvmf.listener.iter().enumerate();
     let named = |name: &str| problem.origin == format!("listener \"{name}\"");
@@ -169,7 +169,8 @@ fn located(problem: Problem, loaded: &Loaded) -> Problem {
     }
 }
 
-/// Huge pages that must be there, and none of which this machine has. Those in use may be the running daemon's.
+/// Required huge pages of a size that this machine has none of. Pages in use count, because the
+/// running daemon may have them.
 fn no_pages(settings: &Settings) -> Option<(String, String)> {
     let (size, name) = match settings.memory.hugepages {
         Hugepages::TwoMiB => (2 << 20, "2MiB"),
@@ -188,7 +189,8 @@ fn no_pages(settings: &Settings) -> Option<(String, String)> {
     })
 }
 
-/// Whether a socket can have the address, whatever its port: that may be the running daemon's.
+/// Checks that a socket can bind to the address. Ignores the port, which the running daemon may
+/// use.
 fn has_address(address: SocketAddr) -> Result<(), String> {
     let mut any_port = address;
     any_port.set_port(0);

@@ -1,7 +1,7 @@
 //! Keys of other programs (Mayastor, Ferrite, SPDK, FastReg), and the keys here with the same
 //! effect.
 
-/// The key to write in place of an unknown one, which is given with the tables around it.
+/// The key to use instead of an unknown one. `full` includes the tables around the key.
 pub fn of(full: &str) -> Option<&'static str> {
     let exact = SECTIONS.iter().find(|(name, _)| *name == full);
     let key = full.rsplit('.').next().unwrap_or(full).replace('-', "_");
@@ -21,7 +21,7 @@ pub fn of_variable(name: &str) -> Option<&'static str> {
         .map(|(_, hint)| *hint)
 }
 
-/// Whole tables.
+/// Hints for whole tables.
 const SECTIONS: &[(&str, &str)] = &[
     (
         "qos",
@@ -68,7 +68,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Keys, in whatever table they stand.
+/// Hints for keys, in any table.
 const KEYS: &[(&[&str], &str)] = &[
     (
         &["rdma_enabled", "rdma_enable", "enable_rdma"],
@@ -197,8 +197,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_others_lead_to_ours() {
-        for (full, said) in [
+    fn keys_of_other_programs_have_hints() {
+        for (full, expected) in [
             ("qos", "nacre bdev limit"),
             ("cluster", "[replication]"),
             ("rdma.rdma_enabled", "[[nvmf.listener]]"),
@@ -209,7 +209,7 @@ mod tests {
             ("bdev.filename", "path in [[bdev]]"),
         ] {
             let hint = of(full).unwrap_or_default();
-            assert!(hint.contains(said), "{full}: {hint}");
+            assert!(hint.contains(expected), "{full}: {hint}");
         }
         assert_eq!(of("reactor.coers"), None);
         assert!(of_variable("NACRE_RDMA_PIN_MEMORY").is_some_and(|h| h.contains("locked")));

@@ -1,4 +1,4 @@
-//! `[[nvmf.listener]]`: where hosts connect, chosen by interface.
+//! `[[nvmf.listener]]`: addresses for hosts, selected by interface.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,24 +13,24 @@ use crate::values::read;
 #[serde(default, deny_unknown_fields)]
 pub struct Listener {
     pub name: String,
-    /// See [`Selector`]; empty: `address` is used.
+    /// Selectors, see [`Selector`]; empty: `address` applies.
     pub iface: Vec<String>,
     pub address: ScopedIp,
     pub port: u16,
-    /// What may be used at all; whether RDMA is, `rdma` says.
+    /// Allowed transports; `rdma` says whether RDMA is used.
     pub transports: Vec<Transport>,
     pub rdma: RdmaWish,
-    /// False: where RDMA is wanted, TCP is not told to hosts and refuses them.
+    /// False: where RDMA is wanted, TCP is omitted from the discovery log and refuses hosts.
     pub tcp_fallback: bool,
     pub ana: Ana,
-    /// None: the device and the port behind the interface.
+    /// None: the device and port of the interface.
     pub rdma_device: Option<String>,
     pub rdma_port: Option<u8>,
-    /// None: the entry of RoCE v2 for the listener's address.
+    /// None: the RoCE v2 entry of the listener's address.
     pub rdma_gid_index: Option<u16>,
-    /// Whether soft-RoCE and soft-iWARP will do.
+    /// Allow soft-RoCE and soft-iWARP.
     pub allow_software: bool,
-    /// None, these three: as the transport has them.
+    /// This and the next two: none means the transport's value.
     #[serde(deserialize_with = "read::some_bytes")]
     pub in_capsule_data_size: Option<u32>,
     pub max_queue_depth: Option<u16>,
@@ -61,7 +61,8 @@ impl Default for Listener {
 }
 
 impl Listener {
-    /// From `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`, the `at`-th of them.
+    /// Parses `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`; `at` is the position in the list,
+    /// from 1.
     pub fn short(at: usize, text: &str) -> Result<Listener, AddressError> {
         const FORM: &str =
             "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets";
@@ -100,7 +101,7 @@ impl Listener {
         self.rdma != RdmaWish::Off && self.uses(Transport::Rdma)
     }
 
-    /// How good hosts are told that its path over `transport` is.
+    /// The ANA state of the listener's path over `transport`.
     pub fn ana_of(&self, transport: Transport) -> AnaWish {
         match (transport, self.ana.tcp) {
             (Transport::Rdma, _) => self.ana.rdma,
@@ -109,7 +110,7 @@ impl Listener {
         }
     }
 
-    /// What no machine could make good: keys, causes and remedies.
+    /// Errors that do not depend on the machine: keys, causes and remedies.
     pub fn problems(&self) -> Vec<(&'static str, String, &'static str)> {
         let mut problems = Vec::new();
         if self.name.is_empty() {
@@ -145,7 +146,7 @@ impl Listener {
     }
 }
 
-/// How good a path is.
+/// ANA states by transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ana {
@@ -165,7 +166,7 @@ impl Default for Ana {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnaWish {
-    /// TCP is non-optimized where any listener wants RDMA, and for published volumes.
+    /// TCP is non-optimized if any listener wants RDMA, and for published volumes.
     Auto,
     Optimized,
     NonOptimized,
@@ -173,7 +174,7 @@ pub enum AnaWish {
 }
 
 impl AnaWish {
-    /// As `nvmf_subsystem_add_listener` has it.
+    /// The name in `nvmf_subsystem_add_listener`.
     pub fn word(self) -> &'static str {
         match self {
             AnaWish::Auto | AnaWish::Optimized => "optimized",
@@ -191,7 +192,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// As calls have it.
+    /// The name in RPC calls.
     pub fn trtype(self) -> &'static str {
         match self {
             Transport::Tcp => "TCP",
@@ -218,7 +219,7 @@ impl fmt::Display for RdmaWish {
     }
 }
 
-/// Which interfaces, or which of their addresses, a listener means.
+/// Selects interfaces, or some of their addresses, for a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
     Name(String),
@@ -249,7 +250,7 @@ impl Selector {
 }
 
 impl Selector {
-    /// As [`Selector::from_str`], or the plain name or address of an interface.
+    /// As [`Selector::from_str`], but also accepts the plain name or address of an interface.
     pub fn plain(text: &str) -> Result<Selector, SelectorError> {
         let text = text.trim();
         if text.parse::<IpAddr>().is_ok() || text.parse::<ScopedIp>().is_ok() {
@@ -262,7 +263,7 @@ impl Selector {
         }
     }
 
-    /// For the command line: the text, if it is a selector.
+    /// Validates a selector of the command line; returns the trimmed text.
     pub fn checked(text: &str) -> Result<String, String> {
         match Selector::plain(text) {
             Ok(_) => Ok(text.trim().to_owned()),
@@ -322,7 +323,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Six bytes in hexadecimal with colons or dashes between.
+/// Parses a MAC address: six hexadecimal bytes, separated by colons or dashes.
 pub fn mac(text: &str) -> Option<[u8; 6]> {
     let mut bytes = [0; 6];
     let mut parts = text.trim().split([':', '-']);
@@ -370,7 +371,7 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(selector), "{text}");
         }
-        for (text, said) in [
+        for (text, expected) in [
             ("eth0", "\"eth0\" is no selector"),
             ("iface:eth0", "is no selector"),
             ("name:", "the name of an interface"),
@@ -384,12 +385,12 @@ mod tests {
             ("subnet:fd00::/129", "not a subnet"),
         ] {
             let error = text.parse::<Selector>().unwrap_err().to_string();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
-    fn plain_selectors() {
+    fn plain_names_and_addresses_are_selectors() {
         for (text, selector) in [
             ("eth0", "name:eth0"),
             ("10.0.0.4", "ip:10.0.0.4"),
@@ -400,13 +401,13 @@ mod tests {
             assert_eq!(Selector::plain(text), selector.parse(), "{text}");
         }
         for text in ["", "iface:eth0", "ip:10.0.0", "subnet:10.0.0.0/33"] {
-            let said = Selector::checked(text).unwrap_err();
-            assert!(said.contains("write name:eth0"), "{text}: {said}");
+            let message = Selector::checked(text).unwrap_err();
+            assert!(message.contains("write name:eth0"), "{text}: {message}");
         }
     }
 
     #[test]
-    fn listeners_in_short() {
+    fn short_listeners_are_read() {
         for (text, transport, rdma, address) in [
             (
                 "tcp://10.0.0.4:4421",
@@ -448,7 +449,7 @@ mod tests {
             );
             assert_eq!(listener.problems(), []);
         }
-        for (text, said) in [
+        for (text, expected) in [
             ("10.0.0.4", "write tcp://ADDRESS:PORT"),
             ("tcp://", "write tcp://ADDRESS:PORT"),
             ("fc://10.0.0.4", "write tcp or rdma"),
@@ -458,12 +459,12 @@ mod tests {
             ("tcp://1.2.3.4:0", "\"0\" is not a port"),
         ] {
             let error = Listener::short(1, text).unwrap_err().to_string();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
-    fn a_tcp_path_beside_rdma_is_the_second_choice() {
+    fn a_tcp_path_beside_rdma_is_non_optimized() {
         let mut listener = Listener::default();
         assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::Auto);
         assert_eq!(listener.ana_of(Transport::Tcp).word(), "optimized");

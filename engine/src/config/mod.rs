@@ -2,7 +2,7 @@
 //!
 //! Each layer is a source of the `config` crate. Its values carry their origin (`nacre.toml:12`,
 //! `$NACRE_DATA_DIR`, `--cpumask`), which `config show` and every error name. An unknown key is
-//! refused with the nearest known one. All mistakes are reported at once.
+//! refused with the nearest known one. All errors are reported at once.
 //!
 //! ```text
 //!   file, environment, flags ─▶ source ─▶ values::read ─▶ check ───────▶ here
@@ -32,7 +32,7 @@ use source::{EnvSource, FileSource, FlagSource};
 
 use crate::values::read::{self, Texts};
 
-/// All mistakes of a configuration, each with its place.
+/// All errors of a configuration, each with its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the configuration is refused:{}", .problems.iter().map(|p| format!("\n  {p}")).collect::<String>())]
 pub struct ConfigError {
@@ -86,11 +86,11 @@ impl From<Problem> for ConfigError {
     }
 }
 
-/// The effective settings and where each came from.
+/// The effective settings and their origins.
 #[derive(Debug, Clone, Default)]
 pub struct Loaded {
     pub settings: Settings,
-    /// Keys that are not at their default, by path.
+    /// Keys that differ from their default, by path.
     pub origins: BTreeMap<String, String>,
 }
 
@@ -99,11 +99,11 @@ pub struct Loaded {
 pub struct Flag {
     pub key: &'static str,
     pub value: serde_json::Value,
-    /// As typed: `--cpumask`.
+    /// The flag as typed: `--cpumask`.
     pub flag: &'static str,
 }
 
-/// Reads the layers. `file` must exist when given.
+/// Reads the layers. If `file` is given, it must exist.
 pub fn load(
     file: Option<&Path>,
     env: impl IntoIterator<Item = (OsString, OsString)>,
@@ -162,7 +162,7 @@ pub fn load_text(
     }
     let mut settings = settings.unwrap_or_default();
     let wrong: Vec<String> = problems.iter().map(|p| p.key.clone()).collect();
-    // What a value that cannot be read leads to is not a mistake of its own.
+    // A problem inside a value that could not be read is a consequence; report only the cause.
     let led_to = |problem: &Problem| {
         let inside = |key: &String| {
             let rest = problem.key.strip_prefix(key.as_str());
@@ -185,7 +185,7 @@ pub fn load_text(
     }
 }
 
-/// The file's in the order of its lines, then the others.
+/// Sorts problems: those of the file by line, then the others.
 pub fn in_order(problems: &mut [Problem]) {
     problems.sort_by_cached_key(|problem| {
         let line = problem.origin.rsplit_once(':');
@@ -215,7 +215,7 @@ fn note_origins(path: &str, value: &config::Value, into: &mut BTreeMap<String, S
     }
 }
 
-/// Where `key` was set: its own origin or that of the nearest thing around it.
+/// Where `key` was set: its own origin, or that of the nearest enclosing table.
 fn origin_of(origins: &BTreeMap<String, String>, key: &str) -> String {
     let mut key = key;
     loop {
@@ -229,12 +229,12 @@ fn origin_of(origins: &BTreeMap<String, String>, key: &str) -> String {
     }
 }
 
-/// Which cores the reactors run on.
+/// The cores of the reactors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cores {
-    /// As many as suit the machine.
+    /// Chosen by the machine's size.
     Auto,
-    /// This many, the first of those that the process may use.
+    /// This many of the cores that the process may use, from the first.
     Count(usize),
     These(CoreSet),
 }
@@ -243,14 +243,14 @@ impl Cores {
     pub const FORMS: &'static str =
         "write auto, auto:2 for two of them, a list such as 0,2-5 or a mask such as 0x3";
 
-    /// Reads `auto`, `auto:3`, and every spelling of [`CoreSet::parse`]: a number is always a core.
+    /// Reads `auto`, `auto:3`, and every notation of [`CoreSet::parse`]: a number is always a core.
     pub fn parse(text: &str) -> Result<Cores, String> {
         let text = text.trim();
         if text == "auto" {
             return Ok(Cores::Auto);
         }
         let Some(count) = text.strip_prefix("auto:") else {
-            // The remedy here is larger.
+            // `FORMS` replaces the remedy, because this key accepts more forms.
             let cause = |text: String| text.split(": write").next().unwrap_or(&text).to_owned();
             let parsed = CoreSet::parse(text).map(Cores::These);
             return parsed.map_err(|error| cause(error.to_string()));
@@ -265,12 +265,12 @@ impl Cores {
     }
 }
 
-/// The configuration that is read when none is named, if it is there.
+/// The system's configuration file, used if no file is named; `None` if it does not exist.
 pub fn system_file() -> Option<PathBuf> {
     Some(PathBuf::from("/etc/nacre/nacre.toml")).filter(|path| path.exists())
 }
 
-/// Where the socket is when nothing says otherwise: root's runtime directory, else the user's.
+/// Default path of the RPC socket: root's runtime directory, else the user's.
 pub fn default_socket() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return PathBuf::from("/run/nacre/nacre.sock");
@@ -284,7 +284,7 @@ pub fn default_socket() -> PathBuf {
     }
 }
 
-/// Where state is kept when nothing says otherwise; `None` when the user has no home.
+/// Default data directory; `None` if the user has no home directory.
 pub fn default_data_dir() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from("/var/lib/nacre"));

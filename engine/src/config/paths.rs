@@ -1,12 +1,12 @@
-//! Makes the paths of the settings absolute. Paths in the file are relative to its folder, paths in
-//! the environment and in flags to the working directory.
+//! Makes the paths of the settings absolute. Paths in the file are relative to the file's
+//! directory. Paths in the environment and in flags are relative to the working directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Problem, Settings, origin_of};
 
-/// `file`: the name of the configuration file, if there is one.
+/// Resolves all paths. `file` is the name of the configuration file, if there is one.
 pub fn make_absolute(
     settings: &mut Settings,
     origins: &BTreeMap<String, String>,
@@ -63,7 +63,7 @@ impl Resolver<'_> {
             .filter(in_file)
             .and_then(|f| Path::new(f).parent());
         match std::path::absolute(folder.unwrap_or(Path::new("")).join(&*path)) {
-            // Answers of the daemon and its state are JSON.
+            // Replies and state of the daemon are JSON, which is UTF-8.
             Ok(absolute) if absolute.to_str().is_none() => refuse("the path is not UTF-8"),
             Ok(absolute) => {
                 *path = absolute;
@@ -82,7 +82,7 @@ mod tests {
     const RELATIVE: &str = "[rpc]\nsocket = \"run/n.sock\"\n[data]\ndir = \"../state\"\n[[bdev]]\nname = \"a\"\npath = \"a.img\"\n[[bdev]]\nname = \"b\"\npath = \"/b.img\"\n";
 
     #[test]
-    fn a_path_in_a_file_is_relative_to_the_files_folder() {
+    fn a_path_in_a_file_is_relative_to_its_directory() {
         let settings = load_text(Some(("/etc/nacre/n.toml", RELATIVE)), [], &[]);
         let settings = settings.unwrap().settings;
         assert_eq!(settings.rpc.socket, "/etc/nacre/run/n.sock");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_it_is_relative_to_the_working_directory() {
+    fn other_paths_are_relative_to_the_working_directory() {
         let here = std::env::current_dir().unwrap();
         let flag = |key, value: &str| Flag {
             key,
@@ -108,19 +108,19 @@ mod tests {
         let settings = loaded.unwrap().settings;
         assert_eq!(settings.rpc.socket, here.join("n.sock").to_str().unwrap());
         assert_eq!(settings.data.dir, here.join("state").to_str().unwrap());
-        // Words are no paths.
+        // Keywords are not paths.
         let words = load_text(None, [("NACRE_DATA_DIR".into(), "none".into())], &[]);
         let words = words.unwrap().settings;
         assert_eq!((&*words.rpc.socket, &*words.data.dir), ("auto", "none"));
     }
 
     #[test]
-    fn an_empty_path_is_refused_where_it_stands() {
+    fn an_empty_path_is_refused_with_its_place() {
         let text = "[rpc]\nsocket = \"\"\n[[bdev]]\nname = \"a\"\npath = \"\"\n";
         let error = load_text(Some(("n.toml", text)), [], &[]).unwrap_err();
-        let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+        let messages: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
         assert_eq!(
-            said,
+            messages,
             [
                 "n.toml:2: rpc.socket: the path is empty; write an absolute path",
                 "n.toml:5: bdev[0].path: the path is empty; write an absolute path"

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::read;
 
-/// What a device cannot do is clamped to what it can.
+/// Settings of the RDMA transport. Values above a device's limits are reduced to them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rdma {
-    /// For listeners that do not say it themselves. None, these three: what belongs to the address.
+    /// Defaults of listeners, like the next two. None: derived from the listener's address.
     pub device: Option<String>,
     pub port: Option<u8>,
     pub gid_index: Option<u16>,
@@ -19,35 +19,36 @@ pub struct Rdma {
     pub allow_software: bool,
     /// Interfaces that get a soft-RoCE device at start, unless they have a device.
     pub rxe: Vec<String>,
-    /// Queue pairs of the whole transport; each core takes memory for as many.
+    /// Queue pairs of the whole transport; each core reserves memory for this many.
     pub max_qpairs: u32,
-    /// Bytes that a write may carry in its command capsule, a multiple of 16.
+    /// Bytes of in-capsule data per write, a multiple of 16.
     #[serde(deserialize_with = "read::bytes")]
     pub in_capsule_data_size: u32,
-    /// Receive buffers per core and device, shared by its queue pairs; 0: each has its own.
+    /// Receive buffers per core and device, shared by its queue pairs; 0: separate buffers per
+    /// queue pair.
     pub srq_size: u32,
-    /// Completions per core and device to begin with.
+    /// Initial completion queue entries per core and device.
     pub cq_size: u32,
-    /// Descriptors of one command (MSDBD).
+    /// Maximum number of data descriptors per command (MSDBD).
     pub max_sge: u8,
-    /// Bytes that are sent inline; a response has 16.
+    /// Bytes sent inline; a response has 16.
     #[serde(deserialize_with = "read::bytes")]
     pub max_inline_data: u32,
-    /// RDMA READs that one queue pair has outstanding.
+    /// Outstanding RDMA READs per queue pair.
     pub read_depth: u8,
-    /// Bytes that one memory region covers at most.
+    /// Maximum bytes per memory region.
     #[serde(deserialize_with = "read::bytes")]
     pub max_mr_size: u64,
-    /// Completions taken in one poll.
+    /// Maximum completions per poll.
     pub poll_batch: u32,
-    /// Connection requests that wait to be looked at.
+    /// Maximum number of pending connection requests.
     pub backlog: u16,
-    /// From a connection to its accepted Connect command.
+    /// Time limit from the connection to its successful Connect command.
     #[serde(deserialize_with = "read::millis")]
     pub connect_timeout_ms: u64,
     /// DSCP << 2.
     pub tos: u8,
-    /// Local ACK timeout, 4.096 us * 2^n; none: the connection manager's.
+    /// Local ACK timeout, 4.096 us * 2^n; none: the connection manager's value.
     pub ack_timeout: Option<u8>,
 }
 
@@ -78,8 +79,8 @@ impl Default for Rdma {
 }
 
 impl Rdma {
-    /// As the transport takes it; the queue depth and the transfer size are the target's, and what listeners want
-    /// of their own is in [`super::Settings::rdma_transport`].
+    /// The configuration of the transport. Queue depth and transfer size come from the target;
+    /// options of listeners are added by [`super::Settings::rdma_transport`].
     pub fn transport(&self) -> RdmaConfig {
         RdmaConfig {
             device: self.device.clone(),
@@ -100,7 +101,7 @@ impl Rdma {
         }
     }
 
-    /// Keys that cannot be as they are, and why.
+    /// Keys out of range, with the reason.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
         for nacre_rdma::ConfigError::OutOfRange {

@@ -1,4 +1,4 @@
-//! The reference of all configuration keys, docs/reference/configuration.md: written from the
+//! The reference of all configuration keys, docs/reference/configuration.md. Generated from the
 //! sample configuration, which a test compares with the settings' types and defaults.
 
 use std::fmt::Write;
@@ -16,7 +16,7 @@ pub fn markdown() -> String {
          `nacre config show` prints each setting in effect with its origin. A flag wins over a variable,\n\
          a variable over the file. The column \"default\" shows an example in parentheses where a key has no default.\n",
     );
-    // The first comment is about the file.
+    // The first comment describes the file.
     let text = SAMPLE.split_once("\n\n").map_or(SAMPLE, |(_, rest)| rest);
     let (mut section, mut comment, mut in_table) = (String::new(), String::new(), false);
     for line in text.lines() {
@@ -90,7 +90,7 @@ mod tests {
         );
     }
 
-    /// Every assignment of the sample has its row, also those behind `#: `.
+    /// Goal: every key of the sample has a row, including the ones after `#: `.
     #[test]
     fn every_key_of_the_sample_has_a_row() {
         let keys = SAMPLE

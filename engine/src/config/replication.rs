@@ -1,4 +1,4 @@
-//! `[replication]`: how the namespaces of other targets are connected.
+//! `[replication]`: connections to namespaces of remote targets.
 
 use std::time::Duration;
 
@@ -6,29 +6,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::read;
 
-/// For what is attached with a transport of `AUTO`, and where the call does not say it.
+/// Defaults for controllers attached with transport `AUTO`, and for parameters that a call leaves
+/// out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Replication {
     pub transport: Wish,
-    /// What is used while RDMA does not work.
+    /// Transport to use while RDMA fails.
     pub fallback: Fallback,
-    /// Where connections begin, as the selectors of a listener; none: where the route leads.
+    /// Selectors of the source address, as for a listener; none: chosen by the route.
     pub iface: Vec<String>,
-    /// Attempts by RDMA before the fallback; 0: for ever.
+    /// RDMA attempts before the fallback; 0: no limit.
     pub connection_retries: u32,
     #[serde(deserialize_with = "read::millis")]
     pub retry_delay_ms: u64,
-    /// For each attempt by RDMA: address, route and connection together.
+    /// Time limit per RDMA attempt: address and route resolution and connection together.
     #[serde(deserialize_with = "read::millis")]
     pub cm_timeout_ms: u64,
-    /// From the fallback to the first probe of RDMA; 0: there are none.
+    /// Time from the fallback to the first probe of RDMA; 0: no probes.
     #[serde(deserialize_with = "read::seconds")]
     pub rdma_reprobe_s: u64,
-    /// 0: none.
+    /// 0: no keep-alive.
     #[serde(deserialize_with = "read::millis")]
     pub keep_alive_ms: u32,
-    /// How long I/O waits for a target that is away; 0: as long as it is.
+    /// How long I/O waits for an unreachable target; 0: no limit.
     #[serde(deserialize_with = "read::millis")]
     pub fast_fail_ms: u64,
 }
@@ -36,7 +37,7 @@ pub struct Replication {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wish {
-    /// RDMA where the way to the target has it, else TCP.
+    /// RDMA if the route to the target supports it, else TCP.
     Auto,
     Rdma,
     Tcp,
@@ -74,7 +75,7 @@ impl Replication {
         (self.fast_fail_ms > 0).then(|| Duration::from_millis(self.fast_fail_ms))
     }
 
-    /// Keys that cannot be as they are, and why.
+    /// Keys out of range, with the reason.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
         if self.keep_alive_ms != 0 && !(500..=600_000).contains(&self.keep_alive_ms) {

@@ -1,5 +1,5 @@
-//! What can be configured, with the defaults. `nacre.sample.toml` explains each key; a test keeps
-//! the two equal.
+//! All settings with their defaults. `nacre.sample.toml` explains each key; a test compares the
+//! two.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,12 +31,12 @@ pub struct Settings {
     pub nvmf: Nvmf,
     pub rdma: Rdma,
     pub replication: Replication,
-    /// Block devices to have from the start.
+    /// Block devices to create at start.
     pub bdev: Vec<Bdev>,
 }
 
 impl Settings {
-    /// The RDMA transport, with room for what the listeners declared here want that RDMA is wanted on.
+    /// The RDMA transport, with receive buffers large enough for all RDMA listeners of the file.
     pub fn rdma_transport(&self) -> RdmaConfig {
         let all = self.nvmf.listeners();
         let over_rdma = all.iter().filter(|listener| listener.wants_rdma());
@@ -49,7 +49,7 @@ impl Settings {
         }
     }
 
-    /// The listeners declared in any form, with what `[rdma]` says where they say nothing.
+    /// All declared listeners, with defaults from `[rdma]`.
     pub fn listeners(&self) -> Vec<Listener> {
         let mut all = self.nvmf.listeners();
         for listener in &mut all {
@@ -66,11 +66,11 @@ impl Settings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reactor {
-    /// `auto`, a count, a mask (`0x3`) or a list (`0,2-5`, `[0,2-5]`).
+    /// `auto`, a count (`auto:3`), a mask (`0x3`) or a list (`0,2-5`, `[0,2-5]`).
     pub cores: String,
     pub mode: Mode,
-    /// How long an adaptive reactor polls in vain before it sleeps, in microseconds; up to eight times that while work
-    /// keeps coming within it.
+    /// How long an idle adaptive reactor polls before sleeping, in microseconds. Grows to eight
+    /// times this value while work arrives within it.
     #[serde(deserialize_with = "read::micros")]
     pub busy_poll_us: u64,
 }
@@ -137,13 +137,13 @@ pub enum Hugepages {
 #[serde(default, deny_unknown_fields)]
 pub struct Rpc {
     pub enabled: bool,
-    /// `auto`: see [`crate::config::default_socket`].
+    /// A path, or `auto`: see [`crate::config::default_socket`].
     pub socket: String,
     pub max_clients: usize,
-    /// Every call is answered within this time.
+    /// Time limit of every call.
     #[serde(deserialize_with = "read::seconds")]
     pub deadline_s: u64,
-    /// If not empty, the only methods that may be called.
+    /// The only allowed methods; empty: all.
     pub allowed: Vec<String>,
 }
 
@@ -167,7 +167,7 @@ pub struct Log {
     pub timestamps: bool,
     /// None: standard error.
     pub file: Option<PathBuf>,
-    /// Parts of the program to log at debug level, whatever `level` says.
+    /// Parts of the program to log at debug level, regardless of `level`.
     pub flags: Vec<String>,
 }
 
@@ -183,7 +183,7 @@ impl Default for Log {
     }
 }
 
-/// SPDK's levels. `notice` is where important good news is told.
+/// SPDK's levels. `notice` is for important events that are not problems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
@@ -204,7 +204,7 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Metrics {
-    /// Where Prometheus may scrape; none: not served over HTTP.
+    /// Address of the HTTP endpoint for Prometheus; none: no HTTP.
     #[serde(deserialize_with = "read::endpoint")]
     pub listen: Option<SocketAddr>,
 }
@@ -212,9 +212,9 @@ pub struct Metrics {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// `auto`: see [`crate::config::default_data_dir`]; `none`: nothing survives the daemon.
+    /// A path, `auto`: see [`crate::config::default_data_dir`], or `none`: state is not stored.
     pub dir: String,
-    /// How often what could not be restored at start is tried again; 0: never.
+    /// Interval between retries of objects that could not be restored at start; 0: never.
     #[serde(deserialize_with = "read::seconds")]
     pub retry_s: u64,
 }
@@ -232,11 +232,11 @@ impl Default for Data {
 #[serde(default, deny_unknown_fields)]
 pub struct Nvmf {
     pub max_subsystems: u32,
-    /// Queues that hosts have connected, over all listeners and transports. A host beyond it is refused with the
-    /// status of its Connect.
+    /// Maximum number of connected queues, over all listeners and transports. Beyond it, a host's
+    /// Connect command fails with a status.
     pub max_connections: u32,
-    /// TCP connections that have not finished their handshake and Connect yet. Beyond it the oldest makes room once it
-    /// has been at it for a second.
+    /// TCP connections before a successful Connect command. Beyond the limit, the oldest is closed
+    /// once it is a second old.
     pub max_pending_connections: u32,
     pub max_queue_depth: u16,
     pub max_io_qpairs_per_ctrlr: u16,
@@ -244,13 +244,13 @@ pub struct Nvmf {
     pub in_capsule_data_size: u32,
     #[serde(deserialize_with = "read::bytes")]
     pub max_io_size: u32,
-    /// The discovery service's own port, opened beside every listener; 0: none.
+    /// Port of the discovery service, opened beside every listener; 0: none.
     pub discovery_port: u16,
     /// See [`Nvmf::discovery_name`].
     pub discovery_nqn: String,
-    /// None: as each listener says.
+    /// None: each listener decides.
     pub rdma: Option<RdmaWish>,
-    /// Listeners in short: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
+    /// Listeners in short form: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
     pub listen: Vec<String>,
     pub listener: Vec<Listener>,
     pub subsystem: Vec<Subsystem>,
@@ -276,12 +276,12 @@ impl Default for Nvmf {
     }
 }
 
-/// What the discovery service is called beside its well-known name.
+/// Unique name of the discovery subsystem, beside the well-known name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiscoveryName {
-    /// A name made once and kept in the data directory; without one nothing.
+    /// A generated name, stored in the data directory; without a data directory no unique name.
     Auto,
-    /// Nothing.
+    /// No unique name.
     WellKnown,
     Unique(Nqn),
 }
@@ -298,7 +298,8 @@ impl Nvmf {
         })
     }
 
-    /// What no transport would take: better told before the start than by every listener.
+    /// Sizes that every transport would refuse: reported before the start instead of by each
+    /// listener.
     pub fn sizes_that_cannot_be(&self) -> Vec<(&'static str, String)> {
         let (largest, in_capsule) = (self.max_io_size, self.in_capsule_data_size);
         let mut problems = Vec::new();
@@ -316,7 +317,7 @@ impl Nvmf {
         problems
     }
 
-    /// The listeners declared, and those of `listen`, with what `rdma` says about all.
+    /// All declared listeners, including those of `listen`, with the common `rdma` setting applied.
     pub fn listeners(&self) -> Vec<Listener> {
         let short = self.listen.iter().enumerate();
         let short = short.filter_map(|(at, text)| Listener::short(at + 1, text).ok());
@@ -329,7 +330,7 @@ impl Nvmf {
                 }
             }
         }
-        // Hosts use RDMA first also where RDMA and TCP have a listener each.
+        // Hosts prefer RDMA, also if RDMA and TCP have separate listeners.
         if all.iter().any(Listener::wants_rdma) {
             let automatic = all.iter_mut().filter(|l| l.ana.tcp == AnaWish::Auto);
             automatic.for_each(|l| l.ana.tcp = AnaWish::NonOptimized);
@@ -346,10 +347,10 @@ pub struct Subsystem {
     pub serial_number: Option<String>,
     pub model_number: Option<String>,
     pub allow_any_host: bool,
-    /// Whether hosts are told which paths are good (ANA).
+    /// Report ANA states to hosts.
     pub ana_reporting: bool,
     pub controller_model: ControllerModel,
-    /// The range of controller ids.
+    /// First and last controller id.
     pub min_cntlid: u16,
     pub max_cntlid: u16,
     pub hosts: Vec<String>,
@@ -376,7 +377,7 @@ impl Default for Subsystem {
     }
 }
 
-/// Whether hosts get a controller made for them, or one of those that there are.
+/// Dynamic: each host gets a new controller. Static: hosts connect to existing controllers.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum,
 )]
@@ -390,11 +391,11 @@ pub enum ControllerModel {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Namespace {
-    /// 0: the lowest free one.
+    /// 0: the lowest free id.
     pub nsid: u32,
-    /// The name of a `[[bdev]]`, or of one made by RPC.
+    /// The name of a `[[bdev]]`, or of a device created by RPC.
     pub bdev: String,
-    /// None: the device's.
+    /// None: the device's UUID.
     #[serde(deserialize_with = "read::some_uuid")]
     pub uuid: Option<Uuid>,
 }
@@ -407,9 +408,9 @@ pub struct Bdev {
     pub kind: BdevKind,
     /// `file` only.
     pub path: Option<PathBuf>,
-    /// `malloc` and `null`: the size; `file`: makes the file if it is missing, with this size.
+    /// `malloc` and `null`: the size; `file`: creates a missing file with this size.
     pub size: Option<Size>,
-    /// None: 512 for malloc and null, the device's own for a file.
+    /// None: 512 for malloc and null; detected for a file.
     #[serde(deserialize_with = "read::some_bytes")]
     pub block_size: Option<u32>,
     pub read_only: bool,
@@ -441,7 +442,7 @@ pub enum BdevKind {
     Null,
 }
 
-/// Bytes per block of malloc and null devices that name none.
+/// Default bytes per block of malloc and null devices.
 pub const DEFAULT_BLOCK: u32 = 512;
 
 /// A number of bytes, written as a number or with a unit (`64MiB`, `1GB`).
@@ -460,7 +461,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// The keys of each list's items, with their defaults: what a list in the file is checked against.
+/// The default item of each list of tables, used to check the keys of a file.
 pub fn item_template(list: &str) -> Option<serde_json::Value> {
     fn json(value: impl Serialize) -> Option<serde_json::Value> {
         Some(serde_json::to_value(value).expect("settings are plain data"))

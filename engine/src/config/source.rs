@@ -10,7 +10,7 @@ use super::settings::item_template;
 use super::suggest::closest;
 use super::{Flag, Problem, hints};
 
-/// A layer whose values are known.
+/// A layer of known values.
 #[derive(Debug, Clone, Default)]
 pub struct Layer(Map<String, Value>);
 
@@ -27,7 +27,7 @@ impl Source for Layer {
 }
 
 impl Layer {
-    /// Reads TOML; every unknown key is a problem of its own.
+    /// Parses TOML and adds a problem for each unknown key.
     pub fn parse(
         name: &str,
         text: &str,
@@ -40,8 +40,8 @@ impl Layer {
             Err(error) => {
                 let at = error.span().map_or(0, |s| s.start);
                 let origin = format!("{name}:{}", line(at));
-                let said = error.message().replace('\n', "; ");
-                problems.push(Problem::new(origin, "", format!("not TOML: {said}")));
+                let cause = error.message().replace('\n', "; ");
+                problems.push(Problem::new(origin, "", format!("not TOML: {cause}")));
                 return Layer::default();
             }
         };
@@ -63,12 +63,12 @@ struct Reader<'a> {
     name: &'a str,
     line: &'a dyn Fn(usize) -> usize,
     problems: &'a mut Vec<Problem>,
-    /// All that is known, for keys that belong elsewhere.
+    /// All known keys, for hints about misplaced ones.
     known: &'a serde_json::Value,
 }
 
 impl Reader<'_> {
-    /// `path` is without list indexes: it names the place among the known keys.
+    /// Converts an item. `path` has no list indexes: it is the path among the known keys.
     fn value(&mut self, path: &str, item: &Item, known: &serde_json::Value, near: usize) -> Value {
         let at = item.span().map_or(near, |s| s.start);
         let origin = format!("{}:{}", self.name, (self.line)(at));
@@ -173,7 +173,8 @@ impl Reader<'_> {
 #[derive(Debug)]
 pub struct EnvSource;
 
-/// Variables that other parts of the program read: who a host is concerns the commands that connect to a target.
+/// Variables read by other parts of the program, such as the host identity of commands that connect
+/// to a target.
 const OTHER_VARIABLES: [&str; 5] = [
     "NACRE_CONFIG",
     "NACRE_HOSTNQN",
@@ -182,7 +183,7 @@ const OTHER_VARIABLES: [&str; 5] = [
     "NACRE_CONFORMANCE_SEED",
 ];
 
-/// Where the commands find the daemon. The daemon's own socket has another variable: [`variable`].
+/// The socket variable of the commands. The daemon's own variable differs, see [`variable`].
 pub const COMMANDS_SOCKET: &str = "NACRE_RPC_SOCKET";
 
 impl EnvSource {
@@ -196,14 +197,14 @@ impl EnvSource {
         let names: Vec<String> = leaves.iter().map(|(path, _)| variable(path)).collect();
         let mut layer = Layer::default();
         for (name, text) in env {
-            // Those of others are not looked at: they may be anything.
+            // Ignore variables of other programs, which may hold any bytes.
             if !name.as_encoded_bytes().starts_with(b"NACRE_") {
                 continue;
             }
             let name = name.to_string_lossy().into_owned();
             if OTHER_VARIABLES.contains(&name.as_str())
-                || injected(&name, &text)
-                || of_the_tests(&name)
+                || is_of_kubernetes(&name, &text)
+                || is_of_the_tests(&name)
             {
                 continue;
             }
@@ -240,10 +241,10 @@ impl EnvSource {
     }
 }
 
-/// Kubernetes gives every container variables about every service. One called `nacre-rdma` has
-/// `NACRE_RDMA_SERVICE_HOST`, `NACRE_RDMA_PORT=tcp://…`, `NACRE_RDMA_PORT_4420_TCP_ADDR` and more.
-/// They are not settings.
-fn injected(name: &str, text: &OsStr) -> bool {
+/// True for variables that Kubernetes gives containers about services, which are not settings. A
+/// service called `nacre-rdma` has `NACRE_RDMA_SERVICE_HOST`, `NACRE_RDMA_PORT=tcp://…`,
+/// `NACRE_RDMA_PORT_4420_TCP_ADDR` and more.
+fn is_of_kubernetes(name: &str, text: &OsStr) -> bool {
     let url = text.to_str().and_then(|text| text.split_once("://"));
     let is_url = url.is_some_and(|(scheme, _)| ["tcp", "udp", "sctp"].contains(&scheme));
     let of_a_port = |(_, rest): (&str, &str)| {
@@ -258,15 +259,16 @@ fn injected(name: &str, text: &OsStr) -> bool {
         || name.split_once("_PORT_").is_some_and(of_a_port)
 }
 
-/// Variables of `cargo xtask` and of the tests, which may be set in the shell that starts a daemon.
-fn of_the_tests(name: &str) -> bool {
+/// True for variables of `cargo xtask` and of the tests, which may be set in the shell that starts
+/// a daemon.
+fn is_of_the_tests(name: &str) -> bool {
     ["NACRE_TEST_", "NACRE_VM_", "NACRE_SPDK_"]
         .iter()
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// The variable that sets a key. The socket's differs from [`COMMANDS_SOCKET`], so that the
-/// setting of the commands does not move the daemon.
+/// The variable that sets a key. The socket's variable differs from [`COMMANDS_SOCKET`], so that
+/// the setting of the commands does not change the daemon's socket.
 pub fn variable(path: &str) -> String {
     match path {
         "rpc.socket" => "NACRE_SERVE_RPC_SOCKET".to_owned(),
@@ -274,7 +276,7 @@ pub fn variable(path: &str) -> String {
     }
 }
 
-/// Every scalar or simple list, with whether it is a list. Lists of tables have no variable.
+/// Collects every scalar and simple list, with true for a list. Lists of tables have no variable.
 fn collect_leaves(path: &str, known: &serde_json::Value, out: &mut Vec<(String, bool)>) {
     match known.as_object() {
         Some(table) => {
@@ -301,7 +303,7 @@ impl FlagSource {
     pub fn new(flags: &[Flag]) -> Layer {
         let mut layer = Layer::default();
         let mut seen = HashSet::new();
-        // The last of two flags for one key counts, as everywhere on a command line.
+        // As usual on a command line, the last of two flags for one key applies.
         for flag in flags.iter().rev().filter(|f| seen.insert(f.key)) {
             insert(&mut layer.0, flag.key, json(&flag.value, flag.flag));
         }

@@ -1,12 +1,12 @@
 //! "Did you mean …?": the known word nearest to an unknown one.
 
-/// The nearest of `known`, if it is near enough to be what was meant.
+/// The nearest of `known`, if it is near enough to be the intended word.
 pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = (word.chars().count() / 3).max(2);
     let length = word.chars().count();
     known
         .into_iter()
-        // What differs more in length differs more; to find out how much takes long for a long word.
+        // The difference in length is a lower bound of the distance; skip the costly computation.
         .filter(|k| k.chars().count().abs_diff(length) <= limit)
         .map(|k| (distance(word, k), k))
         .filter(|(d, _)| *d <= limit)
@@ -14,7 +14,7 @@ pub fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, k)| k)
 }
 
-/// Edits (insert, delete, replace, swap of neighbours) that turn one word into the other.
+/// Number of edits (insert, delete, replace, swap of neighbours) between two words.
 fn distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_words_are_found_and_far_ones_are_not() {
+    fn near_words_are_suggested_and_distant_ones_are_not() {
         let known = ["cores", "mode", "busy_poll_us"];
         assert_eq!(closest("coers", known), Some("cores"));
         assert_eq!(closest("core", known), Some("cores"));

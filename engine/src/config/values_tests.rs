@@ -1,5 +1,6 @@
-//! Goal: every key reads good values and refuses bad ones with its line, its name, the value and what may stand there, in
-//! plain English. Method: a table with a row for each key of the schema; a key without a row fails the test.
+//! Goal: every key accepts valid values. It refuses invalid ones with line, key, value and the
+//! allowed values, in plain English. Method: a table with one row per key of the schema; a key
+//! without a row fails the test.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +8,8 @@ use super::values_rows::ROWS;
 use super::*;
 use crate::methods::testing::Bench;
 
-/// What stands around a key of a list of tables.
-fn around(key: &str) -> &'static [(&'static str, &'static str)] {
+/// Other keys that an item of a list of tables needs.
+fn context(key: &str) -> &'static [(&'static str, &'static str)] {
     match key {
         "bdev.path" | "bdev.read_only" => {
             &[("name", "\"a\""), ("type", "\"file\""), ("path", "\"/a\"")]
@@ -24,7 +25,7 @@ fn around(key: &str) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// A file with the key set, the line of the key, and the key as it is reported.
+/// A file that sets the key, the line of the key, and the key as reported.
 fn file(key: &str, value: &str) -> (String, usize, String) {
     let mut text = String::new();
     let (table, leaf, full) = if let Some(leaf) = key.strip_prefix("nvmf.subsystem.namespace.") {
@@ -42,7 +43,7 @@ fn file(key: &str, value: &str) -> (String, usize, String) {
         (format!("[{table}]"), leaf, key.to_owned())
     };
     text += &table;
-    for (other, value) in around(key).iter().filter(|(other, _)| *other != leaf) {
+    for (other, value) in context(key).iter().filter(|(other, _)| *other != leaf) {
         text += &format!("\n{other} = {value}");
     }
     text += &format!("\n{leaf} = {value}\n");
@@ -50,7 +51,7 @@ fn file(key: &str, value: &str) -> (String, usize, String) {
     (text, line, full)
 }
 
-fn plain(said: &str) -> bool {
+fn plain(message: &str) -> bool {
     let of_libraries = [
         "invalid type",
         "invalid value",
@@ -63,7 +64,7 @@ fn plain(said: &str) -> bool {
         "deserial",
         "`",
     ];
-    !of_libraries.iter().any(|word| said.contains(word))
+    !of_libraries.iter().any(|word| message.contains(word))
 }
 
 #[test]
@@ -104,20 +105,20 @@ fn every_key_is_read_and_refused_in_plain_english() {
         for (value, expected) in *bad {
             let (text, line, full) = file(key, value);
             let error = load_text(Some(("f", &text)), [], &[]).expect_err(&text);
-            let said: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
-            assert_eq!(said.len(), 1, "{text}: {said:#?}");
-            let said = &said[0];
+            let messages: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+            assert_eq!(messages.len(), 1, "{text}: {messages:#?}");
+            let message = &messages[0];
             let place = format!("f:{line}: {full}");
-            assert!(said.starts_with(&place), "{text}: {said}");
-            assert!(said.contains(expected), "{text}: {said}");
-            assert!(plain(said), "{text}: {said}");
+            assert!(message.starts_with(&place), "{text}: {message}");
+            assert!(message.contains(expected), "{text}: {message}");
+            assert!(plain(message), "{text}: {message}");
         }
     }
 }
 
-/// Variables are text; what they say is read as in the file.
+/// Goal: values of variables are parsed as in the file.
 #[test]
-fn variables_are_read_as_the_file_is() {
+fn variables_are_parsed_as_in_the_file() {
     let mut read = 0;
     for (key, good, bad) in ROWS {
         if settings::item_template(key.rsplit_once('.').unwrap().0).is_some()
@@ -139,13 +140,13 @@ fn variables_are_read_as_the_file_is() {
             read += 1;
         }
         for (value, _) in *bad {
-            // A list cannot be anything but a list here.
+            // A variable's text for a list key is always a list.
             let Err(error) = load(value) else { continue };
-            let said = error.problems[0].to_string();
+            let message = error.problems[0].to_string();
             let place = format!("${}: {key}", source::variable(key));
             assert!(
-                said.starts_with(&place) && plain(&said),
-                "{key} {value}: {said}"
+                message.starts_with(&place) && plain(&message),
+                "{key} {value}: {message}"
             );
         }
     }
@@ -153,7 +154,7 @@ fn variables_are_read_as_the_file_is() {
 }
 
 #[test]
-fn all_mistakes_are_reported_at_once() {
+fn all_errors_are_reported_at_once() {
     let text = "[reactor]\nmode = \"fast\"\ncoers = \"2\"\nbusy_poll_us = \"x\"\n\
                 [[bdev]]\nname = \"a\"\ntype = \"aio\"\nsize = \"1k\"\n\
                 [[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1000\"\n\
@@ -184,13 +185,13 @@ fn all_mistakes_are_reported_at_once() {
     );
 }
 
-/// What is called good is made by the daemon, and is not tried again for ever.
+/// Goal: the daemon creates every object with an accepted value, without retries.
 #[test]
-fn what_is_good_is_made() {
+fn accepted_objects_are_created() {
     for (key, good, _) in ROWS {
         let declares = key.starts_with("bdev.") || key.starts_with("nvmf.subsystem.");
-        // Files need a machine, and a namespace needs a device.
-        if !declares || around(key).contains(&("type", "\"file\"")) {
+        // Files depend on the machine, and a namespace needs a device.
+        if !declares || context(key).contains(&("type", "\"file\"")) {
             continue;
         }
         for value in *good {

@@ -1,17 +1,18 @@
-//! The listeners that the configuration file declares, kept true while the machine changes.
+//! The listeners that the configuration file declares. They follow changes of the machine's
+//! interfaces and RDMA devices.
 //!
 //! ```text
 //!   [[nvmf.listener]] ─┐
-//!   interfaces, RDMA ──┼─▶ plan ──▶ what is wanted ──▶ reconcile ──▶ nvmf_subsystem_add_listener
-//!   devices            │   (pure)                          │         nvmf_subsystem_remove_listener
-//!        ▲             │                                   ▼
-//!   Watch (rtnetlink) ─┴─ and every few seconds        Standing: what is wanted, what is, and why:
-//!                                                      RPC, metric, event, log
+//!   interfaces, RDMA ──┼─▶ plan ──▶ wanted paths ──▶ reconcile ──▶ nvmf_subsystem_add_listener
+//!   devices            │   (pure)                        │         nvmf_subsystem_remove_listener
+//!        ▲             │                                 ▼
+//!   Watch (rtnetlink) ─┴─ and every 5 s         Standing: requested and actual state, and why
+//!                                               they differ: RPC, metric, event, log
 //! ```
 //!
-//! Subsystems of the file are served on the file's listeners, and so are volumes that were published
-//! without saying where; those configured by RPC listen where RPC says. Everything here runs on the management thread; reading the machine, which may
-//! block, does not.
+//! Subsystems of the file are served on these listeners, and so are volumes published without
+//! addresses. Other subsystems listen where RPC says. All of this runs on the management thread,
+//! except for reading the machine's state, which may block.
 
 pub mod plan;
 mod report;
@@ -46,25 +47,25 @@ use crate::rdma::Verbs;
 use crate::rpc::RpcError;
 use crate::values::address::ScopedIp;
 
-/// How often the machine is looked at without being told of a change: RDMA devices that nothing uses yet change
-/// unheard.
-const LOOK: Duration = Duration::from_secs(5);
-/// The same while something could not be done: an IPv6 address takes a second to become usable.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How often it is said that the machine cannot be looked at.
-const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Polling interval without a notification. RDMA devices that are not in use change without one.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval while a listener could not be added: an IPv6 address takes a second to become
+/// usable.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between warnings that the machine's state cannot be read.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Where a path stands.
+/// Actual state of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Actual {
     Listening,
-    /// It could be listened on; no subsystem asks for it.
+    /// The path is usable, but no subsystem uses it.
     Idle,
     Not(Lack),
 }
 
 impl Actual {
-    /// For answers and metrics.
+    /// The word in replies and metrics.
     pub fn word(&self) -> &'static str {
         match self {
             Actual::Listening => "listening",
@@ -82,50 +83,50 @@ impl Actual {
     }
 }
 
-/// One path, what was wanted of it and what it is.
+/// One path with its requested and actual state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     pub path: Path,
     pub actual: Actual,
-    /// The subsystems that are served there.
+    /// The subsystems served on the path.
     pub subsystems: Vec<String>,
 }
 
-/// A path that listeners may have: the listener's name, the transport, the address and the port.
+/// Identity of a path: the listener's name, the transport, the address and the port.
 type Way = (String, Transport, ScopedIp, u16);
 
-/// Ways whose loss is remembered until they are back: an interface may have other addresses every day.
-const AWAY: usize = 256;
+/// Maximum number of remembered lost paths: an interface may get new addresses every day.
+const MAX_LOST_PATHS: usize = 256;
 
-/// A place where a subsystem is to be served.
+/// Identity of a subsystem's listener: the NQN, the transport, the address and the port.
 type Place = (String, Transport, ScopedIp, u16);
 
 #[derive(Debug, Default)]
 pub struct Listeners {
     declared: RefCell<Vec<Listener>>,
-    /// What was added for the file, with the parameters of the call.
+    /// Listeners added for the file, with the parameters of the call.
     served: RefCell<BTreeMap<Place, Value>>,
-    /// Why what is wanted could not be added.
+    /// Errors of listeners that could not be added.
     refused: RefCell<BTreeMap<Place, RpcError>>,
     standings: RefCell<Vec<Standing>>,
     unmatched: RefCell<Vec<Unmatched>>,
-    /// Ways that went with their addresses, which was told.
+    /// Paths that were lost with their addresses, after that was reported.
     away: RefCell<BTreeSet<Way>>,
-    /// What was said against RDMA where it is listened on: each is said once.
+    /// Concerns about RDMA on these paths that were already logged.
     concerns: Rc<RefCell<BTreeSet<String>>>,
-    /// Times that the machine was looked at.
+    /// Number of reads of the machine's state.
     looks: Cell<u64>,
-    /// When it was said that the machine cannot be looked at, while it cannot.
+    /// Time of the last warning while the machine's state cannot be read.
     blind: Cell<Option<Instant>>,
     /// A task follows the changes of the machine.
     following: Cell<bool>,
-    /// One at a time makes it so.
+    /// Serialises `reconcile`.
     making: Mutex<()>,
 }
 
 impl Listeners {
-    /// Listens on what is there. Fails where waiting would be wrong: a selector that matches nothing,
-    /// RDMA that is required and cannot be had, and a machine that cannot be looked at.
+    /// Opens the declared listeners. Fails where waiting would be wrong: a selector without a
+    /// match, unavailable RDMA that is required, or an unreadable state of the machine.
     pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
         let declared = on.settings.listeners();
         if declared.is_empty() {
@@ -135,13 +136,14 @@ impl Listeners {
         }
     }
 
-    /// Takes a new declaration over; one that a start would refuse changes nothing.
+    /// Replaces the declaration. A declaration that a start would refuse is an error and changes
+    /// nothing.
     pub async fn declare(
         &self,
         on: &Rc<Engine>,
         declared: Vec<Listener>,
     ) -> Result<(), ConfigError> {
-        let plan = self.look(on, declared.clone()).await.map_err(unseen)?;
+        let plan = self.look(on, declared.clone()).await.map_err(unreadable)?;
         check(&plan)?;
         *self.declared.borrow_mut() = declared;
         self.reconcile(on, plan).await;
@@ -151,7 +153,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Where every path stands now. RPC may have added or removed listeners since the last look.
+    /// Current state of every path. Includes listeners added or removed by RPC since the last read.
     pub fn standings(&self, on: &Engine) -> Vec<Standing> {
         let serving = serving(on);
         let now = |standing: Standing| {
@@ -170,7 +172,7 @@ impl Listeners {
         self.standings.borrow().iter().cloned().map(now).collect()
     }
 
-    /// Selectors that match nothing now.
+    /// Selectors without a match at present.
     pub fn unmatched(&self) -> Vec<Unmatched> {
         self.unmatched.borrow().clone()
     }
@@ -192,26 +194,26 @@ impl Listeners {
             .unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Looks, and makes it so. What is served stays while the machine cannot be looked at: to withdraw it would
-    /// send hosts away from where they are served well.
+    /// Reads the machine's state and reconciles. If the state cannot be read, listeners stay open:
+    /// closing them would disconnect hosts without need.
     async fn follow_once(&self, on: &Rc<Engine>) {
         let declared = self.declared.borrow().clone();
         match self.look(on, declared.clone()).await {
-            // Declared anew meanwhile, and carried out.
+            // A new declaration was applied meanwhile.
             Ok(_) if *self.declared.borrow() != declared => {}
             Ok(plan) => {
                 if self.blind.take().is_some() {
                     info!("the machine's interfaces can be looked at again");
                 }
-                for (path, lack) in plan.required_in_vain() {
-                    // A start with it would be refused; those who are connected are not sent away for it.
+                for (path, lack) in plan.missing_required() {
+                    // A start would refuse this; connected hosts stay connected.
                     debug!("{} {}: required, and {lack}", path.listener, path.ip);
                 }
                 self.reconcile(on, plan).await;
             }
             Err(error) => {
-                let said = self.blind.get();
-                if said.is_none_or(|said| said.elapsed() >= SAY_AGAIN) {
+                let last = self.blind.get();
+                if last.is_none_or(|last| last.elapsed() >= WARN_INTERVAL) {
                     self.blind.set(Some(Instant::now()));
                     warn!(%error, "the machine's interfaces cannot be looked at; listeners stay as they are");
                 }
@@ -219,7 +221,7 @@ impl Listeners {
         }
     }
 
-    /// Looks at once: what is to be served has changed.
+    /// Reconciles at once, after a change of the subsystems to serve.
     pub async fn look_again(&self, on: &Rc<Engine>) {
         if self.declared.borrow().is_empty() {
             return;
@@ -227,12 +229,12 @@ impl Listeners {
         self.follow_once(on).await;
     }
 
-    /// Makes what is there what is planned.
+    /// Adds and removes listeners until they match the plan.
     async fn reconcile(&self, on: &Rc<Engine>, plan: Plan) {
         let _one = self.making.lock().await;
         let published = crate::methods::volume::published(on);
         let mut by_rpc = crate::declared::subsystems_of_rpc(on);
-        // Volumes that are to be served wherever the file says.
+        // Volumes served on the listeners of the file.
         for volume in published.iter().filter(|p| p.on_declared) {
             by_rpc.remove(&volume.nqn);
         }
@@ -247,11 +249,11 @@ impl Listeners {
         };
         for place in gone {
             let params = self.served.borrow_mut().remove(&place).unwrap_or_default();
-            // Made anew by RPC meanwhile: where it listens is no business of the file any more.
+            // RPC created this subsystem meanwhile; its listeners no longer follow the file.
             if by_rpc.contains(&place.0) {
                 continue;
             }
-            // Only who is admitted has changed: the listener stays open.
+            // Only `withheld` changed: the listener stays open.
             if let Some(new) = wanted.get(&place)
                 && without_withheld(new) == without_withheld(&params)
                 && withhold(on, &place, new).await
@@ -295,10 +297,10 @@ impl Listeners {
                 }
             }
         }
-        self.tell(on, plan);
+        self.update_standings(on, plan);
     }
 
-    /// The calls that the paths amount to, by place.
+    /// The calls for the planned paths, by place.
     fn wanted(
         &self,
         on: &Engine,
@@ -325,8 +327,8 @@ impl Listeners {
         wanted
     }
 
-    /// As [`Listeners::wanted`], for published volumes: on every listener, and withheld from those whose
-    /// transport the volume's policy does not admit.
+    /// As [`Listeners::wanted`], for published volumes: every listener, withheld if the volume's
+    /// policy excludes the transport.
     fn wanted_of_volumes(&self, plan: &Plan, published: &[Published]) -> BTreeMap<Place, Value> {
         let declared = self.declared.borrow();
         let mut wanted = BTreeMap::new();
@@ -346,8 +348,8 @@ impl Listeners {
         wanted
     }
 
-    /// Notes where every path stands, and tells of what changed.
-    fn tell(&self, on: &Engine, plan: Plan) {
+    /// Stores the state of every path, and reports changes as events and in the log.
+    fn update_standings(&self, on: &Engine, plan: Plan) {
         let (serving, refused) = (serving(on), self.refused.borrow());
         let stand = |path: Path| {
             let here = |p: &&Place| (p.1, &p.2, p.3) == (path.transport, &path.ip, path.port);
@@ -387,7 +389,7 @@ impl Listeners {
     }
 }
 
-/// What must not be started with.
+/// Returns the problems that prevent a start.
 fn check(plan: &Plan) -> Result<(), ConfigError> {
     let unmatched = plan.unmatched.iter().map(|unmatched| {
         let listener = match unmatched {
@@ -398,7 +400,7 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
         let cause = text.strip_prefix(&prefix).unwrap_or(&text).to_owned();
         Problem::new(format!("listener \"{listener}\""), "nvmf.listener", cause)
     });
-    let in_vain = plan.required_in_vain().map(|(path, lack)| {
+    let missing = plan.missing_required().map(|(path, lack)| {
         let cause = format!(
             "rdma = \"require\", and {} {} cannot be listened on over RDMA: {} ({})",
             path.iface, path.ip, lack.reason, lack.evidence
@@ -411,7 +413,7 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
         )
         .remedy(remedy)
     });
-    let problems: Vec<Problem> = unmatched.chain(in_vain).collect();
+    let problems: Vec<Problem> = unmatched.chain(missing).collect();
     if problems.is_empty() {
         Ok(())
     } else {
@@ -419,26 +421,26 @@ fn check(plan: &Plan) -> Result<(), ConfigError> {
     }
 }
 
-/// The machine, and what `nacre serve` would refuse of the listeners there.
+/// The machine's state, and the problems for which `nacre serve` would refuse its listeners.
 pub fn check_here(settings: &Settings) -> io::Result<(System, Vec<Problem>)> {
     let system = System::read(Verbs::default(), 0)?;
     let plan = plan(&settings.listeners(), &system);
-    // Libraries are looked for while it is made.
+    // Planning loads libraries.
     system.verify()?;
     let refused = check(&plan).err();
     Ok((system, refused.map_or(Vec::new(), |error| error.problems)))
 }
 
-/// What the machine as it is now makes of the declaration. Reads files: for a thread that may block.
+/// Plans the declaration for the machine's present state. May block: reads files.
 fn planned(declared: &[Listener], verbs: Verbs, memory_needed: u64) -> io::Result<Plan> {
     let system = System::read(verbs, memory_needed)?;
     let plan = plan(declared, &system);
-    // Libraries are looked for while it is made.
+    // Planning loads libraries.
     system.verify()?;
     Ok(plan)
 }
 
-fn unseen(error: io::Error) -> ConfigError {
+fn unreadable(error: io::Error) -> ConfigError {
     let cause = format!("the machine's interfaces cannot be looked at: {error}");
     Problem::new("listeners", "nvmf.listener", cause).into()
 }
@@ -447,7 +449,7 @@ fn place(nqn: &str, path: &Path) -> Place {
     (nqn.to_owned(), path.transport, path.ip.clone(), path.port)
 }
 
-/// `ana`: the state that the listener reports to hosts, if any.
+/// The call that adds a listener. `ana` is the ANA state that the listener reports, if any.
 fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
     let family = if path.ip.ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let mut params = json!({
@@ -503,7 +505,7 @@ fn without_withheld(params: &Value) -> Value {
     params
 }
 
-/// Whether hosts are admitted by a listener as `params` say, from now on.
+/// Applies the withheld fields of `params` to the open listener. Returns false on failure.
 async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
     let (nqn, transport, ip, port) = place;
     let kind = match transport {
@@ -553,7 +555,7 @@ fn serving(on: &Engine) -> BTreeMap<Socket, Vec<String>> {
 }
 
 impl Path {
-    /// Without its interface if that has gone: nothing listens there then.
+    /// The socket address; without its scope if the interface is gone, so that no listener matches.
     pub fn address(&self) -> SocketAddr {
         let scoped = self.ip.socket(self.port);
         scoped.unwrap_or_else(|_| SocketAddr::new(self.ip.ip, self.port))
@@ -563,7 +565,7 @@ impl Path {
         (self.transport, self.address())
     }
 
-    /// Where a path stands on which a subsystem listens.
+    /// Actual state of a path that a subsystem listens on.
     fn listening(&self, on: &Engine) -> Actual {
         match self.place() {
             (Transport::Rdma, address) => of_rdma(on, address),
@@ -572,7 +574,7 @@ impl Path {
     }
 }
 
-/// Where a listener over RDMA stands that was added: it is there, and its device may not be.
+/// Actual state of an added RDMA listener: its device may be gone.
 pub fn of_rdma(on: &Engine, address: SocketAddr) -> Actual {
     let plug = on.rdma.plug();
     match plug.and_then(|plug| plug.is_listening(address)) {
@@ -585,7 +587,7 @@ pub fn of_rdma(on: &Engine, address: SocketAddr) -> Actual {
     }
 }
 
-/// Why an address that seemed good was refused.
+/// Reason of a failure to listen on a usable address.
 fn refusal(error: &RpcError) -> Lack {
     let again = || "it is tried again by itself".to_owned();
     let (evidence, remedy) = match &error.data {
@@ -599,23 +601,23 @@ fn refusal(error: &RpcError) -> Lack {
     }
 }
 
-/// Looks at the machine when it changed, and now and then.
+/// Reconciles after notifications and at every interval.
 async fn follow(on: Rc<Engine>) {
     let watch = match Watch::open() {
         Ok(watch) => Some(watch),
         Err(error) => {
-            warn!(%error, "cannot subscribe to changes of interfaces; polling every {LOOK:?}");
+            warn!(%error, "cannot subscribe to changes of interfaces; polling every {POLL_INTERVAL:?}");
             None
         }
     };
     loop {
         let listeners = &on.listeners;
         let pause = if listeners.refused.borrow().is_empty() {
-            LOOK
+            POLL_INTERVAL
         } else {
-            LOOK_AGAIN
+            RETRY_INTERVAL
         };
-        let told = async {
+        let notified = async {
             tokio::select! {
                 changed = async {
                     match &watch {
@@ -626,7 +628,7 @@ async fn follow(on: Rc<Engine>) {
                 () = on.rdma.changed() => Ok(()),
             }
         };
-        if let Ok(Err(error)) = tokio::time::timeout(pause, told).await {
+        if let Ok(Err(error)) = tokio::time::timeout(pause, notified).await {
             warn!(%error, "the subscription to changes of interfaces ended");
             tokio::time::sleep(pause).await;
         }
@@ -637,7 +639,7 @@ async fn follow(on: Rc<Engine>) {
     }
 }
 
-/// In words, for answers.
+/// The word for the requested state in replies.
 pub fn wanted(path: &Path) -> &'static str {
     match (path.wish, path.withheld) {
         (_, true) => "withheld",

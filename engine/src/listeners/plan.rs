@@ -1,15 +1,15 @@
-//! What a listener amounts to on a machine as it is: which addresses, over which transports, and why
-//! not where not. Pure: nothing here asks the system.
+//! Plans a listener for the machine's present state: addresses, transports, and the reasons for
+//! missing paths. Pure: no system calls.
 //!
 //! ```text
-//!   transports   rdma      capable   what becomes of an address
+//!   transports   rdma      capable   result for an address
 //!   tcp          off       -         TCP
 //!   rdma, tcp    off       -         TCP
 //!   rdma, tcp    prefer    yes       RDMA and TCP
-//!   rdma, tcp    prefer    no        TCP; RDMA with the reason
-//!   rdma, tcp    require   no        no start; later: TCP, RDMA with the reason
-//!   rdma         prefer    no        nothing; RDMA with the reason
-//!   tcp_fallback = false             TCP listens, is not told to hosts, and refuses them
+//!   rdma, tcp    prefer    no        TCP; RDMA absent with the reason
+//!   rdma, tcp    require   no        start fails; later: TCP; RDMA absent with the reason
+//!   rdma         prefer    no        no path; RDMA absent with the reason
+//!   tcp_fallback = false             TCP listens, is not in the discovery log, and refuses hosts
 //! ```
 
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::config::listener::{AnaWish, Listener, RdmaWish, Selector, Transport};
 use crate::values::address::{ScopedIp, is_link_local};
 
-/// A network interface with the addresses that it has.
+/// A network interface with its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
@@ -30,22 +30,22 @@ pub struct Interface {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The interface of an address that the C library tells of: it names labels of IPv4 addresses (`eth0:1`) in place of their
-/// interfaces, whose names never have a colon.
+/// The interface of an address from getifaddrs(3), which returns labels of IPv4 addresses
+/// (`eth0:1`) instead of interface names. Names never have a colon.
 pub fn interface_of_label(label: &str) -> &str {
     label
         .split_once(':')
         .map_or(label, |(interface, _)| interface)
 }
 
-/// Why a path cannot be had.
+/// Why a path is not available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Lack {
-    /// The same word everywhere: `no_rdma_dev`, `port_down`, ….
+    /// A fixed word: `no_rdma_dev`, `port_down`, ….
     pub reason: &'static str,
-    /// What was seen.
+    /// Observed facts.
     pub evidence: String,
-    /// What to type or to change.
+    /// The command to run, or the change to make.
     pub remedy: String,
 }
 
@@ -55,13 +55,13 @@ impl fmt::Display for Lack {
     }
 }
 
-/// The machine, as far as listeners are concerned.
+/// The state of the machine that listeners depend on.
 pub trait Machine {
     fn interfaces(&self) -> &[Interface];
-    /// The interfaces of an RDMA device; `None`: there is no such device.
+    /// The interfaces of an RDMA device; `None` if the device does not exist.
     fn interfaces_of(&self, device: &str) -> Option<Vec<String>>;
     fn rdma_devices(&self) -> Vec<String>;
-    /// Whether an address can be listened on over RDMA.
+    /// The RDMA device and GID to listen on an address with, or why there is none.
     fn rdma(&self, want: &Want) -> Result<Chosen, Lack>;
 }
 
@@ -69,20 +69,20 @@ pub trait Machine {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     pub listener: String,
-    /// `*`: an address of every interface. `-`: of none here.
+    /// `*`: all interfaces. `-`: no interface of this machine.
     pub iface: String,
     pub ip: ScopedIp,
     pub port: u16,
     pub transport: Transport,
-    /// How much RDMA is wanted; TCP is always just wanted.
+    /// The `rdma` setting, for paths over RDMA; `None` for TCP.
     pub wish: Option<RdmaWish>,
     pub ana: AnaWish,
     pub withheld: bool,
-    /// With what it is listened on, of RDMA; or why it is not.
+    /// The device and GID of an RDMA path; `None` for TCP. An error if the path is not available.
     pub verdict: Result<Option<Chosen>, Lack>,
 }
 
-/// A selector that cannot be followed now.
+/// A selector that does not identify an interface at present.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unmatched {
     #[error("listener \"{listener}\": no interface matches \"{selector}\"; have: {have}")]
@@ -109,15 +109,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The paths over RDMA that must be and cannot.
-    pub fn required_in_vain(&self) -> impl Iterator<Item = (&Path, &Lack)> {
+    /// Required RDMA paths that are not available.
+    pub fn missing_required(&self) -> impl Iterator<Item = (&Path, &Lack)> {
         let required = |p: &&Path| p.wish == Some(RdmaWish::Require);
         let all = self.paths.iter().filter(required);
         all.filter_map(|path| Some((path, path.verdict.as_ref().err()?)))
     }
 }
 
-/// What all listeners amount to. An address and port that two of them mean is the first one's.
+/// Plans all listeners. If two share an address and port, the first one gets it.
 pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> Plan {
     let mut plan = Plan::default();
     let mut seen = BTreeSet::new();
@@ -133,7 +133,7 @@ pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> Plan {
     plan
 }
 
-/// Interfaces and addresses that a listener means.
+/// Interfaces and addresses that a listener selects.
 fn places(
     listener: &Listener,
     machine: &dyn Machine,
@@ -151,12 +151,12 @@ fn places(
     let mut found = Vec::new();
     for text in &listener.iface {
         let Ok(selector) = text.parse::<Selector>() else {
-            // Refused when the configuration was read.
+            // Already refused when the configuration was read.
             continue;
         };
         let here = matches(&selector, machine);
         let interfaces: BTreeSet<&str> = here.iter().map(|(i, _)| i.as_str()).collect();
-        // Members of a bond have the bond's: which is meant cannot be known.
+        // Members of a bond share the bond's MAC address, so the selector is ambiguous.
         if matches!(selector, Selector::Mac(_)) && interfaces.len() > 1 {
             unmatched.push(Unmatched::Several {
                 listener: listener.name.clone(),
@@ -189,7 +189,7 @@ pub fn interface_of<'a>(address: &ScopedIp, machine: &'a dyn Machine) -> Option<
     machine.interfaces().iter().find(has)
 }
 
-/// The addresses that a selector means on the machine, with their interfaces.
+/// The addresses that a selector matches, with their interfaces.
 pub fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAddr)> {
     let of_device = match selector {
         Selector::Rdma(device) => machine.interfaces_of(device).unwrap_or_default(),
@@ -206,7 +206,8 @@ pub fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAdd
                 Selector::Subnet(net, length) => in_subnet(ip, *net, *length),
                 Selector::Rdma(_) => of_device.contains(&interface.name),
             };
-            // Few hosts can use a link-local address: it is listened on where it is meant.
+            // Use link-local addresses only if they are selected explicitly, because few hosts can
+            // reach them.
             let meant = match selector {
                 Selector::Ip(_) | Selector::Link(..) => true,
                 Selector::Subnet(net, _) => is_link_local(*net),
@@ -220,7 +221,7 @@ pub fn matches(selector: &Selector, machine: &dyn Machine) -> Vec<(String, IpAdd
     found
 }
 
-/// What could have been chosen, in words.
+/// The available choices for a selector, as text.
 fn have(selector: &Selector, machine: &dyn Machine) -> String {
     let interfaces = machine.interfaces().iter();
     match selector {
@@ -262,7 +263,7 @@ fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// What becomes of one address.
+/// The paths of one address.
 fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) -> Vec<Path> {
     let path = |iface: &str, ip: ScopedIp, transport, verdict| Path {
         listener: listener.name.clone(),
@@ -302,7 +303,7 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
     all
 }
 
-/// Over RDMA every address has to be bound by itself: those that can be, for `::` of both families.
+/// RDMA must bind each address separately: returns the usable ones, of both families for `::`.
 fn capable<'a>(
     listener: &'a Listener,
     any: IpAddr,

@@ -1,4 +1,4 @@
-//! Goal: the whole decision table, without a machine. Method: machines made of lists.
+//! Goal: the whole decision table. Method: simulated machines, made of lists.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use nacre_rdma_link::GidKind;
 use super::*;
 use crate::config::listener::Ana;
 
-/// Interfaces, devices by interface, and addresses that a device can be had on.
+/// Interfaces, devices by interface, and addresses usable over RDMA.
 #[derive(Default)]
 struct Fake {
     interfaces: Vec<Interface>,
@@ -66,7 +66,7 @@ fn interface(name: &str, last: u8, addresses: &[&str]) -> Interface {
     }
 }
 
-/// lo; eth0 with RDMA on both addresses; eth1 with a device and no GID; eth2 without either; eth3
+/// lo; eth0 with RDMA on both addresses; eth1 with a device and no GID; eth2 with neither; eth3
 /// without an address. eth2 and bond0 share a MAC address.
 fn machine() -> Fake {
     Fake {
@@ -114,7 +114,7 @@ fn planned(listener: Listener) -> Plan {
 fn the_decision_table() {
     use RdmaWish::{Off, Prefer, Require};
     let (tcp, rdma) = (Transport::Tcp, Transport::Rdma);
-    for (transports, wish, iface, paths, in_vain) in [
+    for (transports, wish, iface, paths, missing) in [
         (&[tcp][..], Off, "eth0", &["eth0 10.0.0.4 TCP"][..], 0),
         (&[rdma, tcp], Off, "eth0", &["eth0 10.0.0.4 TCP"], 0),
         (
@@ -166,7 +166,7 @@ fn the_decision_table() {
         };
         let plan = planned(listener);
         assert_eq!(shown(&plan), paths, "{transports:?} {wish} {iface}");
-        assert_eq!(plan.required_in_vain().count(), in_vain, "{wish} {iface}");
+        assert_eq!(plan.missing_required().count(), missing, "{wish} {iface}");
         assert_eq!(plan.unmatched, []);
     }
 }
@@ -175,7 +175,7 @@ fn the_decision_table() {
 fn every_kind_of_selector() {
     let all_of_eth0 = &["eth0 10.0.0.4 TCP", "eth0 fd00::4 TCP"][..];
     for (selectors, paths) in [
-        // Link-local addresses are listened on where they are meant.
+        // Link-local addresses are used if they are selected explicitly.
         (&["ip:fe80::4"][..], &["eth0 fe80::4%eth0 TCP"][..]),
         (&["ip:fe80::4%eth0"], &["eth0 fe80::4%eth0 TCP"]),
         (&["subnet:fe80::/10"], &["eth0 fe80::4%eth0 TCP"]),
@@ -199,7 +199,7 @@ fn every_kind_of_selector() {
                 "bond0 10.0.3.4 TCP",
             ],
         ),
-        // What two selectors mean is listened on once.
+        // An address that two selectors match is used once.
         (
             &["name:eth1", "ip:10.0.1.4", "name:eth2"],
             &["eth1 10.0.1.4 TCP", "eth2 10.0.2.4 TCP"],
@@ -212,7 +212,7 @@ fn every_kind_of_selector() {
 }
 
 #[test]
-fn what_matches_nothing_says_what_there_is() {
+fn unmatched_selectors_list_the_choices() {
     let have = "lo 127.0.0.1, lo ::1, eth0 10.0.0.4, eth0 fd00::4, eth1 10.0.1.4, eth2 10.0.2.4, \
                 bond0 10.0.3.4, eth3 without an address";
     for (selector, said) in [
@@ -228,7 +228,7 @@ fn what_matches_nothing_says_what_there_is() {
         let plan = planned(on(&[selector, "name:eth1"]));
         let texts: Vec<String> = plan.unmatched.iter().map(ToString::to_string).collect();
         assert_eq!(texts, [format!("listener \"data\": {said}")]);
-        assert_eq!(shown(&plan), ["eth1 10.0.1.4 TCP"], "the rest stands");
+        assert_eq!(shown(&plan), ["eth1 10.0.1.4 TCP"], "the other paths are kept");
     }
     let mac = planned(on(&["mac:00:00:00:00:00:09"])).unmatched[0].to_string();
     assert!(
@@ -258,7 +258,7 @@ fn without_a_fallback_tcp_is_withheld() {
 }
 
 #[test]
-fn any_address_stands_for_those_that_can() {
+fn rdma_on_any_address_uses_all_capable_addresses() {
     let listener = |address: &str| Listener {
         name: "any".into(),
         address: address.parse().unwrap(),
@@ -285,7 +285,7 @@ fn any_address_stands_for_those_that_can() {
         shown(&none),
         ["* 0.0.0.0 RDMA no_rdma_dev", "* 0.0.0.0 TCP"]
     );
-    assert_eq!(none.required_in_vain().count(), 1);
+    assert_eq!(none.missing_required().count(), 1);
     assert_eq!(
         shown(&planned(listener("192.0.2.1"))),
         ["- 192.0.2.1 RDMA no_rdma_dev", "- 192.0.2.1 TCP"]
@@ -293,7 +293,7 @@ fn any_address_stands_for_those_that_can() {
 }
 
 #[test]
-fn pins_and_states_are_passed_on() {
+fn pinned_devices_and_states_are_passed_on() {
     let listener = Listener {
         rdma: RdmaWish::Prefer,
         rdma_device: Some("rxe1".into()),
@@ -318,7 +318,7 @@ fn pins_and_states_are_passed_on() {
 }
 
 #[test]
-fn two_listeners_on_one_address_are_the_first_one() {
+fn two_listeners_on_one_address_keep_the_first() {
     let mut second = on(&["ip:10.0.1.4"]);
     second.name = "second".into();
     let other_port = Listener {

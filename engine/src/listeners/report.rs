@@ -8,11 +8,12 @@ use std::rc::Rc;
 use tracing::{info, warn};
 
 use super::plan::Path;
-use super::{AWAY, Actual, Standing, Way};
+use super::{Actual, MAX_LOST_PATHS, Standing, Way};
 use crate::doctor;
 use crate::engine::Engine;
 
-/// RDMA is wanted where it may be no good: said when it begins to be used, not when it breaks down.
+/// Logs concerns about RDMA on newly used addresses: at the start of their use, before they cause a
+/// failure.
 pub async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
     let found =
         tokio::task::spawn_blocking(move || doctor::concerns(&doctor::System::real(), &addresses));
@@ -28,7 +29,7 @@ pub async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>
     }
 }
 
-/// Log lines and events on what is different.
+/// Writes log lines and events for changed paths.
 pub fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
     let way = |path: &Path| {
         let ip = path.ip.clone();
@@ -74,7 +75,7 @@ pub fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTree
         warn!("{what}: not listening any more: the address is gone");
         on.notes
             .send("transport_downgraded", format!("{what}: no_address"));
-        if away.len() < AWAY {
+        if away.len() < MAX_LOST_PATHS {
             away.insert(way(path));
         }
     }

@@ -1,4 +1,4 @@
-//! The machine as it is now: interfaces from the kernel, RDMA devices from sysfs.
+//! The machine's present state: interfaces from the kernel, RDMA devices from sysfs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,15 +17,15 @@ pub struct System {
     interfaces: Vec<Interface>,
     fabric: Fabric,
     environment: Environment,
-    /// What a device is used by, whatever it can.
+    /// Opens RDMA devices, to check that they can be used.
     verbs: Verbs,
 }
 
 impl System {
-    /// Reads files and asks the kernel: for a thread that may block. `memory_needed`: bytes that a device will have to
-    /// register.
+    /// Reads files and queries the kernel; may block. `memory_needed` is the number of bytes that a
+    /// device will have to register.
     ///
-    /// An error is no news of the machine: what could not be read may be there as before.
+    /// After an error, assume that the machine is unchanged.
     pub fn read(verbs: Verbs, memory_needed: u64) -> io::Result<System> {
         let roots = Roots::real();
         let system = System {
@@ -41,10 +41,10 @@ impl System {
         Ok(system)
     }
 
-    /// Much of the above takes a file that cannot be opened for an attribute that a device does not have. For want of
-    /// descriptors it would all be missing.
+    /// Checks that file descriptors are available. Without them, most of `read` would treat
+    /// attributes as missing.
     pub fn verify(&self) -> io::Result<()> {
-        room(&Roots::real().sys)
+        check_descriptors(&Roots::real().sys)
     }
 }
 
@@ -90,7 +90,7 @@ fn lack(reason: Reason) -> Lack {
     }
 }
 
-/// Every interface, in the order of their names; those without an address, too.
+/// Every interface by name, including those without an address.
 fn interfaces(sys: &Path) -> io::Result<Vec<Interface>> {
     let class = sys.join("class/net");
     let mut all: BTreeMap<String, Vec<IpAddr>> = names(&class)?
@@ -113,7 +113,7 @@ fn interfaces(sys: &Path) -> io::Result<Vec<Interface>> {
     all.into_iter().map(of).collect()
 }
 
-/// The RDMA devices: all of those that have a name, or an error.
+/// All named RDMA devices, or an error if one cannot be read.
 fn fabric(sys: &Path) -> io::Result<Fabric> {
     let class = sys.join("class/infiniband");
     let fabric = Fabric::read(sys);
@@ -128,11 +128,11 @@ fn fabric(sys: &Path) -> io::Result<Fabric> {
     Ok(fabric)
 }
 
-/// The names in a folder; none if the kernel has no such folder.
+/// The file names in a folder; none if the kernel has no such folder.
 fn names(folder: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,
-        // What is forbidden stays so, and is as good as not there.
+        // Missing permission is permanent; treat the folder as missing.
         Err(error)
             if [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied]
                 .contains(&error.kind()) =>
@@ -147,23 +147,23 @@ fn names(folder: &Path) -> io::Result<Vec<String>> {
         .collect()
 }
 
-/// The text of an attribute. Refusals of the kernel (a device that is going, an interface without a link layer) are
-/// attributes that are not there; a lack of means to read it is not.
+/// Text of an attribute. Kernel errors (a device being removed, an interface without a link layer)
+/// mean that the attribute is missing; a lack of resources is an error.
 fn attribute(path: &Path) -> io::Result<Option<String>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if is_lack_of_means(&error) => Err(error),
+        Err(error) if is_lack_of_resources(&error) => Err(error),
         Err(_) => Ok(None),
     }
 }
 
-fn is_lack_of_means(error: &io::Error) -> bool {
+fn is_lack_of_resources(error: &io::Error) -> bool {
     let means = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|errno| means.contains(&errno))
 }
 
-/// Whether as many files can be open at a time as a look at sysfs needs.
-fn room(sys: &Path) -> io::Result<()> {
+/// Checks that the files needed to read sysfs can be open at the same time.
+fn check_descriptors(sys: &Path) -> io::Result<()> {
     let files: io::Result<Vec<File>> = (0..4).map(|_| File::open(sys)).collect();
     files.map(drop)
 }
@@ -172,7 +172,7 @@ fn room(sys: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The loopback interface is on every machine that tests run on.
+    /// Goal: the loopback interface, which every machine has, is found and has no RDMA device.
     #[test]
     fn this_machine_has_a_loopback_interface() {
         let system = System::read(Verbs::default(), 0).unwrap();
@@ -183,9 +183,9 @@ mod tests {
         assert_eq!(system.interfaces_of("no such device"), None);
     }
 
-    /// A kernel without a class of devices has none of them; one whose class cannot be read may have many.
+    /// Goal: a missing device class means no devices; an unreadable class is an error.
     #[test]
-    fn what_cannot_be_read_is_not_taken_for_absent() {
+    fn an_unreadable_class_is_an_error() {
         let sys = tempfile::tempdir().unwrap();
         assert_eq!(fabric(sys.path()).unwrap(), Fabric::default());
         let names: Vec<String> = interfaces(sys.path())
@@ -200,6 +200,6 @@ mod tests {
         std::fs::write(class.join("infiniband"), "no folder").unwrap();
         interfaces(sys.path()).unwrap_err();
         fabric(sys.path()).unwrap_err();
-        room(&class.join("nothing")).unwrap_err();
+        check_descriptors(&class.join("nothing")).unwrap_err();
     }
 }

@@ -1,7 +1,7 @@
-//! Tells when the machine's links or addresses changed: an rtnetlink socket in the groups of both.
+//! Notifies about changes of the machine's links and addresses: an rtnetlink socket in both groups.
 //!
-//! What changed is not read from the messages: the listeners look at the whole machine again, which
-//! is right after lost messages, too. A burst (a bond that comes up, a hundred VLANs) is one change.
+//! The messages are not parsed: the listeners read the whole state again, which is also correct
+//! after lost messages. A burst (a bond that comes up, a hundred VLANs) is one change.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use tokio::net::UnixDatagram;
 /// RTMGRP_LINK, RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR.
 const GROUPS: u32 = 0x1 | 0x10 | 0x100;
 
-/// How long a burst may last; an IPv6 address is usable a moment after it is announced.
+/// Length of a burst; an IPv6 address becomes usable shortly after its announcement.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Larger than any message of these groups; what does not fit is cut, and not looked at anyway.
+/// Larger than any message of these groups. Longer ones are truncated, which is harmless.
 const MESSAGE: usize = 8192;
 
-/// Messages thrown away at once: what comes after them is the next change.
+/// Maximum number of messages discarded at once; later ones are the next change.
 const BURST: usize = 4096;
 
-/// The socket is a netlink socket. The runtime has safe types for sockets of known families only;
-/// of those, datagrams of the local kind are received as these are, and nothing else is done here.
+/// A netlink socket. The runtime has safe types for known socket families only. A unix datagram
+/// socket receives in the same way, and nothing else is used.
 pub struct Watch(UnixDatagram);
 
 impl Watch {
@@ -35,7 +35,7 @@ impl Watch {
         Ok(Watch(UnixDatagram::from_std(socket.into())?))
     }
 
-    /// Resolves after something changed and a burst of changes has had time to end.
+    /// Resolves after a change, once the burst had time to end.
     pub async fn changed(&self) -> std::io::Result<()> {
         self.0.readable().await?;
         tokio::time::sleep(SETTLE).await;
@@ -44,7 +44,7 @@ impl Watch {
             match self.0.try_recv(&mut message) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // Messages were lost: as good a change as any.
+                // Messages were lost, which also means a change.
                 Err(error)
                     if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

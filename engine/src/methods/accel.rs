@@ -1,5 +1,5 @@
-//! `accel_*`: who copies, fills, compares and computes checksums. The processor does, always; SPDK's
-//! questions about it are answered, and there is nothing to assign.
+//! `accel_*`: acceleration modules. Nacre always copies, fills, compares and computes checksums on
+//! the CPU. SPDK's queries are answered; there is nothing to assign.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<SetOptions>();
 }
 
-/// What is done to data here, by SPDK's names.
+/// Operations on data, by SPDK's names.
 const OPERATIONS: [&str; 4] = ["copy", "fill", "compare", "crc32c"];
 
 const SOFTWARE: &str = "software";
@@ -64,7 +64,7 @@ impl Method<Engine> for GetOpcAssignments {
     }
 }
 
-/// Sizes of SPDK's own pools and caches.
+/// Sizes of SPDK's pools and caches.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(dead_code)]
@@ -97,7 +97,8 @@ mod tests {
     use super::super::testing::{Bench, bench};
     use serde_json::json;
 
-    /// Sizes of pools that are not there change nothing; what is no size of a pool is refused.
+    /// Goal: sizes of pools that Nacre lacks are accepted without effect; invalid sizes are
+    /// refused.
     #[test]
     fn sizes_of_pools_are_accepted() {
         let bench = Bench::waiting();
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_does_it_all() {
+    fn all_operations_use_the_software_module() {
         let bench = bench();
         assert_eq!(
             bench.call("accel_get_module_info", json!(null)),

@@ -1,4 +1,4 @@
-//! `doctor_run`, our own: the daemon's own view of what serving needs.
+//! `doctor_run`, a Nacre extension: checks, from within the daemon, that the machine can serve.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -22,19 +22,21 @@ struct Run;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct RunParams {
-    /// RDMA is wanted: its absence is a failure.
+    /// RDMA is required: its absence is a failure.
     #[serde(default)]
     rdma: bool,
-    /// Where it shall listen: `name:eth0`, `ip:192.0.2.1`, `subnet:192.0.2.0/24`, `mac:…`, `rdma:mlx5_0`.
+    /// Interfaces of RDMA listeners: `name:eth0`, `ip:192.0.2.1`, `subnet:192.0.2.0/24`, `mac:…`,
+    /// `rdma:mlx5_0`.
     #[serde(default)]
     listeners: Vec<String>,
-    /// Another machine that must be reached.
+    /// Another machine that must be reachable.
     #[serde(default)]
     peer: Option<IpAddr>,
-    /// NVMe's port there, 4420 unless given.
+    /// NVMe port of the peer; default 4420.
     #[serde(default)]
     port: u16,
-    /// Bytes to move through each RDMA device, to itself or to `nacre rdma perf server` on the peer; nothing unless given.
+    /// Bytes to move through each RDMA device, to itself or to `nacre rdma perf server` on the
+    /// peer; default: none.
     #[serde(default)]
     traffic: Option<u64>,
 }
@@ -51,7 +53,7 @@ impl Method<Engine> for Run {
         let plane = on.plane()?;
         let rdma = params.rdma || demand::wants_rdma(&on.settings);
         let transport = on.settings.rdma_transport();
-        // As listeners have it: what is registered is not to be registered again.
+        // As for listeners: memory that is already registered needs no second registration.
         let memory = if rdma {
             on.rdma
                 .memory_needed(&plane.arenas, plane.target.cores(), &transport)
@@ -80,7 +82,7 @@ impl Method<Engine> for Run {
             traffic: params.traffic,
             ..Scope::default()
         };
-        // Files, libraries and the network may be slow; the management plane is not to be.
+        // Files, libraries and the network may be slow; keep them off the management thread.
         let report = tokio::task::spawn_blocking(move || examine(&System::real(), &scope));
         let report = report.await;
         Rdma::look_after(&on);
@@ -108,8 +110,8 @@ mod tests {
             of.filter_map(|f| f["status"].as_str()).collect()
         };
         assert_eq!(of("net.iface.exists"), ["FAIL", "PASS"]);
-        // The daemon has its memory, and says which pages it got. With worse ones than there could be that is no pass, and
-        // what is advised is for all of a daemon's memory, not for what is missing.
+        // The daemon has its memory and reports its page size. Small pages are not a pass. The
+        // advice covers all of the daemon's memory, not only a missing part.
         let pages = findings
             .iter()
             .find(|f| f["id"] == "mem.hugepages")

@@ -1,4 +1,4 @@
-//! `events_*`, our own: what happened, with all that is known of it, by category.
+//! `events_*`, a Nacre extension: events with their details, by category.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,13 +19,13 @@ pub fn register(registry: &mut Registry<Engine>) {
 struct Events {
     /// Oldest first.
     events: Vec<Told>,
-    /// Where to go on from: the `from` of the next call.
+    /// The `from` of the next call.
     next: u64,
-    /// Events from `from` on that are forgotten already.
+    /// Number of events from `from` on that are no longer stored.
     lost: u64,
 }
 
-/// What `from` and the categories choose.
+/// Selects events by id and category.
 fn choose(on: &Engine, from: u64, max: Option<u64>, categories: &[Category]) -> Events {
     let max = usize::try_from(max.unwrap_or(u64::MAX))
         .unwrap_or(usize::MAX)
@@ -34,7 +34,7 @@ fn choose(on: &Engine, from: u64, max: Option<u64>, categories: &[Category]) -> 
     let events = on.notes.told(from, max, wanted);
     let next = match events.last() {
         Some(last) if events.len() == max => last.id + 1,
-        // What is there was looked through to its end. An id of a former life of the daemon begins anew.
+        // All stored events were examined. An id of an earlier daemon starts again.
         _ => on.notes.next(),
     };
     Events {
@@ -49,12 +49,12 @@ struct Get;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetParams {
-    /// The first one wanted.
+    /// Id of the first event to return.
     #[serde(default)]
     from: u64,
-    /// At most this many; all unless given.
+    /// Maximum number of events; default: all.
     max: Option<u64>,
-    /// Only of these categories; all unless given.
+    /// Only these categories; default: all.
     #[serde(default)]
     categories: Vec<Category>,
 }
@@ -75,14 +75,15 @@ struct Subscribe;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SubscribeParams {
-    /// The first one wanted; unless given the next that happens.
+    /// Id of the first event to return; default: the next one that occurs.
     from: Option<u64>,
-    /// At most this many; all unless given.
+    /// Maximum number of events; default: all.
     max: Option<u64>,
-    /// Only of these categories; all unless given.
+    /// Only these categories; default: all.
     #[serde(default)]
     categories: Vec<Category>,
-    /// How long to wait for one: 30 seconds unless given, and less than the deadline of calls.
+    /// How long to wait for an event in milliseconds; default 30 seconds, less than the RPC
+    /// deadline.
     #[serde(default, deserialize_with = "read::some_millis")]
     wait_ms: Option<u64>,
 }
@@ -96,7 +97,7 @@ impl Method<Engine> for Subscribe {
     type Reply = Events;
 
     async fn apply(params: SubscribeParams, on: Rc<Engine>) -> Result<Events, RpcError> {
-        // The first id of a life before this one: what is there now is all new.
+        // An id beyond `next` belongs to an earlier daemon: return all stored events.
         let next = on.notes.next();
         let from = params.from.filter(|from| *from <= next);
         let from = from.unwrap_or(if params.from.is_some() { 0 } else { next });
@@ -171,8 +172,8 @@ mod tests {
         assert_eq!(bench.call("events_get", json!({}))["lost"], 3);
     }
 
-    /// A subscriber waits for its category, is not woken for others for good, and misses nothing between
-    /// two calls.
+    /// Goal: a subscriber waits for its category, keeps waiting after other events, and misses none
+    /// between two calls.
     #[test]
     fn subscribers_wait() {
         let bench = bench();
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!((ids(&answer), &answer["next"]), (vec![1, 2], &json!(3)));
         let from = json!({ "from": 2, "wait_ms": 10 });
         assert_eq!(ids(&bench.call("events_subscribe", from)), [2]);
-        // As of a daemon that was another process: what is there is told.
+        // The id of an earlier daemon process: all stored events are returned.
         let from = json!({ "from": 99, "wait_ms": 10 });
         assert_eq!(ids(&bench.call("events_subscribe", from)), [0, 1, 2]);
     }

@@ -1,4 +1,4 @@
-//! The daemon itself: its methods, version, life, subsystems and configuration.
+//! The daemon itself: its methods, version, start and shutdown, subsystems and configuration.
 
 use std::rc::Rc;
 
@@ -23,7 +23,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<GetConfig>();
 }
 
-/// The SPDK release whose dialect this is.
+/// The SPDK release whose RPC interface Nacre implements.
 const SPDK_VERSION: &str = "SPDK v26.09-pre";
 
 struct GetMethods;
@@ -31,7 +31,7 @@ struct GetMethods;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetMethodsParams {
-    /// Only methods that may be called in the daemon's present state.
+    /// Only methods that are allowed in the daemon's present state.
     #[serde(default)]
     current: bool,
     #[serde(default)]
@@ -68,7 +68,7 @@ struct GetVersion;
 struct Version {
     version: String,
     fields: VersionFields,
-    /// This program's own name and version.
+    /// Name and version of this program.
     nacre: &'static str,
 }
 
@@ -132,7 +132,7 @@ impl Method<Engine> for KillInstance {
     async fn apply(params: KillInstanceParams, on: Rc<Engine>) -> Result<bool, RpcError> {
         use rustix::process::{Signal as Os, getpid, kill_process};
         let signal = match params.sig_name {
-            // As if the signal had come, without the detour.
+            // Stops directly; no signal needed.
             Signal::SIGINT | Signal::SIGTERM => {
                 on.stop();
                 return Ok(true);
@@ -179,7 +179,7 @@ impl Method<Engine> for WaitInit {
     type Reply = bool;
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        // Who called is answered by then.
+        // The RPC deadline ends the call anyway.
         let _ = tokio::time::timeout(on.deadline(), on.configured()).await;
         let late = |cause, remedy| Err(RpcError::errno(Errno::ETIMEDOUT, cause).remedy(remedy));
         match on.phase() >= Phase::Runtime {
@@ -196,7 +196,7 @@ impl Method<Engine> for WaitInit {
     }
 }
 
-/// The parts whose configuration can be saved, each with what it stands on, in order of loading.
+/// Subsystems with saved configuration and their dependencies, in load order.
 const SUBSYSTEMS: [(&str, &[&str]); 4] = [
     ("sock", &[]),
     ("iobuf", &[]),
@@ -237,7 +237,7 @@ struct GetConfig;
 struct GetConfigParams {
     /// The subsystem, as `framework_get_subsystems` names it.
     name: String,
-    /// Accepted as in SPDK; nothing here needs batches.
+    /// Accepted as in SPDK; batches are not needed.
     #[serde(default)]
     #[allow(dead_code)]
     with_batches: bool,
@@ -259,13 +259,13 @@ impl Method<Engine> for GetConfig {
     }
 }
 
-/// The calls that make `subsystem` again, `None` if there is no such one.
+/// The calls that restore the configuration of `subsystem`; `None` for an unknown subsystem.
 pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let made = |prefix: &str| {
         let ours = engine.journal.below(prefix).into_iter();
         ours.map(|mut e| {
-            // What hosts here were told is no part of how the device is made.
+            // The size known to hosts is state, not configuration.
             if let Value::Object(params) = &mut e.record.params {
                 params.remove(ANNOUNCED);
             }
@@ -286,7 +286,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             calls.extend(made("nvme/options"));
             calls.extend(made("nvme/ctrlr/"));
             calls.extend(made("volume/raid_options"));
-            // What stands on a volume comes after it, the rest before.
+            // Devices stacked on volumes come after the volumes, all others before.
             let mut on_volumes = volume_names(engine);
             let (above, below): (Vec<Value>, Vec<Value>) =
                 made("bdev/").into_iter().partition(|call| {
@@ -296,7 +296,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
                         .any(|base| on_volumes.iter().any(|name| name == base));
                     if stands && let Some(name) = call["params"]["name"].as_str() {
                         on_volumes.push(name.to_owned());
-                        // An error device is called after the one below it.
+                        // An error device is named after its base.
                         on_volumes.push(format!("EE_{name}"));
                     }
                     stands
@@ -335,7 +335,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn states_are_kept_apart() {
+    fn methods_are_limited_to_their_phase() {
         let bench = Bench::waiting();
         let early = bench.refused("framework_get_subsystems", json!(null));
         assert_eq!(
@@ -367,9 +367,9 @@ mod tests {
         assert_eq!(bench.call("framework_wait_init", json!(null)), true);
     }
 
-    /// Whoever asks at once with another one comes too late; so does what had to be set before.
+    /// Goal: a second simultaneous start is refused, and so are startup options after the start.
     #[test]
-    fn it_is_started_once() {
+    fn the_data_plane_starts_once() {
         let bench = Bench::waiting();
         let params = serde_json::value::to_raw_value(&json!({ "small_pool_count": 128 })).unwrap();
         let engine = &bench.engine;
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_and_subsystems_have_spdks_shape() {
+    fn versions_and_subsystems_are_listed_as_in_spdk() {
         let bench = bench();
         assert_eq!(
             bench.call("spdk_get_version", json!(null)),

@@ -1,4 +1,4 @@
-//! `log_*`: levels, flags and timestamps of the log, live.
+//! `log_*`: levels, flags and timestamps of the log, changed at run time.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -68,7 +68,7 @@ struct LevelParams {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct FlagParams {
-    /// As `log_get_flags` names it; `all` means every one.
+    /// As in `log_get_flags`; `all` means every flag.
     flag: String,
 }
 

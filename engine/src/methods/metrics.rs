@@ -1,4 +1,4 @@
-//! `metrics_get`, our own: what Prometheus would scrape now.
+//! `metrics_get`, a Nacre extension: the current metrics, as Prometheus scrapes them.
 
 use std::rc::Rc;
 
@@ -27,7 +27,7 @@ enum Format {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetParams {
-    /// `json`, or `text` as Prometheus reads it.
+    /// `json`, or `text` in the Prometheus format.
     #[serde(default)]
     format: Format,
 }

@@ -23,7 +23,7 @@ pub mod volume;
 use crate::engine::Engine;
 use crate::rpc::Registry;
 
-/// Every method there is.
+/// All RPC methods.
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
     accel::register(&mut registry);

@@ -1,4 +1,4 @@
-//! `notify_*`: what happened, for whoever asks.
+//! `notify_*`: SPDK's polled notifications.
 
 use std::rc::Rc;
 
@@ -31,10 +31,10 @@ struct GetNotifications;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetNotificationsParams {
-    /// The first one wanted.
+    /// Id of the first notification to return.
     #[serde(default)]
     id: u64,
-    /// At most this many; all unless given.
+    /// Maximum number of notifications; default: all.
     max: Option<u64>,
 }
 

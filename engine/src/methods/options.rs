@@ -1,7 +1,7 @@
-//! What is set before the data plane starts: `iobuf_set_options`, `bdev_set_options`.
+//! Options set before the data plane starts: `iobuf_set_options`, `bdev_set_options`.
 //!
-//! SPDK's values are accepted with SPDK's rules. Where ours means something different it is said in
-//! the parameter's description: buffers here belong to a reactor each, not to one shared pool.
+//! SPDK's values are accepted under SPDK's rules. A parameter's description says where its meaning
+//! differs: buffers belong to one reactor each, not to a shared pool.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ pub struct StartupOptions {
     pub sock: SockOptions,
 }
 
-/// `nvmf_set_max_subsystems`, `nvmf_set_crdt`, `nvmf_set_config`.
+/// Options of `nvmf_set_max_subsystems`, `nvmf_set_crdt` and `nvmf_set_config`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NvmfOptions {
     pub max_subsystems: Option<u32>,
@@ -35,7 +35,7 @@ pub struct NvmfOptions {
     pub discovery_filters: Vec<DiscoveryFilter>,
 }
 
-/// SPDK's buffer pools, with its defaults.
+/// SPDK's buffer pools, with SPDK's defaults.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IobufOptions {
     pub small_pool_count: u64,
@@ -81,25 +81,25 @@ impl Default for BdevOptions {
 struct IobufSetOptions;
 
 /// Smallest pools that SPDK accepts.
-const LEAST_SMALL: u64 = 64;
-const LEAST_LARGE: u64 = 8;
-/// Buffers of 4 KiB to 64 GiB in all: more than that is a mistake, and beyond it sums would overflow.
-const MOST_BUFFERS: u64 = 1 << 24;
-/// No transfer is larger; see `nvmf.max_io_size`.
-const MOST_BYTES: u64 = 16 << 20;
+const MIN_SMALL: u64 = 64;
+const MIN_LARGE: u64 = 8;
+/// Largest pool: 4 KiB to 64 GiB of buffers. More is a mistake, and sums could overflow.
+const MAX_BUFFERS: u64 = 1 << 24;
+/// Largest buffer: no transfer is larger, see `nvmf.max_io_size`.
+const MAX_BYTES: u64 = 16 << 20;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct IobufParams {
-    /// Small buffers in all, 64 to 16777216; divided among the reactors.
+    /// Total number of small buffers, 64 to 16777216; divided among the reactors.
     small_pool_count: Option<u64>,
-    /// Large buffers in all, 8 to 16777216; divided among the reactors.
+    /// Total number of large buffers, 8 to 16777216; divided among the reactors.
     large_pool_count: Option<u64>,
     /// Bytes of a small buffer, 4096 to 16777216.
     small_bufsize: Option<u32>,
     /// Bytes of a large buffer, 8192 to 16777216.
     large_bufsize: Option<u32>,
-    /// Accepted: buffers are always on their reactor's node here.
+    /// Accepted: buffers are always on their reactor's NUMA node.
     enable_numa: Option<bool>,
 }
 
@@ -118,19 +118,19 @@ impl Method<Engine> for IobufSetOptions {
         set(&mut options.small_bufsize, params.small_bufsize);
         set(&mut options.large_bufsize, params.large_bufsize);
         set(&mut options.enable_numa, params.enable_numa);
-        let (small, large) = (LEAST_SMALL..=MOST_BUFFERS, LEAST_LARGE..=MOST_BUFFERS);
+        let (small, large) = (MIN_SMALL..=MAX_BUFFERS, MIN_LARGE..=MAX_BUFFERS);
         for (field, value, bounds) in [
             ("small_pool_count", options.small_pool_count, small),
             ("large_pool_count", options.large_pool_count, large),
             (
                 "small_bufsize",
                 options.small_bufsize.into(),
-                4096..=MOST_BYTES,
+                4096..=MAX_BYTES,
             ),
             (
                 "large_bufsize",
                 options.large_bufsize.into(),
-                8192..=MOST_BYTES,
+                8192..=MAX_BYTES,
             ),
         ] {
             let cause = match value {
@@ -150,10 +150,10 @@ struct BdevSetOptions;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct BdevParams {
-    /// Accepted with SPDK's rules: requests are bounded per queue here, and need no pool.
+    /// Accepted under SPDK's rules: requests are bounded per queue and need no pool.
     bdev_io_pool_size: Option<u32>,
     bdev_io_cache_size: Option<u32>,
-    /// Accepted: no module here examines other devices by itself.
+    /// Accepted: no module examines other devices on its own.
     bdev_auto_examine: Option<bool>,
     iobuf_small_cache_size: Option<u32>,
     iobuf_large_cache_size: Option<u32>,
@@ -180,7 +180,7 @@ impl Method<Engine> for BdevSetOptions {
             &mut options.iobuf_large_cache_size,
             params.iobuf_large_cache_size,
         );
-        // SPDK's rule: every thread (and one more) can fill its cache.
+        // SPDK's rule: the pool must fill the caches of all threads and one more.
         let threads = 2;
         let (pool, cache) = (options.bdev_io_pool_size, options.bdev_io_cache_size);
         if u64::from(pool) < u64::from(cache) * threads {
@@ -207,9 +207,9 @@ mod tests {
     use crate::engine::Phase;
     use serde_json::json;
 
-    /// What no memory could hold is refused where it is asked for, by name, and changes nothing.
+    /// Goal: sizes beyond any memory are refused with the field's name and change nothing.
     #[test]
-    fn buffers_have_bounds() {
+    fn buffer_sizes_are_bounded() {
         let bench = Bench::waiting();
         for (field, least, most) in [
             ("small_pool_count", 64_u64, 1_u64 << 24),
@@ -237,26 +237,26 @@ mod tests {
         assert_eq!(error.code, -22);
     }
 
-    /// A start that breaks down for a defect of ours is over like one that is refused: nobody waits for it for ever.
+    /// Goal: a start that fails because of a bug ends like a refused one; its caller gets an error.
     #[test]
-    fn a_start_that_breaks_down_is_over() {
+    fn a_start_that_fails_returns_an_error() {
         let bench = Bench::waiting();
-        // Past the bounds of the method.
+        // Bypasses the limits of the method.
         bench.engine.options.borrow_mut().iobuf.large_bufsize = 1 << 31;
         let error = bench.refused("framework_start_init", json!(null));
-        let said = error.to_string();
+        let message = error.to_string();
         for part in [
             "framework_initialization failed: ",
             "a buffer of 2147483648 bytes",
         ] {
-            assert!(said.contains(part), "{said}");
+            assert!(message.contains(part), "{message}");
         }
         bench.run(bench.engine.stopping());
         assert_ne!(bench.engine.phase(), Phase::Runtime);
     }
 
     #[test]
-    fn options_are_checked_kept_and_saved() {
+    fn options_are_checked_and_saved() {
         let bench = Bench::waiting();
         assert_eq!(
             bench.call("iobuf_set_options", json!({ "small_pool_count": 128 })),

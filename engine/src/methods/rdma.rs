@@ -1,4 +1,5 @@
-//! `rdma_get_*`, our own: devices, counters, queue pairs and memory of the RDMA transport.
+//! `rdma_get_*`, a Nacre extension: devices, counters, queue pairs and memory of the RDMA
+//! transport.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -29,7 +30,7 @@ struct GetDevices;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DevicesParams {
-    /// Only this one; all unless given.
+    /// Only this device; default: all.
     name: Option<String>,
 }
 
@@ -86,32 +87,34 @@ struct Stats {
     rdma_recv_bytes: u64,
     rdma_read_bytes: u64,
     rdma_write_bytes: u64,
-    /// Requests that failed; flushes of queue pairs that end are none.
+    /// Failed work requests, without those flushed when a queue pair ends.
     rdma_completion_errors: u64,
-    /// Transport and receiver-not-ready retries that were used up.
+    /// Exhausted transport and receiver-not-ready retries.
     rdma_retry_exceeded: u64,
-    /// By status.
+    /// Failed work requests by completion status.
     completion_errors: BTreeMap<&'static str, u64>,
-    /// From post to completion: `send`, `read` and `write`.
+    /// Time from post to completion: `send`, `read` and `write`.
     latency: BTreeMap<&'static str, LatencyReply>,
-    /// Data that was copied on its way between hosts and devices, over whatever transport: 0 where all is aligned.
+    /// Bytes copied between host buffers and device buffers, over any transport; 0 if all buffers
+    /// are aligned.
     copied_bytes: u64,
-    /// Events of the connection manager, by name, and of devices.
+    /// Events of the connection manager by name; `async_events` counts those of devices.
     cm_events: BTreeMap<&'static str, u64>,
     async_events: u64,
-    /// Connection requests refused, by what they were told.
+    /// Refused connection requests, by the reason sent to the host.
     rejects: BTreeMap<&'static str, u64>,
     cq_resizes: u64,
     /// Every counter, by reactor and device.
     reactors: Vec<ReactorStats>,
 }
 
-/// Of signaled requests only: each READ, some of the SENDs; a WRITE is done when a signaled SEND after it is.
+/// Signaled work requests only: each READ and some SENDs; a WRITE completes with a later signaled
+/// SEND.
 #[derive(Debug, Serialize, JsonSchema)]
 struct LatencyReply {
     count: u64,
     total_us: u64,
-    /// So many of a hundred took less than this, which is a power of two.
+    /// Percentile: this share of requests took less time than the value, a power of two.
     p50_us: Option<u64>,
     p99_us: Option<u64>,
 }
@@ -203,14 +206,14 @@ struct QueuePairReply {
     reactor: String,
     local: String,
     peer: String,
-    /// Commands that the host may have outstanding.
+    /// Maximum number of outstanding commands of the host.
     queue_depth: u16,
-    /// RDMA READs that may be outstanding.
+    /// Maximum number of outstanding RDMA READs.
     read_depth: u8,
-    /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
+    /// Responses invalidate the host's memory registrations (SEND_WITH_INVALIDATE).
     send_with_invalidate: bool,
-    /// Place in the port's table of the GID that it goes by (`nacre rdma gids`). Of an address's entries the host's request
-    /// chooses between RoCE v1 and v2. Null: it has none, or it is not accepted yet.
+    /// Index of the queue pair's GID in the port's table (`nacre rdma gids`). The host's request
+    /// selects the RoCE v1 or v2 entry of an address. Null: no GID, or not accepted yet.
     gid_index: Option<u16>,
 }
 
@@ -251,22 +254,24 @@ struct GetMemory;
 #[derive(Debug, Serialize, JsonSchema)]
 struct MemoryReply {
     device: String,
-    /// What peers may do with it by themselves: nothing, on a target.
+    /// Remote access of peers: none on a target.
     access: &'static str,
-    /// Registrations there are, the memory in them, and how often that was done since the start: flat under load.
+    /// Current memory regions, their total bytes, and registrations since the start: constant under
+    /// load.
     regions: u64,
     bytes: u64,
     registrations_total: u64,
-    /// No region is longer: the largest power of two within `[rdma] max_mr_size` and the device's own limit.
+    /// Maximum bytes per region: the largest power of two within `[rdma] max_mr_size` and the
+    /// device's limit.
     max_mr_size: u64,
     mrs: Vec<RegionReply>,
-    /// The memory, which every device in use knows.
+    /// The memory, registered with every device in use.
     arenas: Vec<ArenaReply>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct RegionReply {
-    /// The place in `arenas`, and how far into that arena the region begins.
+    /// Index in `arenas`; `offset` is the start of the region within the arena in bytes.
     arena: usize,
     offset: u64,
     bytes: u64,

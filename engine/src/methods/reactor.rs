@@ -1,7 +1,8 @@
-//! Reactors, threads, pollers and buffers: `framework_get_reactors`, `thread_get_*`, `iobuf_get_stats`,
-//! and our own `reactor_set_mode`.
+//! Reactors, threads, pollers and buffers: `framework_get_reactors`, `thread_get_*`,
+//! `iobuf_get_stats`, and Nacre's own `reactor_set_mode`.
 //!
-//! SPDK runs lightweight threads on reactors; here each reactor is one thread, shown as both.
+//! SPDK runs lightweight threads on reactors. In Nacre each reactor is one thread and is listed as
+//! both.
 
 use std::rc::Rc;
 
@@ -45,20 +46,20 @@ struct Reactor {
     numa_id: i64,
     tid: i32,
     busy: u64,
-    /// Polling in vain and sleeping.
+    /// Nanoseconds polling without work, or sleeping.
     idle: u64,
     in_interrupt: bool,
-    /// The core's time in interrupts, the kernel and programs, in USER_HZ (100 per second).
+    /// The core's time in interrupts, in the kernel and in programs, in USER_HZ (100 per second).
     irq: u64,
     sys: u64,
     usr: u64,
     lw_threads: Vec<LwThread>,
-    /// Our own: `poll`, `adaptive` or `interrupt`.
+    /// Nacre extension: `poll`, `adaptive` or `interrupt`.
     mode: &'static str,
-    /// Our own: the part of `idle` that was slept, and how often.
+    /// Nacre extension: the part of `idle` spent sleeping; `sleeps` counts how often.
     sleep: u64,
     sleeps: u64,
-    /// Our own: turns that took longer than 100 ms.
+    /// Nacre extension: turns that took longer than 100 ms.
     stalls: u64,
 }
 
@@ -200,7 +201,7 @@ struct PollerInfo {
     state: &'static str,
     run_count: u64,
     busy_count: u64,
-    /// Our own: items of work done.
+    /// Nacre extension: items of work done.
     items: u64,
 }
 
@@ -246,21 +247,21 @@ struct ModulePools {
     large_pool: PoolInfo,
 }
 
-/// SPDK counts how often a buffer was found in a thread's cache, and how often in the pool behind
-/// it. Here every buffer is in the reactor's own place.
+/// Use of a buffer pool. SPDK counts buffers from a thread's cache and from the shared pool
+/// separately. In Nacre every buffer belongs to its reactor.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 struct PoolInfo {
-    /// How often a buffer was had.
+    /// Buffers acquired.
     cache: u64,
-    /// Always 0: there is no shared pool behind the reactor's own.
+    /// Always 0: there is no shared pool.
     main: u64,
-    /// How often there was none, and somebody had to wait.
+    /// Failed attempts; the request waited for a buffer.
     retry: u64,
-    /// Buffers there are.
+    /// Total number of buffers.
     cache_size: u64,
-    /// Our own: buffers free now.
+    /// Nacre extension: free buffers now.
     free: u64,
-    /// Our own: the fewest that were ever free.
+    /// Nacre extension: minimum of `free` so far.
     low_water: u64,
 }
 
@@ -314,10 +315,10 @@ enum ModeName {
 #[serde(deny_unknown_fields)]
 struct SetModeParams {
     mode: ModeName,
-    /// How long an adaptive reactor polls in vain before it sleeps, in microseconds; up to eight times that while work
-    /// keeps coming within it.
+    /// How long an idle adaptive reactor polls before sleeping, in microseconds. Grows to eight
+    /// times this value while work arrives within it.
     busy_poll_us: Option<u64>,
-    /// Only the reactor on this core; all unless given.
+    /// Only the reactor on this core; default: all.
     lcore: Option<usize>,
 }
 
@@ -358,7 +359,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn reactors_threads_and_pollers_are_told() {
+    fn reactors_threads_and_pollers_are_listed() {
         let bench = bench();
         let reactors = bench.call("framework_get_reactors", json!(null));
         assert_eq!(reactors["tick_rate"], 1_000_000_000);
@@ -397,9 +398,9 @@ mod tests {
         );
     }
 
-    /// A reactor that is stuck holds up who asks it for something, and no changes besides.
+    /// Goal: a stuck reactor blocks only calls that query it; changes still proceed.
     #[test]
-    fn who_asks_a_reactor_that_is_stuck_holds_nobody_up() {
+    fn a_stuck_reactor_blocks_only_calls_that_query_it() {
         let mut settings = crate::config::Settings::default();
         settings.rpc.deadline_s = 1;
         let bench = super::super::testing::Bench::with(settings, None);

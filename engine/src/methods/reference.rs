@@ -1,4 +1,4 @@
-//! The reference of all methods, written from the types: docs/reference/rpc.md.
+//! The reference of all methods, generated from their types: docs/reference/rpc.md.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use super::examples::{self, Example};
 use super::spdk::NOT_OFFERED;
 use crate::rpc::{MethodEntry, When};
 
-/// Markdown of every method, its parameters and its answer.
+/// Markdown of every method, its parameters and its reply.
 pub fn markdown() -> String {
     let mut out = String::from(
         "# RPC methods\n\n\
@@ -65,7 +65,7 @@ fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Res
     writeln!(out, "\nAnswer: {}", kind(&reply, &reply))
 }
 
-/// The command that makes the call, and its answer.
+/// Writes the command that makes the call, and its reply.
 fn example(out: &mut String, example: &Example) -> std::fmt::Result {
     let params = match &example.params {
         Value::Null => String::new(),
@@ -91,7 +91,7 @@ fn example(out: &mut String, example: &Example) -> std::fmt::Result {
     writeln!(out, "\n```json\n{text}\n```")
 }
 
-/// Whether a parameter of a method, by its path, is text.
+/// True if a parameter of a method, named by its path, is a string.
 pub fn is_text(method: &str, path: &str) -> bool {
     let registry = super::all();
     let Some(entry) = registry.find(method) else {
@@ -109,7 +109,7 @@ struct Field {
     about: String,
 }
 
-/// The members of an object schema, those of nested objects with a path.
+/// The members of an object schema; those of nested objects with a path.
 fn fields(schema: &Value, root: &Value, prefix: &str) -> Vec<Field> {
     let schema = resolve(schema, root);
     let required = schema["required"].as_array();
@@ -143,7 +143,7 @@ fn resolve<'a>(schema: &'a Value, root: &'a Value) -> &'a Value {
     schema
 }
 
-/// An optional type is "this or null" in a schema; null is not worth telling.
+/// An optional type is "T or null" in a schema; returns T.
 fn unwrap_option(schema: &Value) -> &Value {
     let branches = schema["anyOf"].as_array();
     branches

@@ -1,6 +1,6 @@
-//! `framework_*_scheduler`, `framework_get_governor`, `thread_get_io_channels`: SPDK's questions about
-//! which thread runs where. A reactor is a thread on a core of its own and stays there, which is
-//! what SPDK calls the static scheduler; the cores' frequency is the system's business.
+//! `framework_*_scheduler`, `framework_get_governor`, `thread_get_io_channels`: SPDK's queries
+//! about thread placement. A reactor is a thread that stays on its own core, which SPDK calls the
+//! static scheduler. CPU frequency is left to the operating system.
 
 use std::rc::Rc;
 
@@ -26,11 +26,11 @@ const STATIC: &str = "static";
 #[derive(Debug, Serialize, JsonSchema)]
 struct Scheduler {
     scheduler_name: &'static str,
-    /// 0: nothing is moved, so nothing is looked at.
+    /// 0: threads never move, so nothing is measured.
     scheduler_period: u64,
-    /// Empty: no core is set aside.
+    /// Empty: no core is isolated.
     isolated_core_mask: &'static str,
-    /// The first reactor's.
+    /// Core of the first reactor.
     scheduling_core: usize,
 }
 
@@ -44,7 +44,7 @@ impl Method<Engine> for GetScheduler {
     type Reply = Scheduler;
 
     async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Scheduler, RpcError> {
-        // Before the start there are no reactors yet.
+        // Before the start there are no reactors.
         let first = on
             .plane()
             .ok()
@@ -58,12 +58,12 @@ impl Method<Engine> for GetScheduler {
     }
 }
 
-/// Unknown members are accepted: other schedulers of SPDK have parameters of their own.
+/// Unknown members are accepted: SPDK's other schedulers have more parameters.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct SetSchedulerParams {
-    /// `static`.
+    /// Must be `static`.
     name: String,
-    /// Must be 0: there is nothing to do from time to time.
+    /// Must be 0: the static scheduler has no period.
     #[serde(default)]
     period: u64,
 }
@@ -132,9 +132,9 @@ struct ThreadChannels {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct IoChannel {
-    /// The block device.
+    /// Name of the block device.
     name: String,
-    /// The thread's queues on it.
+    /// Number of the thread's queues on it.
     #[serde(rename = "ref")]
     references: u32,
 }
@@ -206,7 +206,7 @@ mod tests {
         );
     }
 
-    /// Every thread is listed, and has no queue on a device that nobody uses.
+    /// Goal: every thread is listed, without queues on a device that is not in use.
     #[test]
     fn channels_are_listed_by_thread() {
         let bench = bench();

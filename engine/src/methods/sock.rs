@@ -1,5 +1,5 @@
-//! `sock_*`: the sockets of NVMe/TCP. There is one implementation here, the kernel's, under SPDK's
-//! name for it.
+//! `sock_*`: the sockets of NVMe/TCP. The only implementation is the kernel's, under SPDK's name
+//! for it.
 
 use std::rc::Rc;
 
@@ -18,21 +18,21 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<SetOptions>();
 }
 
-/// SPDK's name of sockets by the kernel.
+/// SPDK's name for kernel sockets.
 const POSIX: &str = "posix";
 
-/// Kinds of SPDK's whose options are in the configurations that it saves, used or not. They cannot be chosen here, so
-/// that there is nothing which their options would hold for.
-const NEVER_MADE: [&str; 2] = ["ssl", "uring"];
+/// Implementations whose options SPDK always saves. They cannot be selected, so their options have
+/// no effect.
+const IGNORED_IMPLS: [&str; 2] = ["ssl", "uring"];
 
-/// Largest socket buffer that can be asked for.
+/// Largest socket buffer that a call may request, in bytes.
 const MAX_BUFFER: u32 = 1 << 30;
 
-/// What can be set about sockets before the TCP transport is made.
+/// Socket options; set before the TCP transport is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SockOptions {
     impl_name: &'static str,
-    /// Bytes; 0: the kernel sizes them by need.
+    /// Bytes; 0: the kernel sizes the buffer.
     pub recv_buf_size: u32,
     pub send_buf_size: u32,
 }
@@ -47,7 +47,7 @@ impl Default for SockOptions {
     }
 }
 
-/// The call that makes them again.
+/// The call that restores the options.
 pub const SET_SOCK_OPTIONS: &str = SetOptions::NAME;
 
 fn known(impl_name: &str) -> Result<(), RpcError> {
@@ -102,10 +102,10 @@ impl Method<Engine> for SetDefaultImpl {
     }
 }
 
-/// In SPDK's words.
+/// The options under SPDK's names.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Options {
-    /// Bytes; 0: the kernel sizes it by need.
+    /// Bytes; 0: the kernel sizes the buffer.
     recv_buf_size: u32,
     send_buf_size: u32,
     enable_recv_pipe: bool,
@@ -133,7 +133,7 @@ impl Method<Engine> for GetOptions {
         Ok(Options {
             recv_buf_size: sock.recv_buf_size,
             send_buf_size: sock.send_buf_size,
-            // What arrives is received into a buffer of the core's and read from there.
+            // Received data goes to a per-core buffer first and is parsed there.
             enable_recv_pipe: true,
             enable_quickack: false,
             enable_placement_id: 0,
@@ -153,7 +153,7 @@ struct SetOptions;
 struct SetOptionsParams {
     /// `posix`.
     impl_name: String,
-    /// Bytes of a socket's receive buffer; 0: the kernel sizes it by need, which is the default.
+    /// Bytes of a socket's receive buffer; default 0: the kernel sizes it.
     recv_buf_size: Option<u32>,
     /// As recv_buf_size.
     send_buf_size: Option<u32>,
@@ -164,7 +164,7 @@ struct SetOptionsParams {
     enable_quickack: Option<bool>,
     /// Must be 0: connections are placed by load.
     enable_placement_id: Option<u32>,
-    /// Accepted, as the three that follow: what is sent is copied by the kernel.
+    /// Accepted, like the three that follow: the kernel copies sent data.
     #[allow(dead_code)]
     enable_zerocopy_send_server: Option<bool>,
     #[allow(dead_code)]
@@ -186,7 +186,7 @@ impl Method<Engine> for SetOptions {
     type Reply = bool;
 
     async fn apply(params: SetOptionsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        if NEVER_MADE.contains(&params.impl_name.as_str()) {
+        if IGNORED_IMPLS.contains(&params.impl_name.as_str()) {
             return Ok(true);
         }
         known(&params.impl_name)?;
@@ -250,9 +250,10 @@ mod tests {
 
     const SET: &str = "sock_impl_set_options";
 
-    /// What was set before the start is told, saved, and what the transport's sockets get.
+    /// Goal: options set before the start are listed, saved, and applied to the transport's
+    /// sockets.
     #[test]
-    fn options_are_set_told_and_saved() {
+    fn options_are_set_listed_and_saved() {
         let bench = Bench::waiting();
         let posix = json!({ "impl_name": "posix" });
         assert_eq!(bench.call("sock_get_default_impl", json!(null)), posix);
@@ -268,7 +269,7 @@ mod tests {
             "enable_zerocopy_send_server": true, "enable_zerocopy_send_client": false,
             "zerocopy_threshold": 0, "tls_version": 0, "enable_ktls": false,
         });
-        assert_eq!(bench.call(SET, set), true, "SPDK's own line");
+        assert_eq!(bench.call(SET, set), true, "the line of SPDK");
         bench.call("framework_start_init", json!(null));
         let now = bench.call("sock_impl_get_options", posix);
         assert_eq!(
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused() {
+    fn unsupported_options_are_refused() {
         let bench = Bench::waiting();
         for (params, code, field) in [
             (json!({ "impl_name": "pigeon" }), -32602, "impl_name"),
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_as_it_comes_saves_nothing_about_sockets() {
+    fn default_options_are_not_saved() {
         let saved = bench().call("framework_get_config", json!({ "name": "sock" }));
         assert_eq!(saved, json!([]));
     }

@@ -1,7 +1,7 @@
-//! What SPDK has and this program has not, so that nobody looks for it: calling one is answered as any
-//! unknown method is (-32601), and the reference lists them with the reason.
+//! SPDK methods that Nacre does not offer. A call is refused as an unknown method (-32601); the
+//! reference lists them with the reason.
 
-/// Why, and which.
+/// Reason, and names of the methods.
 pub const NOT_OFFERED: &[(&str, &[&str])] = &[
     (
         "A controller has one path here: `AUTO` chooses the transport of a remote one.",
@@ -96,8 +96,8 @@ mod tests {
     use crate::methods::testing::bench;
     use serde_json::json;
 
-    /// SPDK's methods that concern a target of NVMe-oF and what it stands on.
-    const SPDKS: &str = "
+    /// SPDK's methods for an NVMe-oF target and the layers below it.
+    const SPDK_METHODS: &str = "
         nvmf_create_transport nvmf_create_subsystem nvmf_delete_subsystem nvmf_get_subsystems
         nvmf_subsystem_add_listener nvmf_subsystem_remove_listener nvmf_subsystem_listener_set_ana_state
         nvmf_subsystem_get_listeners nvmf_subsystem_add_ns nvmf_subsystem_remove_ns
@@ -143,25 +143,25 @@ mod tests {
         trace_clear
     ";
 
-    /// Each of SPDK's methods is there, or named as not offered; none is both or neither.
+    /// Goal: each of SPDK's methods is either offered or listed as not offered.
     #[test]
-    fn every_method_is_offered_or_named() {
+    fn every_method_is_offered_or_listed() {
         let registry = crate::methods::all();
         let named = |name: &str| NOT_OFFERED.iter().any(|(_, names)| names.contains(&name));
-        for name in SPDKS.split_whitespace() {
+        for name in SPDK_METHODS.split_whitespace() {
             let there = registry.find(name).is_some();
-            assert!(there != named(name), "{name}: there is {there}");
+            assert!(there != named(name), "{name}: found {there}");
         }
-        let known: Vec<&str> = SPDKS.split_whitespace().collect();
+        let known: Vec<&str> = SPDK_METHODS.split_whitespace().collect();
         let all = NOT_OFFERED.iter().flat_map(|(_, names)| *names);
         for name in all {
-            assert!(known.contains(name), "{name} is no method of SPDK's");
+            assert!(known.contains(name), "{name} is not a method of SPDK");
         }
     }
 
     /// Goal: refusals have SPDK's codes, as `tests/spdk/compare.py` found them.
     #[test]
-    fn codes_are_spdks() {
+    fn refusals_have_spdk_codes() {
         let bench = bench();
         let disk = |name: &str| json!({ "name": name, "num_blocks": 16384, "block_size": 512 });
         for name in ["m", "n", "below"] {
@@ -177,7 +177,7 @@ mod tests {
         bench.call("nvmf_create_subsystem", json!({ "nqn": nqn }));
         let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "1" });
         for (method, params, code) in [
-            // Parameters that cannot be decoded: it depends on the module.
+            // Parameters that cannot be decoded: the code depends on the module.
             ("nvmf_create_subsystem", json!({}), -32602),
             ("bdev_get_bdevs", json!({ "name": 7 }), -32603),
             ("bdev_malloc_create", json!({ "zz": 1 }), -32603),
@@ -198,7 +198,7 @@ mod tests {
             ("bdev_raid_get_bdevs", json!({ "category": "zz" }), -32700),
             ("bdev_raid_add_base_bdev", json!({}), -32603),
             ("log_set_level", json!({ "level": "LOUD" }), -32603),
-            // A name that is taken, whatever else is wrong.
+            // A name in use is refused first, whatever else is wrong.
             (
                 "bdev_passthru_create",
                 json!({ "name": "p", "base_bdev_name": "below" }),
@@ -219,7 +219,7 @@ mod tests {
                 json!({ "name": "a", "filename": "" }),
                 -2,
             ),
-            // Objects that are not there, or of another kind.
+            // Objects that are missing, or of another kind.
             (
                 "bdev_null_resize",
                 json!({ "name": "zz", "new_size": 1 }),
@@ -260,13 +260,13 @@ mod tests {
             let refused = bench.refused(method, params.clone());
             assert_eq!(refused.code, code, "{method} {params}: {refused}");
         }
-        // Schedulers have parameters of their own.
+        // SPDK's other schedulers have more parameters.
         let scheduler = json!({ "name": "static", "load_limit": 20 });
         assert_eq!(bench.call("framework_set_scheduler", scheduler), true);
     }
 
     #[test]
-    fn what_is_not_offered_is_not_found() {
+    fn methods_not_offered_are_unknown() {
         let bench = bench();
         for (_, names) in NOT_OFFERED {
             let refused = bench.refused(names[0], json!({ "name": "x" }));

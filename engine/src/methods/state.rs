@@ -1,4 +1,4 @@
-//! `state_*`, our own: what is kept, what could not be restored, and trying again.
+//! `state_*`, a Nacre extension: stored objects, objects that could not be restored, and retries.
 
 use std::rc::Rc;
 use std::time::SystemTime;
@@ -25,7 +25,7 @@ struct Get;
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct State {
-    /// Where it is kept; none: it ends with the daemon.
+    /// Path of the store; none: state ends with the daemon.
     store: Option<String>,
     objects: Vec<Object>,
 }
@@ -37,7 +37,7 @@ struct Object {
     params: Value,
     /// `live`, `waiting` or `failed`.
     state: &'static str,
-    /// `store`, or `config` for what the configuration file declares.
+    /// `store`, or `config` for objects of the configuration file.
     kept_in: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -152,7 +152,7 @@ struct Forget;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ForgetParams {
-    /// As `state_get` names it.
+    /// The key in `state_get`.
     key: String,
 }
 
@@ -199,8 +199,8 @@ impl Method<Engine> for Export {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: making again what could not be restored and what clients do at the same moment do not get in each other's
-    //! way. Method: both at once, in either order.
+    //! Goal: retries of failed objects and simultaneous calls of clients do not interfere. Method:
+    //! both at once, in either order.
 
     use super::super::testing::Bench;
     use super::*;
@@ -209,7 +209,7 @@ mod tests {
     use serde_json::json;
     use std::path::Path;
 
-    /// A daemon that waits for a disk, which is there by now.
+    /// A daemon with an unrestored disk whose file exists by now.
     fn waiting(dir: &Path) -> Bench {
         let (path, state) = (dir.join("disk"), dir.join("state"));
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deleted_meanwhile_is_not_made_again() {
+    fn an_object_deleted_during_a_retry_is_not_restored() {
         let dir = tempfile::tempdir().unwrap();
         let name = raw(&json!({ "name": "u" }));
         for at_once in [true, false] {
@@ -253,9 +253,10 @@ mod tests {
         }
     }
 
-    /// What is given up is given up with what is in it: made anew, it is as whoever makes it says.
+    /// Goal: a forgotten object is forgotten with its parts; an object created later under its name
+    /// has none of them.
     #[test]
-    fn what_is_forgotten_is_forgotten_with_its_parts() {
+    fn an_object_is_forgotten_with_its_parts() {
         const NQN: &str = "nqn.2026-01.org.example:a";
         let dir = tempfile::tempdir().unwrap();
         let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
@@ -272,7 +273,7 @@ mod tests {
             .into_iter()
             .map(|e| e.record.key)
             .collect();
-        // As if it could not have been made.
+        // Marks the objects as failed.
         for key in &parts {
             journal.restored(key, Err(RpcError::internal("it could not be made")));
         }
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_makes_meanwhile_is_live() {
+    fn an_object_created_during_a_retry_is_live() {
         let dir = tempfile::tempdir().unwrap();
         let bench = waiting(dir.path());
         let (engine, record) = (&bench.engine, bench.engine.journal.waiting().remove(0));

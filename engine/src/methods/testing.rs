@@ -1,4 +1,4 @@
-//! A daemon's management plane in a test: the engine without sockets, files or a second thread.
+//! A daemon's management plane for tests: the engine without sockets, files or a second thread.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::store::Store;
 
 pub struct Bench {
     pub engine: Rc<Engine>,
-    /// The RDMA devices of this daemon: none, until a test plugs some in.
+    /// The simulated RDMA devices of this daemon; none until a test adds some.
     pub fabric: Fabric,
     runtime: Runtime,
     local: LocalSet,
 }
 
-/// An initialized daemon with default settings and nothing in it.
+/// An initialized daemon with default settings and no objects.
 pub fn bench() -> Bench {
     Bench::with(Settings::default(), None)
 }
@@ -40,17 +40,17 @@ impl Bench {
         bench
     }
 
-    /// With a volume store of the test's own.
+    /// Uses the given volume store.
     pub fn with_volumes(store: Option<Store>, volumes: Arc<dyn VolumeStore>) -> Bench {
         let bench = Bench::not_started(Settings::default(), store);
-        bench.engine.volumes.stand_on(volumes);
+        bench.engine.volumes.use_store(volumes);
         bench
             .run(crate::daemon::init(&bench.engine))
             .expect("the daemon starts");
         bench
     }
 
-    /// With drives of the test's own.
+    /// Uses the given drives.
     pub fn with_drives(settings: Settings, store: Option<Store>, drives: Drives) -> Bench {
         let mut bench = Bench::not_started(settings, store);
         let engine = Rc::get_mut(&mut bench.engine).expect("not shared yet");
@@ -61,7 +61,7 @@ impl Bench {
         bench
     }
 
-    /// Waits for `framework_start_init`.
+    /// A daemon that waits for `framework_start_init`.
     pub fn waiting() -> Bench {
         Bench::waiting_with(Settings::default())
     }
@@ -86,7 +86,7 @@ impl Bench {
         settings.memory.size_mb = 16;
         settings.rdma.max_qpairs = 8;
         settings.rdma.srq_size = 64;
-        // Tests run side by side on one address.
+        // Tests run in parallel on one address.
         settings.nvmf.discovery_port = 0;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -108,7 +108,7 @@ impl Bench {
         self.local.block_on(&self.runtime, work)
     }
 
-    /// `params` null: none.
+    /// Makes a call; null `params` are left out.
     pub fn try_call(&self, method: &str, params: Value) -> Result<Value, RpcError> {
         let raw = (!params.is_null())
             .then(|| serde_json::value::to_raw_value(&params).expect("plain data"));

@@ -1,14 +1,14 @@
-//! Controllers of other targets that this daemon is attached to, and their namespaces among its devices.
+//! Remote controllers that this daemon is attached to, and their namespaces as devices.
 //!
 //! ```text
 //!   bdev_nvme_attach_controller ──▶ Plan ── begin ──▶ Attachment, polled by one reactor
-//!        (methods/bdev/nvme)      (plan.rs)              │ how it stands has changed
+//!        (methods/bdev/nvme)      (plan.rs)              │ its status changed
 //!                                                        ▼
-//!                                    follow: devices registered, resized, removed; events told
+//!                                    follow: devices registered, resized, removed; events sent
 //! ```
 //!
-//! What cannot be connected now goes on being tried; what stands on its devices is made again, by the journal,
-//! when they are there.
+//! Failed connections are retried. The journal restores objects stacked on the devices when the
+//! devices appear.
 
 mod plan;
 mod uri;
@@ -33,30 +33,30 @@ use crate::rpc::error::Errno;
 pub use plan::{Plan, PlanError, Transport, Wanted, resolve};
 pub use uri::{attach_params, default_name};
 
-/// How long controllers may take to be shut down in order.
+/// Time limit for an orderly shutdown of the controllers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// An attached controller, as the management keeps it.
+/// An attached controller, on the management thread.
 pub struct Remote {
     pub attachment: Arc<Attachment>,
-    /// As it was asked for, for answers.
+    /// The parameters as requested, for replies.
     pub wanted: Wanted,
     source: Source,
-    /// When it began: whoever waits for its first connection waits from then on.
+    /// Start of the attempt; the time limit of the first connection counts from here.
     pub begun: Instant,
-    told: RefCell<Status>,
+    reported: RefCell<Status>,
 }
 
 #[derive(Default)]
 pub struct Remotes {
     all: RefCell<BTreeMap<String, Rc<Remote>>>,
     rdma: RefCell<Option<Arc<Rdma>>>,
-    /// The reactor that polls the next one.
+    /// Index of the reactor that polls the next controller.
     next: Cell<usize>,
-    /// Some status is another.
+    /// A status changed.
     changed: Arc<Notify>,
     came_back: Notify,
-    /// Told after [`Remotes::changed`] was looked after.
+    /// Notified after a change was handled.
     pub settled: Notify,
 }
 
@@ -65,7 +65,7 @@ impl Remotes {
         self.all.borrow().get(name).cloned()
     }
 
-    /// In order of their names.
+    /// All controllers, by name.
     pub fn list(&self) -> Vec<(String, Rc<Remote>)> {
         let all = self.all.borrow();
         all.iter()
@@ -73,22 +73,22 @@ impl Remotes {
             .collect()
     }
 
-    /// Takes it out of the list; what it has is the caller's to end.
+    /// Removes a controller from the list; the caller ends its devices and connection.
     pub fn take(&self, name: &str) -> Option<Rc<Remote>> {
         self.all.borrow_mut().remove(name)
     }
 
-    /// Resolves when devices are there that were not before.
+    /// Resolves when new devices exist.
     pub async fn came_back(&self) {
         self.came_back.notified().await;
     }
 
-    /// Begins to connect what was planned. Nobody waits for it.
+    /// Starts to connect; does not wait for the connection.
     pub async fn begin(&self, on: &Engine, plan: Plan) -> Result<Rc<Remote>, RpcError> {
         let plane = on.plane()?;
         let name = plan.config.name.clone();
         let changed = Arc::clone(&self.changed);
-        // One that nobody waits for now is remembered.
+        // `Notify` keeps a notification that arrives while no task waits.
         let attachment = Attachment::new(plan.config, plan.connector, move || changed.notify_one());
         let attachment = Arc::new(attachment);
         let at = self.next.get();
@@ -108,7 +108,7 @@ impl Remotes {
         let polled = polled.await.map_err(|error| error.to_string());
         polled.and_then(|made| made).map_err(RpcError::internal)?;
         let remote = Rc::new(Remote {
-            told: RefCell::new(attachment.status()),
+            reported: RefCell::new(attachment.status()),
             attachment,
             wanted: plan.wanted,
             source: plan.source,
@@ -118,7 +118,7 @@ impl Remotes {
         Ok(remote)
     }
 
-    /// RDMA for all of them, with the memory of the data path.
+    /// The RDMA resources shared by all controllers, with the memory of the data path.
     pub fn rdma(
         &self,
         provider: Arc<dyn nacre_rdma_verbs::Provider>,
@@ -141,7 +141,7 @@ impl Remotes {
         Arc::clone(self.rdma.borrow_mut().get_or_insert_with(made))
     }
 
-    /// Shuts every controller down in order, as far as that can be had soon.
+    /// Shuts all controllers down in order, within `PATIENCE`.
     pub async fn close(&self) {
         let all = std::mem::take(&mut *self.all.borrow_mut());
         for remote in all.values() {
@@ -155,7 +155,8 @@ impl Remotes {
     }
 }
 
-/// Waits until the controller was shut down, but not for ever: a target that is away cannot say so.
+/// Waits until the controller is shut down or the deadline passes: an unreachable target cannot
+/// confirm.
 pub async fn closed(attachment: &Attachment, deadline: tokio::time::Instant) {
     while !matches!(attachment.status().state, State::Closed | State::Failed(_))
         && tokio::time::Instant::now() < deadline
@@ -164,12 +165,12 @@ pub async fn closed(attachment: &Attachment, deadline: tokio::time::Instant) {
     }
 }
 
-/// When a detached controller is given up on.
+/// Deadline for the shutdown of a detached controller.
 pub fn close_deadline() -> tokio::time::Instant {
     tokio::time::Instant::now() + PATIENCE
 }
 
-/// Handles what happens to attached controllers, for as long as the data plane lives.
+/// Handles status changes of attached controllers until the data plane ends.
 pub async fn follow(engine: Rc<Engine>) {
     let changed = Arc::clone(&engine.remotes.changed);
     let mut again: Option<Duration> = None;
@@ -198,11 +199,12 @@ pub async fn follow(engine: Rc<Engine>) {
 }
 
 impl Remote {
-    /// Makes the registry what the controller has, and tells what happened. Answers when to look again.
+    /// Updates the devices from the controller's namespaces and reports changes. Returns when to
+    /// call again, if needed.
     pub fn sync(&self, on: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
         let status = self.attachment.status();
-        let before = self.told.replace(status.clone());
-        self.tell(on, name, &before, &status);
+        let before = self.reported.replace(status.clone());
+        self.report(on, name, &before, &status);
         if before.state == State::Live && status.state != State::Live {
             self.look_for_source(on);
         }
@@ -232,7 +234,7 @@ impl Remote {
         again
     }
 
-    fn tell(&self, on: &Engine, name: &str, before: &Status, now: &Status) {
+    fn report(&self, on: &Engine, name: &str, before: &Status, now: &Status) {
         let why = || match now.state.error() {
             Some(error) => format!("{name}: {error}"),
             None => name.to_owned(),
@@ -257,7 +259,8 @@ impl Remote {
         }
     }
 
-    /// An interface may have another address by now: the next connection begins there.
+    /// Selects the source address again for the next connection: an interface may have a new
+    /// address.
     fn look_for_source(&self, on: &Rc<Engine>) {
         let selectors = match self.wanted.hostaddr {
             Some(_) => return,

@@ -1,4 +1,4 @@
-//! From what was asked for, and what this machine has, to a controller that can be connected.
+//! Turns attach parameters and the machine's state into a controller that can be connected.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -19,28 +19,28 @@ use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
 use crate::values::address::{self, AddressError, is_link_local};
 
-/// Entries of a queue pair, at least.
+/// Minimum number of entries of a queue pair.
 pub const ENTRIES: u16 = 32;
 
-/// By which transport, as `trtype` says it.
+/// The transport, from `trtype`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// As `[replication]` says.
+    /// Decided by `[replication]`.
     Auto,
     Tcp,
     Rdma,
 }
 
-/// What is to be attached: the parameters, checked, with what was set for all filled in.
+/// Validated attach parameters, with global options filled in.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     pub name: String,
     pub transport: Transport,
-    /// `None`: none with `RDMA`, and as `[replication]` says with `AUTO`.
+    /// `None`: no fallback with `RDMA`; decided by `[replication]` with `AUTO`.
     pub fallback: Option<Fallback>,
-    /// As it was given: an address or a name.
+    /// The address or host name as given.
     pub host: String,
-    /// What that is.
+    /// The resolved address.
     pub address: SocketAddr,
     pub subnqn: Nqn,
     pub controller: ControllerId,
@@ -55,9 +55,9 @@ pub struct Wanted {
     pub io_timeout: Duration,
     pub admin_timeout: Duration,
     pub keep_alive: Duration,
-    /// `None`: for ever.
+    /// `None`: no limit.
     pub loss_timeout: Option<Duration>,
-    /// `None`: grows by itself.
+    /// `None`: grows with each failure.
     pub reconnect_delay: Option<Duration>,
     pub fast_io_fail: Option<Duration>,
     pub failback: bool,
@@ -65,7 +65,7 @@ pub struct Wanted {
     pub disable_sq_flow_control: bool,
 }
 
-/// Everything that is needed to connect.
+/// Everything needed to connect.
 pub struct Plan {
     pub config: Config,
     pub connector: Arc<dyn Connector>,
@@ -73,7 +73,7 @@ pub struct Plan {
     pub wanted: Wanted,
 }
 
-/// Why that cannot be had on this machine.
+/// Why the controller cannot be connected from this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     #[error(transparent)]
@@ -93,21 +93,21 @@ pub enum PlanError {
     Identity(#[from] IdentityError),
 }
 
-/// What the machine says.
+/// The machine's state.
 struct Machine {
     identity: Identity,
     source: Option<IpAddr>,
-    /// Why the way to the target has no RDMA.
+    /// Why the route to the target has no RDMA.
     no_way: Option<String>,
     verbs: Option<Result<Arc<dyn nacre_rdma_verbs::Provider>, String>>,
 }
 
-/// The addresses of `host`; asks the network when it is a name.
+/// Resolves `host`; queries the network for a name.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, PlanError> {
     Ok(address::resolve(host, port)?)
 }
 
-/// The address of a selected interface from which `target` can be reached by its kind of address.
+/// The address of a selected interface, in the address family of `target`.
 pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, PlanError> {
     if selectors.is_empty() {
         return Ok(None);
@@ -129,7 +129,7 @@ pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, Pl
     }
 }
 
-/// Blocks: reads files, and may load libraries.
+/// Reads the machine's state. Blocks: reads files, and may load libraries.
 fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Machine, PlanError> {
     let hostnqn = wanted.hostnqn.as_ref().map(Nqn::to_string);
     let identity = Identity::find(hostnqn.as_deref(), None)?;
@@ -175,8 +175,8 @@ impl Plan {
         };
         let looked = tokio::time::timeout(patience, looked).await.map_err(late)?;
         let mut machine = looked.map_err(|e| RpcError::internal(e.to_string()))??;
-        // To its targets each daemon is a host of its own, under whatever name: a reservation keeps out the
-        // others, those on this machine too.
+        // Each daemon is a separate host to its targets, regardless of its NQN: a reservation then
+        // excludes other daemons, even on this machine.
         let holder = on.volumes.holder();
         if !holder.is_nil() {
             machine.identity.id = holder.into_bytes();
@@ -189,7 +189,7 @@ impl Plan {
                 let theirs = Arc::clone(&rdma);
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;
-                // A device that was opened is let go of when it goes.
+                // Releases the device when it is removed.
                 Rdma::look_after(on);
                 Some(Ok(rdma))
             }
@@ -229,7 +229,7 @@ impl Plan {
             None => Arc::new(tcp),
             Some(Err(why)) if insists && !fallback => return Err(PlanError::Rdma(why)),
             Some(Err(_)) => Arc::new(tcp),
-            // There is nothing to try by RDMA, and nothing to come back to it from.
+            // RDMA cannot work, and without a fallback there is nothing to return from.
             Some(Ok(_)) if no_way.is_some() && !fallback => Arc::new(tcp),
             Some(Ok(_)) if !fallback && wanted.digests != Digests::NONE => {
                 return Err(PlanError::Digests);
@@ -282,7 +282,7 @@ fn options(
     options.keep_alive = wanted.keep_alive;
     options.disable_sq_flow_control = wanted.disable_sq_flow_control;
     options.connect_timeout = match paths {
-        // What is connected is still to be enabled and asked.
+        // Time for enabling and identifying a connected controller comes on top.
         Some(_) => wanted
             .connect_timeout
             .max(replication.cm_timeout() + Duration::from_secs(5)),

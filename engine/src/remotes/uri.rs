@@ -1,9 +1,10 @@
-//! A URI as the call that attaches what it names.
+//! Converts the URI of a remote namespace to an attach call.
 
 use nacre_bdev_remote::{RemoteUri, Select, Way};
 use serde_json::{Value, json};
 
-/// The parameters of `bdev_nvme_attach_controller`. Without a name the end of the subsystem's.
+/// The parameters of `bdev_nvme_attach_controller`. The default name is the last part of the
+/// subsystem's NQN.
 pub fn attach_params(uri: &RemoteUri, name: Option<String>) -> Value {
     let (trtype, fallback) = match uri.way {
         Way::Auto => ("AUTO", None),
@@ -33,7 +34,7 @@ pub fn attach_params(uri: &RemoteUri, name: Option<String>) -> Value {
     params
 }
 
-/// What follows the last colon: what the owner of the name calls it.
+/// The text after the last colon: the name that the owner chose.
 pub fn default_name(subnqn: &str) -> String {
     let last = subnqn.rsplit(':').next().unwrap_or(subnqn);
     last.chars().take(64).collect()

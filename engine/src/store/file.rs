@@ -1,8 +1,9 @@
 //! [`StateStore`] in one redb file: every commit is one durable transaction.
 //!
-//! What the file is to hold is in memory, too. After a write that failed redb takes no other until it is opened again,
-//! and what it finds then may be with or without the change that was refused meanwhile. So the file is opened again at
-//! once, and with every commit until one succeeds, and made what it is to be in that transaction.
+//! The intended content is also in memory. After a failed write, redb accepts no further writes
+//! until the file is reopened. The reopened file may or may not contain the failed change. So the
+//! store reopens the file at once, and again at each commit until one succeeds. That transaction
+//! writes the intended content.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,21 +23,22 @@ const RECORDS: TableDefinition<u64, &[u8]> = TableDefinition::new("records");
 /// Key → position.
 const POSITIONS: TableDefinition<&str, u64> = TableDefinition::new("positions");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-/// In META: the schema version, and the next position (never reused, so order is for ever).
+/// Keys in META: the schema version, and the next position. Positions are never reused, so the
+/// order is permanent.
 const SCHEMA: &str = "schema";
 const NEXT: &str = "next";
 
 #[derive(Debug)]
 pub struct RedbStore {
-    /// `None`: it could not be opened again after something failed.
+    /// `None`: reopening failed.
     database: Option<Database>,
     opener: Opener,
     path: PathBuf,
-    /// What the file holds, or is to hold.
+    /// Intended content of the file.
     rows: Rows,
-    /// The file may hold something else.
-    doubtful: bool,
-    /// Held for as long as the store is open.
+    /// The content of the file may differ from `rows`.
+    may_differ: bool,
+    /// Held while the store is open.
     _lock: Option<File>,
 }
 
@@ -67,14 +69,14 @@ impl RedbStore {
         let file = path.clone();
         let opener = Opener(Box::new(move || Database::create(&file)));
         let store = RedbStore::on(opener, path, Some(lock))?;
-        // The file's name must be as durable as what will be written in it.
+        // Make the file's directory entry durable before any commit.
         File::open(dir)
             .and_then(|d| d.sync_all())
             .map_err(io("sync", dir))?;
         Ok(store)
     }
 
-    /// On any storage, which is asked for whenever it is opened: tests of failures bring their own.
+    /// Opens the store on any storage backend, created anew at each opening: for tests of failures.
     #[cfg(test)]
     pub fn on_backend<B: redb::StorageBackend>(
         storage: impl Fn() -> B + Send + 'static,
@@ -94,17 +96,17 @@ impl RedbStore {
             opener,
             path,
             rows,
-            doubtful: false,
+            may_differ: false,
             _lock: lock,
         })
     }
 
-    /// One transaction, on stable media when this returns.
+    /// Runs one transaction, which is on stable media when this returns.
     pub(super) fn transact(
         &mut self,
         work: impl FnOnce(&WriteTransaction) -> Result<(), redb::Error>,
     ) -> Result<(), StoreError> {
-        let (doubtful, rows, path) = (self.doubtful, &self.rows, &self.path);
+        let (may_differ, rows, path) = (self.may_differ, &self.rows, &self.path);
         let (database, opener) = (self.database.take(), &self.opener);
         let outcome = guarded(path, || {
             let database = match database {
@@ -112,7 +114,7 @@ impl RedbStore {
                 None => opened(opener, path)?,
             };
             let done = transaction(&database, |txn| {
-                if doubtful {
+                if may_differ {
                     rows.write(txn)?;
                 }
                 work(txn)
@@ -120,13 +122,13 @@ impl RedbStore {
             done.map_err(|source| damage(path, source))?;
             Ok(database)
         });
-        self.doubtful = outcome.is_err();
+        self.may_differ = outcome.is_err();
         self.database = Some(outcome?);
         Ok(())
     }
 }
 
-/// On a file that was damaged cleverly enough, redb may panic instead of answering.
+/// Converts panics of redb, which certain damaged files cause, into errors.
 fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(StoreError::Broken {
@@ -135,7 +137,7 @@ fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, StoreError>) -> Resu
     })
 }
 
-/// With its tables, and of a version that is known here.
+/// Opens the database with its tables; refuses an unknown schema version.
 fn opened(opener: &Opener, path: &Path) -> Result<Database, StoreError> {
     let database = (opener.0)().map_err(|e| damage(path, e))?;
     let mut found = SCHEMA_VERSION;
@@ -216,7 +218,8 @@ impl StateStore for RedbStore {
         });
         match outcome {
             Ok(()) => self.rows.take(steps),
-            // What was refused must not be there after a crash. While nothing can be written, nothing can be done.
+            // A refused change must not appear after a crash. If the file cannot be written at all,
+            // only a warning remains.
             Err(_) => {
                 if let Err(error) = self.transact(|_| Ok(())) {
                     warn!(%error, "the state cannot be written");
@@ -235,7 +238,7 @@ struct Rows {
     next: u64,
 }
 
-/// What a change does to them.
+/// One step of a change to the tables.
 enum Step {
     Put {
         key: String,
@@ -268,7 +271,7 @@ impl Rows {
         Ok(rows)
     }
 
-    /// Makes the file's tables like these.
+    /// Replaces the file's tables by these.
     fn write(&self, txn: &WriteTransaction) -> Result<(), redb::Error> {
         txn.delete_table(RECORDS)?;
         txn.delete_table(POSITIONS)?;
@@ -286,7 +289,7 @@ impl Rows {
 
     fn plan(&self, change: &Change) -> Vec<Step> {
         let mut steps = Vec::new();
-        // Of keys that the change has touched already.
+        // Positions of keys that the change has already touched.
         let mut now: BTreeMap<&str, Option<u64>> = BTreeMap::new();
         let mut next = self.next;
         for edit in &change.0 {

@@ -1,12 +1,12 @@
-//! What survives the daemon: the ordered list of the calls that make what there is.
+//! Durable state of the daemon: the ordered list of calls that recreate all objects.
 //!
-//! Each object is one [`Record`]: the create call that makes it again, with every generated
-//! identity filled in. Records keep the order in which the objects were first made, which is an
-//! order of dependency (nothing can be made before what it stands on), so that replay is a walk.
+//! Each object is one [`Record`]: its create call, with every generated identity filled in. Records
+//! keep the order of first creation. Dependencies always come first in it, so a restore replays the
+//! records in order.
 //!
 //! ```text
 //!   RPC handler ── Change (put/remove …) ──▶ Store (helper thread) ──▶ StateStore (redb file)
-//!        ◀──────────── durable, or an error, before the call is answered ────────────┘
+//!        ◀──────────── durable, or an error, before the call returns ────────────────┘
 //! ```
 
 mod file;
@@ -19,25 +19,25 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use file::RedbStore;
 
-/// Version of what is stored. A store of a later version is refused, an earlier one is migrated.
+/// Version of the schema. A store with a later version is refused, an earlier one is migrated.
 pub const SCHEMA_VERSION: u64 = 1;
 
-/// One object: how to make it again.
+/// One object, as the call that recreates it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Names the object for ever: `bdev/disk0`, `subsystem/nqn…/ns/1`.
+    /// Permanent name of the object, such as `bdev/disk0` or `nvmf/subsystem/nqn…/ns/1`.
     pub key: String,
     pub method: String,
     pub params: Value,
 }
 
-/// What one call changed. Applied as a whole or not at all.
+/// The changes of one call, applied atomically.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Change(pub Vec<Edit>);
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Edit {
-    /// Adds the record at the end, or replaces the one with its key where it stands.
+    /// Appends the record, or replaces the record with its key in place.
     Put(Record),
     Remove(String),
     /// Removes every key with this prefix.
@@ -63,7 +63,7 @@ impl Change {
     }
 }
 
-/// Durable storage of records. One commit is atomic and on stable media when it returns.
+/// Durable storage of records. A commit is atomic, and on stable media when it returns.
 pub trait StateStore: Send + 'static {
     fn load(&mut self) -> Result<Vec<Record>, StoreError>;
     fn commit(&mut self, change: &Change) -> Result<(), StoreError>;
@@ -113,7 +113,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, making it if need be.
+    /// Opens the store in `dir`, creating it if necessary.
     pub fn open(dir: &Path) -> Result<Store, StoreError> {
         let file = RedbStore::open(dir)?;
         Ok(Store::on(file, dir))
@@ -166,11 +166,11 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// Waits for what is under way, so that the file is closed and unlocked afterwards.
+    /// Waits for pending jobs, so that the file is closed and unlocked afterwards.
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It ends with its queue; if it panicked, that was told when it happened.
+            // The thread ends with its queue. A panic was reported when it happened.
             let _ = thread.join();
         }
     }

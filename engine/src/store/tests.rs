@@ -1,8 +1,8 @@
-//! Goal: a commit that was acknowledged is there after any stop, one that was not is there as a
-//! whole or not at all, and order and keys are kept.
+//! Goal: an acknowledged commit survives any stop; an unacknowledged one survives completely or not
+//! at all; order and keys are kept.
 //!
-//! Method: the rules on a file; a power cut after every single write of a run, on a storage that
-//! remembers them all; and a child process killed (SIGKILL) while it commits.
+//! Method: the rules on a file; a power cut after each write of a run, on a backend that records
+//! all writes; and a child process killed (SIGKILL) while it commits.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ fn records_keep_their_order_and_are_replaced_in_place() {
     assert_eq!(
         keys(&mut store),
         ["c", "a", "s/1", "s/10", "b"],
-        "a name used again goes to the end"
+        "a reused name moves to the end"
     );
     drop(store);
     let mut store = RedbStore::open(dir.path()).unwrap();
@@ -76,7 +76,7 @@ fn a_second_daemon_and_a_later_schema_are_refused() {
     );
 }
 
-/// Memory that keeps every operation, so that the file at any moment can be rebuilt.
+/// Storage that records every operation, so that the file can be rebuilt at any point.
 #[derive(Debug, Clone, Default)]
 struct Recorder(Arc<Mutex<(Vec<u8>, Vec<Op>)>>);
 
@@ -130,7 +130,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
     let live = Recorder::default();
     let storage = live.clone();
     let mut store = RedbStore::on_backend(move || storage.clone()).unwrap();
-    // What the store must hold after each commit, and how many operations it took to get there.
+    // The expected content after each commit, and the number of operations until then.
     let mut states = vec![(live.0.lock().unwrap().1.len(), Vec::new())];
     for n in 0..12u64 {
         let change = match n % 4 {
@@ -152,7 +152,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
             }
             Op::Sync => continue,
         }
-        // Before the store was made there is nothing to lose.
+        // Before the store exists there is nothing to lose.
         let Some(acknowledged) = states.iter().rposition(|(done, _)| *done <= at + 1) else {
             continue;
         };
@@ -170,7 +170,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
     assert!(cuts > 24, "only {cuts} cuts were tried");
 }
 
-/// A disk on which the operation fails that is counted down to, and as many as are to fail after it.
+/// Storage that fails from operation `left.0` on, for `left.1` operations.
 #[derive(Debug, Clone, Default)]
 struct Failing {
     disk: Recorder,
@@ -207,7 +207,7 @@ impl redb::StorageBackend for Failing {
     }
 
     fn sync_data(&self) -> Result<(), std::io::Error> {
-        // Of what was written before it may have reached the disk or not: here it has.
+        // Earlier writes may or may not have reached the disk; here they have.
         self.step().and_then(|()| self.disk.sync_data())
     }
 
@@ -216,11 +216,11 @@ impl redb::StorageBackend for Failing {
     }
 }
 
-/// Goal: after a disk that was full, or failed for a moment, changes are taken again without a new start, and what was
-/// refused meanwhile is not there, neither now nor after a crash. Method: every operation of a commit fails in turn,
-/// alone or with many after it; the disk is looked at as it is then.
+/// Goal: after a full disk, or a temporary failure, changes are accepted again without a restart.
+/// Refused changes never appear, neither now nor after a crash. Method: every operation of a commit
+/// fails in turn, alone or with many after it; then the disk is checked.
 #[test]
-fn a_failed_write_is_refused_and_forgotten() {
+fn a_failed_write_is_refused_and_does_not_return() {
     for more in [1, 2, 5, 200] {
         let mut refusals = 0;
         for at in 0.. {
@@ -246,7 +246,7 @@ fn a_failed_write_is_refused_and_forgotten() {
                 assert_eq!(found.load().unwrap()[1].params["n"], 2, "operation {at}");
             }
             while storage.left.lock().unwrap().is_some() {
-                // For as long as the disk is full it goes on being refused, with the reason.
+                // While the disk is full, changes are refused with the reason.
                 match store.commit(&put("c", 5)) {
                     Ok(()) => break,
                     Err(error) => assert!(error.to_string().contains("memory"), "{error}"),
@@ -266,10 +266,10 @@ fn a_failed_write_is_refused_and_forgotten() {
     }
 }
 
-/// Goal: a file that was damaged is refused in words, if it is not as good as before. Method: each page of it in turn is
-/// filled with something else, and the file is cut off there.
+/// Goal: a damaged file is refused with a message, unless the damage is harmless. Method: each page
+/// in turn is overwritten, and the file is truncated there.
 #[test]
-fn a_damaged_file_is_refused_in_words() {
+fn a_damaged_file_is_refused_with_a_message() {
     const PAGE: usize = 4096;
     let whole = Recorder::default();
     let storage = whole.clone();
@@ -299,12 +299,12 @@ fn a_damaged_file_is_refused_in_words() {
             refused += usize::from(used.is_err());
         }
     }
-    assert!(refused > 0, "nothing was damaged");
+    assert!(refused > 0, "no damage was detected");
 }
 
 const CHILD: &str = "NACRE_TEST_STORE_CHILD";
 
-/// Not a test of its own: what [`a_killed_process_loses_nothing_acknowledged`] runs and kills.
+/// Not a test itself: the child process of [`a_killed_process_loses_nothing_acknowledged`].
 #[test]
 fn child_commits_until_killed() {
     let Some(dir) = std::env::var_os(CHILD) else {
@@ -341,7 +341,7 @@ fn a_killed_process_loses_nothing_acknowledged() {
             if let Some(n) = line.strip_prefix("acknowledged ") {
                 last = Some(n.parse::<u64>().unwrap());
                 if n.parse::<u64>().unwrap() >= kept + 20 + 7 * round {
-                    // SIGKILL, in the middle of whatever it does now.
+                    // SIGKILL at an arbitrary moment.
                     let _ = child.kill();
                 }
             }

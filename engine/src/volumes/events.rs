@@ -1,4 +1,4 @@
-//! What happens to volumes, and to the devices of their members.
+//! Events of volumes, and of the devices of their replicas.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,44 +18,50 @@ use crate::notify::{Severity, severity};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// Events on their way to the management thread.
+/// Capacity of the queue to the management thread.
 const WAITING: usize = 1024;
 
-/// Takes events on reactors, for the management thread.
-pub struct Teller {
-    told: mpsc::Sender<VolumeEvent>,
+/// Receives events on reactors and sends them to the management thread.
+pub struct EventSender {
+    events: mpsc::Sender<VolumeEvent>,
     lost: Arc<AtomicU64>,
 }
 
-pub struct Heard {
+pub struct EventReceiver {
     events: mpsc::Receiver<VolumeEvent>,
     lost: Arc<AtomicU64>,
 }
 
-impl Teller {
-    pub fn new() -> (Teller, Heard) {
-        let (told, events) = mpsc::channel(WAITING);
+impl EventSender {
+    pub fn new() -> (EventSender, EventReceiver) {
+        let (sender, events) = mpsc::channel(WAITING);
         let lost = Arc::new(AtomicU64::new(0));
-        let heard = Heard {
+        let receiver = EventReceiver {
             events,
             lost: Arc::clone(&lost),
         };
-        (Teller { told, lost }, heard)
+        (
+            EventSender {
+                events: sender,
+                lost,
+            },
+            receiver,
+        )
     }
 }
 
-impl Observer for Teller {
+impl Observer for EventSender {
     fn event(&self, event: VolumeEvent) {
-        // Reactors wait for nobody.
-        if self.told.try_send(event).is_err() {
+        // Reactors never wait.
+        if self.events.try_send(event).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-pub async fn follow(on: Rc<Engine>, mut heard: Heard) {
-    while let Some(event) = heard.events.recv().await {
-        let lost = heard.lost.swap(0, Ordering::Relaxed);
+pub async fn follow(on: Rc<Engine>, mut receiver: EventReceiver) {
+    while let Some(event) = receiver.events.recv().await {
+        let lost = receiver.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
             warn!(
                 lost,
@@ -63,15 +69,15 @@ pub async fn follow(on: Rc<Engine>, mut heard: Heard) {
             );
         }
         act(&on, &event);
-        tell(&on, &event);
+        report(&on, &event);
     }
 }
 
-/// What has to follow from an event.
+/// Performs the consequences of an event.
 fn act(on: &Engine, event: &VolumeEvent) {
     let Ok(plane) = on.plane() else { return };
     match &event.what {
-        // Hosts see the new size.
+        // Notify hosts of the new size.
         Happened::Grown { .. } => {
             let listed = on.volumes.find(&event.volume.to_string());
             if let Some(bdev) = listed.ok().and_then(|l| l.bdev().map(str::to_owned))
@@ -80,7 +86,7 @@ fn act(on: &Engine, event: &VolumeEvent) {
                 debug!(%error, "grown, and gone meanwhile");
             }
         }
-        // Queues that have nothing to do look at the new view, and let go of the member's device.
+        // Idle queues must read the new view and release the replica's device.
         Happened::MemberOut { .. }
         | Happened::MemberRemoved { .. }
         | Happened::ResyncStopped { .. } => nudge(&plane),
@@ -88,7 +94,7 @@ fn act(on: &Engine, event: &VolumeEvent) {
     }
 }
 
-/// Has every core look at its queues.
+/// Makes every core poll its queues.
 pub fn nudge(plane: &crate::plane::Plane) {
     plane
         .target
@@ -97,8 +103,8 @@ pub fn nudge(plane: &crate::plane::Plane) {
         .for_each(|group| group.attend());
 }
 
-/// A device came, changed or is going: volumes that have it as a member look at it, those that wait
-/// for one try again.
+/// Handles a device that appeared, changed or is being removed: volumes with a replica on it check
+/// it, and volumes waiting for a device retry.
 pub fn device_changed(on: &Rc<Engine>, device: &str) {
     on.volumes.again.notify_waiters();
     let Some(opened) = on.volumes.with_member(device) else {
@@ -116,11 +122,11 @@ pub fn device_changed(on: &Rc<Engine>, device: &str) {
     });
 }
 
-/// How long volumes may take to record what became of a device.
+/// How long volumes may take to record the change of a device.
 const RECORDED: Duration = Duration::from_secs(10);
 
-/// Has the volumes that have a device as a replica, or one that stands on it, look at it, and waits
-/// until what they find is durable.
+/// Makes volumes with a replica on the device, or on a device stacked on it, check it. Waits until
+/// the result is durable.
 pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
     for device in on.plane()?.bdevs.stacked_on(device)? {
         let Some(opened) = on.volumes.with_member(&device) else {
@@ -146,8 +152,7 @@ pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
     Ok(())
 }
 
-/// Refuses to make a device as small as `bytes` where a volume would lose its last copy of what is
-/// beyond.
+/// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
 pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
     let devices = on.plane()?.bdevs.stacked_on(device)?;
     for volume in on.volumes.list() {
@@ -180,9 +185,9 @@ pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), Rp
     Ok(())
 }
 
-fn tell(on: &Engine, event: &VolumeEvent) {
+fn report(on: &Engine, event: &VolumeEvent) {
     let volume = &event.name;
-    let Told { kind, device, text } = words(event);
+    let Report { kind, device, text } = words(event);
     let ctx = match device {
         Some(device) => format!("{volume}/{device}"),
         None => volume.clone(),
@@ -199,7 +204,7 @@ fn tell(on: &Engine, event: &VolumeEvent) {
         Severity::Warning | Severity::Error => warn!("{text}"),
     }
     on.notes.tell(kind, ctx, text, facts);
-    // An end of a verification that found something is worth more than an end.
+    // A verification that found differences is a warning.
     if let Happened::VerifyEnded {
         different_blocks, ..
     } = &event.what
@@ -216,19 +221,19 @@ fn tell(on: &Engine, event: &VolumeEvent) {
     }
 }
 
-struct Told<'a> {
+struct Report<'a> {
     kind: &'static str,
     device: Option<&'a str>,
     text: String,
 }
 
-fn words(event: &VolumeEvent) -> Told<'_> {
-    let of = |kind, text: String| Told {
+fn words(event: &VolumeEvent) -> Report<'_> {
+    let of = |kind, text: String| Report {
         kind,
         device: None,
         text,
     };
-    let at = |kind, device, text: String| Told {
+    let at = |kind, device, text: String| Report {
         kind,
         device: Some(device),
         text,

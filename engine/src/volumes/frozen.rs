@@ -1,13 +1,13 @@
-//! Volumes that cannot be opened yet, as hosts see them all the same.
+//! Block devices of volumes that cannot be opened yet. Hosts see them, and their I/O waits.
 //!
 //! ```text
-//!   show      an attempt failed, or takes long ▸ the bdev is registered with what the volume promised last ▸
-//!             namespaces on it are restored; I/O waits
-//!   settle    it is open ▸ the same bdev serves; or, if its members keep less, another one takes its place
-//!   withdraw  it is deleted, or the daemon stops
+//!   show      an attempt failed or is slow ▸ the bdev is registered with the limits announced
+//!             last ▸ its namespaces are restored; I/O waits
+//!   settle    the volume is open ▸ the same bdev serves; a new one if its replicas support less
+//!   withdraw  the volume is deleted, or the daemon stops
 //! ```
 //!
-//! A volume whose record does not say what it promised has no bdev before it is open.
+//! A volume without announced limits in its record has no bdev until it is open.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use serde_json::json;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::life::{PATIENCE, replay_what_waits};
+use super::life::{PATIENCE, replay_waiting};
 use super::{Standing, Volumes};
 use crate::engine::Engine;
 use crate::plane::Plane;
@@ -28,12 +28,12 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
 impl Volumes {
-    /// What becomes of the volume when it is open.
+    /// The placeholder that becomes the volume when it is opened.
     pub(super) fn prepared(&self, id: Uuid) -> Option<Prepared> {
         let mut entries = self.entries.borrow_mut();
         let entry = entries.get_mut(&id)?;
         let known = entry.prepared.take();
-        // What it promised may have become known since.
+        // The record may have got announced limits since.
         let known = known.filter(|p| p.volume().is_some() || entry.record.limits.is_none());
         let prepared = known.unwrap_or_else(|| Prepared::new(&entry.record));
         Some(entry.prepared.insert(prepared).clone())
@@ -56,10 +56,11 @@ impl Volumes {
     }
 }
 
-/// Registers the bdev of a volume that is not open, once, and restores what stands on it.
+/// Registers the bdev of a volume that is not open, unless it exists, and restores the objects on
+/// it.
 pub(super) async fn show(on: &Rc<Engine>, id: Uuid) {
     if register(on, id) {
-        replay_what_waits(on).await;
+        replay_waiting(on).await;
     }
 }
 
@@ -85,7 +86,7 @@ fn register(on: &Engine, id: Uuid) -> bool {
         return false;
     }
     entry.shown = Some(bdev);
-    let news = !std::mem::replace(&mut entry.told_frozen, true);
+    let news = !std::mem::replace(&mut entry.reported_frozen, true);
     let name = entry.record.name.clone();
     let status = prepared.status(&entry.record, entry.refused.as_ref());
     drop(entries);
@@ -103,7 +104,7 @@ fn register(on: &Engine, id: Uuid) -> bool {
     true
 }
 
-/// The name of the bdev of a volume that has just been opened.
+/// Gives the opened volume its bdev, and returns the bdev's name.
 pub(super) async fn settle(
     on: &Engine,
     plane: &Plane,
@@ -113,7 +114,7 @@ pub(super) async fn settle(
 ) -> Result<String, VolumeError> {
     if let Some(bdev) = on.volumes.shown(id) {
         if handle.keeps(prepared) {
-            // Another holder may have made it larger.
+            // Another holder may have grown the volume.
             let _ = plane.bdevs.notify_resize(&bdev);
             return Ok(bdev);
         }
@@ -134,7 +135,7 @@ pub(super) async fn settle(
     Ok(volume.name().to_owned())
 }
 
-/// Takes the bdev of a volume that is not open away. What waits there ends with a path error.
+/// Removes the bdev of a volume that is not open. Waiting I/O ends with a path error.
 pub(super) async fn withdraw(
     on: &Engine,
     plane: &Plane,
@@ -151,7 +152,7 @@ pub(super) async fn withdraw(
             prepared.shut();
         }
     }
-    // Now, and not when its turn comes: by then another device may have the name.
+    // Now, not when the event is handled: another device may have the name by then.
     crate::methods::nvmf::bdev_gone(on, plane, &bdev);
     match tokio::time::timeout(PATIENCE, ticket).await {
         Ok(()) => Ok(()),
@@ -162,7 +163,7 @@ pub(super) async fn withdraw(
     }
 }
 
-/// Has I/O fail on a volume that is not open. `false`: it is open, or has no bdev.
+/// Makes I/O fail on a volume that is not open. `false`: the volume is open, or has no bdev.
 pub fn fail_io(on: &Engine, name: &str) -> Result<bool, RpcError> {
     let Standing::Frozen { prepared, .. } = on.volumes.find(name)?.standing else {
         return Ok(false);
@@ -171,7 +172,7 @@ pub fn fail_io(on: &Engine, name: &str) -> Result<bool, RpcError> {
     Ok(true)
 }
 
-/// Ends [`fail_io`], and has the volume tried again now. `false`: nothing was to be ended.
+/// Ends [`fail_io`] and retries the volume now. `false`: I/O was not failing.
 pub fn thaw(on: &Engine, name: &str) -> Result<bool, RpcError> {
     let Standing::Frozen { prepared, .. } = on.volumes.find(name)?.standing else {
         return Ok(false);
@@ -184,7 +185,7 @@ pub fn thaw(on: &Engine, name: &str) -> Result<bool, RpcError> {
     Ok(failed)
 }
 
-/// Before hosts are disconnected: nothing is opened any more, and nobody waits for it.
+/// Stops all opening of volumes, before hosts are disconnected. Waiting I/O is released.
 pub fn let_go(on: &Engine) {
     on.volumes.closing.set(true);
     let entries = on.volumes.entries.borrow();
@@ -193,7 +194,7 @@ pub fn let_go(on: &Engine) {
     prepared.for_each(Prepared::shut);
 }
 
-/// Takes the bdevs of all volumes away that are not open.
+/// Removes the bdevs of all volumes that are not open.
 pub(super) async fn close_all(on: &Engine, plane: &Plane) {
     let shown: Vec<(Uuid, String)> = {
         let entries = on.volumes.entries.borrow();

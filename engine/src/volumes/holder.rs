@@ -1,4 +1,5 @@
-//! Who this daemon is to those who share a volume store: an id made once, kept beside the state.
+//! The holder id: identifies this daemon to others that share the volume store. Stored beside the
+//! state.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use crate::kept;
 
 const FILE: &str = "holder";
 
-/// The id in `dir`; made if there is none. Blocks.
+/// The id stored in `dir`; generated if there is none. Blocks.
 pub fn id(dir: &Path) -> std::io::Result<Uuid> {
     let path = dir.join(FILE);
     match std::fs::read_to_string(&path) {
@@ -29,7 +30,7 @@ pub fn id(dir: &Path) -> std::io::Result<Uuid> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_id_stays() {
+    fn the_id_is_stable() {
         let dir = tempfile::tempdir().unwrap();
         let id = super::id(dir.path()).unwrap();
         assert_eq!(super::id(dir.path()).unwrap(), id);

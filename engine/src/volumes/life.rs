@@ -1,4 +1,4 @@
-//! Opening and closing, making and deleting.
+//! Opening, closing, creating and deleting volumes.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -26,18 +26,18 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::{Change, Edit};
 
-/// The pause after the first attempt to open, and the longest one.
+/// Pause after the first attempt to open, and the maximum.
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// How long the first attempt may take before the volume is shown as frozen: longer than replicas that are missing are
-/// waited for while another one is there, and less than hosts are kept out for at the start.
+/// Time limit of the first attempt before the volume is shown as frozen. Longer than the wait for
+/// missing replicas, and shorter than hosts are refused at the start.
 const FIRST: Duration = Duration::from_secs(7);
-/// What to do before a volume is deleted.
+/// Remedy for a volume in use that cannot be deleted.
 const UNUSED: &str = "unpublish it, or delete the devices on it, first";
-/// How long cores may take to close their queues of a volume, and its control to close it.
+/// How long cores may take to close their queues on a volume, and its control to close the volume.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens the store and reads what there is.
+/// Opens the volume store and reads its records.
 pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     let volumes = &on.volumes;
     let given = volumes.store.take();
@@ -58,7 +58,9 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
             (Arc::new(store), holder)
         }
     };
-    let records = listed(&*store).await.context("reading the volume store")?;
+    let records = load_records(&*store)
+        .await
+        .context("reading the volume store")?;
     if !records.is_empty() {
         info!(volumes = records.len(), "opening");
     }
@@ -69,15 +71,15 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     *volumes.entries.borrow_mut() = entries.collect();
     volumes.store.replace(Some(store));
     volumes.holder.set(holder);
-    let (teller, told) = events::Teller::new();
-    volumes.observer.replace(Some(Arc::new(teller)));
-    tokio::task::spawn_local(events::follow(Rc::clone(on), told));
+    let (sender, receiver) = events::EventSender::new();
+    volumes.observer.replace(Some(Arc::new(sender)));
+    tokio::task::spawn_local(events::follow(Rc::clone(on), receiver));
     Ok(())
 }
 
-/// All records, however long that takes: without them nobody knows which namespaces there are to be, and hosts that were let
-/// in would take theirs for gone.
-async fn listed(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, StoreError> {
+/// All records, without a time limit: they determine which namespaces exist. Hosts admitted earlier
+/// would consider theirs removed.
+async fn load_records(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, StoreError> {
     let mut list = store.list();
     loop {
         match tokio::time::timeout(LONGEST_PAUSE, &mut list).await {
@@ -87,7 +89,7 @@ async fn listed(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, StoreError
     }
 }
 
-/// Opens every volume, without waiting for it.
+/// Starts to open every volume and returns at once.
 pub fn open_all(on: &Rc<Engine>) {
     let ids: Vec<Uuid> = on.volumes.entries.borrow().keys().copied().collect();
     for id in ids {
@@ -95,7 +97,7 @@ pub fn open_all(on: &Rc<Engine>) {
     }
 }
 
-/// Resolves when each volume that there was at the start was tried once.
+/// Resolves when each volume that existed at the start was tried once.
 pub async fn settled(on: &Engine) {
     loop {
         let tried = on.volumes.tried.notified();
@@ -106,7 +108,7 @@ pub async fn settled(on: &Engine) {
     }
 }
 
-/// Until it is open, or nobody wants it any more.
+/// Retries until the volume is open, or no longer wanted.
 async fn keep_opening(on: Rc<Engine>, id: Uuid) {
     let volumes = &on.volumes;
     let mut pause = PAUSE;
@@ -128,7 +130,7 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
             None => attempt.await,
         };
         match &outcome {
-            Some(Ok(_)) => replay_what_waits(&on).await,
+            Some(Ok(_)) => replay_waiting(&on).await,
             Some(Err(_)) => frozen::show(&on, id).await,
             None => {}
         }
@@ -138,24 +140,24 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
         if !matches!(outcome, Some(Err(_))) {
             return;
         }
-        // A device came, or enough time went by.
+        // A device appeared, or the pause ended.
         let _ = tokio::time::timeout(pause, again).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
-/// A volume was tried. Told twice of one it is still one.
+/// Marks a volume as tried; idempotent.
 async fn tried(on: &Rc<Engine>, id: Uuid) {
     let volumes = &on.volumes;
     volumes.untried.borrow_mut().remove(&id);
     if !volumes.are_opening() {
-        // What does not stand on any of them has failed by now.
-        replay_what_waits(on).await;
+        // Objects that do not depend on volumes have already been tried.
+        replay_waiting(on).await;
     }
     volumes.tried.notify_waiters();
 }
 
-/// `None`: it is open already, or not to be opened.
+/// Tries to open a volume. `None`: it is open already, or must not be opened.
 async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcError>> {
     let volumes = &on.volumes;
     let lock = volumes
@@ -169,7 +171,7 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
         return None;
     }
     let outcome = open_once(on, id).await;
-    // What is told of one that is not open is what the store says.
+    // A volume that is not open is listed as its record in the store says.
     let store = volumes.store.borrow().clone();
     let record = match (&outcome, store) {
         (Err(_), Some(store)) => store.load(id).await.ok(),
@@ -187,7 +189,7 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
             entry.open = Some(Rc::clone(opened));
             entry.prepared = None;
             entry.shown = None;
-            if std::mem::take(&mut entry.told_frozen) {
+            if std::mem::take(&mut entry.reported_frozen) {
                 let name = opened.handle.status().name;
                 let text = format!("volume \"{name}\": serves again");
                 on.notes
@@ -195,7 +197,7 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
             }
         }
         Err(error) => {
-            // The same refusal again is no news.
+            // Report the same error only once.
             if entry.refused.as_ref() != Some(error) {
                 let name = entry.record.name.clone();
                 warn!(volume = name, %error, "not opened; it is tried again");
@@ -244,7 +246,8 @@ async fn open_once(on: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError>
             reactor: name,
         })),
         Err(refused) => {
-            // It must not stay open where nobody sees it; and what has served is not opened again.
+            // Without a bdev the volume must not stay open, and a placeholder that has served
+            // cannot be reused.
             if let Err(error) = frozen::withdraw(on, &plane, id, Removal::Hot).await {
                 warn!(volume = %id, %error, "still in use");
             }
@@ -284,7 +287,7 @@ where
     }
 }
 
-/// The reactor with the fewest controls; of several the one that was busy least.
+/// The reactor with the fewest controls; among equals the least busy one.
 fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     let controls = |name: &str| {
         let all = on.volumes.list();
@@ -296,24 +299,24 @@ fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     plane.reactors.iter().min_by_key(load).cloned()
 }
 
-/// Namespaces, limits and devices on a volume that has just come, in their order. Of many that come at once a walk
-/// through what waits serves all that came before it began.
-pub(super) async fn replay_what_waits(on: &Rc<Engine>) {
+/// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
+/// once, one pass serves all that appeared before it began.
+pub(super) async fn replay_waiting(on: &Rc<Engine>) {
     let volumes = &on.volumes;
-    let wish = volumes.wishes.get() + 1;
-    volumes.wishes.set(wish);
-    let mut fulfilled = volumes.fulfilled.lock().await;
-    if *fulfilled >= wish {
+    let request = volumes.replays_requested.get() + 1;
+    volumes.replays_requested.set(request);
+    let mut done = volumes.replays_done.lock().await;
+    if *done >= request {
         return;
     }
-    let upto = volumes.wishes.get();
+    let upto = volumes.replays_requested.get();
     for record in on.journal.waiting() {
         on.replay(&record).await;
     }
-    *fulfilled = upto;
+    *done = upto;
 }
 
-/// Makes a volume and opens it.
+/// Creates a volume and opens it.
 pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
     let volumes = &on.volumes;
     let _one = volumes.changing.lock().await;
@@ -344,9 +347,9 @@ pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcEr
             Ok(opened)
         }
         refused => {
-            // What cannot be opened was not made.
+            // A volume that cannot be opened is deleted again.
             volumes.entries.borrow_mut().remove(&id);
-            if let Err(error) = wipe(on, id).await {
+            if let Err(error) = delete_record_and_labels(on, id).await {
                 error!(volume = name, %error, "made, not opened, and not deleted again");
             }
             Err(match refused {
@@ -361,8 +364,8 @@ fn stopping() -> RpcError {
     RpcError::errno(Errno::EAGAIN, "the daemon is stopping")
 }
 
-/// Takes the record out of the store, and the labels off the members.
-async fn wipe(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+/// Removes the record from the store, and the labels from the replicas.
+async fn delete_record_and_labels(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     let plane = on.plane()?;
     let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
     let reactor = least_loaded(on, &plane)
@@ -373,7 +376,7 @@ async fn wipe(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     Ok(wiped.await?)
 }
 
-/// Declares a replica of a volume that cannot be opened in sync, whatever it missed.
+/// Declares a replica of a volume that cannot be opened in sync, although it may lack writes.
 pub async fn force_in_sync(
     on: &Rc<Engine>,
     name: &str,
@@ -399,7 +402,7 @@ pub async fn force_in_sync(
                 "the volume was opened meanwhile: look at it again",
             ));
         }
-        // Its control may still be closing it.
+        // The volume's control may still be closing it.
         if on.volumes.closing.get() {
             return Err(stopping());
         }
@@ -416,15 +419,15 @@ pub async fn force_in_sync(
         })
         .await?;
     }
-    // Whoever tries to open it need not wait any longer; what is here is as good.
+    // Open at once, without waiting for the next retry.
     if let Some(Err(refused)) = try_open(on, id).await {
         return Err(refused);
     }
-    replay_what_waits(on).await;
+    replay_waiting(on).await;
     Ok(())
 }
 
-/// Deletes a volume that nobody uses.
+/// Deletes a volume that is not in use.
 pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Result<(), RpcError> {
     let volumes = &on.volumes;
     let _one = volumes.changing.lock().await;
@@ -439,11 +442,11 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         Some(lock) => Some(lock.lock().await),
         None => None,
     };
-    // Its control may still be closing it.
+    // The volume's control may still be closing it.
     if volumes.closing.get() {
         return Err(stopping());
     }
-    // As it is now that nobody else does anything with it.
+    // The state now that the lock is held.
     let listed = volumes.find(&id.to_string())?;
     let (name, bdev) = (listed.name(), listed.bdev().map(str::to_owned));
     let members: Vec<String> = match listed.status() {
@@ -475,7 +478,7 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
         let ticket = ticket.map_err(|error| RpcError::from(error).remedy(UNUSED))?;
         if let Err(refused) = shut(opened, Some(ticket)).await {
-            // Its control goes on closing it, and nobody sees it meanwhile.
+            // The control keeps closing the volume; reopen it afterwards.
             let again = open_when_closed(Rc::clone(on), id, Rc::clone(opened));
             tokio::task::spawn_local(again);
             return Err(refused);
@@ -486,7 +489,7 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
     }
     drop(listed);
     volumes.set_going(id, true);
-    let deleted = wipe(on, id).await;
+    let deleted = delete_record_and_labels(on, id).await;
     volumes.set_going(id, false);
     drop(_alone);
     if let Err(refused) = deleted {
@@ -498,7 +501,7 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         return Err(refused);
     }
     volumes.entries.borrow_mut().remove(&id);
-    // What the journal still has of it could never be restored.
+    // Journal records about the volume could never be restored.
     let names = [
         vec![id.to_string(), name.clone()],
         bdev.into_iter().collect(),
@@ -513,7 +516,7 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
     Ok(())
 }
 
-/// Waits for the queues of a volume whose bdev is being removed, then has its control close it.
+/// Waits for the queues of a volume whose bdev is being removed, then closes the volume.
 async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
     let late = |what: &str| RpcError::errno(Errno::ETIMEDOUT, what.to_owned());
     if let Some(ticket) = ticket
@@ -529,9 +532,9 @@ async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcEr
     }
 }
 
-/// A volume that was to be deleted and is not: as soon as its control has closed it, it is opened anew.
+/// Reopens a volume whose deletion failed, once its control has closed it.
 async fn open_when_closed(on: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
-    // The answer comes behind that to the one before, however long that takes.
+    // The control handles commands in order: this waits for the earlier close.
     while let Err(error) = opened.handle.run(Command::Close).await {
         if matches!(error, VolumeError::Closed { .. }) {
             break;
@@ -545,7 +548,7 @@ async fn open_when_closed(on: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
     keep_opening(on, id).await;
 }
 
-/// Closes all volumes, when the hosts have left: their labels say that nothing is to be made equal.
+/// Closes all volumes after the hosts have disconnected. Clean labels avoid a reconcile.
 pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
     on.volumes.closing.set(true);
     let open: Vec<Rc<Opened>> = {
@@ -553,7 +556,7 @@ pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
         entries.values_mut().filter_map(|e| e.open.take()).collect()
     };
     let close = async |opened: &Rc<Opened>| {
-        // Every core lets go of the namespaces on it.
+        // Every core releases the namespaces on it.
         for subsystem in plane.target.subsystems() {
             subsystem.bdev_removed(&opened.bdev);
         }
@@ -569,7 +572,7 @@ pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
     frozen::close_all(on, plane).await;
 }
 
-/// Lets go of the store, when the reactors have ended.
+/// Releases the store after the reactors have ended.
 pub fn end(on: &Engine) {
     on.volumes.entries.borrow_mut().clear();
     on.volumes.observer.replace(None);

@@ -1,4 +1,4 @@
-//! Where volumes get their members' devices: from the registry of bdevs, for themselves alone.
+//! Devices of replicas: claimed from the registry of bdevs, exclusively.
 
 use std::sync::Arc;
 
@@ -6,14 +6,15 @@ use nacre_bdev::registry::{Holder, Registry, RegistryError, Usage};
 use nacre_bdev::{Bdev, Layer};
 use nacre_bdev_replica::handle::{Devices, MemberDevice, NoDevice};
 
-/// `product_name` of remote namespaces, as SPDK has it.
+/// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
 
 pub struct Members(pub Registry);
 
 impl Devices for Members {
     fn claim(&self, name: &str, volume: &str) -> Result<MemberDevice, NoDevice> {
-        // Not as a device stacked on it: a member that goes does not take the volume along.
+        // A user claim instead of a stacked device: removing a replica's device must not remove the
+        // volume.
         let holder = Holder::User(holder(volume));
         let claim = self.0.claim(name, holder, Usage::Exclusive);
         let claim = claim.map_err(|error| NoDevice {
@@ -32,12 +33,12 @@ impl Devices for Members {
     }
 }
 
-/// Who has a member's device, in words.
+/// The text that names the owner of a claimed device.
 pub fn holder(volume: &str) -> String {
     format!("replica of volume \"{volume}\"")
 }
 
-/// Whether everything below the device is in this machine.
+/// True if all devices below are local.
 pub fn is_local(registry: &Registry, layer: &Layer) -> bool {
     let below = layer.module().bases();
     let below = below.iter().filter_map(|name| registry.lookup(name));

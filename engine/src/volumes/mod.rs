@@ -1,15 +1,16 @@
-//! Replicated volumes as the daemon has them: their store, who holds them, and those that are open.
+//! Replicated volumes of the daemon: their store, the holder id, and the open volumes.
 //!
 //! ```text
 //!   begin   store (volumes.redb beside the state, or memory), holder id, one entry per record
-//!   open    a task per volume: opened on a reactor ▸ its bdev is registered ▸ what waited for it
-//!           is replayed; what fails is tried again, at once when a device appears
-//!   frozen  one that cannot be opened has its bdev all the same, on which I/O waits ([`frozen`])
-//!   run     commands to the controls; devices' and controls' events ([`events`])
-//!   close   hosts have left ▸ queues closed ▸ Command::Close, clean labels
+//!   open    a task per volume: opened on a reactor ▸ its bdev is registered ▸ waiting objects
+//!           are replayed; failures are retried, at once when a device appears
+//!   frozen  a volume that cannot be opened has a bdev on which I/O waits ([`frozen`])
+//!   run     commands to the controls; events of devices and controls ([`events`])
+//!   close   hosts disconnected ▸ queues closed ▸ Command::Close, clean labels
 //! ```
 //!
-//! The volume store is what is durable of a volume; the journal has only what uses its bdev.
+//! The durable state of a volume is in the volume store. The journal only has the objects that use
+//! its bdev.
 
 mod events;
 mod frozen;
@@ -44,39 +45,39 @@ pub struct Volumes {
     entries: RefCell<BTreeMap<Uuid, Entry>>,
     store: RefCell<Option<Arc<dyn VolumeStore>>>,
     holder: Cell<Uuid>,
-    observer: RefCell<Option<Arc<events::Teller>>>,
-    /// Creations and deletions, one at a time.
+    observer: RefCell<Option<Arc<events::EventSender>>>,
+    /// Serialises creations and deletions.
     changing: Mutex<()>,
-    /// How often somebody wanted the journal's waiting records to be made again, and up to which of these wishes they
-    /// were tried.
-    wishes: Cell<u64>,
-    fulfilled: Mutex<u64>,
-    /// Told when a device came, so that what waits for one tries again.
+    /// Number of requested replays of waiting journal records; `replays_done` is the number of
+    /// requests already served.
+    replays_requested: Cell<u64>,
+    replays_done: Mutex<u64>,
+    /// Notified when a device appears, to retry waiting volumes.
     again: Notify,
-    /// Volumes that nobody has tried to open yet.
+    /// Volumes that have not been tried since the start.
     untried: RefCell<BTreeSet<Uuid>>,
     tried: Notify,
     closing: Cell<bool>,
-    /// Bytes per second that volumes made by `bdev_raid_create` may copy; 0: no limit.
+    /// Resync limit of volumes made by `bdev_raid_create`, in bytes per second; 0: no limit.
     pub raid_bytes_per_s: Cell<u64>,
-    /// KiB that SPDK's raid would lock at a time; told back only.
+    /// SPDK's lock window of a RAID rebuild in KiB; only returned to callers.
     pub raid_window_kb: Cell<Option<u32>>,
 }
 
 struct Entry {
-    /// As of the last time that the store was read.
+    /// As last read from the store.
     record: VolumeRecord,
-    /// One opening, deletion or closing at a time.
+    /// Serialises opening, deletion and closing.
     lock: Rc<Mutex<()>>,
-    /// One change of its settings, its name or its publication at a time.
+    /// Serialises changes of settings, name and publication.
     altering: Rc<Mutex<()>>,
     open: Option<Rc<Opened>>,
-    /// Until it is open: what becomes of it, for those who use it before.
+    /// Placeholder that becomes the volume when it is opened.
     prepared: Option<Prepared>,
-    /// The name of that device, while it is registered.
+    /// The name of the placeholder's bdev while it is registered.
     shown: Option<String>,
-    /// Nobody was told since that it serves.
-    told_frozen: bool,
+    /// The volume was reported as frozen and has not served since.
+    reported_frozen: bool,
     /// It is being deleted.
     going: bool,
     /// Why it could not be opened.
@@ -87,23 +88,24 @@ struct Entry {
 /// A volume with a control and a registered bdev.
 pub struct Opened {
     pub handle: VolumeHandle,
-    /// The bdev's name: the volume's when it was opened. A volume renamed since has its new one as an alias.
+    /// Name of the bdev: the volume's name when it was opened. After a rename the new name is an
+    /// alias.
     pub bdev: String,
     /// The reactor with its control.
     pub reactor: String,
 }
 
-/// How a volume of the store stands.
+/// State of a volume of the store.
 #[derive(Clone)]
 pub enum Standing {
     Open(Rc<Opened>),
-    /// Not open, with a block device on which I/O waits.
+    /// Not open; has a block device on which I/O waits.
     Frozen {
         bdev: String,
         prepared: Prepared,
         why: Option<VolumeError>,
     },
-    /// Not open, and why not, if it was tried.
+    /// Not open, with the reason of the last failure.
     Opening {
         why: Option<VolumeError>,
         attempts: u32,
@@ -122,7 +124,7 @@ impl Listed {
         self.record.id
     }
 
-    /// As of now, if it has a block device.
+    /// The current status, if the volume has a block device.
     pub fn status(&self) -> Option<VolumeStatus> {
         match &self.standing {
             Standing::Open(opened) => Some(opened.handle.status()),
@@ -138,7 +140,7 @@ impl Listed {
             .map_or_else(|| self.record.name.clone(), |s| s.name)
     }
 
-    /// Its bdev, if it is open or frozen.
+    /// Name of its bdev, if it is open or frozen.
     pub fn bdev(&self) -> Option<&str> {
         match &self.standing {
             Standing::Open(opened) => Some(&opened.bdev),
@@ -149,7 +151,7 @@ impl Listed {
 }
 
 impl Volumes {
-    /// Whether there are some that nobody has tried to open since the start.
+    /// True if some volumes have not been tried since the start.
     pub fn are_opening(&self) -> bool {
         !self.untried.borrow().is_empty()
     }
@@ -162,7 +164,7 @@ impl Volumes {
         all
     }
 
-    /// By name, UUID, or the name of its bdev.
+    /// Finds a volume by name, by UUID, or by the name of its bdev.
     pub fn find(&self, name: &str) -> Result<Listed, RpcError> {
         let id = Uuid::parse_str(name).ok();
         let all = self.list();
@@ -180,7 +182,7 @@ impl Volumes {
         })
     }
 
-    /// An open volume; one that is not is refused with the reason.
+    /// An open volume. Otherwise an error with the reason.
     pub fn opened(&self, name: &str) -> Result<Rc<Opened>, RpcError> {
         let listed = self.find(name)?;
         match listed.standing {
@@ -191,7 +193,7 @@ impl Volumes {
         }
     }
 
-    /// The bdev of a volume that is open or frozen, and how that stands; without one it is refused with the reason.
+    /// Bdev and status of a volume that is open or frozen. Otherwise an error with the reason.
     pub fn device(&self, name: &str) -> Result<(String, VolumeStatus), RpcError> {
         let listed = self.find(name)?;
         match (listed.bdev(), listed.status(), &listed.standing) {
@@ -201,8 +203,8 @@ impl Volumes {
         }
     }
 
-    /// What the journal is to call a device by. One of a volume that was renamed since it was opened is called
-    /// otherwise after the next start; its UUID stays.
+    /// The name of a device for the journal. A volume renamed since it was opened gets another
+    /// device name at the next start, so its UUID is used.
     pub fn lasting_name(&self, device: &str) -> String {
         let entries = self.entries.borrow();
         let ours = entries
@@ -215,34 +217,35 @@ impl Volumes {
         }
     }
 
-    /// For whoever looks how a volume is set, called or published, and changes that.
+    /// Lock for changes of a volume's settings, name or publication, including the reads before
+    /// them.
     pub fn altering(&self, id: Uuid) -> Rc<Mutex<()>> {
         let entries = self.entries.borrow();
         let entry = entries.get(&id);
         entry.map(|e| Rc::clone(&e.altering)).unwrap_or_default()
     }
 
-    /// Carries a command out.
+    /// Runs a command on an open volume.
     pub async fn run(&self, name: &str, command: Command) -> Result<Rc<Opened>, RpcError> {
         let opened = self.opened(name)?;
         opened.handle.run(command).await?;
         Ok(opened)
     }
 
-    /// The open volume that has `device` as a member, by the device's name.
+    /// The open volume that has `device` as a replica, by the device's name.
     pub fn with_member(&self, device: &str) -> Option<Rc<Opened>> {
         let entries = self.entries.borrow();
         let mut open = entries.values().filter_map(|e| e.open.clone());
         open.find(|o| o.handle.status().members.iter().any(|m| m.device == device))
     }
 
-    /// Has [`begin`] take this store, and not one of its own.
+    /// Makes [`begin`] use this store.
     #[cfg(test)]
-    pub fn stand_on(&self, store: Arc<dyn VolumeStore>) {
+    pub fn use_store(&self, store: Arc<dyn VolumeStore>) {
         self.store.replace(Some(store));
     }
 
-    /// Who this daemon is to those who share the store.
+    /// Id of this daemon among the daemons that share the store.
     pub fn holder(&self) -> Uuid {
         self.holder.get()
     }
@@ -276,14 +279,14 @@ impl Entry {
             open: None,
             prepared: None,
             shown: None,
-            told_frozen: false,
+            reported_frozen: false,
             going: false,
             refused: None,
             attempts: 0,
         }
     }
 
-    /// Its bdev, if it is open or frozen.
+    /// Name of its bdev, if it is open or frozen.
     fn bdev(&self) -> Option<&str> {
         match (&self.open, &self.shown, &self.prepared) {
             (Some(opened), ..) => Some(&opened.bdev),

@@ -1,9 +1,9 @@
-//! `bdev_accept`, our own, and the facts about the files of devices that it is about.
+//! `bdev_accept`, a Nacre extension, and the records of which file each device was created on.
 //!
-//! A path may lead to another file at the next start: a copy, another disk, or nothing. Hosts
-//! know the device by its UUID and must not get other data under it. So a device is made again
-//! only on the file that it was on, and no file replaces a missing one, until an administrator
-//! accepts the change.
+//! A path may lead to another file at the next start: a copy, another disk, or none. Hosts identify
+//! the device by its UUID and must not get other data under it. A device is therefore restored only
+//! on its original file, and a missing file is never replaced by a new one. `bdev_accept` lets an
+//! administrator confirm the change.
 
 use std::rc::Rc;
 
@@ -25,8 +25,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Accept>();
 }
 
-/// The fact about the file that the device is on.
-pub(super) fn seen(bdev: &UringBdev) -> Edit {
+/// Edit that records the file of the device.
+pub(super) fn remember_file(bdev: &UringBdev) -> Edit {
     Edit::Put(Record {
         key: seen_key(bdev.uuid()),
         method: "seen".to_owned(),
@@ -34,14 +34,15 @@ pub(super) fn seen(bdev: &UringBdev) -> Edit {
     })
 }
 
-/// Forgets the file of a deleted device. A device of the configuration file comes back.
-pub(super) fn unseen(on: &Engine, name: &str) -> Option<Edit> {
+/// Edit that forgets the file of a deleted device. `None` for a device of the configuration file,
+/// which returns at the next start.
+pub(super) fn forget_file(on: &Engine, name: &str) -> Option<Edit> {
     let entry = on.journal.find(&key(name)).filter(|entry| entry.durable)?;
     uuid_of(&entry.record.params).map(|uuid| Edit::Remove(seen_key(uuid)))
 }
 
-/// The file that a device must be on, if it is made again.
-pub(super) fn expected(on: &Engine, uuid: Option<Uuid>) -> Option<Identity> {
+/// The file that a restored device must be on; `None` outside of a restore.
+pub(super) fn expected_file(on: &Engine, uuid: Option<Uuid>) -> Option<Identity> {
     let again = journal::is_replaying() || journal::is_declaring();
     let seen = on.journal.seen(uuid.filter(|_| again)?)?;
     serde_json::from_value(seen["identity"].clone()).ok()
@@ -57,7 +58,7 @@ struct Accept;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct AcceptParams {
-    /// A file or block device that could not be made again.
+    /// A file or block device that could not be restored.
     name: String,
 }
 
@@ -88,7 +89,7 @@ impl Method<Engine> for Accept {
             on.journal.set_seen(uuid, before);
             return Err(refused);
         }
-        // Devices on top of it need not wait for the next retry.
+        // Retries waiting objects now, because devices on top of this one may be among them.
         for record in on.journal.waiting() {
             on.replay(&record).await;
         }
@@ -96,8 +97,8 @@ impl Method<Engine> for Accept {
     }
 }
 
-/// The UUID of a device that could not be made again, and its record, which a device of the
-/// configuration file does not have.
+/// UUID and record of a device that could not be restored. A device of the configuration file has
+/// no record.
 fn find(on: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError> {
     if on.plane()?.bdevs.lookup(name).is_some() {
         let cause = format!("\"{name}\" is there, on the file that it was on");
@@ -129,8 +130,8 @@ fn outcome(on: &Engine, name: &str) -> Result<(), RpcError> {
 
 #[cfg(test)]
 mod tests {
-    //! Goal: a UUID that hosts know never leads to another file, nor to an empty one in place of a
-    //! missing one. Method: daemons one after another on one state; the file changes between them.
+    //! Goal: a UUID known to hosts never leads to another file, or to an empty file in place of a
+    //! missing one. Method: successive daemons share one state; the file changes between them.
 
     use std::path::Path;
 
@@ -149,7 +150,7 @@ mod tests {
         bench.call("bdev_get_bdevs", json!({ "name": "d" }))[0]["uuid"].clone()
     }
 
-    /// Why the device is not there.
+    /// Why the device is missing.
     fn missing(bench: &Bench) -> String {
         let refused = bench.refused("bdev_get_bdevs", json!({ "name": "d" }));
         assert_eq!(refused.code, -19);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_of_rpc_stays_on_its_file() {
+    fn a_device_of_rpc_is_restored_only_on_its_file() {
         let dir = tempfile::tempdir().unwrap();
         let (file, copy) = (dir.path().join("disk"), dir.path().join("copy"));
         let known = {
@@ -177,7 +178,7 @@ mod tests {
             let bench = start(dir.path(), "");
             let said = missing(&bench);
             assert!(said.contains("no such file"), "{said}");
-            // There is nothing to accept, and the next file is still looked at.
+            // Nothing to accept; the next file is still compared.
             let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
             assert_eq!(refused.code, -2);
             std::fs::rename(&copy, &file).unwrap();
@@ -190,7 +191,7 @@ mod tests {
             assert_eq!(refused.code, -17);
         }
         let bench = start(dir.path(), "");
-        assert_eq!(uuid(&bench), known, "it was accepted for good");
+        assert_eq!(uuid(&bench), known, "the acceptance is stored");
         bench.call("bdev_aio_delete", json!({ "name": "d" }));
         let uuid = known.as_str().unwrap().parse().unwrap();
         assert_eq!(bench.engine.journal.seen(uuid), None);
@@ -199,19 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn a_declared_file_is_made_once() {
+    fn a_missing_declared_file_is_not_created_again() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("disk");
         let text =
             format!("[[bdev]]\nname = \"d\"\npath = {file:?}\nsize = \"1MiB\"\nblock_size = 512\n");
         let known = uuid(&start(dir.path(), &text));
-        assert_eq!(uuid(&start(dir.path(), &text)), known, "it is there");
+        assert_eq!(uuid(&start(dir.path(), &text)), known, "the device exists");
         std::fs::remove_file(&file).unwrap();
         {
             let bench = start(dir.path(), &text);
             let said = missing(&bench);
             assert!(said.contains("nacre bdev accept d"), "{said}");
-            assert!(!file.exists(), "nothing is made in its place");
+            assert!(!file.exists(), "no file is created");
             bench.call("bdev_accept", json!({ "name": "d" }));
             assert_eq!(uuid(&bench), known);
         }
@@ -221,16 +222,16 @@ mod tests {
         let said = missing(&bench);
         assert!(said.contains("another file"), "{said}");
         drop(bench);
-        // A daemon that keeps no state has no memory.
+        // A daemon without stored state does not compare files.
         let settings = load_text(Some(("n.toml", &text)), [], &[])
             .unwrap()
             .settings;
         assert_eq!(uuid(&Bench::with(settings, None)), known);
     }
 
-    /// A device that a client makes is on whatever the client names.
+    /// Goal: a device that a client creates uses any file that the client names.
     #[test]
-    fn what_is_made_anew_is_not_compared() {
+    fn a_new_device_is_not_compared_with_an_earlier_file() {
         let dir = tempfile::tempdir().unwrap();
         let bench = Bench::with(Settings::default(), None);
         let params = |file: &str| {

@@ -1,5 +1,5 @@
-//! Goal: a device may be asked for before its base exists, as SPDK has it, and is made when the base comes. Method: calls
-//! in the order in which SPDK saves them.
+//! Goal: a device may be created before its base exists, as in SPDK, and appears with the base.
+//! Method: calls in the order in which SPDK saves them.
 
 use serde_json::{Value, json};
 
@@ -27,9 +27,9 @@ fn keys(bench: &Bench) -> Vec<String> {
     all.map(|entry| entry.record.key).collect()
 }
 
-/// Each device is there when the call is answered that makes the last of its bases.
+/// Goal: each device exists when the call that creates its last base returns.
 #[test]
-fn stacked_devices_come_with_their_bases() {
+fn stacked_devices_appear_with_their_bases() {
     let bench = bench();
     assert_eq!(bench.call("bdev_delay_create", delay("d1", "d0")), "d1");
     assert_eq!(bench.call("bdev_delay_create", delay("d0", "m0")), "d0");
@@ -58,7 +58,7 @@ fn stacked_devices_come_with_their_bases() {
         .into_iter()
         .filter(|key| key.starts_with("deferred/"));
     assert_eq!(waiting.count(), 0);
-    // A base by its UUID.
+    // A base named by its UUID.
     let uuid = "33333333-2222-3333-4444-555555555555";
     bench.call("bdev_delay_create", delay("u", uuid));
     let mut base = malloc("m3");
@@ -67,9 +67,9 @@ fn stacked_devices_come_with_their_bases() {
     assert!(names(&bench).contains(&"u".to_owned()));
 }
 
-/// What waits is stored, exported, deleted by its name, and keeps its name from others of its kind.
+/// Goal: a waiting device is stored, exported, deleted by name, and reserves its name.
 #[test]
-fn what_waits_is_kept_and_can_be_given_up() {
+fn waiting_devices_are_stored_and_can_be_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
     let mirror = json!({ "name": "r", "raid_level": "raid1", "base_bdevs": ["m", "n"] });
@@ -113,9 +113,5 @@ fn what_waits_is_kept_and_can_be_given_up() {
     assert_eq!(names(&bench), ["m", "d"]);
     assert_eq!(keys(&bench), ["bdev/m", "bdev/d"]);
     drop(bench);
-    assert_eq!(
-        names(&start()),
-        ["m", "d"],
-        "in the order in which they can be made"
-    );
+    assert_eq!(names(&start()), ["m", "d"], "bases come first");
 }

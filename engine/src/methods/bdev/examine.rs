@@ -1,5 +1,5 @@
-//! `bdev_examine`, `bdev_wait_for_examine`: nothing here looks at other devices by itself, so both
-//! are done at once.
+//! `bdev_examine`, `bdev_wait_for_examine`: Nacre never examines devices on its own, so both return
+//! at once.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! `bdev_aio_*` and `bdev_uring_*`: files and block devices. Both are the io_uring module here.
+//! `bdev_aio_*` and `bdev_uring_*`: files and block devices. Both use the io_uring module.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -51,29 +51,29 @@ struct AioCreate;
 struct AioCreateParams {
     name: String,
     filename: PathBuf,
-    /// 0: what suits the file or device.
+    /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
     block_size: u32,
     #[serde(default)]
     readonly: bool,
-    /// Whether unmap and write zeroes are offered; yes unless given.
+    /// Offer unmap and write zeroes; default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     fallocate: Option<bool>,
-    /// Derived from the file unless given.
+    /// Default: derived from the file.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
     /// Accepted: io_uring does not block.
     #[serde(default)]
     nowait: bool,
-    /// Our own: makes the file with so many bytes if it is not there.
+    /// Nacre extension: creates a missing file with this size in bytes.
     #[serde(
         default,
         deserialize_with = "read::some_bytes",
         skip_serializing_if = "Option::is_none"
     )]
     size: Option<u64>,
-    /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
-    /// and I/O past the present end fails.
+    /// Nacre extension, set by the daemon: the size in bytes that hosts know. A smaller file keeps
+    /// this size, and I/O past its end fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     announced_size: Option<u64>,
 }
@@ -82,11 +82,11 @@ fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
-/// Where the file is, whatever the working directory of the next daemon is.
-fn located(path: &Path) -> Result<PathBuf, RpcError> {
+/// Absolute path of the file, so that it does not depend on the working directory.
+fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
     crate::files::absolute(path).map_err(|error| {
         let cause = format!("{}: {error}", path.display());
-        // As the kernel answers to an empty path.
+        // Same error as the kernel returns for an empty path.
         let errno = if path.as_os_str().is_empty() {
             Errno::ENOENT
         } else {
@@ -96,14 +96,15 @@ fn located(path: &Path) -> Result<PathBuf, RpcError> {
     })
 }
 
-/// Opens the file off the management thread: it may wait for a lock or a disk that spins up.
+/// Opens the file on another thread: it may wait for a lock or for a disk to spin up.
 async fn open(on: &Engine, config: Config) -> Result<Module, RpcError> {
-    let opened = off_the_thread(on, move || nacre_bdev_uring::create(config)).await?;
+    let opened = on_other_thread(on, move || nacre_bdev_uring::create(config)).await?;
     Ok(Module::File(opened?))
 }
 
-/// Some disks and network file systems never answer. All other changes wait for this one.
-async fn off_the_thread<T: Send + 'static>(
+/// Runs `work` on another thread, with a time limit. Some disks and network file systems never
+/// return, and all other changes wait for this one.
+async fn on_other_thread<T: Send + 'static>(
     on: &Engine,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RpcError> {
@@ -126,8 +127,8 @@ fn uuid_of(module: &Module) -> Option<Uuid> {
     }
 }
 
-/// Kept, so that the device has the same layout on a machine whose disks have other sectors. SPDK finds no block size of
-/// a file by itself.
+/// The block size of the device. Stored so that the device keeps its layout on disks with other
+/// sectors; SPDK does not detect the block size of a file.
 fn block_size_of(module: &Module) -> u32 {
     match module {
         Module::File(bdev) => bdev.geometry().block_size,
@@ -146,20 +147,20 @@ impl Method<Engine> for AioCreate {
     async fn apply(mut params: AioCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
         super::refuse_nil(params.uuid)?;
         super::refuse_taken(&on, &params.name)?;
-        params.filename = located(&params.filename)?;
+        params.filename = absolute_path(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
         config.readonly = params.readonly;
         config.fallocate = params.fallocate;
         config.size = params.size;
         config.uuid = params.uuid;
-        config.identity = super::accept::expected(&on, params.uuid);
+        config.identity = super::accept::expected_file(&on, params.uuid);
         config.product = Product::Aio;
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
         params.block_size = block_size_of(&module);
-        // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty
-        // file of the same identity.
+        // The file exists now. If it is missing at the next start (e.g. not mounted), it must not
+        // be replaced by an empty file under the same UUID.
         params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         super::create(&on, module, AioCreate::NAME, record).await
@@ -173,24 +174,24 @@ struct UringCreate;
 struct UringCreateParams {
     name: String,
     filename: PathBuf,
-    /// 0: what suits the file or device.
+    /// 0: chosen for the file or device.
     #[serde(default, skip_serializing_if = "is_zero")]
     block_size: u32,
-    /// Derived from the file unless given.
+    /// Default: derived from the file.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
-    /// Our own: writes are refused.
+    /// Nacre extension: writes are refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     readonly: bool,
-    /// Our own: makes the file with so many bytes if it is not there.
+    /// Nacre extension: creates a missing file with this size in bytes.
     #[serde(
         default,
         deserialize_with = "read::some_bytes",
         skip_serializing_if = "Option::is_none"
     )]
     size: Option<u64>,
-    /// Our own, kept by the daemon: hosts were told that it has so many bytes. If it has fewer by now it keeps that size,
-    /// and I/O past the present end fails.
+    /// Nacre extension, set by the daemon: the size in bytes that hosts know. A smaller file keeps
+    /// this size, and I/O past its end fails.
     #[serde(skip_serializing_if = "Option::is_none")]
     announced_size: Option<u64>,
 }
@@ -206,18 +207,17 @@ impl Method<Engine> for UringCreate {
     async fn apply(mut params: UringCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
         super::refuse_nil(params.uuid)?;
         super::refuse_taken(&on, &params.name)?;
-        params.filename = located(&params.filename)?;
+        params.filename = absolute_path(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
         config.readonly = params.readonly;
         config.size = params.size;
         config.uuid = params.uuid;
-        config.identity = super::accept::expected(&on, params.uuid);
+        config.identity = super::accept::expected_file(&on, params.uuid);
         let module = open(&on, config).await?;
         params.uuid = uuid_of(&module);
         params.block_size = block_size_of(&module);
-        // It is there now. One that is missing at the next start (not mounted, say) is not to be replaced by an empty
-        // file of the same identity.
+        // As for `bdev_aio_create`: never replace a missing file by an empty one.
         params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         super::create(&on, module, UringCreate::NAME, record).await
@@ -264,11 +264,11 @@ impl Method<Engine> for UringDelete {
 #[serde(deny_unknown_fields)]
 struct RescanParams {
     name: String,
-    /// Our own: takes no more bytes than these over, to be asked before a file is cut.
+    /// Nacre extension: use at most this many bytes. Call this before truncating the file.
     #[serde(default, deserialize_with = "read::some_bytes")]
     size: Option<u64>,
-    /// Our own: takes a smaller size over even under hosts that are connected; they lose the data past its end.
-    /// A volume records it first, and refuses it for its last good replica.
+    /// Nacre extension: accept a smaller size while hosts are connected; they lose the data past
+    /// its end. A volume records it first, and refuses it for its last good replica.
     #[serde(default)]
     force: bool,
 }
@@ -298,10 +298,10 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
         Shrink::IfUnused
     };
     let taken = plane.bdevs.take_size(name, how);
-    // A volume records that a replica was cut before the answer says that the file may be.
+    // The volume must record the smaller replica before the reply permits truncating the file.
     let known = crate::volumes::look_at(on, name).await;
     if (taken.is_err() || known.is_err()) && params.size.is_some() {
-        // Somebody came to rely on it meanwhile: nothing is cut then.
+        // A host or volume came to depend on the data meanwhile: undo the reduction.
         look(on, &bdev, None).await?;
         plane.bdevs.notify_resize(name)?;
     }
@@ -313,28 +313,28 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
     Ok(true)
 }
 
-/// Off the management thread, as a disk may have to be asked.
+/// Reads the present size, on another thread because a disk may be slow. `most` limits it.
 async fn look(on: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(), RpcError> {
     let bdev = Arc::clone(bdev);
-    off_the_thread(on, move || bdev.rescan(most)).await??;
+    on_other_thread(on, move || bdev.rescan(most)).await??;
     Ok(())
 }
 
-/// How often files are looked at, for whether somebody has cut them.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which files are checked for truncation by other programs.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks at all files and block devices now and then, for as long as the data plane lives.
+/// Checks all files and block devices every `CHECK_INTERVAL` until the data plane ends.
 pub async fn watch(on: Rc<Engine>) {
-    // How often each was seen to become smaller.
-    let mut told: HashMap<String, u64> = HashMap::new();
+    // Number of truncations already reported, by device.
+    let mut reported: HashMap<String, u64> = HashMap::new();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         let Ok(plane) = on.plane() else { return };
         let files = files(&on);
         if files.is_empty() {
             continue;
         }
-        // A file on a server that does not answer holds up the others here, and nothing else.
+        // A file on a server that does not respond delays only these checks.
         let look = move || -> HashMap<String, u64> {
             let files = files.iter().filter_map(Weak::upgrade);
             files.map(|f| (f.name().to_owned(), f.look())).collect()
@@ -343,13 +343,13 @@ pub async fn watch(on: Rc<Engine>) {
             continue;
         };
         for (name, cuts) in &seen {
-            if told.get(name).copied().unwrap_or(0) != *cuts
+            if reported.get(name).copied().unwrap_or(0) != *cuts
                 && let Err(error) = plane.bdevs.tell_if_cut(name)
             {
                 debug!(bdev = name, %error, "it was cut, and is gone");
             }
         }
-        told = seen;
+        reported = seen;
     }
 }
 
@@ -362,7 +362,7 @@ fn files(on: &Engine) -> Vec<Weak<UringBdev>> {
     files.collect()
 }
 
-/// What hosts were told lasts over a restart, unless the configuration file is the device's home.
+/// Stores the announced size for the next start, unless the configuration file declares the device.
 async fn remember_size(on: &Engine, name: &str) -> Result<(), RpcError> {
     let stored = on
         .journal
@@ -411,22 +411,22 @@ impl Method<Engine> for UringRescan {
 #[cfg(test)]
 mod tests {
     use super::super::super::testing::Bench;
-    use super::off_the_thread;
+    use super::on_other_thread;
     use crate::config::Settings;
 
-    /// A file system that never answers holds up the call that opens a file of it, and lets the others go on.
+    /// Goal: a file system that never responds blocks only the call that opens a file on it.
     #[test]
-    fn what_does_not_answer_is_not_waited_for() {
+    fn opening_a_file_times_out() {
         let mut settings = Settings::default();
         settings.rpc.deadline_s = 1;
         let bench = Bench::with(settings, None);
         let (go, stuck) = std::sync::mpsc::channel::<()>();
-        let opened = bench.run(off_the_thread(&bench.engine, move || stuck.recv()));
+        let opened = bench.run(on_other_thread(&bench.engine, move || stuck.recv()));
         let refused = opened.unwrap_err();
         assert_eq!(refused.code, -110);
         assert_eq!(refused.data.unwrap().field.as_deref(), Some("filename"));
         drop(go);
-        let opened = bench.run(off_the_thread(&bench.engine, || 7));
+        let opened = bench.run(on_other_thread(&bench.engine, || 7));
         assert_eq!(opened.unwrap(), 7);
     }
 }

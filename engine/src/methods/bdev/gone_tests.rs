@@ -1,4 +1,4 @@
-//! Goal: a device that is gone, or does not go, gets in nobody's way.
+//! Goal: removed devices, and devices that cannot be removed, do not affect others.
 
 use serde_json::json;
 
@@ -6,10 +6,10 @@ use super::super::testing::Bench;
 use crate::config::Settings;
 use crate::store::Store;
 
-/// Goal: of a device that is not there and is deleted nothing is left that another device of its name would get, such
-/// as a namespace with the identity that hosts know the data of the first by.
+/// Goal: deleting a missing device deletes everything on it. Another device of the same name must
+/// not get, for example, a namespace with an identity that hosts know.
 #[test]
-fn what_stood_on_a_lost_device_is_not_put_on_another() {
+fn namespaces_of_a_deleted_missing_device_do_not_return() {
     const NQN: &str = "nqn.2026-01.org.example:a";
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
@@ -42,10 +42,10 @@ fn what_stood_on_a_lost_device_is_not_put_on_another() {
     assert_eq!(subsystem["namespaces"], json!([]));
 }
 
-/// Goal: I/O that never ends holds up the call that deletes its device, but nobody else. Method: a reactor keeps a queue
-/// on the device open.
+/// Goal: I/O that never ends blocks only the call that deletes its device. Method: a reactor keeps
+/// a queue on the device open.
 #[test]
-fn a_device_that_is_held_does_not_hold_up_the_others() {
+fn a_device_that_stays_open_does_not_block_other_calls() {
     thread_local! {
         static HELD: std::cell::RefCell<Option<Box<dyn nacre_bdev::Queue>>> = const { std::cell::RefCell::new(None) };
     }
@@ -66,7 +66,7 @@ fn a_device_that_is_held_does_not_hold_up_the_others() {
     assert_eq!(refused.code, -110);
     let cause = refused.data.unwrap().cause;
     assert!(cause.contains("\"n\" is deleted, but I/O"), "{cause}");
-    // Others go on, and the name is free when it is gone.
+    // Other calls proceed, and the name is free once the device is gone.
     bench.call("bdev_null_create", disk("m"));
     assert_eq!(bench.refused("bdev_null_create", disk("n")).code, -16);
     bench.run(reactor.run(|_| HELD.set(None))).unwrap();

@@ -1,8 +1,9 @@
 //! `bdev_*_histogram`: latencies by bucket, in SPDK's layout.
 //!
-//! Latencies are always counted here; enabling says from when on, of which operations and how fine
-//! they are answered. SPDK's layout (include/spdk/histogram_data.h) divides each power of two into
-//! `1 << granularity` buckets; what is outside of `min_nsec..max_nsec` is counted in the outermost.
+//! Latencies are always counted. Enabling a histogram sets its start, its operations and the
+//! resolution of replies. SPDK's layout (include/spdk/histogram_data.h) divides each power of two
+//! into `1 << granularity` buckets. Values outside of `min_nsec..max_nsec` count in the outermost
+//! buckets.
 
 use std::rc::Rc;
 
@@ -31,9 +32,9 @@ struct Enable;
 struct EnableParams {
     name: String,
     enable: bool,
-    /// `read` or `write`; all operations unless given.
+    /// `read` or `write`; default: all operations.
     opc: Option<String>,
-    /// Buckets per power of two, as a power of two: 1 to 16.
+    /// log2 of the number of buckets per power of two: 1 to 16.
     #[serde(default = "default_granularity")]
     granularity: u8,
     #[serde(default = "default_min")]
@@ -54,7 +55,7 @@ fn default_max() -> u64 {
     120_000_000_000
 }
 
-/// The counts that a wish is about.
+/// The counts of the requested operations.
 fn counts(layer: &Layer, opc: Option<&str>) -> Result<HistogramSnapshot, RpcError> {
     let snapshot = layer.stats().snapshot();
     match opc {
@@ -151,19 +152,19 @@ impl Method<Engine> for Get {
     }
 }
 
-/// The histogram that was asked for of a device, and all its buckets since then.
+/// The histogram enabled for a device, and the counts of all its buckets since then.
 fn since_enabled(on: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>), RpcError> {
     let plane = on.plane()?;
     let layer = plane.bdevs.get(name)?.layer;
     let Some(wish) = on.devices.histograms.borrow().get(layer.name()).cloned() else {
-        // SPDK's answer: -EFAULT, as an internal error.
+        // SPDK's reply: -EFAULT, as an internal error.
         let mut refused = RpcError::internal("no histogram was started")
             .remedy("bdev_enable_histogram starts one");
         refused.message = "Bad address".into();
         return Err(refused);
     };
     let now = counts(&layer, wish.opc.as_deref())?.spdk_buckets(wish.granularity);
-    // A reset since then forgot what was before as well.
+    // After a reset the counts are lower than the start values; saturate.
     let since: Vec<u64> = now
         .iter()
         .zip(&wish.before)
@@ -172,7 +173,7 @@ fn since_enabled(on: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>), R
     Ok((wish, since))
 }
 
-/// Borders at once.
+/// Maximum number of borders per call.
 const MAX_BORDERS: usize = 64;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -185,8 +186,8 @@ struct BordersParams {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Borders {
-    /// Operations below the first border, between it and the next, and so on; those above the last
-    /// one at the end. A bucket that a border cuts counts below it.
+    /// Operations below the first border, between each border and the next, and above the last one.
+    /// A bucket that contains a border counts below it.
     borders_count: Vec<u64>,
 }
 
@@ -217,7 +218,7 @@ impl Method<Engine> for GetBorders {
     }
 }
 
-/// The counts of all buckets, by the border that they begin below.
+/// Sums the buckets between borders. A bucket counts in the interval that contains its start.
 fn between(all: &[u64], granularity: u32, borders: &[u64]) -> Vec<u64> {
     let mut counts = vec![0; borders.len() + 1];
     for (index, count) in all.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -228,7 +229,7 @@ fn between(all: &[u64], granularity: u32, borders: &[u64]) -> Vec<u64> {
     counts
 }
 
-/// Where a bucket begins.
+/// The smallest value of a bucket, in ns.
 fn start_of(index: usize, granularity: u32) -> u64 {
     let (range, at) = (
         index >> granularity,
@@ -240,12 +241,12 @@ fn start_of(index: usize, granularity: u32) -> u64 {
     }
 }
 
-/// The range that a value falls into.
+/// The range (group of buckets with one width) that contains a value.
 fn range_of(value: u64, granularity: u32) -> u32 {
     (64 - value.leading_zeros()).saturating_sub(granularity)
 }
 
-/// Ranges `min..=max` of all buckets, with what is outside counted at the edges.
+/// The buckets of ranges `min..=max`; counts outside of them go to the outermost buckets.
 fn fold(all: &[u64], granularity: u32, min: u32, max: u32) -> Vec<u64> {
     let (from, to) = (
         (min as usize) << granularity,
@@ -265,27 +266,27 @@ fn fold(all: &[u64], granularity: u32, min: u32, max: u32) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Every value lies in the bucket that begins at or below it, and the next begins above it.
+    /// Goal: a value's bucket starts at or below it, and the next bucket starts above it.
     #[test]
-    fn buckets_begin_where_they_do() {
+    fn values_lie_in_their_bucket() {
         for granularity in [1, 4, 7] {
             for ns in [0, 1, 5, 127, 128, 129, 1000, 1500, 70_000, 1 << 38] {
                 let mut all = HistogramSnapshot::default();
                 all.record(ns);
                 let all = all.spdk_buckets(granularity);
                 let index = all.iter().position(|count| *count > 0).unwrap();
-                // What is recorded is coarser than what is asked for.
+                // Recorded buckets are coarser than requested ones.
                 let start = start_of(index, granularity);
                 assert!(
                     start <= ns + ns / 8,
-                    "{ns} in {index}, which begins at {start}"
+                    "{ns} in bucket {index}, which starts at {start}"
                 );
                 assert_eq!(range_of(start, granularity), (index >> granularity) as u32);
             }
         }
     }
 
-    /// Each count is between the right borders, and none is lost.
+    /// Goal: each count is between the right borders, and none is lost.
     #[test]
     fn borders_keep_every_count() {
         let mut all = HistogramSnapshot::default();

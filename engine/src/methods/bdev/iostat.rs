@@ -1,6 +1,6 @@
-//! `bdev_get_iostat`, `bdev_reset_iostat`: what devices did and how long it took.
+//! `bdev_get_iostat`, `bdev_reset_iostat`: operation counts and latencies of devices.
 //!
-//! A tick is a nanosecond here, and `tick_rate` says so.
+//! A tick is one nanosecond, as `tick_rate` says.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetIostat>().add::<ResetIostat>();
 }
 
-/// Ticks per second.
+/// Ticks per second: a tick is a nanosecond.
 pub const TICK_RATE: u64 = 1_000_000_000;
 
 struct GetIostat;
@@ -30,9 +30,9 @@ struct GetIostat;
 #[serde(rename_all = "lowercase")]
 enum Mode {
     All,
-    /// Only the smallest and largest latencies.
+    /// Only the minimum and maximum latencies.
     Maxmin,
-    /// Only what failed.
+    /// Only failed operations.
     Error,
     None,
 }
@@ -40,12 +40,12 @@ enum Mode {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetIostatParams {
-    /// All devices unless given.
+    /// Default: all devices.
     names: Option<Vec<String>>,
-    /// Each queue by itself; of one device only.
+    /// Each queue separately; for one device only.
     #[serde(default)]
     per_channel: bool,
-    /// What to forget afterwards; nothing unless given.
+    /// The counters to reset afterwards; default: none.
     #[serde(default = "nothing")]
     reset_mode: Mode,
 }
@@ -75,14 +75,14 @@ struct DeviceStat {
     name: String,
     #[serde(flatten)]
     stat: Stat,
-    /// Of devices that bdev_set_qd_sampling_period was called for.
+    /// Present for devices with a sampling period (bdev_set_qd_sampling_period).
     #[serde(flatten)]
     sampled: Option<Sampled>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct ChannelStat {
-    /// As `thread_get_stats` has it.
+    /// The id as in `thread_get_stats`.
     thread_id: u64,
     #[serde(flatten)]
     stat: Stat,
@@ -110,7 +110,7 @@ struct Stat {
     copy_latency_ticks: u64,
     max_copy_latency_ticks: u64,
     min_copy_latency_ticks: u64,
-    /// Failures by kind; those that never happened are left out.
+    /// Failures by kind; kinds with none are left out.
     io_error: BTreeMap<&'static str, u64>,
 }
 
@@ -124,7 +124,7 @@ impl Stat {
             .zip(snapshot.statuses)
             .skip(1)
         {
-            // SPDK's names of its statuses, where it has one.
+            // SPDK's name of the status, if it has one.
             let name = match kind {
                 "aborted" | "miscompare" => kind,
                 "retry" => "nomem",
@@ -241,7 +241,7 @@ struct ResetIostat;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ResetIostatParams {
-    /// All devices unless given.
+    /// Default: all devices.
     name: Option<String>,
     #[serde(default = "everything")]
     mode: Mode,

@@ -1,4 +1,4 @@
-//! `bdev_get_bdevs`: what devices there are and what they can do.
+//! `bdev_get_bdevs`: devices and their properties.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ struct GetBdevs;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetBdevsParams {
-    /// A name, alias or UUID; all devices unless given.
+    /// A name, alias or UUID; default: all devices.
     name: Option<String>,
     /// How long to wait for the device to appear, in milliseconds.
     #[serde(default)]
@@ -53,7 +53,7 @@ struct BdevInfo {
     driver_specific: Value,
 }
 
-/// By SPDK's names, in its order.
+/// SPDK's names, in SPDK's order.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 struct IoTypes {
     read: bool,
@@ -84,7 +84,7 @@ impl Method<Engine> for GetBdevs {
     const NAME: &'static str = "bdev_get_bdevs";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists devices, or one of them.";
-    // It may wait for a device that a change makes, so it must not hold changes up.
+    // May wait for a device that another call creates, so it must not block changes.
     const ORDER: Order = Order::Free;
     type Params = GetBdevsParams;
     type Reply = Vec<BdevInfo>;
@@ -105,12 +105,12 @@ impl Method<Engine> for GetBdevs {
                 changed.await;
             }
         };
-        // Who called is answered by then, whatever comes.
+        // The RPC deadline ends the call anyway.
         let patience = Duration::from_millis(params.timeout).min(on.deadline());
         match tokio::time::timeout(patience, appears).await {
             Ok(listed) => Ok(vec![describe(&on, &listed)]),
             Err(_) if params.timeout == 0 => Err(no_device(&name)),
-            // Scripts tell by the code that it did not come in time.
+            // Scripts recognise the timeout by this code.
             Err(_) => {
                 let waited = patience.as_millis();
                 let cause = format!("no bdev \"{name}\" came within {waited} ms");
@@ -123,7 +123,7 @@ impl Method<Engine> for GetBdevs {
 fn describe(on: &Engine, listed: &Listed) -> BdevInfo {
     let layer = &listed.layer;
     let mut driver_specific = layer.module().driver_specific();
-    // A volume is a mirror of SPDK's besides.
+    // A volume also has the fields of SPDK's mirror.
     if let (Value::Object(all), Some(raid)) = (&mut driver_specific, raid::of(on, layer.name())) {
         all.insert("raid".to_owned(), raid);
     }

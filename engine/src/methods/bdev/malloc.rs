@@ -22,33 +22,33 @@ struct Create;
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CreateParams {
-    /// Unless given: Malloc0, Malloc1, ….
+    /// Default: Malloc0, Malloc1, and so on.
     name: Option<String>,
     num_blocks: u64,
     /// A power of two from 512 to 65536.
     block_size: u32,
     #[serde(default)]
     physical_block_size: u32,
-    /// Random unless given.
+    /// Default: random.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
     /// In blocks; 0: no boundary.
     #[serde(default)]
     optimal_io_boundary: u32,
-    /// Only 0: there is no metadata here.
+    /// Must be 0: metadata is not supported.
     #[serde(default)]
     md_size: u32,
     #[serde(default, skip_serializing)]
     #[allow(dead_code)]
     md_interleave: bool,
-    /// Only 0.
+    /// Must be 0.
     #[serde(default)]
     dif_type: u32,
     #[serde(default)]
     dif_is_head_of_md: bool,
     #[serde(default)]
     dif_pi_format: u32,
-    /// The NUMA node to take memory from; -1: any.
+    /// The NUMA node of the memory; -1: any.
     #[serde(default = "any_node")]
     numa_id: i32,
 }

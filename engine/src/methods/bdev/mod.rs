@@ -1,8 +1,8 @@
 //! `bdev_*`: block devices.
 //!
-//! Every device is one journal record, `bdev/<name>`: the create call with its identity filled in. Its
-//! limits are another, `qos/<name>`.
-//! Deleting one takes what stands on it along, in the same commit, as SPDK's hot removal does.
+//! Each device is one journal record, `bdev/<name>`: the create call with its identity filled in.
+//! Its limits are a second record, `qos/<name>`. Deleting a device deletes everything stacked on it
+//! in the same commit, as SPDK's hot removal does.
 
 mod accept;
 mod examine;
@@ -57,7 +57,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     stacked::register(registry);
 }
 
-/// Handles what happens to devices, for as long as the data plane lives.
+/// Handles device events until the data plane ends.
 pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
     while let Some(event) = events.recv().await {
         let Ok(plane) = engine.plane() else { return };
@@ -78,10 +78,11 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
                 engine.notes.send("bdev_resize", name);
             }
             Event::Cut { .. } => {}
-            // Its namespaces go, so that every core closes its queue and the removal can end.
+            // Removes its namespaces, so that every core closes its queue and the removal
+            // completes.
             Event::Removing { name } => super::nvmf::bdev_gone(&engine, &plane, &name),
             Event::Unregistered { name } => {
-                // By now the name may belong to another device.
+                // The name may already belong to another device.
                 if plane.bdevs.lookup(&name).is_none() {
                     engine.devices.modules.borrow_mut().remove(&name);
                     engine.devices.histograms.borrow_mut().remove(&name);
@@ -93,18 +94,18 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
     }
 }
 
-/// How long I/O may take to end, and a file to be opened.
+/// How long to wait for pending I/O, or for a file to open.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// In the record of a file or block device: the size that hosts were told, in bytes.
+/// Field in the record of a file or block device: the size in bytes that hosts know.
 pub const ANNOUNCED: &str = "announced_size";
 
 fn key(name: &str) -> String {
     format!("bdev/{name}")
 }
 
-/// Refuses a name that is taken. Checked before the file or base is opened, which the device of
-/// that name has in use: the refusal would name the wrong cause.
+/// Refuses a name that is in use. Checked before the file or base is opened: the existing device
+/// has it open, so that error would name the wrong cause.
 fn refuse_taken(on: &Engine, name: &str) -> Result<(), RpcError> {
     match on.plane()?.bdevs.lookup(name) {
         None => Ok(()),
@@ -116,7 +117,7 @@ fn refuse_taken(on: &Engine, name: &str) -> Result<(), RpcError> {
     }
 }
 
-/// Registers a device that a module made, and makes it durable. Undone if it cannot be stored.
+/// Registers a new device and stores its record. Unregisters it if the record cannot be stored.
 async fn create(
     on: &Engine,
     module: Module,
@@ -125,7 +126,7 @@ async fn create(
 ) -> Result<String, RpcError> {
     let plane = on.plane()?;
     let seen = match &module {
-        Module::File(bdev) => Some(accept::seen(bdev)),
+        Module::File(bdev) => Some(accept::remember_file(bdev)),
         _ => None,
     };
     let bdev: Arc<dyn Bdev> = match &module {
@@ -139,8 +140,8 @@ async fn create(
     refuse_nil(Some(bdev.uuid()))?;
     let name = bdev.name().to_owned();
     let has = bdev.geometry();
-    let told = params.get(ANNOUNCED).and_then(Value::as_u64).unwrap_or(0);
-    let announced = told / u64::from(has.block_size);
+    let stored_size = params.get(ANNOUNCED).and_then(Value::as_u64).unwrap_or(0);
+    let announced = stored_size / u64::from(has.block_size);
     let layer = plane.bdevs.register_announced(bdev, announced)?;
     if matches!(module, Module::File(_)) {
         let announced = layer.geometry().bytes();
@@ -156,7 +157,7 @@ async fn create(
         }
     }
     on.devices.modules.borrow_mut().insert(name.clone(), module);
-    let mut change = Change::put(key(&name), method, lasting(on, params));
+    let mut change = Change::put(key(&name), method, with_lasting_names(on, params));
     change.0.extend(seen);
     let stored = on.journal.commit(change).await;
     if let Err(refused) = stored {
@@ -168,7 +169,7 @@ async fn create(
     Ok(name)
 }
 
-/// Refuses the UUID of which hosts would make no identity.
+/// Refuses the nil UUID, which hosts do not accept as an identity.
 pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
     if !uuid.is_some_and(|uuid| uuid.is_nil()) {
         Ok(())
@@ -181,11 +182,11 @@ pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
     }
 }
 
-/// Writes a device's record anew, after something about it changed.
+/// Replaces the parameters in a device's record.
 async fn update(on: &Engine, name: &str, params: Value) -> Result<(), RpcError> {
     match on.journal.find(&key(name)) {
         Some(entry) => {
-            let params = lasting(on, params);
+            let params = with_lasting_names(on, params);
             on.journal
                 .commit(Change::put(key(name), entry.record.method, params))
                 .await
@@ -194,8 +195,8 @@ async fn update(on: &Engine, name: &str, params: Value) -> Result<(), RpcError> 
     }
 }
 
-/// Parameters that name the device below by what it is called after the next start, too.
-fn lasting(on: &Engine, mut params: Value) -> Value {
+/// Replaces the base's name in the parameters by the name that it has after the next start.
+fn with_lasting_names(on: &Engine, mut params: Value) -> Value {
     for field in ["base_bdev_name", "base_name"] {
         if let Some(Value::String(base)) = params.get_mut(field) {
             *base = on.volumes.lasting_name(base);
@@ -204,11 +205,11 @@ fn lasting(on: &Engine, mut params: Value) -> Value {
     params
 }
 
-/// Deletes a device of the kind that `is` recognises, with all that stands on it.
+/// Deletes a device that `is` accepts, with everything stacked on it.
 async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool, RpcError> {
     let plane = on.plane()?;
     let Ok(listed) = plane.bdevs.get(name) else {
-        // One that could not be restored can be given up by deleting it.
+        // A device that could not be restored can be deleted.
         let deferred = crate::deferred::key(name);
         let stored = [key(name), deferred]
             .iter()
@@ -229,7 +230,7 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     }
     let going = with_dependents(&plane, &name);
     refuse_last_copies(on, &going)?;
-    // The record first: a device that is gone must not come back because a crash came between.
+    // Remove the record first: after a crash in between, the device must not return.
     on.journal.commit(Change(forget(on, &going))).await?;
     for name in &going {
         on.devices.modules.borrow_mut().remove(name);
@@ -238,8 +239,8 @@ async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool
     Ok(true)
 }
 
-/// A replica may be pulled out while its volume has another one. The device with the last good
-/// replica of a volume is not deleted as a side effect.
+/// Refuses to delete a device that holds the last good replica of a volume. A replica whose volume
+/// has another good one may go.
 fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
     let last = |volume: &crate::volumes::Listed| {
         let status = volume.status()?;
@@ -260,23 +261,28 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
     }
 }
 
-/// Edits that take devices out of the journal, with their limits and what stands on them.
+/// Edits that remove devices from the journal, with their limits and namespaces.
 fn forget(on: &Engine, names: &[String]) -> Vec<Edit> {
     let keys = |name: &String| [key(name), crate::deferred::key(name)];
     let mut edits: Vec<Edit> = names.iter().flat_map(keys).map(Edit::Remove).collect();
-    edits.extend(names.iter().filter_map(|name| accept::unseen(on, name)));
+    edits.extend(
+        names
+            .iter()
+            .filter_map(|name| accept::forget_file(on, name)),
+    );
     edits.extend(forget_uses_of(on, names));
     edits
 }
 
-/// Edits that take the namespaces and limits of devices out of the journal.
+/// Edits that remove the namespaces and limits of devices from the journal.
 pub fn forget_uses_of(on: &Engine, names: &[String]) -> Vec<Edit> {
     let mut edits: Vec<Edit> = names.iter().map(|name| qos::forget(name)).collect();
     edits.extend(super::nvmf::forget_namespaces_of(on, names));
     edits
 }
 
-/// Takes a device away, and waits until it is gone; but not for I/O that does not end, as others wait meanwhile.
+/// Removes a device and waits until it is gone. The wait is limited, because I/O may never end and
+/// other changes wait.
 async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {
     on.devices.modules.borrow_mut().remove(name);
     let ticket = on.plane()?.bdevs.remove(name, Removal::Hot)?;
@@ -291,12 +297,12 @@ async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {
     }
 }
 
-/// How long a change waits for what it does not control: others wait for it.
+/// How long a change waits for devices: other changes wait meanwhile.
 fn patience(on: &Engine) -> Duration {
     PATIENCE.min(on.deadline() / 2)
 }
 
-/// The device and every one stacked on it, directly or not.
+/// The device and all devices stacked on it, directly or not.
 fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
     let mut all = vec![name.to_owned()];
     let mut at = 0;
@@ -320,19 +326,20 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
     all
 }
 
-/// Edits that give up a device that is not there, with what stands on it; `None` if `key` is not a device's.
+/// Edits that forget a missing device and everything stacked on it; `None` if `key` is not a
+/// device's.
 pub fn forget_lost(on: &Engine, key: &str) -> Option<Vec<Edit>> {
     let name = device_of(key)?;
     Some(forget(on, &with_stored_dependents(on, name)))
 }
 
-/// The device that a record makes.
+/// The name of the device that a record creates.
 fn device_of(key: &str) -> Option<&str> {
     key.strip_prefix("bdev/")
         .or_else(|| key.strip_prefix(crate::deferred::PREFIX))
 }
 
-/// The same of a device that is not there, as the journal has it.
+/// As `with_dependents`, from the journal records of devices that do not exist at present.
 fn with_stored_dependents(on: &Engine, name: &str) -> Vec<String> {
     let stored: Vec<(String, String)> = on
         .journal
@@ -364,7 +371,7 @@ fn module_of(on: &Engine, name: &str) -> Option<Module> {
     on.devices.module(layer.name())
 }
 
-/// A device that is of another kind than the method is for, or none at all.
+/// The error for a device of another kind, or for a missing one.
 fn no_device_of_kind(on: &Engine, name: &str, kind: &str, maker: &str) -> RpcError {
     let there = on.plane().ok().and_then(|p| p.bdevs.lookup(name));
     let Some(layer) = there else {
@@ -432,7 +439,7 @@ impl From<nacre_bdev::ConfigError> for RpcError {
     }
 }
 
-/// Refuses what SPDK has and we have not: metadata and protection information.
+/// Refuses metadata and protection information, which SPDK has and Nacre does not support.
 fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
     match asked.iter().find(|(_, value)| *value != 0) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! `bdev_null_*`: devices that take everything and keep nothing.
+//! `bdev_null_*`: devices that discard writes.
 
 use std::rc::Rc;
 
@@ -29,20 +29,20 @@ struct CreateParams {
     block_size: u32,
     #[serde(default)]
     physical_block_size: u32,
-    /// Only 0: there is no metadata here.
+    /// Must be 0: metadata is not supported.
     #[serde(default)]
     md_size: u32,
-    /// Only 0.
+    /// Must be 0.
     #[serde(default)]
     dif_type: u32,
     #[serde(default)]
     dif_is_head_of_md: bool,
     #[serde(default)]
     dif_pi_format: u32,
-    /// Random unless given.
+    /// Default: random.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
-    /// Kept for saved configurations; a device without data prefers nothing.
+    /// Stored for saved configurations; otherwise unused.
     #[serde(default)]
     preferred_write_granularity: u32,
     #[serde(default)]
@@ -102,7 +102,7 @@ struct Resize;
 #[serde(deny_unknown_fields)]
 struct ResizeParams {
     name: String,
-    /// In MiB; not less than the present size.
+    /// In MiB; at least the present size.
     new_size: u64,
 }
 
@@ -119,7 +119,7 @@ impl Method<Engine> for Resize {
         let Some(Module::Null(bdev)) = module_of(&on, &params.name) else {
             let (name, maker) = (&params.name, Create::NAME);
             let refused = no_device_of_kind(&on, name, "a null device", maker);
-            // SPDK has a code of its own for a device of another kind here.
+            // SPDK uses a different code here if the device is of another kind.
             return Err(match plane.bdevs.lookup(name) {
                 None => refused,
                 Some(_) => refused.renumbered(Errno::EINVAL),

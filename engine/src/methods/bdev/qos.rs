@@ -1,7 +1,7 @@
-//! `bdev_set_qos_limit`: what a device may do per second.
+//! `bdev_set_qos_limit`: limits of a device per second.
 //!
-//! Limits are a record of their own, `qos/<name>`, behind the device's: they can be changed without
-//! making the device again, and go with it.
+//! Limits have their own record, `qos/<name>`, beside the device's: they can change without
+//! creating the device again, and are deleted with it.
 
 use std::rc::Rc;
 
@@ -30,7 +30,7 @@ pub(super) fn forget(bdev: &str) -> Edit {
     Edit::Remove(key(bdev))
 }
 
-/// Limits as SPDK tells them; 0: none.
+/// Limits in SPDK's units; 0: none.
 #[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
 pub(super) struct Assigned {
     rw_ios_per_sec: u64,
@@ -56,9 +56,9 @@ struct SetQosLimit;
 #[serde(deny_unknown_fields)]
 struct SetQosLimitParams {
     name: String,
-    /// Reads and writes per second; 0 ends the limit, as with the other three. What is left out stays.
+    /// Reads and writes per second. 0 removes the limit, here and below. Left out: unchanged.
     rw_ios_per_sec: Option<u64>,
-    /// MiB per second, of reads and writes together.
+    /// MiB per second, reads and writes together.
     rw_mbytes_per_sec: Option<u64>,
     /// MiB per second.
     r_mbytes_per_sec: Option<u64>,
@@ -152,8 +152,8 @@ impl Method<Engine> for SetQosLimit {
     }
 }
 
-/// Edits that take away what the journal has of the device's limits under another key than `now`: a volume's was
-/// called otherwise when they were set.
+/// Edits that remove the limits of the device under keys other than `now`: a volume may have been
+/// renamed since they were set.
 fn former(on: &Engine, name: &str, now: &str) -> Vec<Edit> {
     let Ok(plane) = on.plane() else {
         return Vec::new();
@@ -202,9 +202,9 @@ mod tests {
         calls.filter(|c| c["method"] == SET).cloned().collect()
     }
 
-    /// What is left out stays, 0 ends a limit, and the last state is what is saved.
+    /// Goal: limits left out are unchanged, 0 removes a limit, and the last state is saved.
     #[test]
-    fn limits_are_set_told_and_saved() {
+    fn limits_are_set_listed_and_saved() {
         let bench = bench();
         null(&bench);
         assert_eq!(limits(&bench), [0; 4]);
@@ -221,11 +221,14 @@ mod tests {
         assert_eq!(saved(&bench), [call]);
         let set = json!({ "name": "n", "r_mbytes_per_sec": 0, "w_mbytes_per_sec": 0 });
         bench.call(SET, set);
-        assert!(saved(&bench).is_empty(), "no limits are no record");
+        assert!(
+            saved(&bench).is_empty(),
+            "without limits there is no record"
+        );
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_limits_are_refused() {
         let bench = bench();
         null(&bench);
         let huge = u64::MAX / 2;
@@ -254,9 +257,9 @@ mod tests {
         assert_eq!(limits(&bench), [0; 4]);
     }
 
-    /// Limits survive the daemon, and end with the device.
+    /// Goal: limits survive a restart and are deleted with the device.
     #[test]
-    fn limits_live_as_long_as_the_device() {
+    fn limits_are_deleted_with_the_device() {
         let dir = tempfile::tempdir().unwrap();
         let durable = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
         {

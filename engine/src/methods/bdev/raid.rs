@@ -1,7 +1,8 @@
-//! `bdev_raid_*`: SPDK's mirror, as what it is here: a replicated volume. Every volume is listed as one.
+//! `bdev_raid_*`: SPDK's mirrors, implemented as replicated volumes. Every volume is listed as a
+//! mirror.
 //!
-//! What SPDK has and a volume has not: other levels, a mirror without a place for its own notes (each
-//! replica keeps the first MiB), and taking devices that have data on them.
+//! Not supported: other RAID levels, a mirror without metadata (each replica reserves the first
+//! MiB), and devices that already hold data.
 
 use std::rc::Rc;
 
@@ -40,17 +41,17 @@ struct Create;
 #[serde(deny_unknown_fields)]
 struct CreateParams {
     name: String,
-    /// `raid1` or `1`: the other levels of SPDK are not here.
+    /// `raid1` or `1`: the other levels of SPDK are not supported.
     raid_level: Level,
     base_bdevs: Vec<String>,
-    /// Must be 0, or left out: a mirror has no strips.
+    /// Must be 0 or left out: a mirror has no strips.
     #[serde(default)]
     strip_size_kb: u32,
-    /// Random unless given.
+    /// Default: random.
     #[schemars(with = "Option<String>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
-    /// Accepted: each replica has a label, always.
+    /// Accepted: each replica always has a label.
     #[serde(default)]
     #[allow(dead_code)]
     superblock: bool,
@@ -69,7 +70,7 @@ enum Level {
     Concat,
 }
 
-/// A mirror of one device is none; and a device has a name.
+/// Refuses mirrors of fewer than two devices, and empty names.
 fn check_bases(bases: &[String]) -> Result<(), RpcError> {
     let wrong = |cause| RpcError::errno(Errno::EINVAL, cause).field("base_bdevs");
     if bases.iter().any(String::is_empty) {
@@ -162,10 +163,10 @@ impl Method<Engine> for Delete {
     type Reply = bool;
 
     async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let waits = deferred::key(&params.name);
-        if on.journal.find(&waits).is_some() {
+        let waiting = deferred::key(&params.name);
+        if on.journal.find(&waiting).is_some() {
             let _changing = on.changing().await;
-            on.journal.commit(Change::remove(waits)).await?;
+            on.journal.commit(Change::remove(waiting)).await?;
             return Ok(true);
         }
         on.settled().await;
@@ -188,7 +189,7 @@ struct GetBdevs;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetParams {
-    /// `online`, `configuring` (it waits for its devices), `offline` (it serves nothing) or `all`.
+    /// `online`, `configuring` (waiting for its devices), `offline` (no I/O) or `all`.
     category: Category,
 }
 
@@ -202,9 +203,9 @@ struct RaidReply {
     raid_level: &'static str,
     superblock: bool,
     num_base_bdevs: usize,
-    /// Those that are there.
+    /// Devices that are present.
     num_base_bdevs_discovered: usize,
-    /// Those that are there and in sync.
+    /// Devices that are present and in sync.
     num_base_bdevs_operational: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     process: Option<ProcessReply>,
@@ -216,7 +217,7 @@ struct ProcessReply {
     /// `rebuild`.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The device that is copied to.
+    /// The target device of the resync.
     target: String,
     progress: ProgressReply,
 }
@@ -229,11 +230,11 @@ struct ProgressReply {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct BaseReply {
-    /// None while it is not there.
+    /// None while it is missing.
     name: Option<String>,
     uuid: String,
     is_configured: bool,
-    /// In blocks, as the size.
+    /// In blocks, like the size.
     data_offset: u64,
     data_size: u64,
 }
@@ -251,14 +252,14 @@ impl Method<Engine> for GetBdevs {
         let all = all.iter().map(|volume| describe(&plane, volume));
         let waiting = on.journal.below(deferred::PREFIX).into_iter();
         let waiting = waiting.filter(|entry| entry.record.method == Create::NAME);
-        let all = all.chain(waiting.filter_map(|entry| waits(&plane, &entry.record)));
+        let all = all.chain(waiting.filter_map(|entry| waiting_mirror(&plane, &entry.record)));
         let wanted =
             |raid: &RaidReply| params.category == Category::All || raid.state == params.category;
         Ok(all.filter(wanted).collect())
     }
 }
 
-/// The facts about a device that is a volume, under SPDK's names.
+/// The properties of a volume's device, under SPDK's names.
 pub(super) fn of(on: &Engine, bdev: &str) -> Option<Value> {
     let plane = on.plane().ok()?;
     let all = on.volumes.list();
@@ -268,8 +269,8 @@ pub(super) fn of(on: &Engine, bdev: &str) -> Option<Value> {
     Some(facts)
 }
 
-/// A mirror that is made when all its devices are there.
-fn waits(plane: &Plane, record: &Record) -> Option<RaidReply> {
+/// A mirror that is created once all its devices exist.
+fn waiting_mirror(plane: &Plane, record: &Record) -> Option<RaidReply> {
     let params: CreateParams = serde_json::from_value(record.params.clone()).ok()?;
     let base = |name: &String| {
         let layer = plane.bdevs.lookup(name);
@@ -455,9 +456,9 @@ struct SetOptions;
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct OptionsParams {
-    /// Accepted: a replica is copied region by region of its volume's dirty-region log.
+    /// Accepted: a resync proceeds by regions of the volume's dirty-region log.
     process_window_size_kb: Option<u32>,
-    /// What a rebuild may copy per second, in MiB; 0: no limit. Of every volume, and of mirrors made later.
+    /// Resync limit in MiB per second; 0: no limit. Applies to every volume and to later ones.
     process_max_bandwidth_mb_sec: Option<u64>,
 }
 
@@ -479,7 +480,7 @@ impl Method<Engine> for SetOptions {
             );
         }
         let window = params.process_window_size_kb;
-        // SPDK's own default.
+        // SPDK's default.
         let window = window.unwrap_or(volumes.raid_window_kb.get().unwrap_or(1024));
         let bytes = match params.process_max_bandwidth_mb_sec {
             None => volumes.raid_bytes_per_s.get(),
@@ -490,7 +491,7 @@ impl Method<Engine> for SetOptions {
         };
         if params.process_max_bandwidth_mb_sec.is_some() {
             for volume in volumes.list() {
-                // One that is not open keeps what it has.
+                // A volume that is not open keeps its setting.
                 let (Standing::Open(_), Some(status)) = (&volume.standing, volume.status()) else {
                     continue;
                 };

@@ -1,11 +1,12 @@
-//! `bdev_set_qd_sampling_period`: looks at a device's queue depth from time to time.
+//! `bdev_set_qd_sampling_period`: samples a device's queue depth.
 //!
 //! ```text
 //!   set period ──> a task: every period, depth ──> queue_depth, io_time, weighted_io_time
 //!                    └ ends with the device, or when another period is set     (bdev_get_iostat)
 //! ```
 //!
-//! SPDK adds the period with each look; here it is the time since the last one, which is never less.
+//! SPDK adds the period at each sample. Nacre adds the time since the last sample, which is never
+//! less.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,21 +28,21 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetPeriod>();
 }
 
-/// The clock of the management thread has no finer ticks.
-const LEAST_US: u64 = 1000;
-/// A day.
-const MOST_US: u64 = 86_400_000_000;
+/// Shortest period: the timer resolution of the management thread.
+const MIN_PERIOD_US: u64 = 1000;
+/// Longest period: one day.
+const MAX_PERIOD_US: u64 = 86_400_000_000;
 
-/// What the looks at one device found.
+/// Accumulated samples of one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Sampled {
-    /// Microseconds between two looks.
+    /// Sampling period in microseconds.
     queue_depth_polling_period: u64,
-    /// I/Os under way at the last look.
+    /// I/Os in flight at the last sample.
     queue_depth: u64,
-    /// Microseconds in which something was under way.
+    /// Microseconds with at least one I/O in flight.
     io_time: u64,
-    /// Those, times the depth.
+    /// The same, multiplied by the depth.
     weighted_io_time: u64,
 }
 
@@ -58,7 +59,7 @@ impl Sampled {
     }
 }
 
-/// The devices that are looked at, by name.
+/// The sampled devices, by name.
 #[derive(Default)]
 pub struct Samplers {
     all: RefCell<BTreeMap<String, Sampler>>,
@@ -77,11 +78,11 @@ impl Drop for Sampler {
 }
 
 impl Samplers {
-    /// What was found about a device that is looked at.
+    /// The samples of a device; `None` if it is not sampled.
     pub fn of(&self, layer: &Arc<Layer>) -> Option<Sampled> {
         let all = self.all.borrow();
         let sampler = all.get(layer.name())?;
-        // By now the name may belong to another device.
+        // The name may already belong to another device.
         let same = sampler.device.as_ptr() == Arc::as_ptr(layer);
         same.then(|| *sampler.found.borrow())
     }
@@ -129,7 +130,7 @@ struct SetPeriod;
 #[serde(deny_unknown_fields)]
 struct SetPeriodParams {
     name: String,
-    /// Microseconds between two looks, at least 1000; 0 ends them.
+    /// Sampling period in microseconds, at least 1000; 0 stops sampling.
     period: u64,
 }
 
@@ -145,9 +146,10 @@ impl Method<Engine> for SetPeriod {
         let layer = on.plane()?.bdevs.get(&params.name)?.layer;
         match params.period {
             0 => on.devices.samplers.stop(layer.name()),
-            LEAST_US..=MOST_US => on.devices.samplers.start(&layer, params.period),
+            MIN_PERIOD_US..=MAX_PERIOD_US => on.devices.samplers.start(&layer, params.period),
             other => {
-                let cause = format!("{other} us is neither 0 nor from {LEAST_US} to {MOST_US}");
+                let cause =
+                    format!("{other} us is neither 0 nor from {MIN_PERIOD_US} to {MAX_PERIOD_US}");
                 return Err(RpcError::errno(Errno::EINVAL, cause).field("period"));
             }
         }
@@ -162,7 +164,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn time_counts_while_something_is_under_way() {
+    fn time_counts_while_io_is_in_flight() {
         let mut seen = Sampled::default();
         let ms = Duration::from_millis;
         for (depth, since) in [(0, ms(10)), (3, ms(10)), (1, ms(20)), (0, ms(5))] {
@@ -176,9 +178,9 @@ mod tests {
         assert_eq!(seen.weighted_io_time, u64::MAX);
     }
 
-    /// The fields are there while a period is set, and go with the device.
+    /// Goal: the fields are present while a period is set, and are removed with the device.
     #[test]
-    fn what_was_seen_is_in_the_iostat() {
+    fn samples_are_in_the_iostat() {
         let bench = bench();
         let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
         bench.call("bdev_null_create", disk.clone());
@@ -206,7 +208,7 @@ mod tests {
             stat().get("queue_depth").is_none(),
             "another device of that name"
         );
-        for us in [1, 999, MOST_US + 1] {
+        for us in [1, 999, MAX_PERIOD_US + 1] {
             assert_eq!(bench.refused(set, period(us)).code, -22);
         }
         assert_eq!(

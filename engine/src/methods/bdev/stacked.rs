@@ -27,7 +27,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<PassthruDelete>();
 }
 
-/// Answers as SPDK does: the device has its name, and comes when its base does.
+/// Replies with the name as SPDK does; the device is created when its base appears.
 async fn defer(
     on: &Engine,
     method: &str,
@@ -47,12 +47,12 @@ struct DelayCreate;
 struct DelayParams {
     name: String,
     base_bdev_name: String,
-    /// Microseconds, as the other three.
+    /// Microseconds, like the other three.
     avg_read_latency: u64,
     p99_read_latency: u64,
     avg_write_latency: u64,
     p99_write_latency: u64,
-    /// Derived from the base's and the name unless given.
+    /// Default: derived from the base's UUID and the name.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
 }
@@ -166,9 +166,9 @@ struct ErrorCreate;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ErrorCreateParams {
-    /// The device below; the new one is called `EE_` and that name.
+    /// The base device; the new device is named `EE_` plus this name.
     base_name: String,
-    /// Derived from the base's unless given.
+    /// Default: derived from the base's UUID.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
 }
@@ -216,7 +216,7 @@ impl Method<Engine> for ErrorDelete {
     }
 }
 
-/// The device with faults is the one on top, called EE_ and the name of the device below.
+/// Error for a device without faults. Hints at the stacked error device `EE_<name>` if it exists.
 fn no_error_device(on: &Engine, name: &str) -> RpcError {
     let refused = no_device_of_kind(on, name, "an error device", ErrorCreate::NAME);
     let above = format!("EE_{name}");
@@ -231,7 +231,7 @@ struct ErrorInject;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum IoType {
-    /// Ends all errors.
+    /// Removes all errors.
     Clear,
     Read,
     Write,
@@ -257,15 +257,15 @@ struct InjectParams {
     name: String,
     io_type: IoType,
     error_type: ErrorType,
-    /// How many I/Os are hit.
+    /// Number of I/Os to fail.
     #[serde(default = "once")]
     num: u32,
-    /// Only I/Os that find so many below them are hit.
+    /// Affects only I/Os that find this many in flight.
     #[serde(default)]
     queue_depth: u64,
     #[serde(default)]
     corrupt_offset: u64,
-    /// The byte is XORed with this; not 0.
+    /// XOR mask for the byte; not 0.
     #[serde(default)]
     corrupt_value: u8,
     #[serde(default)]
@@ -364,7 +364,7 @@ struct PassthruCreate;
 struct PassthruParams {
     name: String,
     base_bdev_name: String,
-    /// Derived from the base's and the name unless given.
+    /// Default: derived from the base's UUID and the name.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
 }

@@ -1,4 +1,4 @@
-//! Goal: parameters, answers and refusals are SPDK's, and what was made is made again.
+//! Goal: parameters, replies and refusals are SPDK's, and devices are restored.
 
 use serde_json::{Value, json};
 
@@ -16,10 +16,10 @@ fn names(bench: &Bench) -> Vec<String> {
 }
 
 #[test]
-fn a_malloc_device_has_spdks_shape() {
+fn a_malloc_device_is_described_as_in_spdk() {
     let bench = bench();
     let uuid = "7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a";
-    // Exactly what rpc.py sends.
+    // Exactly the parameters that rpc.py sends.
     let made = bench.call(
         "bdev_malloc_create",
         json!({
@@ -51,7 +51,7 @@ fn a_malloc_device_has_spdks_shape() {
 }
 
 #[test]
-fn refusals_carry_spdks_codes_and_our_facts() {
+fn refusals_have_spdk_codes_with_field_and_cause() {
     let bench = bench();
     bench.call(
         "bdev_null_create",
@@ -158,7 +158,7 @@ fn refusals_carry_spdks_codes_and_our_facts() {
             "{method} {params}: {error}"
         );
     }
-    assert_eq!(names(&bench), ["n"], "what was refused left nothing behind");
+    assert_eq!(names(&bench), ["n"], "refused calls left nothing behind");
     assert_eq!(
         bench
             .refused("bdev_get_histogram", json!({ "name": "n" }))
@@ -167,8 +167,7 @@ fn refusals_carry_spdks_codes_and_our_facts() {
     );
 }
 
-/// What is for devices of one kind says so of those of another, and finds its own by any name.
-/// Hosts make no identity of the nil UUID: no device is made with it.
+/// Goal: no device is created with the nil UUID, which hosts do not accept as an identity.
 #[test]
 fn the_nil_uuid_is_refused() {
     let bench = bench();
@@ -221,19 +220,19 @@ fn the_nil_uuid_is_refused() {
             "{method}: {refused}"
         );
     }
-    assert!(!file.exists(), "no file is made for it");
+    assert!(!file.exists(), "no file is created");
     assert_eq!(names(&bench), ["a", "b"]);
 }
 
 #[test]
-fn a_device_of_another_kind_is_called_that() {
+fn a_refusal_names_the_kind_of_the_device() {
     let bench = bench();
     bench.call(
         "bdev_null_create",
         json!({ "name": "n", "num_blocks": 2048, "block_size": 512 }),
     );
     let inject = |name: &str| json!({ "name": name, "io_type": "read", "error_type": "failure" });
-    let told = |method: &str, params: Value| {
+    let facts_of = |method: &str, params: Value| {
         let refused = bench.refused(method, params);
         let code = match method {
             "bdev_delay_update_latency" => -32602,
@@ -246,20 +245,20 @@ fn a_device_of_another_kind_is_called_that() {
     };
     let method = "bdev_error_inject_error";
     assert_eq!(
-        told(method, inject("n")),
+        facts_of(method, inject("n")),
         (
             "\"n\" is not an error device: it is a device of the kind \"Null disk\"".into(),
             "make one of it with bdev_error_create, and name that".into()
         )
     );
     assert_eq!(
-        told(method, inject("x")).0,
+        facts_of(method, inject("x")).0,
         "there is no bdev \"x\"",
-        "one that is not there at all"
+        "a device that does not exist"
     );
     bench.call("bdev_error_create", json!({ "base_name": "n" }));
     assert_eq!(
-        told(method, inject("n")).1,
+        facts_of(method, inject("n")).1,
         "the error device on it is \"EE_n\""
     );
     let uuid = bench.call("bdev_get_bdevs", json!({ "name": "EE_n" }))[0]["uuid"].clone();
@@ -274,14 +273,14 @@ fn a_device_of_another_kind_is_called_that() {
             json!({ "delay_bdev_name": "n", "latency_type": "avg_read", "latency_us": 1 }),
         ),
     ] {
-        let (cause, _) = told(method, params);
+        let (cause, _) = facts_of(method, params);
         assert!(cause.contains(" is not a"), "{method}: {cause}");
     }
 }
 
-/// A file that grows is seen by everything that stands on it, up to the namespace.
+/// Goal: the growth of a file reaches everything stacked on it, up to the namespace.
 #[test]
-fn what_is_stacked_grows_with_its_base() {
+fn stacked_devices_grow_with_their_base() {
     let bench = bench();
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
@@ -310,7 +309,7 @@ fn what_is_stacked_grows_with_its_base() {
     assert_eq!(all.map(blocks), [8192; 4]);
 }
 
-/// Borders are counted between once a histogram was started.
+/// Goal: operations are counted between borders once a histogram is enabled.
 #[test]
 fn histograms_are_counted_between_borders() {
     let bench = bench();
@@ -336,9 +335,9 @@ fn histograms_are_counted_between_borders() {
     }
 }
 
-/// Each mode forgets its part, here of a device that did nothing: the call is understood.
+/// Goal: every reset mode is accepted. The device is idle, so its counters are not checked.
 #[test]
-fn every_reset_mode_is_taken() {
+fn every_reset_mode_is_accepted() {
     let bench = bench();
     bench.call(
         "bdev_null_create",
@@ -356,7 +355,7 @@ fn every_reset_mode_is_taken() {
 }
 
 #[test]
-fn devices_are_stacked_resized_and_taken_down_together() {
+fn stacked_devices_are_resized_and_deleted_together() {
     let bench = bench();
     bench.call(
         "bdev_null_create",
@@ -453,8 +452,8 @@ fn devices_are_stacked_resized_and_taken_down_together() {
     let saved = bench.call("framework_get_config", json!({ "name": "bdev" }));
     assert_eq!(saved.as_array().unwrap().len(), 2, "{saved}");
     bench.run(tokio::task::yield_now());
-    let told = bench.call("notify_get_notifications", json!(null));
-    let kinds: Vec<String> = told
+    let notifications = bench.call("notify_get_notifications", json!(null));
+    let kinds: Vec<String> = notifications
         .as_array()
         .unwrap()
         .iter()
@@ -481,7 +480,7 @@ fn devices_are_stacked_resized_and_taken_down_together() {
 }
 
 #[test]
-fn files_are_made_opened_and_rescanned() {
+fn files_are_created_opened_and_rescanned() {
     let bench = bench();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
@@ -529,7 +528,7 @@ fn files_are_made_opened_and_rescanned() {
 }
 
 #[test]
-fn what_was_made_survives_and_what_cannot_come_back_is_kept() {
+fn records_survive_restarts_even_if_devices_are_missing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
@@ -571,7 +570,7 @@ fn what_was_made_survives_and_what_cannot_come_back_is_kept() {
         assert_eq!(
             names(&bench),
             ["Malloc0"],
-            "the missing file and what stands on it do not stop the others"
+            "the missing file and its stacked device do not stop the others"
         );
         let objects = bench.call("state_get", json!(null))["objects"].clone();
         let states: Vec<&str> = objects
@@ -604,14 +603,14 @@ fn what_was_made_survives_and_what_cannot_come_back_is_kept() {
     assert_eq!(
         bench.call("bdev_uring_delete", json!({ "name": "u" })),
         true,
-        "a lost device can be deleted"
+        "a missing device can be deleted"
     );
     assert_eq!(
         bench
             .refused("state_forget", json!({ "key": "bdev/p" }))
             .code,
         -2,
-        "and what stood on it went along"
+        "the stacked device is deleted too"
     );
     assert_eq!(
         bench.call("state_get", json!(null))["objects"]
@@ -622,9 +621,10 @@ fn what_was_made_survives_and_what_cannot_come_back_is_kept() {
     );
 }
 
-/// A name may have slashes; a device that stands on another is made after it, whatever they are called.
+/// Goal: names may contain slashes, and stacked devices are restored after their bases, whatever
+/// their names.
 #[test]
-fn names_with_slashes_are_made_again_in_their_order() {
+fn names_with_slashes_are_restored_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
     {
@@ -668,9 +668,10 @@ fn a_device_can_be_waited_for() {
     assert!(waited.unwrap().get().contains("\"late\""));
 }
 
-/// SPDK finds no block size of a file by itself, and another machine may find another one.
+/// Goal: the detected block size is exported. SPDK does not detect it, and another machine may
+/// detect another one.
 #[test]
-fn the_block_size_that_was_found_is_exported() {
+fn the_detected_block_size_is_exported() {
     let bench = bench();
     let dir = tempfile::tempdir().unwrap();
     for method in ["bdev_aio_create", "bdev_uring_create"] {

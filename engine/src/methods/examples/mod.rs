@@ -1,8 +1,8 @@
 //! Example calls of the RPC methods: each method's first one is in docs/reference/rpc.md.
 //!
-//! `examples.json` is one session with a daemon, from its start on. A test makes the calls in
-//! order and compares the answers, so an example in the reference is a call that works.
-//! `NACRE_WRITE_EXAMPLES=1 cargo test -p nacre-engine --lib examples` writes the answers again.
+//! `examples.json` is one session with a daemon from its start. A test makes the calls in
+//! order and compares the replies, so an example in the reference is a call that works.
+//! `NACRE_WRITE_EXAMPLES=1 cargo test -p nacre-engine --lib examples` rewrites the replies.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,7 +12,7 @@ pub const REST: &str = "…";
 
 const EXAMPLES: &str = include_str!("examples.json");
 
-/// A call, or a pause until a call answers as wanted.
+/// A call, or a wait until a call returns a given reply.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Example {
@@ -21,10 +21,10 @@ pub struct Example {
     pub params: Value,
     #[serde(default)]
     pub answer: Value,
-    /// `code` and `message` of a refusal; null for an answer.
+    /// `code` and `message` of a refusal; null for a successful call.
     #[serde(default)]
     pub error: Value,
-    /// The answer depends on the machine or the moment: the test compares its shape only.
+    /// The reply depends on the machine or the time: the test compares only its shape.
     #[serde(default)]
     pub varies: bool,
     /// The call prepares a later example and is not one itself.
@@ -33,7 +33,7 @@ pub struct Example {
     /// Why the test cannot make this call.
     #[serde(default)]
     pub not_run: Option<String>,
-    /// Repeat the call until the answer has this value at this JSON pointer.
+    /// Repeat the call until the reply has this value at this JSON pointer.
     #[serde(default)]
     pub until: Option<(String, Value)>,
 }

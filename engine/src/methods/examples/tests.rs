@@ -1,5 +1,5 @@
 //! Goal: every method has an example, and every example is a call that works. Method: one daemon
-//! with simulated drives and RDMA devices answers the calls of `examples.json` in order.
+//! with simulated drives and RDMA devices serves the calls of `examples.json` in order.
 
 use std::net::TcpListener;
 use std::rc::Rc;
@@ -14,11 +14,11 @@ use crate::drives::{Bus, Drives};
 use crate::methods::bdev::nvme::drive_tests::{Chassis, PLACE, drive};
 use crate::methods::testing::Bench;
 
-/// The examples' folder and port; the test has others.
+/// Folder and port in the examples; the test substitutes its own.
 const FOLDER: &str = "/srv/nacre";
 const PORT: &str = "4420";
 
-/// Fields with another value at each run or on each machine: only their type is compared.
+/// Fields that differ per run or machine: only their type is compared.
 const VARIES: &[&str] = &[
     "bytes_allocated",
     "busy",
@@ -68,7 +68,7 @@ impl Session {
         engine.drives = Drives::on(Arc::clone(&chassis) as Arc<dyn Bus>);
         let (simulated, running) = drive(PLACE, "S4EWNX0M123456");
         chassis.put(PLACE, &simulated);
-        // The drive works until the test ends.
+        // Keep the drive running until the test ends.
         std::mem::forget(running);
         let address = "192.0.2.10".parse().unwrap();
         bench
@@ -83,7 +83,8 @@ impl Session {
         }
     }
 
-    /// Makes the call of an example. The answer has the example's folder and port again.
+    /// Makes the call of an example. In the reply, the test's folder and port are replaced by the
+    /// example's.
     fn call(&self, example: &Example) -> (Value, Value) {
         let folder = self.dir.path().to_str().unwrap();
         let params = example.params.to_string();
@@ -101,7 +102,8 @@ impl Session {
         (restore(answer), restore(error))
     }
 
-    /// Repeats the call until its answer has `wanted` at `pointer`, or returns the last answer.
+    /// Repeats the call until its reply has `wanted` at `pointer`; on timeout returns the last
+    /// reply.
     fn wait(&self, example: &Example, pointer: &str, wanted: &Value) -> Result<(), Value> {
         let end = Instant::now() + Duration::from_secs(30);
         loop {
@@ -118,7 +120,7 @@ impl Session {
     }
 }
 
-/// True if `actual` is the answer that an example has.
+/// True if `actual` matches the reply of an example.
 fn is_like(expected: &Value, actual: &Value, varies: bool) -> bool {
     match (expected, actual) {
         (Value::String(e), _) if e == REST => true,
@@ -149,7 +151,7 @@ fn is_like(expected: &Value, actual: &Value, varies: bool) -> bool {
     }
 }
 
-/// An answer short enough to read.
+/// A reply short enough to read.
 fn shortened(answer: &Value, depth: usize) -> Value {
     match answer {
         Value::Array(items) => {
@@ -227,11 +229,11 @@ fn every_method_has_an_example() {
 }
 
 #[test]
-fn every_example_answers_as_it_says() {
+fn every_example_gets_its_reply() {
     let session = Session::new();
     let write = std::env::var_os("NACRE_WRITE_EXAMPLES").is_some();
     let mut wrong = Vec::new();
-    // As it is now, so that a changed call needs no new build.
+    // Read at run time, so that a changed call needs no new build.
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/src/methods/examples/examples.json"
@@ -284,7 +286,8 @@ fn every_example_answers_as_it_says() {
     );
 }
 
-/// The comparison finds a changed value, a missing and a new field, and accepts values that vary.
+/// Goal: the comparison finds a changed value, and a missing and a new field; it accepts values
+/// that vary.
 #[test]
 fn differences_are_found() {
     let expected = json!({ "name": "a", "list": [1, REST], "time": 5 });

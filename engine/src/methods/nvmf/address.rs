@@ -1,4 +1,4 @@
-//! Transport addresses as SPDK writes them.
+//! Transport addresses in SPDK's JSON form: `trtype`, `adrfam`, `traddr`, `trsvcid`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use crate::rpc::RpcError;
 use crate::values::address::{AddressError, ScopedIp, shown};
 
-/// An address in parameters.
+/// An address in the parameters of a call.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TransportAddress {
-    /// `TCP`, in any case.
+    /// `TCP` or `RDMA`, in any case.
     pub trtype: String,
-    /// `IPv4` or `IPv6`; by the address unless given.
+    /// `IPv4` or `IPv6`; derived from the address when left out.
     pub adrfam: Option<String>,
     /// An IP address.
     pub traddr: String,
@@ -23,7 +23,7 @@ pub(super) struct TransportAddress {
     pub trsvcid: Option<String>,
 }
 
-/// An address in answers and in what is kept.
+/// An address in replies and in journal records.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(super) struct AddressReply {
     trtype: String,
@@ -50,7 +50,7 @@ impl AddressReply {
     }
 }
 
-/// For the keys of the store: with the name of the interface, which outlives its index.
+/// The address as part of a journal key. Uses the interface name, because indexes change.
 pub(super) fn place(address: &Address) -> String {
     match address {
         Address::Ip(address) => shown(address),
@@ -58,7 +58,7 @@ pub(super) fn place(address: &Address) -> String {
     }
 }
 
-/// As SPDK names it.
+/// The address family, as SPDK spells it.
 fn family(ip: IpAddr) -> &'static str {
     match ip {
         IpAddr::V4(_) => "IPv4",
@@ -67,7 +67,7 @@ fn family(ip: IpAddr) -> &'static str {
 }
 
 impl TransportAddress {
-    /// `at`: the parameter that holds the address, for refusals.
+    /// Resolves the address. `at` names the parameter that holds it, for error messages.
     pub fn parse(&self, at: &str) -> Result<(TransportType, SocketAddr), RpcError> {
         let (kind, ip, port) = self.read(at)?;
         let address = ip.socket(port).map_err(|error| {
@@ -76,7 +76,7 @@ impl TransportAddress {
         Ok((kind, address))
     }
 
-    /// As [`TransportAddress::parse`], without asking the kernel for the interface: it may be gone.
+    /// As [`TransportAddress::parse`], but does not resolve the interface, which may be gone.
     pub fn read(&self, at: &str) -> Result<(TransportType, ScopedIp, u16), RpcError> {
         let kind = match self.trtype.to_ascii_uppercase().as_str() {
             "TCP" => TransportType::Tcp,
@@ -133,7 +133,7 @@ impl TransportAddress {
 mod tests {
     use super::*;
 
-    fn given(
+    fn parameters(
         trtype: &str,
         adrfam: Option<&str>,
         traddr: &str,
@@ -148,42 +148,42 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn valid_addresses_round_trip() {
         for (address, socket, family) in [
             (
-                given("tcp", None, "192.0.2.1", Some("4420")),
+                parameters("tcp", None, "192.0.2.1", Some("4420")),
                 "192.0.2.1:4420",
                 "IPv4",
             ),
             (
-                given("TCP", Some("ipv4"), "0.0.0.0", Some("0")),
+                parameters("TCP", Some("ipv4"), "0.0.0.0", Some("0")),
                 "0.0.0.0:0",
                 "IPv4",
             ),
             (
-                given("TCP", Some("IPv6"), "2001:db8::1", Some("8009")),
+                parameters("TCP", Some("IPv6"), "2001:db8::1", Some("8009")),
                 "[2001:db8::1]:8009",
                 "IPv6",
             ),
             (
-                given("rdma", None, "::ffff:192.0.2.1", Some("1")),
+                parameters("rdma", None, "::ffff:192.0.2.1", Some("1")),
                 "192.0.2.1:1",
                 "IPv4",
             ),
             (
-                given("TCP", Some("IPv6"), "::ffff:192.0.2.1", Some("1")),
+                parameters("TCP", Some("IPv6"), "::ffff:192.0.2.1", Some("1")),
                 "192.0.2.1:1",
                 "IPv4",
             ),
             (
-                given("TCP", Some("IPv6"), "fe80::1%lo", Some("1")),
+                parameters("TCP", Some("IPv6"), "fe80::1%lo", Some("1")),
                 "[fe80::1%1]:1",
                 "IPv6",
             ),
         ] {
             let (kind, parsed) = address.parse("x").unwrap();
             assert_eq!(parsed.to_string(), socket);
-            let again = given(
+            let again = parameters(
                 "TCP",
                 None,
                 &AddressReply::new(kind, &Address::Ip(parsed)).traddr,
@@ -199,19 +199,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_bad_field() {
         for (address, field) in [
-            (given("FC", None, "192.0.2.1", Some("1")), "a.trtype"),
-            (given("TCP", None, "host.example", Some("1")), "a.traddr"),
+            (parameters("FC", None, "192.0.2.1", Some("1")), "a.trtype"),
             (
-                given("TCP", Some("ipv6"), "192.0.2.1", Some("1")),
+                parameters("TCP", None, "host.example", Some("1")),
+                "a.traddr",
+            ),
+            (
+                parameters("TCP", Some("ipv6"), "192.0.2.1", Some("1")),
                 "a.adrfam",
             ),
-            (given("TCP", Some("ib"), "192.0.2.1", Some("1")), "a.adrfam"),
-            (given("TCP", None, "fe80::1", Some("1")), "a.traddr"),
-            (given("TCP", None, "fe80::1%eth99", Some("1")), "a.traddr"),
-            (given("TCP", None, "192.0.2.1", None), "a.trsvcid"),
-            (given("TCP", None, "192.0.2.1", Some("65536")), "a.trsvcid"),
+            (
+                parameters("TCP", Some("ib"), "192.0.2.1", Some("1")),
+                "a.adrfam",
+            ),
+            (parameters("TCP", None, "fe80::1", Some("1")), "a.traddr"),
+            (
+                parameters("TCP", None, "fe80::1%eth99", Some("1")),
+                "a.traddr",
+            ),
+            (parameters("TCP", None, "192.0.2.1", None), "a.trsvcid"),
+            (
+                parameters("TCP", None, "192.0.2.1", Some("65536")),
+                "a.trsvcid",
+            ),
         ] {
             let error = address.parse("a").unwrap_err();
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Who is connected: `nvmf_subsystem_get_controllers`, `_get_qpairs`, `nvmf_get_stats`.
+//! Connected hosts: `nvmf_subsystem_get_controllers`, `_get_qpairs`, `nvmf_get_stats`.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -44,7 +44,7 @@ struct ControllerReply {
     cntrltype: &'static str,
     hostnqn: String,
     hostid: String,
-    /// Counts the admin queue pair, too, as in SPDK.
+    /// Includes the admin queue pair, as in SPDK.
     num_io_qpairs: usize,
 }
 
@@ -84,7 +84,7 @@ struct QpairReply {
     qid: u16,
     /// `enabled` or `deactivating`.
     state: &'static str,
-    /// The reactor that serves it.
+    /// The reactor that serves the queue pair.
     thread: String,
     hostnqn: String,
     listen_address: AddressReply,
@@ -138,14 +138,14 @@ struct StatsParams {
 struct Stats {
     tick_rate: u64,
     poll_groups: Vec<PollGroup>,
-    /// Our own: since each was opened.
+    /// Nacre extension: counters of each listener since it was opened.
     listeners: Vec<ListenerReply>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct ListenerReply {
     address: AddressReply,
-    /// Connections, those turned away apart. Null where the transport does not count.
+    /// Connections, without the refused ones. Null if the transport does not count them.
     accepted: Option<u64>,
     refused: Option<u64>,
     completed_nvme_io: u64,
@@ -169,14 +169,14 @@ impl ListenerReply {
 #[derive(Debug, Serialize, JsonSchema)]
 struct PollGroup {
     name: String,
-    /// Ever connected.
+    /// Total connected since the start.
     admin_qpairs: u64,
     io_qpairs: u64,
     current_admin_qpairs: u64,
     current_io_qpairs: u64,
     /// Connections without a controller yet.
     current_unassociated_qpairs: u64,
-    /// Commands that wait for a device that is busy, or for a buffer.
+    /// Commands waiting for a busy device or for a buffer.
     pending_bdev_io: u64,
     completed_nvme_io: u64,
     transports: Vec<PollGroupTransport>,
@@ -185,10 +185,10 @@ struct PollGroup {
 #[derive(Debug, Serialize, JsonSchema)]
 struct PollGroupTransport {
     trtype: String,
-    /// RDMA: commands that waited for room in their queue pair.
+    /// RDMA: commands that waited for space in their queue pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pending_data_buffer: Option<u64>,
-    /// RDMA: what it has done on each device.
+    /// RDMA: counters of each device.
     #[serde(skip_serializing_if = "Option::is_none")]
     devices: Option<Vec<RdmaDevice>>,
 }

@@ -1,5 +1,5 @@
-//! The discovery subsystem's unique name, referrals to other discovery controllers and subsystems, and mDNS, which is
-//! refused.
+//! Unique name of the discovery subsystem, referrals to other discovery controllers and subsystems,
+//! and the mDNS methods, which are refused.
 
 use std::rc::Rc;
 
@@ -31,14 +31,14 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<StopMdns>();
 }
 
-/// The file of the data directory that keeps the name made at the first start.
+/// File in the data directory that stores the name generated at the first start.
 const KEPT: &str = "discoverynqn";
 
-/// The discovery subsystem's unique name as it is configured. A name that the next start would not have is worse than
-/// none: hosts that stay connected to the discovery service (persistent discovery) come back by it, and are refused for
-/// good. So without a place to keep it there is none, as with SPDK.
+/// The configured unique name of the discovery subsystem. With `auto` and no data directory there
+/// is no unique name, as in SPDK. A name that changed at each start would be worse: hosts with a
+/// persistent discovery connection reconnect by this name and would be refused for good.
 pub fn configured_nqn(on: &Engine) -> Option<Nqn> {
-    // Checked when it was read.
+    // Validated when the configuration was loaded.
     match on.settings.nvmf.discovery_name().ok()? {
         DiscoveryName::WellKnown => None,
         DiscoveryName::Unique(nqn) => Some(nqn),
@@ -61,7 +61,7 @@ struct SetNqn;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetNqnParams {
-    /// An NQN; the well-known one: no other. As nvmf.discovery_nqn says unless given.
+    /// An NQN. The well-known NQN means no unique name. Left out: nvmf.discovery_nqn applies.
     nqn: Option<String>,
     tgt_name: Option<String>,
 }
@@ -109,12 +109,12 @@ struct Add;
 struct AddParams {
     address: TransportAddress,
     tgt_name: Option<String>,
-    /// Hosts have to use TLS there.
+    /// Hosts must use TLS at this address.
     #[serde(default)]
     secure_channel: bool,
-    /// Unless given, a discovery subsystem.
+    /// Left out: a discovery subsystem.
     subnqn: Option<String>,
-    /// Our own: subnqn is the unique name of a discovery subsystem.
+    /// Nacre extension: subnqn is the unique name of a discovery subsystem.
     #[serde(default)]
     discovery: bool,
 }
@@ -176,7 +176,7 @@ impl Method<Engine> for Add {
             params.discovery,
             params.secure_channel,
         )?;
-        // Configurations are loaded more than once.
+        // Idempotent, because configurations are loaded more than once.
         if plane.target.referrals().contains(&referral) {
             return Ok(true);
         }
@@ -244,7 +244,7 @@ struct ReferralReply {
     address: AddressReply,
     secure_channel: bool,
     subnqn: String,
-    /// Only of a discovery subsystem with a unique name.
+    /// Present only for a discovery subsystem with a unique name.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     discovery: bool,
 }

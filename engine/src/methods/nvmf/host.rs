@@ -1,4 +1,5 @@
-//! Who may use a subsystem: `nvmf_subsystem_add_host`, `_remove_host`, `_allow_any_host`, `_set_keys`.
+//! Host access to a subsystem: `nvmf_subsystem_add_host`, `_remove_host`, `_allow_any_host`,
+//! `_set_keys`.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<SetKeys>();
 }
 
-/// Authentication and encryption are not there; to take a key and not ask for it would be a lie.
+/// Refuses keys: authentication and TLS are not supported, and a key that is ignored would give
+/// false security.
 fn no_keys(keys: &[(&str, &Option<String>)]) -> Result<(), RpcError> {
     match keys.iter().find(|(_, key)| key.is_some()) {
         None => Ok(()),
@@ -37,7 +39,7 @@ fn no_keys(keys: &[(&str, &Option<String>)]) -> Result<(), RpcError> {
     }
 }
 
-/// A name for the list of hosts. SPDK refuses a bad one with another code than elsewhere.
+/// Parses a host NQN for the list of allowed hosts. SPDK uses a different error code here.
 fn listed_name(host: &str) -> Result<Nqn, RpcError> {
     host_nqn(host).map_err(|refused| RpcError {
         data: refused.data,
@@ -100,7 +102,7 @@ struct RemoveParams {
     /// The host's NQN.
     host: String,
     tgt_name: Option<String>,
-    /// How long to wait for its connections to be closed; 10 seconds unless given.
+    /// How long to wait until the host's connections are closed; default 10 seconds.
     timeout_ms: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! `nvmf_subsystem_*listener*`: where subsystems can be reached.
+//! Listeners of one subsystem: `nvmf_subsystem_*listener*`.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::values::address::with_port;
 
 pub const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
 
-/// The method that is replayed after every listener is there.
+/// Replayed after all listeners are restored.
 const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -38,21 +38,21 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Get>();
 }
 
-/// How good a path is, in SPDK's words; the last two are ours.
+/// ANA state of a path in SPDK's words; the last two are Nacre extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnaWord {
     Optimized,
     NonOptimized,
     Inaccessible,
-    /// The namespaces never come back on this path.
+    /// The namespaces never become available on this path again.
     PersistentLoss,
-    /// Between two states: hosts wait, ten seconds at most.
+    /// In transition: hosts wait, at most ten seconds.
     Change,
 }
 
 impl AnaWord {
-    /// As calls have it.
+    /// The name that calls use.
     pub fn word(self) -> String {
         let word = serde_json::to_value(self).ok();
         word.and_then(|w| w.as_str().map(str::to_owned))
@@ -84,22 +84,22 @@ impl From<AnaState> for AnaWord {
     }
 }
 
-/// What this listener does differently from its transport.
+/// Options of this listener that override its transport's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct OptionsParams {
-    /// Bytes of data that a host may send along with a command, a multiple of 16. TCP: at most max_io_size.
-    /// RDMA: at most what the transport's receive buffers hold; nvmf_subsystem_get_listeners tells.
+    /// Bytes of in-capsule data per command, a multiple of 16. TCP: at most max_io_size. RDMA: at
+    /// most the size of the transport's receive buffers; nvmf_subsystem_get_listeners shows the
+    /// result.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_capsule_data_size: Option<u32>,
     /// Entries of an I/O queue, 2 to 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_queue_depth: Option<u16>,
-    /// Type of service of the packets sent (DSCP << 2).
+    /// Type of service of outgoing packets (DSCP << 2).
     #[serde(skip_serializing_if = "Option::is_none")]
     tos: Option<u8>,
-    /// RDMA only, told in the discovery log: `infiniband`, `roce`, `roce_v2` (unless given) or
-    /// `iwarp`.
+    /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     fabric: Option<FabricWord>,
 }
@@ -144,18 +144,18 @@ impl OptionsParams {
     }
 }
 
-/// Why a subsystem is withheld from a listener.
+/// Reason why a listener refuses the hosts of a subsystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum WithheldWord {
     /// The listener has tcp_fallback = false.
     TcpFallback,
-    /// The volume admits other transports only.
+    /// The volume allows other transports only.
     TransportPolicy,
 }
 
 impl WithheldWord {
-    /// None: management gave no reason.
+    /// `None` if an operator withheld the listener without a reason.
     fn of(why: Withheld) -> Option<WithheldWord> {
         match why {
             Withheld::TcpFallback => Some(WithheldWord::TcpFallback),
@@ -181,22 +181,22 @@ struct AddParams {
     nqn: String,
     listen_address: TransportAddress,
     tgt_name: Option<String>,
-    /// Must be false: TLS is not there.
+    /// Must be false: TLS is not supported.
     #[serde(default)]
     secure_channel: bool,
-    /// Of all ANA groups. Unless given: `optimized`; of a published volume as volume_publish has
-    /// it. Other states need ana_reporting.
+    /// Initial state of all ANA groups. Default `optimized`; for a published volume, the state that
+    /// volume_publish set. Other states need ana_reporting.
     ana_state: Option<AnaWord>,
-    /// Hosts are not told of this address, and those that connect to it are refused, with the
-    /// reason in the log: the subsystem is to be used over another transport only.
+    /// The discovery log omits this address, and hosts that connect to it are refused, with the
+    /// reason in the log. Use it to keep the subsystem on another transport.
     #[serde(default)]
     withheld: bool,
-    /// Why it is withheld.
+    /// Reason for withholding.
     withheld_reason: Option<WithheldWord>,
-    /// Of this address, where they differ from the transport's.
+    /// Options of this address that override the transport's.
     #[serde(default)]
     options: OptionsParams,
-    /// Accepted: `posix` or `uring`; there is one implementation.
+    /// Accepted: `posix` or `uring`; both select the same implementation.
     sock_impl: Option<String>,
     /// Accepted: for vfio-user only.
     #[allow(dead_code)]
@@ -237,7 +237,7 @@ impl Method<Engine> for Add {
             transport::ensure(&on, &plane, kind).await?;
         }
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
-        // The file's listeners and stored ones say all of it.
+        // Calls from the configuration file and from the store are complete: no defaults apply.
         let usual = if is_declaring() || is_replaying() {
             None
         } else {
@@ -257,7 +257,7 @@ impl Method<Engine> for Add {
             listener: params.options.parse()?,
         };
         let bound = listen(&plane, nqn, kind, &address, options).await?;
-        // The port as bound: hosts find it there again after a restart.
+        // Records the port as bound, so that hosts find it again after a restart.
         let mut record = json!({
             "nqn": nqn.as_str(),
             "listen_address": AddressReply::new(kind, &bound),
@@ -287,7 +287,7 @@ impl Method<Engine> for Add {
     }
 }
 
-/// In the call that makes a listener again.
+/// Updates the withheld fields in the call that restores a listener.
 fn note_withheld(record: &mut Value, why: Option<Withheld>) {
     let Some(fields) = record.as_object_mut() else {
         return;
@@ -302,13 +302,13 @@ fn note_withheld(record: &mut Value, why: Option<Withheld>) {
     }
 }
 
-/// Whether the listener was added by RPC, and is stored.
+/// True if the listener was added by RPC and is stored.
 pub fn is_stored_listener(on: &Engine, nqn: &Nqn, kind: TransportType, address: &Address) -> bool {
     let entry = on.journal.find(&key::listener(nqn, kind, &place(address)));
     entry.is_some_and(|entry| entry.durable)
 }
 
-/// Turns hosts away from a listener of a subsystem, or admits them there again, durably.
+/// Withholds a subsystem's listener from hosts, or opens it again; the change is stored.
 pub async fn withhold(
     on: &Engine,
     nqn: &Nqn,
@@ -328,7 +328,8 @@ pub async fn withhold(
     Ok(())
 }
 
-/// The first RDMA listener of a device registers all memory with it, which may take long.
+/// Opens the listener. The first RDMA listener of a device registers all memory with it, which can
+/// be slow.
 async fn listen(
     plane: &Plane,
     nqn: &Nqn,
@@ -375,12 +376,12 @@ impl Method<Engine> for Remove {
             .listen_address
             .parse("listen_address")
             .and_then(|(_, address)| find(&subsystem, kind, &Address::Ip(address)));
-        // One that could not be restored can be given up by removing it.
+        // A listener that could not be restored can be removed.
         if let (Err(refused), None) = (&live, on.journal.find(&own)) {
             return Err(refused.clone());
         }
-        // What the configuration file declares comes and goes with its interface; what was set by RPC
-        // about it stays.
+        // A listener of the configuration file comes and goes with its interface. Keep the settings
+        // that RPC made about it.
         let change = if is_declaring() {
             Change::remove(own)
         } else {
@@ -411,7 +412,7 @@ fn find(
     })
 }
 
-/// The states that a listener begins with: what it is added with, and what was set since and is kept.
+/// Initial states of a listener: the state it is added with, then stored changes.
 fn kept_states(on: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
     let mut states = AnaStates::new(ana_state.into());
     let below = key::ana(own, None);
@@ -434,7 +435,7 @@ struct AnaParams {
     nqn: String,
     listen_address: TransportAddress,
     ana_state: AnaWord,
-    /// All groups unless given.
+    /// Left out: all groups.
     anagrpid: Option<u32>,
     tgt_name: Option<String>,
 }
@@ -474,9 +475,9 @@ impl Method<Engine> for SetAnaState {
         let all = key::ana(&own, None);
         let change = match group {
             Some(group) => Change::put(key::ana(&own, Some(group)), Self::NAME, record),
-            // What single groups were set to since is made again after this.
+            // Records of single groups are replayed after this one; keep them.
             None if is_replaying() => Change::put(all, Self::NAME, record),
-            // What single groups were set to is no more.
+            // Setting all groups replaces the records of single groups.
             None => Change(vec![Edit::RemoveAll(key::below(&all))]).and(Change::put(
                 all,
                 Self::NAME,
@@ -484,7 +485,7 @@ impl Method<Engine> for SetAnaState {
             )),
         };
         if let Err(refused) = on.journal.commit(change).await {
-            undo(&plane.target, nqn, (kind, &address), &before, group);
+            restore_states(&plane.target, nqn, (kind, &address), &before, group);
             return Err(refused);
         }
         on.notes.send("nvmf_ana_change", nqn.as_str());
@@ -492,7 +493,7 @@ impl Method<Engine> for SetAnaState {
     }
 }
 
-/// SPDK answers whatever keeps a state from being set with one code and text.
+/// SPDK uses one code and text for every failure to set a state.
 fn not_set(refused: RpcError) -> RpcError {
     RpcError {
         code: INTERNAL_ERROR,
@@ -501,8 +502,8 @@ fn not_set(refused: RpcError) -> RpcError {
     }
 }
 
-/// Sets a listener's states back to what they were before a change that could not be stored.
-fn undo(
+/// Restores a listener's states after a change could not be stored.
+fn restore_states(
     target: &Target,
     nqn: &Nqn,
     (kind, address): (TransportType, &Address),
@@ -510,7 +511,8 @@ fn undo(
     group: Option<u32>,
 ) {
     let set = |group: Option<u32>, state| {
-        // It was possible a moment ago; only a listener that is gone by now is none to set.
+        // The same states were valid before the change. Setting them fails only if the listener is
+        // gone.
         if let Err(error) = target.set_ana_state(nqn, kind, address, group, state) {
             tracing::debug!(%error, "an ANA state was not set back");
         }
@@ -538,24 +540,26 @@ struct GetParams {
 #[derive(Debug, Serialize, JsonSchema)]
 struct ListenerReply {
     address: AddressReply,
-    /// Of subsystems with ANA reporting.
+    /// Present for subsystems with ANA reporting.
     #[serde(skip_serializing_if = "Option::is_none")]
     ana_states: Option<Vec<AnaStateReply>>,
-    /// Hosts are refused here; only there if they are.
+    /// Hosts are refused here; present only when true.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     withheld: bool,
-    /// Why they are.
+    /// Reason for withholding.
     #[serde(skip_serializing_if = "Option::is_none")]
     withheld_reason: Option<WithheldWord>,
-    /// Of listeners that were to have their own: what hosts are told that a command may carry, in bytes.
+    /// Bytes of in-capsule data that hosts may send per command. Present if the listener has its
+    /// own setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_capsule_data_size: Option<u32>,
-    /// Why that is not what was asked for.
+    /// Why the size differs from the requested one.
     #[serde(skip_serializing_if = "Option::is_none")]
     in_capsule_reason: Option<String>,
 }
 
-/// What hosts are told on a listener that was to have its own, and why, if it is something else.
+/// The in-capsule data size that hosts see, if the listener requested one, with the reason for
+/// any difference.
 fn in_capsule(target: &Target, listener: &SubsystemListener) -> Option<(u32, Option<String>)> {
     let asked = listener.options.in_capsule_data_size?;
     let is = target.in_capsule_data_size(listener.transport, listener.id)?;

@@ -1,4 +1,5 @@
-//! `nvmf_get_listeners`: where hosts connect, what was wanted there, what is, and why not.
+//! `nvmf_get_listeners`: requested and actual state of every listener, and the reason for any
+//! difference.
 
 use std::rc::Rc;
 
@@ -28,24 +29,24 @@ struct GetParams {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct ListenerReply {
-    /// Its name in the configuration file; null: added by RPC.
+    /// Name in the configuration file; null if added by RPC.
     listener: Option<String>,
-    /// The interface of the address; `*`: all.
+    /// The interface of the address; `*` means all.
     iface: Option<String>,
     address: AddressReply,
     /// `listen`, `prefer`, `require`, or `withheld` (hosts are refused: tcp_fallback is false).
     wanted: &'static str,
-    /// `listening`, `idle` (no subsystem is served there) or `absent`.
+    /// `listening`, `idle` (no subsystem uses the listener) or `absent`.
     actual: &'static str,
-    /// Why it is not listening: `no_rdma_dev`, `port_down`, `no_gid_for_ip`, `unsupported_link`,
-    /// `no_uverbs`, `no_rdma_cm`, `memlock`, `no_subsystem` or `refused`.
+    /// Why the listener is not listening: `no_rdma_dev`, `port_down`, `no_gid_for_ip`,
+    /// `unsupported_link`, `no_uverbs`, `no_rdma_cm`, `memlock`, `no_subsystem` or `refused`.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     evidence: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
-    /// What RDMA is done with there.
+    /// The RDMA device of the listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma: Option<RdmaReply>,
     subsystems: Vec<String>,
@@ -63,7 +64,8 @@ struct RdmaReply {
 #[derive(Debug, Serialize, JsonSchema)]
 struct GetReply {
     listeners: Vec<ListenerReply>,
-    /// What the configuration file selects and the machine does not have now.
+    /// Interfaces and addresses that the configuration file selects and the machine lacks at
+    /// present.
     unmatched: Vec<String>,
 }
 
@@ -125,7 +127,7 @@ type Words = (
     Option<String>,
 );
 
-/// What is, the reason, what was seen and what helps.
+/// Splits the actual state into its word, reason, evidence and remedy.
 fn in_words(actual: Actual) -> Words {
     let reason = Some(actual.reason()).filter(|reason| !reason.is_empty());
     let word = actual.word();
@@ -136,7 +138,7 @@ fn in_words(actual: Actual) -> Words {
     (word, reason, evidence, remedy)
 }
 
-/// The addresses that subsystems listen on and that are not the file's.
+/// Listening addresses of subsystems that do not come from the configuration file.
 fn added_by_rpc(on: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
     let declared = |kind: &str, address: &Address| {
         standings.iter().any(|s| {

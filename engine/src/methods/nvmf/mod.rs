@@ -1,28 +1,33 @@
-//! `nvmf_*`: what the NVMe-oF target serves, to whom, and where.
+//! `nvmf_*`: subsystems, namespaces, listeners and hosts of the NVMe-oF target.
 //!
 //! ```text
 //!   target      the one target, its start-up options
 //!   transport   nvmf_create_transport, nvmf_get_transports
-//!   subsystem   subsystems          host       who may use them
-//!   listener(s) where they are      namespace  what is in them, and what becomes of it
-//!   discovery   its name, referrals connected  controllers, queue pairs, statistics
-//!   reservation where those are kept that persist through power loss
+//!   subsystem   subsystems
+//!   host        hosts that may use a subsystem
+//!   listener    listeners of one subsystem
+//!   listeners   all listeners with their states
+//!   namespace   namespaces of a subsystem, and their removal with the device
+//!   discovery   name of the discovery subsystem, referrals
+//!   connected   controllers, queue pairs, statistics
+//!   reservation storage of reservations that persist through power loss
 //! ```
 //!
-//! Codes and messages are SPDK's; what is wrong and what to do about it stands beside them in
-//! `data`. Journal keys name the object by its place, NQNs escaped so that a name with a slash in
-//! it cannot pass for another object:
+//! Error codes and messages are SPDK's; `data` adds the cause and the remedy. A journal key is the
+//! path of the object. NQNs are escaped in it, so that a name with a slash cannot match another
+//! object's key:
 //!
 //! ```text
 //!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
 //!   nvmf/discovery_nqn
 //!   nvmf/subsystem/<nqn>               and below it /host/<nqn>, /listener/TCP/192.0.2.1:4420,
-//!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>, /ns/<nsid>/host/<nqn>,
-//!                                      /ns/<nsid>/reservation
+//!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>,
+//!                                      /ns/<nsid>/host/<nqn>, /ns/<nsid>/reservation
 //! ```
 //!
-//! What is set about an object is in its record. About one that the configuration file declares it is a record of its
-//! own below it, /allow_any_host and /ns/<nsid>/ana_group: the object stays the file's.
+//! Settings of an object are part of its record. Settings of an object that the configuration file
+//! declares have their own records below it, /allow_any_host and /ns/<nsid>/ana_group: the object
+//! itself stays out of the store.
 
 mod address;
 mod connected;
@@ -57,7 +62,7 @@ pub use reservation::{Keeping, keep as keep_reservations};
 pub use subsystem::{CREATE_SUBSYSTEM, derived_serial_number};
 pub use target::{DiscoveryFilter, config};
 
-/// An address as answers have it.
+/// An address in the form that replies use.
 pub fn address_reply(
     kind: nacre_nvmf::transport::TransportType,
     address: &nacre_nvmf::transport::Address,
@@ -78,13 +83,13 @@ pub fn register(registry: &mut Registry<Engine>) {
     connected::register(registry);
 }
 
-/// The name of the one target.
+/// Name of the only target.
 pub const TARGET: &str = "nvmf_tgt";
 
-/// How long a removal waits for the hosts' connections to be closed.
+/// How long a removal waits for host connections to close.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Refuses the name of another target: there is one. For methods that act on the target itself.
+/// Refuses any target name but ours. For methods that act on the target itself.
 fn check_target(tgt_name: Option<&str>) -> Result<(), RpcError> {
     match tgt_name {
         None | Some(TARGET) => Ok(()),
@@ -97,7 +102,7 @@ fn check_target(tgt_name: Option<&str>) -> Result<(), RpcError> {
     }
 }
 
-/// The same for methods that act on a subsystem. SPDK refuses these with another code and text.
+/// As `check_target`, for methods that act on a subsystem: SPDK uses another code and text there.
 fn check_target_of_subsystem(tgt_name: Option<&str>) -> Result<(), RpcError> {
     check_target(tgt_name).map_err(|refused| RpcError {
         code: INVALID_PARAMS,
@@ -106,7 +111,7 @@ fn check_target_of_subsystem(tgt_name: Option<&str>) -> Result<(), RpcError> {
     })
 }
 
-/// A subsystem by name, the discovery subsystem too.
+/// Finds a subsystem by name, including the discovery subsystem.
 fn any_subsystem(
     plane: &Plane,
     tgt_name: Option<&str>,
@@ -119,8 +124,8 @@ fn any_subsystem(
     }
 }
 
-/// A subsystem with namespaces. The discovery subsystem shows every host what it may use, and has
-/// nothing of its own to allow or to hide.
+/// Finds an NVM subsystem by name. Refuses the discovery subsystem, which has no namespaces and no
+/// access list: each host sees the subsystems that it may use.
 fn nvm_subsystem(
     plane: &Plane,
     tgt_name: Option<&str>,
@@ -150,7 +155,8 @@ pub fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
     Ok(host)
 }
 
-/// Edits that give up what could not be made again, and all that is in it: made anew by somebody, it is not to get that.
+/// Edits that forget an object that could not be restored, with everything below it. An object
+/// created later under the same name must not inherit these records.
 pub fn forget_lost(key: &str) -> Vec<Edit> {
     let own = Edit::Remove(key.to_owned());
     if key.starts_with("nvmf/") {
@@ -160,7 +166,7 @@ pub fn forget_lost(key: &str) -> Vec<Edit> {
     }
 }
 
-/// Forgets a subsystem and everything of it.
+/// Forgets a subsystem and everything below it.
 pub fn without_subsystem(nqn: &Nqn) -> Change {
     let own = key::subsystem(nqn);
     Change(vec![Edit::RemoveAll(key::below(&own)), Edit::Remove(own)])
@@ -191,7 +197,7 @@ mod key {
         format!("nvmf/subsystem/{}", part(nqn))
     }
 
-    /// What was set about a subsystem of the file's.
+    /// Settings of a subsystem that the configuration file declares.
     pub fn allow_any_host(nqn: &Nqn) -> String {
         format!("{}/allow_any_host", subsystem(nqn))
     }
@@ -204,7 +210,7 @@ mod key {
         format!("{}/listener/{kind}/{address}", subsystem(nqn))
     }
 
-    /// States set on a listener: of all groups, and below that of single ones.
+    /// ANA states set on a listener: all groups here, single groups below.
     pub fn ana(listener: &str, group: Option<u32>) -> String {
         match group {
             None => format!("{listener}/ana"),
@@ -220,12 +226,12 @@ mod key {
         format!("{}{nsid}", namespaces(nqn))
     }
 
-    /// What was set about a namespace of the file's.
+    /// Settings of a namespace that the configuration file declares.
     pub fn ana_group(nqn: &Nqn, nsid: u32) -> String {
         format!("{}/ana_group", namespace(nqn, nsid))
     }
 
-    /// What its hosts agreed, if it persists through power loss.
+    /// The namespace's reservation, if it persists through power loss.
     pub fn reservation(nqn: &Nqn, nsid: u32) -> String {
         format!("{}/reservation", namespace(nqn, nsid))
     }
@@ -234,16 +240,16 @@ mod key {
         format!("{}/host/{}", namespace(nqn, nsid), part(host))
     }
 
-    /// All that is below an object.
+    /// Prefix of all keys below an object.
     pub fn below(key: &str) -> String {
         format!("{key}/")
     }
 }
 
-/// Waits until `done` says so; `false` when it did not in time.
+/// Waits until `done` returns true. Returns `false` on timeout.
 async fn wait_until(patience: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = tokio::time::Instant::now() + patience;
-    // What is waited for happens on reactors, in a turn or two.
+    // The event happens on reactors, normally within a turn or two.
     let mut pause = Duration::from_micros(200);
     while !done() {
         if tokio::time::Instant::now() >= end {

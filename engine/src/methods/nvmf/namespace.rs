@@ -1,9 +1,9 @@
 //! Namespaces: `nvmf_subsystem_add_ns`, `_remove_ns`, `_set_ns_ana_group`, `nvmf_ns_add_host`,
-//! `_remove_host`, and what becomes of them when their device goes.
+//! `_remove_host`, and their removal and return with the device.
 //!
-//! A namespace's record has its id and its identifiers filled in, so that hosts recognise it after a
-//! restart. An id that a record holds stays taken, even while the namespace is away because its
-//! device is: it comes back under that id.
+//! A namespace's record includes its NSID and identifiers, so that hosts recognise it after a
+//! restart. An NSID in a record stays reserved while the device is away; the namespace returns
+//! under it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -47,28 +47,28 @@ struct AddParams {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Namespace {
-    /// 0, or left out: the lowest free one.
+    /// 0 or left out: the lowest free id.
     #[serde(default)]
     nsid: u32,
     /// Name, alias or UUID of the device.
     bdev_name: String,
-    /// 32 hexadecimal digits; the UUID's unless given.
+    /// 32 hexadecimal digits; default: the digits of the UUID.
     nguid: Option<String>,
     /// 16 hexadecimal digits.
     eui64: Option<String>,
-    /// The device's unless given.
+    /// Default: the device's UUID.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
-    /// Where reservations that persist through power loss are kept, in SPDK's format. Left out: in the daemon's state, if
-    /// it has one.
+    /// File for reservations that persist through power loss, in SPDK's format. Left out: the
+    /// daemon's state, if it has one.
     ptpl_file: Option<String>,
-    /// The namespace id unless given.
+    /// Default: the namespace id.
     #[serde(default)]
     anagrpid: u32,
-    /// Visible only to hosts that nvmf_ns_add_host names.
+    /// Visible only to hosts added with nvmf_ns_add_host.
     #[serde(default)]
     no_auto_visible: bool,
-    /// Accepted: devices here have no metadata.
+    /// Accepted: devices have no metadata here.
     #[serde(default)]
     #[allow(dead_code)]
     hide_metadata: bool,
@@ -85,20 +85,20 @@ impl Method<Engine> for Add {
     async fn apply(params: AddParams, on: Rc<Engine>) -> Result<u32, RpcError> {
         let plane = on.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        let wish = params.namespace;
+        let spec = params.namespace;
         let nqn = subsystem.nqn().clone();
         let device = plane
             .bdevs
-            .get(&wish.bdev_name)
+            .get(&spec.bdev_name)
             .map_err(|e| refused_device(&e.to_string()))?
             .layer;
-        let ids = identifiers(&wish, device.uuid())?;
-        let nsid = choose_nsid(&on, &subsystem, &wish, device.name(), &ids)?;
-        let ana_group = (wish.anagrpid != 0).then_some(wish.anagrpid);
-        let file = wish.ptpl_file.as_deref().filter(|file| !file.is_empty());
+        let ids = identifiers(&spec, device.uuid())?;
+        let nsid = choose_nsid(&on, &subsystem, &spec, device.name(), &ids)?;
+        let ana_group = (spec.anagrpid != 0).then_some(spec.anagrpid);
+        let file = spec.ptpl_file.as_deref().filter(|file| !file.is_empty());
         let file = file.map(reservation::located).transpose()?;
         let file = file.as_deref();
-        let reservations = reservation::beginning(&on, (&nqn, nsid, &ids), file)?;
+        let reservations = reservation::initial(&on, (&nqn, nsid, &ids), file)?;
         let config = NamespaceConfig {
             nsid: Some(nsid),
             bdev_name: device.name().to_owned(),
@@ -107,7 +107,7 @@ impl Method<Engine> for Add {
                 .map_err(|error| refused_device(&error.to_string()))?,
             ids,
             ana_group,
-            auto_visible: !wish.no_auto_visible,
+            auto_visible: !spec.no_auto_visible,
             reservations,
         };
         plane.target.add_namespace(&nqn, config)?;
@@ -116,7 +116,7 @@ impl Method<Engine> for Add {
             "bdev_name": on.volumes.lasting_name(device.name()),
             "nguid": hex(&ids.nguid),
             "uuid": ids.uuid,
-            "no_auto_visible": wish.no_auto_visible,
+            "no_auto_visible": spec.no_auto_visible,
         });
         if ids.eui64 != [0; 8] {
             namespace["eui64"] = hex(&ids.eui64).into();
@@ -137,8 +137,9 @@ impl Method<Engine> for Add {
             return Err(refused);
         }
         if find(&subsystem, nsid).is_err() {
-            // The device went while that was being stored, when there was no record to say so of.
-            let cause = format!("device \"{}\" went away", wish.bdev_name);
+            // The device went away while the record was being stored, so the removal found no
+            // record to mark.
+            let cause = format!("device \"{}\" went away", spec.bdev_name);
             let away = RpcError::errno(Errno::ENODEV, cause);
             on.journal.restored(&key::namespace(&nqn, nsid), Err(away));
         }
@@ -157,8 +158,8 @@ fn note(nqn: &Nqn, nsid: u32) -> String {
     format!("{nqn}/{nsid}")
 }
 
-fn identifiers(wish: &Namespace, own: Uuid) -> Result<NamespaceIds, RpcError> {
-    let mut ids = NamespaceIds::from_uuid(wish.uuid.unwrap_or(own));
+fn identifiers(spec: &Namespace, own: Uuid) -> Result<NamespaceIds, RpcError> {
+    let mut ids = NamespaceIds::from_uuid(spec.uuid.unwrap_or(own));
     let wrong = |field: &str, cause: String| {
         RpcError::invalid_params_text(format!("Invalid {field}"))
             .cause(cause)
@@ -168,18 +169,18 @@ fn identifiers(wish: &Namespace, own: Uuid) -> Result<NamespaceIds, RpcError> {
         return Err(wrong("uuid", "the nil UUID identifies nothing".into())
             .remedy("leave it out to use the device's"));
     }
-    if let Some(text) = &wish.nguid {
+    if let Some(text) = &spec.nguid {
         ids.nguid = unhex(text)
             .ok_or_else(|| wrong("nguid", format!("\"{text}\" is not 32 hexadecimal digits")))?;
     }
-    if let Some(text) = &wish.eui64 {
+    if let Some(text) = &spec.eui64 {
         ids.eui64 = unhex(text)
             .ok_or_else(|| wrong("eui64", format!("\"{text}\" is not 16 hexadecimal digits")))?;
     }
     Ok(ids)
 }
 
-/// Digits as SPDK writes them.
+/// Upper-case hexadecimal digits, as in SPDK.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02X}")).collect()
 }
@@ -195,12 +196,12 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(out)
 }
 
-/// The id asked for or the lowest free one, past those that are kept for namespaces whose device is
-/// away.
+/// The requested NSID, or the lowest free one. NSIDs of namespaces whose device is away are not
+/// free.
 fn choose_nsid(
     on: &Engine,
     subsystem: &Subsystem,
-    wish: &Namespace,
+    spec: &Namespace,
     bdev: &str,
     ids: &NamespaceIds,
 ) -> Result<u32, RpcError> {
@@ -215,7 +216,7 @@ fn choose_nsid(
             .find(&key::namespace(nqn, nsid))
             .filter(|_| !live.contains(&nsid))
     };
-    if wish.nsid == 0 {
+    if spec.nsid == 0 {
         let free = |nsid: &u32| !live.contains(nsid) && kept(*nsid).is_none();
         let none = || {
             SubsystemError::NamespacesFull {
@@ -226,8 +227,8 @@ fn choose_nsid(
         };
         return (1..=max).find(free).ok_or_else(none);
     }
-    let Some(entry) = kept(wish.nsid) else {
-        return Ok(wish.nsid);
+    let Some(entry) = kept(spec.nsid) else {
+        return Ok(spec.nsid);
     };
     let params = &entry.record.params;
     let text = |at: &str| {
@@ -238,14 +239,14 @@ fn choose_nsid(
             .to_owned()
     };
     let (its_device, its_uuid) = (text("/namespace/bdev_name"), text("/namespace/uuid"));
-    // Its record may name the device by an alias or by its UUID.
-    let same_device = its_device == bdev || its_device == wish.bdev_name;
+    // The record may name the device by an alias or by its UUID.
+    let same_device = its_device == bdev || its_device == spec.bdev_name;
     if same_device && its_uuid == ids.uuid.to_string() {
-        return Ok(wish.nsid);
+        return Ok(spec.nsid);
     }
     Err(RpcError::invalid_params(format!(
         "namespace id {} is kept for device \"{its_device}\" (UUID {its_uuid}), which is away",
-        wish.nsid
+        spec.nsid
     ))
     .field("namespace.nsid")
     .remedy("take another id, or remove that namespace first"))
@@ -274,7 +275,7 @@ impl Method<Engine> for Remove {
         let (nqn, nsid) = (subsystem.nqn(), params.nsid);
         let own = key::namespace(nqn, nsid);
         let live = find(&subsystem, nsid);
-        // One whose device is away can be given up.
+        // A namespace whose device is away can be removed.
         if let (Err(refused), None) = (&live, on.journal.find(&own)) {
             return Err(refused.clone());
         }
@@ -284,12 +285,12 @@ impl Method<Engine> for Remove {
             drop(entry);
             subsystem.remove_namespace(nsid)?;
             on.notes.send("nvmf_namespace_change", note(nqn, nsid));
-            // What a host's command has stored since the record went.
+            // A host command may have stored a reservation since the record was removed.
             if on.journal.find(&key::reservation(nqn, nsid)).is_some() {
                 on.journal.commit(forget(&own)).await?;
             }
-            // The device is free when the reactors have closed their queues; I/O that is slow to end
-            // does not keep the operator.
+            // The device is free once the reactors have closed their queues. Slow I/O delays the
+            // reply for `PATIENCE` at most.
             wait_until(PATIENCE, || device.upgrade().is_none()).await;
         } else {
             subsystem.forget_reservation(nsid);
@@ -313,7 +314,7 @@ pub(super) fn find(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry, R
         .ok_or_else(none)
 }
 
-/// Without a namespace's record, and those of the hosts that see it.
+/// Removes a namespace's record and the records of hosts that see it.
 fn forget(own: &str) -> Change {
     Change(vec![
         Edit::RemoveAll(key::below(own)),
@@ -321,7 +322,7 @@ fn forget(own: &str) -> Change {
     ])
 }
 
-/// The edits that take the namespaces on devices out of the journal, hosts and all.
+/// Edits that remove the namespaces on `devices` from the journal, with their hosts.
 pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
     let on_one_of_them = |entry: &crate::journal::Entry| {
         let device = entry
@@ -338,10 +339,10 @@ pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
         .collect()
 }
 
-/// A device is going away: its namespaces go with it. Those that nobody removed come back when the
-/// device does.
+/// Removes the namespaces of a device that goes away. They return with the device unless an
+/// operator removed them.
 pub fn bdev_gone(on: &Engine, plane: &Plane, bdev: &str) {
-    // By now the name may belong to another device, with namespaces of its own.
+    // The name may already belong to a new device with its own namespaces.
     let now = plane.bdevs.lookup(bdev);
     let is_of_now = |entry: &NamespaceEntry| {
         let backing = Arc::as_ptr(&entry.namespace.backing.bdev);
@@ -446,7 +447,7 @@ impl Method<Engine> for AddHost {
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
         match subsystem.add_namespace_host(nsid, &host) {
-            // As SPDK answers: configurations are loaded more than once.
+            // Idempotent as in SPDK, because configurations are loaded more than once.
             Err(SubsystemError::HostExists { .. }) => return Ok(true),
             added => added?,
         }
@@ -504,7 +505,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digits_are_read_as_written() {
+    fn hex_digits_round_trip() {
         let bytes = [0x00, 0x1f, 0xa0, 0xff];
         assert_eq!(hex(&bytes), "001FA0FF");
         assert_eq!(unhex::<4>("001fA0ff"), Some(bytes));

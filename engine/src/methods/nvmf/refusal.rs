@@ -1,4 +1,4 @@
-//! The target's errors in SPDK's codes and words, with the facts beside them.
+//! Maps target errors to SPDK's codes and messages; `data` holds the facts.
 
 use nacre_nvmf::subsystems::{SubsystemError, TargetError};
 use nacre_nvmf::transport::ListenError;
@@ -6,7 +6,7 @@ use nacre_nvmf::transport::ListenError;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 
-/// SPDK's own text with its code for "could not be done".
+/// SPDK's message with its code for a failed operation (internal error).
 pub(super) fn failed(message: impl Into<String>, cause: impl Into<String>) -> RpcError {
     RpcError {
         code: INTERNAL_ERROR,

@@ -1,10 +1,10 @@
-//! Reservations that persist through power loss: where they are kept, and `nvmf_ns_get_reservation`.
+//! Storage of reservations that persist through power loss (PTPL), and `nvmf_ns_get_reservation`.
 //!
-//! What a namespace's hosts agreed is kept in the journal, below the namespace, or in the file that
-//! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is made durable before the
-//! host's command is answered: the target hands it over with a ticket, a task on the management's
-//! thread stores it and answers the ticket. A namespace takes it along when it is added, so that
-//! there is no moment in which hosts can use it without; the record's own call only confirms that.
+//! A reservation is stored in the journal, below its namespace, or in the file that
+//! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is durable before the host's
+//! command completes: the target sends the state with a ticket, and a task on the management thread
+//! stores it and completes the ticket. A namespace loads its reservation when it is added, so hosts
+//! never see it without. The record's own call only confirms that.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -34,24 +34,24 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>().add::<Restore>();
 }
 
-/// The method of a kept reservation's record.
+/// Method name in the record of a stored reservation.
 pub const RESTORE: &str = "nvmf_ns_restore_reservation";
 
-/// A reservation as it is kept. The names are those of SPDK's file.
+/// A reservation in stored form. Field names are those of SPDK's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub(super) struct Kept {
-    /// Always true: what does not persist is not kept.
+    /// Always true: only persistent reservations are stored.
     ptpl: bool,
-    /// 1 to 6; left out or 0 for none.
+    /// 1 to 6; 0 or left out means no reservation.
     #[serde(default)]
     rtype: u8,
     /// The holder's key.
     #[serde(default)]
     crkey: u64,
-    /// The namespace's: another namespace does not get it.
+    /// UUID of the namespace. Another namespace does not load this reservation.
     #[schemars(with = "String")]
     bdev_uuid: Uuid,
-    /// The holder's host identifier. Of a type that all registrants hold it is one of them.
+    /// Host identifier of the holder; one of the registrants if all registrants hold it.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -68,12 +68,12 @@ pub(super) struct Kept {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 struct KeptRegistrant {
     rkey: u64,
-    /// Its host identifier.
+    /// Host identifier of the registrant.
     #[schemars(with = "String")]
     host_uuid: Uuid,
 }
 
-/// SPDK names the holder by an empty text where all registrants hold the reservation.
+/// SPDK writes an empty holder if all registrants hold the reservation.
 fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Uuid>, D::Error> {
     match Option::<String>::deserialize(from)?.as_deref() {
         None | Some("") => Ok(None),
@@ -140,7 +140,7 @@ impl Kept {
     }
 }
 
-/// Where one namespace's reservation is kept.
+/// Where the reservation of a namespace is stored.
 #[derive(Debug, Clone)]
 enum Place {
     Journal { nqn: Nqn, nsid: u32, uuid: Uuid },
@@ -162,7 +162,7 @@ struct Job {
     ticket: Ticket,
 }
 
-/// The way from the target's cores to the task that stores.
+/// Queue from the target's cores to the task that stores reservations.
 #[derive(Debug)]
 pub struct Keeping {
     jobs: mpsc::UnboundedSender<Job>,
@@ -185,9 +185,10 @@ struct ToManagement {
 }
 
 impl Keeper for ToManagement {
-    /// A namespace has one of these under way at most, so that the list is bounded by theirs.
+    /// A namespace has at most one job in flight, so the queue is bounded by the number of
+    /// namespaces.
     fn keep(&self, state: Option<&State>, ticket: Ticket) {
-        // If the task is gone, so is the ticket, which then says that it failed.
+        // If the task is gone, the dropped ticket reports the failure.
         let _ = self.jobs.send(Job {
             place: self.place.clone(),
             state: state.cloned(),
@@ -196,12 +197,12 @@ impl Keeper for ToManagement {
     }
 }
 
-/// Stores what the target asks to be stored, for ever.
+/// Serves store requests of the target until the daemon ends.
 pub async fn keep(on: Rc<Engine>) {
     let queue = on.keeping.queue.take();
     let Some(mut queue) = queue else { return };
     while let Some(job) = queue.recv().await {
-        // A file that cannot be written for a while holds up its own namespace, which has one of these at a time.
+        // A file that cannot be written delays only its own namespace, which has one job at a time.
         tokio::task::spawn_local(store(Rc::clone(&on), job));
     }
 }
@@ -242,7 +243,7 @@ async fn in_journal(
     kept: Option<Kept>,
 ) -> Result<(), RpcError> {
     let own = key::reservation(nqn, nsid);
-    // A command of a namespace that was removed in the meantime must not leave a record behind.
+    // Must not leave a record behind for a namespace that was removed meanwhile.
     find(on, nqn, nsid, uuid)?;
     let change = match kept {
         None => Change::remove(own.clone()),
@@ -252,7 +253,7 @@ async fn in_journal(
         }
     };
     on.journal.commit(change).await?;
-    // Nor one that was removed while that was stored.
+    // The namespace may also be removed while the record is being stored.
     match find(on, nqn, nsid, uuid) {
         Err(gone) if on.plane().is_ok() => {
             on.journal.commit(Change::remove(own)).await?;
@@ -262,7 +263,7 @@ async fn in_journal(
     }
 }
 
-/// Replaces the file as a whole: it is the old one or the new one, whenever the power goes.
+/// Replaces the file atomically: after a power loss it holds the old or the new reservation.
 async fn in_file(path: PathBuf, uuid: Uuid, kept: Option<Kept>) -> Result<(), RpcError> {
     let work = move || write_file(&path, uuid, kept.as_ref());
     let done = tokio::task::spawn_blocking(work).await;
@@ -270,7 +271,7 @@ async fn in_file(path: PathBuf, uuid: Uuid, kept: Option<Kept>) -> Result<(), Rp
         .map_err(|e| RpcError::errno(Errno::EIO, e.to_string()))
 }
 
-/// A file that holds anything but the reservation of the namespace `uuid` stays as it is.
+/// Leaves a file untouched that holds anything but the reservation of namespace `uuid`.
 fn write_file(path: &Path, uuid: Uuid, kept: Option<&Kept>) -> std::io::Result<()> {
     if let Some(found) = read_file(path)? {
         found.belongs_to(uuid).map_err(std::io::Error::other)?;
@@ -285,7 +286,7 @@ fn write_file(path: &Path, uuid: Uuid, kept: Option<&Kept>) -> std::io::Result<(
     }
 }
 
-/// Where the file is, whatever the working directory of the next daemon is.
+/// Absolute path of the file, so that it does not depend on the working directory.
 pub(super) fn located(file: &str) -> Result<String, RpcError> {
     let refuse = |error: std::io::Error| {
         RpcError::errno(Errno::EINVAL, format!("{file}: {error}")).field("namespace.ptpl_file")
@@ -296,7 +297,7 @@ pub(super) fn located(file: &str) -> Result<String, RpcError> {
 
 fn read_file(path: &Path) -> std::io::Result<Option<Kept>> {
     match std::fs::read(path) {
-        // SPDK makes an empty one and fills it later.
+        // SPDK creates an empty file and fills it later.
         Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(None),
         Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -304,9 +305,9 @@ fn read_file(path: &Path) -> std::io::Result<Option<Kept>> {
     }
 }
 
-/// How a namespace's reservations begin, and where they are kept. One that is there and cannot be
-/// read keeps the namespace away: hosts would take it for theirs.
-pub(super) fn beginning(
+/// Initial reservations of a namespace and their storage. A stored reservation that cannot be read
+/// is an error: hosts could otherwise write to a namespace that another host reserved.
+pub(super) fn initial(
     on: &Engine,
     (nqn, nsid, ids): (&Nqn, u32, &NamespaceIds),
     file: Option<&str>,
@@ -363,7 +364,7 @@ fn damaged(what: &str, why: &str) -> RpcError {
     .remedy("state_forget gives it up, or remove the file: hosts have to register again")
 }
 
-/// The reservation of a namespace that is there.
+/// The reservation of a namespace that currently exists.
 fn find(on: &Engine, nqn: &Nqn, nsid: u32, uuid: Uuid) -> Result<Arc<Reservation>, RpcError> {
     let subsystem = on.plane()?.target.subsystem(nqn)?;
     let entry = super::namespace::find(&subsystem, nsid)?;
@@ -421,18 +422,18 @@ struct GetParams {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Reply {
-    /// As `nvme resv-acquire --rtype` counts; 0: nothing is reserved.
+    /// Type as in `nvme resv-acquire --rtype`; 0: no reservation.
     rtype: u8,
-    /// Of the type, in words.
+    /// Name of the type.
     #[serde(skip_serializing_if = "Option::is_none")]
     r#type: Option<&'static str>,
-    /// Counts changes of registrations.
+    /// Generation: counts changes of registrations.
     generation: u32,
     /// Persists through power loss.
     ptpl: bool,
-    /// Hosts can make it persist.
+    /// Hosts can make it persistent.
     ptpl_capable: bool,
-    /// Commands refused because of it, since the namespace was added.
+    /// Commands refused because of the reservation since the namespace was added.
     conflicts: u64,
     registrants: Vec<RegistrantReply>,
 }
@@ -511,10 +512,10 @@ mod tests {
         }
     }
 
-    /// A reservation that a host makes while its namespace is removed goes with it, whichever of the two is stored first:
-    /// the next namespace of this number is not to have it.
+    /// Goal: a reservation stored while its namespace is removed is deleted too, in either order.
+    /// The next namespace with this NSID must not inherit it.
     #[test]
-    fn nothing_is_left_of_a_namespace_that_goes_meanwhile() {
+    fn no_record_remains_of_a_namespace_removed_meanwhile() {
         const NQN: &str = "nqn.2026-01.org.example:a";
         let nqn = Nqn::new(NQN).unwrap();
         for later in 0..3 {
@@ -544,13 +545,13 @@ mod tests {
             });
             removed.unwrap();
             let left = engine.journal.find(&key::reservation(&nqn, 1));
-            assert_eq!(left, None, "kept {later} turns later");
+            assert_eq!(left, None, "stored {later} turns later");
         }
     }
 
-    /// What is kept is what comes back, through the file too, but for the count.
+    /// Goal: a stored reservation loads unchanged, from a file too, except for the generation.
     #[test]
-    fn kept_and_read() {
+    fn stored_reservation_round_trips() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ptpl.json");
         assert_eq!(read_file(&path).unwrap(), None);
@@ -572,7 +573,7 @@ mod tests {
             write_file(&path, uuid, Some(&kept)).unwrap();
             assert_eq!(read_file(&path).unwrap(), Some(kept));
         }
-        // Neither the reservation of another namespace nor another file is overwritten or removed.
+        // Neither another namespace's reservation nor an unrelated file is overwritten or removed.
         let other = Uuid::from_u128(6);
         let theirs = Kept::of(&state(None), other);
         write_file(&path, other, Some(&theirs)).unwrap_err();
@@ -587,7 +588,7 @@ mod tests {
         std::fs::remove_file(&notes).unwrap();
         assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
         std::fs::write(&path, "\n").unwrap();
-        assert_eq!(read_file(&path).unwrap(), None, "as SPDK makes it");
+        assert_eq!(read_file(&path).unwrap(), None, "an empty file of SPDK");
         std::fs::write(&path, "{").unwrap();
         assert!(read_file(&path).is_err());
         assert!(
@@ -600,9 +601,9 @@ mod tests {
         );
     }
 
-    /// SPDK's file, as it writes it.
+    /// Goal: a file in SPDK's own format is read.
     #[test]
-    fn spdks_file() {
+    fn reads_a_file_of_spdk() {
         let text = r#"{ "ptpl": true, "rtype": 1, "crkey": 161, "bdev_uuid": "00000000-0000-0000-0000-000000000005",
             "holder_uuid": "01010101-0101-0101-0101-010101010101",
             "registrants": [{ "rkey": 161, "host_uuid": "01010101-0101-0101-0101-010101010101" }] }"#;
@@ -614,12 +615,12 @@ mod tests {
             ..kept.clone()
         };
         assert!(damaged.state().is_err());
-        let nobody = Kept {
+        let empty = Kept {
             holder_uuid: None,
             ..kept
         };
-        assert!(nobody.state().is_err());
-        // Held by all registrants.
+        assert!(empty.state().is_err());
+        // All registrants hold the reservation.
         let text = text.replace(r#""rtype": 1"#, r#""rtype": 5"#).replace(
             r#""holder_uuid": "01010101-0101-0101-0101-010101010101""#,
             r#""holder_uuid": """#,

@@ -1,4 +1,4 @@
-//! `nvmf_create_subsystem`, `nvmf_delete_subsystem`, `nvmf_get_subsystems`.
+//! `nvmf_create_subsystem`, `nvmf_delete_subsystem`, `nvmf_get_subsystems`: subsystems.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -39,48 +39,49 @@ struct Create;
 struct CreateParams {
     nqn: String,
     tgt_name: Option<String>,
-    /// At most 20 printable ASCII characters; unless given derived from the NQN.
+    /// At most 20 printable ASCII characters; default: derived from the NQN.
     serial_number: Option<String>,
     /// At most 40 printable ASCII characters.
     model_number: Option<String>,
-    /// Must be empty: the extended discovery log is not kept.
+    /// Must be empty: the extended discovery log is not supported.
     admin_label: Option<String>,
-    /// Most namespaces, and the largest namespace id; 0: 32. With ana_reporting Linux hosts want 36 bytes of max_io_size
-    /// for each, and do without ANA beyond that: 3640 fit 128 KiB, 29126 fit 1 MiB.
+    /// Maximum number of namespaces, and the largest namespace id; 0: 32. With ana_reporting, Linux
+    /// hosts need 36 bytes of max_io_size per namespace and disable ANA if that is exceeded: 3640
+    /// fit 128 KiB, 29126 fit 1 MiB.
     #[serde(default)]
     max_namespaces: u32,
     #[serde(default)]
     allow_any_host: bool,
     #[serde(default)]
     ana_reporting: bool,
-    /// The controller ids handed out here; to be told apart on several targets of one subsystem.
+    /// Lowest controller id. Targets that share a subsystem need separate ranges.
     min_cntlid: Option<u16>,
     max_cntlid: Option<u16>,
-    /// Our own: `dynamic` (unless given), or `static`: there is one controller for each id of the range, and hosts ask for
-    /// any of them (FFFEh) or for one in particular, which they keep. Linux hosts ask for dynamic ones only, and are
-    /// refused.
+    /// Nacre extension: `dynamic` (default) or `static`. Static: each id of the range is one
+    /// controller; hosts connect to any of them (FFFEh) or to one id, and keep it. Linux hosts only
+    /// connect dynamically and are refused.
     #[serde(default)]
     controller_model: ControllerModel,
-    /// 0, or SPDK's default, which it saves: deallocation is bound by the size of the device only.
+    /// 0 or the default that SPDK saves: deallocation is limited only by the size of the device.
     #[serde(default)]
     dmrsl: u32,
-    /// 0, or SPDK's default, which it saves: the limit of Write Zeroes is the target's.
+    /// 0 or the default that SPDK saves: the target sets the limit of Write Zeroes.
     #[serde(default)]
     wzsl: u8,
-    /// Must be false: commands are never passed on to the device.
+    /// Must be false: commands are never passed through to the device.
     #[serde(default)]
     passthrough: bool,
-    /// Must be false: a host cannot reset the subsystem of all hosts.
+    /// Must be false: one host cannot reset the subsystem for all hosts.
     #[serde(default)]
     enable_nssr: bool,
 }
 
-/// SPDK's defaults, which are in every configuration that it saves: nobody asked for them.
+/// SPDK's defaults. Every configuration that it saves has them, so they are not a request.
 const SAVED_DMRSL: u32 = 2_097_152;
 const SAVED_WZSL: u8 = 12;
 
-/// The serial number of a subsystem that was given none: always the same for the same name, and
-/// another one for another name, as hosts tell devices apart by it.
+/// Default serial number, derived from the NQN. Stable per name and distinct between names, because
+/// hosts distinguish devices by it.
 pub fn derived_serial_number(nqn: &str) -> String {
     let digest = Uuid::new_v5(&Uuid::NAMESPACE_OID, nqn.as_bytes())
         .simple()
@@ -176,10 +177,11 @@ impl Method<Engine> for Create {
         let plane = on.plane()?;
         plane.target.create_subsystem(config)?;
         let mut change = Change::put(key::subsystem(&nqn), Create::NAME, record);
-        // Of a subsystem that the file had under this name; this one is as it was asked for.
-        let of_the_files = key::allow_any_host(&nqn);
-        if !is_declaring() && on.journal.find(&of_the_files).is_some() {
-            change = change.and(Change::remove(of_the_files));
+        // Drops settings that RPC made about a file-declared subsystem of this name: this call is
+        // complete.
+        let file_settings = key::allow_any_host(&nqn);
+        if !is_declaring() && on.journal.find(&file_settings).is_some() {
+            change = change.and(Change::remove(file_settings));
         }
         let stored = on.journal.commit(change).await;
         if let Err(refused) = stored {
@@ -202,15 +204,16 @@ fn record_of(config: &SubsystemConfig) -> serde_json::Value {
         "max_cntlid": config.max_cntlid,
         "ana_reporting": config.ana_reporting,
     });
-    // SPDK, which may be given what is saved, does not know it.
-    if let Some(model) = other_model(config) {
+    // Written only if static, because SPDK, which may load the saved configuration, does not know
+    // the parameter.
+    if let Some(model) = non_default_model(config) {
         record["controller_model"] = json!(model);
     }
     record
 }
 
-/// `None`: dynamic, as everywhere else.
-fn other_model(config: &SubsystemConfig) -> Option<ControllerModel> {
+/// `None` for dynamic controllers, the default.
+fn non_default_model(config: &SubsystemConfig) -> Option<ControllerModel> {
     let is_static = config.controller_model == subsystems::ControllerModel::Static;
     is_static.then_some(ControllerModel::Static)
 }
@@ -238,14 +241,14 @@ impl Method<Engine> for Delete {
         let found = nvm_subsystem(&plane, None, &params.nqn);
         let subsystem = match (found, Nqn::new(&params.nqn)) {
             (Ok(subsystem), _) => Some(subsystem),
-            // One that could not be restored can be given up by deleting it.
+            // A subsystem that could not be restored can be deleted.
             (Err(_), Ok(nqn)) if on.journal.find(&key::subsystem(&nqn)).is_some() => None,
             (Err(refused), _) => return Err(refused),
         };
         let nqn = Nqn::new(&params.nqn)
             .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
         let own = key::subsystem(&nqn);
-        // The records first: what is gone must not come back because a crash came between.
+        // Records go first: after a crash in between, the subsystem must not return.
         on.journal
             .commit(Change(vec![
                 Edit::RemoveAll(key::below(&own)),
@@ -262,7 +265,7 @@ impl Method<Engine> for Delete {
             .collect();
         drop(subsystem);
         let deleted = plane.target.delete_subsystem(&nqn)?;
-        // What a host's command has stored since the records went.
+        // A host command may have stored a reservation since the records were removed.
         let below = key::below(&key::subsystem(&nqn));
         if !on.journal.below(&below).is_empty() {
             let change = Change(vec![Edit::RemoveAll(below)]);
@@ -279,7 +282,7 @@ impl Method<Engine> for Delete {
             ));
         }
         drop(deleted);
-        // Its devices are free when the reactors have closed their queues.
+        // The devices are free once the reactors have closed their queues.
         wait_until(PATIENCE, || devices.iter().all(|d| d.upgrade().is_none())).await;
         Ok(true)
     }
@@ -290,7 +293,7 @@ struct Get;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetParams {
-    /// Only this one; all unless given.
+    /// Only this subsystem; all when left out.
     nqn: Option<String>,
     tgt_name: Option<String>,
 }
@@ -298,7 +301,8 @@ struct GetParams {
 #[derive(Debug, Serialize, JsonSchema)]
 struct SubsystemReply {
     nqn: String,
-    /// Of the discovery subsystem: the name that no other has, if it has one. It is reached by both.
+    /// Unique name of the discovery subsystem, if it has one. Hosts can connect by this or by the
+    /// well-known name.
     #[serde(skip_serializing_if = "Option::is_none")]
     unique_nqn: Option<String>,
     /// `NVMe` or `Discovery`.
@@ -315,7 +319,7 @@ struct HostReply {
     nqn: String,
 }
 
-/// What only a subsystem with namespaces has.
+/// Fields of NVM subsystems.
 #[derive(Debug, Serialize, JsonSchema)]
 struct NvmReply {
     serial_number: String,
@@ -324,7 +328,7 @@ struct NvmReply {
     passthrough: bool,
     min_cntlid: u16,
     max_cntlid: u16,
-    /// Only where it is `static`.
+    /// Present only if `static`.
     #[serde(skip_serializing_if = "Option::is_none")]
     controller_model: Option<ControllerModel>,
     dmrsl: u32,
@@ -336,7 +340,7 @@ struct NvmReply {
 struct NamespaceReply {
     nsid: u32,
     bdev_name: String,
-    /// As `bdev_name`, for older clients.
+    /// Same as `bdev_name`, for older clients.
     name: String,
     nguid: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -387,7 +391,7 @@ fn describe(subsystem: &Subsystem, target: &Target) -> SubsystemReply {
         passthrough: false,
         min_cntlid: config.min_cntlid,
         max_cntlid: config.max_cntlid,
-        controller_model: other_model(config),
+        controller_model: non_default_model(config),
         dmrsl: 0,
         wzsl: 0,
         namespaces: subsystem.namespaces().into_iter().map(namespace).collect(),

@@ -25,7 +25,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<SetConfig>();
 }
 
-/// The calls that make the target's configuration again.
+/// The calls that restore the target's configuration.
 pub fn config(engine: &Engine) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let options = &engine.options.borrow().nvmf;
@@ -58,7 +58,7 @@ pub fn config(engine: &Engine) -> Vec<Value> {
         .journal
         .below("nvmf/")
         .into_iter()
-        // What hosts agreed is no configuration, and SPDK has no such call.
+        // Reservations are state, not configuration, and SPDK has no such call.
         .filter(|e| e.record.method != RESTORE);
     let made = entries.map(|e| call(&e.record.method, e.record.params));
     calls.extend(made);
@@ -151,7 +151,7 @@ struct SetMaxSubsystems;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct MaxSubsystemsParams {
-    /// 1 to 65536, the discovery subsystem not counted.
+    /// 1 to 65536, not counting the discovery subsystem.
     max_subsystems: u32,
 }
 
@@ -188,7 +188,7 @@ struct SetCrdt;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct CrdtParams {
-    /// In units of 100 ms, as the others.
+    /// In units of 100 ms, like the others.
     #[serde(default)]
     crdt1: u16,
     #[serde(default)]
@@ -213,7 +213,7 @@ impl Method<Engine> for SetCrdt {
     }
 }
 
-/// Which listeners a host is told of: those that have this in common with the one it asks.
+/// Which listeners the discovery log shows: those that share this property with the queried one.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -232,12 +232,12 @@ struct ConfigParams {
     /// Must all be false.
     #[serde(default)]
     admin_cmd_passthru: Passthru,
-    /// Must be left out: every reactor serves.
+    /// Must be left out: every reactor serves connections.
     poll_groups_mask: Option<String>,
-    /// The old form of discovery_filters: `match_any`, or names with commas between.
+    /// The old form of discovery_filters: `match_any`, or names separated by commas.
     discovery_filter: Option<String>,
     discovery_filters: Option<Vec<DiscoveryFilter>>,
-    /// Accepted: there is no authentication to use them.
+    /// Accepted: authentication is not supported.
     #[allow(dead_code)]
     dhchap_digests: Option<Vec<String>>,
     #[allow(dead_code)]

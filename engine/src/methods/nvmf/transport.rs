@@ -1,6 +1,6 @@
 //! `nvmf_create_transport`, `nvmf_get_transports`.
 //!
-//! What a transport was made with is its journal record, in the shape in which SPDK lists it.
+//! The journal record of a transport holds its options in the form in which SPDK lists them.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 
 struct Create;
 
-/// SPDK takes unknown members here, each transport picking its own; so do we.
+/// As in SPDK, unknown members are accepted: each transport picks its own.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct CreateParams {
     /// `TCP` or `RDMA`, in any case.
@@ -39,63 +39,64 @@ struct CreateParams {
     max_queue_depth: Option<u16>,
     /// I/O queues of one controller.
     max_io_qpairs_per_ctrlr: Option<u16>,
-    /// Bytes of data that a host may send along with a command.
+    /// Bytes of in-capsule data that a host may send per command.
     in_capsule_data_size: Option<u32>,
-    /// Bytes of the largest transfer.
+    /// Size of the largest transfer in bytes.
     max_io_size: Option<u32>,
     /// Entries of an admin queue, 32 to 4096.
     max_aq_depth: Option<u32>,
-    /// Accepted: buffers are per reactor, see iobuf_set_options. Unless given,
-    /// nvmf_get_transports reports the buffers of a reactor.
+    /// Accepted: buffers are per reactor, see iobuf_set_options. Left out: nvmf_get_transports
+    /// reports the buffers of a reactor.
     iobuf_small_cache_size: Option<u32>,
     /// Accepted, as iobuf_small_cache_size.
     iobuf_large_cache_size: Option<u32>,
-    /// Accepted, as the next two: SPDK does not use them any more.
+    /// Accepted, like the next two: SPDK no longer uses them.
     #[allow(dead_code)]
     io_unit_size: Option<u32>,
     #[allow(dead_code)]
     num_shared_buffers: Option<u32>,
     #[allow(dead_code)]
     buf_cache_size: Option<u32>,
-    /// Accepted: there is one buffer for control messages per connection.
+    /// Accepted: each connection has one buffer for control messages.
     #[allow(dead_code)]
     control_msg_num: Option<u32>,
-    /// Accepted: the kernel says when a connection waits.
+    /// Accepted: the kernel reports new connections.
     #[allow(dead_code)]
     acceptor_poll_rate: Option<u32>,
-    /// Accepted, as the next two: for vfio-user only.
+    /// Accepted, like the next two: for vfio-user only.
     #[allow(dead_code)]
     disable_mappable_bar0: Option<bool>,
     #[allow(dead_code)]
     disable_adaptive_irq: Option<bool>,
     #[allow(dead_code)]
     disable_shadow_doorbells: Option<bool>,
-    /// Accepted: data is never copied where the device takes it as it lies.
+    /// Accepted: data is never copied if the device can use the buffer as is.
     zcopy: Option<bool>,
-    /// Accepted: it is used wherever the host allows it.
+    /// Accepted: used whenever the host allows it.
     c2h_success: Option<bool>,
-    /// Must be false: devices here have no protection information.
+    /// Must be false: devices have no protection information here.
     dif_insert_or_strip: Option<bool>,
     /// Must be 0.
     sock_priority: Option<u32>,
-    /// Accepted: an Abort is answered at once, whatever becomes of the command.
+    /// Accepted: an Abort completes at once, whatever the state of the command.
     abort_timeout_sec: Option<u32>,
-    /// TCP: milliseconds until a peer that acknowledges nothing is given up; 0: 30 seconds. RDMA: the local ACK
-    /// timeout as an exponent (4.096 us * 2^n), at most 31; 0: the connection manager's.
+    /// TCP: milliseconds until a connection without acknowledgements is closed; 0: 30 seconds.
+    /// RDMA: local ACK timeout as an exponent (4.096 us * 2^n), at most 31; 0: the connection
+    /// manager's value.
     ack_timeout: Option<u32>,
-    /// Accepted: work requests come from rings of each queue pair.
+    /// Accepted: work requests come from per-queue-pair rings.
     data_wr_pool_size: Option<u32>,
     /// RDMA: receive buffers per reactor and device, shared by its queue pairs.
     max_srq_depth: Option<u32>,
-    /// RDMA: each queue pair has receive buffers of its own.
+    /// RDMA: each queue pair has its own receive buffers.
     no_srq: Option<bool>,
-    /// RDMA: completions per reactor and device to begin with.
+    /// RDMA: initial number of completion queue entries per reactor and device.
     num_cqe: Option<u32>,
-    /// RDMA: connection requests that wait to be looked at.
+    /// RDMA: maximum number of pending connection requests.
     acceptor_backlog: Option<i32>,
     /// RDMA: must be false: work requests are posted in batches.
     no_wr_batching: Option<bool>,
-    /// Accepted: no command is ever passed on.
+    /// Accepted: commands are never passed through.
     disable_command_passthru: Option<bool>,
     /// Keep-alive granularity in units of 100 ms.
     kas: Option<u16>,
@@ -109,7 +110,7 @@ struct CreateParams {
     masked_fuses: Vec<String>,
 }
 
-/// A transport as listed, in SPDK's order.
+/// A transport as listed, in SPDK's field order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 struct Transport {
     trtype: String,
@@ -118,17 +119,17 @@ struct Transport {
     in_capsule_data_size: u32,
     max_io_size: u32,
     max_aq_depth: u32,
-    /// Buffers of a reactor, unless the call said it.
+    /// Buffers of a reactor, unless the call set a size.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "asked_size"
+        deserialize_with = "requested_size"
     )]
     iobuf_small_cache_size: Option<u32>,
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "asked_size"
+        deserialize_with = "requested_size"
     )]
     iobuf_large_cache_size: Option<u32>,
     dif_insert_or_strip: bool,
@@ -143,15 +144,15 @@ struct Transport {
     min_kato: u32,
 }
 
-/// SPDK's number for a size that no call gave.
-const NOT_ASKED: u32 = u32::MAX;
+/// SPDK's value for a size that the call left out.
+const UNSET_SIZE: u32 = u32::MAX;
 
-fn asked_size<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+fn requested_size<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let size = Option::<u32>::deserialize(from)?;
-    Ok(size.filter(|size| *size != NOT_ASKED))
+    Ok(size.filter(|size| *size != UNSET_SIZE))
 }
 
-/// What only one kind has.
+/// Fields of one transport type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum Own {
@@ -213,7 +214,7 @@ impl Own {
 }
 
 impl Transport {
-    /// What is not said otherwise: our configuration's values, or SPDK's in its place.
+    /// Default options: Nacre's configuration values, or SPDK's where there is none.
     fn defaults(on: &Engine, plane: &Plane, kind: TransportType) -> Transport {
         let (nvmf, limits) = (&on.settings.nvmf, plane.target.config.queue_limits());
         let own = Transport {
@@ -272,10 +273,10 @@ impl Transport {
             max_aq_depth: params.max_aq_depth.unwrap_or(defaults.max_aq_depth),
             iobuf_small_cache_size: params
                 .iobuf_small_cache_size
-                .filter(|size| *size != NOT_ASKED),
+                .filter(|size| *size != UNSET_SIZE),
             iobuf_large_cache_size: params
                 .iobuf_large_cache_size
-                .filter(|size| *size != NOT_ASKED),
+                .filter(|size| *size != UNSET_SIZE),
             dif_insert_or_strip: params
                 .dif_insert_or_strip
                 .unwrap_or(defaults.dif_insert_or_strip),
@@ -295,7 +296,7 @@ impl Transport {
         }
     }
 
-    /// Refuses what cannot be kept; what is announced to hosts is what is enforced.
+    /// Refuses values that cannot be enforced: hosts see these limits.
     fn check(&self, on: &Engine) -> Result<(), RpcError> {
         let buffer = on.settings.nvmf.max_io_size;
         for (field, value, least, most) in [
@@ -306,7 +307,7 @@ impl Transport {
                 1,
                 65_534,
             ),
-            // Base figure 294: hosts count on 32 entries.
+            // Base figure 294: hosts rely on 32 entries.
             ("max_aq_depth", self.max_aq_depth, 32, 4096),
             ("kas", self.kas.into(), 1, u16::MAX.into()),
             ("min_kato", self.min_kato, 0, 24 * 60 * 60 * 1000),
@@ -369,7 +370,7 @@ impl Transport {
             receive_buffer: buffer(sock.recv_buf_size),
             in_capsule_data_size: self.in_capsule_data_size,
             max_io_size: self.max_io_size,
-            // Those that are connected are the target's to count: a host beyond its limit is told so.
+            // The target counts established connections itself and reports the limit to the host.
             max_connections: (on.settings.nvmf.max_connections as usize)
                 .saturating_add(on.settings.nvmf.max_pending_connections as usize),
             max_pending_connections: on.settings.nvmf.max_pending_connections as usize,
@@ -401,7 +402,7 @@ impl Transport {
             srq_size: if no_srq { 0 } else { max_srq_depth },
             cq_size: num_cqe,
             backlog: acceptor_backlog,
-            // An exponent of five bits; 0 stands for "as it is".
+            // A five-bit exponent; 0 keeps the default.
             ack_timeout: Some(self.ack_timeout.min(31) as u8).filter(|n| *n > 0),
             ..declared
         }
@@ -418,7 +419,7 @@ impl Transport {
     }
 }
 
-/// Makes a transport if there is none of its kind: our own listeners need no ceremony.
+/// Creates the transport if none of its type exists: Nacre does not require a separate call.
 pub(super) async fn ensure(
     on: &Rc<Engine>,
     plane: &Plane,
@@ -430,7 +431,7 @@ pub(super) async fn ensure(
     }
 }
 
-/// A transport that the target does not have yet.
+/// A transport not yet added to the target.
 enum Made {
     Tcp(Arc<TcpPlug>),
     Rdma(Arc<RdmaPlug>),
@@ -444,7 +445,7 @@ impl Made {
         }
     }
 
-    /// Reactors that serve it.
+    /// Number of reactors that serve it.
     fn open(&self) -> usize {
         match self {
             Made::Tcp(plug) => plug.stats().len(),
@@ -461,13 +462,13 @@ async fn create(
 ) -> Result<(), RpcError> {
     transport.check(on)?;
     if plane.target.plug(kind).is_ok() {
-        return stands_for(on, kind, &transport);
+        return accept_existing(on, kind, &transport);
     }
     let made = match kind {
         TransportType::Rdma => Made::Rdma(rdma_plug(on, plane, transport.rdma(on)).await?),
         _ => Made::Tcp(tcp_plug(transport.tcp(on))?),
     };
-    // First durable, then there: a transport cannot be taken away again.
+    // Store first, then add: a transport cannot be removed again.
     let params = json!(transport);
     on.journal
         .commit(Change::put(key::transport(kind), Create::NAME, params))
@@ -479,7 +480,7 @@ async fn create(
     if let Made::Rdma(plug) = &made {
         Rdma::made(on, Arc::clone(plug));
     }
-    // The reactors take it up in their own time; a host that came before would be turned away.
+    // Reactors open the transport asynchronously; an earlier host would be refused.
     let cores = plane.target.cores();
     if !wait_until(PATIENCE, || made.open() >= cores).await {
         warn!(
@@ -490,10 +491,10 @@ async fn create(
     Ok(())
 }
 
-/// A transport that listeners of the configuration file made is the one that is asked for, if it has the same options:
-/// a saved configuration makes its transports, whatever the file of the daemon that loads it has already. One that a
-/// call made is there, as SPDK has it.
-fn stands_for(on: &Engine, kind: TransportType, asked: &Transport) -> Result<(), RpcError> {
+/// Accepts a request for a transport that the configuration file's listeners already created with
+/// the same options. This lets a saved configuration load on a daemon with such a file. A transport
+/// created by a call is refused as existing, as in SPDK.
+fn accept_existing(on: &Engine, kind: TransportType, asked: &Transport) -> Result<(), RpcError> {
     let exists = RpcError::from(TargetError::TransportExists { kind });
     let made = on.journal.find(&key::transport(kind));
     let Some(made) = made.filter(|entry| !entry.durable) else {
@@ -556,7 +557,7 @@ async fn rdma_plug(
         plane.arenas.clone(),
         plane.target.cores(),
     );
-    // Libraries are loaded and memory is locked: neither is for the thread that answers everybody.
+    // Loading libraries and locking memory are slow; keep them off the management thread.
     let made = tokio::task::spawn_blocking(move || {
         let provider = verbs.open().map_err(|absence| {
             let error = not_made(KIND, &absence);
@@ -615,7 +616,7 @@ fn no_such_type(trtype: &str) -> RpcError {
         .remedy("use TCP or RDMA")
 }
 
-/// Small and large data buffers of the reactor that has the fewest.
+/// Small and large data buffers of the reactor with the fewest.
 async fn buffers(on: &Engine, plane: &Plane) -> (u32, u32) {
     let small = on.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
     let pools = plane.pools().await;
@@ -637,7 +638,7 @@ struct Get;
 #[serde(deny_unknown_fields)]
 struct GetParams {
     tgt_name: Option<String>,
-    /// Only this one; all unless given.
+    /// Only this one; all when left out.
     trtype: Option<String>,
 }
 

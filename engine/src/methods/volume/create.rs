@@ -31,22 +31,22 @@ struct Create;
 #[serde(deny_unknown_fields)]
 struct CreateParams {
     name: String,
-    /// One to five block devices, one for each replica: by name, alias or UUID, or as the address of a
-    /// namespace of another target (`nvmf://`, `nvmf+tcp://`, `nvmf+rdma://`, `nvmf+rdma+tcp://`), which is
+    /// One to five block devices, one per replica: by name, alias or UUID, or as the URI of a
+    /// remote namespace (`nvmf://`, `nvmf+tcp://`, `nvmf+rdma://`, `nvmf+rdma+tcp://`), which is
     /// attached.
     devices: Vec<String>,
-    /// In MiB, or text such as "10GiB"; unless given as large as the smallest device allows, which
-    /// keeps 1 MiB for itself.
+    /// In MiB, or text such as "10GiB". Default: the largest size that fits the smallest device,
+    /// less 1 MiB for the label and the dirty-region log.
     #[serde(default, deserialize_with = "read::some_mebibytes")]
     size_mb: Option<u64>,
     /// In blocks of the devices, instead of size_mb.
     num_blocks: Option<u64>,
-    /// Random unless given. A volume that has this UUID and this name already is answered as it is.
+    /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.
     #[schemars(with = "Option<String>")]
     uuid: Option<Uuid>,
     #[serde(default)]
     settings: SettingsParams,
-    /// Take devices that have data on them. It is lost.
+    /// Use devices that hold data. The data is lost.
     #[serde(default)]
     force: bool,
 }
@@ -63,7 +63,7 @@ impl Method<Engine> for Create {
     async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
         refuse_nil(params.uuid)?;
-        // The call of a saved configuration.
+        // A saved configuration makes this call for an existing volume.
         if let Some(id) = params.uuid
             && let Ok(there) = on.volumes.find(&id.to_string())
             && there.name() == params.name
@@ -76,7 +76,7 @@ impl Method<Engine> for Create {
         let devices = Devices::find(&on, &params.devices, "devices").await?;
         let made = make(&on, params, &devices.names).await;
         if made.is_err() {
-            devices.give_back(&on).await;
+            devices.detach_attached(&on).await;
         }
         made
     }
@@ -147,8 +147,8 @@ struct Delete;
 #[serde(deny_unknown_fields)]
 struct DeleteParams {
     name: String,
-    /// The volume's name once more, to delete it although not all of its replicas can be reached: those
-    /// keep their labels.
+    /// The volume's name again, to delete it although some replicas cannot be reached; their labels
+    /// stay.
     force: Option<String>,
 }
 
@@ -197,7 +197,7 @@ impl Method<Engine> for Rename {
             return Ok(true);
         }
         let taken = |refused: nacre_bdev::RegistryError| RpcError::from(refused).field("new_name");
-        // Taken first, so that nobody else takes it.
+        // Reserve the name first, so that no other object takes it.
         let aliased = new != bdev;
         if aliased {
             plane.bdevs.add_alias(bdev, new).map_err(taken)?;
@@ -207,10 +207,10 @@ impl Method<Engine> for Rename {
                 let _ = plane.bdevs.remove_alias(bdev, new);
             }
         };
-        // What the journal has of it must find it under either name.
+        // Records in the journal must match the device under either name.
         let stored = on
             .journal
-            .commit(by_id(&on, &before.name, bdev, before.id))
+            .commit(refer_by_uuid(&on, &before.name, bdev, before.id))
             .await;
         stored.inspect_err(|_| undo())?;
         let renamed = Command::Rename {
@@ -218,7 +218,7 @@ impl Method<Engine> for Rename {
         };
         opened.handle.run(renamed).await.inspect_err(|_| undo())?;
         if before.name != bdev {
-            // The alias of the rename before this one.
+            // The alias of the previous rename.
             let _ = plane.bdevs.remove_alias(bdev, &before.name);
         }
         let text = format!("volume \"{}\" is called \"{new}\" now", before.name);
@@ -232,8 +232,9 @@ impl Method<Engine> for Rename {
     }
 }
 
-/// Edits that have namespaces, limits and stacked devices name the device by its UUID, which stays.
-fn by_id(on: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
+/// Edits that make namespaces, limits and stacked devices refer to the device by its UUID, which
+/// never changes.
+fn refer_by_uuid(on: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
     let ours = |value: Option<&Value>| {
         let value = value.and_then(Value::as_str);
         value == Some(name) || value == Some(bdev)

@@ -1,4 +1,5 @@
-//! The devices that replicas are made on: named, or addresses of other targets, which are attached.
+//! Devices for replicas: existing devices by name, or URIs of remote namespaces and drives, which
+//! are attached.
 
 use std::rc::Rc;
 
@@ -14,16 +15,16 @@ use crate::remotes::{attach_params, default_name};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// Devices' own names: what is kept of a member must not depend on an alias. Those that were attached for it
-/// are detached again unless they are kept.
+/// Devices of new replicas, by their own names, because stored members must not depend on an alias.
+/// `detach_attached` detaches controllers that were attached for them.
 pub struct Devices {
     pub names: Vec<String>,
-    /// Controllers that were attached for them.
+    /// Controllers that were attached for these devices.
     attached: Vec<String>,
 }
 
 impl Devices {
-    /// `field`: the parameter that has them, an array.
+    /// Resolves devices. `field` names the array parameter that lists them, for error messages.
     pub async fn find(on: &Rc<Engine>, given: &[String], field: &str) -> Result<Devices, RpcError> {
         let mut devices = Devices {
             names: Vec::new(),
@@ -32,14 +33,14 @@ impl Devices {
         for (at, name) in given.iter().enumerate() {
             let found = devices.add(on, name, &format!("{field}[{at}]")).await;
             if let Err(refused) = found {
-                devices.give_back(on).await;
+                devices.detach_attached(on).await;
                 return Err(refused);
             }
         }
         Ok(devices)
     }
 
-    /// `field`: the parameter that has it.
+    /// Resolves one device. `field` names the parameter.
     pub async fn one(on: &Rc<Engine>, given: &str, field: &str) -> Result<Devices, RpcError> {
         let mut devices = Devices {
             names: Vec::new(),
@@ -48,7 +49,7 @@ impl Devices {
         match devices.add(on, given, field).await {
             Ok(()) => Ok(devices),
             Err(refused) => {
-                devices.give_back(on).await;
+                devices.detach_attached(on).await;
                 Err(refused)
             }
         }
@@ -74,7 +75,8 @@ impl Devices {
         Ok(())
     }
 
-    /// The one device of what the address names, attached unless it is.
+    /// Attaches the namespace of a URI, unless it is attached already. Exactly one device must
+    /// match.
     async fn attach(
         &mut self,
         on: &Rc<Engine>,
@@ -128,7 +130,7 @@ impl Devices {
         }
     }
 
-    /// A namespace of the drive that the address names, which is attached unless it is.
+    /// Attaches the drive of a URI, unless it is attached already, and adds its namespace.
     async fn attach_drive(
         &mut self,
         on: &Rc<Engine>,
@@ -164,8 +166,8 @@ impl Devices {
         }
     }
 
-    /// Nothing was made of them.
-    pub async fn give_back(self, on: &Rc<Engine>) {
+    /// Detaches the controllers if no replica was created.
+    pub async fn detach_attached(self, on: &Rc<Engine>) {
         for name in self.attached {
             let params = json!({ "name": name });
             if let Err(error) = call(on, "bdev_nvme_detach_controller", params).await {

@@ -1,5 +1,5 @@
-//! Goal: a volume none of whose replicas is there at the start is there for hosts all the same, every method does what is
-//! right for it or says why not, and it serves as soon as it can.
+//! Goal: a volume without any replica at the start still exists for hosts. Every method works on it
+//! or refuses with the reason, and it serves as soon as a replica appears.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ fn start(dir: &Path) -> Bench {
     Bench::with(Settings::default(), Some(store))
 }
 
-/// A published volume "v" of two files, whose daemon has ended.
-fn left(dir: &Path) {
+/// Leaves a published volume "v" on two files, with the daemon stopped.
+fn prepare(dir: &Path) {
     let bench = start(dir);
     REPLICAS.iter().for_each(|name| file(&bench, dir, name, 8));
     let new = json!({ "name": "v", "devices": REPLICAS, "uuid": ID });
     bench.call("volume_create", new);
-    let wish = json!({ "name": "v", "nqn": NQN, "allow_any_host": true,
+    let params = json!({ "name": "v", "nqn": NQN, "allow_any_host": true,
         "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-    bench.call("volume_publish", wish);
+    bench.call("volume_publish", params);
     until(&bench, "in sync", |v| v["state"] == "healthy");
 }
 
@@ -46,7 +46,7 @@ fn hide(dir: &Path, hidden: bool) {
     }
 }
 
-/// Changes the volume's record while no daemon has it.
+/// Changes the volume's record while no daemon uses it.
 fn edit(dir: &Path, change: impl FnOnce(&mut VolumeRecord)) -> VolumeRecord {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -63,7 +63,7 @@ fn edit(dir: &Path, change: impl FnOnce(&mut VolumeRecord)) -> VolumeRecord {
     })
 }
 
-fn told(bench: &Bench, kind: &str) -> usize {
+fn sent(bench: &Bench, kind: &str) -> usize {
     let events = bench.call("events_get", json!({ "categories": ["volume"] }));
     let events = events["events"].as_array().unwrap().clone();
     events.iter().filter(|e| e["type"] == kind).count()
@@ -80,9 +80,9 @@ fn device(bench: &Bench) -> Value {
 }
 
 #[test]
-fn a_volume_is_there_before_its_replicas_are() {
+fn a_volume_exists_before_its_replicas_appear() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     hide(dir.path(), true);
     let bench = start(dir.path());
     let now = frozen(&bench);
@@ -96,12 +96,12 @@ fn a_volume_is_there_before_its_replicas_are() {
     assert_eq!(mirrors[0]["name"], "v");
     let metrics = bench.run(crate::metrics::Scrape::of(&bench.engine)).text();
     assert!(metrics.contains("nacre_volume_state{volume=\"v\",state=\"frozen\"} 1.0"));
-    // Attempts go on, each of them the same.
+    // Attempts continue, each with the same outcome.
     pause(&bench, Duration::from_secs(1));
-    assert_eq!(told(&bench, "volume_frozen"), 1);
-    assert_eq!(told(&bench, "volume_open_failed"), 1);
+    assert_eq!(sent(&bench, "volume_frozen"), 1);
+    assert_eq!(sent(&bench, "volume_open_failed"), 1);
 
-    // What needs replicas is refused, with the reason.
+    // Methods that need replicas are refused with the reason.
     ram(&bench, "c", 8);
     for (method, params) in [
         ("volume_set", json!({ "name": "v", "settings": {} })),
@@ -122,7 +122,7 @@ fn a_volume_is_there_before_its_replicas_are() {
     let options = json!({ "process_max_bandwidth_mb_sec": 3 });
     assert_eq!(bench.call("bdev_raid_set_options", options), true);
 
-    // What concerns hosts is done.
+    // Methods that concern hosts work.
     let failing = bench.call("volume_fail_io", json!({ "name": "v" }));
     assert_eq!(
         (&failing["state"], &failing["bdev"]),
@@ -133,13 +133,13 @@ fn a_volume_is_there_before_its_replicas_are() {
     let connections = bench.call("volume_get_connections", json!({ "name": "v" }));
     assert_eq!(connections, json!([]));
     assert_eq!(bench.call("volume_unpublish", json!({ "name": "v" })), true);
-    let wish = json!({ "name": "v", "nqn": NQN, "allow_any_host": true,
+    let params = json!({ "name": "v", "nqn": NQN, "allow_any_host": true,
         "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-    assert_eq!(bench.call("volume_publish", wish)["nqn"], NQN);
+    assert_eq!(bench.call("volume_publish", params)["nqn"], NQN);
     let before = frozen(&bench);
     drop(bench);
 
-    // The same again; and now they come.
+    // Once more; this time the replicas appear.
     let bench = start(dir.path());
     frozen(&bench);
     hide(dir.path(), false);
@@ -151,7 +151,7 @@ fn a_volume_is_there_before_its_replicas_are() {
     );
     assert!(open["epoch"].as_u64() > before["epoch"].as_u64());
     assert_eq!(
-        (told(&bench, "volume_thaw"), told(&bench, "volume_open")),
+        (sent(&bench, "volume_thaw"), sent(&bench, "volume_open")),
         (1, 1)
     );
     bench.call("volume_rename", json!({ "name": "v", "new_name": "w" }));
@@ -160,7 +160,7 @@ fn a_volume_is_there_before_its_replicas_are() {
 #[test]
 fn a_frozen_volume_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     hide(dir.path(), true);
     let bench = start(dir.path());
     frozen(&bench);
@@ -174,17 +174,18 @@ fn a_frozen_volume_is_deleted() {
     assert_eq!(bench.call("volume_delete", force), true);
     assert_eq!(bench.call("volume_list", json!(null)), json!([]));
     bench.refused("bdev_get_bdevs", json!({ "name": "v" }));
-    // Its name is free; nobody tries to open it any more.
+    // The name is free, and no attempt opens the volume again.
     ram(&bench, "v", 8);
     pause(&bench, Duration::from_millis(600));
     assert_eq!(device(&bench)["product_name"], "Malloc disk");
 }
 
-/// An operator goes on from one replica while the other is away; the volume was never open in this daemon.
+/// Goal: an operator chooses one replica while the other is away, for a volume that this daemon
+/// never opened.
 #[test]
-fn a_frozen_volume_is_told_whom_to_believe() {
+fn an_operator_chooses_the_replica_of_a_frozen_volume() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     hide(dir.path(), true);
     let backup = dir.path().join("backup");
     std::fs::copy(dir.path().join("a.away"), &backup).unwrap();
@@ -197,9 +198,9 @@ fn a_frozen_volume_is_told_whom_to_believe() {
     frozen(&bench);
     bench.call("volume_fail_io", json!({ "name": "v" }));
     std::fs::copy(&backup, dir.path().join("a")).unwrap();
-    // It is another file, which the operator answers for.
+    // It is another file; the operator accepts it.
     bench.call("bdev_accept", json!({ "name": "a" }));
-    until(&bench, "it is there, and not believed", |v| {
+    until(&bench, "the device is present, and not in sync", |v| {
         v["state"] == "failing"
     });
     let choice = |force: Option<&str>| json!({ "name": "v", "replica": "a", "force": force });
@@ -212,12 +213,12 @@ fn a_frozen_volume_is_told_whom_to_believe() {
     );
 }
 
-/// A store that answers nothing keeps neither a start nor a stop of the daemon waiting: hosts find the volume, and wait.
-/// When it answers at last, the volume goes on where it is.
+/// Goal: a store that does not respond delays neither start nor stop of the daemon. Hosts find the
+/// volume and wait; it proceeds when the store responds.
 #[test]
-fn a_store_that_hangs() {
+fn a_hanging_store_delays_neither_start_nor_stop() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     let memory = MemoryStore::new();
     let record = edit(dir.path(), |_| ());
     tokio::runtime::Builder::new_current_thread()
@@ -225,7 +226,7 @@ fn a_store_that_hangs() {
         .unwrap()
         .block_on(memory.create(record))
         .unwrap();
-    // Which volumes there are it says; time does not pass by itself.
+    // The store lists its volumes at once; other calls take a second of simulated time.
     memory.plan(Some(Box::new(|call: &Call| Plan {
         before: match call.request {
             Request::List => Duration::ZERO,
@@ -241,7 +242,7 @@ fn a_store_that_hangs() {
     drop(start());
     assert!(
         began.elapsed() < Duration::from_secs(60),
-        "it waited itself"
+        "the start or the stop waited for the store"
     );
 
     let bench = start();
@@ -258,14 +259,14 @@ fn a_store_that_hangs() {
     until(&bench, "open", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!([NQN])
     });
-    assert_eq!(told(&bench, "volume_open"), 1);
+    assert_eq!(sent(&bench, "volume_open"), 1);
 }
 
-/// A daemon that is stopping has begun to close its volumes: nobody decides otherwise about one meanwhile.
+/// Goal: thaw and delete are refused while a stopping daemon closes the volume.
 #[test]
-fn a_volume_that_is_being_closed_is_left_alone() {
+fn a_closing_volume_refuses_changes() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     hide(dir.path(), true);
     let bench = start(dir.path());
     frozen(&bench);
@@ -290,11 +291,11 @@ fn a_volume_that_is_being_closed_is_left_alone() {
     assert_eq!(records(), before);
 }
 
-/// Replicas that keep less than the volume promised before: hosts find another device.
+/// Goal: if the replicas support less than the volume announced before, hosts find another device.
 #[test]
-fn a_promise_that_is_not_kept_is_not_made_again() {
+fn weaker_replicas_make_another_device() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     let mut more = None;
     edit(dir.path(), |record| {
         let kept = record.limits.as_mut().unwrap();
@@ -319,11 +320,12 @@ fn a_promise_that_is_not_kept_is_not_made_again() {
     assert_eq!(atomic(), atomic_blocks - 7);
 }
 
-/// A record of an older version, which did not say what the volume promises.
+/// Goal: a record of an older version has no announced limits, so the device appears only with the
+/// open volume.
 #[test]
-fn without_limits_there_is_no_device_before_it_is_open() {
+fn without_stored_limits_the_device_appears_after_opening() {
     let dir = tempfile::tempdir().unwrap();
-    left(dir.path());
+    prepare(dir.path());
     edit(dir.path(), |record| record.limits = None);
     hide(dir.path(), true);
     let bench = start(dir.path());

@@ -1,6 +1,6 @@
-//! Goal: a volume is published, or it is not: never half, wherever the daemon dies. Method: after
-//! each number of commits to the store nothing more reaches it, as after a kill; what is made of it
-//! at the next start is looked at.
+//! Goal: a volume is published completely or not at all, whenever the daemon dies. Method: the
+//! store drops everything after a given number of commits, as after a kill; the next start is
+//! checked.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use crate::store::{Change, Record, RedbStore, StateStore, Store, StoreError};
 
 const NQN: &str = "nqn.2025-01.io.nacre:v";
 
-/// What is left of a daemon that dies after so many commits: none of the later ones.
+/// A store that keeps a given number of commits and drops all later ones.
 struct Dying {
     inner: RedbStore,
     left: usize,
-    /// The next ones fail, and the daemon lives on.
+    /// Later commits fail instead, and the daemon continues.
     fails: bool,
 }
 
@@ -54,7 +54,7 @@ fn bench(dir: &Path, left: usize, fails: bool) -> Bench {
     bench
 }
 
-fn wish() -> Value {
+fn publish_params() -> Value {
     let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = probe.local_addr().unwrap().port().to_string();
     let listener = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port });
@@ -62,13 +62,14 @@ fn wish() -> Value {
     json!({ "name": "v", "hosts": [host], "listeners": [listener] })
 }
 
-/// Whether it is published with all that was asked for. Half of it is a failure.
+/// True if the volume is published with everything that was requested. Panics if it is half
+/// published.
 fn is_published(bench: &Bench, when: &str) -> bool {
     let all = bench.call("nvmf_get_subsystems", Value::Null);
     let ours = all.as_array().unwrap().iter().find(|s| s["nqn"] == NQN);
-    let told = bench.call("volume_get", json!({ "name": "v" }));
+    let volume = bench.call("volume_get", json!({ "name": "v" }));
     let Some(found) = ours else {
-        assert_eq!(told["subsystems"], json!([]), "{when}");
+        assert_eq!(volume["subsystems"], json!([]), "{when}");
         return false;
     };
     for part in ["namespaces", "hosts", "listen_addresses"] {
@@ -78,14 +79,14 @@ fn is_published(bench: &Bench, when: &str) -> bool {
             "{when}: {found:#}"
         );
     }
-    assert_eq!(told["subsystems"], json!([NQN]), "{when}");
-    let again = bench.refused(PUBLISH, wish());
+    assert_eq!(volume["subsystems"], json!([NQN]), "{when}");
+    let again = bench.refused(PUBLISH, publish_params());
     assert_eq!(again.code, -17, "{when}");
     true
 }
 
 #[test]
-fn a_daemon_that_dies_while_it_publishes() {
+fn a_crash_while_publishing_leaves_no_half() {
     let (mut undone, mut done) = (0, 0);
     for commits in 0.. {
         let dir = tempfile::tempdir().unwrap();
@@ -97,7 +98,7 @@ fn a_daemon_that_dies_while_it_publishes() {
         {
             let bench = bench(dir.path(), commits, false);
             until(&bench, "open", |v| v["state"] == "healthy");
-            bench.call(PUBLISH, wish());
+            bench.call(PUBLISH, publish_params());
         }
         let when = format!("dead after {commits} commits");
         let bench = bench(dir.path(), usize::MAX, false);
@@ -106,21 +107,21 @@ fn a_daemon_that_dies_while_it_publishes() {
             done += 1
         } else {
             undone += 1;
-            bench.call(PUBLISH, wish());
+            bench.call(PUBLISH, publish_params());
             assert!(is_published(&bench, "again"));
         }
-        // Later ones are those of what follows.
+        // Further commits are not part of publishing.
         if done == 2 {
             break;
         }
         assert!(commits < 20, "it is never published");
     }
-    assert!(undone > 0, "no commit is before it is published");
+    assert!(undone > 0, "no commit before publishing");
 }
 
-/// A store that takes nothing: what was made is gone again, at once.
+/// Goal: if the store refuses the commit, everything created is removed at once.
 #[test]
-fn a_store_that_refuses_it() {
+fn publishing_is_undone_if_the_store_refuses() {
     let dir = tempfile::tempdir().unwrap();
     {
         let bench = bench(dir.path(), usize::MAX, false);
@@ -129,7 +130,7 @@ fn a_store_that_refuses_it() {
     }
     let bench = bench(dir.path(), 0, true);
     until(&bench, "open", |v| v["state"] == "healthy");
-    let refused = bench.refused(PUBLISH, wish());
+    let refused = bench.refused(PUBLISH, publish_params());
     assert!(
         format!("{refused:?}").contains("could not be stored"),
         "{refused:?}"
@@ -137,10 +138,10 @@ fn a_store_that_refuses_it() {
     assert!(!is_published(&bench, "refused"));
 }
 
-/// Goal: a daemon that dies while it unpublishes leaves the volume published as a whole, or not at
+/// Goal: a daemon that dies while it unpublishes leaves the volume published completely or not at
 /// all. Method: as for publishing, from a published volume.
 #[test]
-fn a_daemon_that_dies_while_it_unpublishes() {
+fn a_crash_while_unpublishing_leaves_no_half() {
     let (mut undone, mut done) = (0, 0);
     for commits in 0..20 {
         let dir = tempfile::tempdir().unwrap();
@@ -148,7 +149,7 @@ fn a_daemon_that_dies_while_it_unpublishes() {
             let bench = bench(dir.path(), usize::MAX, false);
             file(&bench, dir.path(), "a", 8);
             bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
-            bench.call(PUBLISH, wish());
+            bench.call(PUBLISH, publish_params());
         }
         {
             let bench = bench(dir.path(), commits, false);
@@ -174,15 +175,15 @@ fn a_daemon_that_dies_while_it_unpublishes() {
     assert!(undone > 0 && done == 2, "{undone} {done}");
 }
 
-/// A store that refuses it: the volume stays published.
+/// Goal: if the store refuses the commit, the volume stays published.
 #[test]
-fn a_store_that_refuses_to_unpublish() {
+fn unpublishing_is_undone_if_the_store_refuses() {
     let dir = tempfile::tempdir().unwrap();
     {
         let bench = bench(dir.path(), usize::MAX, false);
         file(&bench, dir.path(), "a", 8);
         bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
-        bench.call(PUBLISH, wish());
+        bench.call(PUBLISH, publish_params());
     }
     let bench = bench(dir.path(), 0, true);
     until(&bench, "open", |v| v["state"] == "healthy");

@@ -1,4 +1,5 @@
-//! `volume_list`, `volume_get`: what volumes are and what they are doing.
+//! `volume_list`, `volume_get`, `volume_get_records`: volumes with their state, replicas and
+//! progress.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -22,38 +23,38 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<List>().add::<Get>().add::<Records>();
 }
 
-/// A volume as it is now.
+/// The present state of a volume.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct VolumeReply {
     name: String,
     uuid: String,
-    /// Its block device; none while it is not open and was not open before.
+    /// Its block device; none until the volume is opened for the first time.
     bdev: Option<String>,
-    /// `healthy`, `degraded`, `frozen`, `writes_held`, `failing`, `fenced`, `store_lost`, `closed`, or
-    /// `opening`.
+    /// `healthy`, `degraded`, `frozen`, `writes_held`, `failing`, `fenced`, `store_lost`, `closed`
+    /// or `opening`.
     state: &'static str,
-    /// Why it is in that state, when not everything is well.
+    /// Reason for the state, unless the volume is healthy.
     why: Option<String>,
     block_size: u32,
     num_blocks: u64,
-    /// Raised by each opening.
+    /// Incremented by each opening.
     epoch: u64,
-    /// Raised by each change of what is durable.
+    /// Incremented by each change of the volume's record.
     revision: u64,
-    /// Of the dirty-region log, in bytes.
+    /// Bytes per region of the dirty-region log.
     region_size: u64,
     num_regions: u64,
     /// Regions that may differ between replicas after a crash, or that an absent replica misses.
     dirty_regions: u64,
     #[schemars(with = "SettingsParams")]
     settings: Settings,
-    /// The subsystems that show it to hosts.
+    /// Subsystems that offer the volume to hosts.
     subsystems: Vec<String>,
     replicas: Vec<ReplicaReply>,
     verify: Option<VerifyReply>,
     /// Queues open on it.
     queues: usize,
-    /// The reactor of its control.
+    /// The reactor that runs the volume's control.
     reactor: Option<String>,
     counters: CountersReply,
 }
@@ -62,11 +63,11 @@ pub struct VolumeReply {
 struct CountersReply {
     /// Writes that waited for the dirty-region log.
     log_waits: u64,
-    /// Writes that waited for an overlapping one.
+    /// Writes that waited for an overlapping write.
     overlap_waits: u64,
-    /// Reads that another replica answered after an error.
+    /// Reads served by another replica after an error.
     reads_moved: u64,
-    /// Commands answered with a path error because nothing was in sync.
+    /// Commands completed with a path error because no replica was in sync.
     frozen_answers: u64,
 }
 
@@ -75,26 +76,27 @@ pub struct ReplicaReply {
     id: String,
     slot: u8,
     device: String,
-    /// `in_sync`, `syncing` (it is being copied to), `reconciling` (in sync but for what is being made
-    /// equal after an unclean stop), `out` (it misses the dirty regions), or `filling` (it has nothing
-    /// that can be believed above its watermark).
+    /// `in_sync`, `syncing` (resync target), `reconciling` (in sync except for regions being
+    /// compared after an unclean stop), `out` (lacks the dirty regions), or `filling` (has no valid
+    /// data above its watermark).
     state: &'static str,
-    /// Its device is there and used.
+    /// Its device is present and in use.
     attached: bool,
-    /// Taken out by the operator: it does not return by itself.
+    /// Taken offline by the operator: it does not return automatically.
     offline: bool,
-    /// `local`, or that of the remote namespace; none while its device is not there.
+    /// `local`, or the transport of the remote namespace; none while the device is missing.
     transport: Option<String>,
-    /// What keeps a former holder of the volume from it: `reservation` (its target refuses that holder's
-    /// writes) or `label` (the epoch in its label); none while its device is not used.
+    /// Protection against a former holder of the volume: `reservation` (the remote target refuses
+    /// that holder's writes) or `label` (the epoch in the label). None while the device is not
+    /// used.
     fencing: Option<&'static str>,
-    /// Mean times of its device since it is there, in microseconds.
+    /// Mean latencies of the device since it appeared, in microseconds.
     read_latency_us: Option<u64>,
     write_latency_us: Option<u64>,
     /// Why it is not in sync.
     why: Option<String>,
     resync: Option<ResyncReply>,
-    /// The one that ended last, since the volume was opened.
+    /// The last finished resync since the volume was opened.
     last_resync: Option<LastResyncReply>,
     reads: u64,
     writes: u64,
@@ -105,18 +107,18 @@ pub struct ReplicaReply {
 struct ResyncReply {
     /// `partial`, `full` or `reconcile`.
     kind: &'static str,
-    /// The device that is copied from.
+    /// The source device.
     source: Option<String>,
     total_bytes: u64,
     left_bytes: u64,
     bytes_per_s: u64,
-    /// Seconds left at the rate of late; none: not known.
+    /// Seconds left at the current rate; none if unknown.
     left_s: Option<u64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct LastResyncReply {
-    /// As above.
+    /// As in `ResyncReply`.
     kind: &'static str,
     bytes: u64,
     seconds: f64,
@@ -130,7 +132,7 @@ struct VerifyReply {
     compared_bytes: u64,
     different_blocks: u64,
     repaired_blocks: u64,
-    /// The first blocks that differed.
+    /// The first blocks that differ.
     examples: Vec<u64>,
 }
 
@@ -147,7 +149,7 @@ pub fn state_word(state: VolumeState) -> &'static str {
     }
 }
 
-/// Every state that there is of a volume, for metrics.
+/// All volume states, for metrics.
 pub const STATES: [&str; 9] = [
     "healthy",
     "degraded",
@@ -171,7 +173,7 @@ pub fn member_word(member: &MemberStatus) -> &'static str {
     }
 }
 
-/// Every state that there is of a replica, for metrics.
+/// All replica states, for metrics.
 pub const MEMBER_STATES: [&str; 5] = ["in_sync", "syncing", "reconciling", "out", "filling"];
 
 pub fn kind_word(kind: ResyncKind) -> &'static str {
@@ -189,7 +191,7 @@ pub fn describe(on: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
     Ok(describe_among(&plane, listed, &served))
 }
 
-/// The subsystems with a namespace on a device, by device.
+/// Names of the subsystems with a namespace on a device, by device.
 type Served<'a> = HashMap<&'a str, Vec<String>>;
 
 fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> VolumeReply {
@@ -217,7 +219,7 @@ fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> Volume
     }
 }
 
-/// The subsystems with a namespace on a device.
+/// Names of the subsystems with a namespace on a device.
 fn subsystems(plane: &Plane, bdev: &str) -> Vec<String> {
     let has = |s: &std::sync::Arc<nacre_nvmf::subsystems::Subsystem>| {
         s.namespaces().iter().any(|n| n.bdev_name == bdev)
@@ -300,16 +302,16 @@ fn replica(plane: &Plane, volume: &VolumeStatus, member: &MemberStatus) -> Repli
     }
 }
 
-/// How a device is reached: remote namespaces say it where SPDK's do.
+/// Transport of a device: that of a remote namespace, or `local`.
 pub fn transport(layer: &nacre_bdev::Layer) -> String {
     if layer.product_name() != REMOTE_PRODUCT {
         return "local".into();
     }
     let facts = layer.module().driver_specific();
-    let told = ["/nvme/0/trid/trtype", "/nvme/trid/trtype"]
+    let trtype = ["/nvme/0/trid/trtype", "/nvme/trid/trtype"]
         .iter()
         .find_map(|at| facts.pointer(at).and_then(Value::as_str));
-    told.unwrap_or("remote").to_owned()
+    trtype.unwrap_or("remote").to_owned()
 }
 
 fn resync(of: &ResyncStatus, device_of: &dyn Fn(uuid::Uuid) -> Option<String>) -> ResyncReply {
@@ -335,7 +337,7 @@ fn verify(of: &VerifyStatus) -> VerifyReply {
     }
 }
 
-/// One that is not open: as the store has it.
+/// A volume that is not open, described from its record.
 fn of_record(
     record: &VolumeRecord,
     why: Option<&nacre_bdev_replica::handle::VolumeError>,
@@ -400,7 +402,7 @@ impl Method<Engine> for List {
             .iter()
             .filter_map(|v| Some((v.bdev()?, Vec::new())))
             .collect();
-        // Once for all of them, however many there are.
+        // One pass over the subsystems for all volumes.
         for subsystem in plane.target.subsystems() {
             let mut of_this: Vec<String> = subsystem
                 .namespaces()
@@ -437,11 +439,11 @@ struct Records;
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct RecordsReply {
-    /// Where they are kept; none: in memory.
+    /// Path of the store; none: in memory.
     file: Option<String>,
-    /// Who this daemon is to those who share the store.
+    /// Id of this daemon among the daemons that share the store.
     holder: String,
-    /// As they are stored.
+    /// The records as stored.
     volumes: Vec<Value>,
 }
 

@@ -1,4 +1,4 @@
-//! `volume_*_replica`, `volume_resync`: who a volume consists of.
+//! `volume_*_replica`, `volume_resync`: the replicas of a volume.
 
 use std::rc::Rc;
 
@@ -25,7 +25,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Resync>();
 }
 
-/// The device's own name where a member is named by another one; ids stay.
+/// Own name of the device that `name` refers to; a replica id stays as it is.
 pub fn member(on: &Engine, name: &str) -> String {
     let plane = on.plane().ok();
     let layer = plane.and_then(|plane| plane.bdevs.lookup(name));
@@ -35,7 +35,7 @@ pub fn member(on: &Engine, name: &str) -> String {
     }
 }
 
-/// Carries a command out, and answers what the volume is then.
+/// Runs a command and returns the state of the volume afterwards.
 async fn run(on: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
     on.settled().await;
     let opened = on.volumes.run(name, command).await?;
@@ -43,7 +43,7 @@ async fn run(on: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeRepl
     describe(on, &on.volumes.find(&id.to_string())?)
 }
 
-/// As [`run`], with a command on a device that is attached if it is an address.
+/// As [`run`], for a command with a device. Attaches the device first if `device` is a URI.
 async fn run_on(
     on: &Rc<Engine>,
     name: &str,
@@ -53,7 +53,7 @@ async fn run_on(
     let devices = Devices::one(on, device, "device").await?;
     let outcome = run(on, name, command(devices.names[0].clone())).await;
     if outcome.is_err() {
-        devices.give_back(on).await;
+        devices.detach_attached(on).await;
     }
     outcome
 }
@@ -64,9 +64,9 @@ struct Add;
 #[serde(deny_unknown_fields)]
 struct AddParams {
     name: String,
-    /// The block device of the new replica, or an address as volume_create takes it.
+    /// The block device of the new replica, or a URI as in volume_create.
     device: String,
-    /// Take a device that has data on it. It is lost.
+    /// Use a device that holds data. The data is lost.
     #[serde(default)]
     force: bool,
 }
@@ -92,10 +92,10 @@ impl Method<Engine> for Add {
 #[serde(deny_unknown_fields)]
 struct ForcedParams {
     name: String,
-    /// The replica, by id or by its device. The older name `member` is accepted, too.
+    /// The replica, by id or by its device. The older name `member` is also accepted.
     #[serde(alias = "member")]
     replica: String,
-    /// The volume's name once more, where the last good replica would go.
+    /// The volume's name again, if this would remove the last good replica.
     force: Option<String>,
 }
 
@@ -141,7 +141,7 @@ impl Method<Engine> for Offline {
 #[serde(deny_unknown_fields)]
 struct ReplicaParams {
     name: String,
-    /// The replica, by id or by its device. The older name `member` is accepted, too.
+    /// The replica, by id or by its device. The older name `member` is also accepted.
     #[serde(alias = "member")]
     replica: String,
 }
@@ -168,12 +168,12 @@ impl Method<Engine> for Online {
 #[serde(deny_unknown_fields)]
 struct ReplaceParams {
     name: String,
-    /// The replica that is to go, by id or by its device. The older name `member` is accepted, too.
+    /// The replica to replace, by id or by its device. The older name `member` is also accepted.
     #[serde(alias = "member")]
     replica: String,
-    /// The block device of the new one, or an address as volume_create takes it.
+    /// The block device of the new replica, or a URI as in volume_create.
     device: String,
-    /// Take a device that has data on it. It is lost.
+    /// Use a device that holds data. The data is lost.
     #[serde(default)]
     force: bool,
 }
@@ -246,10 +246,10 @@ struct Resync;
 #[serde(deny_unknown_fields)]
 struct ResyncParams {
     name: String,
-    /// Only this replica, by id or by its device; all that are out of sync unless given.
+    /// Only this replica, by id or by its device; default: all that are out of sync.
     #[serde(alias = "member")]
     replica: Option<String>,
-    /// Copies everything, not only the missed writes. Needs `replica`.
+    /// Copy everything, not only the missed writes. Requires `replica`.
     #[serde(default)]
     full: bool,
 }

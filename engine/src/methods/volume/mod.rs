@@ -1,17 +1,22 @@
-//! `volume_*`, our own: replicated volumes.
+//! `volume_*`, Nacre extensions: replicated volumes.
 //!
 //! ```text
-//!   create      make, delete, rename        members    add, remove, offline, online, replace, move, resync
-//!   list        what they are and do        operate    verify, grow, set, thaw, fail I/O
-//!   publish     to hosts, and who they are  paths      their transports, and the first of them
+//!   create      create, delete, rename
+//!   members     add, remove, offline, online, replace, move, resync
+//!   list        state and records
+//!   operate     verify, grow, set, thaw, fail I/O
+//!   publish     subsystem and connections
+//!   paths       transports and ANA states of the listeners
+//!   devices     devices for replicas
 //! ```
 //!
-//! What is durable of a volume is its record in the volume store, which its control changes before it
-//! answers: there is no journal record of it. The journal has who may use it: subsystem, namespace,
-//! listeners, and `volume/published/<uuid>`, which says that the subsystem is served wherever the
-//! configuration file says.
+//! The durable part of a volume is its record in the volume store, which the volume's control
+//! updates before it replies. The journal has no record of the volume itself, but of its access:
+//! subsystem, namespace, listeners, and `volume/published/<uuid>`. The latter means that the
+//! subsystem follows the listeners of the configuration file.
 //!
-//! Commands wait for the volume's control and change nothing else, so they hold nobody else up.
+//! Commands wait for the volume's control and change nothing else, so they do not block other
+//! calls.
 
 mod create;
 mod devices;
@@ -59,13 +64,14 @@ pub fn register(registry: &mut Registry<Engine>) {
     publish::register(registry);
 }
 
-/// The call that makes each volume again where there is none of its name: never with force, so that
-/// loading a configuration does not overwrite a replica.
+/// Calls that create each volume unless one of its name exists. Never with force: loading a
+/// configuration must not overwrite a replica.
 pub fn config(on: &Engine) -> Vec<Value> {
     create::config(on)
 }
 
-/// The calls that note which subsystems were made by publishing volumes, for after those that make them.
+/// Calls that mark subsystems as made by publishing a volume. They follow the calls that create the
+/// subsystems.
 pub fn published_config(on: &Engine) -> Vec<Value> {
     publish::config(on)
 }
@@ -77,37 +83,37 @@ struct NameParams {
     name: String,
 }
 
-/// Settings of a volume; one that is left out keeps its value, or its default. Times and sizes are
-/// numbers in the unit of their names, or text such as "5s" and "100MB".
+/// Settings of a volume; one left out keeps its value, or its default. Times and sizes are numbers
+/// in the unit of their name, or text such as "5s" and "100MB".
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SettingsParams {
-    /// Which replica a read goes to: `local-first`, `least-outstanding` or `round-robin`.
+    /// Replica selection for reads: `local-first`, `least-outstanding` or `round-robin`.
     #[schemars(with = "Option<String>")]
     read_policy: Option<ReadPolicy>,
-    /// Writes wait while fewer replicas than this are in sync; 1 unless set.
+    /// Writes wait while fewer replicas than this are in sync; default 1.
     min_in_sync: Option<u8>,
-    /// A replica that does not answer an I/O for so long is out of sync; 8000 unless set.
+    /// A replica with an I/O that takes longer than this goes out of sync; default 8000.
     #[serde(deserialize_with = "read::some_millis")]
     deadline_ms: Option<u64>,
-    /// How long commands of hosts wait while nothing is in sync, before hosts are told to ask again;
-    /// 20000 unless set. Linux hosts give up a command after 30 s.
+    /// How long host commands wait while no replica is in sync, before hosts are asked to retry;
+    /// default 20000. Linux hosts time out a command after 30 s.
     #[serde(deserialize_with = "read::some_millis")]
     frozen_hold_ms: Option<u64>,
-    /// Read errors of a replica within an hour after which it is out of sync; 16 unless set.
+    /// Read errors within an hour that take a replica out of sync; default 16.
     read_errors: Option<u32>,
-    /// What resync and rebuild may copy at most; 0: no limit.
+    /// Rate limit of resync; 0: no limit.
     #[serde(deserialize_with = "read::some_bytes")]
     resync_bytes_per_s: Option<u64>,
-    /// How long nothing is copied to a replica that returns, nor once a volume was opened or left by a host with
-    /// writes under way; 500 unless set.
+    /// Delay before a resync to a returning replica, and after a host with writes in flight left or
+    /// the volume was opened; default 500. Late writes of an old connection arrive within it.
     #[serde(deserialize_with = "read::some_millis")]
     settle_ms: Option<u64>,
-    /// Hours between verifications that run by themselves; 0: none.
+    /// Hours between automatic verifications; 0: none.
     #[serde(deserialize_with = "read::some_hours")]
     verify_hours: Option<u32>,
-    /// Over which transports hosts may use it when it is published: `inherit` and `any` (what its
-    /// listeners offer), `rdma-only` or `tcp-only`.
+    /// Transports that hosts may use for a published volume: `inherit` and `any` (every listener),
+    /// `rdma-only` or `tcp-only`.
     #[schemars(with = "Option<String>")]
     transport_policy: Option<TransportPolicy>,
 }
@@ -128,7 +134,7 @@ impl SettingsParams {
     }
 }
 
-/// `num_blocks`, or `size_mb` in blocks.
+/// `num_blocks`, or `size_mb` converted to blocks.
 fn blocks(
     num_blocks: Option<u64>,
     size_mb: Option<u64>,
@@ -148,7 +154,7 @@ fn blocks(
     }
 }
 
-/// A call of another method on this one's behalf.
+/// Calls another method on behalf of this one.
 async fn call(on: &Rc<Engine>, method: &str, params: Value) -> Result<Value, RpcError> {
     let raw = serde_json::value::to_raw_value(&params);
     let raw = raw.map_err(|error| RpcError::internal(error.to_string()))?;
@@ -156,7 +162,7 @@ async fn call(on: &Rc<Engine>, method: &str, params: Value) -> Result<Value, Rpc
     serde_json::from_str(answer.get()).map_err(|error| RpcError::internal(error.to_string()))
 }
 
-/// For errors of a parameter that names a member.
+/// Parses a replica id; `None` if the text is a device name.
 fn parse_id(text: &str) -> Option<Uuid> {
     Uuid::parse_str(text).ok()
 }

@@ -37,11 +37,11 @@ struct Verify;
 #[serde(deny_unknown_fields)]
 struct VerifyParams {
     name: String,
-    /// Where replicas differ, write what the most of them have (the first in sync, if as many have each)
-    /// to the others.
+    /// Repair differences: write the content that most replicas have to the others. In a tie, the
+    /// first replica in sync wins.
     #[serde(default)]
     repair: bool,
-    /// Stop the verification that is running.
+    /// Stop the running verification.
     #[serde(default)]
     stop: bool,
 }
@@ -76,7 +76,7 @@ struct Grow;
 #[serde(deny_unknown_fields)]
 struct GrowParams {
     name: String,
-    /// The new size in MiB; unless given as large as the smallest device allows.
+    /// The new size in MiB; default: the largest that fits the smallest device.
     #[serde(default, deserialize_with = "read::some_mebibytes")]
     size_mb: Option<u64>,
     /// In blocks, instead of size_mb.
@@ -117,13 +117,13 @@ impl Method<Engine> for Grow {
             None => most()?,
         };
         if blocks == status.blocks {
-            return run_nothing(&on, &params.name);
+            return unchanged(&on, &params.name);
         }
         run(&on, &params.name, Command::Grow { blocks }).await
     }
 }
 
-fn run_nothing(on: &Engine, name: &str) -> Result<VolumeReply, RpcError> {
+fn unchanged(on: &Engine, name: &str) -> Result<VolumeReply, RpcError> {
     describe(on, &on.volumes.find(name)?)
 }
 
@@ -148,7 +148,7 @@ impl Method<Engine> for Set {
     async fn apply(params: SetParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         on.settled().await;
         let id = on.volumes.find(&params.name)?.id();
-        // One at a time: what is not named stays as somebody else has just set it.
+        // Serialised per volume: settings left out must keep the values of a simultaneous call.
         let altering = on.volumes.altering(id);
         let _one = altering.lock().await;
         let name = id.to_string();
@@ -177,10 +177,10 @@ struct Thaw;
 #[serde(deny_unknown_fields)]
 struct ThawParams {
     name: String,
-    /// The volume's name once more, to serve from a replica that misses acknowledged writes.
+    /// The volume's name again, to serve from a replica that lacks acknowledged writes.
     force: Option<String>,
-    /// The replica to serve from, by id or by its device; unless given the one that left last of those that are
-    /// there. A volume that is not open has to be told.
+    /// The replica to serve from, by id or by its device. Default: the present replica that left
+    /// last. Required for a volume that is not open.
     #[serde(alias = "member")]
     replica: Option<String>,
 }
@@ -204,7 +204,7 @@ impl Method<Engine> for Thaw {
                 let force = params.force;
                 run(&on, &params.name, Command::Thaw { member, force }).await
             }
-            // What it was asked for was to end volume_fail_io.
+            // The volume was failing I/O; ending that is all there was to do.
             (_, None) if crate::volumes::thaw(&on, &params.name)? => {
                 describe(&on, &on.volumes.find(&params.name)?)
             }

@@ -1,7 +1,7 @@
-//! The paths of a published volume: the transports that it admits (`transport_policy`), and the
-//! path that hosts use first (ANA states, RDMA before TCP unless changed).
+//! Paths of a published volume: the allowed transports (`transport_policy`), and the ANA states,
+//! which by default make hosts prefer RDMA to TCP.
 //!
-//! Both hold for every listener of the volume's subsystem: those of `volume_publish`, those of the
+//! Both apply to every listener of the volume's subsystem: those of `volume_publish`, those of the
 //! configuration file, and those added later.
 
 use std::collections::BTreeSet;
@@ -23,14 +23,14 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::Record;
 
-/// The ANA states that listeners of a published volume begin with.
+/// Initial ANA states of the listeners of a published volume.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AnaByTransport {
-    /// Over RDMA; `optimized` unless given.
+    /// Over RDMA; default `optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma: Option<AnaWord>,
-    /// Over TCP; `non_optimized` unless given.
+    /// Over TCP; default `non_optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tcp: Option<AnaWord>,
 }
@@ -55,7 +55,7 @@ impl AnaByTransport {
 }
 
 impl Published {
-    /// Why hosts are turned away over `trtype`, if they are.
+    /// Why hosts are refused over `trtype`; `None` if they are admitted.
     pub fn withheld(&self, trtype: &str) -> Option<Withheld> {
         (!admits(self.policy, trtype)).then_some(Withheld::TransportPolicy)
     }
@@ -65,7 +65,8 @@ impl Published {
         Some(self.ana.as_ref()?.of(trtype))
     }
 
-    /// As [`Published::ana_state`], of a listener of the configuration file with its own wish.
+    /// As [`Published::ana_state`], for a listener of the configuration file with its own `ana`
+    /// setting.
     pub fn ana_state_of(&self, trtype: &str, wish: AnaWish) -> Option<AnaWord> {
         let ana = self.ana.as_ref()?;
         let wished = match wish {
@@ -82,7 +83,7 @@ impl Published {
     }
 }
 
-/// Whether hosts may come over `trtype`.
+/// True if the policy admits hosts over `trtype`.
 pub(super) fn admits(policy: TransportPolicy, trtype: &str) -> bool {
     match policy {
         TransportPolicy::Inherit | TransportPolicy::Any => true,
@@ -123,8 +124,8 @@ pub(super) fn check_policy(on: &Engine, id: Uuid, policy: TransportPolicy) -> Re
     })
 }
 
-/// Refuses to publish a volume that no host could reach. Without named listeners those of the
-/// configuration file count.
+/// Refuses to publish a volume that no host could reach. Without named listeners, checks those of
+/// the configuration file.
 pub(super) fn check_listeners<'a>(
     on: &Engine,
     named: impl Iterator<Item = &'a str>,
@@ -141,7 +142,7 @@ pub(super) fn check_listeners<'a>(
     })
 }
 
-/// The transports that the listeners of the configuration file want.
+/// The transports of the listeners in the configuration file.
 fn of_the_file(on: &Engine) -> BTreeSet<String> {
     let standings = on.listeners.standings(on).into_iter();
     standings
@@ -149,7 +150,7 @@ fn of_the_file(on: &Engine) -> BTreeSet<String> {
         .collect()
 }
 
-/// A volume without any listener may get one later.
+/// Accepts a volume without any listener, because one may be added later.
 fn check(used: &BTreeSet<String>, policy: TransportPolicy) -> Result<(), RpcError> {
     if used.is_empty() || used.iter().any(|trtype| admits(policy, trtype)) {
         return Ok(());
@@ -179,7 +180,7 @@ pub(super) async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcE
             transport, address, ..
         } = listener;
         let why = volume.withheld(&transport.to_string());
-        // The file's listeners are withheld for reasons of their own, too.
+        // Listeners of the file may also be withheld for other reasons, so `look_again` decides.
         if nvmf::is_stored_listener(on, &nqn, transport, &address) {
             nvmf::withhold(on, &nqn, transport, &address, why).await?;
         }
@@ -188,8 +189,9 @@ pub(super) async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcE
     Ok(())
 }
 
-/// Volumes published by an earlier version report no ANA states, so hosts use the path they
-/// connected first. Answers the records that make them report, with TCP after RDMA.
+/// Updates records of volumes published by an earlier version, which reported no ANA states. Hosts
+/// then used the path that they connected first. Returns the records that enable ANA, with TCP
+/// after RDMA.
 pub fn with_ana(records: &[Record]) -> Vec<Record> {
     let silent = |r: &&Record| r.method == PUBLISH && r.params["ana_reporting"] != false;
     let nqns: BTreeSet<&str> = records

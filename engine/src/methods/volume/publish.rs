@@ -1,10 +1,9 @@
-//! `volume_publish`, `volume_unpublish`, `volume_get_connections`: a volume and its hosts.
+//! `volume_publish`, `volume_unpublish`, `volume_get_connections`: access of hosts to a volume.
 //!
-//! Publishing is a handful of other calls, which are stored as such, all at once. What remains is
-//! where the
-//! subsystem is served: on addresses that were named, which are stored with it, or wherever the
-//! configuration file has listeners, which is looked up as the machine changes. The volume's transport
-//! policy has the listeners of other transports withheld: hosts are not told of them, and refused there.
+//! Publishing runs a few other calls and stores their records in one commit. A volume is served on
+//! named addresses, which are stored with it, or on the listeners of the configuration file, which
+//! follow changes of the machine. The transport policy withholds listeners of other transports: the
+//! discovery log omits them, and hosts are refused there.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -38,7 +37,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 
 pub(super) const PUBLISH: &str = "volume_publish";
 
-/// Before the volume's name in the name of its subsystem.
+/// Default NQN of a volume's subsystem: this prefix and the volume's name.
 const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
 
 pub fn published_key(id: Uuid) -> String {
@@ -50,19 +49,19 @@ pub fn published_key(id: Uuid) -> String {
 pub struct Published {
     pub volume: Uuid,
     pub nqn: String,
-    /// Served wherever the configuration file says.
+    /// Served on the listeners of the configuration file.
     pub on_declared: bool,
     pub policy: TransportPolicy,
-    /// None: its subsystem reports no ANA states.
+    /// None: the subsystem reports no ANA states.
     pub ana: Option<AnaByTransport>,
 }
 
-/// What is published and there.
+/// Published volumes whose subsystem exists.
 pub fn published(on: &Engine) -> Vec<Published> {
     published_as(on, |_| true)
 }
 
-/// Those that were published with parameters that `wanted` wants.
+/// Published volumes whose parameters satisfy `wanted`.
 pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Published> {
     let Ok(plane) = on.plane() else {
         return Vec::new();
@@ -71,7 +70,7 @@ pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<
         let params = &entry.record.params;
         let volume = Uuid::parse_str(params["name"].as_str()?).ok()?;
         let nqn = Nqn::new(params["nqn"].as_str()?).ok()?;
-        // Somebody may have deleted it by its own method.
+        // The subsystem may have been deleted by its own method.
         let subsystem = plane.target.subsystem(&nqn).ok()?;
         let ana = || serde_json::from_value(params["ana"].clone()).unwrap_or_default();
         let listed = on.volumes.find(&volume.to_string()).ok()?;
@@ -94,12 +93,12 @@ pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<
 struct ListenAddress {
     /// `TCP` or `RDMA`.
     trtype: String,
-    /// `IPv4` or `IPv6`; by the address unless given.
+    /// `IPv4` or `IPv6`; default: derived from the address.
     #[serde(skip_serializing_if = "Option::is_none")]
     adrfam: Option<String>,
     /// An IP address.
     traddr: String,
-    /// A port number; 4420 unless given.
+    /// A port number; default 4420.
     #[serde(default = "usual_port")]
     trsvcid: String,
 }
@@ -118,25 +117,25 @@ struct Publish;
 #[serde(deny_unknown_fields)]
 struct PublishParams {
     name: String,
-    /// Of the subsystem; `nqn.2025-01.io.nacre:` and the volume's name unless given.
+    /// NQN of the subsystem; default: `nqn.2025-01.io.nacre:` and the volume's name.
     nqn: Option<String>,
     /// NQNs of the hosts that may use it.
     #[serde(default)]
     hosts: Vec<String>,
     #[serde(default)]
     allow_any_host: bool,
-    /// Where it is served; unless given on every listener of the configuration file.
+    /// Addresses to serve it on; default: every listener of the configuration file.
     #[serde(default)]
     listeners: Vec<ListenAddress>,
-    /// Report to hosts which paths to use first (ANA); true unless given.
+    /// Report ANA states, so that hosts prefer a path; default true.
     #[serde(default = "reporting")]
     ana_reporting: bool,
-    /// The states of its listeners. Unless given, a listener of the configuration file has its own;
-    /// others are `optimized` over RDMA and `non_optimized` over TCP.
-    /// nvmf_subsystem_listener_set_ana_state changes the state of one.
+    /// ANA states of its listeners. Default: the listener's own state in the configuration file;
+    /// for others `optimized` over RDMA and `non_optimized` over TCP.
+    /// nvmf_subsystem_listener_set_ana_state changes a single state.
     ana: Option<AnaByTransport>,
-    /// The subsystem is there already, with the volume as a namespace: it is noted as the one that publishes the
-    /// volume, and nothing else is changed. Saved configurations say so, behind the calls that make the subsystem.
+    /// The subsystem exists and has the volume as a namespace: only mark it as publishing the
+    /// volume. Saved configurations use this after the calls that create the subsystem.
     #[serde(default)]
     adopt: bool,
 }
@@ -161,7 +160,7 @@ impl Method<Engine> for Publish {
     async fn apply(params: PublishParams, on: Rc<Engine>) -> Result<PublishReply, RpcError> {
         on.settled().await;
         let id = on.volumes.find(&params.name)?.id();
-        // One at a time: of two at once each would find the volume not published.
+        // Serialised per volume: two simultaneous calls would both find it unpublished.
         let altering = on.volumes.altering(id);
         let _one = altering.lock().await;
         on.refuse_overtaken()?;
@@ -175,7 +174,7 @@ impl Method<Engine> for Publish {
         let key = published_key(id);
         let known = on.journal.find(&key);
         if known.as_ref().is_some_and(|e| e.standing != Standing::Live) {
-            // It is being restored: the rest is from records of its own.
+            // During a restore the other objects come from their own records.
             on.listeners.look_again(&on).await;
             return reply(&on, &nqn, id);
         }
@@ -215,7 +214,7 @@ impl Method<Engine> for Publish {
             record["ana"] = json!(ana);
         }
         if params.adopt {
-            let ana_reporting = must_have(&on, &nqn, &bdev)?;
+            let ana_reporting = check_adoptable(&on, &nqn, &bdev)?;
             if !ana_reporting {
                 record["ana_reporting"] = false.into();
             }
@@ -239,7 +238,7 @@ impl Method<Engine> for Publish {
             "ana_reporting": params.ana_reporting,
         });
         let made = Cell::new(false);
-        // Half of it is nothing, also after a crash.
+        // All in one commit, so that a crash leaves nothing half published.
         let furnished = on.journal.together(async {
             call(&on, CREATE_SUBSYSTEM, create).await?;
             made.set(true);
@@ -270,8 +269,8 @@ impl Method<Engine> for Publish {
     }
 }
 
-/// An adopted subsystem serves the volume already. Answers whether it reports ANA states.
-fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
+/// Checks that an adopted subsystem serves the volume. Returns true if it reports ANA states.
+fn check_adoptable(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
     let subsystem = on.plane()?.target.subsystem(nqn)?;
     let namespaces = subsystem.namespaces();
     if namespaces.iter().any(|n| n.bdev_name == bdev) {
@@ -286,8 +285,8 @@ fn must_have(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
     }
 }
 
-/// The calls that have published volumes published again, once their subsystems are there. Where the configuration file
-/// says is named: who loads this may have another file, or none.
+/// Calls that publish the volumes again once their subsystems exist. Addresses of the configuration
+/// file are listed explicitly, because the loading daemon may have another file.
 pub(super) fn config(on: &Engine) -> Vec<Value> {
     let served = |nqn: &str| -> Vec<Value> {
         let of = |e: &crate::journal::Entry| {
@@ -325,7 +324,7 @@ async fn furnish(
         let params = json!({ "nqn": nqn, "host": host });
         call(on, "nvmf_subsystem_add_host", params).await?;
     }
-    // Hosts come as soon as somebody listens: last.
+    // Listeners last: hosts can connect as soon as one exists.
     for listener in listeners {
         let mut params = json!({ "nqn": nqn, "listen_address": listener });
         if let Some(state) = paths.ana_state(&listener.trtype) {
@@ -389,7 +388,7 @@ impl Method<Engine> for Unpublish {
             let plane = on.plane();
             plane.is_ok_and(|plane| plane.target.subsystem(&nqn).is_ok())
         });
-        // One commit: after a crash the volume is published as a whole, or not at all.
+        // One commit: after a crash the volume is published completely, or not at all.
         let gone = Change::remove(key);
         let gone = match Nqn::new(nqn) {
             Ok(nqn) => gone.and(nvmf::without_subsystem(&nqn)),
@@ -418,12 +417,12 @@ struct ConnectionReply {
     cntlid: u16,
     /// `TCP` or `RDMA`.
     transport: String,
-    /// Where it came to, and from.
+    /// Local and remote address of the connection.
     listen_address: String,
     peer_address: String,
     /// I/O queue pairs.
     queues: usize,
-    /// Whether the volume's transport_policy admits this transport.
+    /// True if the volume's transport_policy admits this transport.
     admitted: bool,
 }
 
@@ -440,8 +439,8 @@ impl Method<Engine> for GetConnections {
         let of = |subsystem: &Arc<Subsystem>| {
             let nqn = subsystem.nqn().to_string();
             let controllers = subsystem.controllers();
-            let told = controllers.iter().map(move |c| connection(c, &nqn, policy));
-            told.collect::<Vec<_>>()
+            let connections = controllers.iter().map(move |c| connection(c, &nqn, policy));
+            connections.collect::<Vec<_>>()
         };
         let subsystems = on.plane()?.target.subsystems();
         let has = |s: &&Arc<Subsystem>| {

@@ -44,7 +44,7 @@ fn free_port() -> u16 {
     probe.local_addr().unwrap().port()
 }
 
-/// `TCP non_optimized withheld`, of each listener that is there.
+/// `TCP non_optimized withheld` for each present listener.
 fn paths(bench: &Bench) -> Vec<String> {
     let all = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
     let describe = |listener: &Value| {
@@ -65,19 +65,20 @@ fn policy(word: &str) -> Value {
     json!({ "name": "v", "settings": { "transport_policy": word } })
 }
 
-/// Hosts see states, RDMA before TCP; a state set by the administrator is kept.
+/// Goal: hosts see ANA states, RDMA before TCP; a state set by the administrator is kept.
 #[test]
-fn a_published_volume_reports_which_path_is_first() {
+fn a_published_volume_reports_ana_states() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     {
         let bench = start(dir.path());
-        let wish = json!({ "name": "v", "allow_any_host": true, "listeners": [tcp(port), rdma()] });
-        bench.call(PUBLISH, wish);
+        let params =
+            json!({ "name": "v", "allow_any_host": true, "listeners": [tcp(port), rdma()] });
+        bench.call(PUBLISH, params);
         let subsystem = &bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }))[0];
         assert_eq!(subsystem["namespaces"][0]["anagrpid"], 1, "{subsystem}");
         assert_eq!(paths(&bench), ["RDMA optimized", "TCP non_optimized"]);
-        // One that is added later, too, unless it says otherwise.
+        // Listeners added later get the same default state.
         let add = |more: Value| {
             let mut params = json!({ "nqn": NQN, "listen_address": tcp(free_port()) });
             params
@@ -113,43 +114,43 @@ fn a_published_volume_reports_which_path_is_first() {
 }
 
 #[test]
-fn states_are_the_publishers_choice() {
+fn the_publisher_chooses_the_states() {
     let dir = tempfile::tempdir().unwrap();
     let bench = start(dir.path());
     let refused = json!({ "name": "v", "ana_reporting": false, "ana": { "tcp": "optimized" } });
     assert_eq!(facts(&bench.refused(PUBLISH, refused)), (-22, Some("ana")));
-    let wish = json!({ "name": "v", "listeners": [tcp(0), rdma()],
+    let params = json!({ "name": "v", "listeners": [tcp(0), rdma()],
         "ana": { "tcp": "optimized", "rdma": "non_optimized" } });
-    bench.call(PUBLISH, wish);
+    bench.call(PUBLISH, params);
     assert_eq!(paths(&bench), ["RDMA non_optimized", "TCP optimized"]);
     bench.call("volume_unpublish", json!({ "name": "v" }));
-    let wish = json!({ "name": "v", "listeners": [tcp(0), rdma()], "ana_reporting": false });
-    bench.call(PUBLISH, wish);
+    let params = json!({ "name": "v", "listeners": [tcp(0), rdma()], "ana_reporting": false });
+    bench.call(PUBLISH, params);
     assert_eq!(paths(&bench), ["RDMA -", "TCP -"]);
 }
 
-/// On the file's listeners the file's states hold, TCP after RDMA where it says nothing.
+/// Goal: listeners of the file use the file's ANA states; the default is TCP after RDMA.
 #[test]
-fn states_are_those_of_the_files_listeners() {
-    for (said, state) in [
+fn listeners_of_the_file_have_the_states_of_the_file() {
+    for (ana, state) in [
         ("", "non_optimized"),
         ("ana = { tcp = \"optimized\" }", "optimized"),
         ("ana = { tcp = \"inaccessible\" }", "inaccessible"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let port = free_port();
-        let text = format!("[[nvmf.listener]]\nname = \"lo\"\nport = {port}\n{said}\n");
+        let text = format!("[[nvmf.listener]]\nname = \"lo\"\nport = {port}\n{ana}\n");
         let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
         let bench = with(dir.path(), loaded.settings);
         file(&bench, dir.path(), "a", 8);
         bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
         bench.call(PUBLISH, json!({ "name": "v" }));
-        assert_eq!(paths(&bench), [format!("TCP {state}")], "{said}");
+        assert_eq!(paths(&bench), [format!("TCP {state}")], "{ana}");
     }
 }
 
-/// A volume published by an earlier version reports no states. The restart adds them, and later
-/// changes are kept. A volume published with `ana_reporting` false stays without states.
+/// Goal: a volume published by an earlier version reports ANA states after a restart, and later
+/// changes are kept. A volume published with `ana_reporting` false stays without.
 #[test]
 fn volumes_of_an_earlier_version_report_states_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -157,15 +158,15 @@ fn volumes_of_an_earlier_version_report_states_after_a_restart() {
     {
         let bench = start(dir.path());
         let listeners = [tcp(first), tcp(second)];
-        let wish = json!({ "name": "v", "listeners": listeners, "ana_reporting": false });
-        bench.call(PUBLISH, wish);
+        let params = json!({ "name": "v", "listeners": listeners, "ana_reporting": false });
+        bench.call(PUBLISH, params);
     }
     drop(with(dir.path(), Settings::default()));
     {
         let bench = with(dir.path(), Settings::default());
         until(&bench, "open", |v| v["state"] == "healthy");
         assert_eq!(paths(&bench), ["TCP -", "TCP -"]);
-        // As version 0.1 stored it.
+        // The record as version 0.1 stored it.
         let mut old = bench.engine.journal.select(|e| e.record.method == PUBLISH);
         let mut record = old.remove(0).record;
         record
@@ -188,10 +189,10 @@ fn volumes_of_an_earlier_version_report_states_after_a_restart() {
     assert_eq!(paths(&bench), ["TCP non_optimized", "TCP optimized"]);
 }
 
-/// A policy holds for every listener, whichever call added it, and after a restart. One that would
-/// leave no way to the volume is refused.
+/// Goal: a policy applies to every listener, whichever call added it, and after a restart. A policy
+/// that excludes all listeners is refused.
 #[test]
-fn a_policy_holds_for_all_listeners() {
+fn a_policy_applies_to_all_listeners() {
     let dir = tempfile::tempdir().unwrap();
     {
         let bench = start(dir.path());
@@ -199,10 +200,10 @@ fn a_policy_holds_for_all_listeners() {
         bench.call(PUBLISH, json!({ "name": "v", "listeners": [tcp(port)] }));
         let refused = bench.refused("volume_set", policy("rdma-only"));
         assert_eq!(facts(&refused), (-22, Some("settings.transport_policy")));
-        let said = refused.to_string();
+        let message = refused.to_string();
         assert!(
-            said.contains("admits RDMA only") && said.contains("use TCP"),
-            "{said}"
+            message.contains("admits RDMA only") && message.contains("use TCP"),
+            "{message}"
         );
         assert_eq!(paths(&bench), ["TCP non_optimized"]);
         let add = json!({ "nqn": NQN, "listen_address": rdma() });
@@ -234,23 +235,23 @@ fn a_policy_holds_for_all_listeners() {
     );
 }
 
-/// A volume is published by address on a listener of the file: the list shows one listener,
-/// serving.
+/// Goal: a volume is published by address on a listener of the file: the list shows one listener in
+/// state `listening`.
 #[test]
-fn a_listener_is_listed_once_and_as_it_is() {
+fn a_shared_listener_is_listed_once() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     let text = format!("[[nvmf.listener]]\nname = \"lo\"\nport = {port}\n");
     let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
     let bench = with(dir.path(), loaded.settings);
     let listed = || bench.call("nvmf_get_listeners", json!(null))["listeners"].clone();
-    let said = |listed: &Value| (listed[0]["actual"].clone(), listed[0]["subsystems"].clone());
-    assert_eq!(said(&listed()), (json!("idle"), json!([])));
+    let state_of = |listed: &Value| (listed[0]["actual"].clone(), listed[0]["subsystems"].clone());
+    assert_eq!(state_of(&listed()), (json!("idle"), json!([])));
     file(&bench, dir.path(), "a", 8);
     bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
     bench.call(PUBLISH, json!({ "name": "v", "listeners": [tcp(port)] }));
     let now = listed();
-    assert_eq!(said(&now), (json!("listening"), json!([NQN])));
+    assert_eq!(state_of(&now), (json!("listening"), json!([NQN])));
     assert_eq!(
         (now.as_array().unwrap().len(), &now[0]["listener"]),
         (1, &json!("lo"))
@@ -258,5 +259,5 @@ fn a_listener_is_listed_once_and_as_it_is() {
     let metrics = bench.call("metrics_get", json!(null)).to_string();
     assert!(!metrics.contains("no_subsystem"), "{metrics}");
     bench.call("volume_unpublish", json!({ "name": "v" }));
-    assert_eq!(said(&listed()), (json!("idle"), json!([])));
+    assert_eq!(state_of(&listed()), (json!("idle"), json!([])));
 }

@@ -1,5 +1,5 @@
-//! Goal: of two clients that change one volume at the same moment neither takes away what the other did. Method: both calls
-//! at once.
+//! Goal: two clients that change one volume simultaneously do not undo each other's changes.
+//! Method: both calls at once.
 
 use serde_json::{Value, json};
 
@@ -14,8 +14,8 @@ fn with_volume() -> Bench {
     bench
 }
 
-/// How many of these calls, made at once, are not refused.
-fn done(bench: &Bench, method: &str, all: [Value; 2]) -> usize {
+/// The number of accepted calls among `all`, made at once.
+fn accepted(bench: &Bench, method: &str, all: [Value; 2]) -> usize {
     let raw = all.map(|params| serde_json::value::to_raw_value(&params).unwrap());
     let engine = &bench.engine;
     let (one, other) = bench.run(async {
@@ -31,14 +31,14 @@ fn done(bench: &Bench, method: &str, all: [Value; 2]) -> usize {
 }
 
 #[test]
-fn each_setting_stays() {
+fn simultaneous_settings_are_both_kept() {
     let bench = with_volume();
     let set = |settings: Value| json!({ "name": "v", "settings": settings });
     let all = [
         set(json!({ "verify_hours": 7 })),
         set(json!({ "read_errors": 9 })),
     ];
-    assert_eq!(done(&bench, "volume_set", all), 2);
+    assert_eq!(accepted(&bench, "volume_set", all), 2);
     let settings = bench.call("volume_get", json!({ "name": "v" }))["settings"].clone();
     assert_eq!(
         (&settings["verify_hours"], &settings["read_errors"]),
@@ -47,24 +47,28 @@ fn each_setting_stays() {
 }
 
 #[test]
-fn it_is_published_once() {
+fn simultaneous_publishing_happens_once() {
     let bench = with_volume();
     let nqn = |of: &str| format!("nqn.2026-01.org.example:{of}");
     let publish = |of: &str| json!({ "name": "v", "nqn": nqn(of), "allow_any_host": true });
     let all = [publish("one"), publish("other")];
-    assert_eq!(done(&bench, "volume_publish", all), 1);
+    assert_eq!(accepted(&bench, "volume_publish", all), 1);
     let subsystems = bench.call("nvmf_get_subsystems", json!(null));
-    assert_eq!(subsystems.as_array().unwrap().len(), 2, "and discovery");
+    assert_eq!(
+        subsystems.as_array().unwrap().len(),
+        2,
+        "one subsystem and discovery"
+    );
     bench.call("volume_unpublish", json!({ "name": "v" }));
     let subsystems = bench.call("nvmf_get_subsystems", json!(null));
     assert_eq!(subsystems.as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn it_has_one_name_in_the_end() {
+fn simultaneous_renames_leave_one_name() {
     let bench = with_volume();
     let rename = |to: &str| json!({ "name": "v", "new_name": to });
-    done(&bench, "volume_rename", [rename("w"), rename("x")]);
+    accepted(&bench, "volume_rename", [rename("w"), rename("x")]);
     let device = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
     let name = bench.call("volume_list", json!(null))[0]["name"].clone();
     let aliases = device["aliases"].as_array().unwrap();

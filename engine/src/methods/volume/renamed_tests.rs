@@ -1,5 +1,5 @@
-//! Goal: what is said of a volume holds under whatever name it was said: after a rename, before the restart that gives
-//! its block device the new name, and after it.
+//! Goal: objects and settings of a volume survive a rename, under the old and the new name. The
+//! block device gets the new name only at the next restart.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn start(dir: &std::path::Path) -> Bench {
     Bench::with(Settings::default(), Some(store))
 }
 
-/// A volume that was made as "old" and is called "v" since, in one life of the daemon.
+/// A volume created as "old" and renamed to "v" in the same run of the daemon.
 fn renamed(dir: &std::path::Path) -> Bench {
     let bench = start(dir);
     file(&bench, dir, "a", 8);
@@ -39,8 +39,8 @@ fn limit_of(bench: &Bench, name: &str) -> Value {
     device[0]["assigned_rate_limits"]["rw_ios_per_sec"].clone()
 }
 
-/// What is kept of limits, each with how it stands.
-fn kept_limits(bench: &Bench) -> usize {
+/// The number of stored limit records.
+fn stored_limits(bench: &Bench) -> usize {
     let entries = bench.engine.journal.entries();
     let limits = entries.iter().filter(|e| e.record.key.starts_with("qos/"));
     limits.count()
@@ -51,7 +51,7 @@ fn nothing_failed(bench: &Bench) {
     assert!(!state.contains("\"failed\""), "{state}");
 }
 
-/// Limits are the device's, however it is called when they are set, changed or ended; one record has them.
+/// Goal: limits belong to the device under any of its names, and are stored in one record.
 #[test]
 fn limits_stay_with_a_renamed_volume() {
     let dir = tempfile::tempdir().unwrap();
@@ -64,12 +64,12 @@ fn limits_stay_with_a_renamed_volume() {
     let bench = start(dir.path());
     until(&bench, "open", |v| v["state"] == "healthy");
     assert_eq!(limit_of(&bench, "v"), 5000);
-    assert_eq!(kept_limits(&bench), 1);
-    // Changed, and changed again while it is called otherwise.
+    assert_eq!(stored_limits(&bench), 1);
+    // Changed, then changed again under another name.
     limit(&bench, "v", 6000);
     bench.call("volume_rename", json!({ "name": "v", "new_name": "w" }));
     limit(&bench, "w", 7000);
-    assert_eq!(kept_limits(&bench), 1);
+    assert_eq!(stored_limits(&bench), 1);
     bench.call("volume_rename", json!({ "name": "w", "new_name": "v" }));
     assert_eq!(limit_of(&bench, "v"), 7000);
     drop(bench);
@@ -77,18 +77,18 @@ fn limits_stay_with_a_renamed_volume() {
     until(&bench, "open", |v| v["state"] == "healthy");
     assert_eq!(limit_of(&bench, "v"), 7000);
     nothing_failed(&bench);
-    // Ended, and not back after another start.
+    // Removed, and still removed after a restart.
     limit(&bench, "v", 0);
-    assert_eq!(kept_limits(&bench), 0);
+    assert_eq!(stored_limits(&bench), 0);
     drop(bench);
     let bench = start(dir.path());
     until(&bench, "open", |v| v["state"] == "healthy");
     assert_eq!(limit_of(&bench, "v"), 0);
 }
 
-/// Set between the rename and the next start, when the device has the old name still.
+/// Goal: limits set between the rename and the restart are kept under both names.
 #[test]
-fn limits_that_are_set_after_a_rename_stay() {
+fn limits_set_after_a_rename_are_kept() {
     for name in ["v", "old"] {
         let dir = tempfile::tempdir().unwrap();
         let bench = renamed(dir.path());
@@ -97,20 +97,21 @@ fn limits_that_are_set_after_a_rename_stay() {
         let bench = start(dir.path());
         until(&bench, "open", |v| v["state"] == "healthy");
         assert_eq!(limit_of(&bench, "v"), 6000, "set as \"{name}\"");
-        assert_eq!(kept_limits(&bench), 1);
+        assert_eq!(stored_limits(&bench), 1);
         nothing_failed(&bench);
     }
 }
 
-/// So is what is made on it then: published, and with a device on top. Metrics and events have the new name at once.
+/// Goal: namespaces and stacked devices created after a rename survive the restart. Metrics and
+/// events use the new name at once.
 #[test]
-fn what_is_made_after_a_rename_is_there_after_a_restart() {
+fn objects_made_after_a_rename_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let bench = renamed(dir.path());
-    let wish = json!({ "name": "v", "allow_any_host": true,
+    let params = json!({ "name": "v", "allow_any_host": true,
         "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-    assert_eq!(bench.call("volume_publish", wish)["nqn"], NQN);
-    // A second volume, as one that hosts use has nothing on top.
+    assert_eq!(bench.call("volume_publish", params)["nqn"], NQN);
+    // A second volume, because a volume in use by hosts cannot have a stacked device.
     file(&bench, dir.path(), "b", 8);
     bench.call("volume_create", json!({ "name": "base", "devices": ["b"] }));
     let rename = json!({ "name": "base", "new_name": "below" });

@@ -1,5 +1,5 @@
-//! Goal: volumes are made, told of, changed and deleted as the methods say, every refusal says what is
-//! wrong, and what there is comes back after a restart.
+//! Goal: volumes are created, listed, changed and deleted as the methods specify, every refusal
+//! names the cause, and volumes return after a restart.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) fn file(bench: &Bench, dir: &Path, name: &str, mib: u64) {
     bench.call("bdev_uring_create", params);
 }
 
-/// A volume "v" over two RAM disks.
+/// Creates a volume "v" on two RAM disks.
 fn mirror(bench: &Bench) -> Value {
     ram(bench, "a", 8);
     ram(bench, "b", 8);
@@ -55,7 +55,7 @@ pub(super) fn until(bench: &Bench, what: &str, done: impl Fn(&Value) -> bool) ->
     }
 }
 
-/// Without what differs from run to run.
+/// Masks fields that differ per run.
 fn settled(mut volume: Value) -> Value {
     for key in ["queues", "dirty_regions", "reactor"] {
         volume[key] = json!("…");
@@ -81,10 +81,10 @@ pub(super) fn facts(refused: &crate::rpc::RpcError) -> (i32, Option<&str>) {
     (refused.code, field)
 }
 
-/// The store does not answer when a volume is to be deleted. It is not, and as soon as the store does it serves again; and
-/// can be deleted.
+/// Goal: a volume is not deleted while the store does not respond. It serves again once the store
+/// responds, and can be deleted then.
 #[test]
-fn a_volume_that_is_not_closed_in_time_comes_back() {
+fn a_volume_that_cannot_be_deleted_serves_again() {
     let memory = MemoryStore::alone();
     let bench = Bench::with_volumes(None, Arc::new(memory.clone()));
     mirror(&bench);
@@ -103,12 +103,12 @@ fn a_volume_that_is_not_closed_in_time_comes_back() {
 }
 
 #[test]
-fn a_volume_is_made_told_of_and_deleted() {
+fn a_volume_is_created_listed_and_deleted() {
     let bench = bench();
     let made = mirror(&bench);
     insta::assert_json_snapshot!(settled(made));
     assert_eq!(bench.call("volume_get_volumes", json!(null))[0]["uuid"], ID);
-    // It is a block device like others, and has its devices for itself.
+    // It is a block device, and claims its devices exclusively.
     let bdev = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
     assert_eq!(
         (&bdev["uuid"], &bdev["num_blocks"], &bdev["product_name"]),
@@ -124,7 +124,7 @@ fn a_volume_is_made_told_of_and_deleted() {
         (&records["file"], &records["volumes"][0]["name"]),
         (&Value::Null, &json!("v"))
     );
-    // The call of a saved configuration finds it.
+    // A saved configuration's create call returns the existing volume.
     let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
     let calls = config.as_array().unwrap();
     let create = calls.iter().find(|c| c["method"] == "volume_create");
@@ -154,7 +154,7 @@ fn a_volume_is_made_told_of_and_deleted() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_the_cause() {
     let bench = bench();
     mirror(&bench);
     ram(&bench, "c", 8);
@@ -221,7 +221,7 @@ fn what_is_wrong_is_said() {
             -32602,
             Some("settings.read_polcy"),
         ),
-        // Somebody else's member.
+        // The device is a replica of another volume.
         (
             "volume_create",
             json!({ "name": "w", "devices": ["a"] }),
@@ -291,7 +291,7 @@ fn what_is_wrong_is_said() {
             -32602,
             Some("nqn"),
         ),
-        // Nobody can use what the volume has.
+        // The volume's devices cannot be used by namespaces.
         (
             "nvmf_subsystem_add_ns",
             json!({ "nqn": "nqn.2026-01.x:s", "namespace": { "bdev_name": "a" } }),
@@ -318,7 +318,7 @@ fn what_is_wrong_is_said() {
         error.data.unwrap().remedy.as_deref(),
         Some("did you mean \"v\"?")
     );
-    // Nothing of it was half done.
+    // Refused calls changed nothing.
     assert_eq!(
         bench
             .call("volume_list", json!(null))
@@ -331,16 +331,16 @@ fn what_is_wrong_is_said() {
     assert_eq!(c["claimed"], false);
 }
 
-/// Replicas come, go and change places; the last good replica stays.
+/// Goal: replicas are added, removed and moved; the last good replica cannot be removed.
 #[test]
-fn replicas_come_and_go() {
+fn replicas_are_added_removed_and_moved() {
     let bench = bench();
     mirror(&bench);
     ram(&bench, "c", 8);
     ram(&bench, "d", 8);
     let added = bench.call("volume_add_replica", json!({ "name": "v", "device": "c" }));
     assert_eq!(added["replicas"].as_array().unwrap().len(), 3);
-    until(&bench, "the third is filled", |v| {
+    until(&bench, "the third replica is in sync", |v| {
         states(v) == ["in_sync"; 3] && v["state"] == "healthy"
     });
     let off = json!({ "name": "v", "member": "c" });
@@ -352,10 +352,10 @@ fn replicas_come_and_go() {
     assert_eq!(now["state"], "degraded");
     assert!(now["replicas"][2]["why"].is_string(), "{now:#}");
     bench.call("volume_online_replica", off);
-    until(&bench, "it is back", |v| v["state"] == "healthy");
+    until(&bench, "in sync again", |v| v["state"] == "healthy");
     let moved = json!({ "name": "v", "replica": "c", "device": "d" });
     bench.call("volume_move_replica", moved);
-    let now = until(&bench, "it has moved", |v| {
+    let now = until(&bench, "the replica has moved", |v| {
         v["replicas"].as_array().unwrap().len() == 3 && v["state"] == "healthy"
     });
     let devices = now["replicas"].as_array().unwrap();
@@ -374,7 +374,7 @@ fn replicas_come_and_go() {
     assert_eq!(facts(&refused), (-1, Some("force")));
     let refused = bench.refused("bdev_malloc_delete", json!({ "name": "a" }));
     assert_eq!(facts(&refused), (-16, Some("name")), "{refused}");
-    // The label of what was removed is gone with it.
+    // Removing a replica also clears its label.
     let mut new = json!({ "name": "w", "devices": ["d"] });
     let refused = bench.refused("volume_create", new.clone()).to_string();
     assert!(
@@ -385,13 +385,13 @@ fn replicas_come_and_go() {
     assert_eq!(bench.call("volume_create", new)["state"], "healthy");
 }
 
-/// A device that has a replica may be pulled out: its volume goes on without it, and says so.
+/// Goal: a replica's device can be pulled; the volume continues without it and reports that.
 #[test]
-fn a_member_may_be_pulled_out() {
+fn a_replica_device_may_be_pulled() {
     let bench = bench();
     mirror(&bench);
     bench.call("bdev_malloc_delete", json!({ "name": "a" }));
-    let now = until(&bench, "it goes on without it", |v| {
+    let now = until(&bench, "the volume continues without it", |v| {
         v["state"] == "degraded"
     });
     assert_eq!(
@@ -455,7 +455,7 @@ fn settings_size_and_name_change_live() {
         "failing"
     );
     let thawed = bench.call("volume_thaw", json!({ "name": "x" }));
-    // What it has grown by is being made equal, perhaps.
+    // The added space may still be reconciling.
     assert!(
         ["healthy", "degraded"].contains(&thawed["state"].as_str().unwrap()),
         "{thawed}"
@@ -477,12 +477,12 @@ fn settings_size_and_name_change_live() {
 }
 
 #[test]
-fn a_volume_is_published_and_taken_away() {
+fn a_volume_is_published_and_unpublished() {
     let bench = bench();
     mirror(&bench);
     let listener = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });
-    let wish = json!({ "name": "v", "hosts": ["nqn.2026-01.x:h"], "listeners": [listener] });
-    let published = bench.call("volume_publish", wish.clone());
+    let params = json!({ "name": "v", "hosts": ["nqn.2026-01.x:h"], "listeners": [listener] });
+    let published = bench.call("volume_publish", params.clone());
     let nqn = "nqn.2025-01.io.nacre:v";
     assert_eq!(
         (
@@ -509,7 +509,7 @@ fn a_volume_is_published_and_taken_away() {
         bench.call("volume_get_connections", json!({ "name": "v" })),
         json!([])
     );
-    let refused = bench.refused("volume_publish", wish);
+    let refused = bench.refused("volume_publish", params);
     assert_eq!(facts(&refused), (-17, Some("name")));
     let refused = bench.refused("volume_delete", json!({ "name": "v" }));
     assert!(
@@ -519,23 +519,23 @@ fn a_volume_is_published_and_taken_away() {
     assert_eq!(bench.call("volume_unpublish", json!({ "name": "v" })), true);
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
     bench.refused("volume_unpublish", json!({ "name": "v" }));
-    // A policy that admits none of the listeners makes nothing.
+    // A policy that excludes all listeners creates nothing.
     let policy = json!({ "name": "v", "settings": { "transport_policy": "rdma-only" } });
     bench.call("volume_set", policy);
     let listener = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
-    let wish = json!({ "name": "v", "listeners": [listener] });
-    let refused = bench.refused("volume_publish", wish);
+    let params = json!({ "name": "v", "listeners": [listener] });
+    let refused = bench.refused("volume_publish", params);
     assert_eq!(facts(&refused), (-22, Some("listeners")));
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
-    // What fails on the way leaves nothing behind.
-    let wish = json!({ "name": "v", "hosts": ["a\nb"] });
-    let refused = bench.refused("volume_publish", wish);
+    // A failure in between leaves nothing behind.
+    let params = json!({ "name": "v", "hosts": ["a\nb"] });
+    let refused = bench.refused("volume_publish", params);
     assert_eq!(facts(&refused), (-32603, Some("host")));
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
     assert_eq!(bench.call("volume_delete", json!({ "name": "v" })), true);
 }
 
-/// A listener of the transport that the policy does not admit is withheld, and is not when it does.
+/// Goal: a listener is withheld while the policy excludes its transport.
 #[test]
 fn a_policy_withholds_listeners() {
     let dir = tempfile::tempdir().unwrap();
@@ -569,9 +569,9 @@ fn a_policy_withholds_listeners() {
         bench.call("volume_set", policy("tcp-only"));
         assert!(withheld(&bench).iter().all(|w| !w));
     }
-    // Served there again after a restart; and no more when it is taken away.
+    // Served there again after a restart, until it is unpublished.
     let bench = Bench::with(loaded.settings.clone(), open());
-    until(&bench, "it is open", |v| v["state"] == "healthy");
+    until(&bench, "the volume is open", |v| v["state"] == "healthy");
     assert!(!withheld(&bench).is_empty());
     bench.call("volume_unpublish", json!({ "name": "v" }));
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
@@ -580,10 +580,10 @@ fn a_policy_withholds_listeners() {
     bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
 }
 
-/// Volumes are open again after a restart, clean, under their new name, with their namespaces; those
-/// whose devices come later wait for them.
+/// Goal: volumes are open and clean after a restart, under their new name, with their namespaces. A
+/// volume whose devices appear later waits for them.
 #[test]
-fn volumes_return() {
+fn volumes_return_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Some(Store::open(&dir.path().join("state")).unwrap());
     let epoch = {
@@ -592,9 +592,9 @@ fn volumes_return() {
         file(&bench, dir.path(), "b", 8);
         let new = json!({ "name": "old", "devices": ["a", "b"], "uuid": ID });
         bench.call("volume_create", new);
-        let wish = json!({ "name": "old", "nqn": "nqn.2026-01.x:s", "allow_any_host": true,
+        let params = json!({ "name": "old", "nqn": "nqn.2026-01.x:s", "allow_any_host": true,
             "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-        bench.call("volume_publish", wish);
+        bench.call("volume_publish", params);
         bench.call(
             "bdev_set_qos_limit",
             json!({ "name": "old", "rw_ios_per_sec": 5000 }),
@@ -619,7 +619,7 @@ fn volumes_return() {
     assert!(events.contains("\"clean\":true"), "{events}");
     drop(bench);
 
-    // Neither device is there at the start: the volume waits, and is told of.
+    // Neither device exists at the start: the volume waits and is listed.
     std::fs::rename(dir.path().join("a"), dir.path().join("a.away")).unwrap();
     std::fs::rename(dir.path().join("b"), dir.path().join("b.away")).unwrap();
     let bench = Bench::with(Settings::default(), open());
@@ -627,19 +627,19 @@ fn volumes_return() {
     std::fs::rename(dir.path().join("a.away"), dir.path().join("a")).unwrap();
     std::fs::rename(dir.path().join("b.away"), dir.path().join("b")).unwrap();
     bench.call("state_retry", json!(null));
-    until(&bench, "open after all", |v| {
+    until(&bench, "open at last", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!(["nqn.2026-01.x:s"])
     });
 }
 
-/// SPDK's mirror is a volume.
+/// Goal: SPDK's mirror methods create and manage a volume.
 #[test]
-fn spdks_mirror_is_a_volume() {
+fn a_mirror_of_spdk_is_a_volume() {
     let bench = bench();
     for name in ["a", "b", "c"] {
         ram(&bench, name, 8);
     }
-    // Exactly what rpc.py sends.
+    // Exactly the parameters that rpc.py sends.
     let create = |level: &str| json!({ "name": "v", "strip_size_kb": 0, "raid_level": level, "base_bdevs": ["a", "b"], "superblock": true, "uuid": ID });
     let refused = bench.refused("bdev_raid_create", create("raid0"));
     assert_eq!(facts(&refused), (-95, Some("raid_level")));

@@ -1,4 +1,4 @@
-//! The same calls for a drive of this machine: `trtype` PCIe, `traddr` its place on the bus.
+//! `bdev_nvme_*` calls for local drives: `trtype` is PCIe, `traddr` the PCI address.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -18,9 +18,9 @@ use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
 use crate::store::Change;
 
-/// I/O queues asked for, unless a call says it: one for each core that uses the drive.
+/// Default number of I/O queues to request: one for each core that uses the drive.
 const IO_QUEUES: u16 = 128;
-/// Devices of one controller, unless a call says it; as SPDK.
+/// Default limit of devices per controller, as in SPDK.
 const MAX_DEVICES: u32 = 128;
 
 impl AttachParams {
@@ -28,7 +28,7 @@ impl AttachParams {
         self.trtype.eq_ignore_ascii_case("pcie")
     }
 
-    /// Checks what can be without the drive.
+    /// Checks the parameters that do not depend on the drive.
     fn check_drive(&self, on: &Engine) -> Result<(String, DriveOptions, usize), RpcError> {
         let only_fabrics = [
             (self.adrfam.is_some(), "adrfam"),
@@ -78,8 +78,8 @@ impl AttachParams {
     }
 }
 
-/// Takes the drive and brings it up; keeps `change`, which is the call. Answers its devices. `again`: the call is kept
-/// already.
+/// Attaches the drive, stores `change` (the call's record) and returns the drive's devices. `again`
+/// means that the record already exists.
 pub async fn attach(
     params: &AttachParams,
     on: &Rc<Engine>,
@@ -88,11 +88,11 @@ pub async fn attach(
     change: Change,
 ) -> Result<Vec<String>, RpcError> {
     params.check_name()?;
-    params.refuse_what_is_not_there()?;
+    params.refuse_unsupported()?;
     let (address, options, most) = params.check_drive(on)?;
     let _coming = on.drives.coming(on, &params.name, &address)?;
     let mut coming = pin!(bring_up(on, &address, options, most));
-    let drive = match timeout(super::AT_ONCE, &mut coming).await {
+    let drive = match timeout(super::LOCKED_WAIT, &mut coming).await {
         Ok(drive) => drive?,
         Err(_) => {
             drop(gate);
@@ -130,7 +130,8 @@ async fn bring_up(
     on.drives.attach(on, function, options, most).await
 }
 
-/// What the drive has, as devices. One that brings none for a reason is not attached.
+/// Creates the drive's devices. Fails if there are none because of an error; the drive is not
+/// attached then.
 fn devices(
     params: &AttachParams,
     on: &Rc<Engine>,
@@ -150,18 +151,18 @@ fn devices(
     }
 }
 
-/// Gives the drive back: its devices go, it is told that it ends.
+/// Detaches the drive: removes its devices and shuts the controller down.
 pub async fn undo(on: &Rc<Engine>, name: &str) {
     let Some(drive) = on.drives.take(name) else {
         return;
     };
     if let Ok(plane) = on.plane() {
-        super::gone(on, name, drive.remove_devices(&plane)).await;
+        super::wait_until_gone(on, name, drive.remove_devices(&plane)).await;
     }
     drive.shut_down().await;
 }
 
-/// Whether what a call to detach names besides is what is attached.
+/// Checks that the optional parameters of a detach call match the attached drive.
 pub fn fits(
     name: &str,
     drive: &Drive,
@@ -179,7 +180,7 @@ pub fn fits(
     Ok(())
 }
 
-/// Resets the controller: its I/O waits, and none is lost.
+/// Resets the controller. Its I/O waits and is not lost.
 pub async fn reset(drive: &Drive, cntlid: Option<u16>, name: &str) -> Result<bool, RpcError> {
     let is = drive.controller.info().cntlid;
     if cntlid.is_some_and(|asked| asked != is) {
@@ -190,7 +191,7 @@ pub async fn reset(drive: &Drive, cntlid: Option<u16>, name: &str) -> Result<boo
     reset.map(|()| true).map_err(failed)
 }
 
-/// What the controller, or the way to it, said no to.
+/// The error of a controller command or of its transport.
 pub fn failed(error: nacre_bdev_nvme::ControlError) -> RpcError {
     RpcError::errno(Errno::EIO, causes(&anyhow::Error::new(error)))
 }

@@ -1,5 +1,6 @@
-//! Goal: a drive of this machine is attached, shown, looked after, kept over restarts and given back by the same calls
-//! as a remote controller. Method: a daemon in the test's thread, and simulated drives on a bus of the test's own.
+//! Goal: a local drive is attached, listed, monitored, restored and detached by the same calls as a
+//! remote controller. Method: a daemon on the test's thread, and simulated drives on a simulated
+//! bus.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::store::Store;
 pub(crate) const PLACE: &str = "0000:5e:00.0";
 const OTHER: &str = "0000:5f:00.0";
 
-/// A bus with simulated drives in some of its places.
+/// A bus with simulated drives in some slots.
 #[derive(Default)]
 pub(crate) struct Chassis {
     places: Mutex<BTreeMap<String, Drive>>,
@@ -63,14 +64,14 @@ impl Bus for Chassis {
     }
 }
 
-/// A drive with a namespace of 4 MiB and one of 16 MiB, of other blocks.
+/// A drive with two namespaces of 4 MiB and 16 MiB and different block sizes.
 pub(crate) fn drive(place: &str, serial: &str) -> (Drive, Running) {
     let namespace = |nsid, block_size, blocks| NamespaceConfig {
         uuid: Some(Uuid::new_v5(
             &Uuid::NAMESPACE_OID,
             format!("{serial} {nsid}").as_bytes(),
         )),
-        // It was in use before, and does not care for what it is told to forget.
+        // The drive was in use before, and deallocation does not clear its data.
         contents: 0x6b,
         ignores_advice: true,
         ..NamespaceConfig::new(nsid, block_size, blocks)
@@ -105,7 +106,7 @@ fn controller(bench: &Bench) -> Value {
 fn until(bench: &Bench, what: &str, done: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !done() {
-        assert!(Instant::now() < end, "{what} did not come true");
+        assert!(Instant::now() < end, "timeout: {what}");
         bench.run(async { tokio::time::sleep(Duration::from_millis(10)).await });
     }
 }
@@ -124,7 +125,7 @@ fn kinds(bench: &Bench) -> Vec<String> {
 }
 
 #[test]
-fn attached_shown_reset_and_detached() {
+fn attached_listed_reset_and_detached() {
     let chassis = Arc::new(Chassis::default());
     let (drive, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &drive);
@@ -186,9 +187,11 @@ fn attached_shown_reset_and_detached() {
     assert_eq!(
         drive.stats().normal_shutdowns,
         1,
-        "it was not told that it ends"
+        "no shutdown notification"
     );
-    until(&bench, "the return to the system", || drive.is_given_back());
+    until(&bench, "the drive is returned to the kernel", || {
+        drive.is_given_back()
+    });
     assert_eq!(bench.call("bdev_get_bdevs", json!({})), json!([]));
     assert_eq!(
         bench.call("bdev_nvme_get_controllers", json!({})),
@@ -197,9 +200,9 @@ fn attached_shown_reset_and_detached() {
     drive.check();
 }
 
-/// Nobody else waits for a drive that takes long, and nobody else gets its name or its place.
+/// Goal: a slow drive delays only its own call, and its name and address are reserved meanwhile.
 #[test]
-fn a_drive_that_takes_long() {
+fn a_slow_drive_delays_only_its_own_call() {
     let chassis = Arc::new(Chassis::default());
     let slow = Drive::new(Config {
         address: PLACE.to_owned(),
@@ -235,7 +238,10 @@ fn a_drive_that_takes_long() {
                     -16,
                 ),
             ];
-            assert!(bench.engine.drives.is_coming("Nvme0"), "they waited for it");
+            assert!(
+                bench.engine.drives.is_coming("Nvme0"),
+                "other calls waited for the drive"
+            );
             for (outcome, code) in same {
                 assert_eq!(outcome.unwrap_err().code, code);
             }
@@ -245,7 +251,7 @@ fn a_drive_that_takes_long() {
     assert!(!bench.engine.drives.is_coming("Nvme0"));
     let detach = json!({ "name": "Nvme0" });
     assert_eq!(bench.call("bdev_nvme_detach_controller", detach), true);
-    // One that does not come at all leaves its name and its place.
+    // A drive that never becomes ready releases its name and its address.
     slow.never_ready(true);
     slow.reconfigure(|config| {
         config.ready_timeout = Duration::from_secs(2);
@@ -283,7 +289,7 @@ fn health_logs_and_metrics() {
     let logs = bench.call("bdev_nvme_get_controller_logs", json!({ "name": "Nvme0" }));
     assert_eq!(logs["controller"]["serial"], "S1");
     assert_eq!(logs["firmware"]["active_slot"], 1);
-    until(&bench, "a warning of its wear", || {
+    until(&bench, "a warning about wear", || {
         kinds(&bench)
             .iter()
             .any(|kind| kind == "nvme_health_warning")
@@ -303,9 +309,9 @@ fn health_logs_and_metrics() {
     assert_eq!(refused.code, -32603);
 }
 
-/// It keeps its devices while it is away, and only the same drive brings them back.
+/// Goal: a pulled drive keeps its devices, and only the same drive brings them back.
 #[test]
-fn pulled_and_put_back() {
+fn a_pulled_drive_returns_with_its_devices() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     let (stranger, _other) = drive(PLACE, "S2");
@@ -317,7 +323,9 @@ fn pulled_and_put_back() {
     );
     bench.call("bdev_nvme_attach_controller", attach());
     chassis.pull(PLACE);
-    until(&bench, "the removal", || state(&bench) == "removed");
+    until(&bench, "the removal of the drive", || {
+        state(&bench) == "removed"
+    });
     assert_eq!(
         bench
             .call("bdev_get_bdevs", json!({}))
@@ -334,15 +342,17 @@ fn pulled_and_put_back() {
     assert_eq!(state(&bench), "removed");
     chassis.pull(PLACE);
     chassis.put(PLACE, &mine);
-    until(&bench, "the return", || state(&bench) == "live");
+    until(&bench, "the return of the drive", || {
+        state(&bench) == "live"
+    });
     assert_eq!(controller(&bench)["losses"], 1);
     bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
 }
 
-/// A namespace that is another one than before, as it was formatted anew, is another device of the same name. What was
-/// known of the old one says nothing of it.
+/// Goal: a namespace with a new identity, for example after a format, is a new device under the
+/// same name. Cached facts about the old one do not apply.
 #[test]
-fn another_namespace_under_the_same_number() {
+fn a_new_namespace_with_the_same_nsid_is_a_new_device() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);
@@ -362,9 +372,9 @@ fn another_namespace_under_the_same_number() {
     assert!(found().is_empty());
 }
 
-/// Also when it is there only later.
+/// Goal: a drive is restored after a restart, also if it appears later.
 #[test]
-fn there_again_after_a_restart() {
+fn a_drive_is_restored_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
@@ -375,7 +385,7 @@ fn there_again_after_a_restart() {
     assert_eq!(
         mine.stats().normal_shutdowns,
         1,
-        "the daemon ended without telling its drive"
+        "the daemon ended without a shutdown notification"
     );
     let bench = daemon(&chassis, Some(dir.path()));
     assert_eq!(controller(&bench)["bdevs"], json!(["Nvme0n1", "Nvme0n2"]));
@@ -397,7 +407,7 @@ fn there_again_after_a_restart() {
 }
 
 #[test]
-fn new_drives_are_attached_if_that_was_asked_for() {
+fn new_drives_are_attached_with_hotplug() {
     let dir = tempfile::tempdir().unwrap();
     let chassis = Arc::new(Chassis::default());
     let bench = daemon(&chassis, Some(dir.path()));
@@ -407,11 +417,11 @@ fn new_drives_are_attached_if_that_was_asked_for() {
     );
     let ((first, _first), (second, _second)) = (drive(PLACE, "S1"), drive(OTHER, "S2"));
     chassis.put(PLACE, &first);
-    until(&bench, "the first", || {
+    until(&bench, "the first drive", || {
         bench.engine.drives.find("HotInNvme0").is_some()
     });
     chassis.put(OTHER, &second);
-    until(&bench, "the second", || {
+    until(&bench, "the second drive", || {
         bench.engine.drives.find("HotInNvme1").is_some()
     });
     drop(bench);
@@ -428,9 +438,9 @@ fn new_drives_are_attached_if_that_was_asked_for() {
     }
 }
 
-/// A volume takes a namespace of a drive by its URI, and lives through a reset of its controller.
+/// Goal: a volume uses a namespace of a drive by its URI, and survives a controller reset.
 #[test]
-fn a_replica_on_a_drive() {
+fn a_replica_on_a_drive_survives_a_reset() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);
@@ -442,7 +452,7 @@ fn a_replica_on_a_drive() {
     assert!(facts.cause.contains("holds data"), "{facts}");
     both["force"] = true.into();
     bench.call("volume_create", both);
-    // Nothing had to be copied: the drive writes zeroes.
+    // Nothing was copied: the drive writes zeroes.
     let volume = bench.call("volume_get", json!({ "name": "v" }));
     assert_eq!(volume["state"], "healthy", "{volume}");
     bench.call("bdev_nvme_reset_controller", json!({ "name": "Nvme0" }));
@@ -467,7 +477,7 @@ fn a_replica_on_a_drive() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused() {
+fn impossible_requests_are_refused() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);

@@ -1,4 +1,5 @@
-//! `bdev_nvme_get_controller_health_info`, and what else a drive tells of itself.
+//! `bdev_nvme_get_controller_health_info` and `bdev_nvme_get_controller_logs`: log pages of a
+//! drive.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,9 +16,9 @@ use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 
-/// Bytes of what the log counts transfers in.
+/// Bytes per data unit of the SMART log.
 const DATA_UNIT: u128 = 512_000;
-/// Entries of the error log that are asked for at most.
+/// Maximum number of error log entries to read.
 const ERRORS: usize = 64;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -27,11 +28,12 @@ pub fn register(registry: &mut Registry<Engine>) {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NameParams {
-    /// Of the controller.
+    /// Name of the controller.
     name: String,
 }
 
-/// Only drives tell it here: a namespace of another target is a device without a body.
+/// Finds a local drive. Refuses remote controllers: their logs do not describe a device of this
+/// machine.
 fn drive(on: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
     match on.drives.find(name) {
         Some(drive) => Ok(drive),
@@ -58,14 +60,15 @@ struct HealthInfo {
     serial_number: String,
     firmware_revision: String,
     traddr: String,
-    /// Bits: 0 spare, 1 temperature, 2 reliability, 3 read-only, 4 backup of volatile memory, 5 persistent memory.
+    /// Bits: 0 spare, 1 temperature, 2 reliability, 3 read-only, 4 backup of volatile memory, 5
+    /// persistent memory.
     critical_warning: u8,
     temperature_celsius: i32,
     available_spare_percentage: u8,
     available_spare_threshold_percentage: u8,
-    /// Of the rated life; may be above 100.
+    /// Percent of the rated life; can exceed 100.
     percentage_used: u8,
-    /// In thousands of 512 bytes.
+    /// In units of 512,000 bytes.
     data_units_read: u128,
     data_units_written: u128,
     host_read_commands: u128,
@@ -79,9 +82,9 @@ struct HealthInfo {
     num_err_log_entries: u128,
     warning_temperature_time_minutes: u32,
     critical_composite_temperature_time_minutes: u32,
-    /// Our own: the sensors that there are, by their number.
+    /// Nacre extension: temperatures of the existing sensors, by sensor number.
     temperature_sensors_celsius: BTreeMap<u8, i32>,
-    /// Our own: the names of the bits that are set in `critical_warning`.
+    /// Nacre extension: the names of the bits set in `critical_warning`.
     warnings: Vec<&'static str>,
 }
 
@@ -135,11 +138,11 @@ struct GetLogs;
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Logs {
-    /// What the controller is and can do.
+    /// Identity and features of the controller.
     controller: Value,
-    /// The newest first, at most 64.
+    /// Error log, newest first, at most 64 entries.
     errors: Value,
-    /// The slots that hold an image, and which is active.
+    /// Firmware slots that hold an image, and the active slot.
     firmware: Value,
 }
 

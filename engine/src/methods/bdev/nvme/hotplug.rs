@@ -1,4 +1,5 @@
-//! `bdev_nvme_set_hotplug`: whether drives that are given to userspace are attached by themselves.
+//! `bdev_nvme_set_hotplug`: attaches drives automatically when they are bound to a userspace
+//! driver.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
 
 const KEY: &str = "nvme/hotplug";
-/// As SPDK: its longest, and how often drives are looked after here unless a call says it.
+/// Limits of the period, as in SPDK. The longest is also the default interval of drive checks.
 const LONGEST: Duration = Duration::from_secs(10);
 const SHORTEST: Duration = Duration::from_millis(10);
 
@@ -26,7 +27,7 @@ struct SetHotplug;
 #[serde(deny_unknown_fields)]
 struct Params {
     enable: bool,
-    /// How often is looked, in microseconds: 10,000 to 10,000,000; 0 or left out: 1,000,000.
+    /// Polling period in microseconds: 10,000 to 10,000,000; 0 or left out: 1,000,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     period_us: Option<u64>,
 }

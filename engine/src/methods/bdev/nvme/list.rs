@@ -1,4 +1,4 @@
-//! `bdev_nvme_get_controllers`.
+//! `bdev_nvme_get_controllers`: remote controllers and local drives with their state.
 
 use std::rc::Rc;
 
@@ -24,56 +24,57 @@ struct GetControllers;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetParams {
-    /// All unless given.
+    /// Default: all controllers.
     name: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Attached {
     name: String,
-    /// One: a controller has one path here.
+    /// One element: a controller has one path.
     ctrlrs: Vec<Controller>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Controller {
-    /// `enabled`, `resetting` (it is being connected), `failed` or `deleting`.
+    /// `enabled`, `resetting` (connecting), `failed` or `deleting`.
     state: &'static str,
     trid: Trid,
     cntlid: u16,
-    /// Not of a drive.
+    /// Absent for a drive.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Host>,
-    /// Our own, all that follow: its devices.
+    /// Nacre extension, like all that follow: devices of the controller.
     bdevs: Vec<String>,
-    /// I/O queues granted. Of a remote controller each core takes one for each device that it uses, of a drive
-    /// one for all of them.
+    /// I/O queues granted. For a remote controller, each core uses one per device; for a drive, one
+    /// for all devices.
     io_queues: u16,
-    /// Times that it was connected, and connections that ended with what may not have been flushed.
+    /// Connections made. `losses` counts connections that ended while unflushed writes could be
+    /// lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     connects: Option<u64>,
     losses: u64,
-    /// It has been away for longer than I/O waits; a drive: it was pulled.
+    /// The controller has been away for longer than I/O waits; for a drive: it was pulled.
     away: bool,
-    /// What a drive is, and what was done about it.
+    /// Identity of the drive, and counters of recoveries.
     #[serde(skip_serializing_if = "Option::is_none")]
     drive: Option<Value>,
-    /// Times that it fell back to TCP, and returned to RDMA.
+    /// Switches from RDMA to TCP; `returns` counts switches back to RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     fallbacks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     returns: Option<u64>,
-    /// Why it is not connected.
+    /// Why the controller is not connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// Namespaces that are not used, and why.
+    /// Namespaces that are not used, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<Refused>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct Trid {
-    /// That in use.
+    /// The transport in use.
     trtype: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     adrfam: Option<&'static str>,
@@ -89,7 +90,7 @@ struct Host {
     nqn: String,
     addr: String,
     svcid: String,
-    /// Always false: every controller is notified of a shutdown.
+    /// Always false: a controller is always shut down with notification.
     no_shn_notification: bool,
 }
 

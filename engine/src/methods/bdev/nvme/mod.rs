@@ -1,7 +1,8 @@
-//! `bdev_nvme_*`: namespaces of other targets as devices.
+//! `bdev_nvme_*`: namespaces of remote targets and local drives as devices.
 //!
-//! An attached controller is one journal record, `nvme/ctrlr/<name>`: the call with what it was given. What holds for
-//! all is another, `nvme/options`. The devices have none: they are what the controller has.
+//! An attached controller is one journal record, `nvme/ctrlr/<name>`, with the parameters of the
+//! call. Options of all controllers are another record, `nvme/options`. The devices have no
+//! records: they follow from the controller.
 
 mod drive;
 mod health;
@@ -37,19 +38,19 @@ pub fn register(registry: &mut Registry<Engine>) {
     hotplug::register(registry);
 }
 
-/// How long the gate of changes is closed for the first connection: one that is made at once is there for whatever
-/// was asked for next, and nobody waits for one that takes longer.
-const AT_ONCE: Duration = Duration::from_secs(1);
-/// For the first connection, when somebody asked for it.
-const FIRST: Duration = Duration::from_secs(20);
-/// And when the daemon starts: what is not there by then comes later.
-const FIRST_AT_START: Duration = Duration::from_millis(1500);
+/// How long the first connection may hold the lock of changes. With a fast connection, the devices
+/// exist for the next call; a slow one must not block other changes.
+const LOCKED_WAIT: Duration = Duration::from_secs(1);
+/// Time limit of the first connection for a client's call.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+/// The same at the start of the daemon. Slower controllers connect later.
+const CONNECT_TIMEOUT_AT_START: Duration = Duration::from_millis(1500);
 
 pub fn key(name: &str) -> String {
     format!("nvme/ctrlr/{name}")
 }
 
-/// Where the drive is that the record attaches, if it is one of this machine's.
+/// PCI address of the drive that the record attaches; `None` for a remote controller.
 pub fn address_of(record: &Record) -> Option<String> {
     if record.method != Attach::NAME {
         return None;
@@ -67,7 +68,7 @@ impl Method<Engine> for Attach {
     const NAME: &'static str = "bdev_nvme_attach_controller";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
-    /// It takes the gate itself, and leaves it open while it waits for a target.
+    /// Locks changes itself, and releases the lock while it waits for a target.
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = AttachParams;
@@ -78,7 +79,7 @@ impl Method<Engine> for Attach {
         on.refuse_overtaken()?;
         let name = params.name.clone();
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        // A record that is not live is made again: what is not there now is waited for, not given up.
+        // A stored controller that is not live is restored; a failed connection is retried later.
         let again = on.journal.find(&key(&name)).is_some();
         let change = || Change::put(key(&name), Attach::NAME, record);
         if on.drives.find(&name).is_some() || on.drives.is_coming(&name) {
@@ -98,10 +99,14 @@ impl Method<Engine> for Attach {
             Some(_) => return Err(is_attached(&name)),
             None => begin(&on, params).await?,
         };
-        let patience = if again { FIRST_AT_START } else { FIRST };
+        let patience = if again {
+            CONNECT_TIMEOUT_AT_START
+        } else {
+            CONNECT_TIMEOUT
+        };
         let now = Instant::now();
         let until = remote.begun.max(now - patience) + patience;
-        let mut first = first_connection(&on, &remote, until.min(now + AT_ONCE)).await;
+        let mut first = first_connection(&on, &remote, until.min(now + LOCKED_WAIT)).await;
         if matches!(first, Ok(false)) {
             drop(gate);
             first = first_connection(&on, &remote, until).await;
@@ -112,13 +117,13 @@ impl Method<Engine> for Attach {
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
             }
             if again && !is_stored(&on, &name) {
-                // Somebody else asked for the same, and has made it.
+                // Another call attached the same controller meanwhile.
                 return devices(&on, &name, &remote, again);
             }
         }
         let outcome = match first {
             Ok(true) => devices(&on, &name, &remote, again),
-            // It goes on; what stands on its devices is made when they are there.
+            // Retries continue; stacked devices appear with their bases.
             Ok(false) | Err(_) if again => Ok(Vec::new()),
             Err(refused) => Err(refused),
             Ok(false) => {
@@ -147,7 +152,7 @@ fn is_attached(name: &str) -> RpcError {
         .remedy("detach it first, or choose another name: a controller has one path here")
 }
 
-/// Begun from its record, and not made again yet.
+/// True if a record exists for the controller and is not live yet.
 fn is_stored(on: &Engine, name: &str) -> bool {
     let entry = on.journal.find(&key(name));
     entry.is_some_and(|entry| entry.standing != crate::journal::Standing::Live)
@@ -159,7 +164,7 @@ async fn begin(on: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcE
     on.remotes.begin(on, plan).await
 }
 
-/// Begins with everything that is stored, so that those that are not there are waited for all at once.
+/// Starts all stored remote controllers, so that their connection times overlap.
 pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
     if let Some(options) = records.iter().find(|r| r.key == options::KEY) {
         on.replay(options).await;
@@ -169,7 +174,7 @@ pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
         .filter(|record| record.method == Attach::NAME);
     let begun = stored.map(|record| async {
         let params = serde_json::from_value::<AttachParams>(record.params.clone());
-        // Its own replay says what is wrong with it.
+        // Errors are reported by the replay of the record.
         if let Ok(params) = params
             && !params.is_drive()
         {
@@ -187,7 +192,8 @@ fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
     )
 }
 
-/// Whether it is there by then; an error if it will not be.
+/// Waits for the first connection. Returns false on timeout, and an error if no connection is
+/// possible.
 async fn first_connection(
     on: &Rc<Engine>,
     remote: &Remote,
@@ -219,7 +225,8 @@ async fn first_connection(
     }
 }
 
-/// What the controller has, as devices. One that brings none for a reason is not attached.
+/// Creates the controller's devices. Fails if there are none because of an error; the controller is
+/// not attached then.
 fn devices(
     on: &Rc<Engine>,
     name: &str,
@@ -240,8 +247,9 @@ fn devices(
     }
 }
 
-/// Waits until a controller's devices are gone; but not for I/O that does not end, as others wait meanwhile.
-async fn gone(on: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
+/// Waits until a controller's devices are gone. The wait is limited, because I/O may never end and
+/// other changes wait.
+async fn wait_until_gone(on: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
     let patience = super::patience(on);
     if tokio::time::timeout(patience, join_all(tickets))
         .await
@@ -257,7 +265,7 @@ async fn undo(on: &Rc<Engine>, name: &str) {
     };
     if let Ok(plane) = on.plane() {
         let tickets = remote.attachment.remove_devices(&plane.bdevs);
-        gone(on, name, tickets).await;
+        wait_until_gone(on, name, tickets).await;
     }
     remote.attachment.close();
     remotes::closed(&remote.attachment, remotes::close_deadline()).await;
@@ -269,19 +277,19 @@ struct Detach;
 #[serde(deny_unknown_fields)]
 struct DetachParams {
     name: String,
-    /// These six: only if they are the controller's.
+    /// These six must match the controller if given.
     trtype: Option<String>,
     traddr: Option<String>,
     adrfam: Option<String>,
     trsvcid: Option<String>,
     subnqn: Option<String>,
     hostaddr: Option<String>,
-    /// A source port cannot be chosen: empty if it is given.
+    /// Must be empty: a source port cannot be chosen.
     hostsvcid: Option<String>,
 }
 
 impl DetachParams {
-    /// Whether what is named besides is what is attached.
+    /// Checks that the optional parameters match the attached controller.
     fn fits(&self, remote: &Remote) -> Result<(), RpcError> {
         let (wanted, status) = (&remote.wanted, remote.attachment.status());
         let family = if wanted.address.is_ipv4() {
@@ -344,7 +352,7 @@ impl Method<Engine> for Detach {
                     .field("name")
                     .remedy("ask again when bdev_nvme_attach_controller has answered"));
             }
-            // One that could not be restored can be given up by detaching it.
+            // A controller that could not be restored can be detached.
             (None, None) => {
                 return match on.journal.find(&key(name)) {
                     Some(_) => {
@@ -362,7 +370,7 @@ impl Method<Engine> for Detach {
         super::refuse_last_copies(&on, &going)?;
         let mut edits = vec![Edit::Remove(key(name))];
         edits.extend(super::forget(&on, &going));
-        // The record first: what is gone must not come back because a crash came between.
+        // Remove the record first: after a crash in between, the controller must not return.
         on.journal.commit(Change(edits)).await?;
         for name in &going {
             on.devices.modules.borrow_mut().remove(name);
@@ -379,14 +387,14 @@ struct Reset;
 #[serde(deny_unknown_fields)]
 struct ResetParams {
     name: String,
-    /// Only if it is the controller's.
+    /// Must match the controller if given.
     cntlid: Option<u16>,
 }
 
 impl Method<Engine> for Reset {
     const NAME: &'static str = "bdev_nvme_reset_controller";
     const ABOUT: &'static str = "Ends the connection to a controller and connects again, also when it was given up; I/O waits.";
-    /// It changes nothing that others could change meanwhile, and may take long.
+    /// May take long, and changes nothing that other calls could change.
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = ResetParams;
@@ -406,8 +414,8 @@ impl Method<Engine> for Reset {
         }
         let before = remote.attachment.status();
         remote.attachment.reset();
-        // Until it is there again, or it is known why it is not.
-        let until = Instant::now() + FIRST;
+        // Waits until the connection is back, or has failed for a known reason.
+        let until = Instant::now() + CONNECT_TIMEOUT;
         loop {
             let now = remote.attachment.status();
             if now.connects > before.connects {
@@ -418,18 +426,18 @@ impl Method<Engine> for Reset {
                 let cause = format!("\"{}\" was detached before it was connected", params.name);
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
             }
-            // What it failed of before, or was lost by just now, is not what came of this.
+            // Ignores failures and losses from before this reset.
             let begun = now.resets > before.resets;
             let ended = begun && (before.state != State::Live || now.losses > before.losses);
             let error = now.state.error().filter(|_| ended);
-            // The end that was asked for is no attempt that failed.
+            // The requested disconnect is not a failed attempt.
             let error = error.filter(|error| **error != HostError::Reset);
             if let Some(error) = error.filter(|_| now.exhausted || Instant::now() >= until) {
                 return Err(RpcError::errno(Errno::EIO, error.to_string())
                     .remedy("it goes on trying: bdev_nvme_get_controllers shows its state"));
             }
             if Instant::now() >= until {
-                let cause = format!("no connection within {FIRST:?}");
+                let cause = format!("no connection within {CONNECT_TIMEOUT:?}");
                 return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
             }
             let settled = on.remotes.settled.notified();

@@ -1,4 +1,4 @@
-//! `bdev_nvme_set_options`: what holds for controllers that are attached from then on.
+//! `bdev_nvme_set_options`: options of controllers attached afterwards.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,51 +19,52 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<SetOptions>();
 }
 
-/// What was set, over all calls.
+/// The options in effect, merged over all calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Options {
-    /// What a drive's command that takes too long leads to: `abort` (unless given: abort it, then make its queue
-    /// anew, then reset the controller), `reset` or `none`. A connection to another target always ends.
+    /// Action on a drive's command timeout: `abort` (default: abort the command, then recreate its
+    /// queue, then reset the controller), `reset` or `none`. A connection to a remote target is
+    /// always closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub action_on_timeout: Option<String>,
-    /// For an I/O command, before its controller is reset; 0: 30 s.
+    /// Timeout of an I/O command before its controller is reset; 0: 30 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_us: Option<u64>,
-    /// The same for an admin command.
+    /// Timeout of an admin command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_admin_us: Option<u64>,
-    /// 0: none.
+    /// 0: no keep-alive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive_timeout_ms: Option<u32>,
     /// Entries of each I/O queue; 0: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub io_queue_requests: Option<u16>,
-    /// How long to go on trying to connect again; -1: for ever; 0: not at all.
+    /// How long to try to reconnect; -1: no limit; 0: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ctrlr_loss_timeout_sec: Option<i64>,
-    /// Between two attempts; 0: short at first, and longer with each that fails.
+    /// Delay between two attempts; 0: starts short and grows with each failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reconnect_delay_sec: Option<u64>,
-    /// How long I/O waits for a controller that is away; 0: as long as it is tried.
+    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fast_io_fail_timeout_sec: Option<u64>,
-    /// True: what fell back to TCP stays there.
+    /// True: a connection that fell back to TCP stays on TCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disable_auto_failback: Option<bool>,
-    /// Of TCP connections; DSCP << 2.
+    /// For TCP connections; DSCP << 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport_tos: Option<u8>,
     /// For a TCP connection; 0: 5000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tcp_connect_timeout_ms: Option<u64>,
-    /// What else SPDK has: taken as it is here anyway, refused otherwise.
+    /// Other SPDK options: accepted with the value that Nacre behaves as, refused with any other.
     #[serde(flatten)]
     pub others: serde_json::Map<String, Value>,
 }
 
-/// SPDK's other options with the one value that is true here, and what there is to say to any other.
-fn others() -> [(&'static str, Value, &'static str); 19] {
+/// SPDK's other options: the one accepted value, and the reason for refusing any other.
+fn fixed_options() -> [(&'static str, Value, &'static str); 19] {
     let one_class = "commands are not weighed: each queue is served in turn";
     let polled = "queues are polled as the reactor turns";
     let rdma = "it is as large as its queues need";
@@ -130,16 +131,17 @@ fn others() -> [(&'static str, Value, &'static str); 19] {
     ]
 }
 
-/// Options that are taken whatever they say: `rpc.py` has them in every call, or SPDK in every configuration that it
-/// saves. `None`: not one of them; else whether the value is one at all.
-fn any_of_its_kind(name: &str, value: &Value) -> Option<Result<(), &'static str>> {
+/// Checks options that accept every value of their type: `rpc.py` sends them in every call, or SPDK
+/// saves them in every configuration. `None` for another option; an error for a value of the wrong
+/// type.
+fn check_ignored_option(name: &str, value: &Value) -> Option<Result<(), &'static str>> {
     let (fits, kind) = match name {
-        // What is not flushed may be lost, so that a flush reaches the target either way: more than was asked for.
+        // A flush always reaches the target. That is safe for both values.
         "enable_flush" => (
             value.is_boolean(),
             "it is true or false; a flush always reaches the target",
         ),
-        // They choose among what is offered together with a key, and a key is refused.
+        // They select among algorithms for a key, and keys are refused.
         "dhchap_digests" | "dhchap_dhgroups" => (
             value
                 .as_array()
@@ -155,12 +157,12 @@ fn any_of_its_kind(name: &str, value: &Value) -> Option<Result<(), &'static str>
     })
 }
 
-/// The kind of value that the option takes, if this value is of another kind.
+/// The type that the option takes, if this value has another one.
 fn wrong_kind(name: &str, value: &Value, only: &Value) -> Option<&'static str> {
     let (fits, kind) = match only {
         _ if value.is_null() => return None,
         Value::Bool(_) => (value.is_boolean(), "true or false"),
-        // SPDK's one option that is signed: -1 is for ever.
+        // The only signed option of SPDK: -1 means no limit.
         Value::Number(_) if name == "bdev_retry_count" => (value.is_i64(), "a whole number"),
         Value::Number(_) => (value.is_u64(), "a whole number, not less than 0"),
         _ => (value.is_object(), "an object"),
@@ -169,7 +171,7 @@ fn wrong_kind(name: &str, value: &Value, only: &Value) -> Option<&'static str> {
 }
 
 impl Options {
-    /// What is set now.
+    /// The options in effect now.
     pub fn of(on: &Engine) -> Options {
         let stored = on.journal.find(KEY).map(|entry| entry.record.params);
         stored
@@ -177,7 +179,7 @@ impl Options {
             .unwrap_or_default()
     }
 
-    /// Of each I/O queue, if that was said.
+    /// Entries of each I/O queue, if set.
     pub fn queue_entries(&self) -> Option<u16> {
         self.io_queue_requests.filter(|entries| *entries > 0)
     }
@@ -185,7 +187,7 @@ impl Options {
     fn check(&self, replication: &Replication) -> Result<(), RpcError> {
         let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
         for (name, value) in &self.others {
-            if let Some(kind) = any_of_its_kind(name, value) {
+            if let Some(kind) = check_ignored_option(name, value) {
                 let wrong = |kind: &str| RpcError {
                     code: SetOptions::UNDECODABLE,
                     ..RpcError::invalid_params(kind).field(name.clone())
@@ -193,7 +195,7 @@ impl Options {
                 kind.map_err(wrong)?;
                 continue;
             }
-            let all = others();
+            let all = fixed_options();
             let undecodable = |cause: String| {
                 let refused = RpcError::invalid_params(cause).field(name.clone());
                 Err(RpcError {
@@ -207,7 +209,7 @@ impl Options {
             if let Some(kind) = wrong_kind(name, value, only) {
                 return undecodable(format!("it is {kind}"));
             }
-            // 0 is SPDK's word for its own default, which is the same.
+            // 0 selects SPDK's default, which equals ours.
             let default = name == "rdma_cm_event_timeout_ms" && *value == json!(0);
             if !value.is_null() && value != only && !default {
                 let why = match only {
@@ -263,7 +265,7 @@ impl Options {
     }
 }
 
-/// When a controller is given up, how often it is tried, and how long I/O waits.
+/// When to give a controller up, how often to reconnect, and how long I/O waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     pub loss: Option<Duration>,
@@ -271,10 +273,10 @@ pub struct Timeouts {
     pub fast_fail: Option<Duration>,
 }
 
-/// A year.
-const LONGEST_S: u64 = 86_400 * 365;
+/// Longest time that is accepted: one year.
+const MAX_TIME_S: u64 = 86_400 * 365;
 
-/// From SPDK's three numbers, by its rules for them.
+/// Converts SPDK's three timeouts by SPDK's rules.
 pub fn timeouts(
     loss: Option<i64>,
     delay: Option<u64>,
@@ -285,7 +287,7 @@ pub fn timeouts(
     let loss = match loss {
         None | Some(-1) => None,
         Some(seconds) => match u64::try_from(seconds) {
-            Ok(seconds) if seconds <= LONGEST_S => Some(seconds),
+            Ok(seconds) if seconds <= MAX_TIME_S => Some(seconds),
             _ => {
                 let why = format!("{seconds} is neither -1 (for ever) nor a number of seconds");
                 return Err(refuse("ctrlr_loss_timeout_sec", why));
@@ -300,8 +302,8 @@ pub fn timeouts(
         ("reconnect_delay_sec", delay),
         ("fast_io_fail_timeout_sec", fast_fail),
     ] {
-        if seconds.is_some_and(|seconds| seconds > LONGEST_S) {
-            return Err(refuse(field, format!("it is more than {LONGEST_S}")));
+        if seconds.is_some_and(|seconds| seconds > MAX_TIME_S) {
+            return Err(refuse(field, format!("it is more than {MAX_TIME_S}")));
         }
     }
     let (delay, limit) = (delay.filter(|s| *s > 0), loss.filter(|s| *s > 0));

@@ -1,4 +1,4 @@
-//! What `bdev_nvme_attach_controller` takes: SPDK's parameters, and a few of our own.
+//! Parameters of `bdev_nvme_attach_controller`: SPDK's, and a few Nacre extensions.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -21,35 +21,35 @@ use crate::remotes::{Remote, Transport, Wanted};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// The most I/O queues that a controller is asked for, unless a call says it.
+/// Default number of I/O queues to request from a controller.
 const IO_QUEUES: u16 = 128;
-/// Devices of one controller, unless a call says it; as SPDK.
+/// Default limit of devices per controller, as in SPDK.
 const MAX_DEVICES: u32 = 128;
 
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachParams {
-    /// Of the controller; its devices are called so, with `n` and the namespace identifier.
+    /// Name of the controller; its devices are named with `n` and the namespace id appended.
     pub name: String,
-    /// `TCP`, `RDMA`, `PCIe` (a drive of this machine), or our own: `AUTO`, as `[replication]` says.
+    /// `TCP`, `RDMA`, `PCIe` (a local drive), or Nacre's own `AUTO`, which follows `[replication]`.
     pub trtype: String,
-    /// An IP address; a host name is looked up. Of a drive its place on the bus, as 0000:5e:00.0.
+    /// An IP address or a host name; for a drive its PCI address, such as 0000:5e:00.0.
     pub traddr: String,
-    /// `IPv4` or `IPv6`; by the address unless given.
+    /// `IPv4` or `IPv6`; default: derived from the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adrfam: Option<String>,
-    /// The port; 4420 unless given.
+    /// The port; default 4420.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trsvcid: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<String>,
-    /// Needed here: a discovery service has no namespaces.
+    /// Required: a discovery service has no namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subnqn: Option<String>,
-    /// This host's name unless given.
+    /// Default: this host's NQN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostnqn: Option<String>,
-    /// The address that connections begin at.
+    /// The source address of connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostaddr: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,24 +65,25 @@ pub struct AttachParams {
     pub ddgst: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabrics_connect_timeout_us: Option<u64>,
-    /// Only `disable`: a controller has one path here.
+    /// Only `disable`: a controller has one path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipath: Option<Multipath>,
-    /// Asked for; the target may grant fewer. Each core takes one for each device it uses. 128 unless given.
+    /// I/O queues to request; the target may grant fewer. Each core uses one per device. Default
+    /// 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_io_queues: Option<u16>,
-    /// How long to go on trying to connect again; -1: for ever; 0: not at all.
+    /// How long to try to reconnect; -1: no limit; 0: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ctrlr_loss_timeout_sec: Option<i64>,
-    /// Between two attempts; 0: short at first, and longer with each that fails.
+    /// Delay between two attempts; 0: starts short and grows with each failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reconnect_delay_sec: Option<u64>,
-    /// How long I/O waits for a controller that is away; 0: as long as it is tried.
+    /// How long I/O waits for a disconnected controller; 0: until the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_io_fail_timeout_sec: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub psk: Option<String>,
-    /// Devices at most; 128 unless given.
+    /// Maximum number of devices; default 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bdevs: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,29 +94,31 @@ pub struct AttachParams {
     pub allow_unrecognized_csi: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipath_opts: Option<serde_json::Value>,
-    /// Yes unless given: a read may then end without a message of its own.
+    /// Default true: a read can then complete without a separate response capsule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disable_sq_flow_control: Option<bool>,
-    /// Our own: only this namespace.
+    /// Nacre extension: use only this namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
-    /// Our own: only the namespace with this UUID, or NGUID.
+    /// Nacre extension: use only the namespace with this UUID or NGUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub uuid: Option<Uuid>,
-    /// Our own: what is used while RDMA does not work. `none` with `RDMA`, as `[replication]` says with `AUTO`.
+    /// Nacre extension: transport to use while RDMA fails. Default `none` with `RDMA`; with `AUTO`
+    /// as `[replication]` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback: Option<Fallback>,
-    /// Our own: as `keep_alive_timeout_ms` of `bdev_nvme_set_options`, for this controller; 0: none.
+    /// Nacre extension: overrides `keep_alive_timeout_ms` of `bdev_nvme_set_options` for this
+    /// controller; 0: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_alive_timeout_ms: Option<u32>,
-    /// Our own: the controller to ask for, where a subsystem has static ones: an id, or 65534, any of them. A dynamic one
-    /// (65535) unless given.
+    /// Nacre extension: id of the static controller to connect to; 65534: any static one. Default
+    /// 65535: a dynamic controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cntlid: Option<u16>,
 }
 
-/// The use of a second path.
+/// Modes of SPDK for a second path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Multipath {
@@ -126,9 +129,9 @@ pub enum Multipath {
 }
 
 impl AttachParams {
-    /// Checks what can be without connecting; looks a host name up.
+    /// Checks the parameters without connecting; resolves a host name.
     pub async fn check(&self, on: &Rc<Engine>) -> Result<Wanted, RpcError> {
-        self.refuse_what_is_not_there()?;
+        self.refuse_unsupported()?;
         self.check_name()?;
         let wrong =
             |field: &'static str, cause: String| RpcError::invalid_params(cause).field(field);
@@ -282,7 +285,7 @@ impl AttachParams {
         })
     }
 
-    /// True if the path is the one of a controller that is attached.
+    /// True if the path matches that of an attached controller.
     pub fn is_at(&self, remote: &Remote) -> bool {
         let wanted = &remote.wanted;
         let port = self.trsvcid.as_deref().unwrap_or("4420");
@@ -304,8 +307,9 @@ impl AttachParams {
         }
     }
 
-    /// What SPDK has and this has not. Left out, or as it is here anyway, is no wish.
-    pub(super) fn refuse_what_is_not_there(&self) -> Result<(), RpcError> {
+    /// Refuses SPDK features that Nacre lacks. Absent parameters, and values that match Nacre's
+    /// behaviour, are accepted.
+    pub(super) fn refuse_unsupported(&self) -> Result<(), RpcError> {
         let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let yes = |flag: Option<bool>| flag == Some(true);
         let keys = "there is no authentication and no TLS for connections of this host yet";
@@ -313,7 +317,7 @@ impl AttachParams {
         let multipath = self
             .multipath
             .is_some_and(|mode| mode != Multipath::Disable);
-        let wishes = [
+        let unsupported = [
             (given(&self.psk), "psk", keys),
             (given(&self.dhchap_key), "dhchap_key", keys),
             (given(&self.dhchap_ctrlr_key), "dhchap_ctrlr_key", keys),
@@ -345,7 +349,7 @@ impl AttachParams {
                 "the kernel chooses the priority of its packets; transport_tos of bdev_nvme_set_options marks them",
             ),
         ];
-        match wishes.into_iter().find(|(wished, ..)| *wished) {
+        match unsupported.into_iter().find(|(requested, ..)| *requested) {
             Some((_, field, why)) => Err(RpcError::errno(Errno::ENOTSUP, why)
                 .field(field)
                 .remedy("leave it out")),

@@ -1,5 +1,5 @@
-//! Goal: what is asked for is what is attached, kept and shown; what cannot be had is refused with the reason.
-//! Method: a daemon in the test's thread, and a target of the same kind in another thread.
+//! Goal: controllers are attached, stored and listed as requested; impossible requests are refused
+//! with the reason. Method: a daemon on the test's thread, and a target on another thread.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use crate::methods::testing::{Bench, bench};
 
 const NQN: &str = "nqn.2025-01.io.nacre:far";
 
-/// Serves a RAM disk of `mib` MiB by TCP. Answers where.
+/// Serves a RAM disk of `mib` MiB over TCP. Returns the address.
 fn serve(bench: &Bench, name: &str, mib: u64) -> SocketAddr {
     bench.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
     let disk = json!({ "name": name, "block_size": 512, "num_blocks": mib << 11 });
@@ -51,7 +51,7 @@ fn params(address: SocketAddr) -> Value {
 }
 
 #[test]
-fn attached_shown_and_detached() {
+fn attached_listed_and_detached() {
     let (_far, address) = target();
     let bench = bench();
     let names = bench.call("bdev_nvme_attach_controller", params(address));
@@ -88,7 +88,7 @@ fn attached_shown_and_detached() {
 
     let again = bench.refused("bdev_nvme_attach_controller", params(address));
     assert_eq!(again.code, -114);
-    // The same namespace by another name is the same device.
+    // The same namespace under another name is the same device.
     let mut other = params(address);
     other["name"] = json!("again");
     let refused = bench.refused("bdev_nvme_attach_controller", other);
@@ -112,7 +112,7 @@ fn attached_shown_and_detached() {
     assert_eq!(controller["connects"], json!(2));
     assert!(controller["losses"].as_u64().unwrap() >= 1);
 
-    // It is configuration as any other, and what stands on its devices goes with them.
+    // It is part of the saved configuration, and stacked devices are deleted with it.
     let on = json!({ "name": "PT0", "base_bdev_name": "theren1" });
     bench.call("bdev_passthru_create", on);
     let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
@@ -157,19 +157,19 @@ fn attached_shown_and_detached() {
     );
 }
 
-/// Nobody else waits for a connection that does not come back; whoever detaches the controller ends the reset.
+/// Goal: a slow reset blocks only its own call; detaching the controller ends the reset.
 #[test]
-fn a_reset_that_takes_long() {
+fn a_slow_reset_blocks_only_its_own_call() {
     let (far, address) = target();
     let bench = bench();
     bench.call("bdev_nvme_attach_controller", params(address));
     drop(far);
-    // It is taken, and nobody ever answers.
+    // A listener that accepts connections and never answers.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
     let _silent = loop {
         match std::net::TcpListener::bind(address) {
             Ok(silent) => break silent,
-            // The daemon's threads close it in their own time.
+            // The daemon's threads close the port asynchronously.
             Err(error) => assert!(std::time::Instant::now() < end, "{error}"),
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -190,7 +190,7 @@ fn a_reset_that_takes_long() {
         };
         tokio::join!(call("bdev_nvme_reset_controller", there.clone()), changes)
     });
-    // Neither the 20 s that it would have waited, nor what the connection failed of.
+    // Ends neither after the full 20 s nor with the error of the connection.
     let refused = reset.unwrap_err();
     assert_eq!(refused.code, -19, "{refused}");
 }
@@ -211,14 +211,14 @@ fn metrics() {
     bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
-/// Nothing of a controller that cannot be connected stays.
+/// Goal: a controller that cannot be connected leaves nothing behind.
 #[test]
-fn refused_by_the_target() {
+fn a_refused_controller_leaves_nothing_behind() {
     let (far, address) = target();
     let bench = bench();
-    let mut nobody = params(address);
-    nobody["trsvcid"] = json!("1");
-    let refused = bench.refused("bdev_nvme_attach_controller", nobody);
+    let mut unreachable = params(address);
+    unreachable["trsvcid"] = json!("1");
+    let refused = bench.refused("bdev_nvme_attach_controller", unreachable);
     assert_eq!(refused.code, -5);
     let facts = refused.data.unwrap();
     assert!(facts.cause.contains("onnection refused"), "{facts}");
@@ -246,7 +246,7 @@ fn refused_by_the_target() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused() {
+fn impossible_requests_are_refused() {
     let bench = bench();
     let base = params("127.0.0.1:1".parse().unwrap());
     for (field, value, code, says) in [
@@ -317,7 +317,7 @@ fn options() {
     set(
         json!({ "ctrlr_loss_timeout_sec": 30, "reconnect_delay_sec": 2, "fast_io_fail_timeout_sec": 10 }),
     );
-    // What SPDK's own `rpc.py` adds to every call, and what SPDK saves as its defaults.
+    // Options that SPDK's `rpc.py` adds to every call, and defaults that SPDK saves.
     set(json!({
         "delay_cmd_submit": true, "disable_auto_failback": false, "generate_uuids": false, "nvme_error_stat": false,
         "io_path_stat": false, "allow_accel_sequence": false, "enable_flush": false,
@@ -326,7 +326,7 @@ fn options() {
         "io_queue_requests": 0, "dhchap_digests": ["sha256", "sha384"], "dhchap_dhgroups": ["null", "ffdhe2048"],
         "rdma_cm_event_timeout_ms": 0, "rdma_umr_per_io": false, "multipath_opts": { "policy": "active_passive" },
     }));
-    // As SPDK's own configuration has it.
+    // As in a configuration of SPDK.
     set(
         json!({ "keep_alive_timeout_ms": 10000, "delay_cmd_submit": true, "bdev_retry_count": 3, "action_on_timeout": "none" }),
     );
@@ -428,9 +428,10 @@ fn options() {
     bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
-/// `AUTO` without RDMA on this machine is TCP; RDMA without fallback says what is missing.
+/// Goal: `AUTO` without RDMA on this machine uses TCP; RDMA without fallback reports the missing
+/// part.
 #[test]
-fn by_which_transport() {
+fn the_transport_is_chosen_by_trtype() {
     let (_far, address) = target();
     let bench = bench();
     let mut auto = params(address);
@@ -454,9 +455,10 @@ fn by_which_transport() {
     bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
-/// An attempt by RDMA takes as long as the configuration says, and its end names that and the stage.
+/// Goal: an RDMA connection attempt has the configured time limit; its error names the limit and
+/// the stage.
 #[test]
-fn an_attempt_by_rdma_has_its_time() {
+fn an_rdma_attempt_times_out() {
     use nacre_rdma_verbs::sim::{ConnectFault, attributes};
     let mut settings = Settings::default();
     settings.nvmf.discovery_port = 0;
@@ -480,9 +482,9 @@ fn an_attempt_by_rdma_has_its_time() {
     assert!(cause.contains(timed_out), "{cause}");
 }
 
-/// Where connections begin is chosen as listeners are; what selects nothing is refused.
+/// Goal: source addresses are selected as for listeners; a selector without a match is refused.
 #[test]
-fn from_where() {
+fn the_source_address_is_selected_by_interface() {
     let (_far, address) = target();
     let attach = |iface: &str| {
         let mut settings = Settings::default();
@@ -504,10 +506,10 @@ fn from_where() {
     assert!(refused.data.unwrap().cause.contains("name:nowhere0"));
 }
 
-/// A target that takes the connection and says nothing keeps the caller waiting, and nobody else: what is changed
-/// meanwhile is changed, the name is taken, and who detaches it ends the waiting.
+/// Goal: a target that accepts the connection and never answers delays only the caller. Other
+/// changes proceed, the name stays reserved, and a detach ends the wait.
 #[test]
-fn nobody_else_waits_for_a_target() {
+fn a_silent_target_delays_only_the_caller() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let params = params(silent.local_addr().unwrap());
     let bench = bench();
@@ -532,7 +534,7 @@ fn nobody_else_waits_for_a_target() {
         assert_eq!(taken.code, -114);
         let took = began.elapsed();
         assert!(!waits.is_finished(), "after {took:?}");
-        assert!(took < super::FIRST / 2, "{took:?}");
+        assert!(took < super::CONNECT_TIMEOUT / 2, "{took:?}");
         call("bdev_nvme_detach_controller", json!({ "name": "there" }))
             .await
             .unwrap();

@@ -1,5 +1,5 @@
-//! Goal: the states of paths are set, shown, kept and given back as SPDK's tools expect, and what the
-//! file declares about listeners is what there is.
+//! Goal: ANA states are set, shown, stored and restored as SPDK's tools expect, and listeners match
+//! the configuration file.
 
 use serde_json::{Value, json};
 
@@ -39,8 +39,8 @@ fn set(bench: &Bench, port: u16, state: &str, group: Option<u32>) {
     assert_eq!(bench.call(SET, params), true);
 }
 
-/// What was set is shown group by group, told as an event, and there again after a restart, of one
-/// group and of all.
+/// Goal: a state that was set is shown per group, sent as an event, and restored after a restart,
+/// for one group and for all.
 #[test]
 fn states_are_shown_and_survive() {
     let dir = tempfile::tempdir().unwrap();
@@ -51,7 +51,11 @@ fn states_are_shown_and_survive() {
         assert_eq!(states(&bench), [["optimized"; 3]]);
         set(&bench, port, "inaccessible", Some(2));
         set(&bench, port, "non_optimized", None);
-        assert_eq!(states(&bench), [["non_optimized"; 3]], "all are all");
+        assert_eq!(
+            states(&bench),
+            [["non_optimized"; 3]],
+            "one state for all groups"
+        );
         set(&bench, port, "persistent_loss", Some(3));
         set(&bench, port, "change", Some(1));
         assert_eq!(events(&bench, "nvmf_ana_change"), [NQN; 4]);
@@ -65,7 +69,7 @@ fn states_are_shown_and_survive() {
         states(&bench),
         [["change", "non_optimized", "persistent_loss"]]
     );
-    // Saved for SPDK's own loader, the listener comes before what was set about it.
+    // SPDK's loader needs the listener before the settings of the listener.
     let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
     let calls: Vec<&str> = config
         .as_array()
@@ -83,13 +87,13 @@ fn states_are_shown_and_survive() {
     assert_eq!(
         states(&bench),
         [["optimized"; 3]],
-        "nothing is left of a listener that was removed"
+        "no record of a removed listener remains"
     );
 }
 
-/// A namespace that was moved to another group is in it after a restart as well.
+/// Goal: a namespace moved to another ANA group is still in it after a restart.
 #[test]
-fn a_namespace_stays_where_it_was_moved() {
+fn a_namespace_stays_in_its_new_group_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let group = |bench: &Bench| {
         let all = bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
@@ -104,16 +108,16 @@ fn a_namespace_stays_where_it_was_moved() {
         let there = json!({ "nqn": NQN, "nsid": 1, "anagrpid": 3 });
         let method = "nvmf_subsystem_set_ns_ana_group";
         assert_eq!(bench.call(method, there.clone()), true);
-        assert_eq!(bench.call(method, there), true, "it is there already");
+        assert_eq!(bench.call(method, there), true, "the listener exists");
         assert_eq!(group(&bench), 3);
         assert_eq!(events(&bench, "nvmf_ana_change"), [NQN]);
     }
     assert_eq!(group(&durable(dir.path())), 3);
 }
 
-/// A listener has its state from the start, and options that its transport has not.
+/// Goal: a listener has its ANA state from the start, and options that its transport lacks.
 #[test]
-fn a_listener_begins_as_it_is_to_be() {
+fn a_listener_starts_with_its_state_and_options() {
     let bench = bench();
     reporting(&bench, NQN);
     malloc(&bench, "ram", None);
@@ -145,7 +149,7 @@ fn declared(text: &str) -> crate::config::Settings {
         .settings
 }
 
-/// A port that is free now; the file has to name one.
+/// A free port, because the file must name one.
 pub(super) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
@@ -154,10 +158,10 @@ pub(super) fn free_port() -> u16 {
         .port()
 }
 
-/// The file's listener: RDMA is wanted and not there, with its reason; TCP is the second choice, or
-/// withheld. What RPC sets about it stands after a restart.
+/// Goal: a listener of the file reports missing RDMA with the reason; TCP is the fallback or
+/// withheld. Settings that RPC makes about it survive a restart.
 #[test]
-fn the_files_listeners_say_what_became_of_them() {
+fn listeners_of_the_file_report_their_state() {
     let dir = tempfile::tempdir().unwrap();
     let port = free_port();
     let text = format!(
@@ -186,16 +190,16 @@ fn the_files_listeners_say_what_became_of_them() {
             (&json!("prefer"), &json!("absent"), &json!("no_rdma_dev")),
             "{rdma}"
         );
-        // The same that the doctor says of this machine.
+        // Matches the doctor's result for this machine.
         match nacre_rdma_link::NoDevice::of(&nacre_rdma_link::Roots::real()) {
             Some(missing) => assert_eq!(rdma["remedy"], missing.remedy()),
             None => assert!(rdma["remedy"].is_string(), "{rdma}"),
         }
-        let told = events(&bench, "transport_downgraded");
+        let sent = events(&bench, "transport_downgraded");
         assert!(
-            told.iter()
+            sent.iter()
                 .any(|t| t.contains("127.0.0.1") && t.ends_with("RDMA: no_rdma_dev")),
-            "{told:?}"
+            "{sent:?}"
         );
         assert!(ports(&bench, NQN).contains(&port.to_string()));
         assert_eq!(states(&bench)[0][0], "non_optimized");
@@ -207,7 +211,7 @@ fn the_files_listeners_say_what_became_of_them() {
     assert_eq!(
         states(&bench)[0][0],
         "inaccessible",
-        "set by RPC, and kept for the file's listener"
+        "state set by RPC on the file's listener"
     );
     drop(bench);
     let withheld = text.replace(
@@ -219,9 +223,9 @@ fn the_files_listeners_say_what_became_of_them() {
     assert_eq!(listeners[0]["withheld"], true);
 }
 
-/// What cannot be good is refused before anything is served.
+/// Goal: invalid listener settings are refused before the target serves anything.
 #[test]
-fn a_start_that_would_be_wrong_is_refused() {
+fn invalid_listeners_of_the_file_are_refused_at_start() {
     let port = free_port();
     for (listener, said) in [
         (
@@ -238,7 +242,7 @@ fn a_start_that_would_be_wrong_is_refused() {
         let error = bench.run(crate::daemon::init(&bench.engine)).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
     }
-    // And nothing of that concerns subsystems that RPC makes.
+    // None of this affects subsystems created by RPC.
     let bench = bench();
     subsystem(&bench, NQN);
     assert_eq!(ports(&bench, NQN), [] as [String; 0]);

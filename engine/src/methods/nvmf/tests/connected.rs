@@ -1,5 +1,5 @@
-//! Goal: what a host that is really connected over TCP sees of the management's doings, and the
-//! management of it. Method: our own host side, in the test's thread.
+//! Goal: a host connected over TCP sees management changes, and management reports the host.
+//! Method: our own host side, on the test's thread.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -144,7 +144,7 @@ fn a_connected_host_is_listed_and_counted() {
         assert!(value.parse::<f64>().unwrap() > 3.0, "{line}{value}");
     }
     session.disconnect();
-    turn_until(&bench, "the controller goes", || {
+    turn_until(&bench, "the controller disconnects", || {
         controllers(&bench).is_empty()
     });
     let group = &bench.call("nvmf_get_stats", json!(null))["poll_groups"][0];
@@ -154,14 +154,14 @@ fn a_connected_host_is_listed_and_counted() {
     );
     assert!(
         group["completed_nvme_io"].as_u64().unwrap() >= done,
-        "what was done stays counted"
+        "counters are kept"
     );
     let (before, after) = (&before["completed_nvme_io"], &came()["completed_nvme_io"]);
     assert!(after.as_u64() >= before.as_u64(), "{after} after {before}");
 }
 
 #[test]
-fn limits_of_the_transport_are_told_to_hosts() {
+fn hosts_see_the_limits_of_the_transport() {
     let bench = bench();
     let transport = json!({
         "trtype": "TCP", "max_queue_depth": 17, "max_io_qpairs_per_ctrlr": 3, "max_io_size": 65536,
@@ -171,9 +171,9 @@ fn limits_of_the_transport_are_told_to_hosts() {
     subsystem(&bench, NQN);
     let port = listen(&bench, NQN);
     let mut session = connect(port, NQN).unwrap();
-    let told = session.identify(Identify::new(cns::CONTROLLER), 0).unwrap();
+    let data = session.identify(Identify::new(cns::CONTROLLER), 0).unwrap();
     let number = |at: usize, bytes: usize| {
-        let digits = told[at..at + bytes].iter().rev();
+        let digits = data[at..at + bytes].iter().rev();
         digits.fold(0u32, |sum, byte| sum << 8 | u32::from(*byte))
     };
     // Base figure 313: MDTS, KAS, MAXCMD, IOCCSZ.
@@ -188,11 +188,11 @@ fn limits_of_the_transport_are_told_to_hosts() {
 }
 
 #[test]
-fn only_hosts_that_may_get_in_and_only_as_long() {
+fn only_allowed_hosts_connect_and_removed_hosts_are_disconnected() {
     let bench = bench();
     bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
     let port = listen(&bench, NQN);
-    assert!(connect(port, NQN).is_err(), "nobody is allowed");
+    assert!(connect(port, NQN).is_err(), "no host is allowed");
     let host = json!({ "nqn": NQN, "host": HOST });
     bench.call("nvmf_subsystem_add_host", host.clone());
     let mut session = connect(port, NQN).unwrap();
@@ -200,14 +200,14 @@ fn only_hosts_that_may_get_in_and_only_as_long() {
     assert_eq!(
         controllers(&bench),
         [] as [Value; 0],
-        "gone when the call is answered"
+        "disconnected when the call returns"
     );
     poll_until(&mut session, "the host notices", |c| !c.is_live());
-    assert!(connect(port, NQN).is_err(), "not allowed any more");
+    assert!(connect(port, NQN).is_err(), "no longer allowed");
 }
 
 #[test]
-fn a_subsystem_is_deleted_under_its_hosts() {
+fn a_subsystem_with_connected_hosts_is_deleted() {
     let bench = bench();
     malloc(&bench, "m0", None);
     subsystem(&bench, NQN);
@@ -219,16 +219,16 @@ fn a_subsystem_is_deleted_under_its_hosts() {
         true
     );
     poll_until(&mut session, "the host notices", |c| !c.is_live());
-    assert!(connect(port, NQN).is_err(), "nobody listens");
+    assert!(connect(port, NQN).is_err(), "no listener");
     assert_eq!(events(&bench, "nvmf_subsystem_remove"), [NQN]);
-    // The device is free: a device stacked on it takes it whole.
+    // The device is free: a stacked device can claim it exclusively.
     let passthru = json!({ "name": "p0", "base_bdev_name": "m0" });
     assert_eq!(bench.call("bdev_passthru_create", passthru), "p0");
 }
 
-/// A host has a controller per port; what the one that left has done is not taken back.
+/// Goal: a host has one controller per port; counters of a departed controller are kept.
 #[test]
-fn a_hosts_counters_do_not_fall_when_one_of_its_controllers_leaves() {
+fn host_counters_do_not_fall_when_a_controller_leaves() {
     let bench = bench();
     subsystem(&bench, NQN);
     let port = listen(&bench, NQN);
@@ -248,7 +248,7 @@ fn a_hosts_counters_do_not_fall_when_one_of_its_controllers_leaves() {
     assert!(before > 20.0, "{before}");
     for (session, left) in [(one, 1), (other, 0)] {
         session.disconnect();
-        turn_until(&bench, "a controller goes", || {
+        turn_until(&bench, "a controller disconnects", || {
             controllers(&bench).len() == left
         });
         match counted() {
@@ -258,9 +258,9 @@ fn a_hosts_counters_do_not_fall_when_one_of_its_controllers_leaves() {
     }
 }
 
-/// What a session costs the transport can be seen: system calls, and PDUs by direction.
+/// Goal: the transport's cost of a session is visible: system calls, and PDUs by direction.
 #[test]
-fn the_work_of_tcp_is_counted() {
+fn tcp_system_calls_and_pdus_are_counted() {
     let bench = bench();
     subsystem(&bench, NQN);
     let port = listen(&bench, NQN);
@@ -280,7 +280,7 @@ fn the_work_of_tcp_is_counted() {
 }
 
 #[test]
-fn hosts_are_told_of_changes() {
+fn hosts_receive_events_for_changes() {
     let bench = bench();
     subsystem(&bench, NQN);
     malloc(&bench, "m0", None);
@@ -299,7 +299,7 @@ fn hosts_are_told_of_changes() {
     assert!(!counted());
     namespace(&bench, NQN, "m0");
     assert_eq!(active_namespaces(&mut session), [1]);
-    assert!(counted(), "its device's figures can be found: {line}");
+    assert!(counted(), "the metrics name its device: {line}");
     bench.call("bdev_malloc_delete", json!({ "name": "m0" }));
     assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
     assert!(!counted());
@@ -308,7 +308,7 @@ fn hosts_are_told_of_changes() {
 }
 
 #[test]
-fn discovery_tells_where_and_what() {
+fn the_discovery_log_lists_subsystems_and_addresses() {
     let bench = bench();
     subsystem(&bench, NQN);
     let port = listen(&bench, NQN);
@@ -318,14 +318,14 @@ fn discovery_tells_where_and_what() {
     bench.call("nvmf_discovery_add_referral", referral);
     for asked in [port, own] {
         let mut session = connect(asked, DISCOVERY).unwrap();
-        let mut told: Vec<(String, String)> = session
+        let mut entries: Vec<(String, String)> = session
             .discovery_log()
             .unwrap()
             .1
             .into_iter()
             .map(|r| (r.subnqn.to_string(), r.trsvcid))
             .collect();
-        told.sort();
+        entries.sort();
         let mut expected = vec![
             (DISCOVERY.to_owned(), own.to_string()),
             (DISCOVERY.to_owned(), "8009".to_owned()),
@@ -335,7 +335,7 @@ fn discovery_tells_where_and_what() {
             expected.push((DISCOVERY.to_owned(), port.to_string()));
         }
         expected.sort();
-        assert_eq!(told, expected);
+        assert_eq!(entries, expected);
         session.disconnect();
     }
 }

@@ -1,5 +1,5 @@
-//! Goal: what RPC adds to a subsystem that the configuration file declares, and sets about it, is there again when
-//! hosts come back after a restart, and what the file declares stays the file's.
+//! Goal: objects and settings that RPC adds to a subsystem of the configuration file are restored
+//! before hosts reconnect after a restart. Objects of the file stay out of the store.
 
 use serde_json::{Value, json};
 
@@ -8,12 +8,13 @@ use super::{HOST, NQN, events, get, listen, malloc, namespace};
 use crate::config::{Settings, load_text};
 use crate::store::Store;
 
-/// The host of the file.
+/// The host that the file allows.
 const OWN: &str = "nqn.2026-01.org.example:own";
 
 const OTHER: &str = "nqn.2026-01.org.example:other";
 
-/// A subsystem on a disk of the file, and another disk. What cannot be restored at once is never tried again.
+/// A subsystem on one disk of the file, and a second disk. An object that cannot be restored at
+/// once is never retried.
 fn settings() -> Settings {
     let text = format!(
         "[data]\nretry_s = 0\n\
@@ -32,8 +33,8 @@ fn start(settings: &Settings, dir: &std::path::Path) -> Bench {
     Bench::with(settings.clone(), Some(Store::open(dir).unwrap()))
 }
 
-/// Host names, devices of namespaces with their groups, and how many listeners.
-fn what_is_there(bench: &Bench) -> Value {
+/// Host names, devices of namespaces with their groups, and the number of listeners.
+fn contents(bench: &Bench) -> Value {
     let subsystem = get(bench, NQN);
     let each = |field: &str, of: fn(&Value) -> Value| -> Value {
         subsystem[field]
@@ -51,9 +52,9 @@ fn what_is_there(bench: &Bench) -> Value {
     })
 }
 
-/// Before hosts are let in, and without a word of failures.
+/// Goal: restored before hosts are admitted, without failures in the log.
 #[test]
-fn what_rpc_added_is_there_when_hosts_are_let_in() {
+fn objects_added_by_rpc_are_restored_before_hosts_connect() {
     let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
     let before = {
         let bench = start(&settings, dir.path());
@@ -64,10 +65,10 @@ fn what_rpc_added_is_there_when_hosts_are_let_in() {
             json!({ "nqn": NQN, "host": HOST }),
         );
         listen(&bench, NQN);
-        // On a device of the file, in a subsystem of RPC's.
+        // A subsystem of RPC on a device of the file.
         bench.call("nvmf_create_subsystem", json!({ "nqn": OTHER }));
         namespace(&bench, OTHER, "disk1");
-        what_is_there(&bench)
+        contents(&bench)
     };
     assert_eq!(before["hosts"], json!([HOST, OWN]));
     assert_eq!(
@@ -77,21 +78,21 @@ fn what_rpc_added_is_there_when_hosts_are_let_in() {
     assert_eq!(before["listeners"], 2);
 
     let bench = start(&settings, dir.path());
-    assert_eq!(what_is_there(&bench), before);
+    assert_eq!(contents(&bench), before);
     assert_eq!(get(&bench, OTHER)["namespaces"][0]["bdev_name"], "disk1");
     assert_eq!(bench.engine.journal.waiting(), []);
     assert_eq!(events(&bench, "state_restore_failed"), [] as [&str; 0]);
-    // Saved, the subsystem comes before what is in it.
+    // In the saved configuration the subsystem comes before its contents.
     let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
     let about = |c: &&Value| c["params"]["nqn"] == NQN;
     let first = config.as_array().unwrap().iter().find(about).unwrap();
     assert_eq!(first["method"], "nvmf_create_subsystem");
 }
 
-/// What RPC sets about the file's subsystem and about a namespace whose id the file leaves open stands, and takes
-/// nothing of the file's away.
+/// Goal: settings that RPC makes about the file's subsystem, and about a namespace without an NSID
+/// in the file, survive a restart. Objects of the file stay unchanged.
 #[test]
-fn what_rpc_set_stands_beside_what_the_file_has() {
+fn rpc_settings_do_not_replace_those_of_the_file() {
     const ALLOW: &str = "nvmf_subsystem_allow_any_host";
     let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
     let allow = |bench: &Bench, any: bool| {
@@ -105,17 +106,14 @@ fn what_rpc_set_stands_beside_what_the_file_has() {
     let expected = |any: bool, group: u32| json!({ "any": any, "hosts": [OWN], "namespaces": [[1, "disk0", group]], "listeners": 1 });
     {
         let bench = start(&settings, dir.path());
-        assert_eq!(what_is_there(&bench), expected(false, 1));
+        assert_eq!(contents(&bench), expected(false, 1));
         allow(&bench, true);
         group(&bench, 3);
-        assert_eq!(what_is_there(&bench), expected(true, 3));
+        assert_eq!(contents(&bench), expected(true, 3));
     }
     for (any, to) in [(false, 1), (true, 2)] {
         let bench = start(&settings, dir.path());
-        assert_eq!(
-            what_is_there(&bench),
-            expected(!any, if any { 1 } else { 3 })
-        );
+        assert_eq!(contents(&bench), expected(!any, if any { 1 } else { 3 }));
         let objects = bench.call("state_get", json!(null))["objects"].clone();
         let of_the_file =
             |o: &&Value| o["method"] == "nvmf_create_subsystem" && o["kept_in"] == "config";
@@ -126,7 +124,7 @@ fn what_rpc_set_stands_beside_what_the_file_has() {
         allow(&bench, any);
         group(&bench, to);
     }
-    // Made by RPC after the file had lost it, it is as RPC says.
+    // A subsystem that RPC creates after the file dropped it has only the settings of that call.
     {
         let bench = start(&Settings::default(), dir.path());
         assert_eq!(bench.engine.journal.waiting().len(), 2);
@@ -141,9 +139,9 @@ fn what_rpc_set_stands_beside_what_the_file_has() {
     assert_eq!(get(&bench, NQN)["allow_any_host"], false);
 }
 
-/// About a subsystem and a namespace of RPC's there is one record each, as before.
+/// Goal: settings of RPC's own subsystem and namespace are part of their one record each.
 #[test]
-fn what_is_set_about_rpcs_own_is_a_part_of_it() {
+fn settings_of_rpc_objects_are_part_of_their_record() {
     let dir = tempfile::tempdir().unwrap();
     let bench = super::durable(dir.path());
     malloc(&bench, "ram", None);
@@ -168,32 +166,32 @@ fn what_is_set_about_rpcs_own_is_a_part_of_it() {
     assert_eq!(there["namespaces"][0]["anagrpid"], 2);
 }
 
-/// A namespace of the file's whose device goes and comes back is the file's as before: nothing of it is stored, or the
-/// file would find its place taken by RPC at the next start.
+/// Goal: a namespace of the file is not stored when its device goes and returns. Otherwise the file
+/// would find its NSID taken by RPC at the next start.
 #[test]
-fn a_namespace_of_the_files_stays_the_files_when_its_device_comes_back() {
+fn a_declared_namespace_is_not_stored_when_its_device_returns() {
     let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
     let before = {
         let bench = start(&settings, dir.path());
-        let before = what_is_there(&bench);
+        let before = contents(&bench);
         let uuid = bench.call("bdev_get_bdevs", json!({ "name": "disk0" }))[0]["uuid"].clone();
-        // As if it had been pulled out.
+        // Simulates a hot removal.
         let bdevs = bench.engine.plane().unwrap().bdevs.clone();
         let ticket = bdevs.remove("disk0", nacre_bdev::Removal::Hot).unwrap();
         bench.run(ticket);
         bench.run(async { tokio::time::sleep(std::time::Duration::from_millis(20)).await });
-        assert_eq!(what_is_there(&bench)["namespaces"], json!([]));
+        assert_eq!(contents(&bench)["namespaces"], json!([]));
         bench.call(
             "bdev_malloc_create",
             json!({ "name": "disk0", "num_blocks": 2048, "block_size": 512, "uuid": uuid }),
         );
         bench.call("state_retry", json!(null));
-        assert_eq!(what_is_there(&bench), before);
+        assert_eq!(contents(&bench), before);
         bench.call("bdev_malloc_delete", json!({ "name": "disk0" }));
         before
     };
     let bench = start(&settings, dir.path());
-    assert_eq!(what_is_there(&bench), before);
+    assert_eq!(contents(&bench), before);
     let stored = bench.engine.journal.select(|entry| entry.durable);
-    assert_eq!(stored, [], "everything is the file's");
+    assert_eq!(stored, [], "all objects belong to the file");
 }

@@ -1,4 +1,4 @@
-//! Goal: a target set up with SPDK's calls answers as SPDK's, and is the same after a restart.
+//! Goal: a target set up with SPDK's calls answers as SPDK does, and is the same after a restart.
 
 mod ana;
 mod connected;
@@ -22,7 +22,7 @@ const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5b2f9b3e-5d0f-4a8a-8a40-0d1f
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 const UUID: &str = "7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a";
 
-/// Exactly what rpc.py sends for `nvmf_create_transport -t tcp`.
+/// Exactly the parameters that rpc.py sends for `nvmf_create_transport -t tcp`.
 fn transport_of_rpc_py() -> Value {
     json!({
         "trtype": "tcp", "no_srq": false, "c2h_success": true, "zcopy": false,
@@ -47,7 +47,7 @@ fn subsystem(bench: &Bench, nqn: &str) {
     );
 }
 
-/// What rpc.py sends for `nvmf_subsystem_add_ns`, answered with the id.
+/// Sends the parameters of rpc.py's `nvmf_subsystem_add_ns` and returns the NSID.
 fn namespace(bench: &Bench, nqn: &str, bdev: &str) -> u64 {
     let namespace = json!({ "bdev_name": bdev, "no_auto_visible": false, "hide_metadata": false });
     let nsid = bench.call(
@@ -61,7 +61,7 @@ fn address(port: &str) -> Value {
     json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port })
 }
 
-/// Listens on any free port, and says which.
+/// Adds a listener on any free port and returns the port.
 fn listen(bench: &Bench, nqn: &str) -> u16 {
     let before = ports(bench, nqn);
     let params = json!({ "nqn": nqn, "secure_channel": false, "listen_address": address("0") });
@@ -79,7 +79,7 @@ fn ports(bench: &Bench, nqn: &str) -> Vec<String> {
     listeners.as_array().unwrap().iter().map(port).collect()
 }
 
-/// Without the port, which is another one each time.
+/// Masks the port, which differs in each run.
 fn masked(answer: Value, port: u16) -> Value {
     let text = answer
         .to_string()
@@ -97,7 +97,7 @@ fn events(bench: &Bench, kind: &str) -> Vec<String> {
     of.map(|e| e["ctx"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Turns the management plane until `done`.
+/// Runs the management plane until `done`.
 #[track_caller]
 fn turn_until(bench: &Bench, what: &str, mut done: impl FnMut() -> bool) {
     for _ in 0..2000 {
@@ -109,13 +109,13 @@ fn turn_until(bench: &Bench, what: &str, mut done: impl FnMut() -> bool) {
     panic!("{what}: not within 10 seconds");
 }
 
-/// A daemon that keeps its state in `dir`.
+/// A daemon that stores its state in `dir`.
 fn durable(dir: &Path) -> Bench {
     Bench::with(Settings::default(), Some(Store::open(dir).unwrap()))
 }
 
 #[test]
-fn a_target_set_up_by_rpc_py_answers_as_spdks() {
+fn a_target_set_up_by_rpc_py_answers_as_spdk() {
     let bench = Bench::nvmf_tgt();
     assert_eq!(
         bench.call("nvmf_create_transport", transport_of_rpc_py()),
@@ -159,7 +159,7 @@ fn a_target_set_up_by_rpc_py_answers_as_spdks() {
 }
 
 #[test]
-fn our_own_listeners_need_no_transport_to_be_made() {
+fn adding_a_listener_creates_its_transport() {
     let bench = bench();
     subsystem(&bench, NQN);
     listen(&bench, NQN);
@@ -181,9 +181,10 @@ fn our_own_listeners_need_no_transport_to_be_made() {
     );
 }
 
-/// A saved configuration makes its transports; the daemon that loads it has them already if its file has listeners.
+/// Goal: a saved configuration creates its transports, even if the file's listeners of the loading
+/// daemon already did.
 #[test]
-fn a_transport_of_the_file_is_the_one_that_a_saved_configuration_makes() {
+fn a_saved_configuration_accepts_a_transport_of_the_file() {
     let bench = bench();
     let make = "nvmf_create_transport";
     let tcp = json!({ "trtype": "TCP" });
@@ -203,7 +204,7 @@ fn a_transport_of_the_file_is_the_one_that_a_saved_configuration_makes() {
 }
 
 #[test]
-fn everything_is_there_again_after_a_restart() {
+fn everything_is_restored_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (before, config, port) = {
         let bench = durable(dir.path());
@@ -259,7 +260,7 @@ fn everything_is_there_again_after_a_restart() {
             "secure_channel": false, "subnqn": DISCOVERY,
         }])
     );
-    // What is taken away stays away.
+    // Removed objects stay removed.
     bench.call(
         "nvmf_discovery_remove_referral",
         json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } }),
@@ -334,7 +335,7 @@ fn a_configuration_loads_into_an_empty_daemon() {
 }
 
 #[test]
-fn a_deleted_device_takes_its_namespaces_and_their_records_along() {
+fn deleting_a_device_deletes_its_namespaces_and_records() {
     let dir = tempfile::tempdir().unwrap();
     let bench = durable(dir.path());
     malloc(&bench, "m0", None);
@@ -361,7 +362,8 @@ fn a_deleted_device_takes_its_namespaces_and_their_records_along() {
     assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
 }
 
-/// Nobody removed the namespace: its device left by itself, as a remote one does.
+/// Goal: a namespace whose device leaves without a removal, as a remote device does, returns with
+/// it.
 #[test]
 fn a_namespace_comes_back_with_its_device() {
     let bench = bench();
@@ -387,12 +389,12 @@ fn a_namespace_comes_back_with_its_device() {
             .remove("m0", hot)
             .unwrap(),
     );
-    turn_until(&bench, "the namespace goes", || {
+    turn_until(&bench, "the namespace is removed", || {
         get(&bench, NQN)["namespaces"] == json!([])
     });
     assert_eq!(bench.engine.journal.waiting().len(), 2);
 
-    // Its id is kept for it.
+    // Its NSID stays reserved.
     malloc(&bench, "other", None);
     let named = json!({ "bdev_name": "other", "nsid": 1 });
     let kept = bench.refused(
@@ -414,12 +416,12 @@ fn a_namespace_comes_back_with_its_device() {
     assert_eq!(
         bench.call("nvmf_ns_remove_host", host),
         true,
-        "it sees it again"
+        "the host sees the namespace"
     );
 }
 
 #[test]
-fn what_is_away_can_be_given_up() {
+fn objects_that_are_away_can_be_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let bench = durable(dir.path());
     malloc(&bench, "m0", None);
@@ -428,7 +430,7 @@ fn what_is_away_can_be_given_up() {
     let port = listen(&bench, NQN);
     let record = bench.engine.journal.find("bdev/m0").unwrap().record;
     drop(bench);
-    // Another program has the port, and the device does not come back.
+    // Another program holds the port, and the device does not return.
     let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     let store = Store::open(dir.path()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -452,9 +454,9 @@ fn what_is_away_can_be_given_up() {
     );
 }
 
-/// Each name stands for itself in the journal, slashes or not.
+/// Goal: journal keys of names with slashes do not collide.
 #[test]
-fn names_with_slashes_stay_apart() {
+fn names_with_slashes_do_not_collide() {
     let bench = bench();
     let outer = format!("{NQN}/ns/1");
     subsystem(&bench, NQN);
@@ -475,7 +477,7 @@ fn names_with_slashes_stay_apart() {
 }
 
 #[test]
-fn options_of_the_start() {
+fn start_up_options_are_applied() {
     let bench = Bench::waiting();
     let config = json!({
         "admin_cmd_passthru": { "identify_ctrlr": false }, "discovery_filters": ["svcid", "transport"],

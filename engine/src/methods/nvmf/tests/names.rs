@@ -1,5 +1,5 @@
-//! Goal: what a target is known by and gives out by number: the unique name of the discovery subsystem, and static
-//! controllers, made by RPC and by the configuration file, and the same after a restart.
+//! Goal: the unique name of the discovery subsystem and the ids of static controllers. Both are set
+//! by RPC and by the configuration file, and are the same after a restart.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn configured(dir: &Path, name: &str) -> Bench {
 
 fn unique(bench: &Bench) -> Value {
     let discovery = get(bench, DISCOVERY);
-    assert_eq!(discovery["nqn"], DISCOVERY, "what it is always called");
+    assert_eq!(discovery["nqn"], DISCOVERY, "the well-known name");
     discovery["unique_nqn"].clone()
 }
 
@@ -37,13 +37,13 @@ fn set(bench: &Bench, params: Value) {
 }
 
 #[test]
-fn discovery_has_a_name_of_its_own_where_that_can_be_kept() {
+fn discovery_has_a_unique_name_if_it_can_be_stored() {
     assert_eq!(unique(&bench()), Value::Null);
-    assert_eq!(unique(&Bench::nvmf_tgt()), Value::Null, "as SPDK");
+    assert_eq!(unique(&Bench::nvmf_tgt()), Value::Null, "as in SPDK");
 
     let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let kept = unique(&durable(one.path()));
-    // SPDK's hosts take a subsystem for a discovery subsystem by this prefix.
+    // SPDK hosts recognise a discovery subsystem by this prefix.
     assert!(kept.as_str().unwrap().starts_with(DISCOVERY), "{kept}");
     assert_eq!(unique(&durable(one.path())), kept, "after a restart");
     assert_ne!(unique(&durable(other.path())), kept);
@@ -55,11 +55,11 @@ fn discovery_has_a_name_of_its_own_where_that_can_be_kept() {
 
     std::fs::write(one.path().join("discoverynqn"), "nonsense\n").unwrap();
     let bench = durable(one.path());
-    assert_eq!(unique(&bench), Value::Null, "told, and no reason to stop");
+    assert_eq!(unique(&bench), Value::Null, "logged; the start continues");
 }
 
 #[test]
-fn the_name_of_discovery_is_set() {
+fn the_unique_name_can_be_set_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let kept = {
         let bench = durable(dir.path());
@@ -91,13 +91,13 @@ fn the_name_of_discovery_is_set() {
         assert_eq!(
             bench.call("framework_get_config", nvmf),
             config,
-            "as it was"
+            "unchanged"
         );
         assert_eq!(unique(&bench), kept);
         set(&bench, json!({ "nqn": NAMED }));
         kept
     };
-    // What was said by RPC stands above the file.
+    // A name set by RPC overrides the file.
     let bench = configured(dir.path(), "well-known");
     assert_eq!(unique(&bench), NAMED);
     set(&bench, json!({ "nqn": DISCOVERY }));
@@ -110,8 +110,8 @@ fn the_name_of_discovery_is_set() {
 }
 
 #[test]
-fn files_with_names_that_cannot_be() {
-    for (text, said) in [
+fn invalid_names_in_the_file_are_refused() {
+    for (text, expected) in [
         (
             "[nvmf]\ndiscovery_nqn = \"unique\"\n".to_owned(),
             "write \"auto\", \"well-known\" or an NQN",
@@ -126,13 +126,13 @@ fn files_with_names_that_cannot_be() {
         ),
     ] {
         let refused = load_text(Some(("nacre.toml", &text)), [], &[]).unwrap_err();
-        assert!(refused.to_string().contains(said), "{text}: {refused}");
+        assert!(refused.to_string().contains(expected), "{text}: {refused}");
     }
 }
 
-/// A referral to a discovery subsystem by its unique name is told as one to a discovery subsystem.
+/// Goal: a referral by the unique name of a discovery subsystem is listed as type discovery.
 #[test]
-fn referrals_by_unique_names() {
+fn a_referral_by_unique_name_is_a_discovery_referral() {
     let dir = tempfile::tempdir().unwrap();
     let address = json!({ "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" });
     let listed = {
@@ -160,9 +160,9 @@ fn asking(controller: ControllerId) -> HostOptions {
     }
 }
 
-/// A host gets the controller that it asks for, and no other, before and after a restart.
+/// Goal: a host gets exactly the static controller that it asks for, before and after a restart.
 #[test]
-fn static_controllers() {
+fn hosts_get_the_static_controller_they_ask_for() {
     let dir = tempfile::tempdir().unwrap();
     let check = |bench: &Bench, port: u16| {
         let shown = get(bench, NQN);
@@ -175,10 +175,10 @@ fn static_controllers() {
         assert_eq!(listed[0]["cntlid"], 4);
         for controller in [ControllerId::Dynamic, ControllerId::Static(6)] {
             let refused = connect_as(port, asking(controller)).err().unwrap();
-            let said = refused.to_string();
+            let message = refused.to_string();
             assert!(
-                said.contains("invalid cntlid") && said.contains("--cntlid any"),
-                "{said}"
+                message.contains("invalid cntlid") && message.contains("--cntlid any"),
+                "{message}"
             );
         }
         session.disconnect();
@@ -202,9 +202,9 @@ fn static_controllers() {
     assert_eq!(refused.code, -32602);
 }
 
-/// What a subsystem says of itself where nothing was said is what SPDK says.
+/// Goal: a subsystem with default controllers is described exactly as in SPDK.
 #[test]
-fn dynamic_controllers_are_not_mentioned() {
+fn the_default_controller_model_is_not_listed() {
     let bench = bench();
     subsystem(&bench, NQN);
     assert_eq!(get(&bench, NQN).get("controller_model"), None);
@@ -213,7 +213,7 @@ fn dynamic_controllers_are_not_mentioned() {
 }
 
 #[test]
-fn static_controllers_of_the_file() {
+fn the_file_declares_static_controllers() {
     let text = format!(
         "[[nvmf.subsystem]]\nnqn = \"{NQN}\"\ncontroller_model = \"static\"\nmin_cntlid = 7\nmax_cntlid = 9\n"
     );

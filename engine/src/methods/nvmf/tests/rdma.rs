@@ -1,4 +1,5 @@
-//! Goal: the RDMA transport is made, listed, kept and refused as TCP is, over simulated devices.
+//! Goal: the RDMA transport is created, listed, stored and refused like TCP. Method: simulated
+//! devices.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -56,7 +57,7 @@ fn a_transport_is_listed_as_spdk_lists_it() {
 }
 
 #[test]
-fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
+fn a_listener_creates_its_transport_and_both_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let before = {
         let bench = durable(dir.path());
@@ -73,14 +74,14 @@ fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
         };
         assert!(needed() > 16 << 20, "{} bytes to register", needed());
         bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
-        assert_eq!(needed(), 0, "it is registered");
+        assert_eq!(needed(), 0, "the memory is registered");
         let rdma = bench.engine.rdma.plug().expect("it was made");
         assert_eq!(rdma.listening(), (1, 1));
         listeners(&bench)
     };
     assert_eq!(before[0]["address"]["trtype"], "RDMA");
     let bench = durable(dir.path());
-    // Its device is not there any more: nothing is lost, and it is tried again.
+    // The device is missing now. The record is kept, and the restore is retried.
     assert_eq!(listeners(&bench), json!([]));
     bench
         .fabric
@@ -94,7 +95,8 @@ fn a_listener_makes_its_transport_and_both_are_there_after_a_restart() {
     assert_eq!(bench.engine.rdma.plug().unwrap().listening(), (0, 0));
 }
 
-/// A listener whose device is gone is not one that hosts can connect to, and is again when it is back.
+/// Goal: a listener without its device is reported as absent, and as present when the device
+/// returns.
 #[test]
 fn a_listener_without_its_device_is_absent() {
     let bench = bench();
@@ -127,22 +129,22 @@ fn a_listener_without_its_device_is_absent() {
 }
 
 #[test]
-fn an_address_without_a_device_is_refused_with_the_way_to_find_one() {
+fn an_address_without_a_device_is_refused_with_a_remedy() {
     let bench = bench();
     subsystem(&bench, NQN);
     let refused = bench.refused("nvmf_subsystem_add_listener", on("192.0.2.99"));
     assert_eq!(refused.code, -32602);
     let facts = refused.data.unwrap();
     assert!(facts.cause.contains("nacre rdma gids"), "{}", facts.cause);
-    // TCP is as it was.
+    // TCP is unaffected.
     let tcp = json!({ "nqn": NQN, "listen_address": { "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" } });
     bench.call("nvmf_subsystem_add_listener", tcp);
 }
 
-/// Options of one listener: as asked for as far as the transport's receives have room, and the reason told where
-/// they have not.
+/// Goal: listener options apply as far as the transport's receive buffers have room; otherwise the
+/// reason is reported.
 #[test]
-fn options_of_one_listener() {
+fn listener_options_are_limited_by_the_receive_buffers() {
     let bench = bench();
     bench
         .fabric
@@ -177,7 +179,7 @@ fn options_of_one_listener() {
         reason.contains("raise rdma.in_capsule_data_size"),
         "{reason}"
     );
-    // Another subsystem where one listens already.
+    // Another subsystem on the same address.
     subsystem(&bench, "nqn.2024-01.io.nacre:another");
     let mut second = add("4421", json!({ "in_capsule_data_size": 512 }));
     second["nqn"] = "nqn.2024-01.io.nacre:another".into();
@@ -191,10 +193,10 @@ fn options_of_one_listener() {
     assert!(reason.contains("listened here first"), "{reason}");
 }
 
-/// What the file's listeners want, the receives of the transport are made for, and the memory for them counts; and
-/// TCP takes what RDMA takes.
+/// Goal: receive buffers are sized for the file's listeners, and their memory is accounted. TCP
+/// accepts the same options as RDMA.
 #[test]
-fn receives_are_as_large_as_the_files_listeners_want() {
+fn receive_buffers_fit_the_listeners_of_the_file() {
     let declared = |text: &str| {
         let file = Some(("nacre.toml", text));
         let loaded = crate::config::load_text(file, [], &[]).unwrap_or_else(|e| panic!("{e}"));
@@ -208,7 +210,10 @@ fn receives_are_as_large_as_the_files_listeners_want() {
     let wanted = declared(&listener("prefer"));
     let config = wanted.rdma_transport();
     assert_eq!(config.listener_in_capsule_data_size, 16384);
-    assert_eq!(config.in_capsule_data_size, 4096, "of all others");
+    assert_eq!(
+        config.in_capsule_data_size, 4096,
+        "the default of other listeners"
+    );
     let without = declared(&listener("off")).rdma_transport();
     assert_eq!(
         without.listener_in_capsule_data_size, 0,
@@ -246,7 +251,7 @@ fn receives_are_as_large_as_the_files_listeners_want() {
     bench.call("nvmf_subsystem_add_listener", params);
 }
 
-/// What a host leaves behind in every place where it is looked for.
+/// Goal: a connection shows up in every reply and metric that reports connections.
 #[test]
 fn a_connection_is_seen_in_answers_and_metrics() {
     let bench = bench();
@@ -336,12 +341,13 @@ fn a_connection_is_seen_in_answers_and_metrics() {
         "nacre_rdma_latency_seconds_count{op=\"write\",device=\"sim0\"} 0",
         "nacre_cq_poll_batch_bucket{le=\"1.0\",device=\"sim0\"} 0",
         &format!("nacre_cq_entries{{reactor=\"{reactor}\",device=\"sim0\"}} 4096"),
-        // Of 64 shared receives, and of a queue pair: two requests per command, 16 READs, in a power of two.
+        // 64 shared receives, plus two requests per command and 16 READs of a queue pair, rounded
+        // up to a power of two.
         &format!("nacre_cq_entries_reserved{{reactor=\"{reactor}\",device=\"sim0\"}} 192"),
     ] {
         assert!(metrics.contains(line), "{line} in {metrics}");
     }
-    // It fails: that is an event, with what is known, and another host that cannot be served is one.
+    // A failure is an event with its details; so is a host that cannot be served.
     let number = pairs[0]["qp_num"].as_u64().unwrap() as u32;
     let status = WcStatus::RemoteOperation;
     bench.fabric.inject_status(number, Target::Recv, 0, status);
@@ -357,19 +363,19 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     };
     let another = hosts.dialer(1, 32).unwrap();
     let mut other = another.connect((PORT0, 4420).into(), odd).unwrap();
-    let told = |kind: &str| {
-        let told = bench.call("events_get", json!({ "categories": ["transport"] }));
-        let all = told["events"].as_array().unwrap().clone();
+    let event = |kind: &str| {
+        let reply = bench.call("events_get", json!({ "categories": ["transport"] }));
+        let all = reply["events"].as_array().unwrap().clone();
         all.into_iter().find(|event| event["type"] == kind)
     };
     let begun = Instant::now();
-    while told("rdma_queue_failed").is_none() || told("rdma_refused").is_none() {
+    while event("rdma_queue_failed").is_none() || event("rdma_refused").is_none() {
         assert!(begun.elapsed().as_secs() < 60, "{events:?}");
         host.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
         other.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
         std::thread::sleep(Duration::from_millis(5));
     }
-    let failed = told("rdma_queue_failed").unwrap();
+    let failed = event("rdma_queue_failed").unwrap();
     let facts = &failed["facts"];
     for (field, value) in [
         ("device", json!("sim0")),
@@ -391,7 +397,7 @@ fn a_connection_is_seen_in_answers_and_metrics() {
         text.starts_with("Work completion error: IBV_WC_REM_OP_ERR of a RECV"),
         "{text}"
     );
-    let refused = told("rdma_refused").unwrap();
+    let refused = event("rdma_refused").unwrap();
     assert_eq!(refused["facts"]["code"], 3, "{refused}");
     drop((host, other));
 }

@@ -1,11 +1,12 @@
-//! Goal: what cannot be done is refused with SPDK's code and words, and names field and cause.
+//! Goal: impossible requests are refused with SPDK's code and message; `data` names field and
+//! cause.
 
 use serde_json::{Value, json};
 
 use super::super::super::testing::{Bench, bench};
 use super::{DISCOVERY, HOST, NQN, address, listen, malloc, namespace, subsystem};
 
-/// Code, message and field of each refusal; every one has a cause.
+/// Checks code, message and field of a refusal, and that it has a cause.
 #[track_caller]
 fn check(bench: &Bench, method: &str, params: Value, code: i32, message: &str, field: &str) {
     let error = bench.refused(method, params.clone());
@@ -188,7 +189,7 @@ fn subsystems_and_hosts() {
     let host = |host: &str| json!({ "nqn": NQN, "host": host });
     bench.call(add, host(HOST));
     check(&bench, add, host(HOST), -32603, "Internal error", "host");
-    // Hosts have such names; they are refused nothing but by name.
+    // Some hosts use such names. They are refused only where a name is required.
     for name in [
         "me",
         "/var/lib/mount",
@@ -279,7 +280,7 @@ fn namespaces() {
         "Invalid argument",
         "namespace.ptpl_file",
     );
-    // Served twice, under another UUID, it is another namespace.
+    // The same device under another UUID is another namespace.
     let again = on("m0", "uuid", json!("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a"));
     assert_eq!(bench.call(add, again), 2);
 
@@ -334,7 +335,7 @@ fn listeners_and_discovery() {
             "listen_address",
         ),
         (
-            // No device has the address.
+            // No RDMA device has the address.
             at("listen_address.trtype", json!("rdma")),
             "listen_address",
         ),
@@ -346,13 +347,13 @@ fn listeners_and_discovery() {
             at("listen_address.adrfam", json!("ipv6")),
             "listen_address.adrfam",
         ),
-        // An address that no interface here has (TEST-NET-1).
+        // An address that no interface has (TEST-NET-1).
         (
             at("listen_address.traddr", json!("192.0.2.77")),
             "listen_address",
         ),
         (at("ana_state", json!("lost")), "ana_state"),
-        // The subsystem does not report states.
+        // The subsystem does not report ANA states.
         (at("ana_state", json!("inaccessible")), "ana_state"),
         (
             at("options", json!({ "max_queue_depth": 1 })),
@@ -392,7 +393,7 @@ fn listeners_and_discovery() {
     let referral =
         json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } });
     bench.call("nvmf_discovery_add_referral", referral.clone());
-    // As with SPDK: configurations are loaded more than once.
+    // Idempotent as in SPDK: configurations are loaded more than once.
     let add = "nvmf_discovery_add_referral";
     assert_eq!(bench.call(add, referral.clone()), true);
     let all = bench.call("nvmf_discovery_get_referrals", json!(null));
@@ -465,7 +466,7 @@ fn targets() {
     );
 }
 
-/// What cannot be stored has not happened.
+/// Goal: a change that cannot be stored is undone.
 #[test]
 fn a_store_that_fails_undoes_the_change() {
     struct Full(bool);
@@ -477,7 +478,7 @@ fn a_store_that_fails_undoes_the_change() {
             &mut self,
             change: &crate::store::Change,
         ) -> Result<(), crate::store::StoreError> {
-            // Full from the first host on.
+            // The store is full from the first host record on.
             let hosts = |edit: &crate::store::Edit| matches!(edit, crate::store::Edit::Put(r) if r.method == "nvmf_subsystem_add_host");
             self.0 |= change.0.iter().any(hosts);
             if self.0 {
@@ -532,10 +533,10 @@ fn a_store_that_fails_undoes_the_change() {
     assert_eq!(all.as_array().unwrap().len(), 2);
 }
 
-/// Goal: every method that takes the name of a target refuses another target's, and changes
-/// nothing. Method: calls that would change something, against a target with one of each object.
+/// Goal: every method with a target name refuses another target's name and changes nothing. Method:
+/// calls that would change a target that has one object of each kind.
 #[test]
-fn another_target_is_never_this_one() {
+fn other_target_names_are_refused() {
     let bench = Bench::nvmf_tgt();
     bench.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
     bench.call(

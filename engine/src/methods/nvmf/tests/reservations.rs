@@ -1,6 +1,6 @@
-//! Goal: a namespace has what was kept of its reservation from the moment it is there, however it
-//! came to be; what cannot be read keeps it away. Method: records and files as the daemon writes them
-//! (hosts that make them are in the tests of the whole daemon).
+//! Goal: a namespace has its stored reservation from the moment it is created, by any path; an
+//! unreadable one keeps the namespace away. Method: records and files as the daemon writes them.
+//! The tests of the whole daemon cover reservations made by hosts.
 
 use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use crate::store::{Change, Store};
 
 const HOLDER: &str = "0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a";
 
-fn kept(uuid: &str) -> Value {
+fn stored_reservation(uuid: &str) -> Value {
     json!({
         "ptpl": true, "rtype": 2, "crkey": 10, "bdev_uuid": uuid, "holder_uuid": HOLDER,
         "registrants": [{ "rkey": 10, "host_uuid": HOLDER }], "generation": 4,
@@ -50,14 +50,14 @@ fn standings(bench: &Bench) -> Vec<Value> {
 }
 
 #[test]
-fn kept_in_the_state() {
+fn a_reservation_stored_in_the_state_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Some(Store::open(dir.path()).unwrap());
     {
         let bench = Bench::with(Settings::default(), open());
         malloc(&bench, "m0", Some(UUID));
         subsystem(&bench, NQN);
-        keep(&bench, kept(UUID));
+        keep(&bench, stored_reservation(UUID));
         namespace(&bench, NQN, "m0");
         assert_eq!(get(&bench), expected());
     }
@@ -75,13 +75,14 @@ fn kept_in_the_state() {
     assert_eq!(
         get(&bench)["registrants"],
         json!([]),
-        "it went with the namespace"
+        "the record is deleted with the namespace"
     );
 }
 
-/// The file's namespaces are made after what is stored has come back: they get theirs all the same.
+/// Goal: namespaces of the file get their reservations, although they are created after the store
+/// is loaded.
 #[test]
-fn of_a_declared_namespace() {
+fn a_declared_namespace_gets_its_reservation() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Some(Store::open(dir.path()).unwrap());
     let text = format!(
@@ -95,7 +96,7 @@ fn of_a_declared_namespace() {
     {
         let bench = Bench::with(settings(), open());
         assert_eq!(get(&bench)["ptpl_capable"], true);
-        keep(&bench, kept(UUID));
+        keep(&bench, stored_reservation(UUID));
     }
     let bench = Bench::with(settings(), open());
     assert_eq!(get(&bench), expected());
@@ -103,21 +104,24 @@ fn of_a_declared_namespace() {
 }
 
 #[test]
-fn another_devices_is_left_alone_and_a_damaged_one_keeps_the_namespace_away() {
+fn a_foreign_reservation_is_ignored_and_a_damaged_one_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
     let bench = Bench::with(Settings::default(), Some(store));
     malloc(&bench, "m0", Some(UUID));
     subsystem(&bench, NQN);
-    keep(&bench, kept("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3b"));
+    keep(
+        &bench,
+        stored_reservation("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3b"),
+    );
     namespace(&bench, NQN, "m0");
     assert_eq!(get(&bench)["registrants"], json!([]));
     bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
 
     let add = json!({ "nqn": NQN, "namespace": { "bdev_name": "m0" } });
-    let mut nobody = kept(UUID);
-    nobody["registrants"] = json!([]);
-    for damaged in [nobody, json!({ "ptpl": true })] {
+    let mut empty = stored_reservation(UUID);
+    empty["registrants"] = json!([]);
+    for damaged in [empty, json!({ "ptpl": true })] {
         keep(&bench, damaged);
         let refused = bench.refused("nvmf_subsystem_add_ns", add.clone());
         let data = refused.data.unwrap();
@@ -127,7 +131,7 @@ fn another_devices_is_left_alone_and_a_damaged_one_keeps_the_namespace_away() {
 }
 
 #[test]
-fn kept_in_a_file() {
+fn a_reservation_stored_in_a_file_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ptpl.json");
     let bench = bench();
@@ -138,14 +142,10 @@ fn kept_in_a_file() {
         json!({ "nqn": NQN, "namespace": namespace })
     };
     bench.call("nvmf_subsystem_add_ns", add(""));
-    assert_eq!(
-        get(&bench)["ptpl_capable"],
-        false,
-        "there is nowhere to keep it"
-    );
+    assert_eq!(get(&bench)["ptpl_capable"], false, "no store");
     bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
 
-    let mut spdks = kept(UUID);
+    let mut spdks = stored_reservation(UUID);
     spdks.as_object_mut().unwrap().remove("generation");
     std::fs::write(&file, spdks.to_string()).unwrap();
     bench.call("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
