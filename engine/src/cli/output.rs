@@ -81,8 +81,8 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// A refusal for a user of commands: the field, the cause and the remedy. The name of the method and
-/// its code stand there only if the daemon gives no cause.
+/// A refusal for a user of commands: the field, the cause and the remedy. The method's name and its
+/// code appear only if the daemon gives no cause.
 pub fn refusal(error: &ClientError) -> String {
     match error {
         ClientError::Refused { error, .. } if error.data.is_some() => in_commands(

@@ -109,9 +109,9 @@ impl Session {
     /// Bytes that a session needs from [`Connector::memory`].
     pub const MEMORY: usize = 512 << 10;
 
-    /// Connects and waits until the controller is live. With one transport a failed first connection
-    /// is final; with a choice of transports each has its attempts. After a later loss the session
-    /// reconnects as the options define.
+    /// Connects and waits until the controller is live. With one transport a failed first
+    /// connection is final; with a choice of transports each has its attempts. After a later loss
+    /// the session reconnects as the options define.
     pub fn connect(
         remote: &str,
         options: HostOptions,

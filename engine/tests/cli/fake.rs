@@ -25,7 +25,7 @@ impl Fake {
         let listener = UnixListener::bind(directory.path().join("rpc.sock")).unwrap();
         let calls = Arc::new(Mutex::new(Vec::new()));
         let (script, heard): (Arc<Script>, _) = (Arc::new(script), Arc::clone(&calls));
-        // Ends with the test's process: nobody connects any more.
+        // Runs until the test's process ends.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (script, heard) = (Arc::clone(&script), Arc::clone(&heard));

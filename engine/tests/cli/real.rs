@@ -128,7 +128,7 @@ fn an_operators_day() {
             .printed(),
         "5\n"
     );
-    // Whatever port is free now; somebody else may be faster, which the command would tell.
+    // A free port. If another process takes it first, the command reports the error.
     let free = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

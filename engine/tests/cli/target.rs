@@ -310,8 +310,8 @@ fn a_transport_that_somebody_else_makes_meanwhile_serves() {
     daemon.nacre(&line).printed();
 }
 
-/// A daemon without transports, as SPDK's starts: the one needed is made on the way, and it is no
-/// failure if somebody else made it at the same moment.
+/// Goal: a daemon without transports, as SPDK starts, creates the needed one on demand. A transport
+/// that another client creates at the same time is not a failure.
 #[test]
 fn the_transport_is_made_when_it_is_missing() {
     for made in [

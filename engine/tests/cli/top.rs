@@ -64,7 +64,7 @@ fn once() {
         "nqn.s", "1", "ram0", "500", "0", "2.05", "MB/s", "0", "B/s", "1.00ms", "-", "-", "0",
     ];
     assert!(rows.contains(&namespace.to_vec()), "{printed}");
-    // Nobody is connected: nothing is asked per subsystem.
+    // No host is connected: the command makes no call per subsystem.
     assert!(
         daemon
             .asked()
