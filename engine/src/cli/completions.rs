@@ -7,6 +7,7 @@ use super::{Failure, output};
 #[derive(Debug, Args)]
 #[command(after_help = "Example: nacre completions bash > /etc/bash_completion.d/nacre")]
 pub struct CompletionsArgs {
+    /// Shell whose completions are printed
     shell: clap_complete::Shell,
 }
 

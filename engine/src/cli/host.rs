@@ -28,7 +28,9 @@ enum HostCommand {
     },
     /// Allow a host
     Allow {
+        /// NQN of the subsystem
         nqn: String,
+        /// NQN of the host
         hostnqn: String,
         /// Only show it this namespace, created with --not-visible
         #[arg(long, conflicts_with_all = ["dhchap_key", "dhchap_ctrlr_key", "psk"])]
@@ -47,7 +49,9 @@ enum HostCommand {
     /// Stop allowing a host; it is disconnected
     #[command(visible_alias = "rm")]
     Remove {
+        /// NQN of the subsystem
         nqn: String,
+        /// NQN of the host
         hostnqn: String,
         /// Only hide this namespace from it
         #[arg(long)]
@@ -55,6 +59,7 @@ enum HostCommand {
     },
     /// Allow every host, or only those named
     AllowAny {
+        /// NQN of the subsystem
         nqn: String,
         /// Only the named ones
         #[arg(long)]

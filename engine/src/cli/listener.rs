@@ -28,6 +28,7 @@ enum ListenerCommand {
     },
     /// Add a listener to a subsystem, and print the connect command for a Linux host
     Add {
+        /// NQN of the subsystem
         nqn: String,
         /// Such as tcp://192.0.2.1:4420 or [2001:db8::1]:4420; port 4420 unless given
         #[arg(required = true)]
@@ -38,8 +39,11 @@ enum ListenerCommand {
     },
     /// Set the ANA state that hosts see for a listener; they move their I/O
     SetAna {
+        /// NQN of the subsystem
         nqn: String,
+        /// Address of the listener
         address: ListenAddress,
+        /// ANA state that hosts see on this listener
         state: AnaState,
         /// Only for this ANA group
         #[arg(long, value_name = "ID")]
@@ -48,7 +52,9 @@ enum ListenerCommand {
     /// Stop listening; hosts connected there are disconnected
     #[command(visible_alias = "rm")]
     Remove {
+        /// NQN of the subsystem
         nqn: String,
+        /// Addresses of the listeners
         #[arg(required = true)]
         address: Vec<ListenAddress>,
     },

@@ -36,6 +36,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::Value;
 
@@ -217,7 +218,10 @@ pub fn main() -> ExitCode {
 }
 
 fn run(args: Vec<OsString>) -> Result<(), Failure> {
-    let matches = Cli::command().get_matches_from(args);
+    let mut root = Cli::command();
+    let matches = root
+        .try_get_matches_from_mut(&args)
+        .unwrap_or_else(|error| with_whole_usage(error, root, &args).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|e| e.exit());
     match cli.command {
         Command::Serve(args) => serve::run(*args, Personality::Nacre),
@@ -246,6 +250,30 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
     }
 }
 
+/// Replaces the usage line of an error by that of the subcommand's help. clap's own line lists an
+/// option as required if an environment variable sets it.
+fn with_whole_usage(
+    mut error: clap::Error,
+    mut root: clap::Command,
+    args: &[OsString],
+) -> clap::Error {
+    root.build();
+    let mut command = &mut root;
+    for name in args.iter().skip(1) {
+        if command.find_subcommand(name).is_none() {
+            break;
+        }
+        command = command
+            .find_subcommand_mut(name)
+            .expect("it was just found");
+    }
+    if error.get(ContextKind::Usage).is_some() {
+        let usage = ContextValue::StyledStr(command.render_usage());
+        error.insert(ContextKind::Usage, usage);
+    }
+    error
+}
+
 fn called_as_nvmf_tgt(args: &[OsString]) -> bool {
     args.first().is_some_and(|name| {
         Path::new(name)
@@ -267,5 +295,28 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         super::command().debug_assert();
+    }
+
+    /// Goal: `--help` explains each argument.
+    #[test]
+    fn every_argument_has_help() {
+        fn walk(command: &clap::Command, missing: &mut Vec<String>) {
+            for argument in command.get_arguments() {
+                let is_explained = argument.get_help().or(argument.get_long_help()).is_some();
+                // Their heading explains them all.
+                let has_no_effect = argument
+                    .get_help_heading()
+                    .is_some_and(|heading| heading.ends_with("without effect"));
+                if !is_explained && !has_no_effect {
+                    missing.push(format!("{} {}", command.get_name(), argument.get_id()));
+                }
+            }
+            for subcommand in command.get_subcommands() {
+                walk(subcommand, missing);
+            }
+        }
+        let mut missing = Vec::new();
+        walk(&super::command(), &mut missing);
+        assert_eq!(missing, Vec::<String>::new());
     }
 }

@@ -20,7 +20,10 @@ enum StateCommand {
     /// Retry now to restore objects that could not be restored
     Retry,
     /// Forget an object that could not be restored
-    Forget { key: String },
+    Forget {
+        /// Key of the object, as `nacre state` lists it
+        key: String,
+    },
 }
 
 pub fn run(args: StateArgs) -> Result<(), Failure> {

@@ -39,6 +39,23 @@ fn failures_have_their_codes() {
     );
 }
 
+/// Goal: the usage line of an error lists what the user must type, and no option that the
+/// environment has set.
+#[test]
+fn a_usage_line_lists_only_what_is_missing() {
+    let socket = std::path::Path::new("/nonexistent/rpc.sock");
+    let refusal = nacre("bdev create file", socket);
+    assert_eq!(refusal.code, 2, "{refusal:?}");
+    let help = nacre("bdev create file --help", socket).printed();
+    let usage = |text: &str| {
+        text.lines()
+            .find(|line| line.starts_with("Usage: "))
+            .map(str::to_owned)
+    };
+    assert!(usage(&help).is_some(), "{help}");
+    assert_eq!(usage(&refusal.err), usage(&help), "{refusal:?}");
+}
+
 /// Goal: a command waits for a daemon that starts, and not for one that needs framework_start_init.
 /// Method: play both, and list the calls.
 #[test]

@@ -23,6 +23,7 @@ pub enum Kind {
     },
     /// A device that accepts every write and stores nothing
     Null {
+        /// Name of the new bdev
         name: String,
         #[command(flatten)]
         capacity: Capacity,
@@ -31,7 +32,9 @@ pub enum Kind {
     },
     /// A file or block device
     File {
+        /// Name of the new bdev
         name: String,
+        /// Path of the file or block device
         path: PathBuf,
         /// Create the file with this size if it does not exist
         #[arg(long, value_parser = size::parse_bytes)]
@@ -50,7 +53,9 @@ pub enum Kind {
     },
     /// A slower device on top of another
     Delay {
+        /// Name of the new bdev
         name: String,
+        /// Bdev whose I/O is delayed
         base: String,
         /// Added latency of reads, such as 200us
         #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
@@ -69,13 +74,16 @@ pub enum Kind {
     },
     /// A device on top of another that fails on demand; its name is EE_ and the other's name
     Error {
+        /// Bdev in which errors are injected
         base: String,
         #[command(flatten)]
         identity: Identity,
     },
     /// A device that passes all I/O to another
     Passthru {
+        /// Name of the new bdev
         name: String,
+        /// Bdev to which I/O is passed
         base: String,
         #[command(flatten)]
         identity: Identity,
@@ -87,6 +95,7 @@ pub struct Capacity {
     /// Size, such as 64MiB
     #[arg(long, value_parser = size::parse_bytes)]
     size: u64,
+    /// Bytes per logical block
     #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes, default_value = "512")]
     block_size: u64,
 }

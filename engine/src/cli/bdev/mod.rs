@@ -30,7 +30,10 @@ enum BdevCommand {
     #[command(visible_alias = "ls")]
     List,
     /// Show everything about one
-    Show { name: String },
+    Show {
+        /// Name of the bdev
+        name: String,
+    },
     /// Create one, and print its name
     Create {
         #[command(subcommand)]
@@ -46,6 +49,7 @@ enum BdevCommand {
     /// Delete devices, and all devices on top of them; files stay
     #[command(visible_alias = "rm")]
     Delete {
+        /// Names of the bdevs
         #[arg(required = true)]
         name: Vec<String>,
     },
@@ -53,6 +57,7 @@ enum BdevCommand {
     Resize(ResizeArgs),
     /// Read the present size of a file or block device again
     Rescan {
+        /// Name of the bdev
         name: String,
         /// Accept a smaller size while hosts are connected; data past the new end is lost
         #[arg(long)]
@@ -64,7 +69,10 @@ enum BdevCommand {
             command accepts a copy with the same data, or an empty file in place of a missing \
             one."
     )]
-    Accept { name: String },
+    Accept {
+        /// Name of the bdev
+        name: String,
+    },
     /// Show the I/O counters of devices, once or as rates
     Iostat(iostat::IostatArgs),
     /// Inject errors into a device made with `create error`
@@ -72,11 +80,15 @@ enum BdevCommand {
     /// Limit a device's I/O per second; I/O above the limit waits
     Limit(LimitArgs),
     /// Release the I/O that `inject … pending` holds
-    Resume { name: String },
+    Resume {
+        /// Name of the bdev
+        name: String,
+    },
 }
 
 #[derive(Debug, Args)]
 struct ResizeArgs {
+    /// Name of the bdev
     name: String,
     /// Size, such as 10GiB
     #[arg(value_parser = size::parse_bytes)]
@@ -96,6 +108,7 @@ struct ResizeArgs {
         limit disk0 --none"
 )]
 struct LimitArgs {
+    /// Name of the bdev
     name: String,
     /// Reads and writes per second; 0 ends the limit
     #[arg(long, value_name = "N")]
@@ -119,6 +132,7 @@ struct LimitArgs {
     after_help = "Examples:\n  nacre bdev inject EE_ram0 read failure --count 10\n  nacre bdev inject EE_ram0 write nvme-failure --sct 2 --sc 0x80\n  nacre bdev inject EE_ram0 clear"
 )]
 struct InjectArgs {
+    /// Name of the bdev
     name: String,
     /// Affected operations; clear ends all errors
     operation: Operation,

@@ -25,6 +25,7 @@ pub enum RxeCommand {
     /// Delete a soft-RoCE device; its users are disconnected
     #[command(visible_alias = "delete")]
     Del {
+        /// Name of the soft-RoCE device
         name: String,
         /// Print JSON for programs
         #[arg(long)]

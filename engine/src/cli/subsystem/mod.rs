@@ -27,16 +27,27 @@ enum SubsystemCommand {
     #[command(visible_alias = "ls")]
     List,
     /// Show everything about one
-    Show { nqn: String },
+    Show {
+        /// NQN of the subsystem
+        nqn: String,
+    },
     /// Create one, and print its name
     Create(CreateArgs),
     /// Delete one: its hosts are disconnected, its devices stay
     #[command(visible_alias = "rm")]
-    Delete { nqn: String },
+    Delete {
+        /// NQN of the subsystem
+        nqn: String,
+    },
     /// Add a block device as a namespace, and print its namespace identifier
     AddNamespace(AddNamespaceArgs),
     /// Remove a namespace; its device stays
-    RemoveNamespace { nqn: String, nsid: u32 },
+    RemoveNamespace {
+        /// NQN of the subsystem
+        nqn: String,
+        /// Id of the namespace
+        nsid: u32,
+    },
     /// List the connected hosts, and their connections
     Connections {
         /// All subsystems unless given
@@ -86,7 +97,9 @@ struct CreateArgs {
 
 #[derive(Debug, Args)]
 struct AddNamespaceArgs {
+    /// NQN of the subsystem
     nqn: String,
+    /// Bdev that becomes the namespace
     bdev: String,
     /// Unless given, the smallest free one
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..0xffff_ffff))]

@@ -35,6 +35,7 @@ enum VolumeCommand {
     List,
     /// Show everything about one: its replicas, copying, and why a replica is out
     Show {
+        /// Name of the volume
         name: String,
         /// Refresh every second
         #[arg(long)]
@@ -45,6 +46,7 @@ enum VolumeCommand {
     /// Delete an unused volume; its data is lost
     #[command(visible_alias = "rm")]
     Delete {
+        /// Name of the volume
         name: String,
         /// The name once more, to delete it although some of its replicas are unreachable
         #[arg(long, value_name = "NAME")]
@@ -52,7 +54,9 @@ enum VolumeCommand {
     },
     /// Add a replica, which is filled while the volume is in use
     AddReplica {
+        /// Name of the volume
         name: String,
+        /// Device of the new replica
         device: String,
         /// Accept a device with data on it, which is lost
         #[arg(long)]
@@ -66,6 +70,7 @@ enum VolumeCommand {
     Offline(ForcedArgs),
     /// Use a replica again that was taken offline
     Online {
+        /// Name of the volume
         name: String,
         /// Its device or its id
         replica: String,
@@ -78,6 +83,7 @@ enum VolumeCommand {
     Move(ReplaceArgs),
     /// Try now to bring replicas in sync
     Resync {
+        /// Name of the volume
         name: String,
         /// Only this one, by its device or its id
         replica: Option<String>,
@@ -89,6 +95,7 @@ enum VolumeCommand {
     },
     /// Compare the replicas while the volume is in use
     Verify {
+        /// Name of the volume
         name: String,
         /// Make them equal where they differ
         #[arg(long)]
@@ -101,15 +108,22 @@ enum VolumeCommand {
     },
     /// Enlarge a volume, after its devices have grown
     Grow {
+        /// Name of the volume
         name: String,
         /// Such as 20GiB; unless given as large as the devices allow
         #[arg(value_parser = crate::values::size::whole_mebibytes)]
         size: Option<u64>,
     },
     /// Rename one; hosts are not affected
-    Rename { name: String, new_name: String },
+    Rename {
+        /// Name of the volume
+        name: String,
+        /// Its new name
+        new_name: String,
+    },
     /// Change settings, live
     Set {
+        /// Name of the volume
         name: String,
         #[command(flatten)]
         settings: SettingsArgs,
@@ -117,9 +131,13 @@ enum VolumeCommand {
     /// Make a volume available to hosts, and print their connect commands
     Publish(PublishArgs),
     /// Stop serving a volume to hosts
-    Unpublish { name: String },
+    Unpublish {
+        /// Name of the volume
+        name: String,
+    },
     /// Have a frozen volume serve again from the replicas that are present; ends fail-io
     Thaw {
+        /// Name of the volume
         name: String,
         /// The name once more, to serve from a replica that misses acknowledged writes
         #[arg(long, value_name = "NAME")]
@@ -129,11 +147,17 @@ enum VolumeCommand {
         replica: Option<String>,
     },
     /// Fail waiting and new I/O of a volume, until thaw
-    FailIo { name: String },
+    FailIo {
+        /// Name of the volume
+        name: String,
+    },
     /// Show the events of volumes and their replicas
     Events(events::FollowArgs),
     /// List the hosts that are connected, and over which transport
-    Connections { name: String },
+    Connections {
+        /// Name of the volume
+        name: String,
+    },
     /// Show the records of the volume store: which replicas are in sync, in which epoch
     StoreDump {
         /// A store's file that no daemon uses, or its folder; unless given, the daemon is called
@@ -150,6 +174,7 @@ pub struct WaitArgs {
 
 #[derive(Debug, Args)]
 struct ForcedArgs {
+    /// Name of the volume
     name: String,
     /// Its device or its id
     replica: String,
@@ -160,6 +185,7 @@ struct ForcedArgs {
 
 #[derive(Debug, Args)]
 struct ReplaceArgs {
+    /// Name of the volume
     name: String,
     /// The replica to remove, by its device or its id
     replica: String,
@@ -177,6 +203,7 @@ struct ReplaceArgs {
     after_help = "Example: nacre volume create vol0 disk0 disk1 disk2 --size 10GiB --min-in-sync 2"
 )]
 struct CreateArgs {
+    /// Name of the new volume
     name: String,
     /// Its replicas, one on each device
     #[arg(required = true, num_args = 1..=5)]
@@ -269,6 +296,7 @@ impl SettingsArgs {
     after_help = "Example: nacre volume publish vol0 --allow-any-host --listen tcp://192.0.2.1:4420"
 )]
 struct PublishArgs {
+    /// Name of the volume
     name: String,
     /// Of the subsystem; nqn.2025-01.io.nacre:NAME unless given
     #[arg(long)]
