@@ -126,7 +126,14 @@ impl Bench {
     pub fn refused(&self, method: &str, params: Value) -> RpcError {
         match self.try_call(method, params.clone()) {
             Ok(answer) => panic!("{method} {params} was not refused but answered {answer}"),
-            Err(error) => error,
+            Err(error) => {
+                let facts = error.data.iter();
+                let repeated = facts
+                    .filter_map(|facts| Some((facts.field.as_ref()?, &facts.cause)))
+                    .find(|(field, cause)| cause.starts_with(&format!("{field}: ")));
+                assert_eq!(repeated, None, "the cause repeats the field");
+                error
+            }
         }
     }
 }

@@ -332,7 +332,10 @@ impl From<VolumeError> for RpcError {
             VolumeError::Device(_) => of(Errno::ENODEV)
                 .field("device")
                 .remedy("bdev_get_bdevs lists the devices and their users"),
-            VolumeError::Invalid { what, .. } => of(Errno::EINVAL).field(what),
+            // The field stands before the cause.
+            VolumeError::Invalid { what, why } => {
+                RpcError::errno(Errno::EINVAL, why).field(what)
+            }
             VolumeError::InUse { .. } => of(Errno::EPERM)
                 .field("device")
                 .remedy("look at its data first; force overwrites it"),
