@@ -97,7 +97,7 @@ impl Declared {
     }
 
     /// Creates missing objects, in order. Returns whether any was created.
-    pub async fn make(&self, on: &Rc<Engine>) -> bool {
+    pub async fn make(&self, engine: &Rc<Engine>) -> bool {
         let _one = self.making.lock().await;
         let mut any = false;
         let waiting: Vec<(usize, Call)> = {
@@ -110,11 +110,14 @@ impl Declared {
                 .collect()
         };
         for (at, call) in waiting {
-            let outcome = if stored_already(on, &call) {
+            let outcome = if stored_already(engine, &call) {
                 info!("{}: the configuration by RPC stands", call.what);
                 Ok(())
             } else {
-                on.declared_call(call.method, &call.params).await.map(drop)
+                engine
+                    .declared_call(call.method, &call.params)
+                    .await
+                    .map(drop)
             };
             let mut calls = self.calls.borrow_mut();
             let planned = &mut calls[at];
@@ -206,11 +209,11 @@ impl Declared {
 }
 
 /// True if the store has the object that the call would create.
-fn stored_already(on: &Engine, call: &Call) -> bool {
+fn stored_already(engine: &Engine, call: &Call) -> bool {
     let same = |field: &str, params: &Value| {
         params.get(field).is_some() && params.get(field) == call.params.get(field)
     };
-    on.journal.any(|e| match call.method {
+    engine.journal.any(|e| match call.method {
         "nvmf_create_transport" => {
             e.record.method == call.method && same("trtype", &e.record.params)
         }
@@ -224,9 +227,9 @@ fn stored_already(on: &Engine, call: &Call) -> bool {
 }
 
 /// The subsystems that were created by RPC; RPC owns their parts.
-pub fn subsystems_of_rpc(on: &Engine) -> BTreeSet<String> {
+pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
     let of_rpc = |e: &Entry| e.durable && e.record.method == "nvmf_create_subsystem";
-    let made = on.journal.select(of_rpc);
+    let made = engine.journal.select(of_rpc);
     made.iter()
         .filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))
         .collect()

@@ -83,7 +83,7 @@ pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
 /// Defers the creation of `name` until its base exists. The daemon's own calls (from the store or
 /// the TOML file) get the error `missing` instead, because the daemon retries those itself.
 pub async fn wait_for_base(
-    on: &Engine,
+    engine: &Engine,
     name: &str,
     method: &str,
     params: Value,
@@ -94,10 +94,10 @@ pub async fn wait_for_base(
     }
     nacre_bdev::registry::check_name(name)?;
     let key = key(name);
-    let there = on.plane()?.bdevs.lookup(name).is_some() || on.volumes.find(name).is_ok();
+    let there = engine.plane()?.bdevs.lookup(name).is_some() || engine.volumes.find(name).is_ok();
     if there
-        || on.journal.find(&key).is_some()
-        || on.journal.find(&format!("bdev/{name}")).is_some()
+        || engine.journal.find(&key).is_some()
+        || engine.journal.find(&format!("bdev/{name}")).is_some()
     {
         let taken = format!("there is a device \"{name}\", or one that waits for its base");
         return Err(RpcError::errno(Errno::EEXIST, taken).field("name"));
@@ -107,13 +107,13 @@ pub async fn wait_for_base(
         method: method.to_owned(),
         params,
     };
-    on.deferred.expect(&record);
+    engine.deferred.expect(&record);
     let base = missing_or(&record);
     info!(
         bdev = name,
         base, "the device is made when its base is there"
     );
-    on.journal.defer(record).await
+    engine.journal.defer(record).await
 }
 
 fn missing_or(record: &Record) -> String {
@@ -121,15 +121,15 @@ fn missing_or(record: &Record) -> String {
 }
 
 /// Finds the deferred calls in the restored journal.
-pub fn restore(on: &Engine) {
-    for entry in on.journal.below(PREFIX) {
-        on.deferred.expect(&entry.record);
+pub fn restore(engine: &Engine) {
+    for entry in engine.journal.below(PREFIX) {
+        engine.deferred.expect(&entry.record);
     }
 }
 
 /// Runs the deferred calls whose bases have appeared. Returns when each has succeeded or failed.
-pub async fn settle(on: &Rc<Engine>) {
-    let deferred = &on.deferred;
+pub async fn settle(engine: &Rc<Engine>) {
+    let deferred = &engine.deferred;
     let _one = deferred.settling.lock().await;
     loop {
         let arrived: Vec<String> = {
@@ -145,7 +145,7 @@ pub async fn settle(on: &Rc<Engine>) {
         if deferred.waiting.borrow().is_empty() {
             continue;
         }
-        let Ok(plane) = on.plane() else { return };
+        let Ok(plane) = engine.plane() else { return };
         let names = arrived.into_iter().flat_map(|name| {
             let listed = plane.bdevs.get(&name).ok();
             let others = listed.map(|l| (l.layer.uuid().to_string(), l.aliases));
@@ -153,21 +153,21 @@ pub async fn settle(on: &Rc<Engine>) {
             std::iter::once(name).chain(uuid).chain(aliases)
         });
         for key in deferred.take(names) {
-            let Some(entry) = on.journal.find(&key) else {
+            let Some(entry) = engine.journal.find(&key) else {
                 continue;
             };
             match missing_base(&plane, &entry.record) {
                 Some(_) => deferred.expect(&entry.record),
-                None => on.replay(&entry.record).await,
+                None => engine.replay(&entry.record).await,
             }
         }
     }
 }
 
 /// Removes the record of a deferred call that succeeded, if it still exists.
-pub async fn done(on: &Engine, record: &Record) {
-    if record.key.starts_with(PREFIX) && on.journal.find(&record.key).is_some() {
+pub async fn done(engine: &Engine, record: &Record) {
+    if record.key.starts_with(PREFIX) && engine.journal.find(&record.key).is_some() {
         // On failure the next attempt removes it.
-        let _ = on.journal.commit(Change::remove(&record.key)).await;
+        let _ = engine.journal.commit(Change::remove(&record.key)).await;
     }
 }

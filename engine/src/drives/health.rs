@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use crate::engine::Engine;
 
 /// Reports events other than state changes.
-pub fn tell(on: &Engine, name: &str, event: &Event) {
+pub fn tell(engine: &Engine, name: &str, event: &Event) {
     match event {
         Event::Health(event) => {
             let kind = if event.raised {
@@ -23,19 +23,23 @@ pub fn tell(on: &Engine, name: &str, event: &Event) {
             } else {
                 info!("{text}")
             }
-            on.notes.tell(kind, name.to_owned(), text, facts);
+            engine.notes.tell(kind, name.to_owned(), text, facts);
         }
         Event::Reset { reason } => {
             let text = format!("{name}: the controller is reset, {}", why(*reason));
             let facts = json!({ "reason": reason.name() });
-            on.notes.tell("nvme_reset", name.to_owned(), text, facts);
+            engine
+                .notes
+                .tell("nvme_reset", name.to_owned(), text, facts);
         }
         Event::NamespaceLimits { nsid, changes } => {
             let facts = json!({ "nsid": nsid, "changes": changes });
             let text = format!(
                 "{name}n{nsid}: other limits than before: {changes}; what exceeds them fails until it is opened anew"
             );
-            on.notes.tell("nvme_limits", name.to_owned(), text, facts);
+            engine
+                .notes
+                .tell("nvme_limits", name.to_owned(), text, facts);
         }
         Event::Timeout(timeout) => {
             let facts = json!({
@@ -43,7 +47,9 @@ pub fn tell(on: &Engine, name: &str, event: &Event) {
                 "waited_ms": timeout.waited.as_millis() as u64, "action": timeout.action.name(),
             });
             let text = format!("{name}: {}", late(timeout));
-            on.notes.tell("nvme_timeout", name.to_owned(), text, facts);
+            engine
+                .notes
+                .tell("nvme_timeout", name.to_owned(), text, facts);
         }
         _ => {}
     }

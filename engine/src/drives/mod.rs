@@ -147,13 +147,13 @@ impl Drives {
     }
 
     /// `prefix` with the first number that neither an attached nor a waiting controller uses.
-    pub fn free_name(&self, on: &Engine, prefix: &str) -> String {
+    pub fn free_name(&self, engine: &Engine, prefix: &str) -> String {
         let is_free = |name: &String| {
             let key = crate::methods::bdev::nvme::key(name);
             self.find(name).is_none()
                 && !self.is_coming(name)
-                && on.remotes.find(name).is_none()
-                && on.journal.find(&key).is_none()
+                && engine.remotes.find(name).is_none()
+                && engine.journal.find(&key).is_none()
         };
         let mut names = (0..).map(|n: u32| format!("{prefix}{n}"));
         names.find(is_free).expect("names do not end")
@@ -171,7 +171,12 @@ impl Drives {
 
     /// Reserves the name and the address of a drive during its initialisation, until the result is
     /// dropped.
-    pub fn coming(&self, on: &Rc<Engine>, name: &str, address: &str) -> Result<Coming, RpcError> {
+    pub fn coming(
+        &self,
+        engine: &Rc<Engine>,
+        name: &str,
+        address: &str,
+    ) -> Result<Coming, RpcError> {
         let taken = |how: &str, other: &str| {
             let cause = format!("{address} is {how} as \"{other}\"");
             RpcError::errno(Errno::EEXIST, cause).field("traddr")
@@ -185,15 +190,19 @@ impl Drives {
         }
         coming.insert(name.to_owned(), address.to_owned());
         Ok(Coming {
-            on: Rc::clone(on),
+            engine: Rc::clone(engine),
             name: name.to_owned(),
         })
     }
 
     /// Opens the function at `address` on the bus.
-    pub async fn open(&self, on: &Engine, address: &str) -> Result<Arc<dyn Function>, RpcError> {
+    pub async fn open(
+        &self,
+        engine: &Engine,
+        address: &str,
+    ) -> Result<Arc<dyn Function>, RpcError> {
         let bus = self.bus();
-        let (arenas, address) = (on.plane()?.arenas.clone(), address.to_owned());
+        let (arenas, address) = (engine.plane()?.arenas.clone(), address.to_owned());
         let opened = tokio::task::spawn_blocking(move || bus.open(&address, &arenas));
         opened
             .await
@@ -203,12 +212,12 @@ impl Drives {
     /// Initialises the controller. [`Drive::sync`] creates its bdevs.
     pub async fn attach(
         &self,
-        on: &Engine,
+        engine: &Engine,
         function: Arc<dyn Function>,
         options: Options,
         max_devices: usize,
     ) -> Result<Rc<Drive>, RpcError> {
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let (name, address) = (options.name.clone(), function.address().to_owned());
         let inbox = Arc::new(Inbox {
             events: Mutex::default(),
@@ -268,13 +277,13 @@ impl Drives {
 
 /// The reserved name and address of a drive during its initialisation.
 pub struct Coming {
-    on: Rc<Engine>,
+    engine: Rc<Engine>,
     name: String,
 }
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        self.on.drives.coming.borrow_mut().remove(&self.name);
+        self.engine.drives.coming.borrow_mut().remove(&self.name);
     }
 }
 
@@ -310,9 +319,9 @@ impl Drive {
     }
 
     /// Synchronises the registry with the controller's namespaces, and reports the events.
-    pub fn sync(&self, on: &Engine, plane: &Plane, name: &str) {
+    pub fn sync(&self, engine: &Engine, plane: &Plane, name: &str) {
         for event in self.inbox.take() {
-            self.tell(on, name, event);
+            self.tell(engine, name, event);
         }
         let found = self.controller.namespaces();
         let gone: Vec<u32> = {
@@ -384,14 +393,15 @@ impl Drive {
                     let before = self.refused.borrow_mut().insert(nsid, why.clone());
                     if before.as_ref() != Some(&why) {
                         warn!(device = device.name(), why, "a namespace is not used");
-                        on.notes
+                        engine
+                            .notes
                             .send("nvme_refused", format!("{}: {why}", device.name()));
                     }
                 }
             }
         }
         if came {
-            on.drives.came_back.notify_one();
+            engine.drives.came_back.notify_one();
         }
     }
 
@@ -404,18 +414,18 @@ impl Drive {
         removed.collect()
     }
 
-    fn tell(&self, on: &Engine, name: &str, event: Event) {
+    fn tell(&self, engine: &Engine, name: &str, event: Event) {
         let at = |what: String| format!("{name} ({}): {what}", self.address);
         match event {
             Event::State(status) => match &status.state {
-                State::Live => on.notes.send("nvme_live", name),
+                State::Live => engine.notes.send("nvme_live", name),
                 // The reset itself is reported, with its reason.
                 State::Resetting => {}
-                State::Failed { reason } => on.notes.send("nvme_failed", at(reason.clone())),
-                State::Removed => on.notes.send("nvme_removed", name),
+                State::Failed { reason } => engine.notes.send("nvme_failed", at(reason.clone())),
+                State::Removed => engine.notes.send("nvme_removed", name),
                 State::Detached => {}
             },
-            other => health::tell(on, name, &other),
+            other => health::tell(engine, name, &other),
         }
     }
 }

@@ -115,8 +115,8 @@ pub async fn watch(engine: Rc<Engine>) {
 }
 
 /// Configured drives that are not attached, by address.
-fn waiting(on: &Engine) -> Vec<(String, Record)> {
-    let waiting = on.journal.waiting().into_iter();
+fn waiting(engine: &Engine) -> Vec<(String, Record)> {
+    let waiting = engine.journal.waiting().into_iter();
     waiting
         .filter_map(|record| {
             let address = crate::methods::bdev::nvme::address_of(&record)?;
@@ -126,9 +126,9 @@ fn waiting(on: &Engine) -> Vec<(String, Record)> {
 }
 
 /// Returns the pulled drive to service. True if its slot contains that drive and it works.
-async fn take_back(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
+async fn take_back(engine: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
     let returned = async {
-        let function = on.drives.open(on, &drive.address).await?;
+        let function = engine.drives.open(engine, &drive.address).await?;
         let back = drive.controller.returned(function).await;
         back.map_err(refusal)
     };
@@ -144,11 +144,13 @@ async fn take_back(on: &Rc<Engine>, name: &str, drive: &Rc<Drive>) -> bool {
 }
 
 /// Attaches by an RPC call, so that the drive keeps its name after a restart.
-async fn attach(on: &Rc<Engine>, address: &str) -> Result<(), String> {
-    let name = on.drives.free_name(on, "HotInNvme");
+async fn attach(engine: &Rc<Engine>, address: &str) -> Result<(), String> {
+    let name = engine.drives.free_name(engine, "HotInNvme");
     let params = json!({ "name": name, "trtype": "PCIe", "traddr": address });
     let raw = serde_json::value::to_raw_value(&params).map_err(|error| error.to_string())?;
-    let attached = on.own_call("bdev_nvme_attach_controller", Some(&raw)).await;
+    let attached = engine
+        .own_call("bdev_nvme_attach_controller", Some(&raw))
+        .await;
     attached.map(drop).map_err(|error| error.to_string())
 }
 

@@ -127,12 +127,12 @@ pub struct Listeners {
 impl Listeners {
     /// Opens the declared listeners. Fails where waiting would be wrong: a selector without a
     /// match, unavailable RDMA that is required, or an unreadable state of the machine.
-    pub async fn start(&self, on: &Rc<Engine>) -> Result<(), ConfigError> {
-        let declared = on.settings.listeners();
+    pub async fn start(&self, engine: &Rc<Engine>) -> Result<(), ConfigError> {
+        let declared = engine.settings.listeners();
         if declared.is_empty() {
             Ok(())
         } else {
-            self.declare(on, declared).await
+            self.declare(engine, declared).await
         }
     }
 
@@ -140,26 +140,29 @@ impl Listeners {
     /// nothing.
     pub async fn declare(
         &self,
-        on: &Rc<Engine>,
+        engine: &Rc<Engine>,
         declared: Vec<Listener>,
     ) -> Result<(), ConfigError> {
-        let plan = self.look(on, declared.clone()).await.map_err(unreadable)?;
+        let plan = self
+            .look(engine, declared.clone())
+            .await
+            .map_err(unreadable)?;
         check(&plan)?;
         *self.declared.borrow_mut() = declared;
-        self.reconcile(on, plan).await;
+        self.reconcile(engine, plan).await;
         if !self.following.replace(true) {
-            tokio::task::spawn_local(follow(Rc::clone(on)));
+            tokio::task::spawn_local(follow(Rc::clone(engine)));
         }
         Ok(())
     }
 
     /// Current state of every path. Includes listeners added or removed by RPC since the last read.
-    pub fn standings(&self, on: &Engine) -> Vec<Standing> {
-        let serving = serving(on);
+    pub fn standings(&self, engine: &Engine) -> Vec<Standing> {
+        let serving = serving(engine);
         let now = |standing: Standing| {
             let subsystems = serving.get(&standing.path.place()).cloned();
             let actual = match standing.actual {
-                Actual::Idle if subsystems.is_some() => standing.path.listening(on),
+                Actual::Idle if subsystems.is_some() => standing.path.listening(engine),
                 Actual::Listening if subsystems.is_none() => Actual::Idle,
                 actual => actual,
             };
@@ -181,13 +184,13 @@ impl Listeners {
         self.looks.get()
     }
 
-    async fn look(&self, on: &Rc<Engine>, declared: Vec<Listener>) -> io::Result<Plan> {
+    async fn look(&self, engine: &Rc<Engine>, declared: Vec<Listener>) -> io::Result<Plan> {
         self.looks.set(self.looks.get() + 1);
-        let verbs = on.rdma.verbs.clone();
-        let needed = on.plane().map_or(0, |plane| {
-            let config = on.settings.rdma_transport();
+        let verbs = engine.rdma.verbs.clone();
+        let needed = engine.plane().map_or(0, |plane| {
+            let config = engine.settings.rdma_transport();
             let cores = plane.target.cores();
-            on.rdma.memory_needed(&plane.arenas, cores, &config)
+            engine.rdma.memory_needed(&plane.arenas, cores, &config)
         });
         let read = tokio::task::spawn_blocking(move || planned(&declared, verbs, needed));
         read.await
@@ -196,9 +199,9 @@ impl Listeners {
 
     /// Reads the machine's state and reconciles. If the state cannot be read, listeners stay open:
     /// closing them would disconnect hosts without need.
-    async fn follow_once(&self, on: &Rc<Engine>) {
+    async fn follow_once(&self, engine: &Rc<Engine>) {
         let declared = self.declared.borrow().clone();
-        match self.look(on, declared.clone()).await {
+        match self.look(engine, declared.clone()).await {
             // A new declaration was applied meanwhile.
             Ok(_) if *self.declared.borrow() != declared => {}
             Ok(plan) => {
@@ -209,7 +212,7 @@ impl Listeners {
                     // A start would refuse this; connected hosts stay connected.
                     debug!("{} {}: required, and {lack}", path.listener, path.ip);
                 }
-                self.reconcile(on, plan).await;
+                self.reconcile(engine, plan).await;
             }
             Err(error) => {
                 let last = self.blind.get();
@@ -222,23 +225,23 @@ impl Listeners {
     }
 
     /// Reconciles at once, after a change of the subsystems to serve.
-    pub async fn look_again(&self, on: &Rc<Engine>) {
+    pub async fn look_again(&self, engine: &Rc<Engine>) {
         if self.declared.borrow().is_empty() {
             return;
         }
-        self.follow_once(on).await;
+        self.follow_once(engine).await;
     }
 
     /// Adds and removes listeners until they match the plan.
-    async fn reconcile(&self, on: &Rc<Engine>, plan: Plan) {
+    async fn reconcile(&self, engine: &Rc<Engine>, plan: Plan) {
         let _one = self.making.lock().await;
-        let published = crate::methods::volume::published(on);
-        let mut by_rpc = crate::declared::subsystems_of_rpc(on);
+        let published = crate::methods::volume::published(engine);
+        let mut by_rpc = crate::declared::subsystems_of_rpc(engine);
         // Volumes served on the listeners of the file.
         for volume in published.iter().filter(|p| p.on_declared) {
             by_rpc.remove(&volume.nqn);
         }
-        let mut wanted = self.wanted(on, &plan, &by_rpc);
+        let mut wanted = self.wanted(engine, &plan, &by_rpc);
         wanted.extend(self.wanted_of_volumes(&plan, &published));
         let gone: Vec<Place> = {
             let served = self.served.borrow();
@@ -256,14 +259,14 @@ impl Listeners {
             // Only `withheld` changed: the listener stays open.
             if let Some(new) = wanted.get(&place)
                 && without_withheld(new) == without_withheld(&params)
-                && withhold(on, &place, new).await
+                && withhold(engine, &place, new).await
             {
                 self.served.borrow_mut().insert(place, new.clone());
                 continue;
             }
             let params =
                 json!({ "nqn": params["nqn"], "listen_address": params["listen_address"] });
-            if let Err(error) = on
+            if let Err(error) = engine
                 .declared_call("nvmf_subsystem_remove_listener", &params)
                 .await
             {
@@ -277,7 +280,7 @@ impl Listeners {
             if self.served.borrow().contains_key(&place) {
                 continue;
             }
-            match on
+            match engine
                 .declared_call("nvmf_subsystem_add_listener", &params)
                 .await
             {
@@ -297,19 +300,19 @@ impl Listeners {
                 }
             }
         }
-        self.update_standings(on, plan);
+        self.update_standings(engine, plan);
     }
 
     /// The calls for the planned paths, by place.
     fn wanted(
         &self,
-        on: &Engine,
+        engine: &Engine,
         plan: &Plan,
         by_rpc: &BTreeSet<String>,
     ) -> BTreeMap<Place, Value> {
         let declared = self.declared.borrow();
         let mut wanted = BTreeMap::new();
-        for subsystem in &on.settings.nvmf.subsystem {
+        for subsystem in &engine.settings.nvmf.subsystem {
             if by_rpc.contains(&subsystem.nqn) {
                 continue;
             }
@@ -349,15 +352,15 @@ impl Listeners {
     }
 
     /// Stores the state of every path, and reports changes as events and in the log.
-    fn update_standings(&self, on: &Engine, plan: Plan) {
-        let (serving, refused) = (serving(on), self.refused.borrow());
+    fn update_standings(&self, engine: &Engine, plan: Plan) {
+        let (serving, refused) = (serving(engine), self.refused.borrow());
         let stand = |path: Path| {
             let here = |p: &&Place| (p.1, &p.2, p.3) == (path.transport, &path.ip, path.port);
             let subsystems = serving.get(&path.place()).cloned().unwrap_or_default();
             let failed = refused.iter().find(|(p, _)| here(p));
             let actual = match (&path.verdict, failed) {
                 (Err(lack), _) => Actual::Not(lack.clone()),
-                (Ok(_), _) if !subsystems.is_empty() => path.listening(on),
+                (Ok(_), _) if !subsystems.is_empty() => path.listening(engine),
                 (Ok(_), Some((_, error))) => Actual::Not(refusal(error)),
                 (Ok(_), None) => Actual::Idle,
             };
@@ -369,7 +372,7 @@ impl Listeners {
         };
         let new: Vec<Standing> = plan.paths.into_iter().map(stand).collect();
         let old = self.standings.replace(new.clone());
-        changes(on, &old, &new, &mut self.away.borrow_mut());
+        changes(engine, &old, &new, &mut self.away.borrow_mut());
         let by_rdma = |all: &[Standing]| -> Vec<IpAddr> {
             let rdma = |s: &&Standing| {
                 s.path.transport == Transport::Rdma && s.actual == Actual::Listening
@@ -506,7 +509,7 @@ fn without_withheld(params: &Value) -> Value {
 }
 
 /// Applies the withheld fields of `params` to the open listener. Returns false on failure.
-async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
+async fn withhold(engine: &Engine, place: &Place, params: &Value) -> bool {
     let (nqn, transport, ip, port) = place;
     let kind = match transport {
         Transport::Tcp => TransportType::Tcp,
@@ -521,7 +524,7 @@ async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
         return false;
     };
     let address = Address::Ip(address);
-    let work = crate::methods::nvmf::withhold(on, &nqn, kind, &address, why);
+    let work = crate::methods::nvmf::withhold(engine, &nqn, kind, &address, why);
     match crate::journal::declaring(work).await {
         Ok(()) => true,
         Err(error) => {
@@ -535,9 +538,9 @@ async fn withhold(on: &Engine, place: &Place, params: &Value) -> bool {
 type Socket = (Transport, SocketAddr);
 
 /// The subsystems on every open address, from the file and from RPC.
-fn serving(on: &Engine) -> BTreeMap<Socket, Vec<String>> {
+fn serving(engine: &Engine) -> BTreeMap<Socket, Vec<String>> {
     let mut serving = BTreeMap::<Socket, Vec<String>>::new();
-    let subsystems = on.plane().map(|plane| plane.target.subsystems());
+    let subsystems = engine.plane().map(|plane| plane.target.subsystems());
     for subsystem in subsystems.unwrap_or_default() {
         for listener in subsystem.listeners() {
             let transport = match listener.transport {
@@ -566,17 +569,17 @@ impl Path {
     }
 
     /// Actual state of a path that a subsystem listens on.
-    fn listening(&self, on: &Engine) -> Actual {
+    fn listening(&self, engine: &Engine) -> Actual {
         match self.place() {
-            (Transport::Rdma, address) => of_rdma(on, address),
+            (Transport::Rdma, address) => of_rdma(engine, address),
             (Transport::Tcp, _) => Actual::Listening,
         }
     }
 }
 
 /// Actual state of an added RDMA listener: its device may be gone.
-pub fn of_rdma(on: &Engine, address: SocketAddr) -> Actual {
-    let plug = on.rdma.plug();
+pub fn of_rdma(engine: &Engine, address: SocketAddr) -> Actual {
+    let plug = engine.rdma.plug();
     match plug.and_then(|plug| plug.is_listening(address)) {
         Some(false) => Actual::Not(Lack {
             reason: "no_rdma_dev",
@@ -602,7 +605,7 @@ fn refusal(error: &RpcError) -> Lack {
 }
 
 /// Reconciles after notifications and at every interval.
-async fn follow(on: Rc<Engine>) {
+async fn follow(engine: Rc<Engine>) {
     let watch = match Watch::open() {
         Ok(watch) => Some(watch),
         Err(error) => {
@@ -611,7 +614,7 @@ async fn follow(on: Rc<Engine>) {
         }
     };
     loop {
-        let listeners = &on.listeners;
+        let listeners = &engine.listeners;
         let pause = if listeners.refused.borrow().is_empty() {
             POLL_INTERVAL
         } else {
@@ -625,17 +628,17 @@ async fn follow(on: Rc<Engine>) {
                         None => std::future::pending().await,
                     }
                 } => changed,
-                () = on.rdma.changed() => Ok(()),
+                () = engine.rdma.changed() => Ok(()),
             }
         };
         if let Ok(Err(error)) = tokio::time::timeout(pause, notified).await {
             warn!(%error, "the subscription to changes of interfaces ended");
             tokio::time::sleep(pause).await;
         }
-        if on.phase() >= crate::engine::Phase::Stopping || on.plane().is_err() {
+        if engine.phase() >= crate::engine::Phase::Stopping || engine.plane().is_err() {
             return;
         }
-        listeners.follow_once(&on).await;
+        listeners.follow_once(&engine).await;
     }
 }
 

@@ -30,7 +30,7 @@ pub async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>
 }
 
 /// Writes log lines and events for changed paths.
-pub fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
+pub fn changes(engine: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
     let way = |path: &Path| {
         let ip = path.ip.clone();
         (path.listener.clone(), path.transport, ip, path.port)
@@ -54,13 +54,14 @@ pub fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTree
                 info!(target: "nacre_engine::listeners", "{what}: listening");
                 let was_absent = matches!(before.get(&this), Some(Actual::Not(_)));
                 if away.remove(&this) || was_absent {
-                    on.notes.send("transport_restored", what);
+                    engine.notes.send("transport_restored", what);
                 }
             }
             Actual::Idle => info!("{what}: no subsystem is served there"),
             Actual::Not(lack) => {
                 warn!("{what}: {lack}");
-                on.notes
+                engine
+                    .notes
                     .send("transport_downgraded", format!("{what}: {}", lack.reason));
             }
         }
@@ -73,7 +74,8 @@ pub fn changes(on: &Engine, old: &[Standing], new: &[Standing], away: &mut BTree
         }
         let what = words(path);
         warn!("{what}: not listening any more: the address is gone");
-        on.notes
+        engine
+            .notes
             .send("transport_downgraded", format!("{what}: no_address"));
         if away.len() < MAX_LOST_PATHS {
             away.insert(way(path));

@@ -49,20 +49,21 @@ impl Method<Engine> for Run {
     type Params = RunParams;
     type Reply = Report;
 
-    async fn apply(params: RunParams, on: Rc<Engine>) -> Result<Report, RpcError> {
-        let plane = on.plane()?;
-        let rdma = params.rdma || demand::wants_rdma(&on.settings);
-        let transport = on.settings.rdma_transport();
+    async fn apply(params: RunParams, engine: Rc<Engine>) -> Result<Report, RpcError> {
+        let plane = engine.plane()?;
+        let rdma = params.rdma || demand::wants_rdma(&engine.settings);
+        let transport = engine.settings.rdma_transport();
         // As for listeners: memory that is already registered needs no second registration.
         let memory = if rdma {
-            on.rdma
+            engine
+                .rdma
                 .memory_needed(&plane.arenas, plane.target.cores(), &transport)
         } else {
             0
         };
         let pages = {
-            let iobuf = on.options.borrow().iobuf.clone();
-            demand::data_path(&on.settings, &iobuf, on.personality)
+            let iobuf = engine.options.borrow().iobuf.clone();
+            demand::data_path(&engine.settings, &iobuf, engine.personality)
                 .and_then(|config| Demand::of(&config, rdma.then_some(&transport)))
                 .map(|demand| demand.pages())
         };
@@ -85,7 +86,7 @@ impl Method<Engine> for Run {
         // Files, libraries and the network may be slow; keep them off the management thread.
         let report = tokio::task::spawn_blocking(move || examine(&System::real(), &scope));
         let report = report.await;
-        Rdma::look_after(&on);
+        Rdma::look_after(&engine);
         report.map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))
     }
 }

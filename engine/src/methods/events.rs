@@ -26,19 +26,19 @@ struct Events {
 }
 
 /// Selects events by id and category.
-fn choose(on: &Engine, from: u64, max: Option<u64>, categories: &[Category]) -> Events {
+fn choose(engine: &Engine, from: u64, max: Option<u64>, categories: &[Category]) -> Events {
     let max = usize::try_from(max.unwrap_or(u64::MAX))
         .unwrap_or(usize::MAX)
         .min(KEPT);
     let wanted = |e: &Told| categories.is_empty() || categories.contains(&e.category);
-    let events = on.notes.told(from, max, wanted);
+    let events = engine.notes.told(from, max, wanted);
     let next = match events.last() {
         Some(last) if events.len() == max => last.id + 1,
         // All stored events were examined. An id of an earlier daemon starts again.
-        _ => on.notes.next(),
+        _ => engine.notes.next(),
     };
     Events {
-        lost: on.notes.oldest().saturating_sub(from),
+        lost: engine.notes.oldest().saturating_sub(from),
         events,
         next,
     }
@@ -65,8 +65,8 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = Events;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Events, RpcError> {
-        Ok(choose(&on, params.from, params.max, &params.categories))
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Events, RpcError> {
+        Ok(choose(&engine, params.from, params.max, &params.categories))
     }
 }
 
@@ -96,17 +96,17 @@ impl Method<Engine> for Subscribe {
     type Params = SubscribeParams;
     type Reply = Events;
 
-    async fn apply(params: SubscribeParams, on: Rc<Engine>) -> Result<Events, RpcError> {
+    async fn apply(params: SubscribeParams, engine: Rc<Engine>) -> Result<Events, RpcError> {
         // An id beyond `next` belongs to an earlier daemon: return all stored events.
-        let next = on.notes.next();
+        let next = engine.notes.next();
         let from = params.from.filter(|from| *from <= next);
         let from = from.unwrap_or(if params.from.is_some() { 0 } else { next });
-        let most = on.deadline().saturating_sub(Duration::from_secs(1));
+        let most = engine.deadline().saturating_sub(Duration::from_secs(1));
         let wait = Duration::from_millis(params.wait_ms.unwrap_or(30_000)).min(most);
-        let look = || choose(&on, from, params.max, &params.categories);
+        let look = || choose(&engine, from, params.max, &params.categories);
         let happens = async {
             loop {
-                let more = on.notes.more();
+                let more = engine.notes.more();
                 let found = look();
                 if !found.events.is_empty() || found.lost > 0 {
                     return;
@@ -116,7 +116,7 @@ impl Method<Engine> for Subscribe {
         };
         tokio::select! {
             _ = tokio::time::timeout(wait, happens) => {}
-            () = on.reached(Phase::Stopping) => {}
+            () = engine.reached(Phase::Stopping) => {}
         }
         Ok(look())
     }

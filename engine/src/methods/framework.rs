@@ -48,11 +48,12 @@ impl Method<Engine> for GetMethods {
 
     async fn apply(
         params: GetMethodsParams,
-        on: Rc<Engine>,
+        engine: Rc<Engine>,
     ) -> Result<Vec<&'static str>, RpcError> {
         let mut names = Vec::new();
-        for entry in on.registry.iter() {
-            if !on.allowed(entry.name) || (params.current && on.check_phase(entry).is_err()) {
+        for entry in engine.registry.iter() {
+            if !engine.allowed(entry.name) || (params.current && engine.check_phase(entry).is_err())
+            {
                 continue;
             }
             names.push(entry.name);
@@ -129,12 +130,12 @@ impl Method<Engine> for KillInstance {
     type Params = KillInstanceParams;
     type Reply = bool;
 
-    async fn apply(params: KillInstanceParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: KillInstanceParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         use rustix::process::{Signal as Os, getpid, kill_process};
         let signal = match params.sig_name {
             // Stops directly; no signal needed.
             Signal::SIGINT | Signal::SIGTERM => {
-                on.stop();
+                engine.stop();
                 return Ok(true);
             }
             Signal::SIGQUIT => Os::QUIT,
@@ -158,10 +159,10 @@ impl Method<Engine> for StartInit {
     type Params = NoParams;
     type Reply = bool;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        crate::daemon::init(&on).await.map_err(|error| {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        crate::daemon::init(&engine).await.map_err(|error| {
             let why = format!("framework_initialization failed: {}", causes(&error));
-            on.fail(why.clone());
+            engine.fail(why.clone());
             RpcError::internal(why)
         })?;
         Ok(true)
@@ -178,12 +179,12 @@ impl Method<Engine> for WaitInit {
     type Params = NoParams;
     type Reply = bool;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         // The RPC deadline ends the call anyway.
-        let _ = tokio::time::timeout(on.deadline(), on.configured()).await;
+        let _ = tokio::time::timeout(engine.deadline(), engine.configured()).await;
         let late = |cause, remedy| Err(RpcError::errno(Errno::ETIMEDOUT, cause).remedy(remedy));
-        match on.phase() >= Phase::Runtime {
-            true if on.is_configured() => Ok(true),
+        match engine.phase() >= Phase::Runtime {
+            true if engine.is_configured() => Ok(true),
             true => late(
                 "the daemon still carries out the file that it was started with",
                 "ask again",
@@ -249,8 +250,8 @@ impl Method<Engine> for GetConfig {
     type Params = GetConfigParams;
     type Reply = Vec<Value>;
 
-    async fn apply(params: GetConfigParams, on: Rc<Engine>) -> Result<Vec<Value>, RpcError> {
-        config_of(&on, &params.name).ok_or_else(|| {
+    async fn apply(params: GetConfigParams, engine: Rc<Engine>) -> Result<Vec<Value>, RpcError> {
+        config_of(&engine, &params.name).ok_or_else(|| {
             let known: Vec<&str> = SUBSYSTEMS.iter().map(|(name, _)| *name).collect();
             RpcError::invalid_params_text(format!("Subsystem '{}' not found", params.name))
                 .cause(format!("known: {}", known.join(", ")))

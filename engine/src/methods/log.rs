@@ -96,8 +96,8 @@ impl Method<Engine> for SetLevel {
     type Params = LevelParams;
     type Reply = bool;
 
-    async fn apply(params: LevelParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.logs.set_level(params.level.into());
+    async fn apply(params: LevelParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.logs.set_level(params.level.into());
         Ok(true)
     }
 }
@@ -111,8 +111,8 @@ impl Method<Engine> for GetLevel {
     type Params = NoParams;
     type Reply = Level;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Level, RpcError> {
-        Ok(on.logs.level().into())
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Level, RpcError> {
+        Ok(engine.logs.level().into())
     }
 }
 
@@ -127,8 +127,8 @@ impl Method<Engine> for SetPrintLevel {
     type Params = LevelParams;
     type Reply = bool;
 
-    async fn apply(params: LevelParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.logs.set_print_level(params.level.into());
+    async fn apply(params: LevelParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.logs.set_print_level(params.level.into());
         Ok(true)
     }
 }
@@ -142,8 +142,8 @@ impl Method<Engine> for GetPrintLevel {
     type Params = NoParams;
     type Reply = Level;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Level, RpcError> {
-        Ok(on.logs.print_level().into())
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Level, RpcError> {
+        Ok(engine.logs.print_level().into())
     }
 }
 
@@ -158,8 +158,8 @@ impl Method<Engine> for SetFlag {
     type Params = FlagParams;
     type Reply = bool;
 
-    async fn apply(params: FlagParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.logs.set_flag(&params.flag, true)?;
+    async fn apply(params: FlagParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.logs.set_flag(&params.flag, true)?;
         Ok(true)
     }
 }
@@ -175,8 +175,8 @@ impl Method<Engine> for ClearFlag {
     type Params = FlagParams;
     type Reply = bool;
 
-    async fn apply(params: FlagParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.logs.set_flag(&params.flag, false)?;
+    async fn apply(params: FlagParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.logs.set_flag(&params.flag, false)?;
         Ok(true)
     }
 }
@@ -190,8 +190,11 @@ impl Method<Engine> for GetFlags {
     type Params = NoParams;
     type Reply = BTreeMap<&'static str, bool>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<BTreeMap<&'static str, bool>, RpcError> {
-        Ok(on.logs.flags())
+    async fn apply(
+        _: NoParams,
+        engine: Rc<Engine>,
+    ) -> Result<BTreeMap<&'static str, bool>, RpcError> {
+        Ok(engine.logs.flags())
     }
 }
 
@@ -210,8 +213,8 @@ impl Method<Engine> for EnableTimestamps {
     type Params = EnableTimestampsParams;
     type Reply = bool;
 
-    async fn apply(params: EnableTimestampsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.logs.set_timestamps(params.enabled);
+    async fn apply(params: EnableTimestampsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.logs.set_timestamps(params.enabled);
         Ok(true)
     }
 }

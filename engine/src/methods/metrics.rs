@@ -39,8 +39,8 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = Value;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Value, RpcError> {
-        let scrape = Scrape::of(&on).await;
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Value, RpcError> {
+        let scrape = Scrape::of(&engine).await;
         Ok(match params.format {
             Format::Json => scrape.json(),
             Format::Text => scrape.text().into(),

@@ -44,8 +44,13 @@ impl Method<Engine> for GetNotifications {
     type Params = GetNotificationsParams;
     type Reply = Vec<Event>;
 
-    async fn apply(params: GetNotificationsParams, on: Rc<Engine>) -> Result<Vec<Event>, RpcError> {
-        Ok(on.notes.since(params.id, params.max.unwrap_or(u64::MAX)))
+    async fn apply(
+        params: GetNotificationsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<Event>, RpcError> {
+        Ok(engine
+            .notes
+            .since(params.id, params.max.unwrap_or(u64::MAX)))
     }
 }
 

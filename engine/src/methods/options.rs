@@ -111,8 +111,8 @@ impl Method<Engine> for IobufSetOptions {
     type Params = IobufParams;
     type Reply = bool;
 
-    async fn apply(params: IobufParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let mut options = on.options.borrow().iobuf.clone();
+    async fn apply(params: IobufParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let mut options = engine.options.borrow().iobuf.clone();
         set(&mut options.small_pool_count, params.small_pool_count);
         set(&mut options.large_pool_count, params.large_pool_count);
         set(&mut options.small_bufsize, params.small_bufsize);
@@ -140,7 +140,7 @@ impl Method<Engine> for IobufSetOptions {
             };
             return Err(RpcError::errno(Errno::EINVAL, cause).field(field));
         }
-        on.options.borrow_mut().iobuf = options;
+        engine.options.borrow_mut().iobuf = options;
         Ok(true)
     }
 }
@@ -167,8 +167,8 @@ impl Method<Engine> for BdevSetOptions {
     type Params = BdevParams;
     type Reply = bool;
 
-    async fn apply(params: BdevParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let mut options = on.options.borrow().bdev.clone();
+    async fn apply(params: BdevParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let mut options = engine.options.borrow().bdev.clone();
         set(&mut options.bdev_io_pool_size, params.bdev_io_pool_size);
         set(&mut options.bdev_io_cache_size, params.bdev_io_cache_size);
         set(&mut options.bdev_auto_examine, params.bdev_auto_examine);
@@ -190,7 +190,7 @@ impl Method<Engine> for BdevSetOptions {
             .cause(format!("the pool must hold at least {threads} caches"))
             .field("bdev_io_pool_size"));
         }
-        on.options.borrow_mut().bdev = options;
+        engine.options.borrow_mut().bdev = options;
         Ok(true)
     }
 }

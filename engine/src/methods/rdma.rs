@@ -41,8 +41,8 @@ impl Method<Engine> for GetDevices {
     type Params = DevicesParams;
     type Reply = Value;
 
-    async fn apply(params: DevicesParams, on: Rc<Engine>) -> Result<Value, RpcError> {
-        let verbs = on.rdma.verbs.clone();
+    async fn apply(params: DevicesParams, engine: Rc<Engine>) -> Result<Value, RpcError> {
+        let verbs = engine.rdma.verbs.clone();
         // Files, libraries and devices may be slow.
         let read = tokio::task::spawn_blocking(move || {
             let mut described = describe::described(&Fabric::read(&Roots::real().sys));
@@ -61,7 +61,7 @@ impl Method<Engine> for GetDevices {
         let mut all = read
             .await
             .map_err(|error| RpcError::internal(error.to_string()))?;
-        Rdma::look_after(&on);
+        Rdma::look_after(&engine);
         if let (Some(name), Some(list)) = (&params.name, all.as_array_mut()) {
             list.retain(|device| device["name"] == name[..]);
         }
@@ -144,9 +144,9 @@ impl Method<Engine> for GetStats {
     type Params = NoParams;
     type Reply = Stats;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Stats, RpcError> {
-        let plug = on.rdma.plug();
-        let plane = on.plane()?;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Stats, RpcError> {
+        let plug = engine.rdma.plug();
+        let plane = engine.plane()?;
         let total = plug.as_ref().map(|plug| plug.total()).unwrap_or_default();
         let copied = plane.copied_bytes();
         let control = plug
@@ -223,8 +223,8 @@ impl Method<Engine> for GetQueuePairs {
     type Params = NoParams;
     type Reply = Vec<QueuePairReply>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<QueuePairReply>, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<QueuePairReply>, RpcError> {
+        let plane = engine.plane()?;
         let describe = |pair: QueuePairInfo| QueuePairReply {
             qp_num: pair.number,
             device: pair.device,
@@ -244,7 +244,7 @@ impl Method<Engine> for GetQueuePairs {
             send_with_invalidate: pair.invalidate,
             gid_index: pair.gid_index,
         };
-        let pairs = on.rdma.plug().map(|plug| plug.queue_pairs());
+        let pairs = engine.rdma.plug().map(|plug| plug.queue_pairs());
         Ok(pairs.into_iter().flatten().map(describe).collect())
     }
 }
@@ -293,8 +293,8 @@ impl Method<Engine> for GetMemory {
     type Params = NoParams;
     type Reply = Vec<MemoryReply>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<MemoryReply>, RpcError> {
-        let Some(plug) = on.rdma.plug() else {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<MemoryReply>, RpcError> {
+        let Some(plug) = engine.rdma.plug() else {
             return Ok(Vec::new());
         };
         let arena = |arena: &nacre_hugepages::Arena| {

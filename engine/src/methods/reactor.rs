@@ -85,8 +85,8 @@ impl Method<Engine> for GetReactors {
     type Params = NoParams;
     type Reply = Reactors;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Reactors, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Reactors, RpcError> {
+        let plane = engine.plane()?;
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         let describe = |(index, handle): (usize, &ReactorHandle)| {
             let stats = handle.stats();
@@ -161,8 +161,8 @@ impl Method<Engine> for GetStats {
     type Params = NoParams;
     type Reply = Threads<ThreadStats>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Threads<ThreadStats>, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Threads<ThreadStats>, RpcError> {
+        let plane = engine.plane()?;
         let describe = |(index, handle): (usize, &ReactorHandle)| {
             let stats = handle.stats();
             ThreadStats {
@@ -211,8 +211,8 @@ impl Method<Engine> for GetPollers {
     type Params = NoParams;
     type Reply = Threads<ThreadPollers>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Threads<ThreadPollers>, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Threads<ThreadPollers>, RpcError> {
+        let plane = engine.plane()?;
         let describe = |(index, handle): (usize, &ReactorHandle)| ThreadPollers {
             name: handle.name().to_owned(),
             id: index as u64 + 1,
@@ -271,9 +271,9 @@ impl Method<Engine> for IobufGetStats {
     type Params = NoParams;
     type Reply = Vec<ModulePools>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<ModulePools>, RpcError> {
-        let plane = on.plane()?;
-        let small = on.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<ModulePools>, RpcError> {
+        let plane = engine.plane()?;
+        let small = engine.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
         let mut out = Vec::new();
         for pools in plane.pools().await {
             for (kind, classes) in [("io", &pools.io), ("admin", &pools.admin)] {
@@ -329,8 +329,8 @@ impl Method<Engine> for SetMode {
     type Params = SetModeParams;
     type Reply = bool;
 
-    async fn apply(params: SetModeParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: SetModeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let meant = |r: &&ReactorHandle| params.lcore.is_none() || r.core() == params.lcore;
         let reactors: Vec<&ReactorHandle> = plane.reactors.iter().filter(meant).collect();
         if reactors.is_empty() {

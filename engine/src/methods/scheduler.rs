@@ -43,9 +43,9 @@ impl Method<Engine> for GetScheduler {
     type Params = NoParams;
     type Reply = Scheduler;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Scheduler, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Scheduler, RpcError> {
         // Before the start there are no reactors.
-        let first = on
+        let first = engine
             .plane()
             .ok()
             .and_then(|plane| plane.reactors.first()?.core());
@@ -147,8 +147,8 @@ impl Method<Engine> for GetIoChannels {
     type Params = NoParams;
     type Reply = IoChannels;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<IoChannels, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<IoChannels, RpcError> {
+        let plane = engine.plane()?;
         let devices = plane.bdevs.list();
         let open_on = |thread: &str| {
             let count = |listed: &nacre_bdev::registry::Listed| {

@@ -127,9 +127,9 @@ impl Method<Engine> for GetOptions {
     type Params = ImplParams;
     type Reply = Options;
 
-    async fn apply(params: ImplParams, on: Rc<Engine>) -> Result<Options, RpcError> {
+    async fn apply(params: ImplParams, engine: Rc<Engine>) -> Result<Options, RpcError> {
         known(&params.impl_name)?;
-        let sock = on.options.borrow().sock;
+        let sock = engine.options.borrow().sock;
         Ok(Options {
             recv_buf_size: sock.recv_buf_size,
             send_buf_size: sock.send_buf_size,
@@ -185,7 +185,7 @@ impl Method<Engine> for SetOptions {
     type Params = SetOptionsParams;
     type Reply = bool;
 
-    async fn apply(params: SetOptionsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: SetOptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         if IGNORED_IMPLS.contains(&params.impl_name.as_str()) {
             return Ok(true);
         }
@@ -218,7 +218,7 @@ impl Method<Engine> for SetOptions {
                     .remedy("leave it out"));
             }
         }
-        let mut sock = on.options.borrow().sock;
+        let mut sock = engine.options.borrow().sock;
         for (field, asked, size) in [
             (
                 "recv_buf_size",
@@ -238,7 +238,7 @@ impl Method<Engine> for SetOptions {
             }
             *size = bytes;
         }
-        on.options.borrow_mut().sock = sock;
+        engine.options.borrow_mut().sock = sock;
         Ok(true)
     }
 }

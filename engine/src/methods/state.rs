@@ -54,12 +54,12 @@ impl Method<Engine> for Get {
     type Params = NoParams;
     type Reply = State;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<State, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<State, RpcError> {
         let describe = |entry: crate::journal::Entry| {
             let (state, error, attempts, failed_for_s) = match entry.standing {
                 Standing::Live => ("live", None, None, None),
                 Standing::Waiting => {
-                    let plane = on.plane().ok();
+                    let plane = engine.plane().ok();
                     let base = plane
                         .as_ref()
                         .and_then(|plane| crate::deferred::missing_base(plane, &entry.record));
@@ -91,7 +91,7 @@ impl Method<Engine> for Get {
                 failed_for_s,
             }
         };
-        let declared = on
+        let declared = engine
             .declared
             .missing()
             .into_iter()
@@ -106,8 +106,8 @@ impl Method<Engine> for Get {
                 failed_for_s: None,
             });
         Ok(State {
-            store: on.journal.store_path().map(|p| p.display().to_string()),
-            objects: on
+            store: engine.journal.store_path().map(|p| p.display().to_string()),
+            objects: engine
                 .journal
                 .entries()
                 .into_iter()
@@ -134,12 +134,12 @@ impl Method<Engine> for Retry {
     type Params = NoParams;
     type Reply = Retried;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Retried, RpcError> {
-        let before = on.journal.waiting();
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Retried, RpcError> {
+        let before = engine.journal.waiting();
         for record in &before {
-            on.replay(record).await;
+            engine.replay(record).await;
         }
-        let failed = on.journal.waiting().len();
+        let failed = engine.journal.waiting().len();
         Ok(Retried {
             restored: before.len() - failed.min(before.len()),
             failed,
@@ -164,8 +164,8 @@ impl Method<Engine> for Forget {
     type Params = ForgetParams;
     type Reply = bool;
 
-    async fn apply(params: ForgetParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        match on.journal.find(&params.key) {
+    async fn apply(params: ForgetParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        match engine.journal.find(&params.key) {
             None => Err(RpcError::errno(Errno::ENOENT, "no such object")
                 .field("key")
                 .remedy("state_get lists them")),
@@ -175,9 +175,9 @@ impl Method<Engine> for Forget {
                     .remedy("delete it instead"))
             }
             Some(_) => {
-                let edits = super::bdev::forget_lost(&on, &params.key)
+                let edits = super::bdev::forget_lost(&engine, &params.key)
                     .unwrap_or_else(|| super::nvmf::forget_lost(&params.key));
-                on.journal.commit(Change(edits)).await.map(|()| true)
+                engine.journal.commit(Change(edits)).await.map(|()| true)
             }
         }
     }
@@ -192,8 +192,8 @@ impl Method<Engine> for Export {
     type Params = NoParams;
     type Reply = Value;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Value, RpcError> {
-        Ok(super::framework::whole_config(&on))
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Value, RpcError> {
+        Ok(super::framework::whole_config(&engine))
     }
 }
 

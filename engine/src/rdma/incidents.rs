@@ -25,14 +25,16 @@ const TELLING: [&str; 10] = [
 ];
 
 /// Reports failures of the transport as events from now on.
-pub fn follow(on: &Rc<Engine>) {
-    let engine = Rc::downgrade(on);
-    let more = on.rdma.incidents();
+pub fn follow(engine: &Rc<Engine>) {
+    let weak = Rc::downgrade(engine);
+    let more = engine.rdma.incidents();
     tokio::task::spawn_local(async move {
         loop {
             more.notified().await;
-            let Some(on) = engine.upgrade() else { return };
-            let Some(plug) = on.rdma.plug() else { return };
+            let Some(engine) = weak.upgrade() else { return };
+            let Some(plug) = engine.rdma.plug() else {
+                return;
+            };
             let all = plug.incidents();
             if all.is_empty() {
                 continue;
@@ -48,7 +50,8 @@ pub fn follow(on: &Rc<Engine>) {
             for incident in all {
                 let (kind, subject, facts) = described(&incident, &done, &ports);
                 let same = (subject, incident.cause());
-                on.notes
+                engine
+                    .notes
                     .tell_repeating(kind, same, incident.to_string(), facts);
             }
         }

@@ -67,15 +67,15 @@ impl Rdma {
     }
 
     /// Follows a new transport.
-    pub fn made(on: &Rc<Engine>, plug: Arc<RdmaPlug>) {
-        let of = &on.rdma;
+    pub fn made(engine: &Rc<Engine>, plug: Arc<RdmaPlug>) {
+        let of = &engine.rdma;
         let (changed, incidents) = (Arc::clone(&of.changed), Arc::clone(&of.incidents));
         // Notify stores one permit, so a change without a waiter is not lost.
         plug.on_change(move || changed.notify_one());
         plug.on_incident(move || incidents.notify_one());
         of.plug.replace(Some(plug));
-        incidents::follow(on);
-        Rdma::look_after(on);
+        incidents::follow(engine);
+        Rdma::look_after(engine);
     }
 
     /// Notified when an unreported failure occurred.
@@ -91,26 +91,26 @@ impl Rdma {
     /// From now on, releases devices that are gone. An opened device, even one opened only for a
     /// description, stays open in librdmacm, and removing a software device waits for all processes
     /// that have it open.
-    pub fn look_after(on: &Rc<Engine>) {
-        if on.rdma.looked_after.replace(true) {
+    pub fn look_after(engine: &Rc<Engine>) {
+        if engine.rdma.looked_after.replace(true) {
             return;
         }
-        let engine = Rc::downgrade(on);
+        let weak = Rc::downgrade(engine);
         tokio::task::spawn_local(async move {
-            while let Some(on) = engine.upgrade() {
-                let verbs = on.rdma.verbs.clone();
-                drop(on);
+            while let Some(engine) = weak.upgrade() {
+                let verbs = engine.rdma.verbs.clone();
+                drop(engine);
                 let found = tokio::task::spawn_blocking(move || {
                     let provider = verbs.open().ok()?;
                     provider.devices().ok().map(|devices| devices.len())
                 });
                 let none = matches!(found.await, Ok(None | Some(0)));
-                let Some(on) = engine.upgrade() else { return };
-                if none && on.rdma.plug().is_none() {
-                    on.rdma.looked_after.set(false);
+                let Some(engine) = weak.upgrade() else { return };
+                if none && engine.rdma.plug().is_none() {
+                    engine.rdma.looked_after.set(false);
                     return;
                 }
-                drop(on);
+                drop(engine);
                 tokio::time::sleep(LOOK).await;
             }
         });

@@ -84,8 +84,8 @@ impl Remotes {
     }
 
     /// Starts to connect; does not wait for the connection.
-    pub async fn begin(&self, on: &Engine, plan: Plan) -> Result<Rc<Remote>, RpcError> {
-        let plane = on.plane()?;
+    pub async fn begin(&self, engine: &Engine, plan: Plan) -> Result<Rc<Remote>, RpcError> {
+        let plane = engine.plane()?;
         let name = plan.config.name.clone();
         let changed = Arc::clone(&self.changed);
         // `Notify` keeps a notification that arrives while no task waits.
@@ -201,12 +201,12 @@ pub async fn follow(engine: Rc<Engine>) {
 impl Remote {
     /// Updates the devices from the controller's namespaces and reports changes. Returns when to
     /// call again, if needed.
-    pub fn sync(&self, on: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
+    pub fn sync(&self, engine: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
         let status = self.attachment.status();
         let before = self.reported.replace(status.clone());
-        self.report(on, name, &before, &status);
+        self.report(engine, name, &before, &status);
         if before.state == State::Live && status.state != State::Live {
-            self.look_for_source(on);
+            self.look_for_source(engine);
         }
         let Changes {
             added,
@@ -226,45 +226,49 @@ impl Remote {
         }
         for (device, why) in refused {
             warn!(device, why, "a remote namespace is not used");
-            on.notes.send("remote_refused", format!("{device}: {why}"));
+            engine
+                .notes
+                .send("remote_refused", format!("{device}: {why}"));
         }
         if !added.is_empty() {
-            on.remotes.came_back.notify_one();
+            engine.remotes.came_back.notify_one();
         }
         again
     }
 
-    fn report(&self, on: &Engine, name: &str, before: &Status, now: &Status) {
+    fn report(&self, engine: &Engine, name: &str, before: &Status, now: &Status) {
         let why = || match now.state.error() {
             Some(error) => format!("{name}: {error}"),
             None => name.to_owned(),
         };
         if now.losses > before.losses {
-            on.notes.send("remote_lost", why());
+            engine.notes.send("remote_lost", why());
         }
         if now.connects > before.connects {
-            on.notes
+            engine
+                .notes
                 .send("remote_connected", format!("{name}: {}", now.transport));
             let (was, is) = (before.transport, now.transport);
             if was == TransportType::Rdma && is == TransportType::Tcp {
-                on.notes
+                engine
+                    .notes
                     .send("transport_downgraded", format!("{name}: {}", now.causes));
             } else if was == TransportType::Tcp && is == TransportType::Rdma {
-                on.notes.send("transport_restored", name);
+                engine.notes.send("transport_restored", name);
             }
         }
         let failed = |state: &State| matches!(state, State::Failed(_));
         if failed(&now.state) && !failed(&before.state) {
-            on.notes.send("remote_failed", why());
+            engine.notes.send("remote_failed", why());
         }
     }
 
     /// Selects the source address again for the next connection: an interface may have a new
     /// address.
-    fn look_for_source(&self, on: &Rc<Engine>) {
+    fn look_for_source(&self, engine: &Rc<Engine>) {
         let selectors = match self.wanted.hostaddr {
             Some(_) => return,
-            None => on.settings.replication.iface.clone(),
+            None => engine.settings.replication.iface.clone(),
         };
         let (target, source) = (self.wanted.address.ip(), self.source.clone());
         if !selectors.is_empty() {

@@ -161,9 +161,9 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
 }
 
 impl Plan {
-    pub async fn of(wanted: Wanted, on: &Rc<Engine>) -> Result<Plan, RpcError> {
-        let replication = on.settings.replication.clone();
-        let (verbs, theirs) = (on.rdma.verbs.clone(), wanted.clone());
+    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<Plan, RpcError> {
+        let replication = engine.settings.replication.clone();
+        let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
         let (patience, looked) = (Duration::from_secs(5), {
             let replication = replication.clone();
             tokio::task::spawn_blocking(move || look(&theirs, &replication, &verbs))
@@ -177,20 +177,22 @@ impl Plan {
         let mut machine = looked.map_err(|e| RpcError::internal(e.to_string()))??;
         // Each daemon is a separate host to its targets, regardless of its NQN: a reservation then
         // excludes other daemons, even on this machine.
-        let holder = on.volumes.holder();
+        let holder = engine.volumes.holder();
         if !holder.is_nil() {
             machine.identity.id = holder.into_bytes();
         }
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let rdma = match machine.verbs {
             None => None,
             Some(Ok(provider)) => {
-                let rdma = on.remotes.rdma(provider, &plane, replication.cm_timeout());
+                let rdma = engine
+                    .remotes
+                    .rdma(provider, &plane, replication.cm_timeout());
                 let theirs = Arc::clone(&rdma);
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;
                 // Releases the device when it is removed.
-                Rdma::look_after(on);
+                Rdma::look_after(engine);
                 Some(Ok(rdma))
             }
             Some(Err(why)) => Some(Err(why)),

@@ -53,7 +53,7 @@ pub trait Method<C: 'static>: 'static {
 
     fn apply(
         params: Self::Params,
-        on: Rc<C>,
+        engine: Rc<C>,
     ) -> impl Future<Output = Result<Self::Reply, RpcError>>;
 }
 
@@ -97,13 +97,13 @@ impl<C: 'static> MethodEntry<C> {
             aliases: M::ALIASES,
             params_schema: || schemars::schema_for!(M::Params),
             reply_schema: || schemars::schema_for!(M::Reply),
-            call: |params, on| {
+            call: |params, engine| {
                 let params = decode::<M::Params>(M::NAME, params).map_err(|error| RpcError {
                     code: M::UNDECODABLE,
                     ..error
                 })?;
                 Ok(Box::pin(async move {
-                    let reply = M::apply(params, on).await?;
+                    let reply = M::apply(params, engine).await?;
                     serde_json::value::to_raw_value(&reply).map_err(|e| {
                         RpcError::internal(format!("the reply does not serialise: {e}"))
                     })
@@ -113,8 +113,8 @@ impl<C: 'static> MethodEntry<C> {
     }
 
     /// Decodes the parameters; the returned future runs the method.
-    pub fn call(&self, params: Option<&RawValue>, on: Rc<C>) -> Result<CallFuture, RpcError> {
-        (self.call)(params, on)
+    pub fn call(&self, params: Option<&RawValue>, engine: Rc<C>) -> Result<CallFuture, RpcError> {
+        (self.call)(params, engine)
     }
 
     pub fn callable(&self, runtime: bool) -> bool {

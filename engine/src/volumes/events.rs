@@ -59,7 +59,7 @@ impl Observer for EventSender {
     }
 }
 
-pub async fn follow(on: Rc<Engine>, mut receiver: EventReceiver) {
+pub async fn follow(engine: Rc<Engine>, mut receiver: EventReceiver) {
     while let Some(event) = receiver.events.recv().await {
         let lost = receiver.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
@@ -68,18 +68,18 @@ pub async fn follow(on: Rc<Engine>, mut receiver: EventReceiver) {
                 "events of volumes were lost: there were too many at once"
             );
         }
-        act(&on, &event);
-        report(&on, &event);
+        act(&engine, &event);
+        report(&engine, &event);
     }
 }
 
 /// Performs the consequences of an event.
-fn act(on: &Engine, event: &VolumeEvent) {
-    let Ok(plane) = on.plane() else { return };
+fn act(engine: &Engine, event: &VolumeEvent) {
+    let Ok(plane) = engine.plane() else { return };
     match &event.what {
         // Notify hosts of the new size.
         Happened::Grown { .. } => {
-            let listed = on.volumes.find(&event.volume.to_string());
+            let listed = engine.volumes.find(&event.volume.to_string());
             if let Some(bdev) = listed.ok().and_then(|l| l.bdev().map(str::to_owned))
                 && let Err(error) = plane.bdevs.notify_resize(&bdev)
             {
@@ -105,18 +105,18 @@ pub fn nudge(plane: &crate::plane::Plane) {
 
 /// Handles a device that appeared, changed or is being removed: volumes with a replica on it check
 /// it, and volumes waiting for a device retry.
-pub fn device_changed(on: &Rc<Engine>, device: &str) {
-    on.volumes.again.notify_waiters();
-    let Some(opened) = on.volumes.with_member(device) else {
+pub fn device_changed(engine: &Rc<Engine>, device: &str) {
+    engine.volumes.again.notify_waiters();
+    let Some(opened) = engine.volumes.with_member(device) else {
         return;
     };
-    let (on, device) = (Rc::clone(on), device.to_owned());
+    let (engine, device) = (Rc::clone(engine), device.to_owned());
     tokio::task::spawn_local(async move {
         let changed = Command::DevicesChanged { device };
         if let Err(error) = opened.handle.run(changed).await {
             debug!(volume = opened.bdev, %error, "a device changed, and was not looked at");
         }
-        if let Ok(plane) = on.plane() {
+        if let Ok(plane) = engine.plane() {
             nudge(&plane);
         }
     });
@@ -127,9 +127,9 @@ const RECORDED: Duration = Duration::from_secs(10);
 
 /// Makes volumes with a replica on the device, or on a device stacked on it, check it. Waits until
 /// the result is durable.
-pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
-    for device in on.plane()?.bdevs.stacked_on(device)? {
-        let Some(opened) = on.volumes.with_member(&device) else {
+pub async fn look_at(engine: &Engine, device: &str) -> Result<(), RpcError> {
+    for device in engine.plane()?.bdevs.stacked_on(device)? {
+        let Some(opened) = engine.volumes.with_member(&device) else {
             continue;
         };
         let looked = opened.handle.run(Command::DevicesChanged {
@@ -153,9 +153,9 @@ pub async fn look_at(on: &Engine, device: &str) -> Result<(), RpcError> {
 }
 
 /// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
-pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
-    let devices = on.plane()?.bdevs.stacked_on(device)?;
-    for volume in on.volumes.list() {
+pub fn must_leave_a_copy(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
+    let devices = engine.plane()?.bdevs.stacked_on(device)?;
+    for volume in engine.volumes.list() {
         let Some(status) = volume.status() else {
             continue;
         };
@@ -185,7 +185,7 @@ pub fn must_leave_a_copy(on: &Engine, device: &str, bytes: u64) -> Result<(), Rp
     Ok(())
 }
 
-fn report(on: &Engine, event: &VolumeEvent) {
+fn report(engine: &Engine, event: &VolumeEvent) {
     let volume = &event.name;
     let Report { kind, device, text } = words(event);
     let ctx = match device {
@@ -203,7 +203,7 @@ fn report(on: &Engine, event: &VolumeEvent) {
         Severity::Info => info!("{text}"),
         Severity::Warning | Severity::Error => warn!("{text}"),
     }
-    on.notes.tell(kind, ctx, text, facts);
+    engine.notes.tell(kind, ctx, text, facts);
     // A verification that found differences is a warning.
     if let Happened::VerifyEnded {
         different_blocks, ..
@@ -212,7 +212,7 @@ fn report(on: &Engine, event: &VolumeEvent) {
     {
         let text =
             format!("volume \"{volume}\": {different_blocks} blocks differ between replicas");
-        on.notes.tell(
+        engine.notes.tell(
             "volume_differences",
             volume.clone(),
             text,

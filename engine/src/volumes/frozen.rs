@@ -58,23 +58,25 @@ impl Volumes {
 
 /// Registers the bdev of a volume that is not open, unless it exists, and restores the objects on
 /// it.
-pub(super) async fn show(on: &Rc<Engine>, id: Uuid) {
-    if register(on, id) {
-        replay_waiting(on).await;
+pub(super) async fn show(engine: &Rc<Engine>, id: Uuid) {
+    if register(engine, id) {
+        replay_waiting(engine).await;
     }
 }
 
-fn register(on: &Engine, id: Uuid) -> bool {
-    let Ok(plane) = on.plane() else { return false };
-    let Some(prepared) = on.volumes.prepared(id) else {
+fn register(engine: &Engine, id: Uuid) -> bool {
+    let Ok(plane) = engine.plane() else {
         return false;
     };
-    let mut entries = on.volumes.entries.borrow_mut();
+    let Some(prepared) = engine.volumes.prepared(id) else {
+        return false;
+    };
+    let mut entries = engine.volumes.entries.borrow_mut();
     let Some(entry) = entries.get_mut(&id) else {
         return false;
     };
     let done = entry.open.is_some() || entry.shown.is_some();
-    if done || entry.going || on.volumes.closing.get() {
+    if done || entry.going || engine.volumes.closing.get() {
         return false;
     }
     let Some(volume) = prepared.volume() else {
@@ -98,7 +100,8 @@ fn register(on: &Engine, id: Uuid) -> bool {
             _ => ("volume_frozen", format!("frozen: {why}; hosts wait")),
         };
         let text = format!("volume \"{name}\": {text}");
-        on.notes
+        engine
+            .notes
             .tell(kind, name, text, json!({ "id": id, "why": why }));
     }
     true
@@ -106,13 +109,13 @@ fn register(on: &Engine, id: Uuid) -> bool {
 
 /// Gives the opened volume its bdev, and returns the bdev's name.
 pub(super) async fn settle(
-    on: &Engine,
+    engine: &Engine,
     plane: &Plane,
     id: Uuid,
     prepared: &Prepared,
     handle: &VolumeHandle,
 ) -> Result<String, VolumeError> {
-    if let Some(bdev) = on.volumes.shown(id) {
+    if let Some(bdev) = engine.volumes.shown(id) {
         if handle.keeps(prepared) {
             // Another holder may have grown the volume.
             let _ = plane.bdevs.notify_resize(&bdev);
@@ -122,7 +125,7 @@ pub(super) async fn settle(
             volume = bdev,
             "its replicas keep less than was announced to hosts: they find another device"
         );
-        if let Err(error) = withdraw(on, plane, id, Removal::Hot).await {
+        if let Err(error) = withdraw(engine, plane, id, Removal::Hot).await {
             warn!(volume = bdev, %error, "still in use");
         }
     }
@@ -137,23 +140,23 @@ pub(super) async fn settle(
 
 /// Removes the bdev of a volume that is not open. Waiting I/O ends with a path error.
 pub(super) async fn withdraw(
-    on: &Engine,
+    engine: &Engine,
     plane: &Plane,
     id: Uuid,
     how: Removal,
 ) -> Result<(), RpcError> {
-    let Some(bdev) = on.volumes.shown(id) else {
+    let Some(bdev) = engine.volumes.shown(id) else {
         return Ok(());
     };
     let ticket = plane.bdevs.remove(&bdev, how)?;
-    if let Some(entry) = on.volumes.entries.borrow_mut().get_mut(&id) {
+    if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
         entry.shown = None;
         if let Some(prepared) = entry.prepared.take() {
             prepared.shut();
         }
     }
     // Now, not when the event is handled: another device may have the name by then.
-    crate::methods::nvmf::bdev_gone(on, plane, &bdev);
+    crate::methods::nvmf::bdev_gone(engine, plane, &bdev);
     match tokio::time::timeout(PATIENCE, ticket).await {
         Ok(()) => Ok(()),
         Err(_) => Err(RpcError::errno(
@@ -164,8 +167,8 @@ pub(super) async fn withdraw(
 }
 
 /// Makes I/O fail on a volume that is not open. `false`: the volume is open, or has no bdev.
-pub fn fail_io(on: &Engine, name: &str) -> Result<bool, RpcError> {
-    let Standing::Frozen { prepared, .. } = on.volumes.find(name)?.standing else {
+pub fn fail_io(engine: &Engine, name: &str) -> Result<bool, RpcError> {
+    let Standing::Frozen { prepared, .. } = engine.volumes.find(name)?.standing else {
         return Ok(false);
     };
     prepared.set_failing(true);
@@ -173,38 +176,38 @@ pub fn fail_io(on: &Engine, name: &str) -> Result<bool, RpcError> {
 }
 
 /// Ends [`fail_io`] and retries the volume now. `false`: I/O was not failing.
-pub fn thaw(on: &Engine, name: &str) -> Result<bool, RpcError> {
-    let Standing::Frozen { prepared, .. } = on.volumes.find(name)?.standing else {
+pub fn thaw(engine: &Engine, name: &str) -> Result<bool, RpcError> {
+    let Standing::Frozen { prepared, .. } = engine.volumes.find(name)?.standing else {
         return Ok(false);
     };
     let failed = prepared.is_failing();
     if failed {
         prepared.set_failing(false);
     }
-    on.volumes.again.notify_waiters();
+    engine.volumes.again.notify_waiters();
     Ok(failed)
 }
 
 /// Stops all opening of volumes, before hosts are disconnected. Waiting I/O is released.
-pub fn let_go(on: &Engine) {
-    on.volumes.closing.set(true);
-    let entries = on.volumes.entries.borrow();
+pub fn let_go(engine: &Engine) {
+    engine.volumes.closing.set(true);
+    let entries = engine.volumes.entries.borrow();
     let not_open = entries.values().filter(|entry| entry.open.is_none());
     let prepared = not_open.filter_map(|entry| entry.prepared.as_ref());
     prepared.for_each(Prepared::shut);
 }
 
 /// Removes the bdevs of all volumes that are not open.
-pub(super) async fn close_all(on: &Engine, plane: &Plane) {
+pub(super) async fn close_all(engine: &Engine, plane: &Plane) {
     let shown: Vec<(Uuid, String)> = {
-        let entries = on.volumes.entries.borrow();
+        let entries = engine.volumes.entries.borrow();
         let shown = entries
             .iter()
             .filter_map(|(id, entry)| Some((*id, entry.shown.clone()?)));
         shown.collect()
     };
     let close = async |(id, bdev): &(Uuid, String)| {
-        if let Err(error) = withdraw(on, plane, *id, Removal::Hot).await {
+        if let Err(error) = withdraw(engine, plane, *id, Removal::Hot).await {
             warn!(volume = bdev, %error, "not closed in order");
         }
     };

@@ -38,10 +38,10 @@ const UNUSED: &str = "unpublish it, or delete the devices on it, first";
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens the volume store and reads its records.
-pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
-    let volumes = &on.volumes;
+pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    let volumes = &engine.volumes;
     let given = volumes.store.take();
-    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match (given, on.journal.store_path()) {
+    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match (given, engine.journal.store_path()) {
         (Some(given), _) => (given, Uuid::new_v4()),
         (None, None) => (Arc::new(MemoryStore::alone()), Uuid::new_v4()),
         (None, Some(dir)) => {
@@ -73,7 +73,7 @@ pub async fn begin(on: &Rc<Engine>) -> anyhow::Result<()> {
     volumes.holder.set(holder);
     let (sender, receiver) = events::EventSender::new();
     volumes.observer.replace(Some(Arc::new(sender)));
-    tokio::task::spawn_local(events::follow(Rc::clone(on), receiver));
+    tokio::task::spawn_local(events::follow(Rc::clone(engine), receiver));
     Ok(())
 }
 
@@ -90,18 +90,18 @@ async fn load_records(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, Stor
 }
 
 /// Starts to open every volume and returns at once.
-pub fn open_all(on: &Rc<Engine>) {
-    let ids: Vec<Uuid> = on.volumes.entries.borrow().keys().copied().collect();
+pub fn open_all(engine: &Rc<Engine>) {
+    let ids: Vec<Uuid> = engine.volumes.entries.borrow().keys().copied().collect();
     for id in ids {
-        tokio::task::spawn_local(keep_opening(Rc::clone(on), id));
+        tokio::task::spawn_local(keep_opening(Rc::clone(engine), id));
     }
 }
 
 /// Resolves when each volume that existed at the start was tried once.
-pub async fn settled(on: &Engine) {
+pub async fn settled(engine: &Engine) {
     loop {
-        let tried = on.volumes.tried.notified();
-        if !on.volumes.are_opening() {
+        let tried = engine.volumes.tried.notified();
+        if !engine.volumes.are_opening() {
             return;
         }
         tried.await;
@@ -109,33 +109,33 @@ pub async fn settled(on: &Engine) {
 }
 
 /// Retries until the volume is open, or no longer wanted.
-async fn keep_opening(on: Rc<Engine>, id: Uuid) {
-    let volumes = &on.volumes;
+async fn keep_opening(engine: Rc<Engine>, id: Uuid) {
+    let volumes = &engine.volumes;
     let mut pause = PAUSE;
     let mut first = true;
     loop {
         let again = volumes.again.notified();
-        let mut attempt = pin!(try_open(&on, id));
+        let mut attempt = pin!(try_open(&engine, id));
         let early = if first {
             tokio::time::timeout(FIRST, &mut attempt).await.ok()
         } else {
             None
         };
         if early.is_none() && std::mem::take(&mut first) {
-            frozen::show(&on, id).await;
-            tried(&on, id).await;
+            frozen::show(&engine, id).await;
+            tried(&engine, id).await;
         }
         let outcome = match early {
             Some(outcome) => outcome,
             None => attempt.await,
         };
         match &outcome {
-            Some(Ok(_)) => replay_waiting(&on).await,
-            Some(Err(_)) => frozen::show(&on, id).await,
+            Some(Ok(_)) => replay_waiting(&engine).await,
+            Some(Err(_)) => frozen::show(&engine, id).await,
             None => {}
         }
         if std::mem::take(&mut first) {
-            tried(&on, id).await;
+            tried(&engine, id).await;
         }
         if !matches!(outcome, Some(Err(_))) {
             return;
@@ -147,19 +147,19 @@ async fn keep_opening(on: Rc<Engine>, id: Uuid) {
 }
 
 /// Marks a volume as tried; idempotent.
-async fn tried(on: &Rc<Engine>, id: Uuid) {
-    let volumes = &on.volumes;
+async fn tried(engine: &Rc<Engine>, id: Uuid) {
+    let volumes = &engine.volumes;
     volumes.untried.borrow_mut().remove(&id);
     if !volumes.are_opening() {
         // Objects that do not depend on volumes have already been tried.
-        replay_waiting(on).await;
+        replay_waiting(engine).await;
     }
     volumes.tried.notify_waiters();
 }
 
 /// Tries to open a volume. `None`: it is open already, or must not be opened.
-async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcError>> {
-    let volumes = &on.volumes;
+async fn try_open(engine: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcError>> {
+    let volumes = &engine.volumes;
     let lock = volumes
         .entries
         .borrow()
@@ -170,7 +170,7 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
     if open_already || volumes.closing.get() {
         return None;
     }
-    let outcome = open_once(on, id).await;
+    let outcome = open_once(engine, id).await;
     // A volume that is not open is listed as its record in the store says.
     let store = volumes.store.borrow().clone();
     let record = match (&outcome, store) {
@@ -192,7 +192,8 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
             if std::mem::take(&mut entry.reported_frozen) {
                 let name = opened.handle.status().name;
                 let text = format!("volume \"{name}\": serves again");
-                on.notes
+                engine
+                    .notes
                     .tell("volume_thaw", name, text, json!({ "id": id }));
             }
         }
@@ -202,7 +203,7 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
                 let name = entry.record.name.clone();
                 warn!(volume = name, %error, "not opened; it is tried again");
                 let text = format!("volume \"{name}\" could not be opened: {error}");
-                on.notes.tell(
+                engine.notes.tell(
                     "volume_open_failed",
                     name,
                     text,
@@ -215,29 +216,29 @@ async fn try_open(on: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcErr
     Some(outcome.map_err(RpcError::from))
 }
 
-async fn open_once(on: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError> {
+async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError> {
     let gone = || VolumeError::Closed {
         name: id.to_string(),
     };
-    let plane = on.plane().map_err(|_| gone())?;
+    let plane = engine.plane().map_err(|_| gone())?;
     let (store, observer) = (
-        on.volumes.store.borrow().clone().ok_or_else(gone)?,
-        on.volumes.observer.borrow().clone().ok_or_else(gone)?,
+        engine.volumes.store.borrow().clone().ok_or_else(gone)?,
+        engine.volumes.observer.borrow().clone().ok_or_else(gone)?,
     );
-    let (holder, members) = (on.volumes.holder.get(), Members(plane.bdevs.clone()));
-    let reactor = least_loaded(on, &plane).ok_or_else(gone)?;
+    let (holder, members) = (engine.volumes.holder.get(), Members(plane.bdevs.clone()));
+    let reactor = least_loaded(engine, &plane).ok_or_else(gone)?;
     let name = reactor.name().to_owned();
-    let prepared = on.volumes.prepared(id).ok_or_else(gone)?;
+    let prepared = engine.volumes.prepared(id).ok_or_else(gone)?;
     let is = prepared.clone();
     let handle = on_reactor(reactor, move |core, pool| async move {
         let members = Arc::new(members);
         control::open_prepared(&core, pool, store, members, observer, holder, &prepared).await
     })
     .await?;
-    let registered = if on.volumes.closing.get() {
+    let registered = if engine.volumes.closing.get() {
         Err(gone())
     } else {
-        frozen::settle(on, &plane, id, &is, &handle).await
+        frozen::settle(engine, &plane, id, &is, &handle).await
     };
     match registered {
         Ok(bdev) => Ok(Rc::new(Opened {
@@ -248,10 +249,10 @@ async fn open_once(on: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError>
         Err(refused) => {
             // Without a bdev the volume must not stay open, and a placeholder that has served
             // cannot be reused.
-            if let Err(error) = frozen::withdraw(on, &plane, id, Removal::Hot).await {
+            if let Err(error) = frozen::withdraw(engine, &plane, id, Removal::Hot).await {
                 warn!(volume = %id, %error, "still in use");
             }
-            on.volumes.forget_prepared(id);
+            engine.volumes.forget_prepared(id);
             if let Err(error) = handle.run(Command::Close).await {
                 warn!(volume = %id, %error, "not closed in order");
             }
@@ -288,9 +289,9 @@ where
 }
 
 /// The reactor with the fewest controls; among equals the least busy one.
-fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
+fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     let controls = |name: &str| {
-        let all = on.volumes.list();
+        let all = engine.volumes.list();
         let here =
             |l: &super::Listed| matches!(&l.standing, Standing::Open(o) if o.reactor == name);
         all.iter().filter(|l| here(l)).count()
@@ -301,8 +302,8 @@ fn least_loaded(on: &Engine, plane: &Plane) -> Option<ReactorHandle> {
 
 /// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
 /// once, one pass serves all that appeared before it began.
-pub(super) async fn replay_waiting(on: &Rc<Engine>) {
-    let volumes = &on.volumes;
+pub(super) async fn replay_waiting(engine: &Rc<Engine>) {
+    let volumes = &engine.volumes;
     let request = volumes.replays_requested.get() + 1;
     volumes.replays_requested.set(request);
     let mut done = volumes.replays_done.lock().await;
@@ -310,17 +311,17 @@ pub(super) async fn replay_waiting(on: &Rc<Engine>) {
         return;
     }
     let upto = volumes.replays_requested.get();
-    for record in on.journal.waiting() {
-        on.replay(&record).await;
+    for record in engine.journal.waiting() {
+        engine.replay(&record).await;
     }
     *done = upto;
 }
 
 /// Creates a volume and opens it.
-pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
-    let volumes = &on.volumes;
+pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
+    let volumes = &engine.volumes;
     let _one = volumes.changing.lock().await;
-    let plane = on.plane()?;
+    let plane = engine.plane()?;
     let store = volumes.store()?;
     if plane.bdevs.lookup(&new.name).is_some() {
         return Err(RpcError::errno(
@@ -329,7 +330,7 @@ pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcEr
         )
         .field("name"));
     }
-    let reactor = least_loaded(on, &plane)
+    let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
     let (on_store, members) = (Arc::clone(&store), Members(plane.bdevs.clone()));
     let id = on_reactor(reactor, move |core, pool| async move {
@@ -339,17 +340,18 @@ pub async fn create(on: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcEr
     let record = store.load(id).await.map_err(VolumeError::from)?;
     let name = record.name.clone();
     volumes.entries.borrow_mut().insert(id, Entry::new(record));
-    match try_open(on, id).await {
+    match try_open(engine, id).await {
         Some(Ok(opened)) => {
             let text = format!("volume \"{name}\" was made");
-            on.notes
+            engine
+                .notes
                 .tell("volume_create", name, text, json!({ "id": id }));
             Ok(opened)
         }
         refused => {
             // A volume that cannot be opened is deleted again.
             volumes.entries.borrow_mut().remove(&id);
-            if let Err(error) = delete_record_and_labels(on, id).await {
+            if let Err(error) = delete_record_and_labels(engine, id).await {
                 error!(volume = name, %error, "made, not opened, and not deleted again");
             }
             Err(match refused {
@@ -365,10 +367,10 @@ fn stopping() -> RpcError {
 }
 
 /// Removes the record from the store, and the labels from the replicas.
-async fn delete_record_and_labels(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
-    let plane = on.plane()?;
-    let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
-    let reactor = least_loaded(on, &plane)
+async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let plane = engine.plane()?;
+    let (store, members) = (engine.volumes.store()?, Members(plane.bdevs.clone()));
+    let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
     let wiped = on_reactor(reactor, move |core, pool| async move {
         control::delete(&core, pool, store, Arc::new(members), id).await
@@ -378,16 +380,16 @@ async fn delete_record_and_labels(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcEr
 
 /// Declares a replica of a volume that cannot be opened in sync, although it may lack writes.
 pub async fn force_in_sync(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     name: &str,
     member: String,
     force: String,
 ) -> Result<(), RpcError> {
-    let plane = on.plane()?;
-    let listed = on.volumes.find(name)?;
+    let plane = engine.plane()?;
+    let listed = engine.volumes.find(name)?;
     let id = listed.id();
     let lock = {
-        let entries = on.volumes.entries.borrow();
+        let entries = engine.volumes.entries.borrow();
         entries.get(&id).map(|e| Rc::clone(&e.lock))
     };
     {
@@ -395,7 +397,7 @@ pub async fn force_in_sync(
             Some(lock) => Some(lock.lock().await),
             None => None,
         };
-        let listed = on.volumes.find(name)?;
+        let listed = engine.volumes.find(name)?;
         if let Standing::Open(_) = &listed.standing {
             return Err(RpcError::errno(
                 Errno::EBUSY,
@@ -403,15 +405,15 @@ pub async fn force_in_sync(
             ));
         }
         // The volume's control may still be closing it.
-        if on.volumes.closing.get() {
+        if engine.volumes.closing.get() {
             return Err(stopping());
         }
         if let Standing::Frozen { prepared, .. } = &listed.standing {
             prepared.set_failing(false);
         }
         let seen = listed.record.version();
-        let (store, members) = (on.volumes.store()?, Members(plane.bdevs.clone()));
-        let reactor = least_loaded(on, &plane)
+        let (store, members) = (engine.volumes.store()?, Members(plane.bdevs.clone()));
+        let reactor = least_loaded(engine, &plane)
             .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
         on_reactor(reactor, move |core, pool| async move {
             let members = Arc::new(members);
@@ -420,18 +422,22 @@ pub async fn force_in_sync(
         .await?;
     }
     // Open at once, without waiting for the next retry.
-    if let Some(Err(refused)) = try_open(on, id).await {
+    if let Some(Err(refused)) = try_open(engine, id).await {
         return Err(refused);
     }
-    replay_waiting(on).await;
+    replay_waiting(engine).await;
     Ok(())
 }
 
 /// Deletes a volume that is not in use.
-pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Result<(), RpcError> {
-    let volumes = &on.volumes;
+pub async fn delete(
+    engine: &Rc<Engine>,
+    name: &str,
+    force: Option<String>,
+) -> Result<(), RpcError> {
+    let volumes = &engine.volumes;
     let _one = volumes.changing.lock().await;
-    let plane = on.plane()?;
+    let plane = engine.plane()?;
     let id = volumes.find(name)?.id();
     let lock = volumes
         .entries
@@ -468,7 +474,7 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
     let was_open = matches!(listed.standing, Standing::Open(_));
     if let Standing::Frozen { .. } = &listed.standing {
         volumes.set_going(id, true);
-        let withdrawn = frozen::withdraw(on, &plane, id, Removal::IfUnused).await;
+        let withdrawn = frozen::withdraw(engine, &plane, id, Removal::IfUnused).await;
         withdrawn.map_err(|error| {
             volumes.set_going(id, false);
             error.remedy(UNUSED)
@@ -479,7 +485,7 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         let ticket = ticket.map_err(|error| RpcError::from(error).remedy(UNUSED))?;
         if let Err(refused) = shut(opened, Some(ticket)).await {
             // The control keeps closing the volume; reopen it afterwards.
-            let again = open_when_closed(Rc::clone(on), id, Rc::clone(opened));
+            let again = open_when_closed(Rc::clone(engine), id, Rc::clone(opened));
             tokio::task::spawn_local(again);
             return Err(refused);
         }
@@ -489,12 +495,15 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
     }
     drop(listed);
     volumes.set_going(id, true);
-    let deleted = delete_record_and_labels(on, id).await;
+    let deleted = delete_record_and_labels(engine, id).await;
     volumes.set_going(id, false);
     drop(_alone);
     if let Err(refused) = deleted {
         if was_open {
-            drop(tokio::task::spawn_local(keep_opening(Rc::clone(on), id)))
+            drop(tokio::task::spawn_local(keep_opening(
+                Rc::clone(engine),
+                id,
+            )))
         } else {
             volumes.again.notify_waiters()
         }
@@ -507,11 +516,12 @@ pub async fn delete(on: &Rc<Engine>, name: &str, force: Option<String>) -> Resul
         bdev.into_iter().collect(),
     ]
     .concat();
-    let mut edits = crate::methods::bdev::forget_uses_of(on, &names);
+    let mut edits = crate::methods::bdev::forget_uses_of(engine, &names);
     edits.push(Edit::Remove(crate::methods::volume::published_key(id)));
-    on.journal.commit(Change(edits)).await?;
+    engine.journal.commit(Change(edits)).await?;
     let text = format!("volume \"{name}\" was deleted");
-    on.notes
+    engine
+        .notes
         .tell("volume_delete", name, text, json!({ "id": id }));
     Ok(())
 }
@@ -533,7 +543,7 @@ async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcEr
 }
 
 /// Reopens a volume whose deletion failed, once its control has closed it.
-async fn open_when_closed(on: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
+async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
     // The control handles commands in order: this waits for the earlier close.
     while let Err(error) = opened.handle.run(Command::Close).await {
         if matches!(error, VolumeError::Closed { .. }) {
@@ -541,18 +551,18 @@ async fn open_when_closed(on: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
         }
         tokio::time::sleep(PAUSE).await;
     }
-    if let Some(entry) = on.volumes.entries.borrow_mut().get_mut(&id) {
+    if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
         entry.open.take_if(|open| Rc::ptr_eq(open, &opened));
     }
     drop(opened);
-    keep_opening(on, id).await;
+    keep_opening(engine, id).await;
 }
 
 /// Closes all volumes after the hosts have disconnected. Clean labels avoid a reconcile.
-pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
-    on.volumes.closing.set(true);
+pub async fn close_all(engine: &Rc<Engine>, plane: &Plane) {
+    engine.volumes.closing.set(true);
     let open: Vec<Rc<Opened>> = {
-        let mut entries = on.volumes.entries.borrow_mut();
+        let mut entries = engine.volumes.entries.borrow_mut();
         entries.values_mut().filter_map(|e| e.open.take()).collect()
     };
     let close = async |opened: &Rc<Opened>| {
@@ -569,12 +579,12 @@ pub async fn close_all(on: &Rc<Engine>, plane: &Plane) {
         }
     };
     join_all(open.iter().map(close)).await;
-    frozen::close_all(on, plane).await;
+    frozen::close_all(engine, plane).await;
 }
 
 /// Releases the store after the reactors have ended.
-pub fn end(on: &Engine) {
-    on.volumes.entries.borrow_mut().clear();
-    on.volumes.observer.replace(None);
-    on.volumes.store.replace(None);
+pub fn end(engine: &Engine) {
+    engine.volumes.entries.borrow_mut().clear();
+    engine.volumes.observer.replace(None);
+    engine.volumes.store.replace(None);
 }

@@ -36,15 +36,18 @@ pub(super) fn remember_file(bdev: &UringBdev) -> Edit {
 
 /// Edit that forgets the file of a deleted device. `None` for a device of the configuration file,
 /// which returns at the next start.
-pub(super) fn forget_file(on: &Engine, name: &str) -> Option<Edit> {
-    let entry = on.journal.find(&key(name)).filter(|entry| entry.durable)?;
+pub(super) fn forget_file(engine: &Engine, name: &str) -> Option<Edit> {
+    let entry = engine
+        .journal
+        .find(&key(name))
+        .filter(|entry| entry.durable)?;
     uuid_of(&entry.record.params).map(|uuid| Edit::Remove(seen_key(uuid)))
 }
 
 /// The file that a restored device must be on; `None` outside of a restore.
-pub(super) fn expected_file(on: &Engine, uuid: Option<Uuid>) -> Option<Identity> {
+pub(super) fn expected_file(engine: &Engine, uuid: Option<Uuid>) -> Option<Identity> {
     let again = journal::is_replaying() || journal::is_declaring();
-    let seen = on.journal.seen(uuid.filter(|_| again)?)?;
+    let seen = engine.journal.seen(uuid.filter(|_| again)?)?;
     serde_json::from_value(seen["identity"].clone()).ok()
 }
 
@@ -71,27 +74,27 @@ impl Method<Engine> for Accept {
     type Params = AcceptParams;
     type Reply = bool;
 
-    async fn apply(params: AcceptParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: AcceptParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let name = params.name.as_str();
-        let (stored, uuid) = find(&on, name)?;
-        let before = on.journal.set_seen(uuid, None);
+        let (stored, uuid) = find(&engine, name)?;
+        let before = engine.journal.set_seen(uuid, None);
         let made = match &stored {
             Some(record) => {
-                on.replay(record).await;
-                outcome(&on, name)
+                engine.replay(record).await;
+                outcome(&engine, name)
             }
             None => {
-                on.declared.make(&on).await;
-                on.declared.refusal_of_bdev(name).map_or(Ok(()), Err)
+                engine.declared.make(&engine).await;
+                engine.declared.refusal_of_bdev(name).map_or(Ok(()), Err)
             }
         };
         if let Err(refused) = made {
-            on.journal.set_seen(uuid, before);
+            engine.journal.set_seen(uuid, before);
             return Err(refused);
         }
         // Retries waiting objects now, because devices on top of this one may be among them.
-        for record in on.journal.waiting() {
-            on.replay(&record).await;
+        for record in engine.journal.waiting() {
+            engine.replay(&record).await;
         }
         Ok(true)
     }
@@ -99,15 +102,15 @@ impl Method<Engine> for Accept {
 
 /// UUID and record of a device that could not be restored. A device of the configuration file has
 /// no record.
-fn find(on: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError> {
-    if on.plane()?.bdevs.lookup(name).is_some() {
+fn find(engine: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError> {
+    if engine.plane()?.bdevs.lookup(name).is_some() {
         let cause = format!("\"{name}\" is there, on the file that it was on");
         return Err(RpcError::errno(Errno::EEXIST, cause).field("name"));
     }
-    let stored = on.journal.find(&key(name)).map(|entry| entry.record);
+    let stored = engine.journal.find(&key(name)).map(|entry| entry.record);
     let params = match &stored {
         Some(record) => Some(record.params.clone()),
-        None => on.declared.missing_bdev(name),
+        None => engine.declared.missing_bdev(name),
     };
     let uuid = params.as_ref().and_then(uuid_of);
     match (params, uuid) {
@@ -120,8 +123,8 @@ fn find(on: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError> {
     }
 }
 
-fn outcome(on: &Engine, name: &str) -> Result<(), RpcError> {
-    match on.journal.find(&key(name)).map(|entry| entry.standing) {
+fn outcome(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    match engine.journal.find(&key(name)).map(|entry| entry.standing) {
         Some(Standing::Failed { error, .. }) => Err(error),
         Some(Standing::Waiting) => Err(RpcError::errno(Errno::EAGAIN, "the daemon is starting")),
         Some(Standing::Live) | None => Ok(()),

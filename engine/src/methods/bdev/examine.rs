@@ -21,8 +21,8 @@ impl Method<Engine> for Examine {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(_: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        if on.options.borrow().bdev.bdev_auto_examine {
+    async fn apply(_: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        if engine.options.borrow().bdev.bdev_auto_examine {
             return Err(RpcError::errno(
                 Errno::EINVAL,
                 "devices are examined by themselves (bdev_auto_examine)",
@@ -40,8 +40,8 @@ impl Method<Engine> for WaitForExamine {
     type Params = NoParams;
     type Reply = bool;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.plane()?.bdevs.wait_for_examine();
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.plane()?.bdevs.wait_for_examine();
         Ok(true)
     }
 }

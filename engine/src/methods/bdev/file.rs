@@ -97,18 +97,18 @@ fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
 }
 
 /// Opens the file on another thread: it may wait for a lock or for a disk to spin up.
-async fn open(on: &Engine, config: Config) -> Result<Module, RpcError> {
-    let opened = on_other_thread(on, move || nacre_bdev_uring::create(config)).await?;
+async fn open(engine: &Engine, config: Config) -> Result<Module, RpcError> {
+    let opened = on_other_thread(engine, move || nacre_bdev_uring::create(config)).await?;
     Ok(Module::File(opened?))
 }
 
 /// Runs `work` on another thread, with a time limit. Some disks and network file systems never
 /// return, and all other changes wait for this one.
 async fn on_other_thread<T: Send + 'static>(
-    on: &Engine,
+    engine: &Engine,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, RpcError> {
-    let patience = super::patience(on);
+    let patience = super::patience(engine);
     let done = tokio::time::timeout(patience, tokio::task::spawn_blocking(work)).await;
     let late = |_| {
         let cause = format!("it does not answer within {patience:?}");
@@ -144,9 +144,9 @@ impl Method<Engine> for AioCreate {
     type Params = AioCreateParams;
     type Reply = String;
 
-    async fn apply(mut params: AioCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+    async fn apply(mut params: AioCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
         super::refuse_nil(params.uuid)?;
-        super::refuse_taken(&on, &params.name)?;
+        super::refuse_taken(&engine, &params.name)?;
         params.filename = absolute_path(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
@@ -154,16 +154,16 @@ impl Method<Engine> for AioCreate {
         config.fallocate = params.fallocate;
         config.size = params.size;
         config.uuid = params.uuid;
-        config.identity = super::accept::expected_file(&on, params.uuid);
+        config.identity = super::accept::expected_file(&engine, params.uuid);
         config.product = Product::Aio;
-        let module = open(&on, config).await?;
+        let module = open(&engine, config).await?;
         params.uuid = uuid_of(&module);
         params.block_size = block_size_of(&module);
         // The file exists now. If it is missing at the next start (e.g. not mounted), it must not
         // be replaced by an empty file under the same UUID.
         params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&on, module, AioCreate::NAME, record).await
+        super::create(&engine, module, AioCreate::NAME, record).await
     }
 }
 
@@ -204,23 +204,23 @@ impl Method<Engine> for UringCreate {
     type Params = UringCreateParams;
     type Reply = String;
 
-    async fn apply(mut params: UringCreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+    async fn apply(mut params: UringCreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
         super::refuse_nil(params.uuid)?;
-        super::refuse_taken(&on, &params.name)?;
+        super::refuse_taken(&engine, &params.name)?;
         params.filename = absolute_path(&params.filename)?;
         let mut config = Config::new(params.name.clone(), params.filename.clone());
         config.block_size = (params.block_size != 0).then_some(params.block_size);
         config.readonly = params.readonly;
         config.size = params.size;
         config.uuid = params.uuid;
-        config.identity = super::accept::expected_file(&on, params.uuid);
-        let module = open(&on, config).await?;
+        config.identity = super::accept::expected_file(&engine, params.uuid);
+        let module = open(&engine, config).await?;
         params.uuid = uuid_of(&module);
         params.block_size = block_size_of(&module);
         // As for `bdev_aio_create`: never replace a missing file by an empty one.
         params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&on, module, UringCreate::NAME, record).await
+        super::create(&engine, module, UringCreate::NAME, record).await
     }
 }
 
@@ -239,8 +239,8 @@ impl Method<Engine> for AioDelete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| shown_as(m, Product::Aio)).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| shown_as(m, Product::Aio)).await
     }
 }
 
@@ -255,8 +255,8 @@ impl Method<Engine> for UringDelete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| shown_as(m, Product::Uring)).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| shown_as(m, Product::Uring)).await
     }
 }
 
@@ -273,25 +273,25 @@ struct RescanParams {
     force: bool,
 }
 
-async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {
-    let plane = on.plane()?;
+async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {
+    let plane = engine.plane()?;
     let name = params.name.as_str();
-    let module = module_of(on, name).filter(|m| shown_as(m, product));
+    let module = module_of(engine, name).filter(|m| shown_as(m, product));
     let Some(Module::File(bdev)) = module else {
         let (kind, maker) = match product {
             Product::Aio => ("an aio device", AioCreate::NAME),
             Product::Uring => ("a uring device", UringCreate::NAME),
         };
-        return Err(no_device_of_kind(on, name, kind, maker));
+        return Err(no_device_of_kind(engine, name, kind, maker));
     };
     if let Some(size) = params.size {
         if params.force {
-            crate::volumes::must_leave_a_copy(on, name, size)?
+            crate::volumes::must_leave_a_copy(engine, name, size)?
         } else {
             plane.bdevs.may_shrink(name, size)?
         }
     }
-    look(on, &bdev, params.size).await?;
+    look(engine, &bdev, params.size).await?;
     let how = if params.force {
         Shrink::Forced
     } else {
@@ -299,24 +299,24 @@ async fn rescan(on: &Engine, params: RescanParams, product: Product) -> Result<b
     };
     let taken = plane.bdevs.take_size(name, how);
     // The volume must record the smaller replica before the reply permits truncating the file.
-    let known = crate::volumes::look_at(on, name).await;
+    let known = crate::volumes::look_at(engine, name).await;
     if (taken.is_err() || known.is_err()) && params.size.is_some() {
         // A host or volume came to depend on the data meanwhile: undo the reduction.
-        look(on, &bdev, None).await?;
+        look(engine, &bdev, None).await?;
         plane.bdevs.notify_resize(name)?;
     }
     taken?;
     known?;
-    if let Err(error) = remember_size(on, bdev.name()).await {
+    if let Err(error) = remember_size(engine, bdev.name()).await {
         warn!(bdev = name, %error, "after a restart it is announced as it was before");
     }
     Ok(true)
 }
 
 /// Reads the present size, on another thread because a disk may be slow. `most` limits it.
-async fn look(on: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(), RpcError> {
+async fn look(engine: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(), RpcError> {
     let bdev = Arc::clone(bdev);
-    on_other_thread(on, move || bdev.rescan(most)).await??;
+    on_other_thread(engine, move || bdev.rescan(most)).await??;
     Ok(())
 }
 
@@ -324,13 +324,13 @@ async fn look(on: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Checks all files and block devices every `CHECK_INTERVAL` until the data plane ends.
-pub async fn watch(on: Rc<Engine>) {
+pub async fn watch(engine: Rc<Engine>) {
     // Number of truncations already reported, by device.
     let mut reported: HashMap<String, u64> = HashMap::new();
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
-        let Ok(plane) = on.plane() else { return };
-        let files = files(&on);
+        let Ok(plane) = engine.plane() else { return };
+        let files = files(&engine);
         if files.is_empty() {
             continue;
         }
@@ -353,8 +353,8 @@ pub async fn watch(on: Rc<Engine>) {
     }
 }
 
-fn files(on: &Engine) -> Vec<Weak<UringBdev>> {
-    let modules = on.devices.modules.borrow();
+fn files(engine: &Engine) -> Vec<Weak<UringBdev>> {
+    let modules = engine.devices.modules.borrow();
     let files = modules.values().filter_map(|module| match module {
         Module::File(bdev) => Some(Arc::downgrade(bdev)),
         _ => None,
@@ -363,17 +363,17 @@ fn files(on: &Engine) -> Vec<Weak<UringBdev>> {
 }
 
 /// Stores the announced size for the next start, unless the configuration file declares the device.
-async fn remember_size(on: &Engine, name: &str) -> Result<(), RpcError> {
-    let stored = on
+async fn remember_size(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    let stored = engine
         .journal
         .find(&super::key(name))
         .filter(|entry| entry.durable);
-    let (Some(entry), Some(layer)) = (stored, on.plane()?.bdevs.lookup(name)) else {
+    let (Some(entry), Some(layer)) = (stored, engine.plane()?.bdevs.lookup(name)) else {
         return Ok(());
     };
     let mut params = entry.record.params;
     params[ANNOUNCED] = layer.geometry().bytes().into();
-    super::update(on, name, params).await
+    super::update(engine, name, params).await
 }
 
 struct AioRescan;
@@ -387,8 +387,8 @@ impl Method<Engine> for AioRescan {
     type Params = RescanParams;
     type Reply = bool;
 
-    async fn apply(params: RescanParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        rescan(&on, params, Product::Aio).await
+    async fn apply(params: RescanParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        rescan(&engine, params, Product::Aio).await
     }
 }
 
@@ -403,8 +403,8 @@ impl Method<Engine> for UringRescan {
     type Params = RescanParams;
     type Reply = bool;
 
-    async fn apply(params: RescanParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        rescan(&on, params, Product::Uring).await
+    async fn apply(params: RescanParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        rescan(&engine, params, Product::Uring).await
     }
 }
 

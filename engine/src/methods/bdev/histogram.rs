@@ -79,8 +79,8 @@ impl Method<Engine> for Enable {
     type Params = EnableParams;
     type Reply = bool;
 
-    async fn apply(params: EnableParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: EnableParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let layer = plane.bdevs.get(&params.name)?.layer;
         if !(1..=16).contains(&params.granularity) {
             return Err(
@@ -95,7 +95,7 @@ impl Method<Engine> for Enable {
         }
         let granularity = u32::from(params.granularity);
         let before = counts(&layer, params.opc.as_deref())?.spdk_buckets(granularity);
-        let mut wishes = on.devices.histograms.borrow_mut();
+        let mut wishes = engine.devices.histograms.borrow_mut();
         if params.enable {
             let wish = HistogramWish {
                 granularity,
@@ -131,8 +131,8 @@ impl Method<Engine> for Get {
     type Params = NameParams;
     type Reply = Histogram;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Histogram, RpcError> {
-        let (wish, since) = since_enabled(&on, &params.name)?;
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<Histogram, RpcError> {
+        let (wish, since) = since_enabled(&engine, &params.name)?;
         let (min_range, max_range) = (
             range_of(wish.min_ns, wish.granularity),
             range_of(wish.max_ns, wish.granularity),
@@ -153,10 +153,16 @@ impl Method<Engine> for Get {
 }
 
 /// The histogram enabled for a device, and the counts of all its buckets since then.
-fn since_enabled(on: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>), RpcError> {
-    let plane = on.plane()?;
+fn since_enabled(engine: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>), RpcError> {
+    let plane = engine.plane()?;
     let layer = plane.bdevs.get(name)?.layer;
-    let Some(wish) = on.devices.histograms.borrow().get(layer.name()).cloned() else {
+    let Some(wish) = engine
+        .devices
+        .histograms
+        .borrow()
+        .get(layer.name())
+        .cloned()
+    else {
         // SPDK's reply: -EFAULT, as an internal error.
         let mut refused = RpcError::internal("no histogram was started")
             .remedy("bdev_enable_histogram starts one");
@@ -200,7 +206,7 @@ impl Method<Engine> for GetBorders {
     type Params = BordersParams;
     type Reply = Borders;
 
-    async fn apply(params: BordersParams, on: Rc<Engine>) -> Result<Borders, RpcError> {
+    async fn apply(params: BordersParams, engine: Rc<Engine>) -> Result<Borders, RpcError> {
         let wrong = |cause: String| RpcError::errno(Errno::EINVAL, cause).field("borders");
         let borders = params.borders;
         if borders.is_empty() || borders.len() > MAX_BORDERS {
@@ -210,7 +216,7 @@ impl Method<Engine> for GetBorders {
         if !borders.is_sorted_by(|a, b| a < b) {
             return Err(wrong("the borders do not ascend".into()));
         }
-        let (wish, since) = since_enabled(&on, &params.name)?;
+        let (wish, since) = since_enabled(&engine, &params.name)?;
         let borders: Vec<u64> = borders.iter().map(|us| us.saturating_mul(1000)).collect();
         Ok(Borders {
             borders_count: between(&since, wish.granularity, &borders),

@@ -168,8 +168,8 @@ impl Method<Engine> for GetIostat {
     type Params = GetIostatParams;
     type Reply = Iostat;
 
-    async fn apply(params: GetIostatParams, on: Rc<Engine>) -> Result<Iostat, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: GetIostatParams, engine: Rc<Engine>) -> Result<Iostat, RpcError> {
+        let plane = engine.plane()?;
         if params.per_channel && params.names.as_ref().is_none_or(|names| names.len() != 1) {
             return Err(
                 RpcError::errno(Errno::EINVAL, "per_channel needs exactly one name")
@@ -184,7 +184,7 @@ impl Method<Engine> for GetIostat {
                 .map(|n| Ok(plane.bdevs.get(n)?.layer))
                 .collect::<Result<Vec<_>, RpcError>>()?,
         };
-        let ticks = on.started.elapsed().as_nanos() as u64;
+        let ticks = engine.started.elapsed().as_nanos() as u64;
         let answer = match (params.per_channel, layers.first()) {
             (true, Some(layer)) => Iostat::Channels {
                 tick_rate: TICK_RATE,
@@ -200,7 +200,7 @@ impl Method<Engine> for GetIostat {
                     .map(|l| DeviceStat {
                         name: l.name().to_owned(),
                         stat: Stat::of(&l.stats().snapshot()),
-                        sampled: on.devices.samplers.of(l),
+                        sampled: engine.devices.samplers.of(l),
                     })
                     .collect(),
             },
@@ -259,8 +259,8 @@ impl Method<Engine> for ResetIostat {
     type Params = ResetIostatParams;
     type Reply = bool;
 
-    async fn apply(params: ResetIostatParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: ResetIostatParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let layers = match &params.name {
             None => plane.bdevs.list(),
             Some(name) => vec![plane.bdevs.get(name)?],

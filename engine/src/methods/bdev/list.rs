@@ -89,16 +89,16 @@ impl Method<Engine> for GetBdevs {
     type Params = GetBdevsParams;
     type Reply = Vec<BdevInfo>;
 
-    async fn apply(params: GetBdevsParams, on: Rc<Engine>) -> Result<Vec<BdevInfo>, RpcError> {
-        on.settled().await;
-        let plane = on.plane()?;
+    async fn apply(params: GetBdevsParams, engine: Rc<Engine>) -> Result<Vec<BdevInfo>, RpcError> {
+        engine.settled().await;
+        let plane = engine.plane()?;
         let Some(name) = params.name else {
             let all = plane.bdevs.list();
-            return Ok(all.iter().map(|listed| describe(&on, listed)).collect());
+            return Ok(all.iter().map(|listed| describe(&engine, listed)).collect());
         };
         let appears = async {
             loop {
-                let changed = on.devices.changed.notified();
+                let changed = engine.devices.changed.notified();
                 if let Ok(listed) = plane.bdevs.get(&name) {
                     return listed;
                 }
@@ -106,9 +106,9 @@ impl Method<Engine> for GetBdevs {
             }
         };
         // The RPC deadline ends the call anyway.
-        let patience = Duration::from_millis(params.timeout).min(on.deadline());
+        let patience = Duration::from_millis(params.timeout).min(engine.deadline());
         match tokio::time::timeout(patience, appears).await {
-            Ok(listed) => Ok(vec![describe(&on, &listed)]),
+            Ok(listed) => Ok(vec![describe(&engine, &listed)]),
             Err(_) if params.timeout == 0 => Err(no_device(&name)),
             // Scripts recognise the timeout by this code.
             Err(_) => {
@@ -120,11 +120,12 @@ impl Method<Engine> for GetBdevs {
     }
 }
 
-fn describe(on: &Engine, listed: &Listed) -> BdevInfo {
+fn describe(engine: &Engine, listed: &Listed) -> BdevInfo {
     let layer = &listed.layer;
     let mut driver_specific = layer.module().driver_specific();
     // A volume also has the fields of SPDK's mirror.
-    if let (Value::Object(all), Some(raid)) = (&mut driver_specific, raid::of(on, layer.name())) {
+    if let (Value::Object(all), Some(raid)) = (&mut driver_specific, raid::of(engine, layer.name()))
+    {
         all.insert("raid".to_owned(), raid);
     }
     let (geometry, limits) = (layer.geometry(), layer.limits());

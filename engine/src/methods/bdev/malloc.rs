@@ -66,9 +66,9 @@ impl Method<Engine> for Create {
     type Params = CreateParams;
     type Reply = String;
 
-    async fn apply(mut params: CreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+    async fn apply(mut params: CreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
         no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let free = || {
             (0..)
                 .map(|n| format!("Malloc{n}"))
@@ -88,7 +88,7 @@ impl Method<Engine> for Create {
         params.name = Some(name);
         params.uuid = bdev.config().uuid;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&on, Module::Malloc(bdev), Create::NAME, record).await
+        super::create(&engine, Module::Malloc(bdev), Create::NAME, record).await
     }
 }
 
@@ -108,7 +108,7 @@ impl Method<Engine> for Delete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| matches!(m, Module::Malloc(_))).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| matches!(m, Module::Malloc(_))).await
     }
 }

@@ -106,8 +106,8 @@ fn key(name: &str) -> String {
 
 /// Refuses a name that is in use. Checked before the file or base is opened: the existing device
 /// has it open, so that error would name the wrong cause.
-fn refuse_taken(on: &Engine, name: &str) -> Result<(), RpcError> {
-    match on.plane()?.bdevs.lookup(name) {
+fn refuse_taken(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    match engine.plane()?.bdevs.lookup(name) {
         None => Ok(()),
         Some(_) => Err(RpcError::errno(
             Errno::EEXIST,
@@ -119,12 +119,12 @@ fn refuse_taken(on: &Engine, name: &str) -> Result<(), RpcError> {
 
 /// Registers a new device and stores its record. Unregisters it if the record cannot be stored.
 async fn create(
-    on: &Engine,
+    engine: &Engine,
     module: Module,
     method: &str,
     mut params: Value,
 ) -> Result<String, RpcError> {
-    let plane = on.plane()?;
+    let plane = engine.plane()?;
     let seen = match &module {
         Module::File(bdev) => Some(accept::remember_file(bdev)),
         _ => None,
@@ -156,12 +156,16 @@ async fn create(
             );
         }
     }
-    on.devices.modules.borrow_mut().insert(name.clone(), module);
-    let mut change = Change::put(key(&name), method, with_lasting_names(on, params));
+    engine
+        .devices
+        .modules
+        .borrow_mut()
+        .insert(name.clone(), module);
+    let mut change = Change::put(key(&name), method, with_lasting_names(engine, params));
     change.0.extend(seen);
-    let stored = on.journal.commit(change).await;
+    let stored = engine.journal.commit(change).await;
     if let Err(refused) = stored {
-        if let Err(error) = remove(on, &name).await {
+        if let Err(error) = remove(engine, &name).await {
             warn!(name, %error, "not made, and not taken away yet");
         }
         return Err(refused);
@@ -183,11 +187,12 @@ pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
 }
 
 /// Replaces the parameters in a device's record.
-async fn update(on: &Engine, name: &str, params: Value) -> Result<(), RpcError> {
-    match on.journal.find(&key(name)) {
+async fn update(engine: &Engine, name: &str, params: Value) -> Result<(), RpcError> {
+    match engine.journal.find(&key(name)) {
         Some(entry) => {
-            let params = with_lasting_names(on, params);
-            on.journal
+            let params = with_lasting_names(engine, params);
+            engine
+                .journal
                 .commit(Change::put(key(name), entry.record.method, params))
                 .await
         }
@@ -196,52 +201,55 @@ async fn update(on: &Engine, name: &str, params: Value) -> Result<(), RpcError> 
 }
 
 /// Replaces the base's name in the parameters by the name that it has after the next start.
-fn with_lasting_names(on: &Engine, mut params: Value) -> Value {
+fn with_lasting_names(engine: &Engine, mut params: Value) -> Value {
     for field in ["base_bdev_name", "base_name"] {
         if let Some(Value::String(base)) = params.get_mut(field) {
-            *base = on.volumes.lasting_name(base);
+            *base = engine.volumes.lasting_name(base);
         }
     }
     params
 }
 
 /// Deletes a device that `is` accepts, with everything stacked on it.
-async fn delete(on: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool, RpcError> {
-    let plane = on.plane()?;
+async fn delete(engine: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool, RpcError> {
+    let plane = engine.plane()?;
     let Ok(listed) = plane.bdevs.get(name) else {
         // A device that could not be restored can be deleted.
         let deferred = crate::deferred::key(name);
         let stored = [key(name), deferred]
             .iter()
-            .any(|key| on.journal.find(key).is_some());
+            .any(|key| engine.journal.find(key).is_some());
         if !stored {
             return Err(no_device(name));
         }
-        let edits = forget(on, &with_stored_dependents(on, name));
-        on.journal.commit(Change(edits)).await?;
+        let edits = forget(engine, &with_stored_dependents(engine, name));
+        engine.journal.commit(Change(edits)).await?;
         return Ok(true);
     };
     let name = listed.layer.name().to_owned();
     drop(listed);
-    if !on.devices.module(&name).is_some_and(|m| is(&m)) {
+    if !engine.devices.module(&name).is_some_and(|m| is(&m)) {
         return Err(no_device(&name)
             .cause(format!("\"{name}\" is a device of another kind"))
             .remedy("delete it with the method of its kind"));
     }
     let going = with_dependents(&plane, &name);
-    refuse_last_copies(on, &going)?;
+    refuse_last_copies(engine, &going)?;
     // Remove the record first: after a crash in between, the device must not return.
-    on.journal.commit(Change(forget(on, &going))).await?;
+    engine
+        .journal
+        .commit(Change(forget(engine, &going)))
+        .await?;
     for name in &going {
-        on.devices.modules.borrow_mut().remove(name);
+        engine.devices.modules.borrow_mut().remove(name);
     }
-    remove(on, &name).await?;
+    remove(engine, &name).await?;
     Ok(true)
 }
 
 /// Refuses to delete a device that holds the last good replica of a volume. A replica whose volume
 /// has another good one may go.
-fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
+fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError> {
     let last = |volume: &crate::volumes::Listed| {
         let status = volume.status()?;
         let good = |m: &&MemberStatus| m.state == MemberState::InSync && m.attached;
@@ -250,7 +258,7 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
         let device = device.into_iter().find(|device| going.contains(device))?;
         (!status.members.iter().filter(good).any(stays)).then(|| (device.clone(), status.name))
     };
-    match on.volumes.list().iter().find_map(last) {
+    match engine.volumes.list().iter().find_map(last) {
         None => Ok(()),
         Some((device, volume)) => Err(RpcError::errno(
             Errno::EBUSY,
@@ -262,31 +270,31 @@ fn refuse_last_copies(on: &Engine, going: &[String]) -> Result<(), RpcError> {
 }
 
 /// Edits that remove devices from the journal, with their limits and namespaces.
-fn forget(on: &Engine, names: &[String]) -> Vec<Edit> {
+fn forget(engine: &Engine, names: &[String]) -> Vec<Edit> {
     let keys = |name: &String| [key(name), crate::deferred::key(name)];
     let mut edits: Vec<Edit> = names.iter().flat_map(keys).map(Edit::Remove).collect();
     edits.extend(
         names
             .iter()
-            .filter_map(|name| accept::forget_file(on, name)),
+            .filter_map(|name| accept::forget_file(engine, name)),
     );
-    edits.extend(forget_uses_of(on, names));
+    edits.extend(forget_uses_of(engine, names));
     edits
 }
 
 /// Edits that remove the namespaces and limits of devices from the journal.
-pub fn forget_uses_of(on: &Engine, names: &[String]) -> Vec<Edit> {
+pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
     let mut edits: Vec<Edit> = names.iter().map(|name| qos::forget(name)).collect();
-    edits.extend(super::nvmf::forget_namespaces_of(on, names));
+    edits.extend(super::nvmf::forget_namespaces_of(engine, names));
     edits
 }
 
 /// Removes a device and waits until it is gone. The wait is limited, because I/O may never end and
 /// other changes wait.
-async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {
-    on.devices.modules.borrow_mut().remove(name);
-    let ticket = on.plane()?.bdevs.remove(name, Removal::Hot)?;
-    match tokio::time::timeout(patience(on), ticket).await {
+async fn remove(engine: &Engine, name: &str) -> Result<(), RpcError> {
+    engine.devices.modules.borrow_mut().remove(name);
+    let ticket = engine.plane()?.bdevs.remove(name, Removal::Hot)?;
+    match tokio::time::timeout(patience(engine), ticket).await {
         Ok(()) => Ok(()),
         Err(_) => Err(RpcError::errno(
             Errno::ETIMEDOUT,
@@ -298,8 +306,8 @@ async fn remove(on: &Engine, name: &str) -> Result<(), RpcError> {
 }
 
 /// How long a change waits for devices: other changes wait meanwhile.
-fn patience(on: &Engine) -> Duration {
-    PATIENCE.min(on.deadline() / 2)
+fn patience(engine: &Engine) -> Duration {
+    PATIENCE.min(engine.deadline() / 2)
 }
 
 /// The device and all devices stacked on it, directly or not.
@@ -328,9 +336,9 @@ fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
 
 /// Edits that forget a missing device and everything stacked on it; `None` if `key` is not a
 /// device's.
-pub fn forget_lost(on: &Engine, key: &str) -> Option<Vec<Edit>> {
+pub fn forget_lost(engine: &Engine, key: &str) -> Option<Vec<Edit>> {
     let name = device_of(key)?;
-    Some(forget(on, &with_stored_dependents(on, name)))
+    Some(forget(engine, &with_stored_dependents(engine, name)))
 }
 
 /// The name of the device that a record creates.
@@ -340,8 +348,8 @@ fn device_of(key: &str) -> Option<&str> {
 }
 
 /// As `with_dependents`, from the journal records of devices that do not exist at present.
-fn with_stored_dependents(on: &Engine, name: &str) -> Vec<String> {
-    let stored: Vec<(String, String)> = on
+fn with_stored_dependents(engine: &Engine, name: &str) -> Vec<String> {
+    let stored: Vec<(String, String)> = engine
         .journal
         .select(|entry| entry.standing != Standing::Live)
         .into_iter()
@@ -366,14 +374,14 @@ fn with_stored_dependents(on: &Engine, name: &str) -> Vec<String> {
 }
 
 /// The module's handle of a device by its name, alias or UUID.
-fn module_of(on: &Engine, name: &str) -> Option<Module> {
-    let layer = on.plane().ok()?.bdevs.lookup(name)?;
-    on.devices.module(layer.name())
+fn module_of(engine: &Engine, name: &str) -> Option<Module> {
+    let layer = engine.plane().ok()?.bdevs.lookup(name)?;
+    engine.devices.module(layer.name())
 }
 
 /// The error for a device of another kind, or for a missing one.
-fn no_device_of_kind(on: &Engine, name: &str, kind: &str, maker: &str) -> RpcError {
-    let there = on.plane().ok().and_then(|p| p.bdevs.lookup(name));
+fn no_device_of_kind(engine: &Engine, name: &str, kind: &str, maker: &str) -> RpcError {
+    let there = engine.plane().ok().and_then(|p| p.bdevs.lookup(name));
     let Some(layer) = there else {
         return no_device(name);
     };

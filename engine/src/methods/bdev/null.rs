@@ -64,7 +64,7 @@ impl Method<Engine> for Create {
     type Params = CreateParams;
     type Reply = String;
 
-    async fn apply(mut params: CreateParams, on: Rc<Engine>) -> Result<String, RpcError> {
+    async fn apply(mut params: CreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
         no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
         let bdev = null::create(null::Config {
             name: params.name.clone(),
@@ -77,7 +77,7 @@ impl Method<Engine> for Create {
         })?;
         params.uuid = bdev.config().uuid;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&on, Module::Null(bdev), Create::NAME, record).await
+        super::create(&engine, Module::Null(bdev), Create::NAME, record).await
     }
 }
 
@@ -91,8 +91,8 @@ impl Method<Engine> for Delete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| matches!(m, Module::Null(_))).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| matches!(m, Module::Null(_))).await
     }
 }
 
@@ -114,11 +114,11 @@ impl Method<Engine> for Resize {
     type Params = ResizeParams;
     type Reply = bool;
 
-    async fn apply(params: ResizeParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
-        let Some(Module::Null(bdev)) = module_of(&on, &params.name) else {
+    async fn apply(params: ResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
+        let Some(Module::Null(bdev)) = module_of(&engine, &params.name) else {
             let (name, maker) = (&params.name, Create::NAME);
-            let refused = no_device_of_kind(&on, name, "a null device", maker);
+            let refused = no_device_of_kind(&engine, name, "a null device", maker);
             // SPDK uses a different code here if the device is of another kind.
             return Err(match plane.bdevs.lookup(name) {
                 None => refused,
@@ -146,13 +146,13 @@ impl Method<Engine> for Resize {
             .field("new_size"));
         };
         bdev.resize(blocks)?;
-        let mut record = on
+        let mut record = engine
             .journal
             .find(&super::key(name))
             .map(|e| e.record.params)
             .unwrap_or_default();
         record["num_blocks"] = blocks.into();
-        if let Err(refused) = super::update(&on, name, record).await {
+        if let Err(refused) = super::update(&engine, name, record).await {
             bdev.resize(before.num_blocks)?;
             return Err(refused);
         }

@@ -125,16 +125,16 @@ impl Method<Engine> for SetQosLimit {
     type Params = SetQosLimitParams;
     type Reply = bool;
 
-    async fn apply(params: SetQosLimitParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: SetQosLimitParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let layer = plane.bdevs.get(&params.name)?.layer;
         let name = layer.name().to_owned();
         let before = layer.qos().limits();
         let mut limits = before;
         params.apply_to(&mut limits)?;
         layer.qos().set(limits);
-        let lasting = on.volumes.lasting_name(&name);
-        let mut edits = former(&on, &name, &key(&lasting));
+        let lasting = engine.volumes.lasting_name(&name);
+        let mut edits = former(&engine, &name, &key(&lasting));
         edits.push(if limits.is_none() {
             forget(&lasting)
         } else {
@@ -146,7 +146,7 @@ impl Method<Engine> for SetQosLimit {
                 params,
             })
         });
-        let stored = on.journal.commit(Change(edits)).await;
+        let stored = engine.journal.commit(Change(edits)).await;
         stored.inspect_err(|_| layer.qos().set(before))?;
         Ok(true)
     }
@@ -154,8 +154,8 @@ impl Method<Engine> for SetQosLimit {
 
 /// Edits that remove the limits of the device under keys other than `now`: a volume may have been
 /// renamed since they were set.
-fn former(on: &Engine, name: &str, now: &str) -> Vec<Edit> {
-    let Ok(plane) = on.plane() else {
+fn former(engine: &Engine, name: &str, now: &str) -> Vec<Edit> {
+    let Ok(plane) = engine.plane() else {
         return Vec::new();
     };
     let own = |entry: &crate::journal::Entry| {
@@ -164,7 +164,7 @@ fn former(on: &Engine, name: &str, now: &str) -> Vec<Edit> {
         let device = device.and_then(|device| plane.bdevs.lookup(device));
         key.starts_with("qos/") && key != now && device.is_some_and(|d| d.name() == name)
     };
-    let entries = on.journal.select(own).into_iter();
+    let entries = engine.journal.select(own).into_iter();
     entries
         .map(|entry| Edit::Remove(entry.record.key))
         .collect()

@@ -92,8 +92,8 @@ impl Method<Engine> for Create {
     type Params = CreateParams;
     type Reply = bool;
 
-    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
+    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
         if params.raid_level != Level::Raid1 {
             let cause = "this level keeps no second copy of anything: only mirrors are here";
             return Err(RpcError::errno(Errno::ENOTSUP, cause)
@@ -107,7 +107,7 @@ impl Method<Engine> for Create {
                 .remedy("leave it out"));
         }
         super::refuse_nil(params.uuid)?;
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let own = |(at, name): (usize, &String)| match plane.bdevs.lookup(name) {
             Some(layer) => Ok(layer.name().to_owned()),
             None => Err(super::no_device(name).field(format!("base_bdevs[{at}]"))),
@@ -118,14 +118,14 @@ impl Method<Engine> for Create {
             Ok(devices) => devices,
             Err(missing) => {
                 let record = serde_json::to_value(&params).expect("parameters are plain data");
-                let _changing = on.changing().await;
+                let _changing = engine.changing().await;
                 let name = &params.name;
-                deferred::wait_for_base(&on, name, Self::NAME, record, missing).await?;
+                deferred::wait_for_base(&engine, name, Self::NAME, record, missing).await?;
                 return Ok(true);
             }
         };
         let settings = Settings {
-            resync_bytes_per_s: on.volumes.raid_bytes_per_s.get(),
+            resync_bytes_per_s: engine.volumes.raid_bytes_per_s.get(),
             ..Settings::default()
         };
         let new = NewVolume {
@@ -136,7 +136,7 @@ impl Method<Engine> for Create {
             settings,
             force: false,
         };
-        volumes::create(&on, new).await?;
+        volumes::create(&engine, new).await?;
         Ok(true)
     }
 }
@@ -162,15 +162,15 @@ impl Method<Engine> for Delete {
     type Params = DeleteParams;
     type Reply = bool;
 
-    async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let waiting = deferred::key(&params.name);
-        if on.journal.find(&waiting).is_some() {
-            let _changing = on.changing().await;
-            on.journal.commit(Change::remove(waiting)).await?;
+        if engine.journal.find(&waiting).is_some() {
+            let _changing = engine.changing().await;
+            engine.journal.commit(Change::remove(waiting)).await?;
             return Ok(true);
         }
-        on.settled().await;
-        volumes::delete(&on, &params.name, None).await?;
+        engine.settled().await;
+        volumes::delete(&engine, &params.name, None).await?;
         Ok(true)
     }
 }
@@ -246,11 +246,11 @@ impl Method<Engine> for GetBdevs {
     type Params = GetParams;
     type Reply = Vec<RaidReply>;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<RaidReply>, RpcError> {
-        let plane = on.plane()?;
-        let all = on.volumes.list();
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<RaidReply>, RpcError> {
+        let plane = engine.plane()?;
+        let all = engine.volumes.list();
         let all = all.iter().map(|volume| describe(&plane, volume));
-        let waiting = on.journal.below(deferred::PREFIX).into_iter();
+        let waiting = engine.journal.below(deferred::PREFIX).into_iter();
         let waiting = waiting.filter(|entry| entry.record.method == Create::NAME);
         let all = all.chain(waiting.filter_map(|entry| waiting_mirror(&plane, &entry.record)));
         let wanted =
@@ -260,9 +260,9 @@ impl Method<Engine> for GetBdevs {
 }
 
 /// The properties of a volume's device, under SPDK's names.
-pub(super) fn of(on: &Engine, bdev: &str) -> Option<Value> {
-    let plane = on.plane().ok()?;
-    let all = on.volumes.list();
+pub(super) fn of(engine: &Engine, bdev: &str) -> Option<Value> {
+    let plane = engine.plane().ok()?;
+    let all = engine.volumes.list();
     let volume = all.iter().find(|volume| volume.bdev() == Some(bdev))?;
     let mut facts = serde_json::to_value(describe(&plane, volume)).ok()?;
     facts.as_object_mut()?.remove("name");
@@ -399,12 +399,12 @@ impl Method<Engine> for AddBase {
     type Params = AddBaseParams;
     type Reply = bool;
 
-    async fn apply(params: AddBaseParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        let listed = on.plane()?.bdevs.get(&params.base_bdev);
+    async fn apply(params: AddBaseParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let listed = engine.plane()?.bdevs.get(&params.base_bdev);
         let none = |_| super::no_device(&params.base_bdev).field("base_bdev");
         let listed = listed.map_err(none)?;
-        on.volumes.find(&params.raid_bdev)?;
+        engine.volumes.find(&params.raid_bdev)?;
         if let Some((holder, _)) = listed.claims.first() {
             let cause = format!("\"{}\" is used by {holder}", params.base_bdev);
             return Err(RpcError::errno(Errno::EPERM, cause).field("base_bdev"));
@@ -413,7 +413,7 @@ impl Method<Engine> for AddBase {
             device: listed.layer.name().to_owned(),
             force: false,
         };
-        on.volumes.run(&params.raid_bdev, command).await?;
+        engine.volumes.run(&params.raid_bdev, command).await?;
         Ok(true)
     }
 }
@@ -430,11 +430,11 @@ impl Method<Engine> for RemoveBase {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        let layer = on.plane()?.bdevs.lookup(&params.name);
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let layer = engine.plane()?.bdevs.lookup(&params.name);
         let device = layer.map_or_else(|| params.name.clone(), |l| l.name().to_owned());
-        let volume = on.volumes.with_member(&device).ok_or_else(|| {
+        let volume = engine.volumes.with_member(&device).ok_or_else(|| {
             RpcError::errno(
                 Errno::ENODEV,
                 format!("no volume has a replica on \"{device}\""),
@@ -471,9 +471,9 @@ impl Method<Engine> for SetOptions {
     type Params = OptionsParams;
     type Reply = bool;
 
-    async fn apply(params: OptionsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        let volumes = &on.volumes;
+    async fn apply(params: OptionsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let volumes = &engine.volumes;
         if params.process_window_size_kb == Some(0) {
             return Err(
                 RpcError::errno(Errno::EINVAL, "it cannot be 0").field("process_window_size_kb")
@@ -510,7 +510,7 @@ impl Method<Engine> for SetOptions {
             "process_max_bandwidth_mb_sec": bytes >> 20,
         });
         let change = Change::put(OPTIONS_KEY, SetOptions::NAME, record);
-        on.journal.commit(change).await?;
+        engine.journal.commit(change).await?;
         volumes.raid_window_kb.set(Some(window));
         volumes.raid_bytes_per_s.set(bytes);
         Ok(true)

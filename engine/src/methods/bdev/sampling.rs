@@ -142,11 +142,11 @@ impl Method<Engine> for SetPeriod {
     type Params = SetPeriodParams;
     type Reply = bool;
 
-    async fn apply(params: SetPeriodParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let layer = on.plane()?.bdevs.get(&params.name)?.layer;
+    async fn apply(params: SetPeriodParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let layer = engine.plane()?.bdevs.get(&params.name)?.layer;
         match params.period {
-            0 => on.devices.samplers.stop(layer.name()),
-            MIN_PERIOD_US..=MAX_PERIOD_US => on.devices.samplers.start(&layer, params.period),
+            0 => engine.devices.samplers.stop(layer.name()),
+            MIN_PERIOD_US..=MAX_PERIOD_US => engine.devices.samplers.start(&layer, params.period),
             other => {
                 let cause =
                     format!("{other} us is neither 0 nor from {MIN_PERIOD_US} to {MAX_PERIOD_US}");

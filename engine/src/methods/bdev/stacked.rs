@@ -29,14 +29,14 @@ pub fn register(registry: &mut Registry<Engine>) {
 
 /// Replies with the name as SPDK does; the device is created when its base appears.
 async fn defer(
-    on: &Engine,
+    engine: &Engine,
     method: &str,
     name: String,
     config: &impl Serialize,
     missing: RegistryError,
 ) -> Result<String, RpcError> {
     let params = serde_json::to_value(config).expect("a configuration is plain data");
-    crate::deferred::wait_for_base(on, &name, method, params, missing.into()).await?;
+    crate::deferred::wait_for_base(engine, &name, method, params, missing.into()).await?;
     Ok(name)
 }
 
@@ -65,8 +65,8 @@ impl Method<Engine> for DelayCreate {
     type Params = DelayParams;
     type Reply = String;
 
-    async fn apply(params: DelayParams, on: Rc<Engine>) -> Result<String, RpcError> {
-        super::refuse_taken(&on, &params.name)?;
+    async fn apply(params: DelayParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        super::refuse_taken(&engine, &params.name)?;
         let config = delay::Config {
             name: params.name,
             base_bdev_name: params.base_bdev_name,
@@ -76,10 +76,10 @@ impl Method<Engine> for DelayCreate {
             p99_write_latency: params.p99_write_latency,
             uuid: params.uuid,
         };
-        let bdev = match delay::create(config.clone(), &on.plane()?.bdevs) {
+        let bdev = match delay::create(config.clone(), &engine.plane()?.bdevs) {
             Err(missing @ RegistryError::NotFound { .. }) => {
                 return defer(
-                    &on,
+                    &engine,
                     DelayCreate::NAME,
                     config.name.clone(),
                     &config,
@@ -90,7 +90,7 @@ impl Method<Engine> for DelayCreate {
             made => made?,
         };
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
-        super::create(&on, Module::Delay(bdev), DelayCreate::NAME, record).await
+        super::create(&engine, Module::Delay(bdev), DelayCreate::NAME, record).await
     }
 }
 
@@ -104,8 +104,8 @@ impl Method<Engine> for DelayDelete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| matches!(m, Module::Delay(_))).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| matches!(m, Module::Delay(_))).await
     }
 }
 
@@ -136,16 +136,16 @@ impl Method<Engine> for DelayUpdateLatency {
     type Params = UpdateLatencyParams;
     type Reply = bool;
 
-    async fn apply(params: UpdateLatencyParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: UpdateLatencyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let which = match params.latency_type {
             LatencyType::AvgRead => delay::Latency::AvgRead,
             LatencyType::P99Read => delay::Latency::P99Read,
             LatencyType::AvgWrite => delay::Latency::AvgWrite,
             LatencyType::P99Write => delay::Latency::P99Write,
         };
-        let Some(Module::Delay(bdev)) = module_of(&on, &params.delay_bdev_name) else {
+        let Some(Module::Delay(bdev)) = module_of(&engine, &params.delay_bdev_name) else {
             let (name, maker) = (&params.delay_bdev_name, DelayCreate::NAME);
-            let refused = no_device_of_kind(&on, name, "a delay device", maker);
+            let refused = no_device_of_kind(&engine, name, "a delay device", maker);
             return Err(RpcError {
                 code: INVALID_PARAMS,
                 message: "The requested bdev does not exist.".into(),
@@ -155,7 +155,7 @@ impl Method<Engine> for DelayUpdateLatency {
         let before = bdev.latency_us(which);
         bdev.update_latency(which, params.latency_us);
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
-        let stored = super::update(&on, nacre_bdev::Bdev::name(&*bdev), record).await;
+        let stored = super::update(&engine, nacre_bdev::Bdev::name(&*bdev), record).await;
         stored.inspect_err(|_| bdev.update_latency(which, before))?;
         Ok(true)
     }
@@ -181,22 +181,22 @@ impl Method<Engine> for ErrorCreate {
     type Params = ErrorCreateParams;
     type Reply = bool;
 
-    async fn apply(params: ErrorCreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::refuse_taken(&on, &format!("EE_{}", params.base_name))?;
+    async fn apply(params: ErrorCreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::refuse_taken(&engine, &format!("EE_{}", params.base_name))?;
         let config = fault::Config {
             base_name: params.base_name,
             uuid: params.uuid,
         };
-        let bdev = match fault::create(config.clone(), &on.plane()?.bdevs) {
+        let bdev = match fault::create(config.clone(), &engine.plane()?.bdevs) {
             Err(missing @ RegistryError::NotFound { .. }) => {
                 let name = format!("EE_{}", config.base_name);
-                let deferred = defer(&on, ErrorCreate::NAME, name, &config, missing).await;
+                let deferred = defer(&engine, ErrorCreate::NAME, name, &config, missing).await;
                 return deferred.map(|_| true);
             }
             made => made?,
         };
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
-        super::create(&on, Module::Fault(bdev), ErrorCreate::NAME, record)
+        super::create(&engine, Module::Fault(bdev), ErrorCreate::NAME, record)
             .await
             .map(|_| true)
     }
@@ -211,16 +211,16 @@ impl Method<Engine> for ErrorDelete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| matches!(m, Module::Fault(_))).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| matches!(m, Module::Fault(_))).await
     }
 }
 
 /// Error for a device without faults. Hints at the stacked error device `EE_<name>` if it exists.
-fn no_error_device(on: &Engine, name: &str) -> RpcError {
-    let refused = no_device_of_kind(on, name, "an error device", ErrorCreate::NAME);
+fn no_error_device(engine: &Engine, name: &str) -> RpcError {
+    let refused = no_device_of_kind(engine, name, "an error device", ErrorCreate::NAME);
     let above = format!("EE_{name}");
-    match on.devices.module(&above) {
+    match engine.devices.module(&above) {
         Some(Module::Fault(_)) => refused.remedy(format!("the error device on it is \"{above}\"")),
         _ => refused,
     }
@@ -285,7 +285,7 @@ impl Method<Engine> for ErrorInject {
     type Params = InjectParams;
     type Reply = bool;
 
-    async fn apply(params: InjectParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: InjectParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let nvme = params.nvme_sct != 0 || params.nvme_sc != 0;
         if nvme != (params.error_type == ErrorType::NvmeFailure) {
             let mut refused = RpcError::errno(
@@ -325,8 +325,8 @@ impl Method<Engine> for ErrorInject {
             nvme_sct: byte("nvme_sct", params.nvme_sct)?,
             nvme_sc: byte("nvme_sc", params.nvme_sc)?,
         };
-        let Some(Module::Fault(bdev)) = module_of(&on, &params.name) else {
-            return Err(no_error_device(&on, &params.name));
+        let Some(Module::Fault(bdev)) = module_of(&engine, &params.name) else {
+            return Err(no_error_device(&engine, &params.name));
         };
         bdev.inject_spdk(&injection).map_err(|e| {
             let field = match e {
@@ -348,9 +348,9 @@ impl Method<Engine> for ErrorResume {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let Some(Module::Fault(bdev)) = module_of(&on, &params.name) else {
-            return Err(no_error_device(&on, &params.name));
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let Some(Module::Fault(bdev)) = module_of(&engine, &params.name) else {
+            return Err(no_error_device(&engine, &params.name));
         };
         bdev.resume_pending();
         Ok(true)
@@ -378,22 +378,28 @@ impl Method<Engine> for PassthruCreate {
     type Params = PassthruParams;
     type Reply = String;
 
-    async fn apply(params: PassthruParams, on: Rc<Engine>) -> Result<String, RpcError> {
-        super::refuse_taken(&on, &params.name)?;
+    async fn apply(params: PassthruParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+        super::refuse_taken(&engine, &params.name)?;
         let config = passthru::Config {
             name: params.name,
             base_bdev_name: params.base_bdev_name,
             uuid: params.uuid,
         };
-        let bdev = match passthru::create(config.clone(), &on.plane()?.bdevs) {
+        let bdev = match passthru::create(config.clone(), &engine.plane()?.bdevs) {
             Err(missing @ RegistryError::NotFound { .. }) => {
                 let name = config.name.clone();
-                return defer(&on, PassthruCreate::NAME, name, &config, missing).await;
+                return defer(&engine, PassthruCreate::NAME, name, &config, missing).await;
             }
             made => made?,
         };
         let record = serde_json::to_value(bdev.config()).expect("a configuration is plain data");
-        super::create(&on, Module::Passthru(bdev), PassthruCreate::NAME, record).await
+        super::create(
+            &engine,
+            Module::Passthru(bdev),
+            PassthruCreate::NAME,
+            record,
+        )
+        .await
     }
 }
 
@@ -407,7 +413,7 @@ impl Method<Engine> for PassthruDelete {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&on, &params.name, |m| matches!(m, Module::Passthru(_))).await
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, |m| matches!(m, Module::Passthru(_))).await
     }
 }

@@ -57,9 +57,9 @@ impl Method<Engine> for GetControllers {
 
     async fn apply(
         params: SubsystemParams,
-        on: Rc<Engine>,
+        engine: Rc<Engine>,
     ) -> Result<Vec<ControllerReply>, RpcError> {
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let cntrltype = match subsystem.kind {
             SubsystemKind::Nvm => "io",
@@ -97,8 +97,11 @@ impl Method<Engine> for GetQpairs {
     type Params = SubsystemParams;
     type Reply = Vec<QpairReply>;
 
-    async fn apply(params: SubsystemParams, on: Rc<Engine>) -> Result<Vec<QpairReply>, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(
+        params: SubsystemParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<QpairReply>, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let mut all = Vec::new();
         for controller in subsystem.controllers() {
@@ -243,9 +246,9 @@ impl Method<Engine> for GetStats {
     type Params = StatsParams;
     type Reply = Stats;
 
-    async fn apply(params: StatsParams, on: Rc<Engine>) -> Result<Stats, RpcError> {
+    async fn apply(params: StatsParams, engine: Rc<Engine>) -> Result<Stats, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let mut queues: Vec<QueueInfo> = Vec::new();
         for subsystem in plane
             .target
@@ -256,7 +259,7 @@ impl Method<Engine> for GetStats {
             queues.extend(subsystem.controllers().iter().flat_map(|c| c.queues()));
         }
         let kinds: Vec<TransportType> = plane.target.plugs().iter().map(|p| p.kind()).collect();
-        let rdma: BTreeMap<usize, Vec<(String, StatsSnapshot)>> = match on.rdma.plug() {
+        let rdma: BTreeMap<usize, Vec<(String, StatsSnapshot)>> = match engine.rdma.plug() {
             Some(plug) => plug.stats().into_iter().collect(),
             None => BTreeMap::new(),
         };

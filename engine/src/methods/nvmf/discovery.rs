@@ -37,13 +37,13 @@ const KEPT: &str = "discoverynqn";
 /// The configured unique name of the discovery subsystem. With `auto` and no data directory there
 /// is no unique name, as in SPDK. A name that changed at each start would be worse: hosts with a
 /// persistent discovery connection reconnect by this name and would be refused for good.
-pub fn configured_nqn(on: &Engine) -> Option<Nqn> {
+pub fn configured_nqn(engine: &Engine) -> Option<Nqn> {
     // Validated when the configuration was loaded.
-    match on.settings.nvmf.discovery_name().ok()? {
+    match engine.settings.nvmf.discovery_name().ok()? {
         DiscoveryName::WellKnown => None,
         DiscoveryName::Unique(nqn) => Some(nqn),
         DiscoveryName::Auto => {
-            let dir = on.journal.store_path()?;
+            let dir = engine.journal.store_path()?;
             let made = Nqn::unique_discovery(Uuid::new_v4());
             let kept = kept::keep(dir, KEPT, made.as_str());
             let nqn = kept.and_then(|line| Nqn::new(&line).map_err(std::io::Error::other));
@@ -74,11 +74,11 @@ impl Method<Engine> for SetNqn {
     type Params = SetNqnParams;
     type Reply = bool;
 
-    async fn apply(params: SetNqnParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: SetNqnParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        let target = &on.plane()?.target;
+        let target = &engine.plane()?.target;
         let (nqn, change) = match params.nqn.as_deref() {
-            None | Some("") => (configured_nqn(&on), Change::remove(key::DISCOVERY_NQN)),
+            None | Some("") => (configured_nqn(&engine), Change::remove(key::DISCOVERY_NQN)),
             Some(text) => {
                 let nqn = Nqn::new(text).map_err(|error| {
                     RpcError::invalid_params(format!("\"{text}\": {error}")).field("nqn")
@@ -94,7 +94,7 @@ impl Method<Engine> for SetNqn {
                 .field("nqn")
                 .remedy("choose a name that no subsystem has")
         })?;
-        if let Err(refused) = on.journal.commit(change).await {
+        if let Err(refused) = engine.journal.commit(change).await {
             target.set_discovery_nqn(before)?;
             return Err(refused);
         }
@@ -167,9 +167,9 @@ impl Method<Engine> for Add {
     type Params = AddParams;
     type Reply = bool;
 
-    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let referral = referral(
             &params.address,
             params.subnqn.as_deref(),
@@ -181,7 +181,7 @@ impl Method<Engine> for Add {
             return Ok(true);
         }
         plane.target.add_referral(referral.clone())?;
-        let stored = on
+        let stored = engine
             .journal
             .commit(Change::put(
                 key_of(&referral),
@@ -214,9 +214,9 @@ impl Method<Engine> for Remove {
     type Params = RemoveParams;
     type Reply = bool;
 
-    async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: RemoveParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let wanted = referral(&params.address, params.subnqn.as_deref(), false, false)?;
         let same = |r: &Referral| key_of(r) == key_of(&wanted);
         if !plane.target.referrals().iter().any(same) {
@@ -225,7 +225,10 @@ impl Method<Engine> for Remove {
             }
             .into());
         }
-        on.journal.commit(Change::remove(key_of(&wanted))).await?;
+        engine
+            .journal
+            .commit(Change::remove(key_of(&wanted)))
+            .await?;
         plane.target.remove_referral(&wanted)?;
         Ok(true)
     }
@@ -264,9 +267,12 @@ impl Method<Engine> for Get {
     type Params = TargetParams;
     type Reply = Vec<ReferralReply>;
 
-    async fn apply(params: TargetParams, on: Rc<Engine>) -> Result<Vec<ReferralReply>, RpcError> {
+    async fn apply(
+        params: TargetParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<ReferralReply>, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        Ok(on
+        Ok(engine
             .plane()?
             .target
             .referrals()

@@ -70,8 +70,8 @@ impl Method<Engine> for Add {
     type Params = AddParams;
     type Reply = bool;
 
-    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         no_keys(&[
             ("psk", &params.psk),
@@ -81,7 +81,7 @@ impl Method<Engine> for Add {
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
         plane.target.add_host(nqn, &host)?;
         let record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
-        let stored = on
+        let stored = engine
             .journal
             .commit(Change::put(key::host(nqn, &host), Add::NAME, record))
             .await;
@@ -114,8 +114,8 @@ impl Method<Engine> for Remove {
     type Params = RemoveParams;
     type Reply = bool;
 
-    async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: RemoveParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
         if !subsystem.hosts().contains(&host) {
@@ -124,14 +124,15 @@ impl Method<Engine> for Remove {
             }
             .into());
         }
-        on.journal
+        engine
+            .journal
             .commit(Change::remove(key::host(nqn, &host)))
             .await?;
         plane.target.remove_host(nqn, &host)?;
         let patience = params
             .timeout_ms
             .map_or(PATIENCE, Duration::from_millis)
-            .min(on.deadline());
+            .min(engine.deadline());
         let leaving = |a: &Arc<Association>| a.hostnqn == host && a.phase() == Phase::Closing;
         if wait_until(patience, || !subsystem.controllers().iter().any(leaving)).await {
             return Ok(true);
@@ -161,12 +162,12 @@ impl Method<Engine> for AllowAny {
     type Params = AllowAnyParams;
     type Reply = bool;
 
-    async fn apply(params: AllowAnyParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: AllowAnyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let nqn = subsystem.nqn();
         let (own, apart) = (key::subsystem(nqn), key::allow_any_host(nqn));
-        if let Some(entry) = on.journal.find(&own) {
+        if let Some(entry) = engine.journal.find(&own) {
             let mut record = entry.record;
             let change = if entry.durable {
                 record.params["allow_any_host"] = params.allow_any_host.into();
@@ -176,7 +177,7 @@ impl Method<Engine> for AllowAny {
                     json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
                 Change::put(apart, AllowAny::NAME, record)
             };
-            on.journal.commit(change).await?;
+            engine.journal.commit(change).await?;
         }
         plane
             .target
@@ -206,8 +207,8 @@ impl Method<Engine> for SetKeys {
     type Params = SetKeysParams;
     type Reply = bool;
 
-    async fn apply(params: SetKeysParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: SetKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         no_keys(&[
             ("dhchap_key", &params.dhchap_key),

@@ -211,8 +211,8 @@ impl Method<Engine> for Add {
     type Params = AddParams;
     type Reply = bool;
 
-    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
         if params.secure_channel {
@@ -233,15 +233,15 @@ impl Method<Engine> for Add {
             .field("sock_impl")
             .remedy("leave it out"));
         }
-        if on.personality == Personality::Nacre {
-            transport::ensure(&on, &plane, kind).await?;
+        if engine.personality == Personality::Nacre {
+            transport::ensure(&engine, &plane, kind).await?;
         }
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
         // Calls from the configuration file and from the store are complete: no defaults apply.
         let usual = if is_declaring() || is_replaying() {
             None
         } else {
-            volume::of_listener(&on, nqn, kind)
+            volume::of_listener(&engine, nqn, kind)
         };
         let (usual_state, usually_withheld) = usual.unwrap_or_default();
         let given = params.ana_state.or(usual_state);
@@ -251,7 +251,11 @@ impl Method<Engine> for Add {
             .then(|| WithheldWord::why(params.withheld_reason));
         let withheld = asked.or(usually_withheld);
         let options = ListenOptions {
-            ana: kept_states(&on, &key::listener(nqn, kind, &place(&address)), ana_state),
+            ana: kept_states(
+                &engine,
+                &key::listener(nqn, kind, &place(&address)),
+                ana_state,
+            ),
             withheld,
             fabric: params.options.fabric.map(Into::into).unwrap_or_default(),
             listener: params.options.parse()?,
@@ -270,7 +274,7 @@ impl Method<Engine> for Add {
         if params.options != OptionsParams::default() {
             record["options"] = json!(params.options);
         }
-        let stored = on
+        let stored = engine
             .journal
             .commit(Change::put(
                 key::listener(nqn, kind, &place(&bound)),
@@ -282,7 +286,7 @@ impl Method<Engine> for Add {
             plane.target.remove_listener(nqn, kind, &bound)?;
             return Err(refused);
         }
-        on.notes.send("nvmf_listener_change", nqn.as_str());
+        engine.notes.send("nvmf_listener_change", nqn.as_str());
         Ok(true)
     }
 }
@@ -303,28 +307,41 @@ fn note_withheld(record: &mut Value, why: Option<Withheld>) {
 }
 
 /// True if the listener was added by RPC and is stored.
-pub fn is_stored_listener(on: &Engine, nqn: &Nqn, kind: TransportType, address: &Address) -> bool {
-    let entry = on.journal.find(&key::listener(nqn, kind, &place(address)));
+pub fn is_stored_listener(
+    engine: &Engine,
+    nqn: &Nqn,
+    kind: TransportType,
+    address: &Address,
+) -> bool {
+    let entry = engine
+        .journal
+        .find(&key::listener(nqn, kind, &place(address)));
     entry.is_some_and(|entry| entry.durable)
 }
 
 /// Withholds a subsystem's listener from hosts, or opens it again; the change is stored.
 pub async fn withhold(
-    on: &Engine,
+    engine: &Engine,
     nqn: &Nqn,
     kind: TransportType,
     address: &Address,
     why: Option<Withheld>,
 ) -> Result<(), RpcError> {
-    let _changing = on.changing().await;
-    let plane = on.plane()?;
-    if let Some(entry) = on.journal.find(&key::listener(nqn, kind, &place(address))) {
+    let _changing = engine.changing().await;
+    let plane = engine.plane()?;
+    if let Some(entry) = engine
+        .journal
+        .find(&key::listener(nqn, kind, &place(address)))
+    {
         let mut record = entry.record;
         note_withheld(&mut record.params, why);
-        on.journal.commit(Change(vec![Edit::Put(record)])).await?;
+        engine
+            .journal
+            .commit(Change(vec![Edit::Put(record)]))
+            .await?;
     }
     plane.target.withhold(nqn, kind, address, why)?;
-    on.notes.send("nvmf_listener_change", nqn.as_str());
+    engine.notes.send("nvmf_listener_change", nqn.as_str());
     Ok(())
 }
 
@@ -366,8 +383,8 @@ impl Method<Engine> for Remove {
     type Params = ListenerParams;
     type Reply = bool;
 
-    async fn apply(params: ListenerParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: ListenerParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, ip, port) = params.listen_address.read("listen_address")?;
         let nqn = subsystem.nqn();
@@ -377,7 +394,7 @@ impl Method<Engine> for Remove {
             .parse("listen_address")
             .and_then(|(_, address)| find(&subsystem, kind, &Address::Ip(address)));
         // A listener that could not be restored can be removed.
-        if let (Err(refused), None) = (&live, on.journal.find(&own)) {
+        if let (Err(refused), None) = (&live, engine.journal.find(&own)) {
             return Err(refused.clone());
         }
         // A listener of the configuration file comes and goes with its interface. Keep the settings
@@ -388,10 +405,10 @@ impl Method<Engine> for Remove {
             let below = Change(vec![Edit::RemoveAll(key::below(&own))]);
             Change::remove(own).and(below)
         };
-        on.journal.commit(change).await?;
+        engine.journal.commit(change).await?;
         if let Ok(live) = live {
             plane.target.remove_listener(nqn, kind, &live.address)?;
-            on.notes.send("nvmf_listener_change", nqn.as_str());
+            engine.notes.send("nvmf_listener_change", nqn.as_str());
         }
         Ok(true)
     }
@@ -413,10 +430,10 @@ fn find(
 }
 
 /// Initial states of a listener: the state it is added with, then stored changes.
-fn kept_states(on: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
+fn kept_states(engine: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
     let mut states = AnaStates::new(ana_state.into());
     let below = key::ana(own, None);
-    for entry in on.journal.below(&below) {
+    for entry in engine.journal.below(&below) {
         if entry.record.key != below && !entry.record.key.starts_with(&key::below(&below)) {
             continue;
         }
@@ -447,8 +464,8 @@ impl Method<Engine> for SetAnaState {
     type Params = AnaParams;
     type Reply = bool;
 
-    async fn apply(params: AnaParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: AnaParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
@@ -484,11 +501,11 @@ impl Method<Engine> for SetAnaState {
                 record,
             )),
         };
-        if let Err(refused) = on.journal.commit(change).await {
+        if let Err(refused) = engine.journal.commit(change).await {
             restore_states(&plane.target, nqn, (kind, &address), &before, group);
             return Err(refused);
         }
-        on.notes.send("nvmf_ana_change", nqn.as_str());
+        engine.notes.send("nvmf_ana_change", nqn.as_str());
         Ok(true)
     }
 }
@@ -588,8 +605,8 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = Vec<ListenerReply>;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<ListenerReply>, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<ListenerReply>, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let config = &subsystem.config;
         let groups = |ana: &AnaStates| {

@@ -76,12 +76,12 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = GetReply;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<GetReply, RpcError> {
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<GetReply, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        let plane = on.plane()?;
-        let standings = on.listeners.standings(&on);
-        let by_rpc = added_by_rpc(&on, &plane, &standings);
-        let unmatched = on.listeners.unmatched();
+        let plane = engine.plane()?;
+        let standings = engine.listeners.standings(&engine);
+        let by_rpc = added_by_rpc(&engine, &plane, &standings);
+        let unmatched = engine.listeners.unmatched();
         Ok(GetReply {
             listeners: standings.into_iter().map(describe).chain(by_rpc).collect(),
             unmatched: unmatched.iter().map(ToString::to_string).collect(),
@@ -139,7 +139,7 @@ fn in_words(actual: Actual) -> Words {
 }
 
 /// Listening addresses of subsystems that do not come from the configuration file.
-fn added_by_rpc(on: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
+fn added_by_rpc(engine: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
     let declared = |kind: &str, address: &Address| {
         standings.iter().any(|s| {
             let place = Address::Ip(s.path.address());
@@ -159,7 +159,7 @@ fn added_by_rpc(on: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<Liste
                 None => {
                     let actual = match (listener.transport, &listener.address) {
                         (TransportType::Rdma, Address::Ip(address)) => {
-                            listeners::of_rdma(on, *address)
+                            listeners::of_rdma(engine, *address)
                         }
                         _ => Actual::Listening,
                     };

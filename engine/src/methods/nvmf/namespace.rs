@@ -82,8 +82,8 @@ impl Method<Engine> for Add {
     type Params = AddParams;
     type Reply = u32;
 
-    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<u32, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<u32, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let spec = params.namespace;
         let nqn = subsystem.nqn().clone();
@@ -93,12 +93,12 @@ impl Method<Engine> for Add {
             .map_err(|e| refused_device(&e.to_string()))?
             .layer;
         let ids = identifiers(&spec, device.uuid())?;
-        let nsid = choose_nsid(&on, &subsystem, &spec, device.name(), &ids)?;
+        let nsid = choose_nsid(&engine, &subsystem, &spec, device.name(), &ids)?;
         let ana_group = (spec.anagrpid != 0).then_some(spec.anagrpid);
         let file = spec.ptpl_file.as_deref().filter(|file| !file.is_empty());
         let file = file.map(reservation::located).transpose()?;
         let file = file.as_deref();
-        let reservations = reservation::initial(&on, (&nqn, nsid, &ids), file)?;
+        let reservations = reservation::initial(&engine, (&nqn, nsid, &ids), file)?;
         let config = NamespaceConfig {
             nsid: Some(nsid),
             bdev_name: device.name().to_owned(),
@@ -113,7 +113,7 @@ impl Method<Engine> for Add {
         plane.target.add_namespace(&nqn, config)?;
         let mut namespace = json!({
             "nsid": nsid,
-            "bdev_name": on.volumes.lasting_name(device.name()),
+            "bdev_name": engine.volumes.lasting_name(device.name()),
             "nguid": hex(&ids.nguid),
             "uuid": ids.uuid,
             "no_auto_visible": spec.no_auto_visible,
@@ -128,7 +128,7 @@ impl Method<Engine> for Add {
             namespace["ptpl_file"] = file.into();
         }
         let record = json!({ "nqn": nqn.as_str(), "namespace": namespace });
-        let stored = on
+        let stored = engine
             .journal
             .commit(Change::put(key::namespace(&nqn, nsid), Add::NAME, record))
             .await;
@@ -141,9 +141,11 @@ impl Method<Engine> for Add {
             // record to mark.
             let cause = format!("device \"{}\" went away", spec.bdev_name);
             let away = RpcError::errno(Errno::ENODEV, cause);
-            on.journal.restored(&key::namespace(&nqn, nsid), Err(away));
+            engine
+                .journal
+                .restored(&key::namespace(&nqn, nsid), Err(away));
         }
-        on.notes.send("nvmf_namespace_change", note(&nqn, nsid));
+        engine.notes.send("nvmf_namespace_change", note(&nqn, nsid));
         Ok(nsid)
     }
 }
@@ -199,7 +201,7 @@ fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
 /// The requested NSID, or the lowest free one. NSIDs of namespaces whose device is away are not
 /// free.
 fn choose_nsid(
-    on: &Engine,
+    engine: &Engine,
     subsystem: &Subsystem,
     spec: &Namespace,
     bdev: &str,
@@ -212,7 +214,8 @@ fn choose_nsid(
         .map(|n| n.namespace.nsid)
         .collect();
     let kept = |nsid: u32| {
-        on.journal
+        engine
+            .journal
             .find(&key::namespace(nqn, nsid))
             .filter(|_| !live.contains(&nsid))
     };
@@ -269,25 +272,25 @@ impl Method<Engine> for Remove {
     type Params = RemoveParams;
     type Reply = bool;
 
-    async fn apply(params: RemoveParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: RemoveParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid) = (subsystem.nqn(), params.nsid);
         let own = key::namespace(nqn, nsid);
         let live = find(&subsystem, nsid);
         // A namespace whose device is away can be removed.
-        if let (Err(refused), None) = (&live, on.journal.find(&own)) {
+        if let (Err(refused), None) = (&live, engine.journal.find(&own)) {
             return Err(refused.clone());
         }
-        on.journal.commit(forget(&own)).await?;
+        engine.journal.commit(forget(&own)).await?;
         if let Ok(entry) = live {
             let device = Arc::downgrade(&entry.namespace);
             drop(entry);
             subsystem.remove_namespace(nsid)?;
-            on.notes.send("nvmf_namespace_change", note(nqn, nsid));
+            engine.notes.send("nvmf_namespace_change", note(nqn, nsid));
             // A host command may have stored a reservation since the record was removed.
-            if on.journal.find(&key::reservation(nqn, nsid)).is_some() {
-                on.journal.commit(forget(&own)).await?;
+            if engine.journal.find(&key::reservation(nqn, nsid)).is_some() {
+                engine.journal.commit(forget(&own)).await?;
             }
             // The device is free once the reactors have closed their queues. Slow I/O delays the
             // reply for `PATIENCE` at most.
@@ -323,7 +326,7 @@ fn forget(own: &str) -> Change {
 }
 
 /// Edits that remove the namespaces on `devices` from the journal, with their hosts.
-pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
+pub fn forget_namespaces_of(engine: &Engine, devices: &[String]) -> Vec<Edit> {
     let on_one_of_them = |entry: &crate::journal::Entry| {
         let device = entry
             .record
@@ -332,7 +335,7 @@ pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
             .and_then(Value::as_str);
         entry.record.method == Add::NAME && devices.iter().any(|name| Some(name.as_str()) == device)
     };
-    let entries = on.journal.select(on_one_of_them);
+    let entries = engine.journal.select(on_one_of_them);
     entries
         .iter()
         .flat_map(|entry| forget(&entry.record.key).0)
@@ -341,7 +344,7 @@ pub fn forget_namespaces_of(on: &Engine, devices: &[String]) -> Vec<Edit> {
 
 /// Removes the namespaces of a device that goes away. They return with the device unless an
 /// operator removed them.
-pub fn bdev_gone(on: &Engine, plane: &Plane, bdev: &str) {
+pub fn bdev_gone(engine: &Engine, plane: &Plane, bdev: &str) {
     // The name may already belong to a new device with its own namespaces.
     let now = plane.bdevs.lookup(bdev);
     let is_of_now = |entry: &NamespaceEntry| {
@@ -355,13 +358,13 @@ pub fn bdev_gone(on: &Engine, plane: &Plane, bdev: &str) {
         }
         let nqn = subsystem.nqn();
         for nsid in subsystem.bdev_removed(bdev) {
-            on.notes.send("nvmf_namespace_change", note(nqn, nsid));
+            engine.notes.send("nvmf_namespace_change", note(nqn, nsid));
             let own = key::namespace(nqn, nsid);
             let away = || RpcError::errno(Errno::ENODEV, format!("device \"{bdev}\" went away"));
-            for part in on.journal.below(&key::below(&own)) {
-                on.journal.restored(&part.record.key, Err(away()));
+            for part in engine.journal.below(&key::below(&own)) {
+                engine.journal.restored(&part.record.key, Err(away()));
             }
-            on.journal.restored(&own, Err(away()));
+            engine.journal.restored(&own, Err(away()));
         }
     }
 }
@@ -385,8 +388,8 @@ impl Method<Engine> for SetAnaGroup {
     type Params = AnaGroupParams;
     type Reply = bool;
 
-    async fn apply(params: AnaGroupParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: AnaGroupParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, group) = (subsystem.nqn(), params.nsid, params.anagrpid);
         let before = subsystem
@@ -402,7 +405,7 @@ impl Method<Engine> for SetAnaGroup {
             return Ok(true);
         }
         let own = key::namespace(nqn, nsid);
-        if let Some(entry) = on.journal.find(&own) {
+        if let Some(entry) = engine.journal.find(&own) {
             let apart = key::ana_group(nqn, nsid);
             let change = if entry.durable {
                 let mut record = entry.record.params;
@@ -412,13 +415,13 @@ impl Method<Engine> for SetAnaGroup {
                 let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "anagrpid": group });
                 Change::put(apart, SetAnaGroup::NAME, record)
             };
-            let stored = on.journal.commit(change).await;
+            let stored = engine.journal.commit(change).await;
             if let Err(refused) = stored {
                 subsystem.set_ana_group(nsid, before)?;
                 return Err(refused);
             }
         }
-        on.notes.send("nvmf_ana_change", nqn.to_string());
+        engine.notes.send("nvmf_ana_change", nqn.to_string());
         Ok(true)
     }
 }
@@ -442,8 +445,8 @@ impl Method<Engine> for AddHost {
     type Params = HostParams;
     type Reply = bool;
 
-    async fn apply(params: HostParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: HostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
         match subsystem.add_namespace_host(nsid, &host) {
@@ -452,7 +455,7 @@ impl Method<Engine> for AddHost {
             added => added?,
         }
         let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "host": host.as_str() });
-        let stored = on
+        let stored = engine
             .journal
             .commit(Change::put(
                 key::namespace_host(nqn, nsid, &host),
@@ -477,8 +480,8 @@ impl Method<Engine> for RemoveHost {
     type Params = HostParams;
     type Reply = bool;
 
-    async fn apply(params: HostParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: HostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
         let own = key::namespace_host(nqn, nsid, &host);
@@ -489,12 +492,16 @@ impl Method<Engine> for RemoveHost {
             Ok(entry) if !entry.hosts.contains(&host) => return Ok(true),
             Ok(_) => {}
             // The namespace's device is away.
-            Err(_) if on.journal.find(&own).is_some() => {
-                return on.journal.commit(Change::remove(own)).await.map(|()| true);
+            Err(_) if engine.journal.find(&own).is_some() => {
+                return engine
+                    .journal
+                    .commit(Change::remove(own))
+                    .await
+                    .map(|()| true);
             }
             Err(refused) => return Err(refused),
         }
-        on.journal.commit(Change::remove(own)).await?;
+        engine.journal.commit(Change::remove(own)).await?;
         subsystem.remove_namespace_host(nsid, &host)?;
         Ok(true)
     }

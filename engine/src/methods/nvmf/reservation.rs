@@ -198,16 +198,16 @@ impl Keeper for ToManagement {
 }
 
 /// Serves store requests of the target until the daemon ends.
-pub async fn keep(on: Rc<Engine>) {
-    let queue = on.keeping.queue.take();
+pub async fn keep(engine: Rc<Engine>) {
+    let queue = engine.keeping.queue.take();
     let Some(mut queue) = queue else { return };
     while let Some(job) = queue.recv().await {
         // A file that cannot be written delays only its own namespace, which has one job at a time.
-        tokio::task::spawn_local(store(Rc::clone(&on), job));
+        tokio::task::spawn_local(store(Rc::clone(&engine), job));
     }
 }
 
-async fn store(on: Rc<Engine>, job: Job) {
+async fn store(engine: Rc<Engine>, job: Job) {
     let Job {
         place,
         state,
@@ -216,7 +216,7 @@ async fn store(on: Rc<Engine>, job: Job) {
     let stored = match &place {
         Place::Journal { nqn, nsid, uuid } => {
             let kept = state.as_ref().map(|state| Kept::of(state, *uuid));
-            in_journal(&on, nqn, *nsid, *uuid, kept).await
+            in_journal(&engine, nqn, *nsid, *uuid, kept).await
         }
         Place::File { path, uuid } => {
             let kept = state.as_ref().map(|state| Kept {
@@ -236,7 +236,7 @@ async fn store(on: Rc<Engine>, job: Job) {
 }
 
 async fn in_journal(
-    on: &Engine,
+    engine: &Engine,
     nqn: &Nqn,
     nsid: u32,
     uuid: Uuid,
@@ -244,7 +244,7 @@ async fn in_journal(
 ) -> Result<(), RpcError> {
     let own = key::reservation(nqn, nsid);
     // Must not leave a record behind for a namespace that was removed meanwhile.
-    find(on, nqn, nsid, uuid)?;
+    find(engine, nqn, nsid, uuid)?;
     let change = match kept {
         None => Change::remove(own.clone()),
         Some(kept) => {
@@ -252,11 +252,11 @@ async fn in_journal(
             Change::put(own.clone(), RESTORE, record)
         }
     };
-    on.journal.commit(change).await?;
+    engine.journal.commit(change).await?;
     // The namespace may also be removed while the record is being stored.
-    match find(on, nqn, nsid, uuid) {
-        Err(gone) if on.plane().is_ok() => {
-            on.journal.commit(Change::remove(own)).await?;
+    match find(engine, nqn, nsid, uuid) {
+        Err(gone) if engine.plane().is_ok() => {
+            engine.journal.commit(Change::remove(own)).await?;
             Err(gone)
         }
         _ => Ok(()),
@@ -308,7 +308,7 @@ fn read_file(path: &Path) -> std::io::Result<Option<Kept>> {
 /// Initial reservations of a namespace and their storage. A stored reservation that cannot be read
 /// is an error: hosts could otherwise write to a namespace that another host reserved.
 pub(super) fn initial(
-    on: &Engine,
+    engine: &Engine,
     (nqn, nsid, ids): (&Nqn, u32, &NamespaceIds),
     file: Option<&str>,
 ) -> Result<Reservations, RpcError> {
@@ -330,9 +330,9 @@ pub(super) fn initial(
                 kept.map(|kept| (kept, file.to_owned())),
             )
         }
-        None if on.journal.is_durable() => {
+        None if engine.journal.is_durable() => {
             let own = key::reservation(nqn, nsid);
-            let kept = on.journal.find(&own).map(|entry| {
+            let kept = engine.journal.find(&own).map(|entry| {
                 let kept = entry.record.params["reservation"].clone();
                 serde_json::from_value(kept)
                     .map(|kept| (kept, own.clone()))
@@ -349,7 +349,7 @@ pub(super) fn initial(
         }
         _ => None,
     };
-    let jobs = on.keeping.jobs.clone();
+    let jobs = engine.keeping.jobs.clone();
     Ok(Reservations {
         keeper: Some(Arc::new(ToManagement { place, jobs })),
         kept,
@@ -365,8 +365,8 @@ fn damaged(what: &str, why: &str) -> RpcError {
 }
 
 /// The reservation of a namespace that currently exists.
-fn find(on: &Engine, nqn: &Nqn, nsid: u32, uuid: Uuid) -> Result<Arc<Reservation>, RpcError> {
-    let subsystem = on.plane()?.target.subsystem(nqn)?;
+fn find(engine: &Engine, nqn: &Nqn, nsid: u32, uuid: Uuid) -> Result<Arc<Reservation>, RpcError> {
+    let subsystem = engine.plane()?.target.subsystem(nqn)?;
     let entry = super::namespace::find(&subsystem, nsid)?;
     if entry.namespace.ids.uuid != uuid {
         return Err(RpcError::errno(
@@ -395,11 +395,11 @@ impl Method<Engine> for Restore {
     type Params = RestoreParams;
     type Reply = bool;
 
-    async fn apply(params: RestoreParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: RestoreParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let nqn = Nqn::new(&params.nqn)
             .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
         let kept = params.reservation;
-        let reservation = find(&on, &nqn, params.nsid, kept.bdev_uuid)?;
+        let reservation = find(&engine, &nqn, params.nsid, kept.bdev_uuid)?;
         if Kept::of(&reservation.state(), kept.bdev_uuid) != kept {
             return Err(RpcError::errno(
                 Errno::EEXIST,
@@ -455,8 +455,8 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = Reply;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Reply, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Reply, RpcError> {
+        let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let entry = super::namespace::find(&subsystem, params.nsid)?;
         let reservation = &entry.namespace.reservation;

@@ -96,7 +96,7 @@ impl Method<Engine> for Create {
     type Params = CreateParams;
     type Reply = bool;
 
-    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let label = params.admin_label.as_deref().unwrap_or_default();
         for (field, asked, why) in [
@@ -140,7 +140,7 @@ impl Method<Engine> for Create {
             .field("nqn")
         })?;
         let defaults = SubsystemConfig::new(nqn.clone());
-        let serial_number = match (params.serial_number, on.personality) {
+        let serial_number = match (params.serial_number, engine.personality) {
             (Some(given), _) => given,
             (None, Personality::Nacre) => derived_serial_number(nqn.as_str()),
             (None, Personality::NvmfTgt) => defaults.serial_number.clone(),
@@ -174,21 +174,21 @@ impl Method<Engine> for Create {
             max_cntlid,
         };
         let record = record_of(&config);
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         plane.target.create_subsystem(config)?;
         let mut change = Change::put(key::subsystem(&nqn), Create::NAME, record);
         // Drops settings that RPC made about a file-declared subsystem of this name: this call is
         // complete.
         let file_settings = key::allow_any_host(&nqn);
-        if !is_declaring() && on.journal.find(&file_settings).is_some() {
+        if !is_declaring() && engine.journal.find(&file_settings).is_some() {
             change = change.and(Change::remove(file_settings));
         }
-        let stored = on.journal.commit(change).await;
+        let stored = engine.journal.commit(change).await;
         if let Err(refused) = stored {
             plane.target.delete_subsystem(&nqn)?;
             return Err(refused);
         }
-        on.notes.send("nvmf_subsystem_add", nqn.as_str());
+        engine.notes.send("nvmf_subsystem_add", nqn.as_str());
         Ok(true)
     }
 }
@@ -235,21 +235,22 @@ impl Method<Engine> for Delete {
     type Params = DeleteParams;
     type Reply = bool;
 
-    async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let plane = engine.plane()?;
         check_target_of_subsystem(params.tgt_name.as_deref())?;
         let found = nvm_subsystem(&plane, None, &params.nqn);
         let subsystem = match (found, Nqn::new(&params.nqn)) {
             (Ok(subsystem), _) => Some(subsystem),
             // A subsystem that could not be restored can be deleted.
-            (Err(_), Ok(nqn)) if on.journal.find(&key::subsystem(&nqn)).is_some() => None,
+            (Err(_), Ok(nqn)) if engine.journal.find(&key::subsystem(&nqn)).is_some() => None,
             (Err(refused), _) => return Err(refused),
         };
         let nqn = Nqn::new(&params.nqn)
             .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
         let own = key::subsystem(&nqn);
         // Records go first: after a crash in between, the subsystem must not return.
-        on.journal
+        engine
+            .journal
             .commit(Change(vec![
                 Edit::RemoveAll(key::below(&own)),
                 Edit::Remove(own),
@@ -267,11 +268,11 @@ impl Method<Engine> for Delete {
         let deleted = plane.target.delete_subsystem(&nqn)?;
         // A host command may have stored a reservation since the records were removed.
         let below = key::below(&key::subsystem(&nqn));
-        if !on.journal.below(&below).is_empty() {
+        if !engine.journal.below(&below).is_empty() {
             let change = Change(vec![Edit::RemoveAll(below)]);
-            on.journal.commit(change).await?;
+            engine.journal.commit(change).await?;
         }
-        on.notes.send("nvmf_subsystem_remove", nqn.as_str());
+        engine.notes.send("nvmf_subsystem_remove", nqn.as_str());
         if !wait_until(PATIENCE, || deleted.controllers().is_empty()).await {
             let left = deleted.controllers().len();
             return Err(RpcError::errno(
@@ -356,8 +357,8 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = Vec<SubsystemReply>;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<SubsystemReply>, RpcError> {
-        let plane = on.plane()?;
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<SubsystemReply>, RpcError> {
+        let plane = engine.plane()?;
         check_target_of_subsystem(params.tgt_name.as_deref())?;
         if let Some(nqn) = &params.nqn {
             let one = any_subsystem(&plane, None, nqn)?;

@@ -163,8 +163,8 @@ impl Method<Engine> for SetMaxSubsystems {
     type Params = MaxSubsystemsParams;
     type Reply = bool;
 
-    async fn apply(params: MaxSubsystemsParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let options = &mut on.options.borrow_mut().nvmf;
+    async fn apply(params: MaxSubsystemsParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let options = &mut engine.options.borrow_mut().nvmf;
         if options.max_subsystems.is_some() {
             return Err(refusal::failed(
                 "Must not call more than once",
@@ -206,8 +206,8 @@ impl Method<Engine> for SetCrdt {
     type Params = CrdtParams;
     type Reply = bool;
 
-    async fn apply(params: CrdtParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.options.borrow_mut().nvmf.command_retry_delay =
+    async fn apply(params: CrdtParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.options.borrow_mut().nvmf.command_retry_delay =
             Some([params.crdt1, params.crdt2, params.crdt3]);
         Ok(true)
     }
@@ -307,7 +307,7 @@ impl Method<Engine> for SetConfig {
     type Params = ConfigParams;
     type Reply = bool;
 
-    async fn apply(params: ConfigParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: ConfigParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         if let Some(name) = params.admin_cmd_passthru.asked() {
             return Err(RpcError::errno(
                 Errno::ENOTSUP,
@@ -337,7 +337,7 @@ impl Method<Engine> for SetConfig {
         if let Some(mut filters) = params.discovery_filters.or(old) {
             filters.sort_unstable();
             filters.dedup();
-            on.options.borrow_mut().nvmf.discovery_filters = filters;
+            engine.options.borrow_mut().nvmf.discovery_filters = filters;
         }
         Ok(true)
     }

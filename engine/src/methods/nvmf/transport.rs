@@ -170,8 +170,8 @@ enum Own {
 }
 
 impl Own {
-    fn defaults(on: &Engine, kind: TransportType) -> Own {
-        let rdma = &on.settings.rdma;
+    fn defaults(engine: &Engine, kind: TransportType) -> Own {
+        let rdma = &engine.settings.rdma;
         match kind {
             TransportType::Rdma => Own::Rdma {
                 max_srq_depth: rdma.srq_size,
@@ -215,14 +215,14 @@ impl Own {
 
 impl Transport {
     /// Default options: Nacre's configuration values, or SPDK's where there is none.
-    fn defaults(on: &Engine, plane: &Plane, kind: TransportType) -> Transport {
-        let (nvmf, limits) = (&on.settings.nvmf, plane.target.config.queue_limits());
+    fn defaults(engine: &Engine, plane: &Plane, kind: TransportType) -> Transport {
+        let (nvmf, limits) = (&engine.settings.nvmf, plane.target.config.queue_limits());
         let own = Transport {
             trtype: kind.to_string(),
             max_queue_depth: nvmf.max_queue_depth,
             max_io_qpairs_per_ctrlr: nvmf.max_io_qpairs_per_ctrlr,
             in_capsule_data_size: match kind {
-                TransportType::Rdma => on.settings.rdma.in_capsule_data_size,
+                TransportType::Rdma => engine.settings.rdma.in_capsule_data_size,
                 _ => nvmf.in_capsule_data_size,
             },
             max_io_size: nvmf.max_io_size,
@@ -231,10 +231,10 @@ impl Transport {
             iobuf_large_cache_size: None,
             dif_insert_or_strip: false,
             zcopy: false,
-            own: Own::defaults(on, kind),
+            own: Own::defaults(engine, kind),
             abort_timeout_sec: 1,
             ack_timeout: match kind {
-                TransportType::Rdma => on.settings.rdma.ack_timeout.unwrap_or(0).into(),
+                TransportType::Rdma => engine.settings.rdma.ack_timeout.unwrap_or(0).into(),
                 _ => 0,
             },
             data_wr_pool_size: 0,
@@ -242,7 +242,7 @@ impl Transport {
             kas: limits.keep_alive_granularity,
             min_kato: limits.min_keep_alive_ms,
         };
-        match on.personality {
+        match engine.personality {
             Personality::Nacre => own,
             Personality::NvmfTgt => Transport {
                 max_queue_depth: 128,
@@ -297,8 +297,8 @@ impl Transport {
     }
 
     /// Refuses values that cannot be enforced: hosts see these limits.
-    fn check(&self, on: &Engine) -> Result<(), RpcError> {
-        let buffer = on.settings.nvmf.max_io_size;
+    fn check(&self, engine: &Engine) -> Result<(), RpcError> {
+        let buffer = engine.settings.nvmf.max_io_size;
         for (field, value, least, most) in [
             ("max_queue_depth", u32::from(self.max_queue_depth), 2, 4096),
             (
@@ -361,9 +361,9 @@ impl Transport {
         Ok(())
     }
 
-    fn tcp(&self, on: &Engine) -> TcpConfig {
+    fn tcp(&self, engine: &Engine) -> TcpConfig {
         let defaults = TcpConfig::default();
-        let sock = on.options.borrow().sock;
+        let sock = engine.options.borrow().sock;
         let buffer = |bytes: u32| (bytes > 0).then_some(bytes as usize);
         TcpConfig {
             send_buffer: buffer(sock.send_buf_size),
@@ -371,10 +371,10 @@ impl Transport {
             in_capsule_data_size: self.in_capsule_data_size,
             max_io_size: self.max_io_size,
             // The target counts established connections itself and reports the limit to the host.
-            max_connections: (on.settings.nvmf.max_connections as usize)
-                .saturating_add(on.settings.nvmf.max_pending_connections as usize),
-            max_pending_connections: on.settings.nvmf.max_pending_connections as usize,
-            reserved_descriptors: crate::descriptors::reserved(&on.settings),
+            max_connections: (engine.settings.nvmf.max_connections as usize)
+                .saturating_add(engine.settings.nvmf.max_pending_connections as usize),
+            max_pending_connections: engine.settings.nvmf.max_pending_connections as usize,
+            reserved_descriptors: crate::descriptors::reserved(&engine.settings),
             ack_timeout: match self.ack_timeout {
                 0 => defaults.ack_timeout,
                 ms => Duration::from_millis(ms.into()),
@@ -383,8 +383,8 @@ impl Transport {
         }
     }
 
-    fn rdma(&self, on: &Engine) -> RdmaConfig {
-        let declared = on.settings.rdma_transport();
+    fn rdma(&self, engine: &Engine) -> RdmaConfig {
+        let declared = engine.settings.rdma_transport();
         let Own::Rdma {
             max_srq_depth,
             no_srq,
@@ -421,13 +421,21 @@ impl Transport {
 
 /// Creates the transport if none of its type exists: Nacre does not require a separate call.
 pub(super) async fn ensure(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     plane: &Plane,
     kind: TransportType,
 ) -> Result<(), RpcError> {
     match plane.target.plug(kind) {
         Ok(_) => Ok(()),
-        Err(_) => create(on, plane, kind, Transport::defaults(on, plane, kind)).await,
+        Err(_) => {
+            create(
+                engine,
+                plane,
+                kind,
+                Transport::defaults(engine, plane, kind),
+            )
+            .await
+        }
     }
 }
 
@@ -455,22 +463,23 @@ impl Made {
 }
 
 async fn create(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     plane: &Plane,
     kind: TransportType,
     transport: Transport,
 ) -> Result<(), RpcError> {
-    transport.check(on)?;
+    transport.check(engine)?;
     if plane.target.plug(kind).is_ok() {
-        return accept_existing(on, kind, &transport);
+        return accept_existing(engine, kind, &transport);
     }
     let made = match kind {
-        TransportType::Rdma => Made::Rdma(rdma_plug(on, plane, transport.rdma(on)).await?),
-        _ => Made::Tcp(tcp_plug(transport.tcp(on))?),
+        TransportType::Rdma => Made::Rdma(rdma_plug(engine, plane, transport.rdma(engine)).await?),
+        _ => Made::Tcp(tcp_plug(transport.tcp(engine))?),
     };
     // Store first, then add: a transport cannot be removed again.
     let params = json!(transport);
-    on.journal
+    engine
+        .journal
         .commit(Change::put(key::transport(kind), Create::NAME, params))
         .await?;
     plane
@@ -478,7 +487,7 @@ async fn create(
         .set_queue_limits(kind, transport.queue_limits());
     plane.target.add_plug(made.plug())?;
     if let Made::Rdma(plug) = &made {
-        Rdma::made(on, Arc::clone(plug));
+        Rdma::made(engine, Arc::clone(plug));
     }
     // Reactors open the transport asynchronously; an earlier host would be refused.
     let cores = plane.target.cores();
@@ -494,9 +503,13 @@ async fn create(
 /// Accepts a request for a transport that the configuration file's listeners already created with
 /// the same options. This lets a saved configuration load on a daemon with such a file. A transport
 /// created by a call is refused as existing, as in SPDK.
-fn accept_existing(on: &Engine, kind: TransportType, asked: &Transport) -> Result<(), RpcError> {
+fn accept_existing(
+    engine: &Engine,
+    kind: TransportType,
+    asked: &Transport,
+) -> Result<(), RpcError> {
     let exists = RpcError::from(TargetError::TransportExists { kind });
-    let made = on.journal.find(&key::transport(kind));
+    let made = engine.journal.find(&key::transport(kind));
     let Some(made) = made.filter(|entry| !entry.durable) else {
         return Err(exists);
     };
@@ -537,7 +550,7 @@ fn tcp_plug(config: TcpConfig) -> Result<Arc<TcpPlug>, RpcError> {
 }
 
 async fn rdma_plug(
-    on: &Engine,
+    engine: &Engine,
     plane: &Plane,
     config: RdmaConfig,
 ) -> Result<Arc<RdmaPlug>, RpcError> {
@@ -553,7 +566,7 @@ async fn rdma_plug(
         RpcError::invalid_params(error.to_string()).field(field)
     })?;
     let (verbs, arenas, cores) = (
-        on.rdma.verbs.clone(),
+        engine.rdma.verbs.clone(),
         plane.arenas.clone(),
         plane.target.cores(),
     );
@@ -582,7 +595,7 @@ impl Method<Engine> for Create {
     type Params = CreateParams;
     type Reply = bool;
 
-    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let kind = match params.trtype.to_ascii_uppercase().as_str() {
             "TCP" => TransportType::Tcp,
@@ -602,9 +615,9 @@ impl Method<Engine> for Create {
                 .remedy("leave it out"));
             }
         }
-        let plane = on.plane()?;
-        let defaults = Transport::defaults(&on, &plane, kind);
-        create(&on, &plane, kind, Transport::asked(params, defaults)).await?;
+        let plane = engine.plane()?;
+        let defaults = Transport::defaults(&engine, &plane, kind);
+        create(&engine, &plane, kind, Transport::asked(params, defaults)).await?;
         Ok(true)
     }
 }
@@ -617,8 +630,8 @@ fn no_such_type(trtype: &str) -> RpcError {
 }
 
 /// Small and large data buffers of the reactor with the fewest.
-async fn buffers(on: &Engine, plane: &Plane) -> (u32, u32) {
-    let small = on.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
+async fn buffers(engine: &Engine, plane: &Plane) -> (u32, u32) {
+    let small = engine.options.borrow().iobuf.small_bufsize.max(16 << 10) as usize;
     let pools = plane.pools().await;
     let fewest = |is_small: bool| {
         let of = |pools: &crate::plane::PoolUse| -> usize {
@@ -648,9 +661,9 @@ impl Method<Engine> for Get {
     type Params = GetParams;
     type Reply = Vec<Transport>;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<Transport>, RpcError> {
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<Transport>, RpcError> {
         check_target(params.tgt_name.as_deref())?;
-        let plane = on.plane()?;
+        let plane = engine.plane()?;
         let wanted = |kind: &TransportType| match &params.trtype {
             Some(only) => only.eq_ignore_ascii_case(&kind.to_string()),
             None => true,
@@ -668,9 +681,9 @@ impl Method<Engine> for Get {
                     .field("trtype"),
             );
         }
-        let (small, large) = buffers(&on, &plane).await;
+        let (small, large) = buffers(&engine, &plane).await;
         let made_with = |kind| {
-            let entry = on.journal.find(&key::transport(kind))?;
+            let entry = engine.journal.find(&key::transport(kind))?;
             let made: Transport = serde_json::from_value(entry.record.params).ok()?;
             Some(Transport {
                 iobuf_small_cache_size: made.iobuf_small_cache_size.or(Some(small)),

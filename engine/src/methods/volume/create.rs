@@ -60,34 +60,34 @@ impl Method<Engine> for Create {
     type Params = CreateParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: CreateParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
+    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
         refuse_nil(params.uuid)?;
         // A saved configuration makes this call for an existing volume.
         if let Some(id) = params.uuid
-            && let Ok(there) = on.volumes.find(&id.to_string())
+            && let Ok(there) = engine.volumes.find(&id.to_string())
             && there.name() == params.name
         {
-            return describe(&on, &there);
+            return describe(&engine, &there);
         }
         if params.devices.is_empty() {
             return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
         }
-        let devices = Devices::find(&on, &params.devices, "devices").await?;
-        let made = make(&on, params, &devices.names).await;
+        let devices = Devices::find(&engine, &params.devices, "devices").await?;
+        let made = make(&engine, params, &devices.names).await;
         if made.is_err() {
-            devices.detach_attached(&on).await;
+            devices.detach_attached(&engine).await;
         }
         made
     }
 }
 
 async fn make(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     params: CreateParams,
     devices: &[String],
 ) -> Result<VolumeReply, RpcError> {
-    let plane = on.plane()?;
+    let plane = engine.plane()?;
     let layer = plane.bdevs.lookup(&devices[0]);
     let block_size = layer.map_or(512, |layer| layer.geometry().block_size);
     let blocks = blocks(params.num_blocks, params.size_mb, block_size)?;
@@ -106,12 +106,12 @@ async fn make(
         settings,
         force: params.force,
     };
-    let opened = volumes::create(on, new).await?;
+    let opened = volumes::create(engine, new).await?;
     let id = opened.handle.status().id;
-    describe(on, &on.volumes.find(&id.to_string())?)
+    describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
-pub(super) fn config(on: &Engine) -> Vec<Value> {
+pub(super) fn config(engine: &Engine) -> Vec<Value> {
     let call = |listed: volumes::Listed| {
         let record = &listed.record;
         let (settings, members, blocks) = match listed.status() {
@@ -138,7 +138,7 @@ pub(super) fn config(on: &Engine) -> Vec<Value> {
             },
         })
     };
-    on.volumes.list().into_iter().map(call).collect()
+    engine.volumes.list().into_iter().map(call).collect()
 }
 
 struct Delete;
@@ -160,9 +160,9 @@ impl Method<Engine> for Delete {
     type Params = DeleteParams;
     type Reply = bool;
 
-    async fn apply(params: DeleteParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        volumes::delete(&on, &params.name, params.force).await?;
+    async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        volumes::delete(&engine, &params.name, params.force).await?;
         Ok(true)
     }
 }
@@ -185,13 +185,13 @@ impl Method<Engine> for Rename {
     type Params = RenameParams;
     type Reply = bool;
 
-    async fn apply(params: RenameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        let id = on.volumes.find(&params.name)?.id();
-        let altering = on.volumes.altering(id);
+    async fn apply(params: RenameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let id = engine.volumes.find(&params.name)?.id();
+        let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;
-        let opened = on.volumes.opened(&id.to_string())?;
-        let (plane, before) = (on.plane()?, opened.handle.status());
+        let opened = engine.volumes.opened(&id.to_string())?;
+        let (plane, before) = (engine.plane()?, opened.handle.status());
         let (bdev, new) = (opened.bdev.as_str(), params.new_name.as_str());
         if before.name == new {
             return Ok(true);
@@ -208,9 +208,9 @@ impl Method<Engine> for Rename {
             }
         };
         // Records in the journal must match the device under either name.
-        let stored = on
+        let stored = engine
             .journal
-            .commit(refer_by_uuid(&on, &before.name, bdev, before.id))
+            .commit(refer_by_uuid(&engine, &before.name, bdev, before.id))
             .await;
         stored.inspect_err(|_| undo())?;
         let renamed = Command::Rename {
@@ -222,7 +222,7 @@ impl Method<Engine> for Rename {
             let _ = plane.bdevs.remove_alias(bdev, &before.name);
         }
         let text = format!("volume \"{}\" is called \"{new}\" now", before.name);
-        on.notes.tell(
+        engine.notes.tell(
             "volume_rename",
             new.to_owned(),
             text,
@@ -234,13 +234,13 @@ impl Method<Engine> for Rename {
 
 /// Edits that make namespaces, limits and stacked devices refer to the device by its UUID, which
 /// never changes.
-fn refer_by_uuid(on: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
+fn refer_by_uuid(engine: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
     let ours = |value: Option<&Value>| {
         let value = value.and_then(Value::as_str);
         value == Some(name) || value == Some(bdev)
     };
     let mut edits = Vec::new();
-    for entry in on.journal.select(|e| e.durable) {
+    for entry in engine.journal.select(|e| e.durable) {
         let Record {
             key,
             method,

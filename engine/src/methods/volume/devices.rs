@@ -25,15 +25,19 @@ pub struct Devices {
 
 impl Devices {
     /// Resolves devices. `field` names the array parameter that lists them, for error messages.
-    pub async fn find(on: &Rc<Engine>, given: &[String], field: &str) -> Result<Devices, RpcError> {
+    pub async fn find(
+        engine: &Rc<Engine>,
+        given: &[String],
+        field: &str,
+    ) -> Result<Devices, RpcError> {
         let mut devices = Devices {
             names: Vec::new(),
             attached: Vec::new(),
         };
         for (at, name) in given.iter().enumerate() {
-            let found = devices.add(on, name, &format!("{field}[{at}]")).await;
+            let found = devices.add(engine, name, &format!("{field}[{at}]")).await;
             if let Err(refused) = found {
-                devices.detach_attached(on).await;
+                devices.detach_attached(engine).await;
                 return Err(refused);
             }
         }
@@ -41,25 +45,25 @@ impl Devices {
     }
 
     /// Resolves one device. `field` names the parameter.
-    pub async fn one(on: &Rc<Engine>, given: &str, field: &str) -> Result<Devices, RpcError> {
+    pub async fn one(engine: &Rc<Engine>, given: &str, field: &str) -> Result<Devices, RpcError> {
         let mut devices = Devices {
             names: Vec::new(),
             attached: Vec::new(),
         };
-        match devices.add(on, given, field).await {
+        match devices.add(engine, given, field).await {
             Ok(()) => Ok(devices),
             Err(refused) => {
-                devices.detach_attached(on).await;
+                devices.detach_attached(engine).await;
                 Err(refused)
             }
         }
     }
 
-    async fn add(&mut self, on: &Rc<Engine>, given: &str, field: &str) -> Result<(), RpcError> {
+    async fn add(&mut self, engine: &Rc<Engine>, given: &str, field: &str) -> Result<(), RpcError> {
         let name = match given.contains("://") {
-            true if DriveUri::is_one(given) => self.attach_drive(on, given, field).await?,
-            true => self.attach(on, given, field).await?,
-            false => match on.plane()?.bdevs.lookup(given) {
+            true if DriveUri::is_one(given) => self.attach_drive(engine, given, field).await?,
+            true => self.attach(engine, given, field).await?,
+            false => match engine.plane()?.bdevs.lookup(given) {
                 Some(layer) => layer.name().to_owned(),
                 None => return Err(crate::methods::bdev::no_device(given).field(field)),
             },
@@ -79,7 +83,7 @@ impl Devices {
     /// match.
     async fn attach(
         &mut self,
-        on: &Rc<Engine>,
+        engine: &Rc<Engine>,
         uri: &str,
         field: &str,
     ) -> Result<String, RpcError> {
@@ -93,7 +97,7 @@ impl Devices {
         });
         let mut chosen = String::new();
         for name in names {
-            match on.remotes.find(&name) {
+            match engine.remotes.find(&name) {
                 Some(remote)
                     if remote.wanted.subnqn == uri.subnqn && remote.wanted.host == uri.host =>
                 {
@@ -110,7 +114,7 @@ impl Devices {
             }
         }
         let params = attach_params(&uri, Some(chosen.clone()));
-        let made = call(on, "bdev_nvme_attach_controller", params).await;
+        let made = call(engine, "bdev_nvme_attach_controller", params).await;
         let made = made.map_err(|refused| refused.field(field))?;
         self.attached.push(chosen);
         let made = made.as_array().into_iter().flatten();
@@ -133,21 +137,21 @@ impl Devices {
     /// Attaches the drive of a URI, unless it is attached already, and adds its namespace.
     async fn attach_drive(
         &mut self,
-        on: &Rc<Engine>,
+        engine: &Rc<Engine>,
         uri: &str,
         field: &str,
     ) -> Result<String, RpcError> {
         let uri: DriveUri = uri
             .parse()
             .map_err(|e: DriveUriError| RpcError::invalid_params(e.to_string()).field(field))?;
-        if on.drives.at(&uri.address).is_none() {
-            let name = on.drives.free_name(on, DriveUri::NAME);
+        if engine.drives.at(&uri.address).is_none() {
+            let name = engine.drives.free_name(engine, DriveUri::NAME);
             let params = uri.attach_params(&name);
-            let made = call(on, "bdev_nvme_attach_controller", params).await;
+            let made = call(engine, "bdev_nvme_attach_controller", params).await;
             made.map_err(|refused| refused.field(field))?;
             self.attached.push(name);
         }
-        let drive = on.drives.at(&uri.address);
+        let drive = engine.drives.at(&uri.address);
         let devices = drive.map(|(_, drive)| drive.devices()).unwrap_or_default();
         let wanted = |nsid: u32| uri.nsid.is_none_or(|wanted| wanted == nsid);
         let fitting: Vec<_> = devices.iter().filter(|d| wanted(d.nsid())).collect();
@@ -167,10 +171,10 @@ impl Devices {
     }
 
     /// Detaches the controllers if no replica was created.
-    pub async fn detach_attached(self, on: &Rc<Engine>) {
+    pub async fn detach_attached(self, engine: &Rc<Engine>) {
         for name in self.attached {
             let params = json!({ "name": name });
-            if let Err(error) = call(on, "bdev_nvme_detach_controller", params).await {
+            if let Err(error) = call(engine, "bdev_nvme_detach_controller", params).await {
                 warn!(name, %error, "attached for a replica that was not made, and not detached");
             }
         }

@@ -184,8 +184,8 @@ pub fn kind_word(kind: ResyncKind) -> &'static str {
     }
 }
 
-pub fn describe(on: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
-    let plane = on.plane()?;
+pub fn describe(engine: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {
+    let plane = engine.plane()?;
     let served = listed.bdev().map(|bdev| (bdev, subsystems(&plane, bdev)));
     let served = served.into_iter().collect();
     Ok(describe_among(&plane, listed, &served))
@@ -396,8 +396,8 @@ impl Method<Engine> for List {
     type Params = NoParams;
     type Reply = Vec<VolumeReply>;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<Vec<VolumeReply>, RpcError> {
-        let (plane, all) = (on.plane()?, on.volumes.list());
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<VolumeReply>, RpcError> {
+        let (plane, all) = (engine.plane()?, engine.volumes.list());
         let mut served: Served<'_> = all
             .iter()
             .filter_map(|v| Some((v.bdev()?, Vec::new())))
@@ -430,8 +430,8 @@ impl Method<Engine> for Get {
     type Params = NameParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        describe(&on, &on.volumes.find(&params.name)?)
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        describe(&engine, &engine.volumes.find(&params.name)?)
     }
 }
 
@@ -455,14 +455,14 @@ impl Method<Engine> for Records {
     type Params = NoParams;
     type Reply = RecordsReply;
 
-    async fn apply(_: NoParams, on: Rc<Engine>) -> Result<RecordsReply, RpcError> {
-        let records = on.volumes.store()?.list().await;
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<RecordsReply, RpcError> {
+        let records = engine.volumes.store()?.list().await;
         let records = records.map_err(nacre_bdev_replica::handle::VolumeError::from)?;
-        let file = on.journal.store_path();
+        let file = engine.journal.store_path();
         let file = file.map(|dir| dir.join(nacre_bdev_replica::store::FILE));
         Ok(RecordsReply {
             file: file.map(|f| f.display().to_string()),
-            holder: on.volumes.holder().to_string(),
+            holder: engine.volumes.holder().to_string(),
             volumes: records.iter().map(|r| json!(r)).collect(),
         })
     }

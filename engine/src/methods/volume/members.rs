@@ -26,8 +26,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 }
 
 /// Own name of the device that `name` refers to; a replica id stays as it is.
-pub fn member(on: &Engine, name: &str) -> String {
-    let plane = on.plane().ok();
+pub fn member(engine: &Engine, name: &str) -> String {
+    let plane = engine.plane().ok();
     let layer = plane.and_then(|plane| plane.bdevs.lookup(name));
     match (super::parse_id(name), layer) {
         (None, Some(layer)) => layer.name().to_owned(),
@@ -36,24 +36,24 @@ pub fn member(on: &Engine, name: &str) -> String {
 }
 
 /// Runs a command and returns the state of the volume afterwards.
-async fn run(on: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
-    on.settled().await;
-    let opened = on.volumes.run(name, command).await?;
+async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
+    engine.settled().await;
+    let opened = engine.volumes.run(name, command).await?;
     let id = opened.handle.status().id;
-    describe(on, &on.volumes.find(&id.to_string())?)
+    describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
 /// As [`run`], for a command with a device. Attaches the device first if `device` is a URI.
 async fn run_on(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     name: &str,
     device: &str,
     command: impl FnOnce(String) -> Command,
 ) -> Result<VolumeReply, RpcError> {
-    let devices = Devices::one(on, device, "device").await?;
-    let outcome = run(on, name, command(devices.names[0].clone())).await;
+    let devices = Devices::one(engine, device, "device").await?;
+    let outcome = run(engine, name, command(devices.names[0].clone())).await;
     if outcome.is_err() {
-        devices.detach_attached(on).await;
+        devices.detach_attached(engine).await;
     }
     outcome
 }
@@ -80,11 +80,11 @@ impl Method<Engine> for Add {
     type Params = AddParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: AddParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
+    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
         let force = params.force;
         let add = |device| Command::Add { device, force };
-        run_on(&on, &params.name, &params.device, add).await
+        run_on(&engine, &params.name, &params.device, add).await
     }
 }
 
@@ -109,12 +109,12 @@ impl Method<Engine> for Remove {
     type Params = ForcedParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ForcedParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: ForcedParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Remove {
-            member: member(&on, &params.replica),
+            member: member(&engine, &params.replica),
             force: params.force,
         };
-        run(&on, &params.name, command).await
+        run(&engine, &params.name, command).await
     }
 }
 
@@ -128,12 +128,12 @@ impl Method<Engine> for Offline {
     type Params = ForcedParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ForcedParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: ForcedParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Offline {
-            member: member(&on, &params.replica),
+            member: member(&engine, &params.replica),
             force: params.force,
         };
-        run(&on, &params.name, command).await
+        run(&engine, &params.name, command).await
     }
 }
 
@@ -156,11 +156,11 @@ impl Method<Engine> for Online {
     type Params = ReplicaParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ReplicaParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: ReplicaParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Online {
-            member: member(&on, &params.replica),
+            member: member(&engine, &params.replica),
         };
-        run(&on, &params.name, command).await
+        run(&engine, &params.name, command).await
     }
 }
 
@@ -179,14 +179,14 @@ struct ReplaceParams {
 }
 
 impl ReplaceParams {
-    async fn run(self, on: &Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        let (member, force) = (member(on, &self.replica), self.force);
+    async fn run(self, engine: &Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        let (member, force) = (member(engine, &self.replica), self.force);
         let replace = |device| Command::Replace {
             member,
             device,
             force,
         };
-        run_on(on, &self.name, &self.device, replace).await
+        run_on(engine, &self.name, &self.device, replace).await
     }
 }
 
@@ -201,9 +201,9 @@ impl Method<Engine> for Replace {
     type Params = ReplaceParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ReplaceParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
-        params.run(&on).await
+    async fn apply(params: ReplaceParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
+        params.run(&engine).await
     }
 }
 
@@ -217,10 +217,10 @@ impl Method<Engine> for Move {
     type Params = ReplaceParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ReplaceParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
-        let wanted = member(&on, &params.replica);
-        let status = on.volumes.opened(&params.name)?.handle.status();
+    async fn apply(params: ReplaceParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
+        let wanted = member(&engine, &params.replica);
+        let status = engine.volumes.opened(&params.name)?.handle.status();
         let ours = status
             .members
             .iter()
@@ -236,7 +236,7 @@ impl Method<Engine> for Move {
             .field("replica")
             .remedy("replace it with volume_replace_replica"));
         }
-        params.run(&on).await
+        params.run(&engine).await
     }
 }
 
@@ -263,7 +263,7 @@ impl Method<Engine> for Resync {
     type Params = ResyncParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ResyncParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: ResyncParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         if params.full && params.replica.is_none() {
             return Err(
                 RpcError::errno(Errno::EINVAL, "full needs to know which replica")
@@ -272,9 +272,9 @@ impl Method<Engine> for Resync {
             );
         }
         let command = Command::Resync {
-            member: params.replica.map(|name| member(&on, &name)),
+            member: params.replica.map(|name| member(&engine, &name)),
             full: params.full,
         };
-        run(&on, &params.name, command).await
+        run(&engine, &params.name, command).await
     }
 }

@@ -66,14 +66,14 @@ pub fn register(registry: &mut Registry<Engine>) {
 
 /// Calls that create each volume unless one of its name exists. Never with force: loading a
 /// configuration must not overwrite a replica.
-pub fn config(on: &Engine) -> Vec<Value> {
-    create::config(on)
+pub fn config(engine: &Engine) -> Vec<Value> {
+    create::config(engine)
 }
 
 /// Calls that mark subsystems as made by publishing a volume. They follow the calls that create the
 /// subsystems.
-pub fn published_config(on: &Engine) -> Vec<Value> {
-    publish::config(on)
+pub fn published_config(engine: &Engine) -> Vec<Value> {
+    publish::config(engine)
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -155,10 +155,10 @@ fn blocks(
 }
 
 /// Calls another method on behalf of this one.
-async fn call(on: &Rc<Engine>, method: &str, params: Value) -> Result<Value, RpcError> {
+async fn call(engine: &Rc<Engine>, method: &str, params: Value) -> Result<Value, RpcError> {
     let raw = serde_json::value::to_raw_value(&params);
     let raw = raw.map_err(|error| RpcError::internal(error.to_string()))?;
-    let answer = on.own_call(method, Some(&raw)).await?;
+    let answer = engine.own_call(method, Some(&raw)).await?;
     serde_json::from_str(answer.get()).map_err(|error| RpcError::internal(error.to_string()))
 }
 

@@ -24,11 +24,11 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<FailIo>();
 }
 
-async fn run(on: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
-    on.settled().await;
-    let opened = on.volumes.run(name, command).await?;
+async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<VolumeReply, RpcError> {
+    engine.settled().await;
+    let opened = engine.volumes.run(name, command).await?;
     let id = opened.handle.status().id;
-    describe(on, &on.volumes.find(&id.to_string())?)
+    describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
 struct Verify;
@@ -54,7 +54,7 @@ impl Method<Engine> for Verify {
     type Params = VerifyParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: VerifyParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: VerifyParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = match (params.stop, params.repair) {
             (true, true) => {
                 return Err(RpcError::errno(
@@ -66,7 +66,7 @@ impl Method<Engine> for Verify {
             (true, false) => Command::StopVerify,
             (false, repair) => Command::Verify { repair },
         };
-        run(&on, &params.name, command).await
+        run(&engine, &params.name, command).await
     }
 }
 
@@ -92,10 +92,10 @@ impl Method<Engine> for Grow {
     type Params = GrowParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: GrowParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
-        let status = on.volumes.opened(&params.name)?.handle.status();
-        let plane = on.plane()?;
+    async fn apply(params: GrowParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
+        let status = engine.volumes.opened(&params.name)?.handle.status();
+        let plane = engine.plane()?;
         let most = || {
             let room = |m: &nacre_bdev_replica::handle::MemberStatus| {
                 let layer = plane.bdevs.lookup(&m.device).ok_or_else(|| {
@@ -117,14 +117,14 @@ impl Method<Engine> for Grow {
             None => most()?,
         };
         if blocks == status.blocks {
-            return unchanged(&on, &params.name);
+            return unchanged(&engine, &params.name);
         }
-        run(&on, &params.name, Command::Grow { blocks }).await
+        run(&engine, &params.name, Command::Grow { blocks }).await
     }
 }
 
-fn unchanged(on: &Engine, name: &str) -> Result<VolumeReply, RpcError> {
-    describe(on, &on.volumes.find(name)?)
+fn unchanged(engine: &Engine, name: &str) -> Result<VolumeReply, RpcError> {
+    describe(engine, &engine.volumes.find(name)?)
 }
 
 struct Set;
@@ -145,27 +145,27 @@ impl Method<Engine> for Set {
     type Params = SetParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: SetParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
-        let id = on.volumes.find(&params.name)?.id();
+    async fn apply(params: SetParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
+        let id = engine.volumes.find(&params.name)?.id();
         // Serialised per volume: settings left out must keep the values of a simultaneous call.
-        let altering = on.volumes.altering(id);
+        let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;
         let name = id.to_string();
-        let status = on.volumes.opened(&name)?.handle.status();
+        let status = engine.volumes.opened(&name)?.handle.status();
         let mut settings = status.settings.clone();
         params.settings.patch().apply(&mut settings);
         let policy = settings.transport_policy;
         let policy_changed = policy != status.settings.transport_policy;
         if policy_changed {
-            paths::check_policy(&on, status.id, policy)?;
+            paths::check_policy(&engine, status.id, policy)?;
         }
         let command = Command::Set {
             settings: Box::new(settings),
         };
-        let reply = run(&on, &name, command).await?;
+        let reply = run(&engine, &name, command).await?;
         if policy_changed {
-            paths::policy_changed(&on, status.id).await?;
+            paths::policy_changed(&engine, status.id).await?;
         }
         Ok(reply)
     }
@@ -193,20 +193,20 @@ impl Method<Engine> for Thaw {
     type Params = ThawParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: ThawParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
-        let listed = on.volumes.find(&params.name)?;
+    async fn apply(params: ThawParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
+        let listed = engine.volumes.find(&params.name)?;
         let chosen = params
             .replica
-            .map(|name| super::members::member(&on, &name));
+            .map(|name| super::members::member(&engine, &name));
         match (&listed.standing, chosen) {
             (Standing::Open(_), member) => {
                 let force = params.force;
-                run(&on, &params.name, Command::Thaw { member, force }).await
+                run(&engine, &params.name, Command::Thaw { member, force }).await
             }
             // The volume was failing I/O; ending that is all there was to do.
-            (_, None) if crate::volumes::thaw(&on, &params.name)? => {
-                describe(&on, &on.volumes.find(&params.name)?)
+            (_, None) if crate::volumes::thaw(&engine, &params.name)? => {
+                describe(&engine, &engine.volumes.find(&params.name)?)
             }
             (_, None) => Err(RpcError::errno(
                 Errno::EAGAIN,
@@ -216,8 +216,8 @@ impl Method<Engine> for Thaw {
             .remedy("bring one back; or name the replica to serve from, whatever it missed")),
             (_, Some(chosen)) => {
                 let force = params.force.unwrap_or_default();
-                crate::volumes::force_in_sync(&on, &params.name, chosen, force).await?;
-                describe(&on, &on.volumes.find(&params.name)?)
+                crate::volumes::force_in_sync(&engine, &params.name, chosen, force).await?;
+                describe(&engine, &engine.volumes.find(&params.name)?)
             }
         }
     }
@@ -234,12 +234,12 @@ impl Method<Engine> for FailIo {
     type Params = NameParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        on.settled().await;
-        if crate::volumes::fail_io(&on, &params.name)? {
-            describe(&on, &on.volumes.find(&params.name)?)
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        engine.settled().await;
+        if crate::volumes::fail_io(&engine, &params.name)? {
+            describe(&engine, &engine.volumes.find(&params.name)?)
         } else {
-            run(&on, &params.name, Command::FailIo).await
+            run(&engine, &params.name, Command::FailIo).await
         }
     }
 }

@@ -94,26 +94,30 @@ pub(super) fn admits(policy: TransportPolicy, trtype: &str) -> bool {
 
 /// The default ANA state of a listener added to a published volume, and the reason to withhold it.
 pub fn of_listener(
-    on: &Engine,
+    engine: &Engine,
     nqn: &Nqn,
     kind: TransportType,
 ) -> Option<(Option<AnaWord>, Option<Withheld>)> {
-    let named = published_as(on, |params| params["nqn"] == nqn.as_str());
+    let named = published_as(engine, |params| params["nqn"] == nqn.as_str());
     let volume = named.into_iter().next()?;
     let trtype = kind.to_string();
     Some((volume.ana_state(&trtype), volume.withheld(&trtype)))
 }
 
 /// Refuses a policy under which no host could reach a published volume.
-pub(super) fn check_policy(on: &Engine, id: Uuid, policy: TransportPolicy) -> Result<(), RpcError> {
-    let Some(volume) = published(on).into_iter().find(|p| p.volume == id) else {
+pub(super) fn check_policy(
+    engine: &Engine,
+    id: Uuid,
+    policy: TransportPolicy,
+) -> Result<(), RpcError> {
+    let Some(volume) = published(engine).into_iter().find(|p| p.volume == id) else {
         return Ok(());
     };
     let nqn = Nqn::new(&volume.nqn).map_err(|e| RpcError::internal(e.to_string()))?;
-    let listeners = on.plane()?.target.subsystem(&nqn)?.listeners();
+    let listeners = engine.plane()?.target.subsystem(&nqn)?.listeners();
     let mut used: BTreeSet<String> = listeners.iter().map(|l| l.transport.to_string()).collect();
     if volume.on_declared {
-        used.extend(of_the_file(on));
+        used.extend(of_the_file(engine));
     }
     check(&used, policy).map_err(|refused| {
         refused
@@ -127,13 +131,13 @@ pub(super) fn check_policy(on: &Engine, id: Uuid, policy: TransportPolicy) -> Re
 /// Refuses to publish a volume that no host could reach. Without named listeners, checks those of
 /// the configuration file.
 pub(super) fn check_listeners<'a>(
-    on: &Engine,
+    engine: &Engine,
     named: impl Iterator<Item = &'a str>,
     policy: TransportPolicy,
 ) -> Result<(), RpcError> {
     let mut used: BTreeSet<String> = named.map(str::to_uppercase).collect();
     if used.is_empty() {
-        used = of_the_file(on);
+        used = of_the_file(engine);
     }
     check(&used, policy).map_err(|refused| {
         refused
@@ -143,8 +147,8 @@ pub(super) fn check_listeners<'a>(
 }
 
 /// The transports of the listeners in the configuration file.
-fn of_the_file(on: &Engine) -> BTreeSet<String> {
-    let standings = on.listeners.standings(on).into_iter();
+fn of_the_file(engine: &Engine) -> BTreeSet<String> {
+    let standings = engine.listeners.standings(engine).into_iter();
     standings
         .map(|s| s.path.transport.trtype().to_owned())
         .collect()
@@ -170,22 +174,22 @@ fn check(used: &BTreeSet<String>, policy: TransportPolicy) -> Result<(), RpcErro
 }
 
 /// Applies a changed policy to the listeners of a published volume. They stay open meanwhile.
-pub(super) async fn policy_changed(on: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
-    let Some(volume) = published(on).into_iter().find(|p| p.volume == id) else {
+pub(super) async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let Some(volume) = published(engine).into_iter().find(|p| p.volume == id) else {
         return Ok(());
     };
     let nqn = Nqn::new(&volume.nqn).map_err(|e| RpcError::internal(e.to_string()))?;
-    for listener in on.plane()?.target.subsystem(&nqn)?.listeners() {
+    for listener in engine.plane()?.target.subsystem(&nqn)?.listeners() {
         let SubsystemListener {
             transport, address, ..
         } = listener;
         let why = volume.withheld(&transport.to_string());
         // Listeners of the file may also be withheld for other reasons, so `look_again` decides.
-        if nvmf::is_stored_listener(on, &nqn, transport, &address) {
-            nvmf::withhold(on, &nqn, transport, &address, why).await?;
+        if nvmf::is_stored_listener(engine, &nqn, transport, &address) {
+            nvmf::withhold(engine, &nqn, transport, &address, why).await?;
         }
     }
-    on.listeners.look_again(on).await;
+    engine.listeners.look_again(engine).await;
     Ok(())
 }
 

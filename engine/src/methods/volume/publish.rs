@@ -57,13 +57,13 @@ pub struct Published {
 }
 
 /// Published volumes whose subsystem exists.
-pub fn published(on: &Engine) -> Vec<Published> {
-    published_as(on, |_| true)
+pub fn published(engine: &Engine) -> Vec<Published> {
+    published_as(engine, |_| true)
 }
 
 /// Published volumes whose parameters satisfy `wanted`.
-pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Published> {
-    let Ok(plane) = on.plane() else {
+pub(super) fn published_as(engine: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Published> {
+    let Ok(plane) = engine.plane() else {
         return Vec::new();
     };
     let read = |entry: crate::journal::Entry| {
@@ -73,7 +73,7 @@ pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<
         // The subsystem may have been deleted by its own method.
         let subsystem = plane.target.subsystem(&nqn).ok()?;
         let ana = || serde_json::from_value(params["ana"].clone()).unwrap_or_default();
-        let listed = on.volumes.find(&volume.to_string()).ok()?;
+        let listed = engine.volumes.find(&volume.to_string()).ok()?;
         let settings = listed.status().map(|s| s.settings);
         Some(Published {
             volume,
@@ -84,7 +84,7 @@ pub(super) fn published_as(on: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<
         })
     };
     let ours = |e: &crate::journal::Entry| e.record.method == PUBLISH && wanted(&e.record.params);
-    let entries = on.journal.select(ours);
+    let entries = engine.journal.select(ours);
     entries.into_iter().filter_map(read).collect()
 }
 
@@ -157,14 +157,14 @@ impl Method<Engine> for Publish {
     type Params = PublishParams;
     type Reply = PublishReply;
 
-    async fn apply(params: PublishParams, on: Rc<Engine>) -> Result<PublishReply, RpcError> {
-        on.settled().await;
-        let id = on.volumes.find(&params.name)?.id();
+    async fn apply(params: PublishParams, engine: Rc<Engine>) -> Result<PublishReply, RpcError> {
+        engine.settled().await;
+        let id = engine.volumes.find(&params.name)?.id();
         // Serialised per volume: two simultaneous calls would both find it unpublished.
-        let altering = on.volumes.altering(id);
+        let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;
-        on.refuse_overtaken()?;
-        let name = on.volumes.find(&id.to_string())?.name();
+        engine.refuse_overtaken()?;
+        let name = engine.volumes.find(&id.to_string())?.name();
         let nqn = params.nqn.unwrap_or_else(|| format!("{NQN_PREFIX}{name}"));
         let nqn = Nqn::new(&nqn).map_err(|error| {
             RpcError::invalid_params(error.to_string())
@@ -172,15 +172,15 @@ impl Method<Engine> for Publish {
                 .remedy("give one")
         })?;
         let key = published_key(id);
-        let known = on.journal.find(&key);
+        let known = engine.journal.find(&key);
         if known.as_ref().is_some_and(|e| e.standing != Standing::Live) {
             // During a restore the other objects come from their own records.
-            on.listeners.look_again(&on).await;
-            return reply(&on, &nqn, id);
+            engine.listeners.look_again(&engine).await;
+            return reply(&engine, &nqn, id);
         }
-        if let Some(now) = published(&on).iter().find(|p| p.volume == id) {
+        if let Some(now) = published(&engine).iter().find(|p| p.volume == id) {
             if params.adopt && now.nqn == nqn.as_str() {
-                return reply(&on, &nqn, id);
+                return reply(&engine, &nqn, id);
             }
             return Err(RpcError::errno(
                 Errno::EEXIST,
@@ -189,7 +189,7 @@ impl Method<Engine> for Publish {
             .field("name")
             .remedy("unpublish it first"));
         }
-        let (bdev, status) = on.volumes.device(&id.to_string())?;
+        let (bdev, status) = engine.volumes.device(&id.to_string())?;
         let policy = status.settings.transport_policy;
         if !params.adopt {
             if params.ana.is_some() && !params.ana_reporting {
@@ -201,7 +201,7 @@ impl Method<Engine> for Publish {
                 .remedy("leave out ana, or ana_reporting"));
             }
             let named = params.listeners.iter().map(|l| l.trtype.as_str());
-            check_listeners(&on, named, policy)?;
+            check_listeners(&engine, named, policy)?;
         }
         let mut record = json!({
             "name": id.to_string(),
@@ -214,13 +214,16 @@ impl Method<Engine> for Publish {
             record["ana"] = json!(ana);
         }
         if params.adopt {
-            let ana_reporting = check_adoptable(&on, &nqn, &bdev)?;
+            let ana_reporting = check_adoptable(&engine, &nqn, &bdev)?;
             if !ana_reporting {
                 record["ana_reporting"] = false.into();
             }
-            on.journal.commit(Change::put(key, PUBLISH, record)).await?;
-            on.listeners.look_again(&on).await;
-            return reply(&on, &nqn, id);
+            engine
+                .journal
+                .commit(Change::put(key, PUBLISH, record))
+                .await?;
+            engine.listeners.look_again(&engine).await;
+            return reply(&engine, &nqn, id);
         }
         if !params.ana_reporting {
             record["ana_reporting"] = false.into();
@@ -239,39 +242,40 @@ impl Method<Engine> for Publish {
         });
         let made = Cell::new(false);
         // All in one commit, so that a crash leaves nothing half published.
-        let furnished = on.journal.together(async {
-            call(&on, CREATE_SUBSYSTEM, create).await?;
+        let furnished = engine.journal.together(async {
+            call(&engine, CREATE_SUBSYSTEM, create).await?;
             made.set(true);
-            furnish(&on, &paths, &bdev, &params.hosts, &params.listeners).await?;
+            furnish(&engine, &paths, &bdev, &params.hosts, &params.listeners).await?;
             let published = Change::put(key.clone(), PUBLISH, record);
-            on.journal.commit(published).await
+            engine.journal.commit(published).await
         });
         if let Err(refused) = furnished.await {
             let undo = async {
                 if made.get() {
                     let delete = json!({ "nqn": nqn.as_str() });
-                    call(&on, "nvmf_delete_subsystem", delete).await?;
+                    call(&engine, "nvmf_delete_subsystem", delete).await?;
                 }
-                on.journal.commit(Change::remove(key)).await
+                engine.journal.commit(Change::remove(key)).await
             };
-            if let Err(error) = on.journal.unstored(undo).await {
+            if let Err(error) = engine.journal.unstored(undo).await {
                 warn!(%nqn, %error, "not published, and not undone");
             }
             return Err(refused);
         }
         if params.listeners.is_empty() {
-            on.listeners.look_again(&on).await;
+            engine.listeners.look_again(&engine).await;
         }
         let text = format!("volume \"{name}\" is published as {nqn}");
-        on.notes
+        engine
+            .notes
             .tell("volume_publish", name, text, json!({ "nqn": nqn.as_str() }));
-        reply(&on, &nqn, id)
+        reply(&engine, &nqn, id)
     }
 }
 
 /// Checks that an adopted subsystem serves the volume. Returns true if it reports ANA states.
-fn check_adoptable(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
-    let subsystem = on.plane()?.target.subsystem(nqn)?;
+fn check_adoptable(engine: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
+    let subsystem = engine.plane()?.target.subsystem(nqn)?;
     let namespaces = subsystem.namespaces();
     if namespaces.iter().any(|n| n.bdev_name == bdev) {
         Ok(subsystem.config.ana_reporting)
@@ -287,18 +291,18 @@ fn check_adoptable(on: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError>
 
 /// Calls that publish the volumes again once their subsystems exist. Addresses of the configuration
 /// file are listed explicitly, because the loading daemon may have another file.
-pub(super) fn config(on: &Engine) -> Vec<Value> {
+pub(super) fn config(engine: &Engine) -> Vec<Value> {
     let served = |nqn: &str| -> Vec<Value> {
         let of = |e: &crate::journal::Entry| {
             e.record.method == ADD_LISTENER && e.record.params["nqn"] == nqn
         };
-        let addresses = on.journal.select(of).into_iter();
+        let addresses = engine.journal.select(of).into_iter();
         addresses
             .map(|mut e| e.record.params["listen_address"].take())
             .collect()
     };
     let call = |published: Published| {
-        let entry = on.journal.find(&published_key(published.volume))?;
+        let entry = engine.journal.find(&published_key(published.volume))?;
         let mut params = entry.record.params;
         if published.on_declared {
             params["listeners"] = served(&published.nqn).into();
@@ -306,11 +310,11 @@ pub(super) fn config(on: &Engine) -> Vec<Value> {
         params["adopt"] = true.into();
         Some(json!({ "method": Publish::NAME, "params": params }))
     };
-    published(on).into_iter().filter_map(call).collect()
+    published(engine).into_iter().filter_map(call).collect()
 }
 
 async fn furnish(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     paths: &Published,
     bdev: &str,
     hosts: &[String],
@@ -319,10 +323,10 @@ async fn furnish(
     let nqn = &paths.nqn;
     let namespace = json!({ "nsid": 1, "bdev_name": bdev, "uuid": paths.volume });
     let params = json!({ "nqn": nqn, "namespace": namespace });
-    call(on, "nvmf_subsystem_add_ns", params).await?;
+    call(engine, "nvmf_subsystem_add_ns", params).await?;
     for host in hosts {
         let params = json!({ "nqn": nqn, "host": host });
-        call(on, "nvmf_subsystem_add_host", params).await?;
+        call(engine, "nvmf_subsystem_add_host", params).await?;
     }
     // Listeners last: hosts can connect as soon as one exists.
     for listener in listeners {
@@ -334,13 +338,13 @@ async fn furnish(
             params["withheld"] = true.into();
             params["withheld_reason"] = "transport_policy".into();
         }
-        call(on, ADD_LISTENER, params).await?;
+        call(engine, ADD_LISTENER, params).await?;
     }
     Ok(())
 }
 
-fn reply(on: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
-    let subsystem = on.plane()?.target.subsystem(nqn)?;
+fn reply(engine: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
+    let subsystem = engine.plane()?.target.subsystem(nqn)?;
     let address = |l: &nacre_nvmf::subsystems::SubsystemListener| {
         let reply = crate::methods::nvmf::address_reply(l.transport, &l.address);
         serde_json::to_value(reply).unwrap_or(Value::Null)
@@ -366,14 +370,14 @@ impl Method<Engine> for Unpublish {
     type Params = NameParams;
     type Reply = bool;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        let id = on.volumes.find(&params.name)?.id();
-        let altering = on.volumes.altering(id);
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        let id = engine.volumes.find(&params.name)?.id();
+        let altering = engine.volumes.altering(id);
         let _one = altering.lock().await;
-        let listed = on.volumes.find(&id.to_string())?;
+        let listed = engine.volumes.find(&id.to_string())?;
         let (key, name) = (published_key(id), listed.name());
-        let Some(entry) = on.journal.find(&key) else {
+        let Some(entry) = engine.journal.find(&key) else {
             return Err(RpcError::errno(
                 Errno::ENOENT,
                 format!("volume \"{name}\" is not published"),
@@ -385,7 +389,7 @@ impl Method<Engine> for Unpublish {
         };
         let nqn = entry.record.params["nqn"].as_str().unwrap_or_default();
         let there = Nqn::new(nqn).is_ok_and(|nqn| {
-            let plane = on.plane();
+            let plane = engine.plane();
             plane.is_ok_and(|plane| plane.target.subsystem(&nqn).is_ok())
         });
         // One commit: after a crash the volume is published completely, or not at all.
@@ -394,14 +398,15 @@ impl Method<Engine> for Unpublish {
             Ok(nqn) => gone.and(nvmf::without_subsystem(&nqn)),
             Err(_) => gone,
         };
-        on.journal.commit(gone).await?;
+        engine.journal.commit(gone).await?;
         if there {
-            let delete = call(&on, "nvmf_delete_subsystem", json!({ "nqn": nqn }));
-            on.journal.unstored(delete).await?;
+            let delete = call(&engine, "nvmf_delete_subsystem", json!({ "nqn": nqn }));
+            engine.journal.unstored(delete).await?;
         }
-        on.listeners.look_again(&on).await;
+        engine.listeners.look_again(&engine).await;
         let text = format!("volume \"{name}\" is not published any more");
-        on.notes
+        engine
+            .notes
             .tell("volume_unpublish", name, text, json!({ "nqn": nqn }));
         Ok(true)
     }
@@ -433,8 +438,11 @@ impl Method<Engine> for GetConnections {
     type Params = NameParams;
     type Reply = Vec<ConnectionReply>;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Vec<ConnectionReply>, RpcError> {
-        let (bdev, status) = on.volumes.device(&params.name)?;
+    async fn apply(
+        params: NameParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<ConnectionReply>, RpcError> {
+        let (bdev, status) = engine.volumes.device(&params.name)?;
         let policy = status.settings.transport_policy;
         let of = |subsystem: &Arc<Subsystem>| {
             let nqn = subsystem.nqn().to_string();
@@ -442,7 +450,7 @@ impl Method<Engine> for GetConnections {
             let connections = controllers.iter().map(move |c| connection(c, &nqn, policy));
             connections.collect::<Vec<_>>()
         };
-        let subsystems = on.plane()?.target.subsystems();
+        let subsystems = engine.plane()?.target.subsystems();
         let has = |s: &&Arc<Subsystem>| {
             let namespaces = s.namespaces();
             namespaces.iter().any(|n| n.bdev_name == bdev)

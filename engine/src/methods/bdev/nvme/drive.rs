@@ -29,7 +29,7 @@ impl AttachParams {
     }
 
     /// Checks the parameters that do not depend on the drive.
-    fn check_drive(&self, on: &Engine) -> Result<(String, DriveOptions, usize), RpcError> {
+    fn check_drive(&self, engine: &Engine) -> Result<(String, DriveOptions, usize), RpcError> {
         let only_fabrics = [
             (self.adrfam.is_some(), "adrfam"),
             (self.trsvcid.is_some(), "trsvcid"),
@@ -55,7 +55,7 @@ impl AttachParams {
                 .field("traddr")
                 .remedy("give it as 0000:5e:00.0: `nacre nvme list` shows the drives")
         })?;
-        let set = Options::of(on);
+        let set = Options::of(engine);
         let micros = |given: Option<u64>, otherwise: Duration| {
             let given = given.filter(|us| *us > 0).map(Duration::from_micros);
             given.unwrap_or(otherwise)
@@ -82,64 +82,64 @@ impl AttachParams {
 /// means that the record already exists.
 pub async fn attach(
     params: &AttachParams,
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     mut gate: RwLockWriteGuard<'_, ()>,
     again: bool,
     change: Change,
 ) -> Result<Vec<String>, RpcError> {
     params.check_name()?;
     params.refuse_unsupported()?;
-    let (address, options, most) = params.check_drive(on)?;
-    let _coming = on.drives.coming(on, &params.name, &address)?;
-    let mut coming = pin!(bring_up(on, &address, options, most));
+    let (address, options, most) = params.check_drive(engine)?;
+    let _coming = engine.drives.coming(engine, &params.name, &address)?;
+    let mut coming = pin!(bring_up(engine, &address, options, most));
     let drive = match timeout(super::LOCKED_WAIT, &mut coming).await {
         Ok(drive) => drive?,
         Err(_) => {
             drop(gate);
             let drive = coming.await?;
-            gate = on.changing().await;
-            let here = on.drives.find(&params.name);
-            let is_kept = !again || on.journal.find(&super::key(&params.name)).is_some();
+            gate = engine.changing().await;
+            let here = engine.drives.find(&params.name);
+            let is_kept = !again || engine.journal.find(&super::key(&params.name)).is_some();
             if !is_kept || !here.is_some_and(|here| Rc::ptr_eq(&here, &drive)) {
-                undo(on, &params.name).await;
+                undo(engine, &params.name).await;
                 let cause = format!("\"{}\" was detached before it was there", params.name);
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
             }
             drive
         }
     };
-    let made = devices(params, on, &drive, again);
+    let made = devices(params, engine, &drive, again);
     let outcome = match made {
-        Ok(names) => on.journal.commit(change).await.map(|()| names),
+        Ok(names) => engine.journal.commit(change).await.map(|()| names),
         refused => refused,
     };
     if outcome.is_err() && !again {
-        undo(on, &params.name).await;
+        undo(engine, &params.name).await;
     }
     drop(gate);
     outcome
 }
 
 async fn bring_up(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     address: &str,
     options: DriveOptions,
     most: usize,
 ) -> Result<Rc<Drive>, RpcError> {
-    let function = on.drives.open(on, address).await?;
-    on.drives.attach(on, function, options, most).await
+    let function = engine.drives.open(engine, address).await?;
+    engine.drives.attach(engine, function, options, most).await
 }
 
 /// Creates the drive's devices. Fails if there are none because of an error; the drive is not
 /// attached then.
 fn devices(
     params: &AttachParams,
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     drive: &Drive,
     again: bool,
 ) -> Result<Vec<String>, RpcError> {
-    let plane = on.plane()?;
-    drive.sync(on, &plane, &params.name);
+    let plane = engine.plane()?;
+    drive.sync(engine, &plane, &params.name);
     let devices = drive.devices();
     let names: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
     match drive.refused().into_iter().next() {
@@ -152,12 +152,12 @@ fn devices(
 }
 
 /// Detaches the drive: removes its devices and shuts the controller down.
-pub async fn undo(on: &Rc<Engine>, name: &str) {
-    let Some(drive) = on.drives.take(name) else {
+pub async fn undo(engine: &Rc<Engine>, name: &str) {
+    let Some(drive) = engine.drives.take(name) else {
         return;
     };
-    if let Ok(plane) = on.plane() {
-        super::wait_until_gone(on, name, drive.remove_devices(&plane)).await;
+    if let Ok(plane) = engine.plane() {
+        super::wait_until_gone(engine, name, drive.remove_devices(&plane)).await;
     }
     drive.shut_down().await;
 }

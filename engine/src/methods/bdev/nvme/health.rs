@@ -34,10 +34,10 @@ struct NameParams {
 
 /// Finds a local drive. Refuses remote controllers: their logs do not describe a device of this
 /// machine.
-fn drive(on: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
-    match on.drives.find(name) {
+fn drive(engine: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
+    match engine.drives.find(name) {
         Some(drive) => Ok(drive),
-        None if on.remotes.find(name).is_some() => {
+        None if engine.remotes.find(name).is_some() => {
             let cause = format!("\"{name}\" is a controller of another target, not a drive");
             Err(RpcError::errno(Errno::ENOTSUP, cause)
                 .field("name")
@@ -127,8 +127,8 @@ impl Method<Engine> for GetHealth {
     type Params = NameParams;
     type Reply = HealthInfo;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<HealthInfo, RpcError> {
-        let drive = drive(&on, &params.name)?;
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<HealthInfo, RpcError> {
+        let drive = drive(&engine, &params.name)?;
         let health = drive.controller.health().await.map_err(failed)?;
         Ok(HealthInfo::of(&drive, health))
     }
@@ -154,8 +154,8 @@ impl Method<Engine> for GetLogs {
     type Params = NameParams;
     type Reply = Logs;
 
-    async fn apply(params: NameParams, on: Rc<Engine>) -> Result<Logs, RpcError> {
-        let drive = drive(&on, &params.name)?;
+    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<Logs, RpcError> {
+        let drive = drive(&engine, &params.name)?;
         let errors = drive.controller.error_log(ERRORS).await.map_err(failed)?;
         let firmware = drive.controller.firmware_slots().await.map_err(failed)?;
         Ok(Logs {

@@ -40,7 +40,7 @@ impl Method<Engine> for SetHotplug {
     type Params = Params;
     type Reply = bool;
 
-    async fn apply(params: Params, on: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: Params, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let given = params.period_us.filter(|us| *us > 0);
         let period = given.map_or(HotPlug::default().period, Duration::from_micros);
         if !(SHORTEST..=LONGEST).contains(&period) {
@@ -54,9 +54,9 @@ impl Method<Engine> for SetHotplug {
         }
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         let change = Change::put(KEY, SetHotplug::NAME, record);
-        on.journal.commit(change).await?;
+        engine.journal.commit(change).await?;
         let enabled = params.enable;
-        on.drives.hot_plug.set(HotPlug { enabled, period });
+        engine.drives.hot_plug.set(HotPlug { enabled, period });
         Ok(true)
     }
 }

@@ -195,8 +195,8 @@ impl Method<Engine> for GetControllers {
     type Params = GetParams;
     type Reply = Vec<Attached>;
 
-    async fn apply(params: GetParams, on: Rc<Engine>) -> Result<Vec<Attached>, RpcError> {
-        let remotes = on
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<Attached>, RpcError> {
+        let remotes = engine
             .remotes
             .list()
             .into_iter()
@@ -204,10 +204,14 @@ impl Method<Engine> for GetControllers {
                 name,
                 ctrlrs: vec![Controller::of(&remote)],
             });
-        let drives = on.drives.list().into_iter().map(|(name, drive)| Attached {
-            ctrlrs: vec![Controller::of_drive(&name, &drive)],
-            name,
-        });
+        let drives = engine
+            .drives
+            .list()
+            .into_iter()
+            .map(|(name, drive)| Attached {
+                ctrlrs: vec![Controller::of_drive(&name, &drive)],
+                name,
+            });
         let mut all: Vec<Attached> = remotes.chain(drives).collect();
         if let Some(name) = &params.name {
             all.retain(|attached| attached.name == *name);

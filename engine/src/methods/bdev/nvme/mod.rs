@@ -74,30 +74,30 @@ impl Method<Engine> for Attach {
     type Params = AttachParams;
     type Reply = Vec<String>;
 
-    async fn apply(params: AttachParams, on: Rc<Engine>) -> Result<Vec<String>, RpcError> {
-        let mut gate = on.changing().await;
-        on.refuse_overtaken()?;
+    async fn apply(params: AttachParams, engine: Rc<Engine>) -> Result<Vec<String>, RpcError> {
+        let mut gate = engine.changing().await;
+        engine.refuse_overtaken()?;
         let name = params.name.clone();
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         // A stored controller that is not live is restored; a failed connection is retried later.
-        let again = on.journal.find(&key(&name)).is_some();
+        let again = engine.journal.find(&key(&name)).is_some();
         let change = || Change::put(key(&name), Attach::NAME, record);
-        if on.drives.find(&name).is_some() || on.drives.is_coming(&name) {
+        if engine.drives.find(&name).is_some() || engine.drives.is_coming(&name) {
             return Err(is_attached(&name));
         }
         if params.is_drive() {
-            if on.remotes.find(&name).is_some() {
+            if engine.remotes.find(&name).is_some() {
                 return Err(is_attached(&name));
             }
-            return drive::attach(&params, &on, gate, again, change()).await;
+            return drive::attach(&params, &engine, gate, again, change()).await;
         }
-        let remote = match on.remotes.find(&name) {
-            Some(remote) if again && is_stored(&on, &name) => remote,
+        let remote = match engine.remotes.find(&name) {
+            Some(remote) if again && is_stored(&engine, &name) => remote,
             Some(remote) if params.is_at(&remote) => {
                 return Err(is_attached(&name).renumbered(Errno::EALREADY));
             }
             Some(_) => return Err(is_attached(&name)),
-            None => begin(&on, params).await?,
+            None => begin(&engine, params).await?,
         };
         let patience = if again {
             CONNECT_TIMEOUT_AT_START
@@ -106,23 +106,23 @@ impl Method<Engine> for Attach {
         };
         let now = Instant::now();
         let until = remote.begun.max(now - patience) + patience;
-        let mut first = first_connection(&on, &remote, until.min(now + LOCKED_WAIT)).await;
+        let mut first = first_connection(&engine, &remote, until.min(now + LOCKED_WAIT)).await;
         if matches!(first, Ok(false)) {
             drop(gate);
-            first = first_connection(&on, &remote, until).await;
-            gate = on.changing().await;
-            let here = on.remotes.find(&name);
+            first = first_connection(&engine, &remote, until).await;
+            gate = engine.changing().await;
+            let here = engine.remotes.find(&name);
             if !here.is_some_and(|here| Rc::ptr_eq(&here, &remote)) {
                 let cause = format!("\"{name}\" was detached before it was connected");
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
             }
-            if again && !is_stored(&on, &name) {
+            if again && !is_stored(&engine, &name) {
                 // Another call attached the same controller meanwhile.
-                return devices(&on, &name, &remote, again);
+                return devices(&engine, &name, &remote, again);
             }
         }
         let outcome = match first {
-            Ok(true) => devices(&on, &name, &remote, again),
+            Ok(true) => devices(&engine, &name, &remote, again),
             // Retries continue; stacked devices appear with their bases.
             Ok(false) | Err(_) if again => Ok(Vec::new()),
             Err(refused) => Err(refused),
@@ -134,11 +134,11 @@ impl Method<Engine> for Attach {
             }
         };
         let outcome = match outcome {
-            Ok(names) => on.journal.commit(change()).await.map(|()| names),
+            Ok(names) => engine.journal.commit(change()).await.map(|()| names),
             refused => refused,
         };
         if outcome.is_err() && !again {
-            undo(&on, &name).await;
+            undo(&engine, &name).await;
         }
         drop(gate);
         outcome
@@ -153,21 +153,21 @@ fn is_attached(name: &str) -> RpcError {
 }
 
 /// True if a record exists for the controller and is not live yet.
-fn is_stored(on: &Engine, name: &str) -> bool {
-    let entry = on.journal.find(&key(name));
+fn is_stored(engine: &Engine, name: &str) -> bool {
+    let entry = engine.journal.find(&key(name));
     entry.is_some_and(|entry| entry.standing != crate::journal::Standing::Live)
 }
 
-async fn begin(on: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
-    let wanted = params.check(on).await?;
-    let plan = Plan::of(wanted, on).await?;
-    on.remotes.begin(on, plan).await
+async fn begin(engine: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
+    let wanted = params.check(engine).await?;
+    let plan = Plan::of(wanted, engine).await?;
+    engine.remotes.begin(engine, plan).await
 }
 
 /// Starts all stored remote controllers, so that their connection times overlap.
-pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
+pub async fn attach_stored(engine: &Rc<Engine>, records: &[Record]) {
     if let Some(options) = records.iter().find(|r| r.key == options::KEY) {
-        on.replay(options).await;
+        engine.replay(options).await;
     }
     let stored = records
         .iter()
@@ -178,7 +178,7 @@ pub async fn attach_stored(on: &Rc<Engine>, records: &[Record]) {
         if let Ok(params) = params
             && !params.is_drive()
         {
-            let _ = begin(on, params).await;
+            let _ = begin(engine, params).await;
         }
     });
     join_all(begun).await;
@@ -195,7 +195,7 @@ fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
 /// Waits for the first connection. Returns false on timeout, and an error if no connection is
 /// possible.
 async fn first_connection(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     remote: &Remote,
     until: Instant,
 ) -> Result<bool, RpcError> {
@@ -219,7 +219,7 @@ async fn first_connection(
         }
         let _ = tokio::time::timeout(
             left.min(Duration::from_millis(50)),
-            on.remotes.settled.notified(),
+            engine.remotes.settled.notified(),
         )
         .await;
     }
@@ -228,13 +228,13 @@ async fn first_connection(
 /// Creates the controller's devices. Fails if there are none because of an error; the controller is
 /// not attached then.
 fn devices(
-    on: &Rc<Engine>,
+    engine: &Rc<Engine>,
     name: &str,
     remote: &Remote,
     again: bool,
 ) -> Result<Vec<String>, RpcError> {
-    let plane = on.plane()?;
-    remote.sync(on, &plane, name);
+    let plane = engine.plane()?;
+    remote.sync(engine, &plane, name);
     let devices = remote.attachment.devices();
     let names: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();
     let refused = remote.attachment.refusals();
@@ -249,8 +249,8 @@ fn devices(
 
 /// Waits until a controller's devices are gone. The wait is limited, because I/O may never end and
 /// other changes wait.
-async fn wait_until_gone(on: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
-    let patience = super::patience(on);
+async fn wait_until_gone(engine: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
+    let patience = super::patience(engine);
     if tokio::time::timeout(patience, join_all(tickets))
         .await
         .is_err()
@@ -259,13 +259,13 @@ async fn wait_until_gone(on: &Engine, name: &str, tickets: Vec<DeleteTicket>) {
     }
 }
 
-async fn undo(on: &Rc<Engine>, name: &str) {
-    let Some(remote) = on.remotes.take(name) else {
+async fn undo(engine: &Rc<Engine>, name: &str) {
+    let Some(remote) = engine.remotes.take(name) else {
         return;
     };
-    if let Ok(plane) = on.plane() {
+    if let Ok(plane) = engine.plane() {
         let tickets = remote.attachment.remove_devices(&plane.bdevs);
-        wait_until_gone(on, name, tickets).await;
+        wait_until_gone(engine, name, tickets).await;
     }
     remote.attachment.close();
     remotes::closed(&remote.attachment, remotes::close_deadline()).await;
@@ -329,9 +329,9 @@ impl Method<Engine> for Detach {
     type Params = DetachParams;
     type Reply = bool;
 
-    async fn apply(params: DetachParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let (name, plane) = (&params.name, on.plane()?);
-        let devices: Vec<String> = match (on.remotes.find(name), on.drives.find(name)) {
+    async fn apply(params: DetachParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let (name, plane) = (&params.name, engine.plane()?);
+        let devices: Vec<String> = match (engine.remotes.find(name), engine.drives.find(name)) {
             (Some(remote), _) => {
                 params.fits(&remote)?;
                 let devices = remote.attachment.devices();
@@ -346,7 +346,9 @@ impl Method<Engine> for Detach {
                     .map(|d| d.name().to_owned())
                     .collect()
             }
-            (None, None) if on.drives.is_coming(name) && on.journal.find(&key(name)).is_none() => {
+            (None, None)
+                if engine.drives.is_coming(name) && engine.journal.find(&key(name)).is_none() =>
+            {
                 let cause = format!("\"{name}\" is being attached");
                 return Err(RpcError::errno(Errno::EBUSY, cause)
                     .field("name")
@@ -354,10 +356,10 @@ impl Method<Engine> for Detach {
             }
             // A controller that could not be restored can be detached.
             (None, None) => {
-                return match on.journal.find(&key(name)) {
+                return match engine.journal.find(&key(name)) {
                     Some(_) => {
                         let edits = vec![Edit::Remove(key(name))];
-                        on.journal.commit(Change(edits)).await.map(|()| true)
+                        engine.journal.commit(Change(edits)).await.map(|()| true)
                     }
                     None => Err(no_controller(name)),
                 };
@@ -367,16 +369,16 @@ impl Method<Engine> for Detach {
         for device in &devices {
             going.extend(super::with_dependents(&plane, device));
         }
-        super::refuse_last_copies(&on, &going)?;
+        super::refuse_last_copies(&engine, &going)?;
         let mut edits = vec![Edit::Remove(key(name))];
-        edits.extend(super::forget(&on, &going));
+        edits.extend(super::forget(&engine, &going));
         // Remove the record first: after a crash in between, the controller must not return.
-        on.journal.commit(Change(edits)).await?;
+        engine.journal.commit(Change(edits)).await?;
         for name in &going {
-            on.devices.modules.borrow_mut().remove(name);
+            engine.devices.modules.borrow_mut().remove(name);
         }
-        undo(&on, name).await;
-        drive::undo(&on, name).await;
+        undo(&engine, name).await;
+        drive::undo(&engine, name).await;
         Ok(true)
     }
 }
@@ -400,12 +402,12 @@ impl Method<Engine> for Reset {
     type Params = ResetParams;
     type Reply = bool;
 
-    async fn apply(params: ResetParams, on: Rc<Engine>) -> Result<bool, RpcError> {
-        on.settled().await;
-        if let Some(drive) = on.drives.find(&params.name) {
+    async fn apply(params: ResetParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        engine.settled().await;
+        if let Some(drive) = engine.drives.find(&params.name) {
             return drive::reset(&drive, params.cntlid, &params.name).await;
         }
-        let remote = on.remotes.find(&params.name);
+        let remote = engine.remotes.find(&params.name);
         let remote = remote.ok_or_else(|| no_controller(&params.name))?;
         let cntlid = remote.attachment.status().info.cntlid;
         if params.cntlid.is_some_and(|asked| asked != cntlid) {
@@ -421,7 +423,7 @@ impl Method<Engine> for Reset {
             if now.connects > before.connects {
                 return Ok(true);
             }
-            let here = on.remotes.find(&params.name);
+            let here = engine.remotes.find(&params.name);
             if !here.is_some_and(|here| Rc::ptr_eq(&here, &remote)) {
                 let cause = format!("\"{}\" was detached before it was connected", params.name);
                 return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
@@ -440,7 +442,7 @@ impl Method<Engine> for Reset {
                 let cause = format!("no connection within {CONNECT_TIMEOUT:?}");
                 return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
             }
-            let settled = on.remotes.settled.notified();
+            let settled = engine.remotes.settled.notified();
             let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
         }
     }

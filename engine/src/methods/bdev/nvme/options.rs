@@ -172,8 +172,8 @@ fn wrong_kind(name: &str, value: &Value, only: &Value) -> Option<&'static str> {
 
 impl Options {
     /// The options in effect now.
-    pub fn of(on: &Engine) -> Options {
-        let stored = on.journal.find(KEY).map(|entry| entry.record.params);
+    pub fn of(engine: &Engine) -> Options {
+        let stored = engine.journal.find(KEY).map(|entry| entry.record.params);
         stored
             .and_then(|params| serde_json::from_value(params).ok())
             .unwrap_or_default()
@@ -340,16 +340,17 @@ impl Method<Engine> for SetOptions {
     type Params = Options;
     type Reply = bool;
 
-    async fn apply(params: Options, on: Rc<Engine>) -> Result<bool, RpcError> {
-        let mut merged = serde_json::to_value(Options::of(&on)).expect("options are plain data");
+    async fn apply(params: Options, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let mut merged =
+            serde_json::to_value(Options::of(&engine)).expect("options are plain data");
         let given = serde_json::to_value(&params).expect("options are plain data");
         if let (Some(all), Value::Object(given)) = (merged.as_object_mut(), given) {
             all.extend(given);
         }
         let options: Options = serde_json::from_value(merged.clone())
             .map_err(|error| RpcError::internal(error.to_string()))?;
-        options.check(&on.settings.replication)?;
+        options.check(&engine.settings.replication)?;
         let change = Change::put(KEY, SetOptions::NAME, merged);
-        on.journal.commit(change).await.map(|()| true)
+        engine.journal.commit(change).await.map(|()| true)
     }
 }

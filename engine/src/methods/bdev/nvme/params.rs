@@ -130,7 +130,7 @@ pub enum Multipath {
 
 impl AttachParams {
     /// Checks the parameters without connecting; resolves a host name.
-    pub async fn check(&self, on: &Rc<Engine>) -> Result<Wanted, RpcError> {
+    pub async fn check(&self, engine: &Rc<Engine>) -> Result<Wanted, RpcError> {
         self.refuse_unsupported()?;
         self.check_name()?;
         let wrong =
@@ -236,17 +236,17 @@ impl AttachParams {
         };
         let io_queues = self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES);
         let max_devices = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
-        let options = Options::of(on);
+        let options = Options::of(engine);
         let times = timeouts(
             self.ctrlr_loss_timeout_sec
                 .or(options.ctrlr_loss_timeout_sec),
             self.reconnect_delay_sec.or(options.reconnect_delay_sec),
             self.fast_io_fail_timeout_sec
                 .or(options.fast_io_fail_timeout_sec),
-            &on.settings.replication,
+            &engine.settings.replication,
         )?;
         let keep_alive = self.keep_alive_timeout_ms.or(options.keep_alive_timeout_ms);
-        let keep_alive = keep_alive.unwrap_or(on.settings.replication.keep_alive_ms);
+        let keep_alive = keep_alive.unwrap_or(engine.settings.replication.keep_alive_ms);
         let micros = |given: Option<u64>| given.filter(|us| *us > 0).map(Duration::from_micros);
         let millis = |given: Option<u64>| given.filter(|ms| *ms > 0).map(Duration::from_millis);
         Ok(Wanted {
