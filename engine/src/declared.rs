@@ -377,7 +377,7 @@ mod tests {
 
     use super::*;
     use crate::config::load_text;
-    use crate::methods::testing::Bench;
+    use crate::methods::testing::TestDaemon;
 
     fn settings(text: &str) -> Settings {
         load_text(Some(("nacre.toml", text)), [], &[])
@@ -469,10 +469,10 @@ mod tests {
         let state = dir.path().join("state");
         let open = || Some(crate::store::Store::open(&state).unwrap());
         let uuid = {
-            let bench = Bench::with(settings(&text), open());
-            let made = bench.call("bdev_get_bdevs", json!({ "name": "ram" }));
+            let daemon = TestDaemon::with(settings(&text), open());
+            let made = daemon.call("bdev_get_bdevs", json!({ "name": "ram" }));
             assert_eq!(made[0]["num_blocks"], 2048);
-            let objects = bench.call("state_get", json!(null))["objects"].clone();
+            let objects = daemon.call("state_get", json!(null))["objects"].clone();
             assert_eq!(
                 (&objects[0]["kept_in"], &objects[0]["state"]),
                 (&json!("config"), &json!("live")),
@@ -484,20 +484,20 @@ mod tests {
                 "{objects}"
             );
             std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-            bench.run(bench.engine.declared.make(&bench.engine));
-            bench.call("bdev_get_bdevs", json!({ "name": "disk" }));
+            daemon.run(daemon.engine.declared.make(&daemon.engine));
+            daemon.call("bdev_get_bdevs", json!({ "name": "disk" }));
             made[0]["uuid"].clone()
         };
-        let bench = Bench::with(Settings::default(), open());
+        let daemon = TestDaemon::with(Settings::default(), open());
         assert_eq!(
-            bench.call("state_get", json!(null))["objects"],
+            daemon.call("state_get", json!(null))["objects"],
             json!([]),
             "nothing of it was stored"
         );
-        drop(bench);
-        let bench = Bench::with(settings(&text), open());
+        drop(daemon);
+        let daemon = TestDaemon::with(settings(&text), open());
         assert_eq!(
-            bench.call("bdev_get_bdevs", json!({ "name": "ram" }))[0]["uuid"],
+            daemon.call("bdev_get_bdevs", json!({ "name": "ram" }))[0]["uuid"],
             uuid,
             "the same identity again"
         );

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
     use crate::config::load_text;
     use crate::config::settings::LogLevel;
-    use crate::methods::testing::Bench;
+    use crate::methods::testing::TestDaemon;
 
     const NQN: &str = "nqn.2026-01.org.example:reloaded";
 
@@ -175,19 +175,19 @@ mod tests {
             "[data]\nretry_s = 3600\n[[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1MiB\"\n\
              [[nvmf.subsystem]]\nnqn = \"{NQN}\"\n"
         );
-        let bench = Bench::with(settings(before), None);
-        let engine = &bench.engine;
+        let daemon = TestDaemon::with(settings(before), None);
+        let engine = &daemon.engine;
         let mut effective = flat(&engine.settings);
         let after = "[log]\nlevel = \"debug\"\nflags = [\"nvmf\"]\n[rpc]\ndeadline_s = 7\nmax_clients = 9\n\
             allowed = [\"bdev_get_bdevs\"]\n[data]\nretry_s = 5\n\
             [[bdev]]\nname = \"b\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
-        bench.run(apply(engine, &mut effective, &settings(after)));
+        daemon.run(apply(engine, &mut effective, &settings(after)));
         assert_eq!(engine.logs.level(), LogLevel::Debug);
         assert!(engine.logs.flags()["nvmf"]);
         assert_eq!(engine.deadline().as_secs(), 7);
         assert_eq!(engine.tunables().retry_s, 5);
         assert!(engine.allowed("bdev_get_bdevs") && !engine.allowed("bdev_null_create"));
-        let devices = bench.call("bdev_get_bdevs", json!(null));
+        let devices = daemon.call("bdev_get_bdevs", json!(null));
         let names: Vec<&str> = devices
             .as_array()
             .unwrap()
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(effective["rpc.max_clients"], 64, "as at the start");
         // A listener is added, moved, refused and removed.
         let places = || -> Vec<String> {
-            let found = bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
+            let found = daemon.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
             let listeners = found[0]["listen_addresses"].as_array().unwrap().clone();
             let place = |l: &Value| format!("{}:{}", l["traddr"], l["trsvcid"]).replace('"', "");
             listeners.iter().map(place).collect()
@@ -222,11 +222,11 @@ mod tests {
             (&nowhere, vec![format!("127.0.0.1:{two}")]),
             (&none, vec![]),
         ] {
-            bench.run(apply(engine, &mut effective, &settings(text)));
+            daemon.run(apply(engine, &mut effective, &settings(text)));
             assert_eq!(places(), expected, "{text}");
         }
         // Restore the old configuration.
-        bench.run(apply(engine, &mut effective, &settings(before)));
+        daemon.run(apply(engine, &mut effective, &settings(before)));
         assert!(engine.allowed("bdev_null_create") && !engine.logs.flags()["nvmf"]);
         assert_eq!(engine.deadline().as_secs(), 55);
     }

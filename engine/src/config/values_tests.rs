@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use super::values_rows::ROWS;
 use super::*;
-use crate::methods::testing::Bench;
+use crate::methods::testing::TestDaemon;
 
 /// Other keys that an item of a list of tables needs.
 fn context(key: &str) -> &'static [(&'static str, &'static str)] {
@@ -203,8 +203,8 @@ fn accepted_objects_are_created() {
                 format!("{devices}{}{text}", devices.replace("\"a\"", "\"b\""))
             };
             let settings = load_text(Some(("f", &text)), [], &[]).unwrap().settings;
-            let bench = Bench::with(settings, None);
-            let missing = bench.engine.declared.missing();
+            let daemon = TestDaemon::with(settings, None);
+            let missing = daemon.engine.declared.missing();
             assert!(missing.is_empty(), "{text}: {missing:#?}");
         }
     }

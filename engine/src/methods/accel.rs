@@ -94,31 +94,31 @@ impl Method<Engine> for SetOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Bench, bench};
+    use super::super::testing::{TestDaemon, test_daemon};
     use serde_json::json;
 
     /// Goal: sizes of pools that Nacre lacks are accepted without effect; invalid sizes are
     /// refused.
     #[test]
     fn sizes_of_pools_are_accepted() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         let set = "accel_set_options";
-        assert_eq!(bench.call(set, json!({ "task_count": 2048 })), true);
+        assert_eq!(daemon.call(set, json!({ "task_count": 2048 })), true);
         assert_eq!(
-            bench.refused(set, json!({ "tusk_count": 2048 })).code,
+            daemon.refused(set, json!({ "tusk_count": 2048 })).code,
             -32700
         );
     }
 
     #[test]
     fn all_operations_use_the_software_module() {
-        let bench = bench();
+        let daemon = test_daemon();
         assert_eq!(
-            bench.call("accel_get_module_info", json!(null)),
+            daemon.call("accel_get_module_info", json!(null)),
             json!([{ "module": "software", "supported ops": ["copy", "fill", "compare", "crc32c"] }])
         );
         assert_eq!(
-            bench.call("accel_get_opc_assignments", json!(null)),
+            daemon.call("accel_get_opc_assignments", json!(null)),
             json!({ "copy": "software", "fill": "software", "compare": "software", "crc32c": "software" })
         );
     }

@@ -96,12 +96,12 @@ mod tests {
     use serde_json::json;
 
     use crate::demand::{Demand, data_path};
-    use crate::methods::testing::bench;
+    use crate::methods::testing::test_daemon;
 
     #[test]
     fn the_daemon_examines_its_machine() {
-        let bench = bench();
-        let report = bench.call(
+        let daemon = test_daemon();
+        let report = daemon.call(
             "doctor_run",
             json!({ "listeners": ["name:none-such", "ip:127.0.0.1"] }),
         );
@@ -118,8 +118,8 @@ mod tests {
             .find(|f| f["id"] == "mem.hugepages")
             .unwrap();
         let text = pages["evidence"].as_str().unwrap();
-        let settings = &bench.engine.settings;
-        let config = data_path(settings, &Default::default(), bench.engine.personality).unwrap();
+        let settings = &daemon.engine.settings;
+        let config = data_path(settings, &Default::default(), daemon.engine.personality).unwrap();
         let whole = Demand::of(&config, None).unwrap().pages();
         if text.contains("remedy") {
             assert_eq!(of("mem.hugepages"), ["WARN"]);
@@ -132,6 +132,6 @@ mod tests {
             assert_eq!(of("mem.hugepages"), ["PASS"])
         }
         assert!(report["failed"].as_u64() >= Some(1));
-        bench.refused("doctor_run", json!({ "listener": [] }));
+        daemon.refused("doctor_run", json!({ "listener": [] }));
     }
 }

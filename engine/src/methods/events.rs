@@ -124,7 +124,7 @@ impl Method<Engine> for Subscribe {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::bench;
+    use super::super::testing::test_daemon;
     use crate::notify::KEPT;
     use serde_json::{Value, json};
 
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn events_are_chosen_by_id_and_category() {
-        let bench = bench();
-        let notes = &bench.engine.notes;
+        let daemon = test_daemon();
+        let notes = &daemon.engine.notes;
         notes.send("bdev_register", "a");
         notes.send("transport_downgraded", "eth0");
         notes.tell(
@@ -145,7 +145,7 @@ mod tests {
             "it went".into(),
             json!({ "why": "gone" }),
         );
-        let all = bench.call("events_get", json!({}));
+        let all = daemon.call("events_get", json!({}));
         assert_eq!((ids(&all), &all["next"]), (vec![0, 1, 2], &json!(3)));
         let mut last = all["events"][2].clone();
         assert!(last["time"].take().as_str().unwrap().ends_with('Z'));
@@ -154,34 +154,34 @@ mod tests {
             json!({ "id": 2, "time": null, "category": "replica", "severity": "warning",
                 "type": "replica_out", "ctx": "v/a", "text": "it went", "facts": { "why": "gone" } })
         );
-        let some = bench.call(
+        let some = daemon.call(
             "events_get",
             json!({ "categories": ["transport", "device"] }),
         );
         assert_eq!((ids(&some), &some["next"]), (vec![0, 1], &json!(3)));
-        let one = bench.call("events_get", json!({ "from": 1, "max": 1 }));
+        let one = daemon.call("events_get", json!({ "from": 1, "max": 1 }));
         assert_eq!((ids(&one), &one["next"]), (vec![1], &json!(2)));
-        let refused = bench.refused("events_get", json!({ "categories": ["weather"] }));
+        let refused = daemon.refused("events_get", json!({ "categories": ["weather"] }));
         assert_eq!(
             refused.data.unwrap().field.as_deref(),
             Some("categories[0]")
         );
         for _ in 0..KEPT {
-            bench.engine.notes.send("bdev_register", "a");
+            daemon.engine.notes.send("bdev_register", "a");
         }
-        assert_eq!(bench.call("events_get", json!({}))["lost"], 3);
+        assert_eq!(daemon.call("events_get", json!({}))["lost"], 3);
     }
 
     /// Goal: a subscriber waits for its category, keeps waiting after other events, and misses none
     /// between two calls.
     #[test]
     fn subscribers_wait() {
-        let bench = bench();
-        let none = bench.call("events_subscribe", json!({ "wait_ms": 10 }));
+        let daemon = test_daemon();
+        let none = daemon.call("events_subscribe", json!({ "wait_ms": 10 }));
         assert_eq!((ids(&none), &none["next"]), (vec![], &json!(0)));
-        let engine = &bench.engine;
+        let engine = &daemon.engine;
         let params = serde_json::value::to_raw_value(&json!({ "categories": ["volume"] })).unwrap();
-        let (answer, ()) = bench.run(async {
+        let (answer, ()) = daemon.run(async {
             tokio::join!(engine.call("events_subscribe", Some(&params)), async {
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 engine.notes.send("bdev_register", "a");
@@ -193,9 +193,9 @@ mod tests {
         let answer: Value = serde_json::from_str(answer.unwrap().get()).unwrap();
         assert_eq!((ids(&answer), &answer["next"]), (vec![1, 2], &json!(3)));
         let from = json!({ "from": 2, "wait_ms": 10 });
-        assert_eq!(ids(&bench.call("events_subscribe", from)), [2]);
+        assert_eq!(ids(&daemon.call("events_subscribe", from)), [2]);
         // The id of an earlier daemon process: all stored events are returned.
         let from = json!({ "from": 99, "wait_ms": 10 });
-        assert_eq!(ids(&bench.call("events_subscribe", from)), [0, 1, 2]);
+        assert_eq!(ids(&daemon.call("events_subscribe", from)), [0, 1, 2]);
     }
 }

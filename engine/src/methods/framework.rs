@@ -332,13 +332,13 @@ pub fn whole_config(engine: &Engine) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Bench, bench};
+    use super::super::testing::{TestDaemon, test_daemon};
     use serde_json::json;
 
     #[test]
     fn methods_are_limited_to_their_phase() {
-        let bench = Bench::waiting();
-        let early = bench.refused("framework_get_subsystems", json!(null));
+        let daemon = TestDaemon::waiting();
+        let early = daemon.refused("framework_get_subsystems", json!(null));
         assert_eq!(
             (early.code, early.message.as_str()),
             (
@@ -346,7 +346,7 @@ mod tests {
                 "Method may only be called after framework is initialized using framework_start_init RPC."
             )
         );
-        let current = bench.call("rpc_get_methods", json!({ "current": true }));
+        let current = daemon.call("rpc_get_methods", json!({ "current": true }));
         assert!(
             current
                 .as_array()
@@ -359,22 +359,22 @@ mod tests {
                 .unwrap()
                 .contains(&json!("framework_get_config"))
         );
-        assert_eq!(bench.call("framework_start_init", json!(null)), true);
-        let late = bench.refused("framework_start_init", json!(null));
+        assert_eq!(daemon.call("framework_start_init", json!(null)), true);
+        let late = daemon.refused("framework_start_init", json!(null));
         assert_eq!(late.code, -1);
         assert!(late.message.starts_with(
             "Method may only be called before framework is initialized. Use --wait-for-rpc"
         ));
-        assert_eq!(bench.call("framework_wait_init", json!(null)), true);
+        assert_eq!(daemon.call("framework_wait_init", json!(null)), true);
     }
 
     /// Goal: a second simultaneous start is refused, and so are startup options after the start.
     #[test]
     fn the_data_plane_starts_once() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         let params = serde_json::value::to_raw_value(&json!({ "small_pool_count": 128 })).unwrap();
-        let engine = &bench.engine;
-        let (first, second, late) = bench.run(async {
+        let engine = &daemon.engine;
+        let (first, second, late) = daemon.run(async {
             tokio::join!(
                 engine.call("framework_start_init", None),
                 engine.call("framework_start_init", None),
@@ -386,13 +386,13 @@ mod tests {
             assert_eq!(late.unwrap_err().code, -1);
         }
         assert_ne!(engine.options.borrow().iobuf.small_pool_count, 128);
-        assert_eq!(bench.call("framework_wait_init", json!(null)), true);
+        assert_eq!(daemon.call("framework_wait_init", json!(null)), true);
     }
 
     #[test]
     fn unknown_methods_and_subsystems() {
-        let bench = bench();
-        let error = bench.refused("framework_get_confg", json!(null));
+        let daemon = test_daemon();
+        let error = daemon.refused("framework_get_confg", json!(null));
         assert_eq!(
             (error.code, error.message.as_str()),
             (-32601, "Method not found")
@@ -401,20 +401,20 @@ mod tests {
             error.data.unwrap().remedy.unwrap(),
             "did you mean \"framework_get_config\"?"
         );
-        let error = bench.refused("framework_get_config", json!({ "name": "x" }));
+        let error = daemon.refused("framework_get_config", json!({ "name": "x" }));
         assert_eq!(
             (error.code, error.message.as_str()),
             (-32602, "Subsystem 'x' not found")
         );
-        let error = bench.refused("framework_get_config", json!({}));
+        let error = daemon.refused("framework_get_config", json!({}));
         assert_eq!(error.data.unwrap().field.as_deref(), Some("name"));
     }
 
     #[test]
     fn versions_and_subsystems_are_listed_as_in_spdk() {
-        let bench = bench();
+        let daemon = test_daemon();
         assert_eq!(
-            bench.call("spdk_get_version", json!(null)),
+            daemon.call("spdk_get_version", json!(null)),
             json!({
                 "version": "SPDK v26.09-pre",
                 "fields": { "major": 26, "minor": 9, "patch": 0, "suffix": "-pre" },
@@ -422,7 +422,7 @@ mod tests {
             })
         );
         assert_eq!(
-            bench.call("framework_get_subsystems", json!(null)),
+            daemon.call("framework_get_subsystems", json!(null)),
             json!([
                 { "subsystem": "sock", "depends_on": [] },
                 { "subsystem": "iobuf", "depends_on": [] },

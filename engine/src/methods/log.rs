@@ -221,25 +221,25 @@ impl Method<Engine> for EnableTimestamps {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::bench;
+    use super::super::testing::test_daemon;
     use serde_json::json;
 
     #[test]
     fn levels_and_flags_change_live() {
-        let bench = bench();
-        assert_eq!(bench.call("log_get_level", json!(null)), "NOTICE");
+        let daemon = test_daemon();
+        assert_eq!(daemon.call("log_get_level", json!(null)), "NOTICE");
         assert_eq!(
-            bench.call("log_set_level", json!({ "level": "DEBUG" })),
+            daemon.call("log_set_level", json!({ "level": "DEBUG" })),
             true
         );
         assert_eq!(
-            bench.call("log_set_print_level", json!({ "level": "ERROR" })),
+            daemon.call("log_set_print_level", json!({ "level": "ERROR" })),
             true
         );
-        assert_eq!(bench.call("log_get_level", json!(null)), "DEBUG");
-        assert_eq!(bench.call("log_get_print_level", json!(null)), "ERROR");
+        assert_eq!(daemon.call("log_get_level", json!(null)), "DEBUG");
+        assert_eq!(daemon.call("log_get_print_level", json!(null)), "ERROR");
         assert_eq!(
-            bench
+            daemon
                 .refused("log_set_level", json!({ "level": "LOUD" }))
                 .data
                 .unwrap()
@@ -247,14 +247,14 @@ mod tests {
                 .as_deref(),
             Some("level")
         );
-        assert_eq!(bench.call("log_set_flag", json!({ "flag": "nvmf" })), true);
-        assert_eq!(bench.call("log_get_flags", json!(null))["nvmf"], true);
+        assert_eq!(daemon.call("log_set_flag", json!({ "flag": "nvmf" })), true);
+        assert_eq!(daemon.call("log_get_flags", json!(null))["nvmf"], true);
         assert_eq!(
-            bench.call("log_clear_flag", json!({ "flag": "nvmf" })),
+            daemon.call("log_clear_flag", json!({ "flag": "nvmf" })),
             true
         );
-        assert_eq!(bench.call("log_get_flags", json!(null))["nvmf"], false);
-        let error = bench.refused("log_set_flag", json!({ "flag": "nvmff" }));
+        assert_eq!(daemon.call("log_get_flags", json!(null))["nvmf"], false);
+        let error = daemon.refused("log_set_flag", json!({ "flag": "nvmff" }));
         assert_eq!(
             (error.code, error.message.as_str()),
             (-32602, "invalid log flag")

@@ -56,20 +56,20 @@ impl Method<Engine> for GetNotifications {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::bench;
+    use super::super::testing::test_daemon;
     use serde_json::json;
 
     #[test]
     fn notifications_are_read_from_an_id() {
-        let bench = bench();
-        bench.engine.notes.send("bdev_register", "a");
-        bench.engine.notes.send("bdev_unregister", "a");
+        let daemon = test_daemon();
+        daemon.engine.notes.send("bdev_register", "a");
+        daemon.engine.notes.send("bdev_unregister", "a");
         assert_eq!(
-            bench.call("notify_get_notifications", json!({ "id": 1, "max": 5 })),
+            daemon.call("notify_get_notifications", json!({ "id": 1, "max": 5 })),
             json!([{ "type": "bdev_unregister", "ctx": "a", "id": 1 }])
         );
         assert!(
-            bench
+            daemon
                 .call("notify_get_types", json!(null))
                 .as_array()
                 .unwrap()

@@ -203,23 +203,23 @@ fn set<T>(option: &mut T, given: Option<T>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Bench;
+    use super::super::testing::TestDaemon;
     use crate::engine::Phase;
     use serde_json::json;
 
     /// Goal: sizes beyond any memory are refused with the field's name and change nothing.
     #[test]
     fn buffer_sizes_are_bounded() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         for (field, least, most) in [
             ("small_pool_count", 64_u64, 1_u64 << 24),
             ("large_pool_count", 8, 1 << 24),
             ("small_bufsize", 4096, 16 << 20),
             ("large_bufsize", 8192, 16 << 20),
         ] {
-            let before = bench.engine.options.borrow().iobuf.clone();
+            let before = daemon.engine.options.borrow().iobuf.clone();
             for beyond in [0, least - 1, most + 1, 1 << 31] {
-                let error = bench.refused("iobuf_set_options", json!({ field: beyond }));
+                let error = daemon.refused("iobuf_set_options", json!({ field: beyond }));
                 let named = error.data.and_then(|d| d.field);
                 assert_eq!(
                     (error.code, named.as_deref()),
@@ -227,23 +227,23 @@ mod tests {
                     "{beyond}"
                 );
             }
-            assert_eq!(bench.engine.options.borrow().iobuf, before);
+            assert_eq!(daemon.engine.options.borrow().iobuf, before);
             for within in [most, least] {
-                let done = bench.call("iobuf_set_options", json!({ field: within }));
+                let done = daemon.call("iobuf_set_options", json!({ field: within }));
                 assert_eq!(done, true, "{field} {within}");
             }
         }
-        let error = bench.refused("iobuf_set_options", json!({ "large_pool_count": u64::MAX }));
+        let error = daemon.refused("iobuf_set_options", json!({ "large_pool_count": u64::MAX }));
         assert_eq!(error.code, -22);
     }
 
     /// Goal: a start that fails because of a bug ends like a refused one; its caller gets an error.
     #[test]
     fn a_start_that_fails_returns_an_error() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         // Bypasses the limits of the method.
-        bench.engine.options.borrow_mut().iobuf.large_bufsize = 1 << 31;
-        let error = bench.refused("framework_start_init", json!(null));
+        daemon.engine.options.borrow_mut().iobuf.large_bufsize = 1 << 31;
+        let error = daemon.refused("framework_start_init", json!(null));
         let message = error.to_string();
         for part in [
             "framework_initialization failed: ",
@@ -251,38 +251,38 @@ mod tests {
         ] {
             assert!(message.contains(part), "{message}");
         }
-        bench.run(bench.engine.stopping());
-        assert_ne!(bench.engine.phase(), Phase::Runtime);
+        daemon.run(daemon.engine.stopping());
+        assert_ne!(daemon.engine.phase(), Phase::Runtime);
     }
 
     #[test]
     fn options_are_checked_and_saved() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         assert_eq!(
-            bench.call("iobuf_set_options", json!({ "small_pool_count": 128 })),
+            daemon.call("iobuf_set_options", json!({ "small_pool_count": 128 })),
             true
         );
-        let error = bench.refused("iobuf_set_options", json!({ "large_pool_count": 1 }));
+        let error = daemon.refused("iobuf_set_options", json!({ "large_pool_count": 1 }));
         assert_eq!(
             (error.code, error.data.unwrap().field.unwrap().as_str()),
             (-22, "large_pool_count")
         );
-        let error = bench.refused("bdev_set_options", json!({ "bdev_io_pool_size": 100 }));
+        let error = daemon.refused("bdev_set_options", json!({ "bdev_io_pool_size": 100 }));
         assert_eq!(error.message, "Pool size 100 too small for cache size 256");
         assert_eq!(
-            bench.call("bdev_set_options", json!({ "bdev_io_cache_size": 16 })),
+            daemon.call("bdev_set_options", json!({ "bdev_io_cache_size": 16 })),
             true
         );
-        bench.call("framework_start_init", json!(null));
+        daemon.call("framework_start_init", json!(null));
         assert_eq!(
-            bench.call("framework_get_config", json!({ "name": "iobuf" })),
+            daemon.call("framework_get_config", json!({ "name": "iobuf" })),
             json!([{ "method": "iobuf_set_options", "params": {
                 "small_pool_count": 128, "large_pool_count": 1024, "small_bufsize": 8192,
                 "large_bufsize": 135168, "enable_numa": false,
             }}])
         );
         assert_eq!(
-            bench.call("framework_get_config", json!({ "name": "bdev" }))[0]["params"]["bdev_io_cache_size"],
+            daemon.call("framework_get_config", json!({ "name": "bdev" }))[0]["params"]["bdev_io_cache_size"],
             16
         );
     }

@@ -354,44 +354,44 @@ impl Method<Engine> for SetMode {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::bench;
+    use super::super::testing::test_daemon;
     use super::*;
     use serde_json::json;
 
     #[test]
     fn reactors_threads_and_pollers_are_listed() {
-        let bench = bench();
-        let reactors = bench.call("framework_get_reactors", json!(null));
+        let daemon = test_daemon();
+        let reactors = daemon.call("framework_get_reactors", json!(null));
         assert_eq!(reactors["tick_rate"], 1_000_000_000);
         let reactor = &reactors["reactors"][0];
         assert_eq!(
             (reactor["mode"].as_str(), &reactor["in_interrupt"]),
             (Some("adaptive"), &json!(false))
         );
-        let threads = bench.call("thread_get_stats", json!(null));
+        let threads = daemon.call("thread_get_stats", json!(null));
         assert_eq!(threads["threads"][0]["id"], 1);
         assert_eq!(
             threads["threads"][0]["cpumask"],
             reactor["lw_threads"][0]["cpumask"]
         );
-        let pollers = bench.call("thread_get_pollers", json!(null));
+        let pollers = daemon.call("thread_get_pollers", json!(null));
         assert_eq!(pollers["threads"][0]["active_pollers"][0]["name"], "nvmf");
-        let pools = bench.call("iobuf_get_stats", json!(null));
+        let pools = daemon.call("iobuf_get_stats", json!(null));
         assert!(
             pools[0]["large_pool"]["cache_size"].as_u64().unwrap() >= 4,
             "{pools}"
         );
 
         assert_eq!(
-            bench.call("reactor_set_mode", json!({ "mode": "interrupt" })),
+            daemon.call("reactor_set_mode", json!({ "mode": "interrupt" })),
             true
         );
         assert_eq!(
-            bench.call("framework_get_reactors", json!(null))["reactors"][0]["in_interrupt"],
+            daemon.call("framework_get_reactors", json!(null))["reactors"][0]["in_interrupt"],
             true
         );
         assert_eq!(
-            bench
+            daemon
                 .refused("reactor_set_mode", json!({ "mode": "poll", "lcore": 4000 }))
                 .code,
             -19
@@ -403,19 +403,19 @@ mod tests {
     fn a_stuck_reactor_blocks_only_calls_that_query_it() {
         let mut settings = crate::config::Settings::default();
         settings.rpc.deadline_s = 1;
-        let bench = super::super::testing::Bench::with(settings, None);
+        let daemon = super::super::testing::TestDaemon::with(settings, None);
         let (go, stuck) = std::sync::mpsc::channel::<()>();
-        let reactor = bench.engine.plane().unwrap().reactors[0].clone();
+        let reactor = daemon.engine.plane().unwrap().reactors[0].clone();
         let mut blocked = std::pin::pin!(reactor.run(move |_| stuck.recv().is_ok()));
-        bench.run(async {
+        daemon.run(async {
             let soon = std::time::Duration::from_millis(50);
             let _ = tokio::time::timeout(soon, &mut blocked).await;
         });
-        assert_eq!(bench.refused("iobuf_get_stats", json!(null)).code, -110);
+        assert_eq!(daemon.refused("iobuf_get_stats", json!(null)).code, -110);
         let disk = json!({ "name": "n", "num_blocks": 8, "block_size": 512 });
-        assert_eq!(bench.call("bdev_null_create", disk), "n");
+        assert_eq!(daemon.call("bdev_null_create", disk), "n");
         drop(go);
-        bench.run(blocked).unwrap();
+        daemon.run(blocked).unwrap();
     }
 
     #[test]

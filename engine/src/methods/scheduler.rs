@@ -174,14 +174,14 @@ impl Method<Engine> for GetIoChannels {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Bench, bench};
+    use super::super::testing::{TestDaemon, test_daemon};
     use serde_json::json;
 
     #[test]
     fn the_scheduler_is_the_static_one() {
-        let bench = bench();
-        let scheduler = bench.call("framework_get_scheduler", json!(null));
-        let reactors = bench.call("framework_get_reactors", json!(null));
+        let daemon = test_daemon();
+        let scheduler = daemon.call("framework_get_scheduler", json!(null));
+        let reactors = daemon.call("framework_get_reactors", json!(null));
         assert_eq!(
             scheduler,
             json!({
@@ -189,19 +189,22 @@ mod tests {
                 "scheduling_core": reactors["reactors"][0]["lcore"],
             })
         );
-        assert_eq!(bench.call("framework_get_governor", json!(null)), json!({}));
+        assert_eq!(
+            daemon.call("framework_get_governor", json!(null)),
+            json!({})
+        );
         let set = "framework_set_scheduler";
-        assert_eq!(bench.call(set, json!({ "name": "static" })), true);
+        assert_eq!(daemon.call(set, json!({ "name": "static" })), true);
         for (params, field, code) in [
             (json!({ "name": "dynamic" }), "name", -32603),
             (json!({ "name": "static", "period": 1000 }), "period", -22),
         ] {
-            let refused = bench.refused(set, params);
+            let refused = daemon.refused(set, params);
             assert_eq!(refused.code, code);
             assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
         }
         assert_eq!(
-            Bench::waiting().call(set, json!({ "name": "static" })),
+            TestDaemon::waiting().call(set, json!({ "name": "static" })),
             true
         );
     }
@@ -209,11 +212,11 @@ mod tests {
     /// Goal: every thread is listed, without queues on a device that is not in use.
     #[test]
     fn channels_are_listed_by_thread() {
-        let bench = bench();
+        let daemon = test_daemon();
         let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
-        bench.call("bdev_null_create", disk);
-        let all = bench.call("thread_get_io_channels", json!(null));
-        let threads = bench.call("thread_get_stats", json!(null));
+        daemon.call("bdev_null_create", disk);
+        let all = daemon.call("thread_get_io_channels", json!(null));
+        let threads = daemon.call("thread_get_stats", json!(null));
         assert_eq!(all["threads"][0]["name"], threads["threads"][0]["name"]);
         assert_eq!(all["threads"][0]["io_channels"], json!([]));
     }

@@ -245,7 +245,7 @@ impl Method<Engine> for SetOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Bench, bench};
+    use super::super::testing::{TestDaemon, test_daemon};
     use serde_json::json;
 
     const SET: &str = "sock_impl_set_options";
@@ -254,11 +254,11 @@ mod tests {
     /// sockets.
     #[test]
     fn options_are_set_listed_and_saved() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         let posix = json!({ "impl_name": "posix" });
-        assert_eq!(bench.call("sock_get_default_impl", json!(null)), posix);
-        assert_eq!(bench.call("sock_set_default_impl", posix.clone()), true);
-        let before = bench.call("sock_impl_get_options", posix.clone());
+        assert_eq!(daemon.call("sock_get_default_impl", json!(null)), posix);
+        assert_eq!(daemon.call("sock_set_default_impl", posix.clone()), true);
+        let before = daemon.call("sock_impl_get_options", posix.clone());
         assert_eq!(
             (&before["recv_buf_size"], &before["send_buf_size"]),
             (&json!(0), &json!(0))
@@ -269,14 +269,14 @@ mod tests {
             "enable_zerocopy_send_server": true, "enable_zerocopy_send_client": false,
             "zerocopy_threshold": 0, "tls_version": 0, "enable_ktls": false,
         });
-        assert_eq!(bench.call(SET, set), true, "the line of SPDK");
-        bench.call("framework_start_init", json!(null));
-        let now = bench.call("sock_impl_get_options", posix);
+        assert_eq!(daemon.call(SET, set), true, "the line of SPDK");
+        daemon.call("framework_start_init", json!(null));
+        let now = daemon.call("sock_impl_get_options", posix);
         assert_eq!(
             (&now["recv_buf_size"], &now["send_buf_size"]),
             (&json!(262144), &json!(131072))
         );
-        let saved = bench.call("framework_get_config", json!({ "name": "sock" }));
+        let saved = daemon.call("framework_get_config", json!({ "name": "sock" }));
         assert_eq!(
             saved,
             json!([{ "method": SET, "params": {
@@ -284,7 +284,7 @@ mod tests {
             }}])
         );
         assert_eq!(
-            bench.refused(SET, saved[0]["params"].clone()).code,
+            daemon.refused(SET, saved[0]["params"].clone()).code,
             -1,
             "too late"
         );
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn unsupported_options_are_refused() {
-        let bench = Bench::waiting();
+        let daemon = TestDaemon::waiting();
         for (params, code, field) in [
             (json!({ "impl_name": "pigeon" }), -32602, "impl_name"),
             (
@@ -321,7 +321,7 @@ mod tests {
                 "recv_buf_size",
             ),
         ] {
-            let refused = bench.refused(SET, params.clone());
+            let refused = daemon.refused(SET, params.clone());
             let facts = refused.data.unwrap();
             assert_eq!(
                 (refused.code, facts.field.as_deref()),
@@ -330,17 +330,17 @@ mod tests {
             );
         }
         let other = json!({ "impl_name": "ssl" });
-        assert_eq!(bench.call(SET, other.clone()), true);
+        assert_eq!(daemon.call(SET, other.clone()), true);
         assert_eq!(
-            bench.refused("sock_set_default_impl", other.clone()).code,
+            daemon.refused("sock_set_default_impl", other.clone()).code,
             -32602
         );
-        assert_eq!(bench.refused("sock_impl_get_options", other).code, -32602);
+        assert_eq!(daemon.refused("sock_impl_get_options", other).code, -32602);
     }
 
     #[test]
     fn default_options_are_not_saved() {
-        let saved = bench().call("framework_get_config", json!({ "name": "sock" }));
+        let saved = test_daemon().call("framework_get_config", json!({ "name": "sock" }));
         assert_eq!(saved, json!([]));
     }
 }

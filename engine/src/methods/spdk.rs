@@ -93,7 +93,7 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
 #[cfg(test)]
 mod tests {
     use super::NOT_OFFERED;
-    use crate::methods::testing::bench;
+    use crate::methods::testing::test_daemon;
     use serde_json::json;
 
     /// SPDK's methods for an NVMe-oF target and the layers below it.
@@ -162,19 +162,19 @@ mod tests {
     /// Goal: refusals have SPDK's codes, as `tests/spdk/compare.py` found them.
     #[test]
     fn refusals_have_spdk_codes() {
-        let bench = bench();
+        let daemon = test_daemon();
         let disk = |name: &str| json!({ "name": name, "num_blocks": 16384, "block_size": 512 });
         for name in ["m", "n", "below"] {
-            bench.call("bdev_malloc_create", disk(name));
+            daemon.call("bdev_malloc_create", disk(name));
         }
-        bench.call(
+        daemon.call(
             "bdev_passthru_create",
             json!({ "name": "p", "base_bdev_name": "below" }),
         );
         let raid = |level: &str, bases: &[&str]| json!({ "name": "r", "raid_level": level, "base_bdevs": bases });
         let latency = |name: &str| json!({ "delay_bdev_name": name, "latency_type": "avg_read", "latency_us": 1 });
         let nqn = "nqn.2026-01.io.example:a";
-        bench.call("nvmf_create_subsystem", json!({ "nqn": nqn }));
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": nqn }));
         let address = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "1" });
         for (method, params, code) in [
             // Parameters that cannot be decoded: the code depends on the module.
@@ -257,19 +257,19 @@ mod tests {
                 -32603,
             ),
         ] {
-            let refused = bench.refused(method, params.clone());
+            let refused = daemon.refused(method, params.clone());
             assert_eq!(refused.code, code, "{method} {params}: {refused}");
         }
         // SPDK's other schedulers have more parameters.
         let scheduler = json!({ "name": "static", "load_limit": 20 });
-        assert_eq!(bench.call("framework_set_scheduler", scheduler), true);
+        assert_eq!(daemon.call("framework_set_scheduler", scheduler), true);
     }
 
     #[test]
     fn methods_not_offered_are_unknown() {
-        let bench = bench();
+        let daemon = test_daemon();
         for (_, names) in NOT_OFFERED {
-            let refused = bench.refused(names[0], json!({ "name": "x" }));
+            let refused = daemon.refused(names[0], json!({ "name": "x" }));
             assert_eq!(
                 (refused.code, refused.message.as_str()),
                 (-32601, "Method not found")

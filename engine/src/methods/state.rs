@@ -202,7 +202,7 @@ mod tests {
     //! Goal: retries of failed objects and simultaneous calls of clients do not interfere. Method:
     //! both at once, in either order.
 
-    use super::super::testing::Bench;
+    use super::super::testing::TestDaemon;
     use super::*;
     use crate::config::Settings;
     use crate::store::Store;
@@ -210,16 +210,16 @@ mod tests {
     use std::path::Path;
 
     /// A daemon with an unrestored disk whose file exists by now.
-    fn waiting(dir: &Path) -> Bench {
+    fn waiting(dir: &Path) -> TestDaemon {
         let (path, state) = (dir.join("disk"), dir.join("state"));
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        let start = || Bench::with(Settings::default(), Some(Store::open(&state).unwrap()));
+        let start = || TestDaemon::with(Settings::default(), Some(Store::open(&state).unwrap()));
         start().call("bdev_aio_create", disk(dir));
         std::fs::remove_file(&path).unwrap();
-        let bench = start();
-        assert_eq!(bench.engine.journal.waiting().len(), 1);
+        let daemon = start();
+        assert_eq!(daemon.engine.journal.waiting().len(), 1);
         std::fs::write(&path, vec![0; 1 << 20]).unwrap();
-        bench
+        daemon
     }
 
     fn disk(dir: &Path) -> Value {
@@ -235,10 +235,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let name = raw(&json!({ "name": "u" }));
         for at_once in [true, false] {
-            let bench = waiting(dir.path());
-            let (engine, record) = (&bench.engine, bench.engine.journal.waiting().remove(0));
+            let daemon = waiting(dir.path());
+            let (engine, record) = (&daemon.engine, daemon.engine.journal.waiting().remove(0));
             let delete = engine.call("bdev_aio_delete", Some(&name));
-            let (deleted, ()) = bench.run(async {
+            let (deleted, ()) = daemon.run(async {
                 if at_once {
                     tokio::join!(delete, engine.replay(&record))
                 } else {
@@ -246,9 +246,9 @@ mod tests {
                 }
             });
             deleted.unwrap();
-            assert_eq!(bench.call("bdev_get_bdevs", json!(null)), json!([]));
-            assert_eq!(bench.engine.journal.len(), 0);
-            drop(bench);
+            assert_eq!(daemon.call("bdev_get_bdevs", json!(null)), json!([]));
+            assert_eq!(daemon.engine.journal.len(), 0);
+            drop(daemon);
             std::fs::remove_dir_all(dir.path().join("state")).unwrap();
         }
     }
@@ -259,15 +259,16 @@ mod tests {
     fn an_object_is_forgotten_with_its_parts() {
         const NQN: &str = "nqn.2026-01.org.example:a";
         let dir = tempfile::tempdir().unwrap();
-        let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+        let start =
+            || TestDaemon::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
         {
-            let bench = start();
-            bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+            let daemon = start();
+            daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
             let host = json!({ "nqn": NQN, "host": "nqn.2026-01.org.example:host" });
-            bench.call("nvmf_subsystem_add_host", host);
+            daemon.call("nvmf_subsystem_add_host", host);
         }
-        let bench = start();
-        let journal = &bench.engine.journal;
+        let daemon = start();
+        let journal = &daemon.engine.journal;
         let parts: Vec<String> = journal
             .entries()
             .into_iter()
@@ -277,21 +278,21 @@ mod tests {
         for key in &parts {
             journal.restored(key, Err(RpcError::internal("it could not be made")));
         }
-        bench.call("state_forget", json!({ "key": parts[0] }));
+        daemon.call("state_forget", json!({ "key": parts[0] }));
         assert_eq!(journal.len(), 0);
-        drop(bench);
+        drop(daemon);
         assert_eq!(start().engine.journal.len(), 0);
     }
 
     #[test]
     fn an_object_created_during_a_retry_is_live() {
         let dir = tempfile::tempdir().unwrap();
-        let bench = waiting(dir.path());
-        let (engine, record) = (&bench.engine, bench.engine.journal.waiting().remove(0));
+        let daemon = waiting(dir.path());
+        let (engine, record) = (&daemon.engine, daemon.engine.journal.waiting().remove(0));
         let params = raw(&disk(dir.path()));
         let made = engine.call("bdev_aio_create", Some(&params));
-        let (made, ()) = bench.run(async { tokio::join!(made, engine.replay(&record)) });
+        let (made, ()) = daemon.run(async { tokio::join!(made, engine.replay(&record)) });
         made.unwrap();
-        assert_eq!(bench.engine.journal.waiting(), []);
+        assert_eq!(daemon.engine.journal.waiting(), []);
     }
 }

@@ -18,7 +18,7 @@ use crate::rdma::Rdma;
 use crate::rpc::RpcError;
 use crate::store::Store;
 
-pub struct Bench {
+pub struct TestDaemon {
     pub engine: Rc<Engine>,
     /// The simulated RDMA devices of this daemon; none until a test adds some.
     pub fabric: Fabric,
@@ -27,61 +27,61 @@ pub struct Bench {
 }
 
 /// An initialized daemon with default settings and no objects.
-pub fn bench() -> Bench {
-    Bench::with(Settings::default(), None)
+pub fn test_daemon() -> TestDaemon {
+    TestDaemon::with(Settings::default(), None)
 }
 
-impl Bench {
-    pub fn with(settings: Settings, store: Option<Store>) -> Bench {
-        let bench = Bench::not_started(settings, store);
-        bench
-            .run(crate::daemon::init(&bench.engine))
+impl TestDaemon {
+    pub fn with(settings: Settings, store: Option<Store>) -> TestDaemon {
+        let daemon = TestDaemon::not_started(settings, store);
+        daemon
+            .run(crate::daemon::init(&daemon.engine))
             .expect("the daemon starts");
-        bench
+        daemon
     }
 
     /// Uses the given volume store.
-    pub fn with_volumes(store: Option<Store>, volumes: Arc<dyn VolumeStore>) -> Bench {
-        let bench = Bench::not_started(Settings::default(), store);
-        bench.engine.volumes.use_store(volumes);
-        bench
-            .run(crate::daemon::init(&bench.engine))
+    pub fn with_volumes(store: Option<Store>, volumes: Arc<dyn VolumeStore>) -> TestDaemon {
+        let daemon = TestDaemon::not_started(Settings::default(), store);
+        daemon.engine.volumes.use_store(volumes);
+        daemon
+            .run(crate::daemon::init(&daemon.engine))
             .expect("the daemon starts");
-        bench
+        daemon
     }
 
     /// Uses the given drives.
-    pub fn with_drives(settings: Settings, store: Option<Store>, drives: Drives) -> Bench {
-        let mut bench = Bench::not_started(settings, store);
-        let engine = Rc::get_mut(&mut bench.engine).expect("not shared yet");
+    pub fn with_drives(settings: Settings, store: Option<Store>, drives: Drives) -> TestDaemon {
+        let mut daemon = TestDaemon::not_started(settings, store);
+        let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         engine.drives = drives;
-        bench
-            .run(crate::daemon::init(&bench.engine))
+        daemon
+            .run(crate::daemon::init(&daemon.engine))
             .expect("the daemon starts");
-        bench
+        daemon
     }
 
     /// A daemon that waits for `framework_start_init`.
-    pub fn waiting() -> Bench {
-        Bench::waiting_with(Settings::default())
+    pub fn waiting() -> TestDaemon {
+        TestDaemon::waiting_with(Settings::default())
     }
 
-    pub fn waiting_with(settings: Settings) -> Bench {
-        Bench::not_started(settings, None)
+    pub fn waiting_with(settings: Settings) -> TestDaemon {
+        TestDaemon::not_started(settings, None)
     }
 
     /// An initialized daemon that was started as SPDK's `nvmf_tgt`.
-    pub fn nvmf_tgt() -> Bench {
-        let mut bench = Bench::waiting();
-        let engine = Rc::get_mut(&mut bench.engine).expect("not shared yet");
+    pub fn nvmf_tgt() -> TestDaemon {
+        let mut daemon = TestDaemon::waiting();
+        let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         engine.personality = Personality::NvmfTgt;
-        bench
-            .run(crate::daemon::init(&bench.engine))
+        daemon
+            .run(crate::daemon::init(&daemon.engine))
             .expect("the daemon starts");
-        bench
+        daemon
     }
 
-    fn not_started(mut settings: Settings, store: Option<Store>) -> Bench {
+    fn not_started(mut settings: Settings, store: Option<Store>) -> TestDaemon {
         settings.reactor.cores = "auto:1".into();
         settings.memory.size_mb = 16;
         settings.rdma.max_qpairs = 8;
@@ -96,7 +96,7 @@ impl Bench {
         let mut engine = Engine::new(Personality::Nacre, settings, logs, Journal::new(store));
         let fabric = Fabric::new();
         engine.rdma = Rdma::with(fabric.provider());
-        Bench {
+        TestDaemon {
             engine: Rc::new(engine),
             fabric,
             runtime,
@@ -138,7 +138,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for TestDaemon {
     fn drop(&mut self) {
         self.engine.set_phase(Phase::Stopping);
         self.run(crate::daemon::fini(&self.engine));

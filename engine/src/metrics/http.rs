@@ -180,17 +180,17 @@ async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<B
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::methods::testing::bench;
+    use crate::methods::testing::test_daemon;
     use std::time::Instant;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
     fn metrics_and_health_and_nothing_else() {
-        let bench = bench();
-        bench.run(async {
+        let daemon = test_daemon();
+        daemon.run(async {
             let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let address = listener.local_addr().unwrap();
-            tokio::task::spawn_local(serve(listener, Rc::clone(&bench.engine)));
+            tokio::task::spawn_local(serve(listener, Rc::clone(&daemon.engine)));
             let ask = async |request: &str| {
                 let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
                 stream
@@ -210,7 +210,7 @@ mod tests {
             assert!(ask("GET /healthz").await.starts_with("HTTP/1.1 200"));
             assert!(ask("POST /metrics").await.starts_with("HTTP/1.1 405"));
             assert!(ask("GET /other").await.starts_with("HTTP/1.1 404"));
-            bench.engine.set_phase(Phase::Stopping);
+            daemon.engine.set_phase(Phase::Stopping);
             assert!(ask("GET /healthz").await.starts_with("HTTP/1.1 503"));
             let refused = bind(address).await.unwrap_err();
             assert!(refused.to_string().contains("[metrics] listen"));
@@ -220,11 +220,11 @@ mod tests {
     /// places, each with half a request, then a check.
     #[test]
     fn idle_clients_do_not_lock_out_health_checks() {
-        let bench = bench();
-        bench.run(async {
+        let daemon = test_daemon();
+        daemon.run(async {
             let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let address = listener.local_addr().unwrap();
-            tokio::task::spawn_local(serve(listener, Rc::clone(&bench.engine)));
+            tokio::task::spawn_local(serve(listener, Rc::clone(&daemon.engine)));
             let mut idle = Vec::new();
             for _ in 0..MAX_CLIENTS + 5 {
                 let mut stream = TcpStream::connect(address).await.unwrap();

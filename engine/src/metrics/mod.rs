@@ -367,7 +367,7 @@ pub fn markdown() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::methods::testing::bench;
+    use crate::methods::testing::test_daemon;
 
     #[test]
     fn the_text_is_what_prometheus_reads() {
@@ -408,12 +408,12 @@ mod tests {
 
     #[test]
     fn every_sample_is_declared_and_named_nacre() {
-        let bench = bench();
-        bench.call(
+        let daemon = test_daemon();
+        daemon.call(
             "bdev_null_create",
             serde_json::json!({ "name": "n", "num_blocks": 8, "block_size": 512 }),
         );
-        let scrape = bench.run(Scrape::of(&bench.engine));
+        let scrape = daemon.run(Scrape::of(&daemon.engine));
         let declared: Vec<&'static Desc> = sources()
             .iter()
             .flat_map(|s| s.describe())
@@ -422,7 +422,7 @@ mod tests {
         for (desc, _) in &scrape.families {
             assert!(declared.contains(desc), "{} is not declared", desc.name);
         }
-        let text = bench.run(Scrape::of(&bench.engine)).text();
+        let text = daemon.run(Scrape::of(&daemon.engine)).text();
         for expected in [
             "nacre_reactor_busy_seconds_total{",
             "nacre_buffers{",
@@ -446,7 +446,7 @@ mod tests {
     /// hardware, have simulated samples.
     #[test]
     fn the_exposition_passes_a_strict_parser() {
-        let bench = bench();
+        let daemon = test_daemon();
         let nqn = "nqn.2025-01.io.nacre:strict";
         for (method, params) in [
             (
@@ -470,9 +470,9 @@ mod tests {
                 serde_json::json!({ "nqn": nqn, "namespace": { "bdev_name": "m" } }),
             ),
         ] {
-            bench.call(method, params);
+            daemon.call(method, params);
         }
-        let mut scrape = bench.run(Scrape::of(&bench.engine));
+        let mut scrape = daemon.run(Scrape::of(&daemon.engine));
         let there: Vec<&str> = scrape.families.iter().map(|(desc, _)| desc.name).collect();
         for desc in sources().iter().flat_map(|s| s.describe().iter().copied()) {
             if there.contains(&desc.name) {

@@ -197,21 +197,23 @@ fn volume(status: &VolumeStatus, into: &mut Scrape) {
 
 #[cfg(test)]
 mod tests {
-    use crate::methods::testing::bench;
+    use crate::methods::testing::test_daemon;
     use serde_json::json;
 
     /// Goal: every family of volume metrics has the expected samples.
     #[test]
     fn volume_metrics_are_complete() {
-        let bench = bench();
+        let daemon = test_daemon();
         for name in ["a", "b"] {
             let params = json!({ "name": name, "num_blocks": 16384, "block_size": 512 });
-            bench.call("bdev_malloc_create", params);
+            daemon.call("bdev_malloc_create", params);
         }
         // RAM disks are zeroed quickly: both replicas are in sync at once.
         let params = json!({ "name": "v", "devices": ["a", "b"] });
-        assert_eq!(bench.call("volume_create", params)["state"], "healthy");
-        let text = bench.run(crate::metrics::Scrape::of(&bench.engine)).text();
+        assert_eq!(daemon.call("volume_create", params)["state"], "healthy");
+        let text = daemon
+            .run(crate::metrics::Scrape::of(&daemon.engine))
+            .text();
         for expected in [
             "nacre_volume_state{volume=\"v\",state=\"healthy\"} 1.0",
             "nacre_volume_state{volume=\"v\",state=\"frozen\"} 0.0",

@@ -138,26 +138,26 @@ mod tests {
 
     use std::path::Path;
 
-    use super::super::super::testing::Bench;
+    use super::super::super::testing::TestDaemon;
     use super::*;
     use crate::config::{Settings, load_text};
     use crate::store::Store;
 
-    fn start(dir: &Path, text: &str) -> Bench {
+    fn start(dir: &Path, text: &str) -> TestDaemon {
         let settings = load_text(Some(("n.toml", text)), [], &[]).unwrap().settings;
         let store = Store::open(&dir.join("state")).unwrap();
-        Bench::with(settings, Some(store))
+        TestDaemon::with(settings, Some(store))
     }
 
-    fn uuid(bench: &Bench) -> Value {
-        bench.call("bdev_get_bdevs", json!({ "name": "d" }))[0]["uuid"].clone()
+    fn uuid(daemon: &TestDaemon) -> Value {
+        daemon.call("bdev_get_bdevs", json!({ "name": "d" }))[0]["uuid"].clone()
     }
 
     /// Why the device is missing.
-    fn missing(bench: &Bench) -> String {
-        let refused = bench.refused("bdev_get_bdevs", json!({ "name": "d" }));
+    fn missing(daemon: &TestDaemon) -> String {
+        let refused = daemon.refused("bdev_get_bdevs", json!({ "name": "d" }));
         assert_eq!(refused.code, -19);
-        let objects = bench.call("state_get", json!(null))["objects"].clone();
+        let objects = daemon.call("state_get", json!(null))["objects"].clone();
         let failed = objects.as_array().unwrap().iter();
         let mut failed = failed.filter(|object| object["state"] == "failed");
         failed.next().unwrap()["error"].as_str().unwrap().to_owned()
@@ -168,37 +168,37 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (file, copy) = (dir.path().join("disk"), dir.path().join("copy"));
         let known = {
-            let bench = start(dir.path(), "");
-            bench.call(
+            let daemon = start(dir.path(), "");
+            daemon.call(
                 "bdev_aio_create",
                 json!({ "name": "d", "filename": file, "size": 1 << 20 }),
             );
-            uuid(&bench)
+            uuid(&daemon)
         };
         std::fs::copy(&file, &copy).unwrap();
         std::fs::remove_file(&file).unwrap();
         {
-            let bench = start(dir.path(), "");
-            let said = missing(&bench);
+            let daemon = start(dir.path(), "");
+            let said = missing(&daemon);
             assert!(said.contains("no such file"), "{said}");
             // Nothing to accept; the next file is still compared.
-            let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
+            let refused = daemon.refused("bdev_accept", json!({ "name": "d" }));
             assert_eq!(refused.code, -2);
             std::fs::rename(&copy, &file).unwrap();
-            bench.call("state_retry", json!(null));
-            let said = missing(&bench);
+            daemon.call("state_retry", json!(null));
+            let said = missing(&daemon);
             assert!(said.contains("nacre bdev accept d"), "{said}");
-            bench.call("bdev_accept", json!({ "name": "d" }));
-            assert_eq!(uuid(&bench), known);
-            let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
+            daemon.call("bdev_accept", json!({ "name": "d" }));
+            assert_eq!(uuid(&daemon), known);
+            let refused = daemon.refused("bdev_accept", json!({ "name": "d" }));
             assert_eq!(refused.code, -17);
         }
-        let bench = start(dir.path(), "");
-        assert_eq!(uuid(&bench), known, "the acceptance is stored");
-        bench.call("bdev_aio_delete", json!({ "name": "d" }));
+        let daemon = start(dir.path(), "");
+        assert_eq!(uuid(&daemon), known, "the acceptance is stored");
+        daemon.call("bdev_aio_delete", json!({ "name": "d" }));
         let uuid = known.as_str().unwrap().parse().unwrap();
-        assert_eq!(bench.engine.journal.seen(uuid), None);
-        let refused = bench.refused("bdev_accept", json!({ "name": "d" }));
+        assert_eq!(daemon.engine.journal.seen(uuid), None);
+        let refused = daemon.refused("bdev_accept", json!({ "name": "d" }));
         assert_eq!(refused.code, -19);
     }
 
@@ -212,39 +212,39 @@ mod tests {
         assert_eq!(uuid(&start(dir.path(), &text)), known, "the device exists");
         std::fs::remove_file(&file).unwrap();
         {
-            let bench = start(dir.path(), &text);
-            let said = missing(&bench);
+            let daemon = start(dir.path(), &text);
+            let said = missing(&daemon);
             assert!(said.contains("nacre bdev accept d"), "{said}");
             assert!(!file.exists(), "no file is created");
-            bench.call("bdev_accept", json!({ "name": "d" }));
-            assert_eq!(uuid(&bench), known);
+            daemon.call("bdev_accept", json!({ "name": "d" }));
+            assert_eq!(uuid(&daemon), known);
         }
         std::fs::rename(&file, dir.path().join("old")).unwrap();
         std::fs::write(&file, vec![7; 1 << 20]).unwrap();
-        let bench = start(dir.path(), &text);
-        let said = missing(&bench);
+        let daemon = start(dir.path(), &text);
+        let said = missing(&daemon);
         assert!(said.contains("another file"), "{said}");
-        drop(bench);
+        drop(daemon);
         // A daemon without stored state does not compare files.
         let settings = load_text(Some(("n.toml", &text)), [], &[])
             .unwrap()
             .settings;
-        assert_eq!(uuid(&Bench::with(settings, None)), known);
+        assert_eq!(uuid(&TestDaemon::with(settings, None)), known);
     }
 
     /// Goal: a device that a client creates uses any file that the client names.
     #[test]
     fn a_new_device_is_not_compared_with_an_earlier_file() {
         let dir = tempfile::tempdir().unwrap();
-        let bench = Bench::with(Settings::default(), None);
+        let daemon = TestDaemon::with(Settings::default(), None);
         let params = |file: &str| {
             let uuid = "11111111-2222-4333-8444-555555555555";
             let filename = dir.path().join(file);
             json!({ "name": "d", "filename": filename, "size": 1 << 20, "uuid": uuid })
         };
         for file in ["a", "b"] {
-            bench.call("bdev_uring_create", params(file));
-            bench.call("bdev_uring_delete", json!({ "name": "d" }));
+            daemon.call("bdev_uring_create", params(file));
+            daemon.call("bdev_uring_delete", json!({ "name": "d" }));
         }
     }
 }

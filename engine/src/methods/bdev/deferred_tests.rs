@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::testing::{Bench, bench};
+use super::super::testing::{TestDaemon, test_daemon};
 use crate::config::Settings;
 use crate::store::Store;
 
@@ -16,68 +16,68 @@ fn malloc(name: &str) -> Value {
     json!({ "name": name, "num_blocks": 16384, "block_size": 512 })
 }
 
-fn names(bench: &Bench) -> Vec<String> {
-    let all = bench.call("bdev_get_bdevs", json!(null));
+fn names(daemon: &TestDaemon) -> Vec<String> {
+    let all = daemon.call("bdev_get_bdevs", json!(null));
     let name = |bdev: &Value| bdev["name"].as_str().unwrap().to_owned();
     all.as_array().unwrap().iter().map(name).collect()
 }
 
-fn keys(bench: &Bench) -> Vec<String> {
-    let all = bench.engine.journal.entries().into_iter();
+fn keys(daemon: &TestDaemon) -> Vec<String> {
+    let all = daemon.engine.journal.entries().into_iter();
     all.map(|entry| entry.record.key).collect()
 }
 
 /// Goal: each device exists when the call that creates its last base returns.
 #[test]
 fn stacked_devices_appear_with_their_bases() {
-    let bench = bench();
-    assert_eq!(bench.call("bdev_delay_create", delay("d1", "d0")), "d1");
-    assert_eq!(bench.call("bdev_delay_create", delay("d0", "m0")), "d0");
+    let daemon = test_daemon();
+    assert_eq!(daemon.call("bdev_delay_create", delay("d1", "d0")), "d1");
+    assert_eq!(daemon.call("bdev_delay_create", delay("d0", "m0")), "d0");
     let passthru = json!({ "name": "p", "base_bdev_name": "r" });
-    assert_eq!(bench.call("bdev_passthru_create", passthru), "p");
+    assert_eq!(daemon.call("bdev_passthru_create", passthru), "p");
     let mirror = json!({ "name": "r", "raid_level": "raid1", "base_bdevs": ["m1", "m2"] });
-    assert_eq!(bench.call("bdev_raid_create", mirror), true);
+    assert_eq!(daemon.call("bdev_raid_create", mirror), true);
     assert_eq!(
-        bench.call("bdev_error_create", json!({ "base_name": "m0x" })),
+        daemon.call("bdev_error_create", json!({ "base_name": "m0x" })),
         true
     );
-    assert!(names(&bench).is_empty());
-    bench.call("bdev_malloc_create", malloc("m0"));
-    assert_eq!(names(&bench), ["m0", "d0", "d1"]);
-    bench.call("bdev_malloc_create", malloc("m1"));
-    let raids = bench.call("bdev_raid_get_bdevs", json!({ "category": "configuring" }));
+    assert!(names(&daemon).is_empty());
+    daemon.call("bdev_malloc_create", malloc("m0"));
+    assert_eq!(names(&daemon), ["m0", "d0", "d1"]);
+    daemon.call("bdev_malloc_create", malloc("m1"));
+    let raids = daemon.call("bdev_raid_get_bdevs", json!({ "category": "configuring" }));
     assert_eq!(
         (&raids[0]["name"], &raids[0]["num_base_bdevs_discovered"]),
         (&json!("r"), &json!(1))
     );
-    bench.call("bdev_malloc_create", malloc("m2"));
-    assert_eq!(names(&bench), ["m0", "d0", "d1", "m1", "m2", "r", "p"]);
-    bench.call("bdev_malloc_create", malloc("m0x"));
-    assert!(names(&bench).contains(&"EE_m0x".to_owned()));
-    let waiting = keys(&bench)
+    daemon.call("bdev_malloc_create", malloc("m2"));
+    assert_eq!(names(&daemon), ["m0", "d0", "d1", "m1", "m2", "r", "p"]);
+    daemon.call("bdev_malloc_create", malloc("m0x"));
+    assert!(names(&daemon).contains(&"EE_m0x".to_owned()));
+    let waiting = keys(&daemon)
         .into_iter()
         .filter(|key| key.starts_with("deferred/"));
     assert_eq!(waiting.count(), 0);
     // A base named by its UUID.
     let uuid = "33333333-2222-3333-4444-555555555555";
-    bench.call("bdev_delay_create", delay("u", uuid));
+    daemon.call("bdev_delay_create", delay("u", uuid));
     let mut base = malloc("m3");
     base["uuid"] = uuid.into();
-    bench.call("bdev_malloc_create", base);
-    assert!(names(&bench).contains(&"u".to_owned()));
+    daemon.call("bdev_malloc_create", base);
+    assert!(names(&daemon).contains(&"u".to_owned()));
 }
 
 /// Goal: a waiting device is stored, exported, deleted by name, and reserves its name.
 #[test]
 fn waiting_devices_are_stored_and_can_be_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let start = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+    let start = || TestDaemon::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
     let mirror = json!({ "name": "r", "raid_level": "raid1", "base_bdevs": ["m", "n"] });
     {
-        let bench = start();
-        bench.call("bdev_delay_create", delay("d", "m"));
-        bench.call("bdev_delay_create", delay("e", "m2"));
-        bench.call("bdev_raid_create", mirror.clone());
+        let daemon = start();
+        daemon.call("bdev_delay_create", delay("d", "m"));
+        daemon.call("bdev_delay_create", delay("e", "m2"));
+        daemon.call("bdev_raid_create", mirror.clone());
         for (method, params) in [
             ("bdev_delay_create", delay("d", "x")),
             (
@@ -86,15 +86,18 @@ fn waiting_devices_are_stored_and_can_be_deleted() {
             ),
             ("bdev_raid_create", mirror.clone()),
         ] {
-            assert_eq!(bench.refused(method, params).code, -17, "{method}");
+            assert_eq!(daemon.refused(method, params).code, -17, "{method}");
         }
-        assert_eq!(bench.refused("bdev_delay_create", delay("", "x")).code, -22);
-        let saved = bench.call("framework_get_config", json!({ "name": "bdev" }));
+        assert_eq!(
+            daemon.refused("bdev_delay_create", delay("", "x")).code,
+            -22
+        );
+        let saved = daemon.call("framework_get_config", json!({ "name": "bdev" }));
         let saved = saved.to_string();
         assert!(saved.contains("bdev_delay_create") && saved.contains("bdev_raid_create"));
     }
-    let bench = start();
-    let state = bench.call("state_get", json!(null));
+    let daemon = start();
+    let state = daemon.call("state_get", json!(null));
     assert_eq!(
         (
             &state["objects"][0]["key"],
@@ -107,11 +110,11 @@ fn waiting_devices_are_stored_and_can_be_deleted() {
             &json!("there is no bdev \"m\" yet")
         )
     );
-    bench.call("bdev_raid_delete", json!({ "name": "r" }));
-    bench.call("bdev_delay_delete", json!({ "name": "e" }));
-    bench.call("bdev_malloc_create", malloc("m"));
-    assert_eq!(names(&bench), ["m", "d"]);
-    assert_eq!(keys(&bench), ["bdev/m", "bdev/d"]);
-    drop(bench);
+    daemon.call("bdev_raid_delete", json!({ "name": "r" }));
+    daemon.call("bdev_delay_delete", json!({ "name": "e" }));
+    daemon.call("bdev_malloc_create", malloc("m"));
+    assert_eq!(names(&daemon), ["m", "d"]);
+    assert_eq!(keys(&daemon), ["bdev/m", "bdev/d"]);
+    drop(daemon);
     assert_eq!(names(&start()), ["m", "d"], "bases come first");
 }

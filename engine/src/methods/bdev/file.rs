@@ -410,7 +410,7 @@ impl Method<Engine> for UringRescan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::Bench;
+    use super::super::super::testing::TestDaemon;
     use super::on_other_thread;
     use crate::config::Settings;
 
@@ -419,14 +419,14 @@ mod tests {
     fn opening_a_file_times_out() {
         let mut settings = Settings::default();
         settings.rpc.deadline_s = 1;
-        let bench = Bench::with(settings, None);
+        let daemon = TestDaemon::with(settings, None);
         let (go, stuck) = std::sync::mpsc::channel::<()>();
-        let opened = bench.run(on_other_thread(&bench.engine, move || stuck.recv()));
+        let opened = daemon.run(on_other_thread(&daemon.engine, move || stuck.recv()));
         let refused = opened.unwrap_err();
         assert_eq!(refused.code, -110);
         assert_eq!(refused.data.unwrap().field.as_deref(), Some("filename"));
         drop(go);
-        let opened = bench.run(on_other_thread(&bench.engine, || 7));
+        let opened = daemon.run(on_other_thread(&daemon.engine, || 7));
         assert_eq!(opened.unwrap(), 7);
     }
 }

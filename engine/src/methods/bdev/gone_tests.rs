@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::testing::Bench;
+use super::super::testing::TestDaemon;
 use crate::config::Settings;
 use crate::store::Store;
 
@@ -15,30 +15,30 @@ fn namespaces_of_a_deleted_missing_device_do_not_return() {
     let path = dir.path().join("disk");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let state = dir.path().join("state");
-    let start = || Bench::with(Settings::default(), Some(Store::open(&state).unwrap()));
+    let start = || TestDaemon::with(Settings::default(), Some(Store::open(&state).unwrap()));
     {
-        let bench = start();
+        let daemon = start();
         let file = json!({ "name": "u", "filename": path, "block_size": 512 });
-        bench.call("bdev_uring_create", file);
+        daemon.call("bdev_uring_create", file);
         let passthru = json!({ "name": "p", "base_bdev_name": "u" });
-        bench.call("bdev_passthru_create", passthru);
-        bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+        daemon.call("bdev_passthru_create", passthru);
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
         let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "p" } });
-        bench.call("nvmf_subsystem_add_ns", namespace);
+        daemon.call("nvmf_subsystem_add_ns", namespace);
         let limit = json!({ "name": "p", "rw_ios_per_sec": 10000 });
-        bench.call("bdev_set_qos_limit", limit);
+        daemon.call("bdev_set_qos_limit", limit);
     }
     std::fs::remove_file(&path).unwrap();
-    let bench = start();
-    assert_eq!(bench.engine.journal.waiting().len(), 4);
-    bench.call("bdev_uring_delete", json!({ "name": "u" }));
-    assert_eq!(bench.engine.journal.waiting(), []);
-    bench.call(
+    let daemon = start();
+    assert_eq!(daemon.engine.journal.waiting().len(), 4);
+    daemon.call("bdev_uring_delete", json!({ "name": "u" }));
+    assert_eq!(daemon.engine.journal.waiting(), []);
+    daemon.call(
         "bdev_null_create",
         json!({ "name": "p", "num_blocks": 2048, "block_size": 512 }),
     );
-    bench.call("state_retry", json!(null));
-    let subsystem = &bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }))[0];
+    daemon.call("state_retry", json!(null));
+    let subsystem = &daemon.call("nvmf_get_subsystems", json!({ "nqn": NQN }))[0];
     assert_eq!(subsystem["namespaces"], json!([]));
 }
 
@@ -51,31 +51,31 @@ fn a_device_that_stays_open_does_not_block_other_calls() {
     }
     let mut settings = Settings::default();
     settings.rpc.deadline_s = 2;
-    let bench = Bench::with(settings, None);
+    let daemon = TestDaemon::with(settings, None);
     let disk = |name: &str| json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
-    bench.call("bdev_null_create", disk("n"));
-    let plane = bench.engine.plane().unwrap();
+    daemon.call("bdev_null_create", disk("n"));
+    let plane = daemon.engine.plane().unwrap();
     let backing = plane.backing("n", "test".into()).unwrap();
     let reactor = plane.reactors[0].clone();
-    let opened = bench.run(reactor.run(move |_| {
+    let opened = daemon.run(reactor.run(move |_| {
         let queue = backing.open(&crate::plane::pool_here().unwrap());
         HELD.set(Some(queue.unwrap()));
     }));
     opened.unwrap();
-    let refused = bench.refused("bdev_null_delete", json!({ "name": "n" }));
+    let refused = daemon.refused("bdev_null_delete", json!({ "name": "n" }));
     assert_eq!(refused.code, -110);
     let cause = refused.data.unwrap().cause;
     assert!(cause.contains("\"n\" is deleted, but I/O"), "{cause}");
     // Other calls proceed, and the name is free once the device is gone.
-    bench.call("bdev_null_create", disk("m"));
-    assert_eq!(bench.refused("bdev_null_create", disk("n")).code, -16);
-    bench.run(reactor.run(|_| HELD.set(None))).unwrap();
+    daemon.call("bdev_null_create", disk("m"));
+    assert_eq!(daemon.refused("bdev_null_create", disk("n")).code, -16);
+    daemon.run(reactor.run(|_| HELD.set(None))).unwrap();
     let name = json!({ "name": "n" });
     for _ in 0..2000 {
-        if bench.try_call("bdev_null_create", disk("n")).is_ok() {
+        if daemon.try_call("bdev_null_create", disk("n")).is_ok() {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    bench.call("bdev_get_bdevs", name);
+    daemon.call("bdev_get_bdevs", name);
 }

@@ -172,20 +172,20 @@ fn former(engine: &Engine, name: &str, now: &str) -> Vec<Edit> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::{Bench, bench};
+    use super::super::super::testing::{TestDaemon, test_daemon};
     use crate::config::Settings;
     use crate::store::Store;
     use serde_json::{Value, json};
 
     const SET: &str = "bdev_set_qos_limit";
 
-    fn null(bench: &Bench) {
+    fn null(daemon: &TestDaemon) {
         let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
-        bench.call("bdev_null_create", disk);
+        daemon.call("bdev_null_create", disk);
     }
 
-    fn limits(bench: &Bench) -> [u64; 4] {
-        let all = bench.call("bdev_get_bdevs", json!({ "name": "n" }));
+    fn limits(daemon: &TestDaemon) -> [u64; 4] {
+        let all = daemon.call("bdev_get_bdevs", json!({ "name": "n" }));
         let limits = &all[0]["assigned_rate_limits"];
         [
             "rw_ios_per_sec",
@@ -196,8 +196,8 @@ mod tests {
         .map(|name| limits[name].as_u64().unwrap())
     }
 
-    fn saved(bench: &Bench) -> Vec<Value> {
-        let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    fn saved(daemon: &TestDaemon) -> Vec<Value> {
+        let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
         let calls = config.as_array().unwrap().iter();
         calls.filter(|c| c["method"] == SET).cloned().collect()
     }
@@ -205,32 +205,32 @@ mod tests {
     /// Goal: limits left out are unchanged, 0 removes a limit, and the last state is saved.
     #[test]
     fn limits_are_set_listed_and_saved() {
-        let bench = bench();
-        null(&bench);
-        assert_eq!(limits(&bench), [0; 4]);
-        assert!(saved(&bench).is_empty());
+        let daemon = test_daemon();
+        null(&daemon);
+        assert_eq!(limits(&daemon), [0; 4]);
+        assert!(saved(&daemon).is_empty());
         let set = json!({ "name": "n", "rw_ios_per_sec": 20000, "r_mbytes_per_sec": 100 });
-        assert_eq!(bench.call(SET, set), true);
+        assert_eq!(daemon.call(SET, set), true);
         let set = json!({ "name": "n", "rw_ios_per_sec": 0, "w_mbytes_per_sec": 50 });
-        assert_eq!(bench.call(SET, set), true);
-        assert_eq!(limits(&bench), [0, 0, 100, 50]);
+        assert_eq!(daemon.call(SET, set), true);
+        assert_eq!(limits(&daemon), [0, 0, 100, 50]);
         let call = json!({ "method": SET, "params": {
             "name": "n", "rw_ios_per_sec": 0, "rw_mbytes_per_sec": 0,
             "r_mbytes_per_sec": 100, "w_mbytes_per_sec": 50,
         }});
-        assert_eq!(saved(&bench), [call]);
+        assert_eq!(saved(&daemon), [call]);
         let set = json!({ "name": "n", "r_mbytes_per_sec": 0, "w_mbytes_per_sec": 0 });
-        bench.call(SET, set);
+        daemon.call(SET, set);
         assert!(
-            saved(&bench).is_empty(),
+            saved(&daemon).is_empty(),
             "without limits there is no record"
         );
     }
 
     #[test]
     fn invalid_limits_are_refused() {
-        let bench = bench();
-        null(&bench);
+        let daemon = test_daemon();
+        null(&daemon);
         let huge = u64::MAX / 2;
         for (params, code, field) in [
             (json!({ "name": "x", "rw_ios_per_sec": 1 }), -19, "name"),
@@ -246,7 +246,7 @@ mod tests {
                 "rw_ios_per_sec",
             ),
         ] {
-            let refused = bench.refused(SET, params.clone());
+            let refused = daemon.refused(SET, params.clone());
             let facts = refused.data.unwrap();
             assert_eq!(
                 (refused.code, facts.field.as_deref()),
@@ -254,26 +254,27 @@ mod tests {
                 "{params}"
             );
         }
-        assert_eq!(limits(&bench), [0; 4]);
+        assert_eq!(limits(&daemon), [0; 4]);
     }
 
     /// Goal: limits survive a restart and are deleted with the device.
     #[test]
     fn limits_are_deleted_with_the_device() {
         let dir = tempfile::tempdir().unwrap();
-        let durable = || Bench::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+        let durable =
+            || TestDaemon::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
         {
-            let bench = durable();
-            null(&bench);
-            bench.call(SET, json!({ "name": "n", "rw_mbytes_per_sec": 7 }));
+            let daemon = durable();
+            null(&daemon);
+            daemon.call(SET, json!({ "name": "n", "rw_mbytes_per_sec": 7 }));
         }
         {
-            let bench = durable();
-            assert_eq!(limits(&bench), [0, 7, 0, 0]);
-            bench.call("bdev_null_delete", json!({ "name": "n" }));
+            let daemon = durable();
+            assert_eq!(limits(&daemon), [0, 7, 0, 0]);
+            daemon.call("bdev_null_delete", json!({ "name": "n" }));
         }
-        let bench = durable();
-        null(&bench);
-        assert_eq!(limits(&bench), [0; 4]);
+        let daemon = durable();
+        null(&daemon);
+        assert_eq!(limits(&daemon), [0; 4]);
     }
 }

@@ -159,7 +159,7 @@ impl Method<Engine> for SetPeriod {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::bench;
+    use super::super::super::testing::test_daemon;
     use super::*;
     use serde_json::json;
 
@@ -181,15 +181,15 @@ mod tests {
     /// Goal: the fields are present while a period is set, and are removed with the device.
     #[test]
     fn samples_are_in_the_iostat() {
-        let bench = bench();
+        let daemon = test_daemon();
         let disk = json!({ "name": "n", "num_blocks": 2048, "block_size": 512 });
-        bench.call("bdev_null_create", disk.clone());
-        let stat = || bench.call("bdev_get_iostat", json!({ "names": ["n"] }))["bdevs"][0].clone();
+        daemon.call("bdev_null_create", disk.clone());
+        let stat = || daemon.call("bdev_get_iostat", json!({ "names": ["n"] }))["bdevs"][0].clone();
         let period = |us: u64| json!({ "name": "n", "period": us });
         assert!(stat().get("queue_depth").is_none());
         let set = "bdev_set_qd_sampling_period";
-        assert_eq!(bench.call(set, period(1000)), true);
-        bench.run(async { tokio::time::sleep(Duration::from_millis(20)).await });
+        assert_eq!(daemon.call(set, period(1000)), true);
+        daemon.run(async { tokio::time::sleep(Duration::from_millis(20)).await });
         let seen = stat();
         assert_eq!(
             (
@@ -199,20 +199,22 @@ mod tests {
             ),
             (&json!(1000), &json!(0), &json!(0))
         );
-        assert_eq!(bench.call(set, period(0)), true);
+        assert_eq!(daemon.call(set, period(0)), true);
         assert!(stat().get("queue_depth").is_none());
-        bench.call(set, period(5000));
-        bench.call("bdev_null_delete", json!({ "name": "n" }));
-        bench.call("bdev_null_create", disk);
+        daemon.call(set, period(5000));
+        daemon.call("bdev_null_delete", json!({ "name": "n" }));
+        daemon.call("bdev_null_create", disk);
         assert!(
             stat().get("queue_depth").is_none(),
             "another device of that name"
         );
         for us in [1, 999, MAX_PERIOD_US + 1] {
-            assert_eq!(bench.refused(set, period(us)).code, -22);
+            assert_eq!(daemon.refused(set, period(us)).code, -22);
         }
         assert_eq!(
-            bench.refused(set, json!({ "name": "x", "period": 0 })).code,
+            daemon
+                .refused(set, json!({ "name": "x", "period": 0 }))
+                .code,
             -19
         );
     }

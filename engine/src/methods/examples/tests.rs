@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::{Example, REST, all, of};
 use crate::drives::{Bus, Drives};
 use crate::methods::bdev::nvme::drive_tests::{Chassis, PLACE, drive};
-use crate::methods::testing::Bench;
+use crate::methods::testing::TestDaemon;
 
 /// Folder and port in the examples; the test substitutes its own.
 const FOLDER: &str = "/srv/nacre";
@@ -55,15 +55,15 @@ const VARIES: &[&str] = &[
 ];
 
 struct Session {
-    bench: Bench,
+    daemon: TestDaemon,
     dir: tempfile::TempDir,
     port: String,
 }
 
 impl Session {
     fn new() -> Session {
-        let mut bench = Bench::waiting();
-        let engine = Rc::get_mut(&mut bench.engine).expect("not shared yet");
+        let mut daemon = TestDaemon::waiting();
+        let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
         let chassis = Arc::new(Chassis::default());
         engine.drives = Drives::on(Arc::clone(&chassis) as Arc<dyn Bus>);
         let (simulated, running) = drive(PLACE, "S4EWNX0M123456");
@@ -71,13 +71,13 @@ impl Session {
         // Keep the drive running until the test ends.
         std::mem::forget(running);
         let address = "192.0.2.10".parse().unwrap();
-        bench
+        daemon
             .fabric
             .add_device(attributes("sim0"), &[address])
             .unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         Session {
-            bench,
+            daemon,
             dir: tempfile::tempdir().unwrap(),
             port: free.local_addr().unwrap().port().to_string(),
         }
@@ -90,7 +90,7 @@ impl Session {
         let params = example.params.to_string();
         let params = params.replace(FOLDER, folder).replace(PORT, &self.port);
         let params = serde_json::from_str(&params).unwrap();
-        let (answer, error) = match self.bench.try_call(&example.call, params) {
+        let (answer, error) = match self.daemon.try_call(&example.call, params) {
             Ok(answer) => (answer, Value::Null),
             Err(e) => (Value::Null, json!({ "code": e.code, "message": e.message })),
         };
@@ -114,7 +114,7 @@ impl Session {
             if Instant::now() > end {
                 return Err(json!([answer, error]));
             }
-            self.bench
+            self.daemon
                 .run(async { tokio::time::sleep(Duration::from_millis(10)).await });
         }
     }

@@ -492,7 +492,7 @@ fn name_of(kind: ReservationType) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::methods::testing::Bench;
+    use crate::methods::testing::TestDaemon;
 
     fn state(held: Option<Held>) -> State {
         State {
@@ -521,19 +521,19 @@ mod tests {
         for later in 0..3 {
             let dir = tempfile::tempdir().unwrap();
             let store = crate::store::Store::open(dir.path()).unwrap();
-            let bench = Bench::with(crate::config::Settings::default(), Some(store));
+            let daemon = TestDaemon::with(crate::config::Settings::default(), Some(store));
             let uuid = Uuid::from_u128(7);
-            bench.call(
+            daemon.call(
                 "bdev_null_create",
                 json!({ "name": "n", "num_blocks": 2048, "block_size": 512, "uuid": uuid }),
             );
-            bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+            daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
             let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "n" } });
-            bench.call("nvmf_subsystem_add_ns", namespace);
-            let engine = &bench.engine;
+            daemon.call("nvmf_subsystem_add_ns", namespace);
+            let engine = &daemon.engine;
             let own = serde_json::value::to_raw_value(&json!({ "nqn": NQN, "nsid": 1 })).unwrap();
             let kept = Kept::of(&state(None), uuid);
-            let (removed, _) = bench.run(async {
+            let (removed, _) = daemon.run(async {
                 let removing = engine.call("nvmf_subsystem_remove_ns", Some(&own));
                 let keeping = async {
                     for _ in 0..later {

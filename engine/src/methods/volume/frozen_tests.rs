@@ -10,7 +10,7 @@ use nacre_bdev_replica::store::{Call, EmbeddedStore, MemoryStore, Plan, Request,
 use nacre_reactor::Nanos;
 use serde_json::{Value, json};
 
-use super::super::testing::Bench;
+use super::super::testing::TestDaemon;
 use super::tests::{ID, facts, file, pause, ram, until};
 use crate::config::Settings;
 use crate::store::Store;
@@ -18,21 +18,21 @@ use crate::store::Store;
 const NQN: &str = "nqn.2026-01.x:s";
 const REPLICAS: [&str; 2] = ["a", "b"];
 
-fn start(dir: &Path) -> Bench {
+fn start(dir: &Path) -> TestDaemon {
     let store = Store::open(&dir.join("state")).unwrap();
-    Bench::with(Settings::default(), Some(store))
+    TestDaemon::with(Settings::default(), Some(store))
 }
 
 /// Leaves a published volume "v" on two files, with the daemon stopped.
 fn prepare(dir: &Path) {
-    let bench = start(dir);
-    REPLICAS.iter().for_each(|name| file(&bench, dir, name, 8));
+    let daemon = start(dir);
+    REPLICAS.iter().for_each(|name| file(&daemon, dir, name, 8));
     let new = json!({ "name": "v", "devices": REPLICAS, "uuid": ID });
-    bench.call("volume_create", new);
+    daemon.call("volume_create", new);
     let params = json!({ "name": "v", "nqn": NQN, "allow_any_host": true,
         "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-    bench.call("volume_publish", params);
-    until(&bench, "in sync", |v| v["state"] == "healthy");
+    daemon.call("volume_publish", params);
+    until(&daemon, "in sync", |v| v["state"] == "healthy");
 }
 
 fn hide(dir: &Path, hidden: bool) {
@@ -63,20 +63,20 @@ fn edit(dir: &Path, change: impl FnOnce(&mut VolumeRecord)) -> VolumeRecord {
     })
 }
 
-fn sent(bench: &Bench, kind: &str) -> usize {
-    let events = bench.call("events_get", json!({ "categories": ["volume"] }));
+fn sent(daemon: &TestDaemon, kind: &str) -> usize {
+    let events = daemon.call("events_get", json!({ "categories": ["volume"] }));
     let events = events["events"].as_array().unwrap().clone();
     events.iter().filter(|e| e["type"] == kind).count()
 }
 
-fn frozen(bench: &Bench) -> Value {
-    until(bench, "frozen, with its namespace", |v| {
+fn frozen(daemon: &TestDaemon) -> Value {
+    until(daemon, "frozen, with its namespace", |v| {
         v["state"] == "frozen" && v["subsystems"] == json!([NQN])
     })
 }
 
-fn device(bench: &Bench) -> Value {
-    bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0].take()
+fn device(daemon: &TestDaemon) -> Value {
+    daemon.call("bdev_get_bdevs", json!({ "name": "v" }))[0].take()
 }
 
 #[test]
@@ -84,25 +84,27 @@ fn a_volume_exists_before_its_replicas_appear() {
     let dir = tempfile::tempdir().unwrap();
     prepare(dir.path());
     hide(dir.path(), true);
-    let bench = start(dir.path());
-    let now = frozen(&bench);
+    let daemon = start(dir.path());
+    let now = frozen(&daemon);
     assert_eq!(
         (&now["bdev"], &now["replicas"][0]["attached"]),
         (&json!("v"), &json!(false))
     );
     assert!(now["why"].as_str().unwrap().contains("no such bdev"));
-    assert_eq!(device(&bench)["uuid"], ID);
-    let mirrors = bench.call("bdev_raid_get_bdevs", json!({ "category": "offline" }));
+    assert_eq!(device(&daemon)["uuid"], ID);
+    let mirrors = daemon.call("bdev_raid_get_bdevs", json!({ "category": "offline" }));
     assert_eq!(mirrors[0]["name"], "v");
-    let metrics = bench.run(crate::metrics::Scrape::of(&bench.engine)).text();
+    let metrics = daemon
+        .run(crate::metrics::Scrape::of(&daemon.engine))
+        .text();
     assert!(metrics.contains("nacre_volume_state{volume=\"v\",state=\"frozen\"} 1.0"));
     // Attempts continue, each with the same outcome.
-    pause(&bench, Duration::from_secs(1));
-    assert_eq!(sent(&bench, "volume_frozen"), 1);
-    assert_eq!(sent(&bench, "volume_open_failed"), 1);
+    pause(&daemon, Duration::from_secs(1));
+    assert_eq!(sent(&daemon, "volume_frozen"), 1);
+    assert_eq!(sent(&daemon, "volume_open_failed"), 1);
 
     // Methods that need replicas are refused with the reason.
-    ram(&bench, "c", 8);
+    ram(&daemon, "c", 8);
     for (method, params) in [
         ("volume_set", json!({ "name": "v", "settings": {} })),
         ("volume_rename", json!({ "name": "v", "new_name": "w" })),
@@ -110,51 +112,54 @@ fn a_volume_exists_before_its_replicas_appear() {
         ("volume_verify", json!({ "name": "v" })),
         ("volume_add_replica", json!({ "name": "v", "device": "c" })),
     ] {
-        let refused = bench.refused(method, params);
+        let refused = daemon.refused(method, params);
         assert_eq!(facts(&refused), (-11, Some("name")), "{method}: {refused}");
         assert!(refused.to_string().contains("can be reached"), "{refused}");
     }
-    let refused = bench.refused("volume_thaw", json!({ "name": "v" }));
+    let refused = daemon.refused("volume_thaw", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-11, Some("replica")));
     let choice = json!({ "name": "v", "replica": "a", "force": "v" });
-    let refused = bench.refused("volume_thaw", choice);
+    let refused = daemon.refused("volume_thaw", choice);
     assert_eq!(facts(&refused), (-19, Some("device")));
     let options = json!({ "process_max_bandwidth_mb_sec": 3 });
-    assert_eq!(bench.call("bdev_raid_set_options", options), true);
+    assert_eq!(daemon.call("bdev_raid_set_options", options), true);
 
     // Methods that concern hosts work.
-    let failing = bench.call("volume_fail_io", json!({ "name": "v" }));
+    let failing = daemon.call("volume_fail_io", json!({ "name": "v" }));
     assert_eq!(
         (&failing["state"], &failing["bdev"]),
         (&json!("failing"), &json!("v"))
     );
-    let thawed = bench.call("volume_thaw", json!({ "name": "v" }));
+    let thawed = daemon.call("volume_thaw", json!({ "name": "v" }));
     assert_eq!(thawed["state"], "frozen");
-    let connections = bench.call("volume_get_connections", json!({ "name": "v" }));
+    let connections = daemon.call("volume_get_connections", json!({ "name": "v" }));
     assert_eq!(connections, json!([]));
-    assert_eq!(bench.call("volume_unpublish", json!({ "name": "v" })), true);
+    assert_eq!(
+        daemon.call("volume_unpublish", json!({ "name": "v" })),
+        true
+    );
     let params = json!({ "name": "v", "nqn": NQN, "allow_any_host": true,
         "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-    assert_eq!(bench.call("volume_publish", params)["nqn"], NQN);
-    let before = frozen(&bench);
-    drop(bench);
+    assert_eq!(daemon.call("volume_publish", params)["nqn"], NQN);
+    let before = frozen(&daemon);
+    drop(daemon);
 
     // Once more; this time the replicas appear.
-    let bench = start(dir.path());
-    frozen(&bench);
+    let daemon = start(dir.path());
+    frozen(&daemon);
     hide(dir.path(), false);
-    bench.call("state_retry", json!(null));
-    let open = until(&bench, "open", |v| v["state"] == "healthy");
+    daemon.call("state_retry", json!(null));
+    let open = until(&daemon, "open", |v| v["state"] == "healthy");
     assert_eq!(
         (&open["subsystems"], &open["bdev"]),
         (&before["subsystems"], &json!("v"))
     );
     assert!(open["epoch"].as_u64() > before["epoch"].as_u64());
     assert_eq!(
-        (sent(&bench, "volume_thaw"), sent(&bench, "volume_open")),
+        (sent(&daemon, "volume_thaw"), sent(&daemon, "volume_open")),
         (1, 1)
     );
-    bench.call("volume_rename", json!({ "name": "v", "new_name": "w" }));
+    daemon.call("volume_rename", json!({ "name": "v", "new_name": "w" }));
 }
 
 #[test]
@@ -162,22 +167,22 @@ fn a_frozen_volume_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
     prepare(dir.path());
     hide(dir.path(), true);
-    let bench = start(dir.path());
-    frozen(&bench);
-    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    let daemon = start(dir.path());
+    frozen(&daemon);
+    let refused = daemon.refused("volume_delete", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-1, Some("force")), "replicas are away");
     let force = json!({ "name": "v", "force": "v" });
-    let refused = bench.refused("volume_delete", force.clone());
+    let refused = daemon.refused("volume_delete", force.clone());
     assert_eq!(refused.code, -1, "it is published: {refused}");
-    frozen(&bench);
-    bench.call("volume_unpublish", json!({ "name": "v" }));
-    assert_eq!(bench.call("volume_delete", force), true);
-    assert_eq!(bench.call("volume_list", json!(null)), json!([]));
-    bench.refused("bdev_get_bdevs", json!({ "name": "v" }));
+    frozen(&daemon);
+    daemon.call("volume_unpublish", json!({ "name": "v" }));
+    assert_eq!(daemon.call("volume_delete", force), true);
+    assert_eq!(daemon.call("volume_list", json!(null)), json!([]));
+    daemon.refused("bdev_get_bdevs", json!({ "name": "v" }));
     // The name is free, and no attempt opens the volume again.
-    ram(&bench, "v", 8);
-    pause(&bench, Duration::from_millis(600));
-    assert_eq!(device(&bench)["product_name"], "Malloc disk");
+    ram(&daemon, "v", 8);
+    pause(&daemon, Duration::from_millis(600));
+    assert_eq!(device(&daemon)["product_name"], "Malloc disk");
 }
 
 /// Goal: an operator chooses one replica while the other is away, for a volume that this daemon
@@ -190,23 +195,23 @@ fn an_operator_chooses_the_replica_of_a_frozen_volume() {
     let backup = dir.path().join("backup");
     std::fs::copy(dir.path().join("a.away"), &backup).unwrap();
     hide(dir.path(), false);
-    let bench = start(dir.path());
-    until(&bench, "open", |v| v["state"] == "healthy");
-    drop(bench);
+    let daemon = start(dir.path());
+    until(&daemon, "open", |v| v["state"] == "healthy");
+    drop(daemon);
     hide(dir.path(), true);
-    let bench = start(dir.path());
-    frozen(&bench);
-    bench.call("volume_fail_io", json!({ "name": "v" }));
+    let daemon = start(dir.path());
+    frozen(&daemon);
+    daemon.call("volume_fail_io", json!({ "name": "v" }));
     std::fs::copy(&backup, dir.path().join("a")).unwrap();
     // It is another file; the operator accepts it.
-    bench.call("bdev_accept", json!({ "name": "a" }));
-    until(&bench, "the device is present, and not in sync", |v| {
+    daemon.call("bdev_accept", json!({ "name": "a" }));
+    until(&daemon, "the device is present, and not in sync", |v| {
         v["state"] == "failing"
     });
     let choice = |force: Option<&str>| json!({ "name": "v", "replica": "a", "force": force });
-    let refused = bench.refused("volume_thaw", choice(None));
+    let refused = daemon.refused("volume_thaw", choice(None));
     assert_eq!(facts(&refused), (-1, Some("force")));
-    let now = bench.call("volume_thaw", choice(Some("v")));
+    let now = daemon.call("volume_thaw", choice(Some("v")));
     assert_eq!(
         (&now["state"], &now["subsystems"]),
         (&json!("degraded"), &json!([NQN]))
@@ -236,7 +241,7 @@ fn a_hanging_store_delays_neither_start_nor_stop() {
     })));
     let start = || {
         let journal = Store::open(&dir.path().join("state")).unwrap();
-        Bench::with_volumes(Some(journal), Arc::new(memory.clone()))
+        TestDaemon::with_volumes(Some(journal), Arc::new(memory.clone()))
     };
     let began = Instant::now();
     drop(start());
@@ -245,21 +250,21 @@ fn a_hanging_store_delays_neither_start_nor_stop() {
         "the start or the stop waited for the store"
     );
 
-    let bench = start();
-    let now = frozen(&bench);
+    let daemon = start();
+    let now = frozen(&daemon);
     assert_eq!(now["why"], "it is being opened");
-    assert_eq!(device(&bench)["uuid"], ID);
+    assert_eq!(device(&daemon)["uuid"], ID);
     assert_eq!(
-        bench.call("volume_fail_io", json!({ "name": "v" }))["state"],
+        daemon.call("volume_fail_io", json!({ "name": "v" }))["state"],
         "failing"
     );
-    bench.call("volume_thaw", json!({ "name": "v" }));
+    daemon.call("volume_thaw", json!({ "name": "v" }));
     memory.plan(None);
     memory.advance(Nanos(u64::MAX / 2));
-    until(&bench, "open", |v| {
+    until(&daemon, "open", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!([NQN])
     });
-    assert_eq!(sent(&bench, "volume_open"), 1);
+    assert_eq!(sent(&daemon, "volume_open"), 1);
 }
 
 /// Goal: thaw and delete are refused while a stopping daemon closes the volume.
@@ -268,15 +273,15 @@ fn a_closing_volume_refuses_changes() {
     let dir = tempfile::tempdir().unwrap();
     prepare(dir.path());
     hide(dir.path(), true);
-    let bench = start(dir.path());
-    frozen(&bench);
-    bench.call("volume_unpublish", json!({ "name": "v" }));
-    let records = || bench.call("volume_get_records", json!(null));
+    let daemon = start(dir.path());
+    frozen(&daemon);
+    daemon.call("volume_unpublish", json!({ "name": "v" }));
+    let records = || daemon.call("volume_get_records", json!(null));
     let before = records();
-    crate::volumes::let_go(&bench.engine);
+    crate::volumes::let_go(&daemon.engine);
     hide(dir.path(), false);
     for name in REPLICAS {
-        file(&bench, dir.path(), name, 8);
+        file(&daemon, dir.path(), name, 8);
     }
     for (method, params) in [
         (
@@ -285,7 +290,7 @@ fn a_closing_volume_refuses_changes() {
         ),
         ("volume_delete", json!({ "name": "v", "force": "v" })),
     ] {
-        let refused = bench.refused(method, params);
+        let refused = daemon.refused(method, params);
         assert_eq!(facts(&refused), (-11, None), "{method}: {refused}");
     }
     assert_eq!(records(), before);
@@ -303,9 +308,9 @@ fn weaker_replicas_make_another_device() {
         more = Some(*kept);
     });
     hide(dir.path(), true);
-    let bench = start(dir.path());
-    frozen(&bench);
-    let plane = bench.engine.plane().unwrap();
+    let daemon = start(dir.path());
+    frozen(&daemon);
+    let plane = daemon.engine.plane().unwrap();
     let atomic = || {
         use nacre_bdev::Bdev;
         plane.bdevs.lookup("v").unwrap().limits().atomic_blocks
@@ -313,8 +318,8 @@ fn weaker_replicas_make_another_device() {
     let KeptLimits { atomic_blocks, .. } = more.unwrap();
     assert_eq!(atomic(), atomic_blocks);
     hide(dir.path(), false);
-    bench.call("state_retry", json!(null));
-    until(&bench, "open", |v| {
+    daemon.call("state_retry", json!(null));
+    until(&daemon, "open", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!([NQN])
     });
     assert_eq!(atomic(), atomic_blocks - 7);
@@ -328,24 +333,24 @@ fn without_stored_limits_the_device_appears_after_opening() {
     prepare(dir.path());
     edit(dir.path(), |record| record.limits = None);
     hide(dir.path(), true);
-    let bench = start(dir.path());
-    let waiting = until(&bench, "tried", |v| v["why"].is_string());
+    let daemon = start(dir.path());
+    let waiting = until(&daemon, "tried", |v| v["why"].is_string());
     assert_eq!(
         (&waiting["state"], &waiting["bdev"]),
         (&json!("opening"), &Value::Null)
     );
-    let refused = bench.refused("volume_set", json!({ "name": "v", "settings": {} }));
+    let refused = daemon.refused("volume_set", json!({ "name": "v", "settings": {} }));
     assert_eq!(facts(&refused), (-11, Some("name")));
-    let refused = bench.refused("volume_fail_io", json!({ "name": "v" }));
+    let refused = daemon.refused("volume_fail_io", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-11, Some("name")));
-    let refused = bench.refused("volume_thaw", json!({ "name": "v" }));
+    let refused = daemon.refused("volume_thaw", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-11, Some("replica")));
     hide(dir.path(), false);
-    bench.call("state_retry", json!(null));
-    until(&bench, "open", |v| {
+    daemon.call("state_retry", json!(null));
+    until(&daemon, "open", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!([NQN])
     });
-    drop(bench);
+    drop(daemon);
     hide(dir.path(), true);
     frozen(&start(dir.path()));
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::testing::Bench;
+use super::super::testing::TestDaemon;
 use super::publish::PUBLISH;
 use super::tests::{file, until};
 use crate::config::Settings;
@@ -43,15 +43,15 @@ impl StateStore for Dying {
     }
 }
 
-fn bench(dir: &Path, left: usize, fails: bool) -> Bench {
+fn test_daemon(dir: &Path, left: usize, fails: bool) -> TestDaemon {
     let dir = dir.join("state");
     let inner = RedbStore::open(&dir).unwrap();
     let dying = Dying { inner, left, fails };
-    let bench = Bench::with(Settings::default(), Some(Store::on(dying, &dir)));
-    for record in bench.engine.journal.waiting() {
-        bench.run(bench.engine.replay(&record));
+    let daemon = TestDaemon::with(Settings::default(), Some(Store::on(dying, &dir)));
+    for record in daemon.engine.journal.waiting() {
+        daemon.run(daemon.engine.replay(&record));
     }
-    bench
+    daemon
 }
 
 fn publish_params() -> Value {
@@ -64,10 +64,10 @@ fn publish_params() -> Value {
 
 /// True if the volume is published with everything that was requested. Panics if it is half
 /// published.
-fn is_published(bench: &Bench, when: &str) -> bool {
-    let all = bench.call("nvmf_get_subsystems", Value::Null);
+fn is_published(daemon: &TestDaemon, when: &str) -> bool {
+    let all = daemon.call("nvmf_get_subsystems", Value::Null);
     let ours = all.as_array().unwrap().iter().find(|s| s["nqn"] == NQN);
-    let volume = bench.call("volume_get", json!({ "name": "v" }));
+    let volume = daemon.call("volume_get", json!({ "name": "v" }));
     let Some(found) = ours else {
         assert_eq!(volume["subsystems"], json!([]), "{when}");
         return false;
@@ -80,7 +80,7 @@ fn is_published(bench: &Bench, when: &str) -> bool {
         );
     }
     assert_eq!(volume["subsystems"], json!([NQN]), "{when}");
-    let again = bench.refused(PUBLISH, publish_params());
+    let again = daemon.refused(PUBLISH, publish_params());
     assert_eq!(again.code, -17, "{when}");
     true
 }
@@ -91,24 +91,24 @@ fn a_crash_while_publishing_leaves_no_half() {
     for commits in 0.. {
         let dir = tempfile::tempdir().unwrap();
         {
-            let bench = bench(dir.path(), usize::MAX, false);
-            file(&bench, dir.path(), "a", 8);
-            bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+            let daemon = test_daemon(dir.path(), usize::MAX, false);
+            file(&daemon, dir.path(), "a", 8);
+            daemon.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
         }
         {
-            let bench = bench(dir.path(), commits, false);
-            until(&bench, "open", |v| v["state"] == "healthy");
-            bench.call(PUBLISH, publish_params());
+            let daemon = test_daemon(dir.path(), commits, false);
+            until(&daemon, "open", |v| v["state"] == "healthy");
+            daemon.call(PUBLISH, publish_params());
         }
         let when = format!("dead after {commits} commits");
-        let bench = bench(dir.path(), usize::MAX, false);
-        until(&bench, "open", |v| v["state"] == "healthy");
-        if is_published(&bench, &when) {
+        let daemon = test_daemon(dir.path(), usize::MAX, false);
+        until(&daemon, "open", |v| v["state"] == "healthy");
+        if is_published(&daemon, &when) {
             done += 1
         } else {
             undone += 1;
-            bench.call(PUBLISH, publish_params());
-            assert!(is_published(&bench, "again"));
+            daemon.call(PUBLISH, publish_params());
+            assert!(is_published(&daemon, "again"));
         }
         // Further commits are not part of publishing.
         if done == 2 {
@@ -124,18 +124,18 @@ fn a_crash_while_publishing_leaves_no_half() {
 fn publishing_is_undone_if_the_store_refuses() {
     let dir = tempfile::tempdir().unwrap();
     {
-        let bench = bench(dir.path(), usize::MAX, false);
-        file(&bench, dir.path(), "a", 8);
-        bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+        let daemon = test_daemon(dir.path(), usize::MAX, false);
+        file(&daemon, dir.path(), "a", 8);
+        daemon.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
     }
-    let bench = bench(dir.path(), 0, true);
-    until(&bench, "open", |v| v["state"] == "healthy");
-    let refused = bench.refused(PUBLISH, publish_params());
+    let daemon = test_daemon(dir.path(), 0, true);
+    until(&daemon, "open", |v| v["state"] == "healthy");
+    let refused = daemon.refused(PUBLISH, publish_params());
     assert!(
         format!("{refused:?}").contains("could not be stored"),
         "{refused:?}"
     );
-    assert!(!is_published(&bench, "refused"));
+    assert!(!is_published(&daemon, "refused"));
 }
 
 /// Goal: a daemon that dies while it unpublishes leaves the volume published completely or not at
@@ -146,26 +146,26 @@ fn a_crash_while_unpublishing_leaves_no_half() {
     for commits in 0..20 {
         let dir = tempfile::tempdir().unwrap();
         {
-            let bench = bench(dir.path(), usize::MAX, false);
-            file(&bench, dir.path(), "a", 8);
-            bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
-            bench.call(PUBLISH, publish_params());
+            let daemon = test_daemon(dir.path(), usize::MAX, false);
+            file(&daemon, dir.path(), "a", 8);
+            daemon.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+            daemon.call(PUBLISH, publish_params());
         }
         {
-            let bench = bench(dir.path(), commits, false);
-            until(&bench, "open", |v| v["state"] == "healthy");
-            bench.call("volume_unpublish", json!({ "name": "v" }));
+            let daemon = test_daemon(dir.path(), commits, false);
+            until(&daemon, "open", |v| v["state"] == "healthy");
+            daemon.call("volume_unpublish", json!({ "name": "v" }));
         }
         let when = format!("dead after {commits} commits");
-        let bench = bench(dir.path(), usize::MAX, false);
-        until(&bench, "open", |v| v["state"] == "healthy");
-        if is_published(&bench, &when) {
+        let daemon = test_daemon(dir.path(), usize::MAX, false);
+        until(&daemon, "open", |v| v["state"] == "healthy");
+        if is_published(&daemon, &when) {
             undone += 1;
-            bench.call("volume_unpublish", json!({ "name": "v" }));
-            assert!(!is_published(&bench, "again"));
+            daemon.call("volume_unpublish", json!({ "name": "v" }));
+            assert!(!is_published(&daemon, "again"));
         } else {
             done += 1;
-            let again = bench.refused("volume_unpublish", json!({ "name": "v" }));
+            let again = daemon.refused("volume_unpublish", json!({ "name": "v" }));
             assert_eq!(again.code, -2, "{when}");
         }
         if done == 2 {
@@ -180,13 +180,13 @@ fn a_crash_while_unpublishing_leaves_no_half() {
 fn unpublishing_is_undone_if_the_store_refuses() {
     let dir = tempfile::tempdir().unwrap();
     {
-        let bench = bench(dir.path(), usize::MAX, false);
-        file(&bench, dir.path(), "a", 8);
-        bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
-        bench.call(PUBLISH, publish_params());
+        let daemon = test_daemon(dir.path(), usize::MAX, false);
+        file(&daemon, dir.path(), "a", 8);
+        daemon.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+        daemon.call(PUBLISH, publish_params());
     }
-    let bench = bench(dir.path(), 0, true);
-    until(&bench, "open", |v| v["state"] == "healthy");
-    bench.refused("volume_unpublish", json!({ "name": "v" }));
-    assert!(is_published(&bench, "refused"));
+    let daemon = test_daemon(dir.path(), 0, true);
+    until(&daemon, "open", |v| v["state"] == "healthy");
+    daemon.refused("volume_unpublish", json!({ "name": "v" }));
+    assert!(is_published(&daemon, "refused"));
 }

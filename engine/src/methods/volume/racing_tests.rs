@@ -3,22 +3,22 @@
 
 use serde_json::{Value, json};
 
-use super::super::testing::{Bench, bench};
+use super::super::testing::{TestDaemon, test_daemon};
 use super::tests::ram;
 
 /// A daemon with a volume "v".
-fn with_volume() -> Bench {
-    let bench = bench();
-    ram(&bench, "a", 8);
-    bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
-    bench
+fn with_volume() -> TestDaemon {
+    let daemon = test_daemon();
+    ram(&daemon, "a", 8);
+    daemon.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
+    daemon
 }
 
 /// The number of accepted calls among `all`, made at once.
-fn accepted(bench: &Bench, method: &str, all: [Value; 2]) -> usize {
+fn accepted(daemon: &TestDaemon, method: &str, all: [Value; 2]) -> usize {
     let raw = all.map(|params| serde_json::value::to_raw_value(&params).unwrap());
-    let engine = &bench.engine;
-    let (one, other) = bench.run(async {
+    let engine = &daemon.engine;
+    let (one, other) = daemon.run(async {
         tokio::join!(
             engine.call(method, Some(&raw[0])),
             engine.call(method, Some(&raw[1]))
@@ -32,14 +32,14 @@ fn accepted(bench: &Bench, method: &str, all: [Value; 2]) -> usize {
 
 #[test]
 fn simultaneous_settings_are_both_kept() {
-    let bench = with_volume();
+    let daemon = with_volume();
     let set = |settings: Value| json!({ "name": "v", "settings": settings });
     let all = [
         set(json!({ "verify_hours": 7 })),
         set(json!({ "read_errors": 9 })),
     ];
-    assert_eq!(accepted(&bench, "volume_set", all), 2);
-    let settings = bench.call("volume_get", json!({ "name": "v" }))["settings"].clone();
+    assert_eq!(accepted(&daemon, "volume_set", all), 2);
+    let settings = daemon.call("volume_get", json!({ "name": "v" }))["settings"].clone();
     assert_eq!(
         (&settings["verify_hours"], &settings["read_errors"]),
         (&json!(7), &json!(9))
@@ -48,29 +48,29 @@ fn simultaneous_settings_are_both_kept() {
 
 #[test]
 fn simultaneous_publishing_happens_once() {
-    let bench = with_volume();
+    let daemon = with_volume();
     let nqn = |of: &str| format!("nqn.2026-01.org.example:{of}");
     let publish = |of: &str| json!({ "name": "v", "nqn": nqn(of), "allow_any_host": true });
     let all = [publish("one"), publish("other")];
-    assert_eq!(accepted(&bench, "volume_publish", all), 1);
-    let subsystems = bench.call("nvmf_get_subsystems", json!(null));
+    assert_eq!(accepted(&daemon, "volume_publish", all), 1);
+    let subsystems = daemon.call("nvmf_get_subsystems", json!(null));
     assert_eq!(
         subsystems.as_array().unwrap().len(),
         2,
         "one subsystem and discovery"
     );
-    bench.call("volume_unpublish", json!({ "name": "v" }));
-    let subsystems = bench.call("nvmf_get_subsystems", json!(null));
+    daemon.call("volume_unpublish", json!({ "name": "v" }));
+    let subsystems = daemon.call("nvmf_get_subsystems", json!(null));
     assert_eq!(subsystems.as_array().unwrap().len(), 1);
 }
 
 #[test]
 fn simultaneous_renames_leave_one_name() {
-    let bench = with_volume();
+    let daemon = with_volume();
     let rename = |to: &str| json!({ "name": "v", "new_name": to });
-    accepted(&bench, "volume_rename", [rename("w"), rename("x")]);
-    let device = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
-    let name = bench.call("volume_list", json!(null))[0]["name"].clone();
+    accepted(&daemon, "volume_rename", [rename("w"), rename("x")]);
+    let device = &daemon.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
+    let name = daemon.call("volume_list", json!(null))[0]["name"].clone();
     let aliases = device["aliases"].as_array().unwrap();
     assert!(aliases.contains(&name), "{device}");
     let others = ["w", "x"].map(|n| json!(n));

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use nacre_bdev_replica::store::{Call, MemoryStore, Outcome, Plan, Request};
 use serde_json::{Value, json};
 
-use super::super::testing::{Bench, bench};
+use super::super::testing::{TestDaemon, test_daemon};
 use crate::config::Settings;
 use crate::store::Store;
 
 pub(super) const ID: &str = "7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a";
 
-pub(super) fn ram(bench: &Bench, name: &str, mib: u64) {
+pub(super) fn ram(daemon: &TestDaemon, name: &str, mib: u64) {
     let params = json!({ "name": name, "num_blocks": mib << 11, "block_size": 512 });
-    bench.call("bdev_malloc_create", params);
+    daemon.call("bdev_malloc_create", params);
 }
 
-pub(super) fn file(bench: &Bench, dir: &Path, name: &str, mib: u64) {
+pub(super) fn file(daemon: &TestDaemon, dir: &Path, name: &str, mib: u64) {
     let path = dir.join(name);
     if !path.exists() {
         std::fs::File::create(&path)
@@ -27,31 +27,31 @@ pub(super) fn file(bench: &Bench, dir: &Path, name: &str, mib: u64) {
             .unwrap();
     }
     let params = json!({ "name": name, "filename": path, "block_size": 512 });
-    bench.call("bdev_uring_create", params);
+    daemon.call("bdev_uring_create", params);
 }
 
 /// Creates a volume "v" on two RAM disks.
-fn mirror(bench: &Bench) -> Value {
-    ram(bench, "a", 8);
-    ram(bench, "b", 8);
+fn mirror(daemon: &TestDaemon) -> Value {
+    ram(daemon, "a", 8);
+    ram(daemon, "b", 8);
     let params = json!({ "name": "v", "devices": ["a", "b"], "uuid": ID });
-    bench.call("volume_create", params)
+    daemon.call("volume_create", params)
 }
 
-pub(super) fn pause(bench: &Bench, time: Duration) {
-    bench.run(async { tokio::time::sleep(time).await });
+pub(super) fn pause(daemon: &TestDaemon, time: Duration) {
+    daemon.run(async { tokio::time::sleep(time).await });
 }
 
 #[track_caller]
-pub(super) fn until(bench: &Bench, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+pub(super) fn until(daemon: &TestDaemon, what: &str, done: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + Duration::from_secs(30);
     loop {
-        let volume = bench.call("volume_get", json!({ "name": "v" }));
+        let volume = daemon.call("volume_get", json!({ "name": "v" }));
         if done(&volume) {
             return volume;
         }
         assert!(Instant::now() < end, "{what}: {volume:#}");
-        pause(bench, Duration::from_millis(10));
+        pause(daemon, Duration::from_millis(10));
     }
 }
 
@@ -86,46 +86,49 @@ pub(super) fn facts(refused: &crate::rpc::RpcError) -> (i32, Option<&str>) {
 #[test]
 fn a_volume_that_cannot_be_deleted_serves_again() {
     let memory = MemoryStore::alone();
-    let bench = Bench::with_volumes(None, Arc::new(memory.clone()));
-    mirror(&bench);
+    let daemon = TestDaemon::with_volumes(None, Arc::new(memory.clone()));
+    mirror(&daemon);
     memory.plan(Some(Box::new(|call: &Call| match call.request {
         Request::Swap => Plan::outcome(Outcome::Refuse),
         _ => Plan::default(),
     })));
-    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    let refused = daemon.refused("volume_delete", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-110, None), "{refused}");
     memory.plan(None);
-    until(&bench, "open again", |v| v["state"] == "healthy");
-    let found = bench.call("bdev_get_bdevs", json!({ "name": "v" }));
+    until(&daemon, "open again", |v| v["state"] == "healthy");
+    let found = daemon.call("bdev_get_bdevs", json!({ "name": "v" }));
     assert_eq!(found[0]["uuid"], ID);
-    bench.call("volume_delete", json!({ "name": "v" }));
-    assert_eq!(bench.call("volume_get_volumes", json!(null)), json!([]));
+    daemon.call("volume_delete", json!({ "name": "v" }));
+    assert_eq!(daemon.call("volume_get_volumes", json!(null)), json!([]));
 }
 
 #[test]
 fn a_volume_is_created_listed_and_deleted() {
-    let bench = bench();
-    let made = mirror(&bench);
+    let daemon = test_daemon();
+    let made = mirror(&daemon);
     insta::assert_json_snapshot!(settled(made));
-    assert_eq!(bench.call("volume_get_volumes", json!(null))[0]["uuid"], ID);
+    assert_eq!(
+        daemon.call("volume_get_volumes", json!(null))[0]["uuid"],
+        ID
+    );
     // It is a block device, and claims its devices exclusively.
-    let bdev = &bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
+    let bdev = &daemon.call("bdev_get_bdevs", json!({ "name": "v" }))[0];
     assert_eq!(
         (&bdev["uuid"], &bdev["num_blocks"], &bdev["product_name"]),
         (&json!(ID), &json!(7 << 11), &json!("Replicated volume"))
     );
-    let claimed = &bench.call("bdev_get_bdevs", json!({ "name": "a" }))[0];
+    let claimed = &daemon.call("bdev_get_bdevs", json!({ "name": "a" }))[0];
     assert_eq!(
         (&claimed["claimed"], &claimed["claim_type"]),
         (&json!(true), &json!("exclusive_write"))
     );
-    let records = bench.call("volume_get_records", json!(null));
+    let records = daemon.call("volume_get_records", json!(null));
     assert_eq!(
         (&records["file"], &records["volumes"][0]["name"]),
         (&Value::Null, &json!("v"))
     );
     // A saved configuration's create call returns the existing volume.
-    let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
     let calls = config.as_array().unwrap();
     let create = calls.iter().find(|c| c["method"] == "volume_create");
     let params = create.unwrap()["params"].clone();
@@ -133,12 +136,12 @@ fn a_volume_is_created_listed_and_deleted() {
         (&params["force"], &params["devices"]),
         (&Value::Null, &json!(["a", "b"]))
     );
-    assert_eq!(bench.call("volume_create", params)["uuid"], ID);
-    assert_eq!(bench.call("volume_delete", json!({ "name": "v" })), true);
-    assert_eq!(bench.call("volume_list", json!(null)), json!([]));
-    let free = &bench.call("bdev_get_bdevs", json!({ "name": "a" }))[0];
+    assert_eq!(daemon.call("volume_create", params)["uuid"], ID);
+    assert_eq!(daemon.call("volume_delete", json!({ "name": "v" })), true);
+    assert_eq!(daemon.call("volume_list", json!(null)), json!([]));
+    let free = &daemon.call("bdev_get_bdevs", json!({ "name": "a" }))[0];
     assert_eq!(free["claimed"], false);
-    let events = bench.call("events_get", json!({ "categories": ["volume"] }));
+    let events = daemon.call("events_get", json!({ "categories": ["volume"] }));
     let kinds: Vec<&str> = events["events"]
         .as_array()
         .unwrap()
@@ -155,11 +158,11 @@ fn a_volume_is_created_listed_and_deleted() {
 
 #[test]
 fn errors_name_the_cause() {
-    let bench = bench();
-    mirror(&bench);
-    ram(&bench, "c", 8);
-    ram(&bench, "tiny", 1);
-    bench.call("nvmf_create_subsystem", json!({ "nqn": "nqn.2026-01.x:s" }));
+    let daemon = test_daemon();
+    mirror(&daemon);
+    ram(&daemon, "c", 8);
+    ram(&daemon, "tiny", 1);
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": "nqn.2026-01.x:s" }));
     for (method, params, code, field) in [
         (
             "volume_create",
@@ -306,56 +309,56 @@ fn errors_name_the_cause() {
             Some("name"),
         ),
     ] {
-        let refused = bench.refused(method, params.clone());
+        let refused = daemon.refused(method, params.clone());
         assert_eq!(
             facts(&refused),
             (code, field),
             "{method} {params}: {refused}"
         );
     }
-    let error = bench.refused("volume_get", json!({ "name": "vv" }));
+    let error = daemon.refused("volume_get", json!({ "name": "vv" }));
     assert_eq!(
         error.data.unwrap().remedy.as_deref(),
         Some("did you mean \"v\"?")
     );
     // Refused calls changed nothing.
     assert_eq!(
-        bench
+        daemon
             .call("volume_list", json!(null))
             .as_array()
             .unwrap()
             .len(),
         1
     );
-    let c = &bench.call("bdev_get_bdevs", json!({ "name": "c" }))[0];
+    let c = &daemon.call("bdev_get_bdevs", json!({ "name": "c" }))[0];
     assert_eq!(c["claimed"], false);
 }
 
 /// Goal: replicas are added, removed and moved; the last good replica cannot be removed.
 #[test]
 fn replicas_are_added_removed_and_moved() {
-    let bench = bench();
-    mirror(&bench);
-    ram(&bench, "c", 8);
-    ram(&bench, "d", 8);
-    let added = bench.call("volume_add_replica", json!({ "name": "v", "device": "c" }));
+    let daemon = test_daemon();
+    mirror(&daemon);
+    ram(&daemon, "c", 8);
+    ram(&daemon, "d", 8);
+    let added = daemon.call("volume_add_replica", json!({ "name": "v", "device": "c" }));
     assert_eq!(added["replicas"].as_array().unwrap().len(), 3);
-    until(&bench, "the third replica is in sync", |v| {
+    until(&daemon, "the third replica is in sync", |v| {
         states(v) == ["in_sync"; 3] && v["state"] == "healthy"
     });
     let off = json!({ "name": "v", "member": "c" });
-    let now = bench.call("volume_offline_replica", off.clone());
+    let now = daemon.call("volume_offline_replica", off.clone());
     assert_eq!(
         (&now["replicas"][2]["state"], &now["replicas"][2]["offline"]),
         (&json!("out"), &json!(true))
     );
     assert_eq!(now["state"], "degraded");
     assert!(now["replicas"][2]["why"].is_string(), "{now:#}");
-    bench.call("volume_online_replica", off);
-    until(&bench, "in sync again", |v| v["state"] == "healthy");
+    daemon.call("volume_online_replica", off);
+    until(&daemon, "in sync again", |v| v["state"] == "healthy");
     let moved = json!({ "name": "v", "replica": "c", "device": "d" });
-    bench.call("volume_move_replica", moved);
-    let now = until(&bench, "the replica has moved", |v| {
+    daemon.call("volume_move_replica", moved);
+    let now = until(&daemon, "the replica has moved", |v| {
         v["replicas"].as_array().unwrap().len() == 3 && v["state"] == "healthy"
     });
     let devices = now["replicas"].as_array().unwrap();
@@ -367,31 +370,31 @@ fn replicas_are_added_removed_and_moved() {
     assert_eq!(devices, ["a", "b", "d"]);
     for member in ["d", "b"] {
         let gone = json!({ "name": "v", "replica": member });
-        bench.call("volume_remove_replica", gone);
+        daemon.call("volume_remove_replica", gone);
     }
     let last = json!({ "name": "v", "replica": "a" });
-    let refused = bench.refused("volume_offline_replica", last);
+    let refused = daemon.refused("volume_offline_replica", last);
     assert_eq!(facts(&refused), (-1, Some("force")));
-    let refused = bench.refused("bdev_malloc_delete", json!({ "name": "a" }));
+    let refused = daemon.refused("bdev_malloc_delete", json!({ "name": "a" }));
     assert_eq!(facts(&refused), (-16, Some("name")), "{refused}");
     // Removing a replica also clears its label.
     let mut new = json!({ "name": "w", "devices": ["d"] });
-    let refused = bench.refused("volume_create", new.clone()).to_string();
+    let refused = daemon.refused("volume_create", new.clone()).to_string();
     assert!(
         refused.contains("holds data") && !refused.contains("replica of"),
         "{refused}"
     );
     new["force"] = true.into();
-    assert_eq!(bench.call("volume_create", new)["state"], "healthy");
+    assert_eq!(daemon.call("volume_create", new)["state"], "healthy");
 }
 
 /// Goal: a replica's device can be pulled; the volume continues without it and reports that.
 #[test]
 fn a_replica_device_may_be_pulled() {
-    let bench = bench();
-    mirror(&bench);
-    bench.call("bdev_malloc_delete", json!({ "name": "a" }));
-    let now = until(&bench, "the volume continues without it", |v| {
+    let daemon = test_daemon();
+    mirror(&daemon);
+    daemon.call("bdev_malloc_delete", json!({ "name": "a" }));
+    let now = until(&daemon, "the volume continues without it", |v| {
         v["state"] == "degraded"
     });
     assert_eq!(
@@ -401,26 +404,26 @@ fn a_replica_device_may_be_pulled() {
         ),
         (&json!("out"), &json!(false))
     );
-    bench.call("bdev_get_bdevs", json!({ "name": "v" }));
-    let refused = bench.refused("bdev_malloc_delete", json!({ "name": "b" }));
+    daemon.call("bdev_get_bdevs", json!({ "name": "v" }));
+    let refused = daemon.refused("bdev_malloc_delete", json!({ "name": "b" }));
     assert!(refused.to_string().contains("last good"), "{refused}");
-    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    let refused = daemon.refused("volume_delete", json!({ "name": "v" }));
     assert_eq!(facts(&refused), (-1, Some("force")), "{refused}");
     let forced = json!({ "name": "v", "force": "v" });
-    assert_eq!(bench.call("volume_delete", forced), true);
+    assert_eq!(daemon.call("volume_delete", forced), true);
 }
 
 #[test]
 fn settings_size_and_name_change_live() {
-    let bench = bench();
-    ram(&bench, "a", 8);
-    ram(&bench, "b", 8);
+    let daemon = test_daemon();
+    ram(&daemon, "a", 8);
+    ram(&daemon, "b", 8);
     let small = json!({ "name": "v", "devices": ["a", "b"], "size_mb": 2, "uuid": ID });
-    bench.call("volume_create", small);
+    daemon.call("volume_create", small);
     let set = json!({ "name": "v", "settings": {
         "read_policy": "round-robin", "min_in_sync": 2, "resync_bytes_per_s": 1 << 30,
     }});
-    let now = bench.call("volume_set", set);
+    let now = daemon.call("volume_set", set);
     assert_eq!(
         (
             &now["settings"]["read_policy"],
@@ -429,41 +432,41 @@ fn settings_size_and_name_change_live() {
         ),
         (&json!("round-robin"), &json!(2), &json!(8000))
     );
-    let size = |bench: &Bench| {
-        bench.call("bdev_get_bdevs", json!({ "name": ID }))[0]["num_blocks"].clone()
+    let size = |daemon: &TestDaemon| {
+        daemon.call("bdev_get_bdevs", json!({ "name": ID }))[0]["num_blocks"].clone()
     };
-    assert_eq!(size(&bench), 2 << 11);
-    bench.call("volume_grow", json!({ "name": "v", "size_mb": 3 }));
-    bench.call("volume_grow", json!({ "name": "v" }));
+    assert_eq!(size(&daemon), 2 << 11);
+    daemon.call("volume_grow", json!({ "name": "v", "size_mb": 3 }));
+    daemon.call("volume_grow", json!({ "name": "v" }));
     let end = Instant::now() + Duration::from_secs(10);
-    while size(&bench) != 7 << 11 && Instant::now() < end {
-        pause(&bench, Duration::from_millis(5));
+    while size(&daemon) != 7 << 11 && Instant::now() < end {
+        pause(&daemon, Duration::from_millis(5));
     }
-    assert_eq!(size(&bench), 7 << 11);
+    assert_eq!(size(&daemon), 7 << 11);
     let rename = |new: &str| json!({ "name": ID, "new_name": new });
-    bench.call("volume_rename", rename("w"));
-    bench.call("volume_rename", rename("x"));
+    daemon.call("volume_rename", rename("w"));
+    daemon.call("volume_rename", rename("x"));
     assert_eq!(
-        bench.call("volume_get", json!({ "name": "x" }))["bdev"],
+        daemon.call("volume_get", json!({ "name": "x" }))["bdev"],
         "v"
     );
-    let found = &bench.call("bdev_get_bdevs", json!({ "name": "x" }))[0];
+    let found = &daemon.call("bdev_get_bdevs", json!({ "name": "x" }))[0];
     assert_eq!(found["aliases"], json!([ID, "x"]));
-    bench.refused("volume_get", json!({ "name": "w" }));
+    daemon.refused("volume_get", json!({ "name": "w" }));
     assert_eq!(
-        bench.call("volume_fail_io", json!({ "name": "x" }))["state"],
+        daemon.call("volume_fail_io", json!({ "name": "x" }))["state"],
         "failing"
     );
-    let thawed = bench.call("volume_thaw", json!({ "name": "x" }));
+    let thawed = daemon.call("volume_thaw", json!({ "name": "x" }));
     // The added space may still be reconciling.
     assert!(
         ["healthy", "degraded"].contains(&thawed["state"].as_str().unwrap()),
         "{thawed}"
     );
-    bench.call("volume_verify", json!({ "name": "x" }));
+    daemon.call("volume_verify", json!({ "name": "x" }));
     let end = Instant::now() + Duration::from_secs(10);
     loop {
-        let verify = bench.call("volume_get", json!({ "name": "x" }))["verify"].clone();
+        let verify = daemon.call("volume_get", json!({ "name": "x" }))["verify"].clone();
         if verify["running"] == false {
             assert_eq!(
                 (&verify["compared_bytes"], &verify["different_blocks"]),
@@ -472,17 +475,17 @@ fn settings_size_and_name_change_live() {
             break;
         }
         assert!(Instant::now() < end, "{verify}");
-        pause(&bench, Duration::from_millis(5));
+        pause(&daemon, Duration::from_millis(5));
     }
 }
 
 #[test]
 fn a_volume_is_published_and_unpublished() {
-    let bench = bench();
-    mirror(&bench);
+    let daemon = test_daemon();
+    mirror(&daemon);
     let listener = json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" });
     let params = json!({ "name": "v", "hosts": ["nqn.2026-01.x:h"], "listeners": [listener] });
-    let published = bench.call("volume_publish", params.clone());
+    let published = daemon.call("volume_publish", params.clone());
     let nqn = "nqn.2025-01.io.nacre:v";
     assert_eq!(
         (
@@ -492,7 +495,7 @@ fn a_volume_is_published_and_unpublished() {
         ),
         (&json!(nqn), &json!(ID), &json!("TCP"))
     );
-    let subsystem = &bench.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0];
+    let subsystem = &daemon.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0];
     assert_eq!(
         (
             &subsystem["namespaces"][0]["uuid"],
@@ -502,82 +505,40 @@ fn a_volume_is_published_and_unpublished() {
         (&json!(ID), &json!("nqn.2026-01.x:h"), &json!(false))
     );
     assert_eq!(
-        bench.call("volume_get", json!({ "name": "v" }))["subsystems"],
+        daemon.call("volume_get", json!({ "name": "v" }))["subsystems"],
         json!([nqn])
     );
     assert_eq!(
-        bench.call("volume_get_connections", json!({ "name": "v" })),
+        daemon.call("volume_get_connections", json!({ "name": "v" })),
         json!([])
     );
-    let refused = bench.refused("volume_publish", params);
+    let refused = daemon.refused("volume_publish", params);
     assert_eq!(facts(&refused), (-17, Some("name")));
-    let refused = bench.refused("volume_delete", json!({ "name": "v" }));
+    let refused = daemon.refused("volume_delete", json!({ "name": "v" }));
     assert!(
         refused.code == -1 && refused.to_string().contains("unpublish it"),
         "{refused}"
     );
-    assert_eq!(bench.call("volume_unpublish", json!({ "name": "v" })), true);
-    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
-    bench.refused("volume_unpublish", json!({ "name": "v" }));
+    assert_eq!(
+        daemon.call("volume_unpublish", json!({ "name": "v" })),
+        true
+    );
+    daemon.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    daemon.refused("volume_unpublish", json!({ "name": "v" }));
     // A policy that excludes all listeners creates nothing.
     let policy = json!({ "name": "v", "settings": { "transport_policy": "rdma-only" } });
-    bench.call("volume_set", policy);
+    daemon.call("volume_set", policy);
     let listener = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
     let params = json!({ "name": "v", "listeners": [listener] });
-    let refused = bench.refused("volume_publish", params);
+    let refused = daemon.refused("volume_publish", params);
     assert_eq!(facts(&refused), (-22, Some("listeners")));
-    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    daemon.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
     // A failure in between leaves nothing behind.
     let params = json!({ "name": "v", "hosts": ["a\nb"] });
-    let refused = bench.refused("volume_publish", params);
+    let refused = daemon.refused("volume_publish", params);
     assert_eq!(facts(&refused), (-32603, Some("host")));
-    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
-    assert_eq!(bench.call("volume_delete", json!({ "name": "v" })), true);
-}
-
-/// Goal: a listener is withheld while the policy excludes its transport.
-#[test]
-fn a_policy_withholds_listeners() {
-    let dir = tempfile::tempdir().unwrap();
-    let port = {
-        let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        probe.local_addr().unwrap().port()
-    };
-    let text =
-        format!("[[nvmf.listener]]\niface = [\"name:lo\"]\nport = {port}\nrdma = \"prefer\"");
-    let loaded = crate::config::load_text(Some(("nacre.toml", &text)), [], &[]).unwrap();
-    let open = || Some(Store::open(&dir.path().join("state")).unwrap());
-    let nqn = "nqn.2025-01.io.nacre:v";
-    let withheld = |bench: &Bench| -> Vec<bool> {
-        let all = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
-        let all = all.as_array().unwrap().clone();
-        all.iter().map(|l| l["withheld"] == true).collect()
-    };
-    {
-        let bench = Bench::with(loaded.settings.clone(), open());
-        file(&bench, dir.path(), "a", 8);
-        bench.call("volume_create", json!({ "name": "v", "devices": ["a"] }));
-        let published = bench.call("volume_publish", json!({ "name": "v" }));
-        assert_eq!(
-            published["listen_addresses"][0]["trsvcid"],
-            port.to_string()
-        );
-        assert!(withheld(&bench).iter().all(|w| !w) && !withheld(&bench).is_empty());
-        let policy = |word: &str| json!({ "name": "v", "settings": { "transport_policy": word } });
-        bench.call("volume_set", policy("rdma-only"));
-        assert!(withheld(&bench).iter().all(|w| *w));
-        bench.call("volume_set", policy("tcp-only"));
-        assert!(withheld(&bench).iter().all(|w| !w));
-    }
-    // Served there again after a restart, until it is unpublished.
-    let bench = Bench::with(loaded.settings.clone(), open());
-    until(&bench, "the volume is open", |v| v["state"] == "healthy");
-    assert!(!withheld(&bench).is_empty());
-    bench.call("volume_unpublish", json!({ "name": "v" }));
-    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
-    drop(bench);
-    let bench = Bench::with(loaded.settings, open());
-    bench.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    daemon.refused("nvmf_get_subsystems", json!({ "nqn": nqn }));
+    assert_eq!(daemon.call("volume_delete", json!({ "name": "v" })), true);
 }
 
 /// Goal: volumes are open and clean after a restart, under their new name, with their namespaces. A
@@ -587,47 +548,47 @@ fn volumes_return_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Some(Store::open(&dir.path().join("state")).unwrap());
     let epoch = {
-        let bench = Bench::with(Settings::default(), open());
-        file(&bench, dir.path(), "a", 8);
-        file(&bench, dir.path(), "b", 8);
+        let daemon = TestDaemon::with(Settings::default(), open());
+        file(&daemon, dir.path(), "a", 8);
+        file(&daemon, dir.path(), "b", 8);
         let new = json!({ "name": "old", "devices": ["a", "b"], "uuid": ID });
-        bench.call("volume_create", new);
+        daemon.call("volume_create", new);
         let params = json!({ "name": "old", "nqn": "nqn.2026-01.x:s", "allow_any_host": true,
             "listeners": [{ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" }] });
-        bench.call("volume_publish", params);
-        bench.call(
+        daemon.call("volume_publish", params);
+        daemon.call(
             "bdev_set_qos_limit",
             json!({ "name": "old", "rw_ios_per_sec": 5000 }),
         );
-        bench.call("volume_rename", json!({ "name": "old", "new_name": "v" }));
-        until(&bench, "in sync", |v| v["state"] == "healthy")["epoch"].clone()
+        daemon.call("volume_rename", json!({ "name": "old", "new_name": "v" }));
+        until(&daemon, "in sync", |v| v["state"] == "healthy")["epoch"].clone()
     };
-    let bench = Bench::with(Settings::default(), open());
-    let now = until(&bench, "open", |v| {
+    let daemon = TestDaemon::with(Settings::default(), open());
+    let now = until(&daemon, "open", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!(["nqn.2026-01.x:s"])
     });
     assert_eq!(now["epoch"], epoch.as_u64().unwrap() + 1);
     assert_eq!(now["bdev"], "v");
     let limits =
-        bench.call("bdev_get_bdevs", json!({ "name": "v" }))[0]["assigned_rate_limits"].clone();
+        daemon.call("bdev_get_bdevs", json!({ "name": "v" }))[0]["assigned_rate_limits"].clone();
     assert_eq!(limits["rw_ios_per_sec"], 5000);
-    let text = bench.call("state_get", json!(null)).to_string();
+    let text = daemon.call("state_get", json!(null)).to_string();
     assert!(!text.contains("\"failed\""), "{text}");
-    let events = bench
+    let events = daemon
         .call("events_get", json!({ "categories": ["volume"] }))
         .to_string();
     assert!(events.contains("\"clean\":true"), "{events}");
-    drop(bench);
+    drop(daemon);
 
     // Neither device exists at the start: the volume waits and is listed.
     std::fs::rename(dir.path().join("a"), dir.path().join("a.away")).unwrap();
     std::fs::rename(dir.path().join("b"), dir.path().join("b.away")).unwrap();
-    let bench = Bench::with(Settings::default(), open());
-    until(&bench, "tried", |v| v["state"] == "frozen");
+    let daemon = TestDaemon::with(Settings::default(), open());
+    until(&daemon, "tried", |v| v["state"] == "frozen");
     std::fs::rename(dir.path().join("a.away"), dir.path().join("a")).unwrap();
     std::fs::rename(dir.path().join("b.away"), dir.path().join("b")).unwrap();
-    bench.call("state_retry", json!(null));
-    until(&bench, "open at last", |v| {
+    daemon.call("state_retry", json!(null));
+    until(&daemon, "open at last", |v| {
         v["state"] == "healthy" && v["subsystems"] == json!(["nqn.2026-01.x:s"])
     });
 }
@@ -635,66 +596,66 @@ fn volumes_return_after_a_restart() {
 /// Goal: SPDK's mirror methods create and manage a volume.
 #[test]
 fn a_mirror_of_spdk_is_a_volume() {
-    let bench = bench();
+    let daemon = test_daemon();
     for name in ["a", "b", "c"] {
-        ram(&bench, name, 8);
+        ram(&daemon, name, 8);
     }
     // Exactly the parameters that rpc.py sends.
     let create = |level: &str| json!({ "name": "v", "strip_size_kb": 0, "raid_level": level, "base_bdevs": ["a", "b"], "superblock": true, "uuid": ID });
-    let refused = bench.refused("bdev_raid_create", create("raid0"));
+    let refused = daemon.refused("bdev_raid_create", create("raid0"));
     assert_eq!(facts(&refused), (-95, Some("raid_level")));
-    let refused = bench.refused("bdev_raid_create", create("raid6"));
+    let refused = daemon.refused("bdev_raid_create", create("raid6"));
     assert_eq!(facts(&refused), (-32700, Some("raid_level")));
-    assert_eq!(bench.call("bdev_raid_create", create("raid1")), true);
-    until(&bench, "in sync", |v| v["state"] == "healthy");
-    let mut listed = bench.call("bdev_raid_get_bdevs", json!({ "category": "online" }));
+    assert_eq!(daemon.call("bdev_raid_create", create("raid1")), true);
+    until(&daemon, "in sync", |v| v["state"] == "healthy");
+    let mut listed = daemon.call("bdev_raid_get_bdevs", json!({ "category": "online" }));
     for base in listed[0]["base_bdevs_list"].as_array_mut().unwrap() {
         base["uuid"] = json!("…");
     }
     insta::assert_json_snapshot!(listed);
     assert_eq!(
-        bench.call("bdev_raid_get_bdevs", json!({ "category": "offline" })),
+        daemon.call("bdev_raid_get_bdevs", json!({ "category": "offline" })),
         json!([])
     );
     let slow = json!({ "process_window_size_kb": 2048, "process_max_bandwidth_mb_sec": 3 });
-    assert_eq!(bench.call("bdev_raid_set_options", slow), true);
-    let now = bench.call("volume_get", json!({ "name": "v" }));
+    assert_eq!(daemon.call("bdev_raid_set_options", slow), true);
+    let now = daemon.call("volume_get", json!({ "name": "v" }));
     assert_eq!(now["settings"]["resync_bytes_per_s"], 3 << 20);
     let add = json!({ "raid_bdev": "v", "base_bdev": "c" });
-    assert_eq!(bench.call("bdev_raid_add_base_bdev", add), true);
-    let raid = until_raid(&bench, |raid| raid["process"].is_object());
+    assert_eq!(daemon.call("bdev_raid_add_base_bdev", add), true);
+    let raid = until_raid(&daemon, |raid| raid["process"].is_object());
     assert_eq!(
         (&raid["process"]["type"], &raid["process"]["target"]),
         (&json!("rebuild"), &json!("c"))
     );
     let fast = json!({ "process_max_bandwidth_mb_sec": 0 });
-    bench.call("bdev_raid_set_options", fast);
-    until_raid(&bench, |raid| raid["num_base_bdevs_operational"] == 3);
+    daemon.call("bdev_raid_set_options", fast);
+    until_raid(&daemon, |raid| raid["num_base_bdevs_operational"] == 3);
     assert_eq!(
-        bench.call("bdev_raid_remove_base_bdev", json!({ "name": "b" })),
+        daemon.call("bdev_raid_remove_base_bdev", json!({ "name": "b" })),
         true
     );
-    let refused = bench.refused("bdev_raid_remove_base_bdev", json!({ "name": "b" }));
+    let refused = daemon.refused("bdev_raid_remove_base_bdev", json!({ "name": "b" }));
     assert_eq!(facts(&refused), (-19, Some("name")));
     assert_eq!(
-        bench.call("bdev_raid_delete", json!({ "name": "v", "clear_sb": true })),
+        daemon.call("bdev_raid_delete", json!({ "name": "v", "clear_sb": true })),
         true
     );
     assert_eq!(
-        bench.call("bdev_raid_get_bdevs", json!({ "category": "all" })),
+        daemon.call("bdev_raid_get_bdevs", json!({ "category": "all" })),
         json!([])
     );
 }
 
 #[track_caller]
-fn until_raid(bench: &Bench, done: impl Fn(&Value) -> bool) -> Value {
+fn until_raid(daemon: &TestDaemon, done: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + Duration::from_secs(30);
     loop {
-        let raid = bench.call("bdev_raid_get_bdevs", json!({ "category": "all" }))[0].take();
+        let raid = daemon.call("bdev_raid_get_bdevs", json!({ "category": "all" }))[0].take();
         if done(&raid) {
             return raid;
         }
         assert!(Instant::now() < end, "{raid:#}");
-        pause(bench, Duration::from_millis(5));
+        pause(daemon, Duration::from_millis(5));
     }
 }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::config::Settings;
 use crate::drives::{Bus, Drives};
-use crate::methods::testing::Bench;
+use crate::methods::testing::TestDaemon;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::Store;
@@ -86,38 +86,38 @@ pub(crate) fn drive(place: &str, serial: &str) -> (Drive, Running) {
     (drive, running)
 }
 
-fn daemon(chassis: &Arc<Chassis>, dir: Option<&Path>) -> Bench {
+fn with_chassis(chassis: &Arc<Chassis>, dir: Option<&Path>) -> TestDaemon {
     let store = dir.map(|dir| Store::open(dir).unwrap());
     let bus = Arc::clone(chassis) as Arc<dyn Bus>;
     let mut settings = Settings::default();
     settings.data.retry_s = 1;
-    Bench::with_drives(settings, store, Drives::on(bus))
+    TestDaemon::with_drives(settings, store, Drives::on(bus))
 }
 
 fn attach() -> Value {
     json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": "5E:00.0" })
 }
 
-fn controller(bench: &Bench) -> Value {
-    let mut all = bench.call("bdev_nvme_get_controllers", json!({ "name": "Nvme0" }));
+fn controller(daemon: &TestDaemon) -> Value {
+    let mut all = daemon.call("bdev_nvme_get_controllers", json!({ "name": "Nvme0" }));
     all[0]["ctrlrs"][0].take()
 }
 
-fn until(bench: &Bench, what: &str, done: impl Fn() -> bool) {
+fn until(daemon: &TestDaemon, what: &str, done: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !done() {
         assert!(Instant::now() < end, "timeout: {what}");
-        bench.run(async { tokio::time::sleep(Duration::from_millis(10)).await });
+        daemon.run(async { tokio::time::sleep(Duration::from_millis(10)).await });
     }
 }
 
-fn state(bench: &Bench) -> String {
-    let one = controller(bench);
+fn state(daemon: &TestDaemon) -> String {
+    let one = controller(daemon);
     one["drive"]["status"]["state"].as_str().unwrap().to_owned()
 }
 
-fn kinds(bench: &Bench) -> Vec<String> {
-    let notes = bench.call("notify_get_notifications", Value::Null);
+fn kinds(daemon: &TestDaemon) -> Vec<String> {
+    let notes = daemon.call("notify_get_notifications", Value::Null);
     let notes = notes.as_array().unwrap().iter();
     notes
         .map(|note| note["type"].as_str().unwrap().to_owned())
@@ -129,12 +129,12 @@ fn attached_listed_reset_and_detached() {
     let chassis = Arc::new(Chassis::default());
     let (drive, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &drive);
-    let bench = daemon(&chassis, None);
+    let daemon = with_chassis(&chassis, None);
     assert_eq!(
-        bench.call("bdev_nvme_attach_controller", attach()),
+        daemon.call("bdev_nvme_attach_controller", attach()),
         json!(["Nvme0n1", "Nvme0n2"])
     );
-    let device = bench.call("bdev_get_bdevs", json!({ "name": "Nvme0n2" }))[0].take();
+    let device = daemon.call("bdev_get_bdevs", json!({ "name": "Nvme0n2" }))[0].take();
     assert_eq!(
         (
             &device["product_name"],
@@ -143,7 +143,7 @@ fn attached_listed_reset_and_detached() {
         ),
         (&json!("NVMe disk"), &json!(4096), &json!(4096))
     );
-    let one = controller(&bench);
+    let one = controller(&daemon);
     assert_eq!(one["trid"], json!({ "trtype": "PCIe", "traddr": PLACE }));
     assert_eq!(one["state"], "enabled");
     assert_eq!(one["bdevs"], json!(["Nvme0n1", "Nvme0n2"]));
@@ -157,44 +157,44 @@ fn attached_listed_reset_and_detached() {
             "traddr",
         ),
     ] {
-        let refused = bench.refused("bdev_nvme_attach_controller", again);
+        let refused = daemon.refused("bdev_nvme_attach_controller", again);
         assert_eq!(
             (refused.code, refused.data.unwrap().field.as_deref()),
             (-17, Some(field))
         );
     }
 
-    let reset = |params| bench.try_call("bdev_nvme_reset_controller", params);
+    let reset = |params| daemon.try_call("bdev_nvme_reset_controller", params);
     assert_eq!(reset(json!({ "name": "Nvme0" })).unwrap(), true);
-    assert_eq!(controller(&bench)["drive"]["status"]["resets"], 1);
+    assert_eq!(controller(&daemon)["drive"]["status"]["resets"], 1);
     assert_eq!(
         reset(json!({ "name": "Nvme0", "cntlid": 4711 }))
             .unwrap_err()
             .code,
         -19
     );
-    until(&bench, "an event of the reset", || {
-        kinds(&bench).iter().any(|k| k == "nvme_reset")
+    until(&daemon, "an event of the reset", || {
+        kinds(&daemon).iter().any(|k| k == "nvme_reset")
     });
 
     let wrong = json!({ "name": "Nvme0", "traddr": OTHER });
     assert_eq!(
-        bench.refused("bdev_nvme_detach_controller", wrong).code,
+        daemon.refused("bdev_nvme_detach_controller", wrong).code,
         -19
     );
     let right = json!({ "name": "Nvme0", "trtype": "PCIe", "traddr": PLACE });
-    assert_eq!(bench.call("bdev_nvme_detach_controller", right), true);
+    assert_eq!(daemon.call("bdev_nvme_detach_controller", right), true);
     assert_eq!(
         drive.stats().normal_shutdowns,
         1,
         "no shutdown notification"
     );
-    until(&bench, "the drive is returned to the kernel", || {
+    until(&daemon, "the drive is returned to the kernel", || {
         drive.is_given_back()
     });
-    assert_eq!(bench.call("bdev_get_bdevs", json!({})), json!([]));
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})), json!([]));
     assert_eq!(
-        bench.call("bdev_nvme_get_controllers", json!({})),
+        daemon.call("bdev_nvme_get_controllers", json!({})),
         json!([])
     );
     drive.check();
@@ -212,21 +212,21 @@ fn a_slow_drive_delays_only_its_own_call() {
     });
     let _running = slow.spawn();
     chassis.put(PLACE, &slow);
-    let bench = daemon(&chassis, None);
+    let daemon = with_chassis(&chassis, None);
     let call = async |method: &str, params: Value| {
         let raw = serde_json::value::to_raw_value(&params).unwrap();
-        bench.engine.call(method, Some(&raw)).await
+        daemon.engine.call(method, Some(&raw)).await
     };
     let disk = json!({ "name": "M", "block_size": 512, "num_blocks": 64 });
     let mut same_place = attach();
     same_place["name"] = json!("b");
-    bench.run(async {
+    daemon.run(async {
         let attached = async {
             let names = call("bdev_nvme_attach_controller", attach()).await.unwrap();
             assert_eq!(names.get(), r#"["Nvme0n1"]"#);
         };
         let others = async {
-            while !bench.engine.drives.is_coming("Nvme0") {
+            while !daemon.engine.drives.is_coming("Nvme0") {
                 tokio::task::yield_now().await;
             }
             call("bdev_malloc_create", disk).await.unwrap();
@@ -239,7 +239,7 @@ fn a_slow_drive_delays_only_its_own_call() {
                 ),
             ];
             assert!(
-                bench.engine.drives.is_coming("Nvme0"),
+                daemon.engine.drives.is_coming("Nvme0"),
                 "other calls waited for the drive"
             );
             for (outcome, code) in same {
@@ -248,9 +248,9 @@ fn a_slow_drive_delays_only_its_own_call() {
         };
         tokio::join!(attached, others);
     });
-    assert!(!bench.engine.drives.is_coming("Nvme0"));
+    assert!(!daemon.engine.drives.is_coming("Nvme0"));
     let detach = json!({ "name": "Nvme0" });
-    assert_eq!(bench.call("bdev_nvme_detach_controller", detach), true);
+    assert_eq!(daemon.call("bdev_nvme_detach_controller", detach), true);
     // A drive that never becomes ready releases its name and its address.
     slow.never_ready(true);
     slow.reconfigure(|config| {
@@ -258,12 +258,12 @@ fn a_slow_drive_delays_only_its_own_call() {
         config.ready_after = Duration::ZERO;
     });
     assert_eq!(
-        bench.refused("bdev_nvme_attach_controller", attach()).code,
+        daemon.refused("bdev_nvme_attach_controller", attach()).code,
         -5
     );
-    assert!(!bench.engine.drives.is_coming("Nvme0"));
+    assert!(!daemon.engine.drives.is_coming("Nvme0"));
     slow.never_ready(false);
-    bench.call("bdev_nvme_attach_controller", attach());
+    daemon.call("bdev_nvme_attach_controller", attach());
 }
 
 #[test]
@@ -272,9 +272,9 @@ fn health_logs_and_metrics() {
     let (drive, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &drive);
     drive.set_health(|log| log.percentage_used = 91);
-    let bench = daemon(&chassis, None);
-    bench.call("bdev_nvme_attach_controller", attach());
-    let health = bench.call(
+    let daemon = with_chassis(&chassis, None);
+    daemon.call("bdev_nvme_attach_controller", attach());
+    let health = daemon.call(
         "bdev_nvme_get_controller_health_info",
         json!({ "name": "Nvme0" }),
     );
@@ -286,15 +286,15 @@ fn health_logs_and_metrics() {
         ),
         (&json!("S1"), &json!(91), &json!(PLACE))
     );
-    let logs = bench.call("bdev_nvme_get_controller_logs", json!({ "name": "Nvme0" }));
+    let logs = daemon.call("bdev_nvme_get_controller_logs", json!({ "name": "Nvme0" }));
     assert_eq!(logs["controller"]["serial"], "S1");
     assert_eq!(logs["firmware"]["active_slot"], 1);
-    until(&bench, "a warning about wear", || {
-        kinds(&bench)
+    until(&daemon, "a warning about wear", || {
+        kinds(&daemon)
             .iter()
             .any(|kind| kind == "nvme_health_warning")
     });
-    let scraped = bench.call("metrics_get", Value::Null).to_string();
+    let scraped = daemon.call("metrics_get", Value::Null).to_string();
     for family in [
         "nacre_nvme_info",
         "nacre_nvme_state",
@@ -302,7 +302,7 @@ fn health_logs_and_metrics() {
     ] {
         assert!(scraped.contains(family), "{family}");
     }
-    let refused = bench.refused(
+    let refused = daemon.refused(
         "bdev_nvme_get_controller_health_info",
         json!({ "name": "x" }),
     );
@@ -316,37 +316,37 @@ fn a_pulled_drive_returns_with_its_devices() {
     let (mine, _running) = drive(PLACE, "S1");
     let (stranger, _other) = drive(PLACE, "S2");
     chassis.put(PLACE, &mine);
-    let bench = daemon(&chassis, None);
-    bench.call(
+    let daemon = with_chassis(&chassis, None);
+    daemon.call(
         "bdev_nvme_set_hotplug",
         json!({ "enable": false, "period_us": 10_000 }),
     );
-    bench.call("bdev_nvme_attach_controller", attach());
+    daemon.call("bdev_nvme_attach_controller", attach());
     chassis.pull(PLACE);
-    until(&bench, "the removal of the drive", || {
-        state(&bench) == "removed"
+    until(&daemon, "the removal of the drive", || {
+        state(&daemon) == "removed"
     });
     assert_eq!(
-        bench
+        daemon
             .call("bdev_get_bdevs", json!({}))
             .as_array()
             .unwrap()
             .len(),
         2
     );
-    assert_eq!(controller(&bench)["away"], true);
-    assert!(kinds(&bench).iter().any(|kind| kind == "nvme_removed"));
+    assert_eq!(controller(&daemon)["away"], true);
+    assert!(kinds(&daemon).iter().any(|kind| kind == "nvme_removed"));
 
     chassis.put(PLACE, &stranger);
-    bench.run(async { tokio::time::sleep(Duration::from_millis(100)).await });
-    assert_eq!(state(&bench), "removed");
+    daemon.run(async { tokio::time::sleep(Duration::from_millis(100)).await });
+    assert_eq!(state(&daemon), "removed");
     chassis.pull(PLACE);
     chassis.put(PLACE, &mine);
-    until(&bench, "the return of the drive", || {
-        state(&bench) == "live"
+    until(&daemon, "the return of the drive", || {
+        state(&daemon) == "live"
     });
-    assert_eq!(controller(&bench)["losses"], 1);
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+    assert_eq!(controller(&daemon)["losses"], 1);
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
 }
 
 /// Goal: a namespace with a new identity, for example after a format, is a new device under the
@@ -356,10 +356,10 @@ fn a_new_namespace_with_the_same_nsid_is_a_new_device() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);
-    let bench = daemon(&chassis, None);
-    bench.call("bdev_nvme_attach_controller", attach());
+    let daemon = with_chassis(&chassis, None);
+    daemon.call("bdev_nvme_attach_controller", attach());
     let found = || {
-        let all = bench.call("bdev_get_bdevs", json!({}));
+        let all = daemon.call("bdev_get_bdevs", json!({}));
         let all = all.as_array().unwrap().iter();
         let first = all.filter(|bdev| bdev["name"] == "Nvme0n1");
         first.map(|bdev| bdev["uuid"].clone()).collect::<Vec<_>>()
@@ -367,8 +367,8 @@ fn a_new_namespace_with_the_same_nsid_is_a_new_device() {
     assert_eq!(found().len(), 1);
     let uuid = Uuid::from_u128(7);
     mine.change_namespace(1, |namespace| namespace.uuid = Some(uuid));
-    until(&bench, "the other device", || found() == [json!(uuid)]);
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+    until(&daemon, "the other device", || found() == [json!(uuid)]);
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
     assert!(found().is_empty());
 }
 
@@ -379,54 +379,54 @@ fn a_drive_is_restored_after_a_restart() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);
-    let bench = daemon(&chassis, Some(dir.path()));
-    bench.call("bdev_nvme_attach_controller", attach());
-    drop(bench);
+    let daemon = with_chassis(&chassis, Some(dir.path()));
+    daemon.call("bdev_nvme_attach_controller", attach());
+    drop(daemon);
     assert_eq!(
         mine.stats().normal_shutdowns,
         1,
         "the daemon ended without a shutdown notification"
     );
-    let bench = daemon(&chassis, Some(dir.path()));
-    assert_eq!(controller(&bench)["bdevs"], json!(["Nvme0n1", "Nvme0n2"]));
-    drop(bench);
+    let daemon = with_chassis(&chassis, Some(dir.path()));
+    assert_eq!(controller(&daemon)["bdevs"], json!(["Nvme0n1", "Nvme0n2"]));
+    drop(daemon);
 
     chassis.pull(PLACE);
-    let bench = daemon(&chassis, Some(dir.path()));
+    let daemon = with_chassis(&chassis, Some(dir.path()));
     assert_eq!(
-        bench.call("bdev_nvme_get_controllers", json!({})),
+        daemon.call("bdev_nvme_get_controllers", json!({})),
         json!([])
     );
-    let waits = bench.call("state_get", Value::Null)["objects"].to_string();
+    let waits = daemon.call("state_get", Value::Null)["objects"].to_string();
     assert!(waits.contains("Nvme0"), "{waits}");
     chassis.put(PLACE, &mine);
-    until(&bench, "the attachment", || {
-        bench.engine.drives.find("Nvme0").is_some()
+    until(&daemon, "the attachment", || {
+        daemon.engine.drives.find("Nvme0").is_some()
     });
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "Nvme0" }));
 }
 
 #[test]
 fn new_drives_are_attached_with_hotplug() {
     let dir = tempfile::tempdir().unwrap();
     let chassis = Arc::new(Chassis::default());
-    let bench = daemon(&chassis, Some(dir.path()));
-    bench.call(
+    let daemon = with_chassis(&chassis, Some(dir.path()));
+    daemon.call(
         "bdev_nvme_set_hotplug",
         json!({ "enable": true, "period_us": 10_000 }),
     );
     let ((first, _first), (second, _second)) = (drive(PLACE, "S1"), drive(OTHER, "S2"));
     chassis.put(PLACE, &first);
-    until(&bench, "the first drive", || {
-        bench.engine.drives.find("HotInNvme0").is_some()
+    until(&daemon, "the first drive", || {
+        daemon.engine.drives.find("HotInNvme0").is_some()
     });
     chassis.put(OTHER, &second);
-    until(&bench, "the second drive", || {
-        bench.engine.drives.find("HotInNvme1").is_some()
+    until(&daemon, "the second drive", || {
+        daemon.engine.drives.find("HotInNvme1").is_some()
     });
-    drop(bench);
-    let bench = daemon(&chassis, Some(dir.path()));
-    let names = bench.engine.drives.list();
+    drop(daemon);
+    let daemon = with_chassis(&chassis, Some(dir.path()));
+    let names = daemon.engine.drives.list();
     let names: Vec<_> = names
         .iter()
         .map(|(name, drive)| (name.as_str(), drive.address.as_str()))
@@ -434,7 +434,7 @@ fn new_drives_are_attached_with_hotplug() {
     assert_eq!(names, [("HotInNvme0", PLACE), ("HotInNvme1", OTHER)]);
     for wrong in [9_999, 10_000_001] {
         let params = json!({ "enable": true, "period_us": wrong });
-        assert_eq!(bench.refused("bdev_nvme_set_hotplug", params).code, -32602);
+        assert_eq!(daemon.refused("bdev_nvme_set_hotplug", params).code, -32602);
     }
 }
 
@@ -444,24 +444,24 @@ fn a_replica_on_a_drive_survives_a_reset() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);
-    let bench = daemon(&chassis, None);
+    let daemon = with_chassis(&chassis, None);
     let ram = json!({ "name": "ram", "block_size": 512, "num_blocks": 8192 });
-    bench.call("bdev_malloc_create", ram);
+    daemon.call("bdev_malloc_create", ram);
     let mut both = json!({ "name": "v", "devices": [format!("pcie://{PLACE}?nsid=1"), "ram"] });
-    let facts = bench.refused("volume_create", both.clone()).data.unwrap();
+    let facts = daemon.refused("volume_create", both.clone()).data.unwrap();
     assert!(facts.cause.contains("holds data"), "{facts}");
     both["force"] = true.into();
-    bench.call("volume_create", both);
+    daemon.call("volume_create", both);
     // Nothing was copied: the drive writes zeroes.
-    let volume = bench.call("volume_get", json!({ "name": "v" }));
+    let volume = daemon.call("volume_get", json!({ "name": "v" }));
     assert_eq!(volume["state"], "healthy", "{volume}");
-    bench.call("bdev_nvme_reset_controller", json!({ "name": "Nvme0" }));
-    bench.call("volume_verify", json!({ "name": "v" }));
-    until(&bench, "the comparison", || {
-        let volume = bench.call("volume_get", json!({ "name": "v" }));
+    daemon.call("bdev_nvme_reset_controller", json!({ "name": "Nvme0" }));
+    daemon.call("volume_verify", json!({ "name": "v" }));
+    until(&daemon, "the comparison", || {
+        let volume = daemon.call("volume_get", json!({ "name": "v" }));
         volume["verify"]["running"] == false && volume["state"] == "healthy"
     });
-    let volume = bench.call("volume_get", json!({ "name": "v" }));
+    let volume = daemon.call("volume_get", json!({ "name": "v" }));
     assert_eq!(volume["verify"]["different_blocks"], 0, "{volume}");
 
     for (uri, says) in [
@@ -471,7 +471,7 @@ fn a_replica_on_a_drive_survives_a_reset() {
         ("pcie://nvme0".to_owned(), "not a place"),
     ] {
         let params = json!({ "name": "w", "devices": [uri] });
-        let facts = bench.refused("volume_create", params).data.unwrap();
+        let facts = daemon.refused("volume_create", params).data.unwrap();
         assert!(facts.cause.contains(says), "{facts}");
     }
 }
@@ -481,7 +481,7 @@ fn impossible_requests_are_refused() {
     let chassis = Arc::new(Chassis::default());
     let (mine, _running) = drive(PLACE, "S1");
     chassis.put(PLACE, &mine);
-    let bench = daemon(&chassis, None);
+    let daemon = with_chassis(&chassis, None);
     for (params, field, code) in [
         (json!({ "traddr": "nvme0" }), "traddr", -32602),
         (json!({ "traddr": OTHER }), "traddr", -19),
@@ -501,7 +501,7 @@ fn impossible_requests_are_refused() {
         all.as_object_mut()
             .unwrap()
             .extend(params.as_object().unwrap().clone());
-        let refused = bench.refused("bdev_nvme_attach_controller", all);
+        let refused = daemon.refused("bdev_nvme_attach_controller", all);
         let facts = refused.data.unwrap();
         assert_eq!(
             (refused.code, facts.field.as_deref()),
@@ -510,10 +510,10 @@ fn impossible_requests_are_refused() {
         );
     }
     mine.never_ready(true);
-    let refused = bench.refused("bdev_nvme_attach_controller", attach());
+    let refused = daemon.refused("bdev_nvme_attach_controller", attach());
     let facts = refused.data.unwrap();
     assert!(facts.cause.contains("CSTS.RDY"), "{facts}");
-    assert_eq!(bench.call("state_get", Value::Null)["objects"], json!([]));
+    assert_eq!(daemon.call("state_get", Value::Null)["objects"], json!([]));
     mine.never_ready(false);
-    bench.call("bdev_nvme_attach_controller", attach());
+    daemon.call("bdev_nvme_attach_controller", attach());
 }

@@ -6,30 +6,30 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 
 use crate::config::Settings;
-use crate::methods::testing::{Bench, bench};
+use crate::methods::testing::{TestDaemon, test_daemon};
 
 const NQN: &str = "nqn.2025-01.io.nacre:far";
 
 /// Serves a RAM disk of `mib` MiB over TCP. Returns the address.
-fn serve(bench: &Bench, name: &str, mib: u64) -> SocketAddr {
-    bench.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
+fn serve(daemon: &TestDaemon, name: &str, mib: u64) -> SocketAddr {
+    daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
     let disk = json!({ "name": name, "block_size": 512, "num_blocks": mib << 11 });
-    bench.call("bdev_malloc_create", disk);
+    daemon.call("bdev_malloc_create", disk);
     let subsystem = json!({ "nqn": NQN, "allow_any_host": true });
-    bench.call("nvmf_create_subsystem", subsystem);
+    daemon.call("nvmf_create_subsystem", subsystem);
     let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": name } });
-    bench.call("nvmf_subsystem_add_ns", namespace);
+    daemon.call("nvmf_subsystem_add_ns", namespace);
     let at = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_add_listener",
         json!({ "nqn": NQN, "listen_address": at }),
     );
-    let listeners = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    let listeners = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
     let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
     format!("127.0.0.1:{port}").parse().unwrap()
 }
 
-fn target() -> (Bench, SocketAddr) {
+fn target() -> (TestDaemon, SocketAddr) {
     let settings = Settings {
         nvmf: crate::config::settings::Nvmf {
             discovery_port: 0,
@@ -37,7 +37,7 @@ fn target() -> (Bench, SocketAddr) {
         },
         ..Settings::default()
     };
-    let far = Bench::with(settings, None);
+    let far = TestDaemon::with(settings, None);
     let address = serve(&far, "ram", 4);
     (far, address)
 }
@@ -53,10 +53,10 @@ fn params(address: SocketAddr) -> Value {
 #[test]
 fn attached_listed_and_detached() {
     let (_far, address) = target();
-    let bench = bench();
-    let names = bench.call("bdev_nvme_attach_controller", params(address));
+    let daemon = test_daemon();
+    let names = daemon.call("bdev_nvme_attach_controller", params(address));
     assert_eq!(names, json!(["theren1"]));
-    let device = bench.call("bdev_get_bdevs", json!({ "name": "theren1" }))[0].take();
+    let device = daemon.call("bdev_get_bdevs", json!({ "name": "theren1" }))[0].take();
     assert_eq!(
         (&device["product_name"], &device["num_blocks"]),
         (&json!("NVMe disk"), &json!(8192))
@@ -68,7 +68,7 @@ fn attached_listed_and_detached() {
     });
     assert_eq!(*trid, expected);
 
-    let shown = bench.call("bdev_nvme_get_controllers", json!({ "name": "there" }));
+    let shown = daemon.call("bdev_nvme_get_controllers", json!({ "name": "there" }));
     let controller = &shown[0]["ctrlrs"][0];
     assert_eq!(
         (&shown[0]["name"], &controller["state"]),
@@ -86,16 +86,16 @@ fn attached_listed_and_detached() {
     );
     assert!(controller.get("error").is_none());
 
-    let again = bench.refused("bdev_nvme_attach_controller", params(address));
+    let again = daemon.refused("bdev_nvme_attach_controller", params(address));
     assert_eq!(again.code, -114);
     // The same namespace under another name is the same device.
     let mut other = params(address);
     other["name"] = json!("again");
-    let refused = bench.refused("bdev_nvme_attach_controller", other);
+    let refused = daemon.refused("bdev_nvme_attach_controller", other);
     assert_eq!(refused.code, -17);
     assert!(refused.data.unwrap().cause.contains("theren1"));
     assert_eq!(
-        bench
+        daemon
             .call("bdev_nvme_get_controllers", Value::Null)
             .as_array()
             .unwrap()
@@ -104,18 +104,18 @@ fn attached_listed_and_detached() {
     );
 
     assert_eq!(
-        bench.call("bdev_nvme_reset_controller", json!({ "name": "there" })),
+        daemon.call("bdev_nvme_reset_controller", json!({ "name": "there" })),
         true
     );
-    let shown = bench.call("bdev_nvme_get_controllers", Value::Null);
+    let shown = daemon.call("bdev_nvme_get_controllers", Value::Null);
     let controller = &shown[0]["ctrlrs"][0];
     assert_eq!(controller["connects"], json!(2));
     assert!(controller["losses"].as_u64().unwrap() >= 1);
 
     // It is part of the saved configuration, and stacked devices are deleted with it.
     let on = json!({ "name": "PT0", "base_bdev_name": "theren1" });
-    bench.call("bdev_passthru_create", on);
-    let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    daemon.call("bdev_passthru_create", on);
+    let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
     let methods: Vec<&str> = config
         .as_array()
         .unwrap()
@@ -126,14 +126,14 @@ fn attached_listed_and_detached() {
     assert!(at("bdev_nvme_attach_controller").unwrap() < at("bdev_passthru_create").unwrap());
     let wrong = json!({ "name": "there", "traddr": "192.0.2.1" });
     assert_eq!(
-        bench.refused("bdev_nvme_detach_controller", wrong).code,
+        daemon.refused("bdev_nvme_detach_controller", wrong).code,
         -19
     );
     let right = json!({ "name": "there", "trtype": "tcp", "traddr": "127.0.0.1", "subnqn": NQN });
-    assert_eq!(bench.call("bdev_nvme_detach_controller", right), true);
-    assert_eq!(bench.call("bdev_get_bdevs", Value::Null), json!([]));
+    assert_eq!(daemon.call("bdev_nvme_detach_controller", right), true);
+    assert_eq!(daemon.call("bdev_get_bdevs", Value::Null), json!([]));
     assert_eq!(
-        bench.call("bdev_nvme_get_controllers", Value::Null),
+        daemon.call("bdev_nvme_get_controllers", Value::Null),
         json!([])
     );
     let gone = json!({ "name": "there" });
@@ -142,9 +142,9 @@ fn attached_listed_and_detached() {
         ("bdev_nvme_reset_controller", -19),
         ("bdev_nvme_get_controllers", -22),
     ] {
-        assert_eq!(bench.refused(method, gone.clone()).code, code, "{method}");
+        assert_eq!(daemon.refused(method, gone.clone()).code, code, "{method}");
     }
-    let notes = bench.call("notify_get_notifications", Value::Null);
+    let notes = daemon.call("notify_get_notifications", Value::Null);
     let kinds: Vec<&str> = notes
         .as_array()
         .unwrap()
@@ -161,8 +161,8 @@ fn attached_listed_and_detached() {
 #[test]
 fn a_slow_reset_blocks_only_its_own_call() {
     let (far, address) = target();
-    let bench = bench();
-    bench.call("bdev_nvme_attach_controller", params(address));
+    let daemon = test_daemon();
+    daemon.call("bdev_nvme_attach_controller", params(address));
     drop(far);
     // A listener that accepts connections and never answers.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
@@ -176,11 +176,11 @@ fn a_slow_reset_blocks_only_its_own_call() {
     };
     let call = async |method: &str, params: Value| {
         let raw = serde_json::value::to_raw_value(&params).unwrap();
-        bench.engine.call(method, Some(&raw)).await
+        daemon.engine.call(method, Some(&raw)).await
     };
     let there = json!({ "name": "there" });
     let disk = json!({ "name": "M", "block_size": 512, "num_blocks": 64 });
-    let (reset, ()) = bench.run(async {
+    let (reset, ()) = daemon.run(async {
         let changes = async {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             call("bdev_malloc_create", disk).await.unwrap();
@@ -198,9 +198,9 @@ fn a_slow_reset_blocks_only_its_own_call() {
 #[test]
 fn metrics() {
     let (_far, address) = target();
-    let bench = bench();
-    bench.call("bdev_nvme_attach_controller", params(address));
-    let all = bench.call("metrics_get", Value::Null).to_string();
+    let daemon = test_daemon();
+    daemon.call("bdev_nvme_attach_controller", params(address));
+    let all = daemon.call("metrics_get", Value::Null).to_string();
     for part in [
         "nacre_remote_state",
         "nacre_remote_losses",
@@ -208,23 +208,23 @@ fn metrics() {
     ] {
         assert!(all.contains(part), "{part}");
     }
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
 /// Goal: a controller that cannot be connected leaves nothing behind.
 #[test]
 fn a_refused_controller_leaves_nothing_behind() {
     let (far, address) = target();
-    let bench = bench();
+    let daemon = test_daemon();
     let mut unreachable = params(address);
     unreachable["trsvcid"] = json!("1");
-    let refused = bench.refused("bdev_nvme_attach_controller", unreachable);
+    let refused = daemon.refused("bdev_nvme_attach_controller", unreachable);
     assert_eq!(refused.code, -5);
     let facts = refused.data.unwrap();
     assert!(facts.cause.contains("onnection refused"), "{facts}");
     let mut unknown = params(address);
     unknown["subnqn"] = json!("nqn.2025-01.io.nacre:other");
-    let facts = bench
+    let facts = daemon
         .refused("bdev_nvme_attach_controller", unknown)
         .data
         .unwrap();
@@ -236,18 +236,18 @@ fn a_refused_controller_leaves_nothing_behind() {
         "nvmf_subsystem_allow_any_host",
         json!({ "nqn": NQN, "allow_any_host": false }),
     );
-    bench.refused("bdev_nvme_attach_controller", params(address));
+    daemon.refused("bdev_nvme_attach_controller", params(address));
     assert_eq!(
-        bench.call("bdev_nvme_get_controllers", Value::Null),
+        daemon.call("bdev_nvme_get_controllers", Value::Null),
         json!([])
     );
-    let state = bench.call("state_get", Value::Null);
+    let state = daemon.call("state_get", Value::Null);
     assert_eq!(state["objects"], json!([]));
 }
 
 #[test]
 fn impossible_requests_are_refused() {
-    let bench = bench();
+    let daemon = test_daemon();
     let base = params("127.0.0.1:1".parse().unwrap());
     for (field, value, code, says) in [
         ("trtype", json!("FC"), -19, "not a transport type"),
@@ -286,7 +286,7 @@ fn impossible_requests_are_refused() {
     ] {
         let mut params = base.clone();
         params[field] = value;
-        let refused = bench.refused("bdev_nvme_attach_controller", params);
+        let refused = daemon.refused("bdev_nvme_attach_controller", params);
         assert_eq!(refused.code, code, "{field}: {refused}");
         let facts = refused.data.unwrap();
         assert_eq!(facts.field.as_deref(), Some(field));
@@ -294,26 +294,26 @@ fn impossible_requests_are_refused() {
     }
     let mut drive = base.clone();
     drive["trtype"] = json!("PCIe");
-    let facts = bench.refused("bdev_nvme_attach_controller", drive).data;
+    let facts = daemon.refused("bdev_nvme_attach_controller", drive).data;
     assert_eq!(facts.unwrap().field.as_deref(), Some("trsvcid"));
     let mut both = base.clone();
     (both["nsid"], both["uuid"]) = (json!(1), json!("8c8f0a5d-7d1e-4c9f-9c53-5d3a3f8f0a11"));
     assert_eq!(
-        bench.refused("bdev_nvme_attach_controller", both).code,
+        daemon.refused("bdev_nvme_attach_controller", both).code,
         -32602
     );
     let mut unknown = base;
     unknown["hotplug"] = json!(true);
     assert_eq!(
-        bench.refused("bdev_nvme_attach_controller", unknown).code,
+        daemon.refused("bdev_nvme_attach_controller", unknown).code,
         -32603
     );
 }
 
 #[test]
 fn options() {
-    let bench = bench();
-    let set = |options: Value| bench.call("bdev_nvme_set_options", options);
+    let daemon = test_daemon();
+    let set = |options: Value| daemon.call("bdev_nvme_set_options", options);
     set(
         json!({ "ctrlr_loss_timeout_sec": 30, "reconnect_delay_sec": 2, "fast_io_fail_timeout_sec": 10 }),
     );
@@ -330,7 +330,7 @@ fn options() {
     set(
         json!({ "keep_alive_timeout_ms": 10000, "delay_cmd_submit": true, "bdev_retry_count": 3, "action_on_timeout": "none" }),
     );
-    let config = bench.call("framework_get_config", json!({ "name": "bdev" }));
+    let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
     let stored = config
         .as_array()
         .unwrap()
@@ -407,14 +407,14 @@ fn options() {
         ),
         (json!({ "unheard_of": 1 }), "unheard_of", "no option"),
     ] {
-        let refused = bench.refused("bdev_nvme_set_options", options);
+        let refused = daemon.refused("bdev_nvme_set_options", options);
         let facts = refused.data.unwrap();
         assert_eq!(facts.field.as_deref(), Some(field), "{facts}");
         assert!(facts.cause.contains(says), "{facts}");
     }
     let (_far, address) = target();
-    bench.call("bdev_nvme_attach_controller", params(address));
-    let remote = bench.engine.remotes.find("there").unwrap();
+    daemon.call("bdev_nvme_attach_controller", params(address));
+    let remote = daemon.engine.remotes.find("there").unwrap();
     let used = &remote.attachment.config().options;
     let seconds = std::time::Duration::from_secs;
     assert_eq!(
@@ -425,7 +425,7 @@ fn options() {
         (used.reconnect_delay, used.fast_io_fail),
         (seconds(2), Some(seconds(10)))
     );
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
 /// Goal: `AUTO` without RDMA on this machine uses TCP; RDMA without fallback reports the missing
@@ -433,26 +433,26 @@ fn options() {
 #[test]
 fn the_transport_is_chosen_by_trtype() {
     let (_far, address) = target();
-    let bench = bench();
+    let daemon = test_daemon();
     let mut auto = params(address);
     auto["trtype"] = json!("AUTO");
     assert_eq!(
-        bench.call("bdev_nvme_attach_controller", auto),
+        daemon.call("bdev_nvme_attach_controller", auto),
         json!(["theren1"])
     );
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
     let mut rdma = params(address);
     rdma["trtype"] = json!("RDMA");
-    let refused = bench.refused("bdev_nvme_attach_controller", rdma.clone());
+    let refused = daemon.refused("bdev_nvme_attach_controller", rdma.clone());
     assert!(refused.data.unwrap().cause.contains("RDMA"));
     rdma["fallback"] = json!("tcp");
     assert_eq!(
-        bench.call("bdev_nvme_attach_controller", rdma),
+        daemon.call("bdev_nvme_attach_controller", rdma),
         json!(["theren1"])
     );
-    let shown = bench.call("bdev_nvme_get_controllers", Value::Null);
+    let shown = daemon.call("bdev_nvme_get_controllers", Value::Null);
     assert_eq!(shown[0]["ctrlrs"][0]["trid"]["trtype"], "TCP");
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }
 
 /// Goal: an RDMA connection attempt has the configured time limit; its error names the limit and
@@ -465,18 +465,18 @@ fn an_rdma_attempt_times_out() {
     settings.replication.cm_timeout_ms = 321;
     settings.replication.connection_retries = 2;
     settings.replication.retry_delay_ms = 10;
-    let bench = Bench::with(settings, None);
+    let daemon = TestDaemon::with(settings, None);
     let (here, there) = ("192.0.2.10".parse().unwrap(), "192.0.2.99");
-    bench
+    daemon
         .fabric
         .add_device(attributes("sim_host"), &[here])
         .unwrap();
     let silent = Some(ConnectFault::Silent);
-    bench.fabric.fault_connects(there.parse().unwrap(), silent);
+    daemon.fabric.fault_connects(there.parse().unwrap(), silent);
     let mut far = params((there.parse::<std::net::IpAddr>().unwrap(), 4420).into());
     far["trtype"] = json!("RDMA");
     far["hostaddr"] = json!("192.0.2.10");
-    let refused = bench.refused("bdev_nvme_attach_controller", far);
+    let refused = daemon.refused("bdev_nvme_attach_controller", far);
     let cause = refused.data.unwrap().cause;
     let timed_out = "RDMA connection timeout after 321ms (ADDR_RESOLVE)";
     assert!(cause.contains(timed_out), "{cause}");
@@ -490,10 +490,10 @@ fn the_source_address_is_selected_by_interface() {
         let mut settings = Settings::default();
         settings.replication.iface = vec![iface.to_owned()];
         settings.nvmf.discovery_port = 0;
-        let bench = Bench::with(settings, None);
-        let outcome = bench.try_call("bdev_nvme_attach_controller", params(address));
+        let daemon = TestDaemon::with(settings, None);
+        let outcome = daemon.try_call("bdev_nvme_attach_controller", params(address));
         if outcome.is_ok() {
-            bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+            daemon.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
         }
         outcome
     };
@@ -512,8 +512,8 @@ fn the_source_address_is_selected_by_interface() {
 fn a_silent_target_delays_only_the_caller() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let params = params(silent.local_addr().unwrap());
-    let bench = bench();
-    let engine = std::rc::Rc::clone(&bench.engine);
+    let daemon = test_daemon();
+    let engine = std::rc::Rc::clone(&daemon.engine);
     let call = move |method: &'static str, params: Value| {
         let (raw, engine) = (
             serde_json::value::to_raw_value(&params).unwrap(),
@@ -521,10 +521,10 @@ fn a_silent_target_delays_only_the_caller() {
         );
         async move { engine.call(method, Some(&raw)).await }
     };
-    let refused = bench.run(async {
+    let refused = daemon.run(async {
         let attach = "bdev_nvme_attach_controller";
         let waits = tokio::task::spawn_local(call(attach, params.clone()));
-        while bench.engine.remotes.find("there").is_none() {
+        while daemon.engine.remotes.find("there").is_none() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         let began = std::time::Instant::now();
@@ -542,13 +542,13 @@ fn a_silent_target_delays_only_the_caller() {
     });
     assert_eq!(refused.code, -19, "{refused}");
     assert!(refused.data.unwrap().cause.contains("was detached before"));
-    assert!(bench.engine.remotes.find("there").is_none());
-    assert!(bench.engine.journal.find(&super::key("there")).is_none());
+    assert!(daemon.engine.remotes.find("there").is_none());
+    assert!(daemon.engine.journal.find(&super::key("there")).is_none());
     let (_far, address) = target();
     let there = self::params(address);
     assert_eq!(
-        bench.call("bdev_nvme_attach_controller", there),
+        daemon.call("bdev_nvme_attach_controller", there),
         json!(["theren1"])
     );
-    bench.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
+    daemon.call("bdev_nvme_detach_controller", json!({ "name": "there" }));
 }

@@ -3,21 +3,21 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::testing::{Bench, bench};
+use super::super::super::testing::{TestDaemon, test_daemon};
 use super::{NQN, address, durable, events, listen, malloc, namespace, ports, subsystem};
 use crate::config::load_text;
 
 const SET: &str = "nvmf_subsystem_listener_set_ana_state";
 
-fn reporting(bench: &Bench, nqn: &str) {
-    bench.call(
+fn reporting(daemon: &TestDaemon, nqn: &str) {
+    daemon.call(
         "nvmf_create_subsystem",
         json!({ "nqn": nqn, "allow_any_host": true, "ana_reporting": true, "max_namespaces": 3 }),
     );
 }
 
-fn states(bench: &Bench) -> Vec<Vec<String>> {
-    let all = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+fn states(daemon: &TestDaemon) -> Vec<Vec<String>> {
+    let all = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
     let word = |s: &Value| s["ana_state"].as_str().unwrap().to_owned();
     let of = |l: &Value| {
         l["ana_states"]
@@ -30,13 +30,13 @@ fn states(bench: &Bench) -> Vec<Vec<String>> {
     all.as_array().unwrap().iter().map(of).collect()
 }
 
-fn set(bench: &Bench, port: u16, state: &str, group: Option<u32>) {
+fn set(daemon: &TestDaemon, port: u16, state: &str, group: Option<u32>) {
     let mut params =
         json!({ "nqn": NQN, "listen_address": address(&port.to_string()), "ana_state": state });
     if let Some(group) = group {
         params["anagrpid"] = group.into();
     }
-    assert_eq!(bench.call(SET, params), true);
+    assert_eq!(daemon.call(SET, params), true);
 }
 
 /// Goal: a state that was set is shown per group, sent as an event, and restored after a restart,
@@ -45,32 +45,32 @@ fn set(bench: &Bench, port: u16, state: &str, group: Option<u32>) {
 fn states_are_shown_and_survive() {
     let dir = tempfile::tempdir().unwrap();
     let port = {
-        let bench = durable(dir.path());
-        reporting(&bench, NQN);
-        let port = listen(&bench, NQN);
-        assert_eq!(states(&bench), [["optimized"; 3]]);
-        set(&bench, port, "inaccessible", Some(2));
-        set(&bench, port, "non_optimized", None);
+        let daemon = durable(dir.path());
+        reporting(&daemon, NQN);
+        let port = listen(&daemon, NQN);
+        assert_eq!(states(&daemon), [["optimized"; 3]]);
+        set(&daemon, port, "inaccessible", Some(2));
+        set(&daemon, port, "non_optimized", None);
         assert_eq!(
-            states(&bench),
+            states(&daemon),
             [["non_optimized"; 3]],
             "one state for all groups"
         );
-        set(&bench, port, "persistent_loss", Some(3));
-        set(&bench, port, "change", Some(1));
-        assert_eq!(events(&bench, "nvmf_ana_change"), [NQN; 4]);
+        set(&daemon, port, "persistent_loss", Some(3));
+        set(&daemon, port, "change", Some(1));
+        assert_eq!(events(&daemon, "nvmf_ana_change"), [NQN; 4]);
         let other = json!({ "nqn": NQN, "listen_address": address(&port.to_string()), "ana_state": "optimized", "anagrpid": 4 });
-        let refused = bench.refused(SET, other);
+        let refused = daemon.refused(SET, other);
         assert_eq!(refused.data.unwrap().field.as_deref(), Some("anagrpid"));
         port
     };
-    let bench = durable(dir.path());
+    let daemon = durable(dir.path());
     assert_eq!(
-        states(&bench),
+        states(&daemon),
         [["change", "non_optimized", "persistent_loss"]]
     );
     // SPDK's loader needs the listener before the settings of the listener.
-    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    let config = daemon.call("framework_get_config", json!({ "name": "nvmf" }));
     let calls: Vec<&str> = config
         .as_array()
         .unwrap()
@@ -82,10 +82,10 @@ fn states_are_shown_and_survive() {
     assert_eq!(calls.iter().filter(|c| **c == SET).count(), 3);
 
     let listener = json!({ "nqn": NQN, "listen_address": address(&port.to_string()) });
-    bench.call("nvmf_subsystem_remove_listener", listener.clone());
-    bench.call("nvmf_subsystem_add_listener", listener);
+    daemon.call("nvmf_subsystem_remove_listener", listener.clone());
+    daemon.call("nvmf_subsystem_add_listener", listener);
     assert_eq!(
-        states(&bench),
+        states(&daemon),
         [["optimized"; 3]],
         "no record of a removed listener remains"
     );
@@ -95,22 +95,22 @@ fn states_are_shown_and_survive() {
 #[test]
 fn a_namespace_stays_in_its_new_group_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let group = |bench: &Bench| {
-        let all = bench.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
+    let group = |daemon: &TestDaemon| {
+        let all = daemon.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
         all[0]["namespaces"][0]["anagrpid"].clone()
     };
     {
-        let bench = durable(dir.path());
-        reporting(&bench, NQN);
-        malloc(&bench, "ram", None);
-        namespace(&bench, NQN, "ram");
-        assert_eq!(group(&bench), 1);
+        let daemon = durable(dir.path());
+        reporting(&daemon, NQN);
+        malloc(&daemon, "ram", None);
+        namespace(&daemon, NQN, "ram");
+        assert_eq!(group(&daemon), 1);
         let there = json!({ "nqn": NQN, "nsid": 1, "anagrpid": 3 });
         let method = "nvmf_subsystem_set_ns_ana_group";
-        assert_eq!(bench.call(method, there.clone()), true);
-        assert_eq!(bench.call(method, there), true, "the listener exists");
-        assert_eq!(group(&bench), 3);
-        assert_eq!(events(&bench, "nvmf_ana_change"), [NQN]);
+        assert_eq!(daemon.call(method, there.clone()), true);
+        assert_eq!(daemon.call(method, there), true, "the listener exists");
+        assert_eq!(group(&daemon), 3);
+        assert_eq!(events(&daemon, "nvmf_ana_change"), [NQN]);
     }
     assert_eq!(group(&durable(dir.path())), 3);
 }
@@ -118,17 +118,17 @@ fn a_namespace_stays_in_its_new_group_after_a_restart() {
 /// Goal: a listener has its ANA state from the start, and options that its transport lacks.
 #[test]
 fn a_listener_starts_with_its_state_and_options() {
-    let bench = bench();
-    reporting(&bench, NQN);
-    malloc(&bench, "ram", None);
-    namespace(&bench, NQN, "ram");
+    let daemon = test_daemon();
+    reporting(&daemon, NQN);
+    malloc(&daemon, "ram", None);
+    namespace(&daemon, NQN, "ram");
     let params = json!({
         "nqn": NQN, "listen_address": address("0"), "ana_state": "inaccessible",
         "options": { "in_capsule_data_size": 16384, "max_queue_depth": 32, "tos": 104 },
     });
-    bench.call("nvmf_subsystem_add_listener", params);
-    assert_eq!(states(&bench), [["inaccessible"; 3]]);
-    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    daemon.call("nvmf_subsystem_add_listener", params);
+    assert_eq!(states(&daemon), [["inaccessible"; 3]]);
+    let config = daemon.call("framework_get_config", json!({ "name": "nvmf" }));
     let added = config
         .as_array()
         .unwrap()
@@ -137,7 +137,7 @@ fn a_listener_starts_with_its_state_and_options() {
         .unwrap();
     assert_eq!(added["params"]["ana_state"], "inaccessible");
     assert_eq!(added["params"]["options"]["tos"], 104);
-    let all = bench.call("nvmf_get_listeners", json!(null));
+    let all = daemon.call("nvmf_get_listeners", json!(null));
     assert_eq!(all["listeners"][0]["actual"], "listening");
     assert_eq!(all["listeners"][0]["subsystems"], json!([NQN]));
     assert_eq!(all["listeners"][0]["listener"], Value::Null);
@@ -170,8 +170,8 @@ fn listeners_of_the_file_report_their_state() {
     );
     let open = || Some(crate::store::Store::open(dir.path()).unwrap());
     {
-        let bench = Bench::with(declared(&text), open());
-        let all = bench.call("nvmf_get_listeners", json!(null));
+        let daemon = TestDaemon::with(declared(&text), open());
+        let all = daemon.call("nvmf_get_listeners", json!(null));
         let of = |trtype: &str| {
             let listeners = all["listeners"].as_array().unwrap();
             let is = |l: &&Value| {
@@ -195,31 +195,31 @@ fn listeners_of_the_file_report_their_state() {
             Some(missing) => assert_eq!(rdma["remedy"], missing.remedy()),
             None => assert!(rdma["remedy"].is_string(), "{rdma}"),
         }
-        let sent = events(&bench, "transport_downgraded");
+        let sent = events(&daemon, "transport_downgraded");
         assert!(
             sent.iter()
                 .any(|t| t.contains("127.0.0.1") && t.ends_with("RDMA: no_rdma_dev")),
             "{sent:?}"
         );
-        assert!(ports(&bench, NQN).contains(&port.to_string()));
-        assert_eq!(states(&bench)[0][0], "non_optimized");
-        set(&bench, port, "inaccessible", None);
-        let metrics = bench.call("metrics_get", json!(null)).to_string();
+        assert!(ports(&daemon, NQN).contains(&port.to_string()));
+        assert_eq!(states(&daemon)[0][0], "non_optimized");
+        set(&daemon, port, "inaccessible", None);
+        let metrics = daemon.call("metrics_get", json!(null)).to_string();
         assert!(metrics.contains("no_rdma_dev"), "{metrics}");
     }
-    let bench = Bench::with(declared(&text), open());
+    let daemon = TestDaemon::with(declared(&text), open());
     assert_eq!(
-        states(&bench)[0][0],
+        states(&daemon)[0][0],
         "inaccessible",
         "state set by RPC on the file's listener"
     );
-    drop(bench);
+    drop(daemon);
     let withheld = text.replace(
         "rdma = \"prefer\"",
         "rdma = \"prefer\"\ntcp_fallback = false",
     );
-    let bench = Bench::with(declared(&withheld), None);
-    let listeners = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    let daemon = TestDaemon::with(declared(&withheld), None);
+    let listeners = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
     assert_eq!(listeners[0]["withheld"], true);
 }
 
@@ -238,12 +238,12 @@ fn invalid_listeners_of_the_file_are_refused_at_start() {
         ),
     ] {
         let text = format!("[[nvmf.listener]]\nport = {port}\n{listener}\n");
-        let bench = Bench::waiting_with(declared(&text));
-        let error = bench.run(crate::daemon::init(&bench.engine)).unwrap_err();
+        let daemon = TestDaemon::waiting_with(declared(&text));
+        let error = daemon.run(crate::daemon::init(&daemon.engine)).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
     }
     // None of this affects subsystems created by RPC.
-    let bench = bench();
-    subsystem(&bench, NQN);
-    assert_eq!(ports(&bench, NQN), [] as [String; 0]);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    assert_eq!(ports(&daemon, NQN), [] as [String; 0]);
 }

@@ -12,7 +12,7 @@ use nacre_nvmf_wire::identify::cns;
 use nacre_nvmf_wire::tcp::Digests;
 use serde_json::{Value, json};
 
-use super::super::super::testing::{Bench, bench};
+use super::super::super::testing::{TestDaemon, test_daemon};
 use super::{DISCOVERY, HOST, NQN, events, get, listen, malloc, namespace, subsystem, turn_until};
 use crate::initiator::{Connector, Session, SessionError, TcpConnector};
 
@@ -45,8 +45,8 @@ fn active_namespaces(session: &mut Session) -> Vec<u32> {
     ids.take_while(|id| *id != 0).collect()
 }
 
-fn controllers(bench: &Bench) -> Vec<Value> {
-    let list = bench.call("nvmf_subsystem_get_controllers", json!({ "nqn": NQN }));
+fn controllers(daemon: &TestDaemon) -> Vec<Value> {
+    let list = daemon.call("nvmf_subsystem_get_controllers", json!({ "nqn": NQN }));
     list.as_array().unwrap().clone()
 }
 
@@ -65,13 +65,13 @@ fn poll_until(session: &mut Session, what: &str, mut done: impl FnMut(&mut Contr
 
 #[test]
 fn a_connected_host_is_listed_and_counted() {
-    let bench = bench();
-    malloc(&bench, "m0", None);
-    subsystem(&bench, NQN);
-    namespace(&bench, NQN, "m0");
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    malloc(&daemon, "m0", None);
+    subsystem(&daemon, NQN);
+    namespace(&daemon, NQN, "m0");
+    let port = listen(&daemon, NQN);
     let session = connect(port, NQN).unwrap();
-    let listed = controllers(&bench);
+    let listed = controllers(&daemon);
     let cntlid = listed[0]["cntlid"].clone();
     assert_eq!(
         listed,
@@ -80,9 +80,9 @@ fn a_connected_host_is_listed_and_counted() {
             "hostid": "07070707-0707-0707-0707-070707070707", "num_io_qpairs": 1,
         })]
     );
-    let qpairs = bench.call("nvmf_subsystem_get_qpairs", json!({ "nqn": NQN }));
+    let qpairs = daemon.call("nvmf_subsystem_get_qpairs", json!({ "nqn": NQN }));
     let peer = qpairs[0]["peer_address"]["trsvcid"].clone();
-    let thread = bench.call("thread_get_stats", json!(null))["threads"][0]["name"].clone();
+    let thread = daemon.call("thread_get_stats", json!(null))["threads"][0]["name"].clone();
     assert_eq!(
         qpairs,
         json!([{
@@ -91,7 +91,7 @@ fn a_connected_host_is_listed_and_counted() {
             "peer_address": { "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": peer },
         }])
     );
-    let stats = bench.call("nvmf_get_stats", json!(null));
+    let stats = daemon.call("nvmf_get_stats", json!(null));
     let group = &stats["poll_groups"][0];
     assert_eq!(
         (
@@ -113,7 +113,7 @@ fn a_connected_host_is_listed_and_counted() {
     assert!(done > 3, "Connect, enabling and Identify: {done}");
     let service = port.to_string();
     let came = || {
-        let stats = bench.call("nvmf_get_stats", json!(null));
+        let stats = daemon.call("nvmf_get_stats", json!(null));
         let all = stats["listeners"].as_array().unwrap().clone();
         let here = |of: &&Value| of["address"]["trsvcid"].as_str() == Some(&service);
         all.iter().find(here).cloned().unwrap()
@@ -127,7 +127,7 @@ fn a_connected_host_is_listed_and_counted() {
         before["completed_nvme_io"].as_u64().unwrap() >= done,
         "{before}"
     );
-    let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let metrics = daemon.call("metrics_get", json!({ "format": "text" }));
     let line = format!(
         "nacre_listener_accepted_total{{transport=\"TCP\",address=\"127.0.0.1:{port}\"}} 1"
     );
@@ -144,10 +144,10 @@ fn a_connected_host_is_listed_and_counted() {
         assert!(value.parse::<f64>().unwrap() > 3.0, "{line}{value}");
     }
     session.disconnect();
-    turn_until(&bench, "the controller disconnects", || {
-        controllers(&bench).is_empty()
+    turn_until(&daemon, "the controller disconnects", || {
+        controllers(&daemon).is_empty()
     });
-    let group = &bench.call("nvmf_get_stats", json!(null))["poll_groups"][0];
+    let group = &daemon.call("nvmf_get_stats", json!(null))["poll_groups"][0];
     assert_eq!(
         (&group["admin_qpairs"], &group["current_admin_qpairs"]),
         (&json!(1), &json!(0))
@@ -162,14 +162,14 @@ fn a_connected_host_is_listed_and_counted() {
 
 #[test]
 fn hosts_see_the_limits_of_the_transport() {
-    let bench = bench();
+    let daemon = test_daemon();
     let transport = json!({
         "trtype": "TCP", "max_queue_depth": 17, "max_io_qpairs_per_ctrlr": 3, "max_io_size": 65536,
         "in_capsule_data_size": 4096, "kas": 50, "min_kato": 20_000,
     });
-    bench.call("nvmf_create_transport", transport);
-    subsystem(&bench, NQN);
-    let port = listen(&bench, NQN);
+    daemon.call("nvmf_create_transport", transport);
+    subsystem(&daemon, NQN);
+    let port = listen(&daemon, NQN);
     let mut session = connect(port, NQN).unwrap();
     let data = session.identify(Identify::new(cns::CONTROLLER), 0).unwrap();
     let number = |at: usize, bytes: usize| {
@@ -189,16 +189,16 @@ fn hosts_see_the_limits_of_the_transport() {
 
 #[test]
 fn only_allowed_hosts_connect_and_removed_hosts_are_disconnected() {
-    let bench = bench();
-    bench.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let port = listen(&daemon, NQN);
     assert!(connect(port, NQN).is_err(), "no host is allowed");
     let host = json!({ "nqn": NQN, "host": HOST });
-    bench.call("nvmf_subsystem_add_host", host.clone());
+    daemon.call("nvmf_subsystem_add_host", host.clone());
     let mut session = connect(port, NQN).unwrap();
-    assert_eq!(bench.call("nvmf_subsystem_remove_host", host), true);
+    assert_eq!(daemon.call("nvmf_subsystem_remove_host", host), true);
     assert_eq!(
-        controllers(&bench),
+        controllers(&daemon),
         [] as [Value; 0],
         "disconnected when the call returns"
     );
@@ -208,32 +208,32 @@ fn only_allowed_hosts_connect_and_removed_hosts_are_disconnected() {
 
 #[test]
 fn a_subsystem_with_connected_hosts_is_deleted() {
-    let bench = bench();
-    malloc(&bench, "m0", None);
-    subsystem(&bench, NQN);
-    namespace(&bench, NQN, "m0");
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    malloc(&daemon, "m0", None);
+    subsystem(&daemon, NQN);
+    namespace(&daemon, NQN, "m0");
+    let port = listen(&daemon, NQN);
     let mut session = connect(port, NQN).unwrap();
     assert_eq!(
-        bench.call("nvmf_delete_subsystem", json!({ "nqn": NQN })),
+        daemon.call("nvmf_delete_subsystem", json!({ "nqn": NQN })),
         true
     );
     poll_until(&mut session, "the host notices", |c| !c.is_live());
     assert!(connect(port, NQN).is_err(), "no listener");
-    assert_eq!(events(&bench, "nvmf_subsystem_remove"), [NQN]);
+    assert_eq!(events(&daemon, "nvmf_subsystem_remove"), [NQN]);
     // The device is free: a stacked device can claim it exclusively.
     let passthru = json!({ "name": "p0", "base_bdev_name": "m0" });
-    assert_eq!(bench.call("bdev_passthru_create", passthru), "p0");
+    assert_eq!(daemon.call("bdev_passthru_create", passthru), "p0");
 }
 
 /// Goal: a host has one controller per port; counters of a departed controller are kept.
 #[test]
 fn host_counters_do_not_fall_when_a_controller_leaves() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    let port = listen(&daemon, NQN);
     let counted = || -> Option<f64> {
-        let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+        let metrics = daemon.call("metrics_get", json!({ "format": "text" }));
         let name = format!(
             "nacre_nvmf_operations_total{{subsystem=\"{NQN}\",host=\"{HOST}\",transport=\"TCP\",op=\"other\"}} "
         );
@@ -248,8 +248,8 @@ fn host_counters_do_not_fall_when_a_controller_leaves() {
     assert!(before > 20.0, "{before}");
     for (session, left) in [(one, 1), (other, 0)] {
         session.disconnect();
-        turn_until(&bench, "a controller disconnects", || {
-            controllers(&bench).len() == left
+        turn_until(&daemon, "a controller disconnects", || {
+            controllers(&daemon).len() == left
         });
         match counted() {
             Some(after) => assert!(left == 1 && after >= before, "{after}, {before} before"),
@@ -261,12 +261,12 @@ fn host_counters_do_not_fall_when_a_controller_leaves() {
 /// Goal: the transport's cost of a session is visible: system calls, and PDUs by direction.
 #[test]
 fn tcp_system_calls_and_pdus_are_counted() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    let port = listen(&daemon, NQN);
     let mut session = connect(port, NQN).unwrap();
     assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
-    let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let metrics = daemon.call("metrics_get", json!({ "format": "text" }));
     let count = |what: &str| -> f64 {
         let name = format!("nacre_transport_work_total{{transport=\"TCP\",what=\"{what}\"}} ");
         let mut lines = metrics.as_str().unwrap().lines();
@@ -281,15 +281,15 @@ fn tcp_system_calls_and_pdus_are_counted() {
 
 #[test]
 fn hosts_receive_events_for_changes() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    malloc(&bench, "m0", None);
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    malloc(&daemon, "m0", None);
+    let port = listen(&daemon, NQN);
     let mut session = connect(port, NQN).unwrap();
     assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
     let line = format!("nacre_nvmf_namespace{{subsystem=\"{NQN}\",nsid=\"1\",bdev=\"m0\"}} 1");
     let counted = || {
-        let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+        let metrics = daemon.call("metrics_get", json!({ "format": "text" }));
         metrics
             .as_str()
             .unwrap()
@@ -297,25 +297,25 @@ fn hosts_receive_events_for_changes() {
             .any(|l| l.starts_with(&line))
     };
     assert!(!counted());
-    namespace(&bench, NQN, "m0");
+    namespace(&daemon, NQN, "m0");
     assert_eq!(active_namespaces(&mut session), [1]);
     assert!(counted(), "the metrics name its device: {line}");
-    bench.call("bdev_malloc_delete", json!({ "name": "m0" }));
+    daemon.call("bdev_malloc_delete", json!({ "name": "m0" }));
     assert_eq!(active_namespaces(&mut session), [] as [u32; 0]);
     assert!(!counted());
-    assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
+    assert_eq!(get(&daemon, NQN)["namespaces"], json!([]));
     session.disconnect();
 }
 
 #[test]
 fn the_discovery_log_lists_subsystems_and_addresses() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    let port = listen(&bench, NQN);
-    let own = listen(&bench, DISCOVERY);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    let port = listen(&daemon, NQN);
+    let own = listen(&daemon, DISCOVERY);
     let referral =
         json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } });
-    bench.call("nvmf_discovery_add_referral", referral);
+    daemon.call("nvmf_discovery_add_referral", referral);
     for asked in [port, own] {
         let mut session = connect(asked, DISCOVERY).unwrap();
         let mut entries: Vec<(String, String)> = session

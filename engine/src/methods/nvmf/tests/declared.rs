@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::testing::Bench;
+use super::super::super::testing::TestDaemon;
 use super::{HOST, NQN, events, get, listen, malloc, namespace};
 use crate::config::{Settings, load_text};
 use crate::store::Store;
@@ -29,13 +29,13 @@ fn settings() -> Settings {
         .settings
 }
 
-fn start(settings: &Settings, dir: &std::path::Path) -> Bench {
-    Bench::with(settings.clone(), Some(Store::open(dir).unwrap()))
+fn start(settings: &Settings, dir: &std::path::Path) -> TestDaemon {
+    TestDaemon::with(settings.clone(), Some(Store::open(dir).unwrap()))
 }
 
 /// Host names, devices of namespaces with their groups, and the number of listeners.
-fn contents(bench: &Bench) -> Value {
-    let subsystem = get(bench, NQN);
+fn contents(daemon: &TestDaemon) -> Value {
+    let subsystem = get(daemon, NQN);
     let each = |field: &str, of: fn(&Value) -> Value| -> Value {
         subsystem[field]
             .as_array()
@@ -57,18 +57,18 @@ fn contents(bench: &Bench) -> Value {
 fn objects_added_by_rpc_are_restored_before_hosts_connect() {
     let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
     let before = {
-        let bench = start(&settings, dir.path());
-        malloc(&bench, "ram", None);
-        assert_eq!(namespace(&bench, NQN, "ram"), 2);
-        bench.call(
+        let daemon = start(&settings, dir.path());
+        malloc(&daemon, "ram", None);
+        assert_eq!(namespace(&daemon, NQN, "ram"), 2);
+        daemon.call(
             "nvmf_subsystem_add_host",
             json!({ "nqn": NQN, "host": HOST }),
         );
-        listen(&bench, NQN);
+        listen(&daemon, NQN);
         // A subsystem of RPC on a device of the file.
-        bench.call("nvmf_create_subsystem", json!({ "nqn": OTHER }));
-        namespace(&bench, OTHER, "disk1");
-        contents(&bench)
+        daemon.call("nvmf_create_subsystem", json!({ "nqn": OTHER }));
+        namespace(&daemon, OTHER, "disk1");
+        contents(&daemon)
     };
     assert_eq!(before["hosts"], json!([HOST, OWN]));
     assert_eq!(
@@ -77,13 +77,13 @@ fn objects_added_by_rpc_are_restored_before_hosts_connect() {
     );
     assert_eq!(before["listeners"], 2);
 
-    let bench = start(&settings, dir.path());
-    assert_eq!(contents(&bench), before);
-    assert_eq!(get(&bench, OTHER)["namespaces"][0]["bdev_name"], "disk1");
-    assert_eq!(bench.engine.journal.waiting(), []);
-    assert_eq!(events(&bench, "state_restore_failed"), [] as [&str; 0]);
+    let daemon = start(&settings, dir.path());
+    assert_eq!(contents(&daemon), before);
+    assert_eq!(get(&daemon, OTHER)["namespaces"][0]["bdev_name"], "disk1");
+    assert_eq!(daemon.engine.journal.waiting(), []);
+    assert_eq!(events(&daemon, "state_restore_failed"), [] as [&str; 0]);
     // In the saved configuration the subsystem comes before its contents.
-    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    let config = daemon.call("framework_get_config", json!({ "name": "nvmf" }));
     let about = |c: &&Value| c["params"]["nqn"] == NQN;
     let first = config.as_array().unwrap().iter().find(about).unwrap();
     assert_eq!(first["method"], "nvmf_create_subsystem");
@@ -95,72 +95,72 @@ fn objects_added_by_rpc_are_restored_before_hosts_connect() {
 fn rpc_settings_do_not_replace_those_of_the_file() {
     const ALLOW: &str = "nvmf_subsystem_allow_any_host";
     let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
-    let allow = |bench: &Bench, any: bool| {
+    let allow = |daemon: &TestDaemon, any: bool| {
         let params = json!({ "nqn": NQN, "allow_any_host": any });
-        assert_eq!(bench.call(ALLOW, params), true);
+        assert_eq!(daemon.call(ALLOW, params), true);
     };
-    let group = |bench: &Bench, group: u32| {
+    let group = |daemon: &TestDaemon, group: u32| {
         let params = json!({ "nqn": NQN, "nsid": 1, "anagrpid": group });
-        assert_eq!(bench.call("nvmf_subsystem_set_ns_ana_group", params), true);
+        assert_eq!(daemon.call("nvmf_subsystem_set_ns_ana_group", params), true);
     };
     let expected = |any: bool, group: u32| json!({ "any": any, "hosts": [OWN], "namespaces": [[1, "disk0", group]], "listeners": 1 });
     {
-        let bench = start(&settings, dir.path());
-        assert_eq!(contents(&bench), expected(false, 1));
-        allow(&bench, true);
-        group(&bench, 3);
-        assert_eq!(contents(&bench), expected(true, 3));
+        let daemon = start(&settings, dir.path());
+        assert_eq!(contents(&daemon), expected(false, 1));
+        allow(&daemon, true);
+        group(&daemon, 3);
+        assert_eq!(contents(&daemon), expected(true, 3));
     }
     for (any, to) in [(false, 1), (true, 2)] {
-        let bench = start(&settings, dir.path());
-        assert_eq!(contents(&bench), expected(!any, if any { 1 } else { 3 }));
-        let objects = bench.call("state_get", json!(null))["objects"].clone();
+        let daemon = start(&settings, dir.path());
+        assert_eq!(contents(&daemon), expected(!any, if any { 1 } else { 3 }));
+        let objects = daemon.call("state_get", json!(null))["objects"].clone();
         let of_the_file =
             |o: &&Value| o["method"] == "nvmf_create_subsystem" && o["kept_in"] == "config";
         assert!(
             objects.as_array().unwrap().iter().any(|o| of_the_file(&o)),
             "{objects}"
         );
-        allow(&bench, any);
-        group(&bench, to);
+        allow(&daemon, any);
+        group(&daemon, to);
     }
     // A subsystem that RPC creates after the file dropped it has only the settings of that call.
     {
-        let bench = start(&Settings::default(), dir.path());
-        assert_eq!(bench.engine.journal.waiting().len(), 2);
-        bench.call(
+        let daemon = start(&Settings::default(), dir.path());
+        assert_eq!(daemon.engine.journal.waiting().len(), 2);
+        daemon.call(
             "nvmf_create_subsystem",
             json!({ "nqn": NQN, "ana_reporting": true }),
         );
-        bench.call("state_retry", json!(null));
-        assert_eq!(get(&bench, NQN)["allow_any_host"], false);
+        daemon.call("state_retry", json!(null));
+        assert_eq!(get(&daemon, NQN)["allow_any_host"], false);
     }
-    let bench = start(&Settings::default(), dir.path());
-    assert_eq!(get(&bench, NQN)["allow_any_host"], false);
+    let daemon = start(&Settings::default(), dir.path());
+    assert_eq!(get(&daemon, NQN)["allow_any_host"], false);
 }
 
 /// Goal: settings of RPC's own subsystem and namespace are part of their one record each.
 #[test]
 fn settings_of_rpc_objects_are_part_of_their_record() {
     let dir = tempfile::tempdir().unwrap();
-    let bench = super::durable(dir.path());
-    malloc(&bench, "ram", None);
-    bench.call(
+    let daemon = super::durable(dir.path());
+    malloc(&daemon, "ram", None);
+    daemon.call(
         "nvmf_create_subsystem",
         json!({ "nqn": NQN, "ana_reporting": true }),
     );
-    namespace(&bench, NQN, "ram");
-    let before = bench.engine.journal.len();
-    bench.call(
+    namespace(&daemon, NQN, "ram");
+    let before = daemon.engine.journal.len();
+    daemon.call(
         "nvmf_subsystem_allow_any_host",
         json!({ "nqn": NQN, "allow_any_host": true }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_set_ns_ana_group",
         json!({ "nqn": NQN, "nsid": 1, "anagrpid": 2 }),
     );
-    assert_eq!(bench.engine.journal.len(), before);
-    drop(bench);
+    assert_eq!(daemon.engine.journal.len(), before);
+    drop(daemon);
     let there = get(&super::durable(dir.path()), NQN);
     assert_eq!(there["allow_any_host"], true);
     assert_eq!(there["namespaces"][0]["anagrpid"], 2);
@@ -172,26 +172,26 @@ fn settings_of_rpc_objects_are_part_of_their_record() {
 fn a_declared_namespace_is_not_stored_when_its_device_returns() {
     let (dir, settings) = (tempfile::tempdir().unwrap(), settings());
     let before = {
-        let bench = start(&settings, dir.path());
-        let before = contents(&bench);
-        let uuid = bench.call("bdev_get_bdevs", json!({ "name": "disk0" }))[0]["uuid"].clone();
+        let daemon = start(&settings, dir.path());
+        let before = contents(&daemon);
+        let uuid = daemon.call("bdev_get_bdevs", json!({ "name": "disk0" }))[0]["uuid"].clone();
         // Simulates a hot removal.
-        let bdevs = bench.engine.plane().unwrap().bdevs.clone();
+        let bdevs = daemon.engine.plane().unwrap().bdevs.clone();
         let ticket = bdevs.remove("disk0", nacre_bdev::Removal::Hot).unwrap();
-        bench.run(ticket);
-        bench.run(async { tokio::time::sleep(std::time::Duration::from_millis(20)).await });
-        assert_eq!(contents(&bench)["namespaces"], json!([]));
-        bench.call(
+        daemon.run(ticket);
+        daemon.run(async { tokio::time::sleep(std::time::Duration::from_millis(20)).await });
+        assert_eq!(contents(&daemon)["namespaces"], json!([]));
+        daemon.call(
             "bdev_malloc_create",
             json!({ "name": "disk0", "num_blocks": 2048, "block_size": 512, "uuid": uuid }),
         );
-        bench.call("state_retry", json!(null));
-        assert_eq!(contents(&bench), before);
-        bench.call("bdev_malloc_delete", json!({ "name": "disk0" }));
+        daemon.call("state_retry", json!(null));
+        assert_eq!(contents(&daemon), before);
+        daemon.call("bdev_malloc_delete", json!({ "name": "disk0" }));
         before
     };
-    let bench = start(&settings, dir.path());
-    assert_eq!(contents(&bench), before);
-    let stored = bench.engine.journal.select(|entry| entry.durable);
+    let daemon = start(&settings, dir.path());
+    assert_eq!(contents(&daemon), before);
+    let stored = daemon.engine.journal.select(|entry| entry.durable);
     assert_eq!(stored, [], "all objects belong to the file");
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::testing::{Bench, bench};
+use super::super::testing::{TestDaemon, test_daemon};
 use crate::config::Settings;
 use crate::store::Store;
 
@@ -32,25 +32,25 @@ fn transport_of_rpc_py() -> Value {
     })
 }
 
-fn malloc(bench: &Bench, name: &str, uuid: Option<&str>) {
+fn malloc(daemon: &TestDaemon, name: &str, uuid: Option<&str>) {
     let mut params = json!({ "name": name, "num_blocks": 2048, "block_size": 512 });
     if let Some(uuid) = uuid {
         params["uuid"] = uuid.into();
     }
-    bench.call("bdev_malloc_create", params);
+    daemon.call("bdev_malloc_create", params);
 }
 
-fn subsystem(bench: &Bench, nqn: &str) {
-    bench.call(
+fn subsystem(daemon: &TestDaemon, nqn: &str) {
+    daemon.call(
         "nvmf_create_subsystem",
         json!({ "nqn": nqn, "allow_any_host": true }),
     );
 }
 
 /// Sends the parameters of rpc.py's `nvmf_subsystem_add_ns` and returns the NSID.
-fn namespace(bench: &Bench, nqn: &str, bdev: &str) -> u64 {
+fn namespace(daemon: &TestDaemon, nqn: &str, bdev: &str) -> u64 {
     let namespace = json!({ "bdev_name": bdev, "no_auto_visible": false, "hide_metadata": false });
-    let nsid = bench.call(
+    let nsid = daemon.call(
         "nvmf_subsystem_add_ns",
         json!({ "nqn": nqn, "namespace": namespace }),
     );
@@ -62,19 +62,19 @@ fn address(port: &str) -> Value {
 }
 
 /// Adds a listener on any free port and returns the port.
-fn listen(bench: &Bench, nqn: &str) -> u16 {
-    let before = ports(bench, nqn);
+fn listen(daemon: &TestDaemon, nqn: &str) -> u16 {
+    let before = ports(daemon, nqn);
     let params = json!({ "nqn": nqn, "secure_channel": false, "listen_address": address("0") });
-    bench.call("nvmf_subsystem_add_listener", params);
-    let new = ports(bench, nqn)
+    daemon.call("nvmf_subsystem_add_listener", params);
+    let new = ports(daemon, nqn)
         .into_iter()
         .find(|p| !before.contains(p))
         .unwrap();
     new.parse().unwrap()
 }
 
-fn ports(bench: &Bench, nqn: &str) -> Vec<String> {
-    let listeners = bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
+fn ports(daemon: &TestDaemon, nqn: &str) -> Vec<String> {
+    let listeners = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": nqn }));
     let port = |l: &Value| l["address"]["trsvcid"].as_str().unwrap().to_owned();
     listeners.as_array().unwrap().iter().map(port).collect()
 }
@@ -87,60 +87,60 @@ fn masked(answer: Value, port: u16) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-fn get(bench: &Bench, nqn: &str) -> Value {
-    bench.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0].clone()
+fn get(daemon: &TestDaemon, nqn: &str) -> Value {
+    daemon.call("nvmf_get_subsystems", json!({ "nqn": nqn }))[0].clone()
 }
 
-fn events(bench: &Bench, kind: &str) -> Vec<String> {
-    let all = bench.call("notify_get_notifications", json!(null));
+fn events(daemon: &TestDaemon, kind: &str) -> Vec<String> {
+    let all = daemon.call("notify_get_notifications", json!(null));
     let of = all.as_array().unwrap().iter().filter(|e| e["type"] == kind);
     of.map(|e| e["ctx"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Runs the management plane until `done`.
 #[track_caller]
-fn turn_until(bench: &Bench, what: &str, mut done: impl FnMut() -> bool) {
+fn turn_until(daemon: &TestDaemon, what: &str, mut done: impl FnMut() -> bool) {
     for _ in 0..2000 {
         if done() {
             return;
         }
-        bench.run(async { tokio::time::sleep(Duration::from_millis(5)).await });
+        daemon.run(async { tokio::time::sleep(Duration::from_millis(5)).await });
     }
     panic!("{what}: not within 10 seconds");
 }
 
 /// A daemon that stores its state in `dir`.
-fn durable(dir: &Path) -> Bench {
-    Bench::with(Settings::default(), Some(Store::open(dir).unwrap()))
+fn durable(dir: &Path) -> TestDaemon {
+    TestDaemon::with(Settings::default(), Some(Store::open(dir).unwrap()))
 }
 
 #[test]
 fn a_target_set_up_by_rpc_py_answers_as_spdk() {
-    let bench = Bench::nvmf_tgt();
+    let daemon = TestDaemon::nvmf_tgt();
     assert_eq!(
-        bench.call("nvmf_create_transport", transport_of_rpc_py()),
+        daemon.call("nvmf_create_transport", transport_of_rpc_py()),
         true
     );
     insta::assert_json_snapshot!(
         "transports",
-        bench.call("nvmf_get_transports", json!({ "trtype": "TCP" }))
+        daemon.call("nvmf_get_transports", json!({ "trtype": "TCP" }))
     );
-    malloc(&bench, "Malloc0", Some(UUID));
+    malloc(&daemon, "Malloc0", Some(UUID));
     let made = json!({
         "nqn": NQN, "serial_number": "SPDK00000000000001", "allow_any_host": false, "ana_reporting": false,
         "max_namespaces": 8, "min_cntlid": 1, "max_cntlid": 65519, "passthrough": false, "enable_nssr": false,
     });
-    assert_eq!(bench.call("nvmf_create_subsystem", made), true);
-    assert_eq!(namespace(&bench, NQN, "Malloc0"), 1);
+    assert_eq!(daemon.call("nvmf_create_subsystem", made), true);
+    assert_eq!(namespace(&daemon, NQN, "Malloc0"), 1);
     let host = json!({ "nqn": NQN, "host": HOST });
-    assert_eq!(bench.call("nvmf_subsystem_add_host", host), true);
-    let port = listen(&bench, NQN);
+    assert_eq!(daemon.call("nvmf_subsystem_add_host", host), true);
+    let port = listen(&daemon, NQN);
     insta::assert_json_snapshot!(
         "subsystems",
-        masked(bench.call("nvmf_get_subsystems", json!(null)), port)
+        masked(daemon.call("nvmf_get_subsystems", json!(null)), port)
     );
     assert_eq!(
-        bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })),
+        daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN })),
         json!([{ "address": {
             "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
         }}])
@@ -148,32 +148,32 @@ fn a_target_set_up_by_rpc_py_answers_as_spdk() {
     insta::assert_json_snapshot!(
         "config",
         masked(
-            bench.call("framework_get_config", json!({ "name": "nvmf" })),
+            daemon.call("framework_get_config", json!({ "name": "nvmf" })),
             port
         )
     );
     assert_eq!(
-        bench.call("nvmf_get_targets", json!(null)),
+        daemon.call("nvmf_get_targets", json!(null)),
         json!(["nvmf_tgt"])
     );
 }
 
 #[test]
 fn adding_a_listener_creates_its_transport() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    listen(&bench, NQN);
-    let transports = bench.call("nvmf_get_transports", json!(null));
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    listen(&daemon, NQN);
+    let transports = daemon.call("nvmf_get_transports", json!(null));
     assert_eq!(
         transports[0]["max_io_size"],
-        bench.engine.settings.nvmf.max_io_size
+        daemon.engine.settings.nvmf.max_io_size
     );
-    let again = bench.refused("nvmf_create_transport", json!({ "trtype": "TCP" }));
+    let again = daemon.refused("nvmf_create_transport", json!({ "trtype": "TCP" }));
     assert_eq!(
         (again.code, again.message.as_str()),
         (-32603, "Transport type 'TCP' already exists")
     );
-    let serial = get(&bench, NQN)["serial_number"].clone();
+    let serial = get(&daemon, NQN)["serial_number"].clone();
     assert_eq!(serial, super::derived_serial_number(NQN));
     assert_ne!(
         serial,
@@ -185,19 +185,19 @@ fn adding_a_listener_creates_its_transport() {
 /// daemon already did.
 #[test]
 fn a_saved_configuration_accepts_a_transport_of_the_file() {
-    let bench = bench();
+    let daemon = test_daemon();
     let make = "nvmf_create_transport";
     let tcp = json!({ "trtype": "TCP" });
-    bench.run(bench.engine.declared_call(make, &tcp)).unwrap();
-    let saved = bench.call("nvmf_get_transports", json!(null))[0].take();
-    assert_eq!(bench.call(make, saved.clone()), true);
+    daemon.run(daemon.engine.declared_call(make, &tcp)).unwrap();
+    let saved = daemon.call("nvmf_get_transports", json!(null))[0].take();
+    assert_eq!(daemon.call(make, saved.clone()), true);
     assert_eq!(
-        bench.call("state_get", json!(null))["objects"][0]["kept_in"],
+        daemon.call("state_get", json!(null))["objects"][0]["kept_in"],
         "config"
     );
     let mut other = saved.clone();
     other["max_queue_depth"] = json!(64);
-    let refused = bench.refused(make, other);
+    let refused = daemon.refused(make, other);
     assert_eq!(refused.message, "Transport type 'TCP' already exists");
     let cause = refused.data.unwrap().cause;
     assert!(cause.ends_with("max_queue_depth is 128, not 64"), "{cause}");
@@ -207,52 +207,52 @@ fn a_saved_configuration_accepts_a_transport_of_the_file() {
 fn everything_is_restored_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (before, config, port) = {
-        let bench = durable(dir.path());
-        malloc(&bench, "m0", None);
-        malloc(&bench, "m1", None);
-        subsystem(&bench, NQN);
-        bench.call(
+        let daemon = durable(dir.path());
+        malloc(&daemon, "m0", None);
+        malloc(&daemon, "m1", None);
+        subsystem(&daemon, NQN);
+        daemon.call(
             "nvmf_subsystem_allow_any_host",
             json!({ "nqn": NQN, "allow_any_host": false }),
         );
-        bench.call(
+        daemon.call(
             "nvmf_subsystem_add_host",
             json!({ "nqn": NQN, "host": HOST }),
         );
-        assert_eq!(namespace(&bench, NQN, "m0"), 1);
+        assert_eq!(namespace(&daemon, NQN, "m0"), 1);
         let hidden = json!({ "bdev_name": "m1", "nsid": 7, "eui64": "0011223344556677", "no_auto_visible": true });
         assert_eq!(
-            bench.call(
+            daemon.call(
                 "nvmf_subsystem_add_ns",
                 json!({ "nqn": NQN, "namespace": hidden })
             ),
             7
         );
-        bench.call(
+        daemon.call(
             "nvmf_ns_add_host",
             json!({ "nqn": NQN, "nsid": 7, "host": HOST }),
         );
         let referral = json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" }, "secure_channel": false });
-        bench.call("nvmf_discovery_add_referral", referral);
-        let port = listen(&bench, NQN);
-        listen(&bench, DISCOVERY);
+        daemon.call("nvmf_discovery_add_referral", referral);
+        let port = listen(&daemon, NQN);
+        listen(&daemon, DISCOVERY);
         (
-            bench.call("nvmf_get_subsystems", json!(null)),
-            bench.call("framework_get_config", json!({ "name": "nvmf" })),
+            daemon.call("nvmf_get_subsystems", json!(null)),
+            daemon.call("framework_get_config", json!({ "name": "nvmf" })),
             port,
         )
     };
     assert_eq!(before[1]["allow_any_host"], false);
     assert_eq!(before[1]["namespaces"][1]["eui64"], "0011223344556677");
 
-    let bench = durable(dir.path());
-    assert_eq!(bench.call("nvmf_get_subsystems", json!(null)), before);
+    let daemon = durable(dir.path());
+    assert_eq!(daemon.call("nvmf_get_subsystems", json!(null)), before);
     assert_eq!(
-        bench.call("framework_get_config", json!({ "name": "nvmf" })),
+        daemon.call("framework_get_config", json!({ "name": "nvmf" })),
         config
     );
-    assert_eq!(ports(&bench, NQN), [port.to_string()]);
-    let referrals = bench.call("nvmf_discovery_get_referrals", json!(null));
+    assert_eq!(ports(&daemon, NQN), [port.to_string()]);
+    let referrals = daemon.call("nvmf_discovery_get_referrals", json!(null));
     assert_eq!(
         referrals,
         json!([{
@@ -261,26 +261,26 @@ fn everything_is_restored_after_a_restart() {
         }])
     );
     // Removed objects stay removed.
-    bench.call(
+    daemon.call(
         "nvmf_discovery_remove_referral",
         json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_ns_remove_host",
         json!({ "nqn": NQN, "nsid": 7, "host": HOST }),
     );
-    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 7 }));
-    bench.call(
+    daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 7 }));
+    daemon.call(
         "nvmf_subsystem_remove_host",
         json!({ "nqn": NQN, "host": HOST }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_remove_listener",
         json!({ "nqn": NQN, "listen_address": address(&port.to_string()) }),
     );
-    drop(bench);
-    let bench = durable(dir.path());
-    let after = get(&bench, NQN);
+    drop(daemon);
+    let daemon = durable(dir.path());
+    let after = get(&daemon, NQN);
     assert_eq!(
         (
             &after["hosts"],
@@ -290,11 +290,11 @@ fn everything_is_restored_after_a_restart() {
         (&json!([]), &json!([]), 1)
     );
     assert_eq!(
-        bench.call("nvmf_discovery_get_referrals", json!(null)),
+        daemon.call("nvmf_discovery_get_referrals", json!(null)),
         json!([])
     );
-    bench.call("nvmf_delete_subsystem", json!({ "nqn": NQN }));
-    let left: Vec<Value> = bench.call("state_get", json!(null))["objects"]
+    daemon.call("nvmf_delete_subsystem", json!({ "nqn": NQN }));
+    let left: Vec<Value> = daemon.call("state_get", json!(null))["objects"]
         .as_array()
         .unwrap()
         .clone();
@@ -308,80 +308,80 @@ fn everything_is_restored_after_a_restart() {
 #[test]
 fn a_configuration_loads_into_an_empty_daemon() {
     let config = {
-        let bench = bench();
-        malloc(&bench, "m0", None);
-        subsystem(&bench, NQN);
-        namespace(&bench, NQN, "m0");
-        listen(&bench, NQN);
-        bench.call("config_export", json!(null))
+        let daemon = test_daemon();
+        malloc(&daemon, "m0", None);
+        subsystem(&daemon, NQN);
+        namespace(&daemon, NQN, "m0");
+        listen(&daemon, NQN);
+        daemon.call("config_export", json!(null))
     };
-    let bench = Bench::waiting();
-    let calls = |bench: &Bench, startup: bool| {
+    let daemon = TestDaemon::waiting();
+    let calls = |daemon: &TestDaemon, startup: bool| {
         for part in config["subsystems"].as_array().unwrap() {
             for call in part["config"].as_array().unwrap() {
                 let method = call["method"].as_str().unwrap();
                 let early =
-                    bench.engine.registry.find(method).unwrap().when == crate::rpc::When::Startup;
+                    daemon.engine.registry.find(method).unwrap().when == crate::rpc::When::Startup;
                 if early == startup {
-                    bench.call(method, call["params"].clone());
+                    daemon.call(method, call["params"].clone());
                 }
             }
         }
     };
-    calls(&bench, true);
-    bench.call("framework_start_init", json!(null));
-    calls(&bench, false);
-    assert_eq!(bench.call("config_export", json!(null)), config);
+    calls(&daemon, true);
+    daemon.call("framework_start_init", json!(null));
+    calls(&daemon, false);
+    assert_eq!(daemon.call("config_export", json!(null)), config);
 }
 
 #[test]
 fn deleting_a_device_deletes_its_namespaces_and_records() {
     let dir = tempfile::tempdir().unwrap();
-    let bench = durable(dir.path());
-    malloc(&bench, "m0", None);
-    subsystem(&bench, NQN);
+    let daemon = durable(dir.path());
+    malloc(&daemon, "m0", None);
+    subsystem(&daemon, NQN);
     let hidden = json!({ "bdev_name": "m0", "no_auto_visible": true });
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_add_ns",
         json!({ "nqn": NQN, "namespace": hidden }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_ns_add_host",
         json!({ "nqn": NQN, "nsid": 1, "host": HOST }),
     );
-    bench.call("bdev_malloc_delete", json!({ "name": "m0" }));
-    assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
+    daemon.call("bdev_malloc_delete", json!({ "name": "m0" }));
+    assert_eq!(get(&daemon, NQN)["namespaces"], json!([]));
     let gone = format!("{NQN}/1");
     assert_eq!(
-        events(&bench, "nvmf_namespace_change"),
+        events(&daemon, "nvmf_namespace_change"),
         [gone.clone(), gone]
     );
-    drop(bench);
-    let bench = durable(dir.path());
-    assert_eq!(bench.engine.journal.waiting(), []);
-    assert_eq!(get(&bench, NQN)["namespaces"], json!([]));
+    drop(daemon);
+    let daemon = durable(dir.path());
+    assert_eq!(daemon.engine.journal.waiting(), []);
+    assert_eq!(get(&daemon, NQN)["namespaces"], json!([]));
 }
 
 /// Goal: a namespace whose device leaves without a removal, as a remote device does, returns with
 /// it.
 #[test]
 fn a_namespace_comes_back_with_its_device() {
-    let bench = bench();
-    malloc(&bench, "m0", Some(UUID));
-    subsystem(&bench, NQN);
+    let daemon = test_daemon();
+    malloc(&daemon, "m0", Some(UUID));
+    subsystem(&daemon, NQN);
     let hidden = json!({ "bdev_name": "m0", "no_auto_visible": true });
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_add_ns",
         json!({ "nqn": NQN, "namespace": hidden }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_ns_add_host",
         json!({ "nqn": NQN, "nsid": 1, "host": HOST }),
     );
-    let before = get(&bench, NQN);
+    let before = get(&daemon, NQN);
     let hot = nacre_bdev::Removal::Hot;
     drop(
-        bench
+        daemon
             .engine
             .plane()
             .unwrap()
@@ -389,32 +389,32 @@ fn a_namespace_comes_back_with_its_device() {
             .remove("m0", hot)
             .unwrap(),
     );
-    turn_until(&bench, "the namespace is removed", || {
-        get(&bench, NQN)["namespaces"] == json!([])
+    turn_until(&daemon, "the namespace is removed", || {
+        get(&daemon, NQN)["namespaces"] == json!([])
     });
-    assert_eq!(bench.engine.journal.waiting().len(), 2);
+    assert_eq!(daemon.engine.journal.waiting().len(), 2);
 
     // Its NSID stays reserved.
-    malloc(&bench, "other", None);
+    malloc(&daemon, "other", None);
     let named = json!({ "bdev_name": "other", "nsid": 1 });
-    let kept = bench.refused(
+    let kept = daemon.refused(
         "nvmf_subsystem_add_ns",
         json!({ "nqn": NQN, "namespace": named }),
     );
     assert_eq!(kept.data.unwrap().field.unwrap(), "namespace.nsid");
-    assert_eq!(namespace(&bench, NQN, "other"), 2);
-    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 2 }));
+    assert_eq!(namespace(&daemon, NQN, "other"), 2);
+    daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 2 }));
 
-    malloc(&bench, "m0", Some(UUID));
+    malloc(&daemon, "m0", Some(UUID));
     assert_eq!(
-        bench.call("state_retry", json!(null)),
+        daemon.call("state_retry", json!(null)),
         json!({ "restored": 2, "failed": 0 })
     );
-    assert_eq!(get(&bench, NQN), before);
-    assert_eq!(events(&bench, "state_restored").len(), 2);
+    assert_eq!(get(&daemon, NQN), before);
+    assert_eq!(events(&daemon, "state_restored").len(), 2);
     let host = json!({ "nqn": NQN, "nsid": 1, "host": HOST });
     assert_eq!(
-        bench.call("nvmf_ns_remove_host", host),
+        daemon.call("nvmf_ns_remove_host", host),
         true,
         "the host sees the namespace"
     );
@@ -423,13 +423,13 @@ fn a_namespace_comes_back_with_its_device() {
 #[test]
 fn objects_that_are_away_can_be_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let bench = durable(dir.path());
-    malloc(&bench, "m0", None);
-    subsystem(&bench, NQN);
-    namespace(&bench, NQN, "m0");
-    let port = listen(&bench, NQN);
-    let record = bench.engine.journal.find("bdev/m0").unwrap().record;
-    drop(bench);
+    let daemon = durable(dir.path());
+    malloc(&daemon, "m0", None);
+    subsystem(&daemon, NQN);
+    namespace(&daemon, NQN, "m0");
+    let port = listen(&daemon, NQN);
+    let record = daemon.engine.journal.find("bdev/m0").unwrap().record;
+    drop(daemon);
     // Another program holds the port, and the device does not return.
     let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     let store = Store::open(dir.path()).unwrap();
@@ -440,14 +440,14 @@ fn objects_that_are_away_can_be_deleted() {
         .block_on(store.commit(crate::store::Change::remove(record.key)))
         .unwrap();
     drop(store);
-    let bench = durable(dir.path());
-    assert_eq!(bench.engine.journal.waiting().len(), 2);
-    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    let daemon = durable(dir.path());
+    assert_eq!(daemon.engine.journal.waiting().len(), 2);
+    daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
     let listener = json!({ "nqn": NQN, "listen_address": address(&port.to_string()) });
-    bench.call("nvmf_subsystem_remove_listener", listener.clone());
-    assert_eq!(bench.engine.journal.waiting(), []);
+    daemon.call("nvmf_subsystem_remove_listener", listener.clone());
+    assert_eq!(daemon.engine.journal.waiting(), []);
     assert_eq!(
-        bench
+        daemon
             .refused("nvmf_subsystem_remove_listener", listener)
             .code,
         -32602
@@ -457,18 +457,18 @@ fn objects_that_are_away_can_be_deleted() {
 /// Goal: journal keys of names with slashes do not collide.
 #[test]
 fn names_with_slashes_do_not_collide() {
-    let bench = bench();
+    let daemon = test_daemon();
     let outer = format!("{NQN}/ns/1");
-    subsystem(&bench, NQN);
-    subsystem(&bench, &outer);
-    malloc(&bench, "m0", None);
-    namespace(&bench, NQN, "m0");
-    bench.call("nvmf_delete_subsystem", json!({ "nqn": NQN }));
-    assert_eq!(get(&bench, &outer)["nqn"], outer);
+    subsystem(&daemon, NQN);
+    subsystem(&daemon, &outer);
+    malloc(&daemon, "m0", None);
+    namespace(&daemon, NQN, "m0");
+    daemon.call("nvmf_delete_subsystem", json!({ "nqn": NQN }));
+    assert_eq!(get(&daemon, &outer)["nqn"], outer);
     let key = "nvmf/subsystem/nqn.2016-06.io.spdk:cnode1%2Fns%2F1";
-    assert!(bench.engine.journal.find(key).is_some());
+    assert!(daemon.engine.journal.find(key).is_some());
     assert_eq!(
-        bench
+        daemon
             .engine
             .journal
             .find("nvmf/subsystem/nqn.2016-06.io.spdk:cnode1/ns/1"),
@@ -478,23 +478,23 @@ fn names_with_slashes_do_not_collide() {
 
 #[test]
 fn start_up_options_are_applied() {
-    let bench = Bench::waiting();
+    let daemon = TestDaemon::waiting();
     let config = json!({
         "admin_cmd_passthru": { "identify_ctrlr": false }, "discovery_filters": ["svcid", "transport"],
         "dhchap_digests": ["sha256"], "dhchap_dhgroups": ["null"], "dup_host_policy": "allow",
     });
-    assert_eq!(bench.call("nvmf_set_config", config), true);
+    assert_eq!(daemon.call("nvmf_set_config", config), true);
     assert_eq!(
-        bench.call("nvmf_set_max_subsystems", json!({ "max_subsystems": 1 })),
+        daemon.call("nvmf_set_max_subsystems", json!({ "max_subsystems": 1 })),
         true
     );
-    let twice = bench.refused("nvmf_set_max_subsystems", json!({ "max_subsystems": 2 }));
+    let twice = daemon.refused("nvmf_set_max_subsystems", json!({ "max_subsystems": 2 }));
     assert_eq!(
         (twice.code, twice.message.as_str()),
         (-32603, "Must not call more than once")
     );
     assert_eq!(
-        bench.call("nvmf_set_crdt", json!({ "crdt1": 3, "crdt3": 9 })),
+        daemon.call("nvmf_set_crdt", json!({ "crdt1": 3, "crdt3": 9 })),
         true
     );
     for (params, field) in [
@@ -516,11 +516,11 @@ fn start_up_options_are_applied() {
             "discovery_filters[0]",
         ),
     ] {
-        let refused = bench.refused("nvmf_set_config", params);
+        let refused = daemon.refused("nvmf_set_config", params);
         assert_eq!(refused.data.unwrap().field.as_deref(), Some(field));
     }
-    bench.call("framework_start_init", json!(null));
-    let target = bench.engine.plane().unwrap().target.config.clone();
+    daemon.call("framework_start_init", json!(null));
+    let target = daemon.engine.plane().unwrap().target.config.clone();
     assert_eq!(
         (
             target.max_subsystems,
@@ -531,14 +531,14 @@ fn start_up_options_are_applied() {
         ),
         (1, [3, 0, 9], true, false, true)
     );
-    subsystem(&bench, NQN);
-    let full = bench.refused("nvmf_create_subsystem", json!({ "nqn": format!("{NQN}2") }));
+    subsystem(&daemon, NQN);
+    let full = daemon.refused("nvmf_create_subsystem", json!({ "nqn": format!("{NQN}2") }));
     assert_eq!(full.code, -32603);
     assert_eq!(
-        bench.refused("nvmf_set_crdt", json!({ "crdt1": 1 })).code,
+        daemon.refused("nvmf_set_crdt", json!({ "crdt1": 1 })).code,
         -1
     );
-    let saved = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    let saved = daemon.call("framework_get_config", json!({ "name": "nvmf" }));
     assert_eq!(
         saved[0]["params"]["discovery_filters"],
         json!(["transport", "svcid"])

@@ -13,7 +13,7 @@ use nacre_rdma_verbs::sim::{Target, attributes};
 use nacre_reactor::Nanos;
 use serde_json::{Value, json};
 
-use super::super::super::testing::{Bench, bench};
+use super::super::super::testing::{TestDaemon, test_daemon};
 use super::{NQN, durable, subsystem};
 
 const PORT0: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10));
@@ -22,20 +22,20 @@ fn on(traddr: &str) -> Value {
     json!({ "nqn": NQN, "listen_address": { "trtype": "rdma", "adrfam": "ipv4", "traddr": traddr, "trsvcid": "4420" } })
 }
 
-fn listeners(bench: &Bench) -> Value {
-    bench.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }))
+fn listeners(daemon: &TestDaemon) -> Value {
+    daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }))
 }
 
 #[test]
 fn a_transport_is_listed_as_spdk_lists_it() {
-    let bench = Bench::nvmf_tgt();
+    let daemon = TestDaemon::nvmf_tgt();
     let asked = json!({
         "trtype": "rdma", "max_srq_depth": 128, "no_srq": false, "acceptor_backlog": 7,
         "no_wr_batching": false, "c2h_success": true, "max_queue_depth": 64,
     });
-    bench.call("nvmf_create_transport", asked);
-    bench.call("nvmf_create_transport", json!({ "trtype": "tcp" }));
-    let listed = bench.call("nvmf_get_transports", json!({ "trtype": "RDMA" }));
+    daemon.call("nvmf_create_transport", asked);
+    daemon.call("nvmf_create_transport", json!({ "trtype": "tcp" }));
+    let listed = daemon.call("nvmf_get_transports", json!({ "trtype": "RDMA" }));
     assert_eq!(listed.as_array().unwrap().len(), 1);
     for (field, value) in [
         ("trtype", json!("RDMA")),
@@ -49,10 +49,10 @@ fn a_transport_is_listed_as_spdk_lists_it() {
         assert_eq!(listed[0][field], value, "{field} in {listed}");
     }
     assert_eq!(listed[0].get("c2h_success"), None);
-    let tcp = bench.call("nvmf_get_transports", json!({ "trtype": "TCP" }));
+    let tcp = daemon.call("nvmf_get_transports", json!({ "trtype": "TCP" }));
     assert_eq!(tcp[0]["c2h_success"], json!(true));
     assert_eq!(tcp[0].get("max_srq_depth"), None);
-    let again = bench.refused("nvmf_create_transport", json!({ "trtype": "RDMA" }));
+    let again = daemon.refused("nvmf_create_transport", json!({ "trtype": "RDMA" }));
     assert_eq!(again.message, "Transport type 'RDMA' already exists");
 }
 
@@ -60,57 +60,57 @@ fn a_transport_is_listed_as_spdk_lists_it() {
 fn a_listener_creates_its_transport_and_both_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let before = {
-        let bench = durable(dir.path());
-        bench
+        let daemon = durable(dir.path());
+        daemon
             .fabric
             .add_device(attributes("sim0"), &[PORT0])
             .unwrap();
-        subsystem(&bench, NQN);
+        subsystem(&daemon, NQN);
         let needed = || {
-            let plane = bench.engine.plane().unwrap();
-            let config = bench.engine.settings.rdma_transport();
-            let rdma = &bench.engine.rdma;
+            let plane = daemon.engine.plane().unwrap();
+            let config = daemon.engine.settings.rdma_transport();
+            let rdma = &daemon.engine.rdma;
             rdma.memory_needed(&plane.arenas, plane.target.cores(), &config)
         };
         assert!(needed() > 16 << 20, "{} bytes to register", needed());
-        bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+        daemon.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
         assert_eq!(needed(), 0, "the memory is registered");
-        let rdma = bench.engine.rdma.plug().expect("it was made");
+        let rdma = daemon.engine.rdma.plug().expect("it was made");
         assert_eq!(rdma.listening(), (1, 1));
-        listeners(&bench)
+        listeners(&daemon)
     };
     assert_eq!(before[0]["address"]["trtype"], "RDMA");
-    let bench = durable(dir.path());
+    let daemon = durable(dir.path());
     // The device is missing now. The record is kept, and the restore is retried.
-    assert_eq!(listeners(&bench), json!([]));
-    bench
+    assert_eq!(listeners(&daemon), json!([]));
+    daemon
         .fabric
         .add_device(attributes("sim0"), &[PORT0])
         .unwrap();
-    for record in bench.engine.journal.waiting() {
-        bench.run(bench.engine.replay(&record));
+    for record in daemon.engine.journal.waiting() {
+        daemon.run(daemon.engine.replay(&record));
     }
-    assert_eq!(listeners(&bench), before);
-    bench.call("nvmf_subsystem_remove_listener", on("192.0.2.10"));
-    assert_eq!(bench.engine.rdma.plug().unwrap().listening(), (0, 0));
+    assert_eq!(listeners(&daemon), before);
+    daemon.call("nvmf_subsystem_remove_listener", on("192.0.2.10"));
+    assert_eq!(daemon.engine.rdma.plug().unwrap().listening(), (0, 0));
 }
 
 /// Goal: a listener without its device is reported as absent, and as present when the device
 /// returns.
 #[test]
 fn a_listener_without_its_device_is_absent() {
-    let bench = bench();
+    let daemon = test_daemon();
     let add = || {
-        let added = bench.fabric.add_device(attributes("sim0"), &[PORT0]);
+        let added = daemon.fabric.add_device(attributes("sim0"), &[PORT0]);
         added.unwrap()
     };
     let device = add();
-    subsystem(&bench, NQN);
-    bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+    subsystem(&daemon, NQN);
+    daemon.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
     let becomes = |actual: &str| {
         let begun = Instant::now();
         loop {
-            let all = bench.call("nvmf_get_listeners", json!(null));
+            let all = daemon.call("nvmf_get_listeners", json!(null));
             let listener = all["listeners"][0].clone();
             if listener["actual"] == actual {
                 return listener;
@@ -120,7 +120,7 @@ fn a_listener_without_its_device_is_absent() {
         }
     };
     assert_eq!(becomes("listening").get("reason"), None);
-    bench.fabric.remove_device(device);
+    daemon.fabric.remove_device(device);
     let absent = becomes("absent");
     assert_eq!(absent["reason"], "no_rdma_dev", "{absent}");
     assert!(absent["remedy"].as_str().unwrap().contains("is back"));
@@ -130,27 +130,27 @@ fn a_listener_without_its_device_is_absent() {
 
 #[test]
 fn an_address_without_a_device_is_refused_with_a_remedy() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    let refused = bench.refused("nvmf_subsystem_add_listener", on("192.0.2.99"));
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    let refused = daemon.refused("nvmf_subsystem_add_listener", on("192.0.2.99"));
     assert_eq!(refused.code, -32602);
     let facts = refused.data.unwrap();
     assert!(facts.cause.contains("nacre rdma gids"), "{}", facts.cause);
     // TCP is unaffected.
     let tcp = json!({ "nqn": NQN, "listen_address": { "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": "0" } });
-    bench.call("nvmf_subsystem_add_listener", tcp);
+    daemon.call("nvmf_subsystem_add_listener", tcp);
 }
 
 /// Goal: listener options apply as far as the transport's receive buffers have room; otherwise the
 /// reason is reported.
 #[test]
 fn listener_options_are_limited_by_the_receive_buffers() {
-    let bench = bench();
-    bench
+    let daemon = test_daemon();
+    daemon
         .fabric
         .add_device(attributes("sim0"), &[PORT0])
         .unwrap();
-    subsystem(&bench, NQN);
+    subsystem(&daemon, NQN);
     let add = |service: &str, options: Value| {
         let mut params = on("192.0.2.10");
         params["listen_address"]["trsvcid"] = service.into();
@@ -159,17 +159,17 @@ fn listener_options_are_limited_by_the_receive_buffers() {
     };
     for bytes in [100, 2 << 20] {
         let params = add("4420", json!({ "in_capsule_data_size": bytes }));
-        let refused = bench.refused("nvmf_subsystem_add_listener", params);
+        let refused = daemon.refused("nvmf_subsystem_add_listener", params);
         let facts = refused.data.unwrap();
         assert_eq!(facts.field.as_deref(), Some("options.in_capsule_data_size"));
     }
     let options = json!({ "tos": 104, "max_queue_depth": 32, "fabric": "roce" });
-    bench.call("nvmf_subsystem_add_listener", add("4420", options));
+    daemon.call("nvmf_subsystem_add_listener", add("4420", options));
     for (service, bytes) in [("4421", 1024), ("4422", 8192)] {
         let options = json!({ "in_capsule_data_size": bytes });
-        bench.call("nvmf_subsystem_add_listener", add(service, options));
+        daemon.call("nvmf_subsystem_add_listener", add(service, options));
     }
-    let all = listeners(&bench);
+    let all = listeners(&daemon);
     assert_eq!(all[0].get("in_capsule_data_size"), None);
     assert_eq!(all[1]["in_capsule_data_size"], 1024);
     assert_eq!(all[1].get("in_capsule_reason"), None);
@@ -180,11 +180,11 @@ fn listener_options_are_limited_by_the_receive_buffers() {
         "{reason}"
     );
     // Another subsystem on the same address.
-    subsystem(&bench, "nqn.2024-01.io.nacre:another");
+    subsystem(&daemon, "nqn.2024-01.io.nacre:another");
     let mut second = add("4421", json!({ "in_capsule_data_size": 512 }));
     second["nqn"] = "nqn.2024-01.io.nacre:another".into();
-    bench.call("nvmf_subsystem_add_listener", second.clone());
-    let all = bench.call(
+    daemon.call("nvmf_subsystem_add_listener", second.clone());
+    let all = daemon.call(
         "nvmf_subsystem_get_listeners",
         json!({ "nqn": second["nqn"] }),
     );
@@ -221,12 +221,12 @@ fn receive_buffers_fit_the_listeners_of_the_file() {
     );
     assert!(config.bytes_per_core() > without.bytes_per_core() + 4096 * 12288);
 
-    let bench = Bench::with(wanted, None);
-    bench
+    let daemon = TestDaemon::with(wanted, None);
+    daemon
         .fabric
         .add_device(attributes("sim0"), &[PORT0])
         .unwrap();
-    subsystem(&bench, NQN);
+    subsystem(&daemon, NQN);
     for trtype in ["rdma", "tcp"] {
         let traddr = if trtype == "rdma" {
             "192.0.2.10"
@@ -237,9 +237,9 @@ fn receive_buffers_fit_the_listeners_of_the_file() {
         params["listen_address"]["trtype"] = trtype.into();
         params["listen_address"]["trsvcid"] = if trtype == "rdma" { "4420" } else { "0" }.into();
         params["options"] = json!({ "in_capsule_data_size": 16384 });
-        bench.call("nvmf_subsystem_add_listener", params);
+        daemon.call("nvmf_subsystem_add_listener", params);
     }
-    let all = listeners(&bench);
+    let all = listeners(&daemon);
     for at in 0..2 {
         assert_eq!(all[at]["in_capsule_data_size"], 16384, "{all}");
         assert_eq!(all[at].get("in_capsule_reason"), None);
@@ -248,30 +248,30 @@ fn receive_buffers_fit_the_listeners_of_the_file() {
     params["listen_address"]["trtype"] = "tcp".into();
     params["listen_address"]["trsvcid"] = "0".into();
     params["options"] = json!({ "in_capsule_data_size": 1 << 20 });
-    bench.call("nvmf_subsystem_add_listener", params);
+    daemon.call("nvmf_subsystem_add_listener", params);
 }
 
 /// Goal: a connection shows up in every reply and metric that reports connections.
 #[test]
 fn a_connection_is_seen_in_answers_and_metrics() {
-    let bench = bench();
-    assert_eq!(bench.call("rdma_get_qpairs", json!(null)), json!([]));
-    assert_eq!(bench.call("rdma_get_mrs", json!(null)), json!([]));
-    let none = bench.call("rdma_get_stats", json!(null));
+    let daemon = test_daemon();
+    assert_eq!(daemon.call("rdma_get_qpairs", json!(null)), json!([]));
+    assert_eq!(daemon.call("rdma_get_mrs", json!(null)), json!([]));
+    let none = daemon.call("rdma_get_stats", json!(null));
     assert_eq!(none["rdma_connections"], 0);
 
-    bench
+    daemon
         .fabric
         .add_device(attributes("sim0"), &[PORT0])
         .unwrap();
     let from = IpAddr::from([192, 0, 2, 20]);
-    bench
+    daemon
         .fabric
         .add_device(attributes("sim1"), &[from])
         .unwrap();
-    subsystem(&bench, NQN);
-    bench.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
-    let hosts = RdmaHosts::new(bench.fabric.provider(), Vec::new()).unwrap();
+    subsystem(&daemon, NQN);
+    daemon.call("nvmf_subsystem_add_listener", on("192.0.2.10"));
+    let hosts = RdmaHosts::new(daemon.fabric.provider(), Vec::new()).unwrap();
     let dialer = hosts.dialer(1, 32).unwrap();
     let options = HostOptions {
         source: Some(from),
@@ -280,7 +280,7 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     let mut host = dialer.connect((PORT0, 4420).into(), options).unwrap();
     let mut events = Vec::new();
     let established = || {
-        let pairs = bench.call("rdma_get_qpairs", json!(null));
+        let pairs = daemon.call("rdma_get_qpairs", json!(null));
         pairs[0]["state"] == "established"
     };
     let begun = Instant::now();
@@ -290,8 +290,8 @@ fn a_connection_is_seen_in_answers_and_metrics() {
         host.poll(Nanos::ZERO + begun.elapsed(), &mut events, 16);
         std::thread::sleep(Duration::from_millis(5));
     }
-    let pairs = bench.call("rdma_get_qpairs", json!(null));
-    let reactor = bench.engine.plane().unwrap().reactors[0].name().to_owned();
+    let pairs = daemon.call("rdma_get_qpairs", json!(null));
+    let reactor = daemon.engine.plane().unwrap().reactors[0].name().to_owned();
     for (field, value) in [
         ("device", json!("sim0")),
         ("local", json!("192.0.2.10:4420")),
@@ -300,7 +300,7 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     ] {
         assert_eq!(pairs[0][field], value, "{field} in {pairs}");
     }
-    let stats = bench.call("rdma_get_stats", json!(null));
+    let stats = daemon.call("rdma_get_stats", json!(null));
     assert_eq!(stats["rdma_connections"], 1);
     assert_eq!(stats["cm_events"]["RDMA_CM_EVENT_ESTABLISHED"], 1);
     let nothing = json!({ "count": 0, "total_us": 0, "p50_us": null, "p99_us": null });
@@ -310,7 +310,7 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     assert_eq!(stats["reactors"][0]["device"], "sim0");
     assert!(stats["reactors"][0]["counters"]["receives_posted"].as_u64() > Some(0));
 
-    let memory = bench.call("rdma_get_mrs", json!(null));
+    let memory = daemon.call("rdma_get_mrs", json!(null));
     assert_eq!(memory[0]["device"], "sim0");
     assert_eq!(memory[0]["access"], "local");
     let arenas = memory[0]["arenas"].as_array().unwrap();
@@ -325,11 +325,11 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     }
     assert_eq!(mrs.len(), arenas.len());
 
-    let groups = bench.call("nvmf_get_stats", json!(null));
+    let groups = daemon.call("nvmf_get_stats", json!(null));
     let transports = groups["poll_groups"][0]["transports"].as_array().unwrap();
     let rdma = transports.iter().find(|t| t["trtype"] == "RDMA").unwrap();
     assert_eq!(rdma["devices"][0]["name"], "sim0");
-    let metrics = bench.call("metrics_get", json!({ "format": "text" }));
+    let metrics = daemon.call("metrics_get", json!({ "format": "text" }));
     let metrics = metrics.as_str().unwrap();
     for line in [
         "nacre_rdma_connections{listener=\"192.0.2.10:4420\",device=\"sim0\"} 1",
@@ -350,7 +350,7 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     // A failure is an event with its details; so is a host that cannot be served.
     let number = pairs[0]["qp_num"].as_u64().unwrap() as u32;
     let status = WcStatus::RemoteOperation;
-    bench.fabric.inject_status(number, Target::Recv, 0, status);
+    daemon.fabric.inject_status(number, Target::Recv, 0, status);
     host.submit(HostCommand {
         sqe: Sqe::for_namespace(io::FLUSH, 1, 1),
         write: None,
@@ -364,7 +364,7 @@ fn a_connection_is_seen_in_answers_and_metrics() {
     let another = hosts.dialer(1, 32).unwrap();
     let mut other = another.connect((PORT0, 4420).into(), odd).unwrap();
     let event = |kind: &str| {
-        let reply = bench.call("events_get", json!({ "categories": ["transport"] }));
+        let reply = daemon.call("events_get", json!({ "categories": ["transport"] }));
         let all = reply["events"].as_array().unwrap().clone();
         all.into_iter().find(|event| event["type"] == kind)
     };

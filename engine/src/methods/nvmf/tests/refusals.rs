@@ -3,13 +3,13 @@
 
 use serde_json::{Value, json};
 
-use super::super::super::testing::{Bench, bench};
+use super::super::super::testing::{TestDaemon, test_daemon};
 use super::{DISCOVERY, HOST, NQN, address, listen, malloc, namespace, subsystem};
 
 /// Checks code, message and field of a refusal, and that it has a cause.
 #[track_caller]
-fn check(bench: &Bench, method: &str, params: Value, code: i32, message: &str, field: &str) {
-    let error = bench.refused(method, params.clone());
+fn check(daemon: &TestDaemon, method: &str, params: Value, code: i32, message: &str, field: &str) {
+    let error = daemon.refused(method, params.clone());
     let facts = error
         .data
         .unwrap_or_else(|| panic!("{method} {params}: no facts"));
@@ -30,7 +30,7 @@ const UNSUPPORTED: &str = "Operation not supported";
 
 #[test]
 fn transports() {
-    let bench = Bench::nvmf_tgt();
+    let daemon = TestDaemon::nvmf_tgt();
     let with = |field: &str, value: Value| {
         let mut params = json!({ "trtype": "TCP" });
         params[field] = value;
@@ -40,7 +40,7 @@ fn transports() {
     for kind in ["VFIOUSER", "FC", "pcie"] {
         let message = format!("Invalid transport type '{kind}'");
         check(
-            &bench,
+            &daemon,
             make,
             json!({ "trtype": kind }),
             -32602,
@@ -59,7 +59,7 @@ fn transports() {
         ("kas", json!(0)),
         ("trtype", json!(null)),
     ] {
-        check(&bench, make, with(field, value), -32602, INVALID, field);
+        check(&daemon, make, with(field, value), -32602, INVALID, field);
     }
     for (field, value) in [
         ("dif_insert_or_strip", json!(true)),
@@ -67,7 +67,7 @@ fn transports() {
         ("masked_oncs", json!(["nvmcmps"])),
         ("masked_fuses", json!(["all"])),
     ] {
-        check(&bench, make, with(field, value), -95, UNSUPPORTED, field);
+        check(&daemon, make, with(field, value), -95, UNSUPPORTED, field);
     }
     let rdma = |field: &str, value: Value| {
         let mut params = json!({ "trtype": "rdma" });
@@ -81,13 +81,13 @@ fn transports() {
         ("num_cqe", json!(0)),
         ("max_srq_depth", json!("many")),
     ] {
-        check(&bench, make, rdma(field, value), -32602, INVALID, field);
+        check(&daemon, make, rdma(field, value), -32602, INVALID, field);
     }
     let single = rdma("no_wr_batching", json!(true));
-    check(&bench, make, single, -95, UNSUPPORTED, "no_wr_batching");
+    check(&daemon, make, single, -95, UNSUPPORTED, "no_wr_batching");
     let elsewhere = "Unable to find a target.";
     check(
-        &bench,
+        &daemon,
         make,
         with("tgt_name", json!("other")),
         -32603,
@@ -95,36 +95,36 @@ fn transports() {
         "tgt_name",
     );
     check(
-        &bench,
+        &daemon,
         "nvmf_get_transports",
         json!({ "trtype": "TCP" }),
         -19,
         "No such device",
         "trtype",
     );
-    subsystem(&bench, NQN);
+    subsystem(&daemon, NQN);
     let listener = json!({ "nqn": NQN, "listen_address": address("0") });
     check(
-        &bench,
+        &daemon,
         "nvmf_subsystem_add_listener",
         listener,
         -32602,
         INVALID,
         "listen_address.trtype",
     );
-    assert_eq!(bench.call("nvmf_get_transports", json!(null)), json!([]));
+    assert_eq!(daemon.call("nvmf_get_transports", json!(null)), json!([]));
 }
 
 #[test]
 fn subsystems_and_hosts() {
-    let bench = bench();
-    subsystem(&bench, NQN);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
     let make = "nvmf_create_subsystem";
     let exists = format!("Unable to create subsystem {NQN}");
-    check(&bench, make, json!({ "nqn": NQN }), -32603, &exists, "nqn");
+    check(&daemon, make, json!({ "nqn": NQN }), -32603, &exists, "nqn");
     let discovery = format!("Unable to create subsystem {DISCOVERY}");
     check(
-        &bench,
+        &daemon,
         make,
         json!({ "nqn": DISCOVERY }),
         -32603,
@@ -132,7 +132,7 @@ fn subsystems_and_hosts() {
         "nqn",
     );
     check(
-        &bench,
+        &daemon,
         make,
         json!({ "nqn": "cnode1" }),
         -32603,
@@ -147,14 +147,14 @@ fn subsystems_and_hosts() {
     let range = "Invalid cntlid range [9-65535]";
     let cntlids =
         json!({ "nqn": "nqn.2016-06.io.spdk:other", "min_cntlid": 9, "max_cntlid": 65535 });
-    check(&bench, make, cntlids, -32602, range, "min_cntlid");
+    check(&daemon, make, cntlids, -32602, range, "min_cntlid");
     for (field, value) in [
         ("serial_number", json!("123456789012345678901")),
         ("model_number", json!("käse")),
         ("max_namespaces", json!(65_537)),
         ("allow_anyhost", json!(true)),
     ] {
-        check(&bench, make, other(field, value), -32602, INVALID, field);
+        check(&daemon, make, other(field, value), -32602, INVALID, field);
     }
     for (field, value) in [
         ("admin_label", json!("rack 7")),
@@ -163,7 +163,7 @@ fn subsystems_and_hosts() {
         ("dmrsl", json!(8)),
         ("wzsl", json!(1)),
     ] {
-        check(&bench, make, other(field, value), -95, UNSUPPORTED, field);
+        check(&daemon, make, other(field, value), -95, UNSUPPORTED, field);
     }
     let missing = "Subsystem with NQN 'nqn.2016-06.io.spdk:x' not found";
     let nqn = json!({ "nqn": "nqn.2016-06.io.spdk:x" });
@@ -174,10 +174,10 @@ fn subsystems_and_hosts() {
         "nvmf_subsystem_get_controllers",
         "nvmf_subsystem_get_qpairs",
     ] {
-        check(&bench, method, nqn.clone(), -32602, missing, "nqn");
+        check(&daemon, method, nqn.clone(), -32602, missing, "nqn");
     }
     check(
-        &bench,
+        &daemon,
         "nvmf_delete_subsystem",
         json!({ "nqn": DISCOVERY }),
         -95,
@@ -187,28 +187,28 @@ fn subsystems_and_hosts() {
 
     let add = "nvmf_subsystem_add_host";
     let host = |host: &str| json!({ "nqn": NQN, "host": host });
-    bench.call(add, host(HOST));
-    check(&bench, add, host(HOST), -32603, "Internal error", "host");
+    daemon.call(add, host(HOST));
+    check(&daemon, add, host(HOST), -32603, "Internal error", "host");
     // Some hosts use such names. They are refused only where a name is required.
     for name in [
         "me",
         "/var/lib/mount",
         "nqn.2014-08.org.nvmexpress:uuid:07e4a0a641d54bff96b28a173dcfb6b5",
     ] {
-        assert_eq!(bench.call(add, host(name)), true);
-        assert_eq!(bench.call("nvmf_subsystem_remove_host", host(name)), true);
+        assert_eq!(daemon.call(add, host(name)), true);
+        assert_eq!(daemon.call("nvmf_subsystem_remove_host", host(name)), true);
     }
     for name in ["", "a\nb", &"x".repeat(224)] {
-        check(&bench, add, host(name), -32603, "Internal error", "host");
+        check(&daemon, add, host(name), -32603, "Internal error", "host");
     }
     for key in ["psk", "dhchap_key", "dhchap_ctrlr_key"] {
         let mut params = host("nqn.2016-06.io.spdk:h");
         params[key] = "key0".into();
-        check(&bench, add, params, -95, UNSUPPORTED, key);
+        check(&daemon, add, params, -95, UNSUPPORTED, key);
     }
     let stranger = host("nqn.2016-06.io.spdk:h");
     check(
-        &bench,
+        &daemon,
         "nvmf_subsystem_remove_host",
         stranger.clone(),
         -32603,
@@ -216,17 +216,17 @@ fn subsystems_and_hosts() {
         "host",
     );
     check(
-        &bench,
+        &daemon,
         "nvmf_subsystem_set_keys",
         stranger,
         -22,
         "Invalid argument",
         "host",
     );
-    assert_eq!(bench.call("nvmf_subsystem_set_keys", host(HOST)), true);
+    assert_eq!(daemon.call("nvmf_subsystem_set_keys", host(HOST)), true);
     let any = json!({ "nqn": DISCOVERY, "allow_any_host": false });
     check(
-        &bench,
+        &daemon,
         "nvmf_subsystem_allow_any_host",
         any,
         -95,
@@ -237,11 +237,11 @@ fn subsystems_and_hosts() {
 
 #[test]
 fn namespaces() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    malloc(&bench, "m0", None);
-    malloc(&bench, "m1", None);
-    assert_eq!(namespace(&bench, NQN, "m0"), 1);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    malloc(&daemon, "m0", None);
+    malloc(&daemon, "m1", None);
+    assert_eq!(namespace(&daemon, NQN, "m0"), 1);
     let add = "nvmf_subsystem_add_ns";
     let on = |bdev: &str, field: &str, value: Value| {
         let mut namespace = json!({ "bdev_name": bdev });
@@ -270,10 +270,10 @@ fn namespaces() {
         ),
         (on("m1", "uid", json!("00")), INVALID, "namespace.uid"),
     ] {
-        check(&bench, add, params, -32602, message, field);
+        check(&daemon, add, params, -32602, message, field);
     }
     check(
-        &bench,
+        &daemon,
         add,
         on("m1", "ptpl_file", json!("/")),
         -22,
@@ -282,11 +282,11 @@ fn namespaces() {
     );
     // The same device under another UUID is another namespace.
     let again = on("m0", "uuid", json!("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3a"));
-    assert_eq!(bench.call(add, again), 2);
+    assert_eq!(daemon.call(add, again), 2);
 
     let ns = |nsid: u32| json!({ "nqn": NQN, "nsid": nsid });
     check(
-        &bench,
+        &daemon,
         "nvmf_subsystem_remove_ns",
         ns(9),
         -32602,
@@ -295,17 +295,17 @@ fn namespaces() {
     );
     let host = |nsid: u32| json!({ "nqn": NQN, "nsid": nsid, "host": HOST });
     for method in ["nvmf_ns_add_host", "nvmf_ns_remove_host"] {
-        check(&bench, method, host(1), -32602, INVALID, "nsid");
-        check(&bench, method, host(9), -32602, INVALID, "nsid");
+        check(&daemon, method, host(1), -32602, INVALID, "nsid");
+        check(&daemon, method, host(9), -32602, INVALID, "nsid");
     }
     let group = |anagrpid: u32| json!({ "nqn": NQN, "nsid": 1, "anagrpid": anagrpid });
     assert_eq!(
-        bench.call("nvmf_subsystem_set_ns_ana_group", group(1)),
+        daemon.call("nvmf_subsystem_set_ns_ana_group", group(1)),
         true
     );
     for (nsid, anagrpid, field) in [(1, 0, "anagrpid"), (1, 5000, "anagrpid"), (9, 1, "nsid")] {
         check(
-            &bench,
+            &daemon,
             "nvmf_subsystem_set_ns_ana_group",
             json!({ "nqn": NQN, "nsid": nsid, "anagrpid": anagrpid }),
             -32602,
@@ -317,9 +317,9 @@ fn namespaces() {
 
 #[test]
 fn listeners_and_discovery() {
-    let bench = bench();
-    subsystem(&bench, NQN);
-    let port = listen(&bench, NQN);
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    let port = listen(&daemon, NQN);
     let add = "nvmf_subsystem_add_listener";
     let at = |field: &str, value: Value| {
         let mut params = json!({ "nqn": NQN, "listen_address": address("0") });
@@ -364,14 +364,14 @@ fn listeners_and_discovery() {
             "options.in_capsule_data_size",
         ),
     ] {
-        check(&bench, add, params, -32602, INVALID, field);
+        check(&daemon, add, params, -32602, INVALID, field);
     }
     for (field, value) in [("secure_channel", json!(true)), ("sock_impl", json!("ssl"))] {
-        check(&bench, add, at(field, value), -95, UNSUPPORTED, field);
+        check(&daemon, add, at(field, value), -95, UNSUPPORTED, field);
     }
     let other = json!({ "nqn": NQN, "listen_address": address("1") });
     check(
-        &bench,
+        &daemon,
         "nvmf_subsystem_remove_listener",
         other,
         -32602,
@@ -380,9 +380,9 @@ fn listeners_and_discovery() {
     );
     let ana = |state: &str| json!({ "nqn": NQN, "listen_address": address(&port.to_string()), "ana_state": state });
     let set = "nvmf_subsystem_listener_set_ana_state";
-    assert_eq!(bench.call(set, ana("optimized")), true);
+    assert_eq!(daemon.call(set, ana("optimized")), true);
     check(
-        &bench,
+        &daemon,
         set,
         ana("non_optimized"),
         -32603,
@@ -392,20 +392,20 @@ fn listeners_and_discovery() {
 
     let referral =
         json!({ "address": { "trtype": "tcp", "traddr": "192.0.2.9", "trsvcid": "8009" } });
-    bench.call("nvmf_discovery_add_referral", referral.clone());
+    daemon.call("nvmf_discovery_add_referral", referral.clone());
     // Idempotent as in SPDK: configurations are loaded more than once.
     let add = "nvmf_discovery_add_referral";
-    assert_eq!(bench.call(add, referral.clone()), true);
-    let all = bench.call("nvmf_discovery_get_referrals", json!(null));
+    assert_eq!(daemon.call(add, referral.clone()), true);
+    let all = daemon.call("nvmf_discovery_get_referrals", json!(null));
     assert_eq!(all.as_array().unwrap().len(), 1);
     let mut secure = referral.clone();
     secure["secure_channel"] = true.into();
-    check(&bench, add, secure, -17, "File exists", "secure_channel");
+    check(&daemon, add, secure, -17, "File exists", "secure_channel");
     let mut named = referral;
     named["subnqn"] = NQN.into();
     let unable = "Unable to remove a referral.";
     check(
-        &bench,
+        &daemon,
         "nvmf_discovery_remove_referral",
         named.clone(),
         -32603,
@@ -414,7 +414,7 @@ fn listeners_and_discovery() {
     );
     named["subnqn"] = "a\nb".into();
     check(
-        &bench,
+        &daemon,
         "nvmf_discovery_add_referral",
         named,
         -32602,
@@ -422,16 +422,16 @@ fn listeners_and_discovery() {
         "subnqn",
     );
     for method in ["nvmf_publish_mdns_prr", "nvmf_stop_mdns_prr"] {
-        check(&bench, method, json!({}), -95, UNSUPPORTED, "");
+        check(&daemon, method, json!({}), -95, UNSUPPORTED, "");
     }
 }
 
 #[test]
 fn targets() {
-    let bench = bench();
+    let daemon = test_daemon();
     let make = |name: &str| json!({ "name": name, "max_subsystems": 4 });
     check(
-        &bench,
+        &daemon,
         "nvmf_create_target",
         make("nvmf_tgt"),
         -32602,
@@ -440,7 +440,7 @@ fn targets() {
     );
     let unable = "Unable to create the requested target.";
     check(
-        &bench,
+        &daemon,
         "nvmf_create_target",
         make("two"),
         -32603,
@@ -449,7 +449,7 @@ fn targets() {
     );
     let none = "The specified target doesn't exist, cannot delete it.";
     check(
-        &bench,
+        &daemon,
         "nvmf_delete_target",
         json!({ "name": "two" }),
         -32602,
@@ -457,7 +457,7 @@ fn targets() {
         "name",
     );
     check(
-        &bench,
+        &daemon,
         "nvmf_delete_target",
         json!({ "name": "nvmf_tgt" }),
         -95,
@@ -490,11 +490,11 @@ fn a_store_that_fails_undoes_the_change() {
     }
     let dir = tempfile::tempdir().unwrap();
     let store = crate::store::Store::on(Full(false), dir.path());
-    let bench = Bench::with(crate::config::Settings::default(), Some(store));
-    malloc(&bench, "m0", None);
-    subsystem(&bench, NQN);
-    let port = listen(&bench, NQN);
-    let before = super::get(&bench, NQN);
+    let daemon = TestDaemon::with(crate::config::Settings::default(), Some(store));
+    malloc(&daemon, "m0", None);
+    subsystem(&daemon, NQN);
+    let port = listen(&daemon, NQN);
+    let before = super::get(&daemon, NQN);
     for (method, params) in [
         (
             "nvmf_subsystem_add_host",
@@ -523,13 +523,13 @@ fn a_store_that_fails_undoes_the_change() {
         ),
     ] {
         assert_eq!(
-            bench.refused(method, params).message,
+            daemon.refused(method, params).message,
             "Internal error",
             "{method}"
         );
-        assert_eq!(super::get(&bench, NQN), before, "{method}");
+        assert_eq!(super::get(&daemon, NQN), before, "{method}");
     }
-    let all = bench.call("nvmf_get_subsystems", json!(null));
+    let all = daemon.call("nvmf_get_subsystems", json!(null));
     assert_eq!(all.as_array().unwrap().len(), 2);
 }
 
@@ -537,32 +537,32 @@ fn a_store_that_fails_undoes_the_change() {
 /// calls that would change a target that has one object of each kind.
 #[test]
 fn other_target_names_are_refused() {
-    let bench = Bench::nvmf_tgt();
-    bench.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
-    bench.call(
+    let daemon = TestDaemon::nvmf_tgt();
+    daemon.call("nvmf_create_transport", json!({ "trtype": "TCP" }));
+    daemon.call(
         "nvmf_create_subsystem",
         json!({ "nqn": NQN, "ana_reporting": true }),
     );
-    let port = listen(&bench, NQN).to_string();
-    malloc(&bench, "m", None);
+    let port = listen(&daemon, NQN).to_string();
+    malloc(&daemon, "m", None);
     let hidden = json!({ "bdev_name": "m", "no_auto_visible": true });
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_add_ns",
         json!({ "nqn": NQN, "namespace": hidden }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_ns_add_host",
         json!({ "nqn": NQN, "nsid": 1, "host": HOST }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_subsystem_add_host",
         json!({ "nqn": NQN, "host": HOST }),
     );
-    bench.call(
+    daemon.call(
         "nvmf_discovery_add_referral",
         json!({ "address": address("8009") }),
     );
-    malloc(&bench, "n", None);
+    malloc(&daemon, "n", None);
     let good = json!({
         "nqn": NQN, "host": HOST, "nsid": 1, "anagrpid": 2, "ana_state": "inaccessible", "allow_any_host": true,
         "listen_address": address(&port), "address": address("8009"), "trtype": "RDMA",
@@ -574,11 +574,11 @@ fn other_target_names_are_refused() {
             "nvmf_get_subsystems",
             "nvmf_get_transports",
         ];
-        parts.map(|method| bench.call(method, json!(null)))
+        parts.map(|method| daemon.call(method, json!(null)))
     };
     let before = state();
     let mut seen = 0;
-    for entry in bench.engine.registry.iter() {
+    for entry in daemon.engine.registry.iter() {
         let schema = serde_json::to_value((entry.params_schema)()).unwrap();
         let takes = &schema["properties"];
         if takes.get("tgt_name").is_none() {
@@ -592,7 +592,7 @@ fn other_target_names_are_refused() {
                 params[field] = value.clone();
             }
         }
-        let refused = bench.refused(entry.name, params.clone());
+        let refused = daemon.refused(entry.name, params.clone());
         let field = refused.data.clone().and_then(|facts| facts.field);
         assert_eq!(
             field.as_deref(),

@@ -5,7 +5,7 @@
 use nacre_nvmf_wire::Nqn;
 use serde_json::{Value, json};
 
-use super::super::super::testing::{Bench, bench};
+use super::super::super::testing::{TestDaemon, test_daemon};
 use super::super::key;
 use super::super::reservation::RESTORE;
 use super::{NQN, UUID, malloc, namespace, subsystem};
@@ -21,18 +21,18 @@ fn stored_reservation(uuid: &str) -> Value {
     })
 }
 
-fn keep(bench: &Bench, reservation: Value) {
+fn keep(daemon: &TestDaemon, reservation: Value) {
     let own = key::reservation(&Nqn::new(NQN).unwrap(), 1);
     let record = json!({ "nqn": NQN, "nsid": 1, "reservation": reservation });
-    let stored = bench
+    let stored = daemon
         .engine
         .journal
         .commit(Change::put(own, RESTORE, record));
-    bench.run(stored).unwrap();
+    daemon.run(stored).unwrap();
 }
 
-fn get(bench: &Bench) -> Value {
-    bench.call("nvmf_ns_get_reservation", json!({ "nqn": NQN, "nsid": 1 }))
+fn get(daemon: &TestDaemon) -> Value {
+    daemon.call("nvmf_ns_get_reservation", json!({ "nqn": NQN, "nsid": 1 }))
 }
 
 fn expected() -> Value {
@@ -43,8 +43,8 @@ fn expected() -> Value {
     })
 }
 
-fn standings(bench: &Bench) -> Vec<Value> {
-    let state = bench.call("state_get", json!(null));
+fn standings(daemon: &TestDaemon) -> Vec<Value> {
+    let state = daemon.call("state_get", json!(null));
     let objects = state["objects"].as_array().unwrap();
     objects.iter().map(|o| o["state"].clone()).collect()
 }
@@ -54,26 +54,26 @@ fn a_reservation_stored_in_the_state_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Some(Store::open(dir.path()).unwrap());
     {
-        let bench = Bench::with(Settings::default(), open());
-        malloc(&bench, "m0", Some(UUID));
-        subsystem(&bench, NQN);
-        keep(&bench, stored_reservation(UUID));
-        namespace(&bench, NQN, "m0");
-        assert_eq!(get(&bench), expected());
+        let daemon = TestDaemon::with(Settings::default(), open());
+        malloc(&daemon, "m0", Some(UUID));
+        subsystem(&daemon, NQN);
+        keep(&daemon, stored_reservation(UUID));
+        namespace(&daemon, NQN, "m0");
+        assert_eq!(get(&daemon), expected());
     }
-    let bench = Bench::with(Settings::default(), open());
-    assert_eq!(get(&bench), expected());
-    assert!(standings(&bench).iter().all(|s| s == "live"));
-    let config = bench.call("framework_get_config", json!({ "name": "nvmf" }));
+    let daemon = TestDaemon::with(Settings::default(), open());
+    assert_eq!(get(&daemon), expected());
+    assert!(standings(&daemon).iter().all(|s| s == "live"));
+    let config = daemon.call("framework_get_config", json!({ "name": "nvmf" }));
     assert!(
         !config.to_string().contains(RESTORE),
         "SPDK has no such call"
     );
     let own = json!({ "nqn": NQN, "nsid": 1 });
-    bench.call("nvmf_subsystem_remove_ns", own);
-    namespace(&bench, NQN, "m0");
+    daemon.call("nvmf_subsystem_remove_ns", own);
+    namespace(&daemon, NQN, "m0");
     assert_eq!(
-        get(&bench)["registrants"],
+        get(&daemon)["registrants"],
         json!([]),
         "the record is deleted with the namespace"
     );
@@ -94,36 +94,36 @@ fn a_declared_namespace_gets_its_reservation() {
         loaded.unwrap_or_else(|e| panic!("{e}")).settings
     };
     {
-        let bench = Bench::with(settings(), open());
-        assert_eq!(get(&bench)["ptpl_capable"], true);
-        keep(&bench, stored_reservation(UUID));
+        let daemon = TestDaemon::with(settings(), open());
+        assert_eq!(get(&daemon)["ptpl_capable"], true);
+        keep(&daemon, stored_reservation(UUID));
     }
-    let bench = Bench::with(settings(), open());
-    assert_eq!(get(&bench), expected());
-    assert!(standings(&bench).iter().all(|s| s == "live"));
+    let daemon = TestDaemon::with(settings(), open());
+    assert_eq!(get(&daemon), expected());
+    assert!(standings(&daemon).iter().all(|s| s == "live"));
 }
 
 #[test]
 fn a_foreign_reservation_is_ignored_and_a_damaged_one_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
-    let bench = Bench::with(Settings::default(), Some(store));
-    malloc(&bench, "m0", Some(UUID));
-    subsystem(&bench, NQN);
+    let daemon = TestDaemon::with(Settings::default(), Some(store));
+    malloc(&daemon, "m0", Some(UUID));
+    subsystem(&daemon, NQN);
     keep(
-        &bench,
+        &daemon,
         stored_reservation("7b1d3f6e-52ab-4a0c-9a0e-0d9e6c1f2b3b"),
     );
-    namespace(&bench, NQN, "m0");
-    assert_eq!(get(&bench)["registrants"], json!([]));
-    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    namespace(&daemon, NQN, "m0");
+    assert_eq!(get(&daemon)["registrants"], json!([]));
+    daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
 
     let add = json!({ "nqn": NQN, "namespace": { "bdev_name": "m0" } });
     let mut empty = stored_reservation(UUID);
     empty["registrants"] = json!([]);
     for damaged in [empty, json!({ "ptpl": true })] {
-        keep(&bench, damaged);
-        let refused = bench.refused("nvmf_subsystem_add_ns", add.clone());
+        keep(&daemon, damaged);
+        let refused = daemon.refused("nvmf_subsystem_add_ns", add.clone());
         let data = refused.data.unwrap();
         assert!(data.cause.contains("damaged"), "{}", data.cause);
         assert!(data.remedy.unwrap().contains("state_forget"));
@@ -134,38 +134,38 @@ fn a_foreign_reservation_is_ignored_and_a_damaged_one_refused() {
 fn a_reservation_stored_in_a_file_is_restored() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ptpl.json");
-    let bench = bench();
-    malloc(&bench, "m0", Some(UUID));
-    subsystem(&bench, NQN);
+    let daemon = test_daemon();
+    malloc(&daemon, "m0", Some(UUID));
+    subsystem(&daemon, NQN);
     let add = |file: &str| {
         let namespace = json!({ "bdev_name": "m0", "ptpl_file": file });
         json!({ "nqn": NQN, "namespace": namespace })
     };
-    bench.call("nvmf_subsystem_add_ns", add(""));
-    assert_eq!(get(&bench)["ptpl_capable"], false, "no store");
-    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    daemon.call("nvmf_subsystem_add_ns", add(""));
+    assert_eq!(get(&daemon)["ptpl_capable"], false, "no store");
+    daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
 
     let mut spdks = stored_reservation(UUID);
     spdks.as_object_mut().unwrap().remove("generation");
     std::fs::write(&file, spdks.to_string()).unwrap();
-    bench.call("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
+    daemon.call("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
     let mut found = expected();
     found["generation"] = 0.into();
-    assert_eq!(get(&bench), found);
-    let config = bench
+    assert_eq!(get(&daemon), found);
+    let config = daemon
         .call("framework_get_config", json!({ "name": "nvmf" }))
         .to_string();
     assert!(config.contains("ptpl.json"), "{config}");
-    bench.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
+    daemon.call("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 }));
     std::fs::write(&file, "{").unwrap();
-    let refused = bench.refused("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
+    let refused = daemon.refused("nvmf_subsystem_add_ns", add(file.to_str().unwrap()));
     assert_eq!(
         refused.data.unwrap().field.as_deref(),
         Some("namespace.ptpl_file")
     );
     let unknown = json!({ "nqn": NQN, "nsid": 1 });
     assert_eq!(
-        bench.refused("nvmf_ns_get_reservation", unknown).code,
+        daemon.refused("nvmf_ns_get_reservation", unknown).code,
         -32602
     );
 }
