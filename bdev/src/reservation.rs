@@ -12,13 +12,13 @@ use crate::io::Status;
 pub struct Reserve {
     pub ask: Ask,
     /// Called once, on the queue's core; not at all if the queue is closed before.
-    pub answer: Box<dyn FnOnce(Result<Standing, Status>) + Send>,
+    pub answer: Box<dyn FnOnce(Result<ReservationReport, Status>) + Send>,
 }
 
 /// Keys are never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// The registrants and the reservation. Only this request returns a filled [`Standing`].
+    /// The registrants and the reservation. Only this request returns a filled [`ReservationReport`].
     Report,
     /// Registers this host, or gives it another key: `current` is the one that it has.
     Register { current: Option<u64>, key: u64 },
@@ -33,7 +33,7 @@ pub enum Ask {
 
 /// How the reservations of a device stand.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Standing {
+pub struct ReservationReport {
     /// The key under which this host is registered.
     pub own: Option<u64>,
     /// The keys of the others.

@@ -392,7 +392,7 @@ impl Engine {
 
     /// Creates a stored object again, unless it exists or was deleted. Call it without the gate.
     pub async fn replay(self: &Rc<Self>, record: &Record) {
-        use crate::journal::Standing;
+        use crate::journal::EntryState;
         let _one = self.replaying.lock().await;
         // Find the entry before the call, which makes it live on success. It may have changed since
         // the replay was scheduled.
@@ -400,10 +400,10 @@ impl Engine {
             return;
         };
         let record = entry.record.clone();
-        let again = match entry.standing {
-            Standing::Live => return,
-            Standing::Waiting => false,
-            Standing::Failed { .. } => true,
+        let again = match entry.state {
+            EntryState::Live => return,
+            EntryState::Waiting => false,
+            EntryState::Failed { .. } => true,
         };
         if self
             .plane()
@@ -422,7 +422,7 @@ impl Engine {
             deferred::done(self, &record).await;
         }
         let now = self.journal.find(&record.key);
-        let waits = now.is_some_and(|e| e.record == record && e.standing != Standing::Live);
+        let waits = now.is_some_and(|e| e.record == record && e.state != EntryState::Live);
         if outcome.is_err() && !waits {
             return;
         }

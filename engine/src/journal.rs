@@ -19,7 +19,7 @@ use crate::store::{Change, Edit, Record, Store, StoreError};
 
 /// State of an object in the journal.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Standing {
+pub enum EntryState {
     Live,
     /// Loaded from the store, not replayed yet.
     Waiting,
@@ -35,7 +35,7 @@ pub enum Standing {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     pub record: Record,
-    pub standing: Standing,
+    pub state: EntryState,
     /// Kept in the store. Declared objects are not: the configuration file is their home.
     pub durable: bool,
 }
@@ -208,7 +208,7 @@ impl Journal {
         for record in records {
             entries.push(Entry {
                 record,
-                standing: Standing::Waiting,
+                state: EntryState::Waiting,
                 durable: true,
             });
         }
@@ -250,7 +250,7 @@ impl Journal {
                     Some(entry) => {
                         *entry = Entry {
                             record,
-                            standing: Standing::Live,
+                            state: EntryState::Live,
                             durable: entry.durable,
                         }
                     }
@@ -264,7 +264,7 @@ impl Journal {
                         };
                         entries.push(Entry {
                             record,
-                            standing: Standing::Live,
+                            state: EntryState::Live,
                             durable,
                         });
                         parts.into_iter().for_each(|part| entries.push(part));
@@ -317,7 +317,7 @@ impl Journal {
         let key = record.key.clone();
         self.commit(Change(vec![Edit::Put(record)])).await?;
         if let Some(entry) = self.entries.borrow_mut().get_mut(&key) {
-            entry.standing = Standing::Waiting;
+            entry.state = EntryState::Waiting;
         }
         Ok(())
     }
@@ -333,7 +333,7 @@ impl Journal {
             .get_mut(&record.key)
             .filter(|e| e.record == *record && (e.durable || !durable));
         if let Some(entry) = same {
-            entry.standing = Standing::Live;
+            entry.state = EntryState::Live;
             return false;
         }
         true
@@ -368,13 +368,13 @@ impl Journal {
     }
 
     /// Numbers of live, waiting and failed entries.
-    pub fn standings(&self) -> [usize; 3] {
+    pub fn counts(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         for entry in self.entries.borrow().in_order.values() {
-            counts[match entry.standing {
-                Standing::Live => 0,
-                Standing::Waiting => 1,
-                Standing::Failed { .. } => 2,
+            counts[match entry.state {
+                EntryState::Live => 0,
+                EntryState::Waiting => 1,
+                EntryState::Failed { .. } => 2,
             }] += 1;
         }
         counts
@@ -387,7 +387,7 @@ impl Journal {
     /// Records to replay, in order: those not tried yet, and those that failed.
     pub fn waiting(&self) -> Vec<Record> {
         let entries = self.entries.borrow();
-        let waits = |e: &&Entry| e.standing != Standing::Live;
+        let waits = |e: &&Entry| e.state != EntryState::Live;
         let waiting = entries.in_order.values().filter(waits);
         waiting.map(|e| e.record.clone()).collect()
     }
@@ -398,7 +398,7 @@ impl Journal {
         let waits = |record: &Record| {
             let entries = self.entries.borrow();
             let entry = entries.get(&record.key);
-            entry.is_some_and(|e| e.record == *record && e.standing != Standing::Live)
+            entry.is_some_and(|e| e.record == *record && e.state != EntryState::Live)
         };
         REPLAYED.try_with(|record| !waits(record)).unwrap_or(false)
     }
@@ -411,14 +411,14 @@ impl Journal {
         };
         match outcome {
             Ok(()) => {
-                if let Standing::Failed { attempts, .. } = entry.standing {
+                if let EntryState::Failed { attempts, .. } = entry.state {
                     info!(object = key, attempts, "restored at last");
                 }
-                entry.standing = Standing::Live;
+                entry.state = EntryState::Live;
             }
             Err(error) => {
-                let (since, attempts) = match &entry.standing {
-                    Standing::Failed {
+                let (since, attempts) = match &entry.state {
+                    EntryState::Failed {
                         since, attempts, ..
                     } => (*since, attempts + 1),
                     _ => {
@@ -426,7 +426,7 @@ impl Journal {
                         (SystemTime::now(), 1)
                     }
                 };
-                entry.standing = Standing::Failed {
+                entry.state = EntryState::Failed {
                     error,
                     since,
                     attempts,
@@ -683,8 +683,8 @@ mod tests {
         );
         journal.restored("a", Err(RpcError::internal("no disk")));
         assert!(matches!(
-            journal.find("a").unwrap().standing,
-            Standing::Failed { attempts: 2, .. }
+            journal.find("a").unwrap().state,
+            EntryState::Failed { attempts: 2, .. }
         ));
         journal.restored("a", Ok(()));
         assert!(journal.waiting().is_empty());

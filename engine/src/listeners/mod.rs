@@ -85,7 +85,7 @@ impl Actual {
 
 /// One path with its requested and actual state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Standing {
+pub struct PathStatus {
     pub path: Path,
     pub actual: Actual,
     /// The subsystems served on the path.
@@ -93,25 +93,25 @@ pub struct Standing {
 }
 
 /// Identity of a path: the listener's name, the transport, the address and the port.
-type Way = (String, Transport, ScopedIp, u16);
+type PathId = (String, Transport, ScopedIp, u16);
 
 /// Maximum number of remembered lost paths: an interface may get new addresses every day.
 const MAX_LOST_PATHS: usize = 256;
 
 /// Identity of a subsystem's listener: the NQN, the transport, the address and the port.
-type Place = (String, Transport, ScopedIp, u16);
+type ListenerKey = (String, Transport, ScopedIp, u16);
 
 #[derive(Debug, Default)]
 pub struct Listeners {
     declared: RefCell<Vec<Listener>>,
     /// Listeners added for the file, with the parameters of the call.
-    served: RefCell<BTreeMap<Place, Value>>,
+    served: RefCell<BTreeMap<ListenerKey, Value>>,
     /// Errors of listeners that could not be added.
-    refused: RefCell<BTreeMap<Place, RpcError>>,
-    standings: RefCell<Vec<Standing>>,
+    refused: RefCell<BTreeMap<ListenerKey, RpcError>>,
+    statuses: RefCell<Vec<PathStatus>>,
     unmatched: RefCell<Vec<Unmatched>>,
     /// Paths that were lost with their addresses, after that was reported.
-    away: RefCell<BTreeSet<Way>>,
+    away: RefCell<BTreeSet<PathId>>,
     /// Concerns about RDMA on these paths that were already logged.
     concerns: Rc<RefCell<BTreeSet<String>>>,
     /// Number of reads of the machine's state.
@@ -157,22 +157,22 @@ impl Listeners {
     }
 
     /// Current state of every path. Includes listeners added or removed by RPC since the last read.
-    pub fn standings(&self, engine: &Engine) -> Vec<Standing> {
+    pub fn statuses(&self, engine: &Engine) -> Vec<PathStatus> {
         let serving = serving(engine);
-        let now = |standing: Standing| {
-            let subsystems = serving.get(&standing.path.place()).cloned();
-            let actual = match standing.actual {
-                Actual::Idle if subsystems.is_some() => standing.path.listening(engine),
+        let now = |status: PathStatus| {
+            let subsystems = serving.get(&status.path.socket()).cloned();
+            let actual = match status.actual {
+                Actual::Idle if subsystems.is_some() => status.path.listening(engine),
                 Actual::Listening if subsystems.is_none() => Actual::Idle,
                 actual => actual,
             };
-            Standing {
+            PathStatus {
                 actual,
                 subsystems: subsystems.unwrap_or_default(),
-                ..standing
+                ..status
             }
         };
-        self.standings.borrow().iter().cloned().map(now).collect()
+        self.statuses.borrow().iter().cloned().map(now).collect()
     }
 
     /// Selectors without a match at present.
@@ -243,25 +243,25 @@ impl Listeners {
         }
         let mut wanted = self.wanted(engine, &plan, &by_rpc);
         wanted.extend(self.wanted_of_volumes(&plan, &published));
-        let gone: Vec<Place> = {
+        let gone: Vec<ListenerKey> = {
             let served = self.served.borrow();
             let stale = served
                 .iter()
-                .filter(|(place, params)| wanted.get(*place) != Some(*params));
-            stale.map(|(place, _)| place.clone()).collect()
+                .filter(|(key, params)| wanted.get(*key) != Some(*params));
+            stale.map(|(key, _)| key.clone()).collect()
         };
-        for place in gone {
-            let params = self.served.borrow_mut().remove(&place).unwrap_or_default();
+        for key in gone {
+            let params = self.served.borrow_mut().remove(&key).unwrap_or_default();
             // RPC created this subsystem meanwhile; its listeners no longer follow the file.
-            if by_rpc.contains(&place.0) {
+            if by_rpc.contains(&key.0) {
                 continue;
             }
             // Only `withheld` changed: the listener stays open.
-            if let Some(new) = wanted.get(&place)
+            if let Some(new) = wanted.get(&key)
                 && without_withheld(new) == without_withheld(&params)
-                && withhold(engine, &place, new).await
+                && withhold(engine, &key, new).await
             {
-                self.served.borrow_mut().insert(place, new.clone());
+                self.served.borrow_mut().insert(key, new.clone());
                 continue;
             }
             let params =
@@ -270,14 +270,14 @@ impl Listeners {
                 .declared_call("nvmf_subsystem_remove_listener", &params)
                 .await
             {
-                debug!(%error, ?place, "a listener was gone already");
+                debug!(%error, ?key, "a listener was gone already");
             }
         }
         self.refused
             .borrow_mut()
-            .retain(|place, _| wanted.contains_key(place));
-        for (place, params) in wanted {
-            if self.served.borrow().contains_key(&place) {
+            .retain(|key, _| wanted.contains_key(key));
+        for (key, params) in wanted {
+            if self.served.borrow().contains_key(&key) {
                 continue;
             }
             match engine
@@ -285,16 +285,13 @@ impl Listeners {
                 .await
             {
                 Ok(_) => {
-                    self.refused.borrow_mut().remove(&place);
-                    self.served.borrow_mut().insert(place, params);
+                    self.refused.borrow_mut().remove(&key);
+                    self.served.borrow_mut().insert(key, params);
                 }
                 Err(error) => {
-                    let news = self
-                        .refused
-                        .borrow_mut()
-                        .insert(place.clone(), error.clone());
+                    let news = self.refused.borrow_mut().insert(key.clone(), error.clone());
                     if news.is_none() {
-                        let (nqn, transport, ip, port) = &place;
+                        let (nqn, transport, ip, port) = &key;
                         warn!(%error, "{nqn} does not listen on {} {ip} port {port}; it is tried again", transport.trtype());
                     }
                 }
@@ -309,7 +306,7 @@ impl Listeners {
         engine: &Engine,
         plan: &Plan,
         by_rpc: &BTreeSet<String>,
-    ) -> BTreeMap<Place, Value> {
+    ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
         let mut wanted = BTreeMap::new();
         for subsystem in &engine.settings.nvmf.subsystem {
@@ -324,7 +321,7 @@ impl Listeners {
                 let listener = declared.iter().find(|l| l.name == path.listener);
                 let ana = subsystem.ana_reporting.then(|| path.ana.word().to_owned());
                 let params = call(&subsystem.nqn, ana, path, listener);
-                wanted.insert(place(&subsystem.nqn, path), params);
+                wanted.insert(key(&subsystem.nqn, path), params);
             }
         }
         wanted
@@ -332,7 +329,11 @@ impl Listeners {
 
     /// As [`Listeners::wanted`], for published volumes: every listener, withheld if the volume's
     /// policy excludes the transport.
-    fn wanted_of_volumes(&self, plan: &Plan, published: &[Published]) -> BTreeMap<Place, Value> {
+    fn wanted_of_volumes(
+        &self,
+        plan: &Plan,
+        published: &[Published],
+    ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
         let mut wanted = BTreeMap::new();
         for volume in published.iter().filter(|p| p.on_declared) {
@@ -345,7 +346,7 @@ impl Listeners {
                     params["withheld"] = true.into();
                     params["withheld_reason"] = "transport_policy".into();
                 }
-                wanted.insert(place(&volume.nqn, path), params);
+                wanted.insert(key(&volume.nqn, path), params);
             }
         }
         wanted
@@ -355,8 +356,8 @@ impl Listeners {
     fn update_standings(&self, engine: &Engine, plan: Plan) {
         let (serving, refused) = (serving(engine), self.refused.borrow());
         let stand = |path: Path| {
-            let here = |p: &&Place| (p.1, &p.2, p.3) == (path.transport, &path.ip, path.port);
-            let subsystems = serving.get(&path.place()).cloned().unwrap_or_default();
+            let here = |p: &&ListenerKey| (p.1, &p.2, p.3) == (path.transport, &path.ip, path.port);
+            let subsystems = serving.get(&path.socket()).cloned().unwrap_or_default();
             let failed = refused.iter().find(|(p, _)| here(p));
             let actual = match (&path.verdict, failed) {
                 (Err(lack), _) => Actual::Not(lack.clone()),
@@ -364,17 +365,17 @@ impl Listeners {
                 (Ok(_), Some((_, error))) => Actual::Not(refusal(error)),
                 (Ok(_), None) => Actual::Idle,
             };
-            Standing {
+            PathStatus {
                 path,
                 actual,
                 subsystems,
             }
         };
-        let new: Vec<Standing> = plan.paths.into_iter().map(stand).collect();
-        let old = self.standings.replace(new.clone());
+        let new: Vec<PathStatus> = plan.paths.into_iter().map(stand).collect();
+        let old = self.statuses.replace(new.clone());
         changes(engine, &old, &new, &mut self.away.borrow_mut());
-        let by_rdma = |all: &[Standing]| -> Vec<IpAddr> {
-            let rdma = |s: &&Standing| {
+        let by_rdma = |all: &[PathStatus]| -> Vec<IpAddr> {
+            let rdma = |s: &&PathStatus| {
                 s.path.transport == Transport::Rdma && s.actual == Actual::Listening
             };
             all.iter().filter(rdma).map(|s| s.path.ip.ip).collect()
@@ -448,7 +449,7 @@ fn unreadable(error: io::Error) -> ConfigError {
     Problem::new("listeners", "nvmf.listener", cause).into()
 }
 
-fn place(nqn: &str, path: &Path) -> Place {
+fn key(nqn: &str, path: &Path) -> ListenerKey {
     (nqn.to_owned(), path.transport, path.ip.clone(), path.port)
 }
 
@@ -509,8 +510,8 @@ fn without_withheld(params: &Value) -> Value {
 }
 
 /// Applies the withheld fields of `params` to the open listener. Returns false on failure.
-async fn withhold(engine: &Engine, place: &Place, params: &Value) -> bool {
-    let (nqn, transport, ip, port) = place;
+async fn withhold(engine: &Engine, key: &ListenerKey, params: &Value) -> bool {
+    let (nqn, transport, ip, port) = key;
     let kind = match transport {
         Transport::Tcp => TransportType::Tcp,
         Transport::Rdma => TransportType::Rdma,
@@ -528,7 +529,7 @@ async fn withhold(engine: &Engine, place: &Place, params: &Value) -> bool {
     match crate::journal::declaring(work).await {
         Ok(()) => true,
         Err(error) => {
-            debug!(%error, ?place, "a listener that went cannot be withheld");
+            debug!(%error, ?key, "a listener that went cannot be withheld");
             false
         }
     }
@@ -564,13 +565,13 @@ impl Path {
         scoped.unwrap_or_else(|_| SocketAddr::new(self.ip.ip, self.port))
     }
 
-    fn place(&self) -> Socket {
+    fn socket(&self) -> Socket {
         (self.transport, self.address())
     }
 
     /// Actual state of a path that a subsystem listens on.
     fn listening(&self, engine: &Engine) -> Actual {
-        match self.place() {
+        match self.socket() {
             (Transport::Rdma, address) => of_rdma(engine, address),
             (Transport::Tcp, _) => Actual::Listening,
         }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use tracing::{info, warn};
 
 use super::plan::Path;
-use super::{Actual, MAX_LOST_PATHS, Standing, Way};
+use super::{Actual, MAX_LOST_PATHS, PathId, PathStatus};
 use crate::doctor;
 use crate::engine::Engine;
 
@@ -30,8 +30,13 @@ pub async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>
 }
 
 /// Writes log lines and events for changed paths.
-pub fn changes(engine: &Engine, old: &[Standing], new: &[Standing], away: &mut BTreeSet<Way>) {
-    let way = |path: &Path| {
+pub fn changes(
+    engine: &Engine,
+    old: &[PathStatus],
+    new: &[PathStatus],
+    away: &mut BTreeSet<PathId>,
+) {
+    let path_id = |path: &Path| {
         let ip = path.ip.clone();
         (path.listener.clone(), path.transport, ip, path.port)
     };
@@ -42,9 +47,10 @@ pub fn changes(engine: &Engine, old: &[Standing], new: &[Standing], away: &mut B
             path.listener, path.iface, path.ip, path.port
         )
     };
-    let before: BTreeMap<Way, &Actual> = old.iter().map(|s| (way(&s.path), &s.actual)).collect();
+    let before: BTreeMap<PathId, &Actual> =
+        old.iter().map(|s| (path_id(&s.path), &s.actual)).collect();
     for now in new {
-        let this = way(&now.path);
+        let this = path_id(&now.path);
         if before.get(&this).is_some_and(|b| **b == now.actual) {
             continue;
         }
@@ -66,10 +72,10 @@ pub fn changes(engine: &Engine, old: &[Standing], new: &[Standing], away: &mut B
             }
         }
     }
-    let there: BTreeSet<Way> = new.iter().map(|s| way(&s.path)).collect();
+    let there: BTreeSet<PathId> = new.iter().map(|s| path_id(&s.path)).collect();
     for gone in old {
         let path = &gone.path;
-        if there.contains(&way(path)) {
+        if there.contains(&path_id(path)) {
             continue;
         }
         let what = words(path);
@@ -78,7 +84,7 @@ pub fn changes(engine: &Engine, old: &[Standing], new: &[Standing], away: &mut B
             .notes
             .send("transport_downgraded", format!("{what}: no_address"));
         if away.len() < MAX_LOST_PATHS {
-            away.insert(way(path));
+            away.insert(path_id(path));
         }
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::engine::Engine;
-use crate::journal::Standing;
+use crate::journal::EntryState;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 use crate::store::Change;
@@ -56,9 +56,9 @@ impl Method<Engine> for Get {
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<State, RpcError> {
         let describe = |entry: crate::journal::Entry| {
-            let (state, error, attempts, failed_for_s) = match entry.standing {
-                Standing::Live => ("live", None, None, None),
-                Standing::Waiting => {
+            let (state, error, attempts, failed_for_s) = match entry.state {
+                EntryState::Live => ("live", None, None, None),
+                EntryState::Waiting => {
                     let plane = engine.plane().ok();
                     let base = plane
                         .as_ref()
@@ -66,7 +66,7 @@ impl Method<Engine> for Get {
                     let error = base.map(|base| format!("there is no bdev \"{base}\" yet"));
                     ("waiting", error, None, None)
                 }
-                Standing::Failed {
+                EntryState::Failed {
                     error,
                     since,
                     attempts,
@@ -169,7 +169,7 @@ impl Method<Engine> for Forget {
             None => Err(RpcError::errno(Errno::ENOENT, "no such object")
                 .field("key")
                 .remedy("state_get lists them")),
-            Some(entry) if entry.standing == Standing::Live => {
+            Some(entry) if entry.state == EntryState::Live => {
                 Err(RpcError::errno(Errno::EBUSY, "the object is live")
                     .field("key")
                     .remedy("delete it instead"))

@@ -75,9 +75,9 @@ impl MetricsSource for Listeners {
 
     fn collect(&self, of: &Moment, into: &mut Scrape) {
         let mut counts = BTreeMap::<_, u64>::new();
-        for standing in of.engine.listeners.standings(of.engine) {
-            let (state, reason) = (standing.actual.word(), standing.actual.reason());
-            let path = standing.path;
+        for status in of.engine.listeners.statuses(of.engine) {
+            let (state, reason) = (status.actual.word(), status.actual.reason());
+            let path = status.path;
             let labels = (path.iface, path.transport.trtype(), state, reason);
             *counts.entry(labels).or_default() += 1;
         }

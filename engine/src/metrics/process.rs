@@ -61,8 +61,8 @@ impl MetricsSource for Process {
         let (calls, refused) = engine.call_counts();
         into.value(&CALLS, &[], calls);
         into.value(&REFUSED, &[], refused);
-        let standings = engine.journal.standings();
-        for (state, count) in ["live", "waiting", "failed"].into_iter().zip(standings) {
+        let counts = engine.journal.counts();
+        for (state, count) in ["live", "waiting", "failed"].into_iter().zip(counts) {
             into.value(&OBJECTS, &[state], count);
         }
         if let Ok(fds) = std::fs::read_dir("/proc/self/fd") {

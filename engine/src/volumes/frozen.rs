@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use super::life::{PATIENCE, replay_waiting};
-use super::{Standing, Volumes};
+use super::{OpenState, Volumes};
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::RpcError;
@@ -168,7 +168,7 @@ pub(super) async fn withdraw(
 
 /// Makes I/O fail on a volume that is not open. `false`: the volume is open, or has no bdev.
 pub fn fail_io(engine: &Engine, name: &str) -> Result<bool, RpcError> {
-    let Standing::Frozen { prepared, .. } = engine.volumes.find(name)?.standing else {
+    let OpenState::Frozen { prepared, .. } = engine.volumes.find(name)?.open_state else {
         return Ok(false);
     };
     prepared.set_failing(true);
@@ -177,7 +177,7 @@ pub fn fail_io(engine: &Engine, name: &str) -> Result<bool, RpcError> {
 
 /// Ends [`fail_io`] and retries the volume now. `false`: I/O was not failing.
 pub fn thaw(engine: &Engine, name: &str) -> Result<bool, RpcError> {
-    let Standing::Frozen { prepared, .. } = engine.volumes.find(name)?.standing else {
+    let OpenState::Frozen { prepared, .. } = engine.volumes.find(name)?.open_state else {
         return Ok(false);
     };
     let failed = prepared.is_failing();

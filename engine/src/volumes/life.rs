@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use super::members::Members;
-use super::{Entry, Opened, Standing, events, frozen, holder};
+use super::{Entry, OpenState, Opened, events, frozen, holder};
 use crate::engine::Engine;
 use crate::plane::{Plane, pool_here};
 use crate::rpc::RpcError;
@@ -293,7 +293,7 @@ fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
     let controls = |name: &str| {
         let all = engine.volumes.list();
         let here =
-            |l: &super::Listed| matches!(&l.standing, Standing::Open(o) if o.reactor == name);
+            |l: &super::Listed| matches!(&l.open_state, OpenState::Open(o) if o.reactor == name);
         all.iter().filter(|l| here(l)).count()
     };
     let load = |reactor: &&ReactorHandle| (controls(reactor.name()), reactor.stats().busy_ns);
@@ -398,7 +398,7 @@ pub async fn force_in_sync(
             None => None,
         };
         let listed = engine.volumes.find(name)?;
-        if let Standing::Open(_) = &listed.standing {
+        if let OpenState::Open(_) = &listed.open_state {
             return Err(RpcError::errno(
                 Errno::EBUSY,
                 "the volume was opened meanwhile: look at it again",
@@ -408,7 +408,7 @@ pub async fn force_in_sync(
         if engine.volumes.closing.get() {
             return Err(stopping());
         }
-        if let Standing::Frozen { prepared, .. } = &listed.standing {
+        if let OpenState::Frozen { prepared, .. } = &listed.open_state {
             prepared.set_failing(false);
         }
         let seen = listed.record.version();
@@ -471,8 +471,8 @@ pub async fn delete(
         .field("force")
         .remedy("bring its device back, or force with the volume's name"));
     }
-    let was_open = matches!(listed.standing, Standing::Open(_));
-    if let Standing::Frozen { .. } = &listed.standing {
+    let was_open = matches!(listed.open_state, OpenState::Open(_));
+    if let OpenState::Frozen { .. } = &listed.open_state {
         volumes.set_going(id, true);
         let withdrawn = frozen::withdraw(engine, &plane, id, Removal::IfUnused).await;
         withdrawn.map_err(|error| {
@@ -480,7 +480,7 @@ pub async fn delete(
             error.remedy(UNUSED)
         })?;
     }
-    if let Standing::Open(opened) = &listed.standing {
+    if let OpenState::Open(opened) = &listed.open_state {
         let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
         let ticket = ticket.map_err(|error| RpcError::from(error).remedy(UNUSED))?;
         if let Err(refused) = shut(opened, Some(ticket)).await {

@@ -97,7 +97,7 @@ pub struct Opened {
 
 /// State of a volume of the store.
 #[derive(Clone)]
-pub enum Standing {
+pub enum OpenState {
     Open(Rc<Opened>),
     /// Not open; has a block device on which I/O waits.
     Frozen {
@@ -116,7 +116,7 @@ pub enum Standing {
 #[derive(Clone)]
 pub struct Listed {
     pub record: VolumeRecord,
-    pub standing: Standing,
+    pub open_state: OpenState,
 }
 
 impl Listed {
@@ -126,12 +126,12 @@ impl Listed {
 
     /// The current status, if the volume has a block device.
     pub fn status(&self) -> Option<VolumeStatus> {
-        match &self.standing {
-            Standing::Open(opened) => Some(opened.handle.status()),
-            Standing::Frozen { prepared, why, .. } => {
+        match &self.open_state {
+            OpenState::Open(opened) => Some(opened.handle.status()),
+            OpenState::Frozen { prepared, why, .. } => {
                 Some(prepared.status(&self.record, why.as_ref()))
             }
-            Standing::Opening { .. } => None,
+            OpenState::Opening { .. } => None,
         }
     }
 
@@ -142,10 +142,10 @@ impl Listed {
 
     /// Name of its bdev, if it is open or frozen.
     pub fn bdev(&self) -> Option<&str> {
-        match &self.standing {
-            Standing::Open(opened) => Some(&opened.bdev),
-            Standing::Frozen { bdev, .. } => Some(bdev),
-            Standing::Opening { .. } => None,
+        match &self.open_state {
+            OpenState::Open(opened) => Some(&opened.bdev),
+            OpenState::Frozen { bdev, .. } => Some(bdev),
+            OpenState::Opening { .. } => None,
         }
     }
 }
@@ -185,9 +185,9 @@ impl Volumes {
     /// An open volume. Otherwise an error with the reason.
     pub fn opened(&self, name: &str) -> Result<Rc<Opened>, RpcError> {
         let listed = self.find(name)?;
-        match listed.standing {
-            Standing::Open(opened) => Ok(opened),
-            Standing::Frozen { why, .. } | Standing::Opening { why, .. } => {
+        match listed.open_state {
+            OpenState::Open(opened) => Ok(opened),
+            OpenState::Frozen { why, .. } | OpenState::Opening { why, .. } => {
                 Err(not_open(name, why.as_ref()))
             }
         }
@@ -196,9 +196,9 @@ impl Volumes {
     /// Bdev and status of a volume that is open or frozen. Otherwise an error with the reason.
     pub fn device(&self, name: &str) -> Result<(String, VolumeStatus), RpcError> {
         let listed = self.find(name)?;
-        match (listed.bdev(), listed.status(), &listed.standing) {
+        match (listed.bdev(), listed.status(), &listed.open_state) {
             (Some(bdev), Some(status), _) => Ok((bdev.to_owned(), status)),
-            (_, _, Standing::Opening { why, .. }) => Err(not_open(name, why.as_ref())),
+            (_, _, OpenState::Opening { why, .. }) => Err(not_open(name, why.as_ref())),
             _ => Err(not_open(name, None)),
         }
     }
@@ -296,21 +296,21 @@ impl Entry {
     }
 
     fn listed(&self) -> Listed {
-        let standing = match (&self.open, &self.shown, &self.prepared) {
-            (Some(opened), ..) => Standing::Open(Rc::clone(opened)),
-            (None, Some(bdev), Some(prepared)) => Standing::Frozen {
+        let open_state = match (&self.open, &self.shown, &self.prepared) {
+            (Some(opened), ..) => OpenState::Open(Rc::clone(opened)),
+            (None, Some(bdev), Some(prepared)) => OpenState::Frozen {
                 bdev: bdev.clone(),
                 prepared: prepared.clone(),
                 why: self.refused.clone(),
             },
-            _ => Standing::Opening {
+            _ => OpenState::Opening {
                 why: self.refused.clone(),
                 attempts: self.attempts,
             },
         };
         Listed {
             record: self.record.clone(),
-            standing,
+            open_state,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::reservation::{Ask, Held, Standing};
+use nacre_bdev::reservation::{Ask, Held, ReservationReport};
 use nacre_bdev::{Io, Op, Queue, Status};
 use nacre_bdev_remote::State;
 use nacre_tests::target::{TestTarget, nqn, ram};
@@ -22,7 +22,7 @@ fn attach(target: &TestTarget, id: u8) -> Attached {
     Attached::to(config(options), tcp(target.address))
 }
 
-fn register(user: &mut User, current: Option<u64>, key: u64) -> Result<Standing, Status> {
+fn register(user: &mut User, current: Option<u64>, key: u64) -> Result<ReservationReport, Status> {
     user.reserve(Ask::Register { current, key })
 }
 
@@ -35,14 +35,14 @@ fn reservation_operations_work() {
     let hosts = [attach(&target, 1), attach(&target, 2)];
     let [mut one, mut two] = hosts.each_ref().map(|host| host.user(1));
     assert!(one.device.reserves(), "the target says so");
-    let free = Ok(Standing::default());
+    let free = Ok(ReservationReport::default());
     assert_eq!(one.reserve(Ask::Report), free);
     let acquire = one.reserve(Ask::Acquire { key: KEY });
     assert_eq!(acquire, Err(REFUSED), "it is not registered");
     register(&mut one, None, KEY).expect("registered");
     one.reserve(Ask::Acquire { key: KEY }).expect("acquired");
     let seen_by = |user: &mut User| user.reserve(Ask::Report).expect("a report");
-    let own = Standing {
+    let own = ReservationReport {
         own: Some(KEY),
         others: vec![],
         held: Held::ByRegistrants,
@@ -54,7 +54,7 @@ fn reservation_operations_work() {
     register(&mut two, None, OTHER).expect("registered");
     assert_eq!(seen_by(&mut two).others, [KEY]);
     two.reserve(Ask::Preempt { key: OTHER }).expect("preempted");
-    let own = Standing {
+    let own = ReservationReport {
         own: Some(OTHER),
         ..own
     };
@@ -85,7 +85,7 @@ fn registrations_survive_connection_losses() {
         host.attachment.reset();
         // It may fail at once, on detection, or later; the next report is right in all cases.
         match user.reserve(Ask::Report) {
-            Ok(standing) => assert_eq!(standing.own, Some(KEY)),
+            Ok(report) => assert_eq!(report.own, Some(KEY)),
             Err(status) => assert_eq!(status, Status::Gone),
         }
         host.until("live", |h| h.attachment.status().state == State::Live);

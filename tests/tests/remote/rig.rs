@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nacre_bdev::reservation::{Ask, Reserve, Standing};
+use nacre_bdev::reservation::{Ask, ReservationReport, Reserve};
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Registry, Status};
 use nacre_bdev_remote::{Attachment, Changes, Config, Connector, Select, State, TcpConnector};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
@@ -195,7 +195,7 @@ impl User {
         }
     }
 
-    pub fn reserve(&mut self, ask: Ask) -> Result<Standing, Status> {
+    pub fn reserve(&mut self, ask: Ask) -> Result<ReservationReport, Status> {
         let (answer, answered) = std::sync::mpsc::channel();
         let answer = Box::new(move |outcome| answer.send(outcome).expect("the caller waits"));
         assert!(

@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use nacre_bdev::reservation::{Ask, Reserve, Standing};
+use nacre_bdev::reservation::{Ask, ReservationReport, Reserve};
 use nacre_bdev::{Bdev, Busy, Done, Extents, Io, Layer, OpenError, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
@@ -100,7 +100,7 @@ impl Disk {
     }
 
     /// Asks for something about the device's reservations.
-    pub async fn reserve(&self, ask: Ask) -> Result<Standing, Status> {
+    pub async fn reserve(&self, ask: Ask) -> Result<ReservationReport, Status> {
         let (answer, answered) = oneshot::channel();
         let answer = Box::new(move |outcome| {
             // The caller may have given up.

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use nacre_bdev::Bdev;
-use nacre_bdev::reservation::{Ask, Held, Standing};
+use nacre_bdev::reservation::{Ask, Held, ReservationReport};
 use nacre_reactor::CoreHandle;
 use uuid::Uuid;
 
@@ -67,13 +67,13 @@ pub(super) enum Next {
     Strange,
 }
 
-pub(super) fn next(standing: &Standing, key: u64) -> Next {
+pub(super) fn next(report: &ReservationReport, key: u64) -> Next {
     let of_volume = |other: &u64| other >> 48 == key >> 48;
-    let (own, others) = (standing.own, &standing.others);
+    let (own, others) = (report.own, &report.others);
     if others.iter().any(|other| of_volume(other) && *other >= key) {
         return Next::Outranked;
     }
-    match standing.held {
+    match report.held {
         Held::Otherwise(_) => Next::Strange,
         Held::ByRegistrants if own == Some(key) && others.is_empty() => Next::Done,
         // Any other host that comes to a reserved device must be excluded.
@@ -89,7 +89,7 @@ pub(super) async fn ask(
     disk: &Disk,
     what: Ask,
     patience: Duration,
-) -> Result<Standing, Failure> {
+) -> Result<ReservationReport, Failure> {
     match core.timeout(patience, disk.reserve(what)).await {
         Ok(answer) => answer.map_err(Failure::Status),
         Err(_) => Err(Failure::Deadline),
@@ -105,13 +105,13 @@ pub(super) async fn reserve(
 ) -> Result<bool, Failure> {
     let mut changed = false;
     for _ in 0..ROUNDS {
-        let standing = ask(core, disk, Ask::Report, patience).await?;
-        let what = match next(&standing, key) {
+        let report = ask(core, disk, Ask::Report, patience).await?;
+        let what = match next(&report, key) {
             Next::Done => return Ok(changed),
             Next::Ask(what) => what,
             refused => {
                 let device = &disk.name;
-                let keys = standing.others.iter().map(|key| format!("{key:#x}"));
+                let keys = report.others.iter().map(|key| format!("{key:#x}"));
                 let keys = keys.collect::<Vec<_>>().join(", ");
                 tracing::warn!(device, keys, "another owner has reserved a replica");
                 return Err(match refused {
@@ -189,8 +189,8 @@ mod tests {
         key(VOLUME, epoch, Uuid::from_u128(holder))
     }
 
-    fn standing(own: Option<u64>, others: &[u64], held: Held) -> Standing {
-        Standing {
+    fn report(own: Option<u64>, others: &[u64], held: Held) -> ReservationReport {
+        ReservationReport {
             own,
             others: others.to_vec(),
             held,
@@ -216,7 +216,7 @@ mod tests {
         use Held::*;
         let (key, older, newer) = (of(5, 1), of(4, 2), of(6, 2));
         let stranger = 0xabc;
-        let does = |own, others: &[u64], held| next(&standing(own, others, held), key);
+        let does = |own, others: &[u64], held| next(&report(own, others, held), key);
         let register = |current| Next::Ask(Ask::Register { current, key });
         let acquire = Next::Ask(Ask::Acquire { key });
         let preempt = Next::Ask(Ask::Preempt { key });

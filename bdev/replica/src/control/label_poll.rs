@@ -94,11 +94,11 @@ impl LabelPoll {
             self.context.deadline(),
         )
         .await;
-        let Ok(standing) = found else {
+        let Ok(report) = found else {
             // The code that watches its I/O and its connection handles that.
             return;
         };
-        if next(&standing, key) == Next::Done || live.key.get() != key {
+        if next(&report, key) == Next::Done || live.key.get() != key {
             return;
         }
         let record = self.context.state.borrow().record.clone();

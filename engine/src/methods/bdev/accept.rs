@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::{key, no_device};
 use crate::engine::Engine;
-use crate::journal::{self, Standing, seen_key};
+use crate::journal::{self, EntryState, seen_key};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Edit, Record};
@@ -124,10 +124,10 @@ fn find(engine: &Engine, name: &str) -> Result<(Option<Record>, Uuid), RpcError>
 }
 
 fn outcome(engine: &Engine, name: &str) -> Result<(), RpcError> {
-    match engine.journal.find(&key(name)).map(|entry| entry.standing) {
-        Some(Standing::Failed { error, .. }) => Err(error),
-        Some(Standing::Waiting) => Err(RpcError::errno(Errno::EAGAIN, "the daemon is starting")),
-        Some(Standing::Live) | None => Ok(()),
+    match engine.journal.find(&key(name)).map(|entry| entry.state) {
+        Some(EntryState::Failed { error, .. }) => Err(error),
+        Some(EntryState::Waiting) => Err(RpcError::errno(Errno::EAGAIN, "the daemon is starting")),
+        Some(EntryState::Live) | None => Ok(()),
     }
 }
 

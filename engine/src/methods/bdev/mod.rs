@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::devices::{BdevEvents, Module};
 use crate::engine::Engine;
-use crate::journal::Standing;
+use crate::journal::EntryState;
 use crate::plane::Plane;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
@@ -351,7 +351,7 @@ fn device_of(key: &str) -> Option<&str> {
 fn with_stored_dependents(engine: &Engine, name: &str) -> Vec<String> {
     let stored: Vec<(String, String)> = engine
         .journal
-        .select(|entry| entry.standing != Standing::Live)
+        .select(|entry| entry.state != EntryState::Live)
         .into_iter()
         .filter_map(|entry| {
             let Record { key, params, .. } = entry.record;

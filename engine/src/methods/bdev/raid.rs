@@ -21,7 +21,7 @@ use crate::plane::Plane;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, PARSE_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Record};
-use crate::volumes::{self, Listed, RESERVED, Standing};
+use crate::volumes::{self, Listed, OpenState, RESERVED};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -492,7 +492,8 @@ impl Method<Engine> for SetOptions {
         if params.process_max_bandwidth_mb_sec.is_some() {
             for volume in volumes.list() {
                 // A volume that is not open keeps its setting.
-                let (Standing::Open(_), Some(status)) = (&volume.standing, volume.status()) else {
+                let (OpenState::Open(_), Some(status)) = (&volume.open_state, volume.status())
+                else {
                     continue;
                 };
                 let settings = Settings {

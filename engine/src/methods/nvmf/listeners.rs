@@ -11,7 +11,7 @@ use super::address::AddressReply;
 use super::check_target;
 use crate::config::listener::Transport;
 use crate::engine::Engine;
-use crate::listeners::{self, Actual, Standing};
+use crate::listeners::{self, Actual, PathStatus};
 use crate::plane::Plane;
 use crate::rpc::{Method, Registry, RpcError};
 
@@ -79,22 +79,22 @@ impl Method<Engine> for Get {
     async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<GetReply, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = engine.plane()?;
-        let standings = engine.listeners.standings(&engine);
-        let by_rpc = added_by_rpc(&engine, &plane, &standings);
+        let statuses = engine.listeners.statuses(&engine);
+        let by_rpc = added_by_rpc(&engine, &plane, &statuses);
         let unmatched = engine.listeners.unmatched();
         Ok(GetReply {
-            listeners: standings.into_iter().map(describe).chain(by_rpc).collect(),
+            listeners: statuses.into_iter().map(describe).chain(by_rpc).collect(),
             unmatched: unmatched.iter().map(ToString::to_string).collect(),
         })
     }
 }
 
-fn describe(standing: Standing) -> ListenerReply {
-    let Standing {
+fn describe(status: PathStatus) -> ListenerReply {
+    let PathStatus {
         path,
         actual,
         subsystems,
-    } = standing;
+    } = status;
     let address = Address::Ip(path.address());
     let kind = match path.transport {
         Transport::Tcp => TransportType::Tcp,
@@ -139,9 +139,9 @@ fn in_words(actual: Actual) -> Words {
 }
 
 /// Listening addresses of subsystems that do not come from the configuration file.
-fn added_by_rpc(engine: &Engine, plane: &Plane, standings: &[Standing]) -> Vec<ListenerReply> {
+fn added_by_rpc(engine: &Engine, plane: &Plane, statuses: &[PathStatus]) -> Vec<ListenerReply> {
     let declared = |kind: &str, address: &Address| {
-        standings.iter().any(|s| {
+        statuses.iter().any(|s| {
             let place = Address::Ip(s.path.address());
             s.path.transport.trtype() == kind && place == *address
         })

@@ -17,7 +17,7 @@ use super::{NameParams, SettingsParams};
 use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
-use crate::volumes::{Listed, REMOTE_PRODUCT, Standing};
+use crate::volumes::{Listed, OpenState, REMOTE_PRODUCT};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<List>().add::<Get>().add::<Records>();
@@ -196,8 +196,8 @@ type Served<'a> = HashMap<&'a str, Vec<String>>;
 
 fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> VolumeReply {
     let subsystems = |bdev: &str| served.get(bdev).cloned().unwrap_or_default();
-    match &listed.standing {
-        Standing::Open(opened) => {
+    match &listed.open_state {
+        OpenState::Open(opened) => {
             let status = opened.handle.status();
             let mut reply = of_status(plane, &status);
             reply.reactor = Some(opened.reactor.clone());
@@ -205,7 +205,7 @@ fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> Volume
             reply.bdev = Some(opened.bdev.clone());
             reply
         }
-        Standing::Frozen {
+        OpenState::Frozen {
             bdev,
             prepared,
             why,
@@ -215,7 +215,7 @@ fn describe_among(plane: &Plane, listed: &Listed, served: &Served<'_>) -> Volume
             reply.bdev = Some(bdev.clone());
             reply
         }
-        Standing::Opening { why, .. } => of_record(&listed.record, why.as_ref()),
+        OpenState::Opening { why, .. } => of_record(&listed.record, why.as_ref()),
     }
 }
 

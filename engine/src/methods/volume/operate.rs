@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::values::read;
-use crate::volumes::{RESERVED, Standing};
+use crate::volumes::{OpenState, RESERVED};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -199,8 +199,8 @@ impl Method<Engine> for Thaw {
         let chosen = params
             .replica
             .map(|name| super::members::member(&engine, &name));
-        match (&listed.standing, chosen) {
-            (Standing::Open(_), member) => {
+        match (&listed.open_state, chosen) {
+            (OpenState::Open(_), member) => {
                 let force = params.force;
                 run(&engine, &params.name, Command::Thaw { member, force }).await
             }

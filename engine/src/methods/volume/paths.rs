@@ -148,8 +148,8 @@ pub(super) fn check_listeners<'a>(
 
 /// The transports of the listeners in the configuration file.
 fn of_the_file(engine: &Engine) -> BTreeSet<String> {
-    let standings = engine.listeners.standings(engine).into_iter();
-    standings
+    let statuses = engine.listeners.statuses(engine).into_iter();
+    statuses
         .map(|s| s.path.transport.trtype().to_owned())
         .collect()
 }

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::paths::{AnaByTransport, admits, check_listeners};
 use super::{NameParams, call};
 use crate::engine::Engine;
-use crate::journal::Standing;
+use crate::journal::EntryState;
 use crate::methods::nvmf::{self, ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
@@ -173,7 +173,7 @@ impl Method<Engine> for Publish {
         })?;
         let key = published_key(id);
         let known = engine.journal.find(&key);
-        if known.as_ref().is_some_and(|e| e.standing != Standing::Live) {
+        if known.as_ref().is_some_and(|e| e.state != EntryState::Live) {
             // During a restore the other objects come from their own records.
             engine.listeners.look_again(&engine).await;
             return reply(&engine, &nqn, id);

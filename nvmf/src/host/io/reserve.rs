@@ -4,7 +4,7 @@
 //! then. The caller gets the failure, and begins with a report.
 
 use nacre_bdev::Status;
-use nacre_bdev::reservation::{Ask, Held, Reserve, Standing};
+use nacre_bdev::reservation::{Ask, Held, ReservationReport, Reserve};
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::commands::reservation::{
@@ -91,9 +91,9 @@ impl IoQueue {
             (Status::Ok, Ask::Report) => {
                 let data = one.read.as_deref().unwrap_or_default();
                 let arrived = data.len().min(one.transferred as usize);
-                standing(&data[..arrived], &self.options.hostid).ok_or(Status::DeviceError)
+                parse_report(&data[..arrived], &self.options.hostid).ok_or(Status::DeviceError)
             }
-            (Status::Ok, _) => Ok(Standing::default()),
+            (Status::Ok, _) => Ok(ReservationReport::default()),
             (status, _) => Err(status),
         };
         answer(outcome);
@@ -160,7 +160,7 @@ fn small(sqe: Sqe, bytes: &[u8], pool: &Pool) -> Option<(Sqe, Buf)> {
 }
 
 /// Parses a report. `None`: it is too short, or has more registrants than the buffer.
-fn standing(data: &[u8], host: &[u8; 16]) -> Option<Standing> {
+fn parse_report(data: &[u8], host: &[u8; 16]) -> Option<ReservationReport> {
     let (header, _) = ReportHeader::ref_from_prefix(data).ok()?;
     let entries = data.get(ReportHeader::EXTENDED_SIZE..).unwrap_or_default();
     let held = match ReservationType::from_u8(header.rtype) {
@@ -168,20 +168,20 @@ fn standing(data: &[u8], host: &[u8; 16]) -> Option<Standing> {
         Some(kind) if kind == KIND => Held::ByRegistrants,
         _ => Held::Otherwise(header.rtype),
     };
-    let mut standing = Standing {
+    let mut found = ReservationReport {
         held,
-        ..Standing::default()
+        ..ReservationReport::default()
     };
     for at in 0..usize::from(header.regctl.get()) {
         let entry = entries.get(at * RegistrantExtended::SIZE..)?;
         let (entry, _) = RegistrantExtended::ref_from_prefix(entry).ok()?;
         if entry.hostid == *host {
-            standing.own = Some(entry.rkey.get())
+            found.own = Some(entry.rkey.get())
         } else {
-            standing.others.push(entry.rkey.get())
+            found.others.push(entry.rkey.get())
         }
     }
-    Some(standing)
+    Some(found)
 }
 
 #[cfg(test)]
@@ -222,17 +222,20 @@ mod tests {
         let mut near = me;
         near[15] = 9;
         let all = report(5, &[(other, 8), (me, 7), (near, 9)]);
-        let expected = Standing {
+        let expected = ReservationReport {
             own: Some(7),
             others: vec![8, 9],
             held: Held::ByRegistrants,
         };
-        assert_eq!(standing(&all, &me), Some(expected));
+        assert_eq!(parse_report(&all, &me), Some(expected));
         let short = &all[..all.len() - 1];
-        assert_eq!(standing(short, &me), None, "the last one is cut off");
-        assert_eq!(standing(&all[..23], &me), None);
-        assert_eq!(standing(&report(0, &[]), &me), Some(Standing::default()));
-        let held = |rtype| standing(&report(rtype, &[]), &me).map(|s| s.held);
+        assert_eq!(parse_report(short, &me), None, "the last one is cut off");
+        assert_eq!(parse_report(&all[..23], &me), None);
+        assert_eq!(
+            parse_report(&report(0, &[]), &me),
+            Some(ReservationReport::default())
+        );
+        let held = |rtype| parse_report(&report(rtype, &[]), &me).map(|s| s.held);
         assert_eq!(held(1), Some(Held::Otherwise(1)));
         assert_eq!(held(77), Some(Held::Otherwise(77)));
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use nacre_bdev::reservation::{Ask, Held, Reserve, Standing};
+use nacre_bdev::reservation::{Ask, Held, ReservationReport, Reserve};
 use nacre_bdev::{
     Bdev, Busy, Completion, Done, Geometry, Io, Layer, LayerQueue, Limits, Op, OpenError, Queue,
     Status, Support, Token,
@@ -47,7 +47,7 @@ impl Reservations {
         !matches!(self.held, Held::Otherwise(2 | 4 | 6)) || self.keys.contains_key(&host)
     }
 
-    fn ask(&mut self, host: u8, ask: Ask) -> Result<Standing, Status> {
+    fn ask(&mut self, host: u8, ask: Ask) -> Result<ReservationReport, Status> {
         if let Some(Fails { status, once, .. }) = self.fails.take_if(|fails| (fails.which)(&ask)) {
             if !once {
                 let which = |_: &Ask| true;
@@ -74,7 +74,7 @@ impl Reservations {
         match ask {
             Ask::Report => {
                 let others = self.keys.iter().filter(|(h, _)| **h != host);
-                return Ok(Standing {
+                return Ok(ReservationReport {
                     own: self.keys.get(&host).copied(),
                     others: others.map(|(_, key)| *key).collect(),
                     held: self.held,
@@ -89,7 +89,7 @@ impl Reservations {
             self.held = Held::Nothing;
         }
         self.asked.push((host, ask));
-        Ok(Standing::default())
+        Ok(ReservationReport::default())
     }
 }
 

@@ -155,7 +155,7 @@ fn is_attached(name: &str) -> RpcError {
 /// True if a record exists for the controller and is not live yet.
 fn is_stored(engine: &Engine, name: &str) -> bool {
     let entry = engine.journal.find(&key(name));
-    entry.is_some_and(|entry| entry.standing != crate::journal::Standing::Live)
+    entry.is_some_and(|entry| entry.state != crate::journal::EntryState::Live)
 }
 
 async fn begin(engine: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
