@@ -26,17 +26,17 @@ pub const KEPT: usize = 1024;
 /// counted.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    told: u32,
+    sent: u32,
     within: Duration,
 }
 
 const BURST: Pace = Pace {
-    told: 8,
+    sent: 8,
     within: Duration::from_secs(1),
 };
 /// For events that a peer causes.
 const REPEAT: Pace = Pace {
-    told: 1,
+    sent: 1,
     within: Duration::from_secs(60),
 };
 
@@ -106,7 +106,7 @@ pub struct Event {
 
 /// An event with all its details.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-pub struct Told {
+pub struct EventDetails {
     /// Counts from 0 since the daemon's start.
     pub id: u64,
     /// RFC 3339, in UTC.
@@ -134,7 +134,7 @@ fn is_zero(n: &u64) -> bool {
 /// The ring of the latest events, and the rate limits.
 #[derive(Debug, Default)]
 pub struct Notifications {
-    ring: RefCell<VecDeque<Told>>,
+    ring: RefCell<VecDeque<EventDetails>>,
     next: Cell<u64>,
     bursts: RefCell<BTreeMap<Key, Burst>>,
     more: Notify,
@@ -153,7 +153,7 @@ struct Key {
 struct Burst {
     pace: Pace,
     since: Instant,
-    told: u32,
+    sent: u32,
     left_out: u64,
     /// Text and facts of the latest event left out.
     last: Option<(String, Value)>,
@@ -167,14 +167,14 @@ impl Notifications {
     pub fn send(&self, kind: &'static str, ctx: impl Into<String>) {
         let ctx = ctx.into();
         let text = format!("{}: {ctx}", kind.replace('_', " "));
-        self.tell(kind, ctx, text, Value::Null);
+        self.report(kind, ctx, text, Value::Null);
     }
 
     /// Sends an event with a text and facts.
     ///
     /// # Panics
     /// As for [`Notifications::send`].
-    pub fn tell(&self, kind: &'static str, ctx: String, text: String, facts: Value) {
+    pub fn report(&self, kind: &'static str, ctx: String, text: String, facts: Value) {
         let cause = String::new();
         let key = Key { kind, ctx, cause };
         let category = known(kind).1;
@@ -184,14 +184,14 @@ impl Notifications {
             // Other events result from management calls.
             _ => None,
         };
-        self.tell_at(key, pace, (text, facts), Instant::now());
+        self.report_at(key, pace, (text, facts), Instant::now());
     }
 
     /// Sends an event that a peer can cause at will. Events with the same `cause` are repeats.
     ///
     /// # Panics
     /// As for [`Notifications::send`].
-    pub fn tell_repeating(
+    pub fn report_repeating(
         &self,
         kind: &'static str,
         (ctx, cause): (String, String),
@@ -199,7 +199,7 @@ impl Notifications {
         facts: Value,
     ) {
         let key = Key { kind, ctx, cause };
-        self.tell_at(key, Some(REPEAT), (text, facts), Instant::now());
+        self.report_at(key, Some(REPEAT), (text, facts), Instant::now());
     }
 
     /// Reports how many events were left out of bursts that are over. Call it periodically.
@@ -214,7 +214,7 @@ impl Notifications {
                 && let Some(last) = burst.last.take()
             {
                 let left_out = std::mem::take(&mut burst.left_out) - 1;
-                (burst.since, burst.told) = (now, 1);
+                (burst.since, burst.sent) = (now, 1);
                 over.push((key.clone(), last, left_out));
             }
         }
@@ -223,7 +223,7 @@ impl Notifications {
         }
     }
 
-    fn tell_at(&self, key: Key, pace: Option<Pace>, said: (String, Value), now: Instant) {
+    fn report_at(&self, key: Key, pace: Option<Pace>, said: (String, Value), now: Instant) {
         let left_out = match pace {
             Some(pace) => match self.admit(&key, pace, now) {
                 Some(left_out) => left_out,
@@ -247,7 +247,7 @@ impl Notifications {
         }
         let id = self.next.get();
         self.next.set(id + 1);
-        ring.push_back(Told {
+        ring.push_back(EventDetails {
             id,
             time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
             category,
@@ -276,18 +276,18 @@ impl Notifications {
         let burst = bursts.entry(key.clone()).or_insert_with(|| Burst {
             pace,
             since: now,
-            told: 0,
+            sent: 0,
             left_out: 0,
             last: None,
         });
         if now.duration_since(burst.since) >= pace.within {
-            (burst.since, burst.told) = (now, 0);
+            (burst.since, burst.sent) = (now, 0);
         }
-        if burst.told >= pace.told {
+        if burst.sent >= pace.sent {
             burst.left_out += 1;
             return None;
         }
-        burst.told += 1;
+        burst.sent += 1;
         burst.last = None;
         Some(std::mem::take(&mut burst.left_out))
     }
@@ -296,10 +296,10 @@ impl Notifications {
     pub fn since(&self, from: u64, max: u64) -> Vec<Event> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let ring = self.ring.borrow();
-        let event = |told: &Told| Event {
-            kind: told.kind.to_owned(),
-            ctx: told.ctx.clone(),
-            id: told.id,
+        let event = |details: &EventDetails| Event {
+            kind: details.kind.to_owned(),
+            ctx: details.ctx.clone(),
+            id: details.id,
         };
         ring.iter()
             .filter(|e| e.id >= from)
@@ -309,7 +309,12 @@ impl Notifications {
     }
 
     /// At most `max` events from id `from` for which `wanted` is true, oldest first.
-    pub fn told(&self, from: u64, max: usize, wanted: impl Fn(&Told) -> bool) -> Vec<Told> {
+    pub fn after(
+        &self,
+        from: u64,
+        max: usize,
+        wanted: impl Fn(&EventDetails) -> bool,
+    ) -> Vec<EventDetails> {
         let ring = self.ring.borrow();
         let ours = ring.iter().filter(|e| e.id >= from && wanted(e));
         ours.take(max).cloned().collect()
@@ -370,7 +375,7 @@ mod tests {
         let notes = Notifications::default();
         let start = Instant::now();
         let at = |ms: u64| start + Duration::from_millis(ms);
-        let told = |ctx: &str, ms: u64| {
+        let sent = |ctx: &str, ms: u64| {
             let key = Key {
                 kind: "replica_read_repair",
                 ctx: ctx.to_owned(),
@@ -378,16 +383,16 @@ mod tests {
             };
             notes.admit(&key, BURST, at(ms))
         };
-        let first: Vec<_> = (0..12).map(|_| told("v", 0)).collect();
+        let first: Vec<_> = (0..12).map(|_| sent("v", 0)).collect();
         assert_eq!(
             first.iter().filter(|t| t.is_some()).count(),
-            BURST.told as usize
+            BURST.sent as usize
         );
-        assert_eq!(told("w", 1), Some(0));
-        assert_eq!(told("v", 999), None);
-        assert_eq!(told("v", 1000), Some(5));
-        assert_eq!(told("v", 1001), Some(0));
-        told("x", 10_000);
+        assert_eq!(sent("w", 1), Some(0));
+        assert_eq!(sent("v", 999), None);
+        assert_eq!(sent("v", 1000), Some(5));
+        assert_eq!(sent("v", 1001), Some(0));
+        sent("x", 10_000);
         assert_eq!(notes.bursts.borrow().len(), 1, "other bursts are over");
     }
 
@@ -404,15 +409,15 @@ mod tests {
                 cause: cause.into(),
             };
             let said = (format!("{cause} at {ms}"), Value::Null);
-            notes.tell_at(key, Some(REPEAT), said, start + Duration::from_millis(ms));
+            notes.report_at(key, Some(REPEAT), said, start + Duration::from_millis(ms));
         };
         for n in 0..48 {
             refused("no resources", n * 500);
         }
         refused("too deep", 24_000);
         let left_out = || {
-            let told = notes.told(0, KEPT, |_| true);
-            told.iter()
+            let sent = notes.after(0, KEPT, |_| true);
+            sent.iter()
                 .map(|e| (e.text.clone(), e.left_out))
                 .collect::<Vec<_>>()
         };

@@ -292,8 +292,8 @@ impl Controller {
         lock(&self.links).all()
     }
 
-    pub(crate) fn tell(&self, event: Event) {
-        self.observer.told(event);
+    pub(crate) fn send_event(&self, event: Event) {
+        self.observer.event(event);
     }
 
     /// Asks something of the control, from any core.
@@ -337,7 +337,7 @@ impl Controller {
         let link = Arc::new(link);
         lock(&self.links).add(Arc::clone(&link));
         if matches!(*lock(&self.state), State::Removed | State::Failed { .. }) {
-            link.tell(crate::phase::State::Gone);
+            link.set_phase(crate::phase::State::Gone);
         }
         Ok(link)
     }

@@ -10,12 +10,12 @@ use crate::info::Status;
 
 /// Hears what happens to a controller: on its home reactor, so it must not block.
 pub trait Observer: Send + Sync {
-    fn told(&self, event: Event);
+    fn event(&self, event: Event);
 }
 
 /// Hears nothing.
 impl Observer for () {
-    fn told(&self, _event: Event) {}
+    fn event(&self, _event: Event) {}
 }
 
 #[derive(Clone)]

@@ -61,7 +61,7 @@ impl Link {
     }
 
     /// Control: sets the owner's permission, and wakes it.
-    pub fn tell(&self, state: State) {
+    pub fn set_phase(&self, state: State) {
         self.phase.set(state);
         // Full means set.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -69,7 +69,7 @@ impl Link {
     }
 
     /// Owner: consumes the bell. A later look sees the state it rang for.
-    pub fn hear(&self) {
+    pub fn clear_bell(&self) {
         if self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire) {
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         }

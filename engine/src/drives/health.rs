@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use crate::engine::Engine;
 
 /// Reports events other than state changes.
-pub fn tell(engine: &Engine, name: &str, event: &Event) {
+pub fn report(engine: &Engine, name: &str, event: &Event) {
     match event {
         Event::Health(event) => {
             let kind = if event.raised {
@@ -23,14 +23,14 @@ pub fn tell(engine: &Engine, name: &str, event: &Event) {
             } else {
                 info!("{text}")
             }
-            engine.notes.tell(kind, name.to_owned(), text, facts);
+            engine.notes.report(kind, name.to_owned(), text, facts);
         }
         Event::Reset { reason } => {
             let text = format!("{name}: the controller is reset, {}", why(*reason));
             let facts = json!({ "reason": reason.name() });
             engine
                 .notes
-                .tell("nvme_reset", name.to_owned(), text, facts);
+                .report("nvme_reset", name.to_owned(), text, facts);
         }
         Event::NamespaceLimits { nsid, changes } => {
             let facts = json!({ "nsid": nsid, "changes": changes });
@@ -39,7 +39,7 @@ pub fn tell(engine: &Engine, name: &str, event: &Event) {
             );
             engine
                 .notes
-                .tell("nvme_limits", name.to_owned(), text, facts);
+                .report("nvme_limits", name.to_owned(), text, facts);
         }
         Event::Timeout(timeout) => {
             let facts = json!({
@@ -49,7 +49,7 @@ pub fn tell(engine: &Engine, name: &str, event: &Event) {
             let text = format!("{name}: {}", late(timeout));
             engine
                 .notes
-                .tell("nvme_timeout", name.to_owned(), text, facts);
+                .report("nvme_timeout", name.to_owned(), text, facts);
         }
         _ => {}
     }

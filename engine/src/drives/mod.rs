@@ -78,7 +78,7 @@ struct Inbox {
 }
 
 impl Observer for Inbox {
-    fn told(&self, event: Event) {
+    fn event(&self, event: Event) {
         // Namespaces are read, not queued. Queueing them would keep the drive alive, because it
         // owns this observer.
         let is_namespace = matches!(
@@ -321,7 +321,7 @@ impl Drive {
     /// Synchronises the registry with the controller's namespaces, and reports the events.
     pub fn sync(&self, engine: &Engine, plane: &Plane, name: &str) {
         for event in self.inbox.take() {
-            self.tell(engine, name, event);
+            self.report(engine, name, event);
         }
         let found = self.controller.namespaces();
         let gone: Vec<u32> = {
@@ -414,7 +414,7 @@ impl Drive {
         removed.collect()
     }
 
-    fn tell(&self, engine: &Engine, name: &str, event: Event) {
+    fn report(&self, engine: &Engine, name: &str, event: Event) {
         let at = |what: String| format!("{name} ({}): {what}", self.address);
         match event {
             Event::State(status) => match &status.state {
@@ -425,7 +425,7 @@ impl Drive {
                 State::Removed => engine.notes.send("nvme_removed", name),
                 State::Detached => {}
             },
-            other => health::tell(engine, name, &other),
+            other => health::report(engine, name, &other),
         }
     }
 }

@@ -6,7 +6,7 @@
 //!   interfaces, RDMA ──┼─▶ plan ──▶ wanted paths ──▶ reconcile ──▶ nvmf_subsystem_add_listener
 //!   devices            │   (pure)                        │         nvmf_subsystem_remove_listener
 //!        ▲             │                                 ▼
-//!   Watch (rtnetlink) ─┴─ and every 5 s         Standing: requested and actual state, and why
+//!   Watch (rtnetlink) ─┴─ and every 5 s         PathStatus: requested and actual state, and why
 //!                                               they differ: RPC, metric, event, log
 //! ```
 //!

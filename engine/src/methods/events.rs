@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Engine, Phase};
-use crate::notify::{Category, KEPT, Told};
+use crate::notify::{Category, EventDetails, KEPT};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::values::read;
 
@@ -18,7 +18,7 @@ pub fn register(registry: &mut Registry<Engine>) {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Events {
     /// Oldest first.
-    events: Vec<Told>,
+    events: Vec<EventDetails>,
     /// The `from` of the next call.
     next: u64,
     /// Number of events from `from` on that are no longer stored.
@@ -30,8 +30,8 @@ fn choose(engine: &Engine, from: u64, max: Option<u64>, categories: &[Category])
     let max = usize::try_from(max.unwrap_or(u64::MAX))
         .unwrap_or(usize::MAX)
         .min(KEPT);
-    let wanted = |e: &Told| categories.is_empty() || categories.contains(&e.category);
-    let events = engine.notes.told(from, max, wanted);
+    let wanted = |e: &EventDetails| categories.is_empty() || categories.contains(&e.category);
+    let events = engine.notes.after(from, max, wanted);
     let next = match events.last() {
         Some(last) if events.len() == max => last.id + 1,
         // All stored events were examined. An id of an earlier daemon starts again.
@@ -139,7 +139,7 @@ mod tests {
         let notes = &daemon.engine.notes;
         notes.send("bdev_register", "a");
         notes.send("transport_downgraded", "eth0");
-        notes.tell(
+        notes.report(
             "replica_out",
             "v/a".into(),
             "it went".into(),

@@ -52,7 +52,7 @@ pub fn follow(engine: &Rc<Engine>) {
                 let same = (subject, incident.cause());
                 engine
                     .notes
-                    .tell_repeating(kind, same, incident.to_string(), facts);
+                    .report_repeating(kind, same, incident.to_string(), facts);
             }
         }
     });

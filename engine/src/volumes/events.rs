@@ -203,7 +203,7 @@ fn report(engine: &Engine, event: &VolumeEvent) {
         Severity::Info => info!("{text}"),
         Severity::Warning | Severity::Error => warn!("{text}"),
     }
-    engine.notes.tell(kind, ctx, text, facts);
+    engine.notes.report(kind, ctx, text, facts);
     // A verification that found differences is a warning.
     if let Happened::VerifyEnded {
         different_blocks, ..
@@ -212,7 +212,7 @@ fn report(engine: &Engine, event: &VolumeEvent) {
     {
         let text =
             format!("volume \"{volume}\": {different_blocks} blocks differ between replicas");
-        engine.notes.tell(
+        engine.notes.report(
             "volume_differences",
             volume.clone(),
             text,

@@ -102,7 +102,7 @@ fn register(engine: &Engine, id: Uuid) -> bool {
         let text = format!("volume \"{name}\": {text}");
         engine
             .notes
-            .tell(kind, name, text, json!({ "id": id, "why": why }));
+            .report(kind, name, text, json!({ "id": id, "why": why }));
     }
     true
 }

@@ -194,7 +194,7 @@ async fn try_open(engine: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, Rp
                 let text = format!("volume \"{name}\": serves again");
                 engine
                     .notes
-                    .tell("volume_thaw", name, text, json!({ "id": id }));
+                    .report("volume_thaw", name, text, json!({ "id": id }));
             }
         }
         Err(error) => {
@@ -203,7 +203,7 @@ async fn try_open(engine: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, Rp
                 let name = entry.record.name.clone();
                 warn!(volume = name, %error, "not opened; it is tried again");
                 let text = format!("volume \"{name}\" could not be opened: {error}");
-                engine.notes.tell(
+                engine.notes.report(
                     "volume_open_failed",
                     name,
                     text,
@@ -345,7 +345,7 @@ pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, R
             let text = format!("volume \"{name}\" was made");
             engine
                 .notes
-                .tell("volume_create", name, text, json!({ "id": id }));
+                .report("volume_create", name, text, json!({ "id": id }));
             Ok(opened)
         }
         refused => {
@@ -522,7 +522,7 @@ pub async fn delete(
     let text = format!("volume \"{name}\" was deleted");
     engine
         .notes
-        .tell("volume_delete", name, text, json!({ "id": id }));
+        .report("volume_delete", name, text, json!({ "id": id }));
     Ok(())
 }
 

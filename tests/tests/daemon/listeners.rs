@@ -49,7 +49,7 @@ impl Drop for Namespace {
 }
 
 /// The reply of `nvmf_get_listeners`: address, transport, actual state and reason.
-fn standings(daemon: &mut Daemon) -> Vec<(String, String, String, String)> {
+fn listeners(daemon: &mut Daemon) -> Vec<(String, String, String, String)> {
     let all = daemon.call("nvmf_get_listeners", Value::Null);
     let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
     let one = |l: &Value| {
@@ -75,7 +75,7 @@ fn until(
 ) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let now = standings(daemon);
+        let now = listeners(daemon);
         if done(&now) {
             return;
         }
@@ -147,7 +147,7 @@ fn listeners_follow_the_interfaces() {
     let config = place.path("nacre.toml");
     let place = place.with("NACRE_CONFIG", config.display());
     let mut daemon = place.start();
-    let now = standings(&mut daemon);
+    let now = listeners(&mut daemon);
     assert!(
         listens(&now, "10.90.0.1", "TCP"),
         "{now:?}\n{}",

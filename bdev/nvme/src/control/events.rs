@@ -32,7 +32,7 @@ impl Controller {
             }
             for event in self.admin.take_events() {
                 count(&self.counters.events);
-                self.tell(Event::AsyncEvent(event));
+                self.send_event(Event::AsyncEvent(event));
                 self.serve_event(&core, event).await;
             }
             if self.is_live() {

@@ -65,7 +65,7 @@ impl Controller {
         );
         for event in told {
             tracing::debug!(controller = self.name(), ?event, "NVMe health");
-            self.tell(Event::Health(event));
+            self.send_event(Event::Health(event));
         }
     }
 

@@ -105,7 +105,7 @@ impl Controller {
                     tracing::info!(controller = name, state = state.name(), "NVMe controller");
                 }
             }
-            self.tell(Event::State(self.status()));
+            self.send_event(Event::State(self.status()));
         }
     }
 

@@ -87,10 +87,10 @@ impl Controller {
                         changes,
                         "NVMe namespace has other limits"
                     );
-                    self.tell(Event::NamespaceLimits { nsid, changes });
+                    self.send_event(Event::NamespaceLimits { nsid, changes });
                 }
                 if bdev.refresh(found.blocks, found.read_only) {
-                    self.tell(Event::NamespaceResized(bdev));
+                    self.send_event(Event::NamespaceResized(bdev));
                 }
                 return;
             }
@@ -100,14 +100,14 @@ impl Controller {
         let bdev = NvmeBdev::new(Arc::clone(self), found.facts, found.blocks, found.read_only);
         let bdev = Arc::new(bdev);
         lock(&self.namespaces).insert(nsid, Arc::clone(&bdev));
-        self.tell(Event::NamespaceAdded(bdev));
+        self.send_event(Event::NamespaceAdded(bdev));
     }
 
     pub(super) fn drop_namespace(&self, nsid: u32) {
         let gone = lock(&self.namespaces).remove(&nsid);
         if let Some(bdev) = gone {
             bdev.set_gone();
-            self.tell(Event::NamespaceRemoved(bdev));
+            self.send_event(Event::NamespaceRemoved(bdev));
         }
     }
 

@@ -118,7 +118,7 @@ impl Controller {
         link.made.store(true, Ordering::Relaxed);
         link.set_grant(grant);
         let generation = lock(&self.links).next_generation();
-        link.tell(Phase::Live(generation));
+        link.set_phase(Phase::Live(generation));
         Ok(())
     }
 
@@ -149,7 +149,7 @@ impl Controller {
     pub(super) async fn quiesce_all(&self, core: &CoreHandle) {
         let links = self.all_links();
         for link in &links {
-            link.tell(Phase::Quiescing);
+            link.set_phase(Phase::Quiescing);
         }
         for link in &links {
             self.until_quiet(core, link).await;
@@ -157,7 +157,7 @@ impl Controller {
     }
 
     pub(super) async fn quiesce(&self, core: &CoreHandle, link: &Link) {
-        link.tell(Phase::Quiescing);
+        link.set_phase(Phase::Quiescing);
         self.until_quiet(core, link).await;
     }
 
@@ -171,7 +171,7 @@ impl Controller {
     pub(super) fn end_queues(&self) {
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
-            link.tell(Phase::Gone);
+            link.set_phase(Phase::Gone);
         }
     }
 }

@@ -74,7 +74,7 @@ impl Controller {
                     action = action.name(),
                     "NVMe command is late"
                 );
-                self.tell(Event::Timeout(Timeout {
+                self.send_event(Event::Timeout(Timeout {
                     qid,
                     cid,
                     opcode,
@@ -189,7 +189,7 @@ impl Controller {
                 return;
             }
         }
-        link.tell(Phase::Gone);
+        link.set_phase(Phase::Gone);
         lock(&self.links).remove(link.qid);
     }
 
@@ -273,7 +273,7 @@ impl Controller {
             reason = reason.name(),
             "resetting NVMe controller"
         );
-        self.tell(Event::Reset { reason });
+        self.send_event(Event::Reset { reason });
         self.set_state(State::Resetting);
         self.quiesce_all(core).await;
         self.admin.close(ControlError::Reset { opcode: 0 });

@@ -84,7 +84,7 @@ impl Pair {
     pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
         self.switch.polled_looks = 0;
         // Before the look at the phase: later bells are heard.
-        self.link.hear();
+        self.link.clear_bell();
         let lane = self.lane(at);
         if !lane.ready.is_empty() {
             return Idle::Busy;

@@ -17,7 +17,7 @@ impl Pair {
     /// The control changed the phase: does what follows from it.
     #[cold]
     pub(super) fn follow(&mut self) {
-        self.link.hear();
+        self.link.clear_bell();
         let word = self.link.phase.word();
         // Answers that arrived before are answers, whatever happened to the queue since.
         self.live = false;

@@ -222,7 +222,7 @@ impl Method<Engine> for Rename {
             let _ = plane.bdevs.remove_alias(bdev, &before.name);
         }
         let text = format!("volume \"{}\" is called \"{new}\" now", before.name);
-        engine.notes.tell(
+        engine.notes.report(
             "volume_rename",
             new.to_owned(),
             text,

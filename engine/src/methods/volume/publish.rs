@@ -268,7 +268,7 @@ impl Method<Engine> for Publish {
         let text = format!("volume \"{name}\" is published as {nqn}");
         engine
             .notes
-            .tell("volume_publish", name, text, json!({ "nqn": nqn.as_str() }));
+            .report("volume_publish", name, text, json!({ "nqn": nqn.as_str() }));
         reply(&engine, &nqn, id)
     }
 }
@@ -407,7 +407,7 @@ impl Method<Engine> for Unpublish {
         let text = format!("volume \"{name}\" is not published any more");
         engine
             .notes
-            .tell("volume_unpublish", name, text, json!({ "nqn": nqn }));
+            .report("volume_unpublish", name, text, json!({ "nqn": nqn }));
         Ok(true)
     }
 }

@@ -38,7 +38,7 @@ const CLASSES: [ClassSpec; 3] = [
 pub struct Recorder(Mutex<Vec<Event>>);
 
 impl Observer for Recorder {
-    fn told(&self, event: Event) {
+    fn event(&self, event: Event) {
         self.0.lock().unwrap().push(event);
     }
 }

@@ -43,7 +43,7 @@ fn expected() -> Value {
     })
 }
 
-fn standings(daemon: &TestDaemon) -> Vec<Value> {
+fn states(daemon: &TestDaemon) -> Vec<Value> {
     let state = daemon.call("state_get", json!(null));
     let objects = state["objects"].as_array().unwrap();
     objects.iter().map(|o| o["state"].clone()).collect()
@@ -63,7 +63,7 @@ fn a_reservation_stored_in_the_state_is_restored() {
     }
     let daemon = TestDaemon::with(Settings::default(), open());
     assert_eq!(get(&daemon), expected());
-    assert!(standings(&daemon).iter().all(|s| s == "live"));
+    assert!(states(&daemon).iter().all(|s| s == "live"));
     let config = daemon.call("framework_get_config", json!({ "name": "nvmf" }));
     assert!(
         !config.to_string().contains(RESTORE),
@@ -100,7 +100,7 @@ fn a_declared_namespace_gets_its_reservation() {
     }
     let daemon = TestDaemon::with(settings(), open());
     assert_eq!(get(&daemon), expected());
-    assert!(standings(&daemon).iter().all(|s| s == "live"));
+    assert!(states(&daemon).iter().all(|s| s == "live"));
 }
 
 #[test]
