@@ -17,7 +17,7 @@ use crate::doctor::System;
 use crate::drives::{DriveUri, DriveUriError};
 use crate::initiator::{
     Choice, Connector, Identity, PathConnector, Rdma, RdmaTuning, Remote, Session, TcpConnector,
-    way_by_rdma,
+    check_rdma_route,
 };
 use crate::values::address;
 
@@ -232,7 +232,7 @@ impl RemoteArgs {
         paths.retry_delay = self.retry_delay;
         // Requested by name it is tried in any case: the device may appear later.
         if kind == Choice::Auto && fallback.is_some() {
-            paths.unusable = way_by_rdma(&System::real(), address.ip()).err();
+            paths.unusable = check_rdma_route(&System::real(), address.ip()).err();
             if let Some(why) = &paths.unusable {
                 eprintln!("note: no RDMA from here to the target: {why}; connecting over TCP");
             }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use nacre_nvmf_wire::{Nqn, NqnError};
 use uuid::Uuid;
 
-use crate::kept;
+use crate::identity_file;
 
 /// Namespace for identifiers derived from a secret such as machine-id(5).
 const NAMESPACE: Uuid = Uuid::from_u128(0x4e61_6372_6500_5e1f_8000_6e76_6d65_6f66);
@@ -154,12 +154,12 @@ fn parse_id(place: &str, text: &str) -> Result<Uuid, IdentityError> {
 /// `None`: the file is missing, unreadable or empty (nvme-cli leaves such files when it cannot
 /// generate one).
 fn first_line(path: &Path) -> Option<String> {
-    kept::first_line(path).filter(|line| line != "uninitialized")
+    identity_file::first_line(path).filter(|line| line != "uninitialized")
 }
 
 /// The identifier stored in `dir`; if there is none, `made` is stored.
 fn keep(dir: &Path, made: Uuid) -> std::io::Result<Uuid> {
-    let line = kept::keep(dir, "hostid", &made.to_string())?;
+    let line = identity_file::read_or_create(dir, "hostid", &made.to_string())?;
     line.parse().map_err(|_| {
         std::io::Error::other(format!("{} holds no UUID", dir.join("hostid").display()))
     })

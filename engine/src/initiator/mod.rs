@@ -8,17 +8,17 @@
 //!   Session    a controller driven by one thread, with blocking calls   (session.rs)
 //! ```
 //!
-//! Not for the data path, which is [`nacre_nvmf::host::IoQueue`]. `way.rs` checks whether the
+//! Not for the data path, which is [`nacre_nvmf::host::IoQueue`]. `rdma_route.rs` checks whether the
 //! route to a target has RDMA.
 
 mod identity;
+mod rdma_route;
 mod remote;
 mod session;
-mod way;
 
 pub use nacre_bdev_remote::{Connector, PathConnector, Rdma, RdmaTuning, TcpConnector};
 
 pub use identity::{Identity, IdentityError, Origin};
+pub use rdma_route::check_rdma_route;
 pub use remote::{Choice, DEFAULT_PORT, DISCOVERY_PORT, Remote, RemoteError};
 pub use session::{Session, SessionError};
-pub use way::way_by_rdma;

@@ -14,7 +14,7 @@ use nacre_nvmf_wire::tcp::Digests;
 use crate::config::replication::{Fallback, Replication, Wish};
 use crate::doctor::{System, select};
 use crate::engine::Engine;
-use crate::initiator::{Identity, IdentityError, way_by_rdma};
+use crate::initiator::{Identity, IdentityError, check_rdma_route};
 use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
 use crate::values::address::{self, AddressError, is_link_local};
@@ -145,7 +145,7 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
         Transport::Auto => replication.transport != Wish::Tcp,
     };
     let no_way = (by_rdma && auto && replication.transport == Wish::Auto)
-        .then(|| way_by_rdma(&System::real(), target).err())
+        .then(|| check_rdma_route(&System::real(), target).err())
         .flatten();
     let open = || {
         verbs

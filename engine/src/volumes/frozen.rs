@@ -20,7 +20,7 @@ use serde_json::json;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use super::life::{PATIENCE, replay_waiting};
+use super::lifecycle::{PATIENCE, replay_waiting};
 use super::{OpenState, Volumes};
 use crate::engine::Engine;
 use crate::plane::Plane;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use crate::kept;
+use crate::identity_file;
 
 const FILE: &str = "holder";
 
@@ -20,7 +20,7 @@ pub fn id(dir: &Path) -> std::io::Result<Uuid> {
             ))
         }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let made = kept::keep(dir, FILE, &Uuid::new_v4().to_string())?;
+            let made = identity_file::read_or_create(dir, FILE, &Uuid::new_v4().to_string())?;
             Uuid::parse_str(&made).map_err(std::io::Error::other)
         }
         Err(error) => Err(error),

@@ -15,7 +15,7 @@
 mod events;
 mod frozen;
 mod holder;
-mod life;
+mod lifecycle;
 mod members;
 
 use std::cell::{Cell, RefCell};
@@ -35,7 +35,9 @@ use crate::rpc::error::Errno;
 
 pub use self::events::{device_changed, look_at, must_leave_a_copy, nudge};
 pub use self::frozen::{fail_io, let_go, thaw};
-pub use self::life::{begin, close_all, create, delete, end, force_in_sync, open_all, settled};
+pub use self::lifecycle::{
+    begin, close_all, create, delete, end, force_in_sync, open_all, settled,
+};
 pub use self::members::{REMOTE_PRODUCT, is_local};
 
 pub use nacre_bdev_replica::model::RESERVED;

@@ -27,7 +27,7 @@ pub(super) enum Phase {
 }
 
 /// The phase of a connection, and the reason for its end.
-pub(super) struct Life {
+pub(super) struct Lifecycle {
     phase: Phase,
     /// Start of the phase `Closing`.
     closing: Nanos,
@@ -36,9 +36,9 @@ pub(super) struct Life {
     reported: bool,
 }
 
-impl Life {
-    pub fn new(now: Nanos) -> Life {
-        Life {
+impl Lifecycle {
+    pub fn new(now: Nanos) -> Lifecycle {
+        Lifecycle {
             phase: Phase::Handshake,
             closing: now,
             why: None,
@@ -98,7 +98,7 @@ impl Life {
         self.phase == Phase::Finished
     }
 
-    /// Whether [`Life::takes_shutdown`] would be true.
+    /// Whether [`Lifecycle::takes_shutdown`] would be true.
     #[inline]
     pub fn has_shutdown(&self) -> bool {
         matches!(self.phase, Phase::Lingering { shutdown: true })
@@ -116,7 +116,7 @@ impl Life {
         self.reported
     }
 
-    /// Whether [`Life::take_end`] would return the end.
+    /// Whether [`Lifecycle::take_end`] would return the end.
     pub fn has_end(&self) -> bool {
         !self.reported && matches!(self.phase, Phase::Lingering { .. } | Phase::Finished)
     }

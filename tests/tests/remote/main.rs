@@ -2,7 +2,7 @@
 //! RDMA, and keeps its guarantees when connections, targets and namespaces come and go.
 
 mod conformance;
-mod life;
+mod lifecycle;
 mod reserved;
 mod rig;
 mod zeroes;

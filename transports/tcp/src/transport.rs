@@ -31,7 +31,7 @@ use crate::accept::{CoreSlot, Pending, Shared};
 use crate::socket;
 use crate::stats::add;
 
-mod life;
+mod connections;
 
 /// So many sockets may be received from directly, without asking epoll. With more, epoll is asked
 /// in any case, and says which of them have something by one call.

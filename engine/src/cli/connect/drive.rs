@@ -138,7 +138,7 @@ pub fn drive(
     args: &ConnectArgs,
     plan: &Plan,
     runner: &mut impl Runner,
-    way_by_rdma: &dyn Fn(IpAddr) -> Result<(), String>,
+    check_rdma_route: &dyn Fn(IpAddr) -> Result<(), String>,
 ) -> Result<Vec<Tried>, ConnectError> {
     load(plan, runner)?;
     let here = |transport: Transport| Path {
@@ -150,7 +150,7 @@ pub fn drive(
     let (log, cause) = discover(args, plan, runner, &here);
     let (paths, every, listed) = match log {
         Some((log, transport)) => {
-            let (paths, skipped) = log.paths(nqn, plan, way_by_rdma);
+            let (paths, skipped) = log.paths(nqn, plan, check_rdma_route);
             skipped.iter().for_each(|why| runner.say(why));
             if !paths.is_empty() {
                 (paths, true, true)

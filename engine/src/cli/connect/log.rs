@@ -35,7 +35,7 @@ impl Log {
         &self,
         nqn: &str,
         plan: &Plan,
-        way_by_rdma: &dyn Fn(IpAddr) -> Result<(), String>,
+        check_rdma_route: &dyn Fn(IpAddr) -> Result<(), String>,
     ) -> (Vec<Path>, Vec<String>) {
         let mut paths: Vec<Path> = Vec::new();
         let mut skipped = Vec::new();
@@ -50,11 +50,11 @@ impl Log {
                     continue;
                 };
                 let ip = path.address.parse::<IpAddr>();
-                let way = match (transport, ip) {
-                    (Transport::Rdma, Ok(ip)) if !plan.by_name => way_by_rdma(ip),
+                let rdma_route = match (transport, ip) {
+                    (Transport::Rdma, Ok(ip)) if !plan.by_name => check_rdma_route(ip),
                     _ => Ok(()),
                 };
-                match way {
+                match rdma_route {
                     Err(why) => skipped.push(format!("not connecting {path}: {why}")),
                     Ok(()) if paths.contains(&path) => {}
                     Ok(()) if paths.len() == MOST_PATHS => {

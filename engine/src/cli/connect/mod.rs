@@ -25,7 +25,7 @@ use self::host::Shell;
 use super::address::TargetAddress;
 use super::{Failure, output};
 use crate::doctor::System;
-use crate::initiator::{Choice, way_by_rdma};
+use crate::initiator::{Choice, check_rdma_route};
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
@@ -191,7 +191,7 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     let plan = Plan::of(
         args.choice()?,
         args.fallback,
-        way_by_rdma(&system, args.address.ip()),
+        check_rdma_route(&system, args.address.ip()),
     );
     let mut shell = Shell::new(args.json, args.cm_timeout);
     let say = |text: &str| {
@@ -223,8 +223,10 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let tried = drive(&args, &plan, &mut shell, &|ip| way_by_rdma(&system, ip))
-        .map_err(anyhow::Error::from)?;
+    let tried = drive(&args, &plan, &mut shell, &|ip| {
+        check_rdma_route(&system, ip)
+    })
+    .map_err(anyhow::Error::from)?;
     if args.json {
         return output::json(&answer(&tried));
     }

@@ -16,7 +16,7 @@ use super::address::{AddressReply, TransportAddress, place};
 use super::{check_target, key, refusal};
 use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
-use crate::kept;
+use crate::identity_file;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -32,7 +32,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 }
 
 /// File in the data directory that stores the name generated at the first start.
-const KEPT: &str = "discoverynqn";
+const IDENTITY_FILE: &str = "discoverynqn";
 
 /// The configured unique name of the discovery subsystem. With `auto` and no data directory there
 /// is no unique name, as in SPDK. A name that changed at each start would be worse: hosts with a
@@ -45,10 +45,10 @@ pub fn configured_nqn(engine: &Engine) -> Option<Nqn> {
         DiscoveryName::Auto => {
             let dir = engine.journal.store_path()?;
             let made = Nqn::unique_discovery(Uuid::new_v4());
-            let kept = kept::keep(dir, KEPT, made.as_str());
+            let kept = identity_file::read_or_create(dir, IDENTITY_FILE, made.as_str());
             let nqn = kept.and_then(|line| Nqn::new(&line).map_err(std::io::Error::other));
             let nqn = nqn.inspect_err(|error| {
-                let file = dir.join(KEPT);
+                let file = dir.join(IDENTITY_FILE);
                 warn!(%error, "no unique name for discovery: {}", file.display());
             });
             nqn.ok().filter(|nqn| !nqn.is_discovery())

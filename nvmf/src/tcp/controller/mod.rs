@@ -22,7 +22,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::closing::{Life, Phase};
+use super::closing::{Lifecycle, Phase};
 use super::frame::{self, Reader};
 use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -157,7 +157,7 @@ struct Fetch {
 /// One connection.
 pub struct TargetConn {
     config: Rc<TargetConfig>,
-    life: Life,
+    lifecycle: Lifecycle,
     rx: Rx,
     tx: Tx,
     doing: Doing,
@@ -203,7 +203,7 @@ impl TargetConn {
         rx.set_urgent(true);
         TargetConn {
             config,
-            life: Life::new(now),
+            lifecycle: Lifecycle::new(now),
             rx,
             tx: Tx::new(8),
             doing: Doing::Nothing,
@@ -245,7 +245,7 @@ impl TargetConn {
     /// Whether reading makes sense now; `false` is back-pressure on the host, or the end.
     #[inline]
     pub fn wants_read(&self) -> bool {
-        !self.waiting && !self.life.is_finished()
+        !self.waiting && !self.lifecycle.is_finished()
     }
 
     /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
@@ -289,7 +289,7 @@ impl TargetConn {
                 }
                 None => Closed::Peer,
             };
-            self.life.blame(why);
+            self.lifecycle.blame(why);
         }
         self.finish();
     }
@@ -439,12 +439,12 @@ impl TargetConn {
         match why {
             CloseWhy::Now => {
                 if self.is_open() {
-                    self.life.blame(Closed::Local);
+                    self.lifecycle.blame(Closed::Local);
                 }
                 self.finish();
             }
             CloseWhy::Drained if self.is_open() => {
-                self.life.blame(Closed::Local);
+                self.lifecycle.blame(Closed::Local);
                 self.begin_closing(now);
             }
             CloseWhy::Drained => {}
@@ -465,30 +465,30 @@ impl TargetConn {
     pub fn sent(&mut self, n: usize) {
         self.tx.sent(n);
         if self.tx.is_empty() {
-            self.life.drained();
+            self.lifecycle.drained();
         }
     }
 
     /// Whether [`TargetConn::takes_shutdown`] would be true.
     #[inline]
     pub fn has_shutdown(&self) -> bool {
-        self.life.has_shutdown()
+        self.lifecycle.has_shutdown()
     }
 
     /// Whether to shut the sending side of the socket down; true once.
     pub fn takes_shutdown(&mut self) -> bool {
-        self.life.takes_shutdown()
+        self.lifecycle.takes_shutdown()
     }
 
     /// The socket can be dropped, after [`TargetEvent::Closed`] was polled and the receive buffer
     /// given back.
     pub fn is_finished(&self) -> bool {
-        self.life.is_finished() && self.life.is_reported()
+        self.lifecycle.is_finished() && self.lifecycle.is_reported()
     }
 
     /// Whether [`TargetConn::poll`] would say something without anything having arrived.
     pub fn has_news(&self) -> bool {
-        self.waiting || self.life.has_end()
+        self.waiting || self.lifecycle.has_end()
     }
 
     /// When [`TargetConn::handle_timeout`] has something to do if nothing happens before.
@@ -497,14 +497,14 @@ impl TargetConn {
         // A host that is connected and in the middle of nothing: asked for in every turn.
         let idle = self.config.idle_timeout.is_none();
         let quiet = idle && self.partial.is_none() && self.fetching == 0;
-        if quiet && self.life.is_running() && self.queue.is_some() {
+        if quiet && self.lifecycle.is_running() && self.queue.is_some() {
             return None;
         }
         self.next_deadline()
     }
 
     fn next_deadline(&self) -> Option<Nanos> {
-        match self.life.phase() {
+        match self.lifecycle.phase() {
             Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
             Phase::Running => {
                 let connect = self
@@ -517,7 +517,7 @@ impl TargetConn {
                 let idle = self.config.idle_timeout.map(|timeout| self.heard + timeout);
                 [connect, stall, idle].into_iter().flatten().min()
             }
-            _ => self.life.deadline(self.config.linger),
+            _ => self.lifecycle.deadline(self.config.linger),
         }
     }
 
@@ -528,7 +528,7 @@ impl TargetConn {
             (self.fetch_since, self.r2t_left) = (now, self.tx.has_left(self.r2t_end));
         }
         if is_over(self) {
-            self.life.blame(Closed::TimedOut);
+            self.lifecycle.blame(Closed::TimedOut);
             self.finish();
         }
     }
@@ -547,14 +547,14 @@ impl TargetConn {
     }
 
     fn is_open(&self) -> bool {
-        self.life.is_open()
+        self.lifecycle.is_open()
     }
 
     /// The end, once.
     #[cold]
     fn news(&mut self, sink: &mut impl FnMut(TargetEvent)) -> Polled {
         self.waiting = false;
-        match self.life.take_end() {
+        match self.lifecycle.take_end() {
             Some(why) => {
                 sink(TargetEvent::Closed(why));
                 Polled::Event
@@ -575,14 +575,14 @@ impl TargetConn {
     }
 
     fn begin_closing(&mut self, now: Nanos) {
-        self.life.begin_closing(now, self.tx.is_empty());
+        self.lifecycle.begin_closing(now, self.tx.is_empty());
         self.doing = Doing::Nothing;
         self.fetches.clear();
         self.rx.drop_unread();
     }
 
     fn finish(&mut self) {
-        self.life.finish();
+        self.lifecycle.finish();
         self.doing = Doing::Nothing;
         self.fetches.clear();
         self.tx.clear();

@@ -74,7 +74,7 @@ impl TargetConn {
             rules.digests = digests;
             rules.initialized = true;
         });
-        self.life.run();
+        self.lifecycle.run();
         self.rx.consume(frame.data_offset as usize);
         self.pdus_received += 1;
         self.pdus_sent += 1;
@@ -246,7 +246,7 @@ impl TargetConn {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the host ended a connection with H2CTermReq");
         self.pdus_received += 1;
-        self.life.blame(Closed::Protocol(format!(
+        self.lifecycle.blame(Closed::Protocol(format!(
             "the host sent H2CTermReq: {reason}"
         )));
         self.tx.clear();
@@ -363,7 +363,8 @@ impl TargetConn {
             &unread[..hlen.min(unread.len())],
         );
         self.pdus_sent += 1;
-        self.life.blame(Closed::Protocol(violation.to_string()));
+        self.lifecycle
+            .blame(Closed::Protocol(violation.to_string()));
         self.begin_closing(now);
     }
 }

@@ -26,7 +26,7 @@ use nacre_reactor::Nanos;
 
 use self::guess::{GUESS_BYTES, Guessing};
 use super::Polled;
-use super::closing::{Life, Phase};
+use super::closing::{Lifecycle, Phase};
 use super::frame::{self, Reader};
 use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -105,7 +105,7 @@ struct Command {
 /// One connection.
 pub struct HostConn {
     config: HostConfig,
-    life: Life,
+    lifecycle: Lifecycle,
     rx: Rx,
     tx: Tx,
     reader: Reader,
@@ -148,7 +148,7 @@ impl HostConn {
                 ..Rules::host()
             }),
             config,
-            life: Life::new(now),
+            lifecycle: Lifecycle::new(now),
             rx: Rx::new(),
             tx,
             controller_alignment: DataAlignment::DWORD,
@@ -179,10 +179,10 @@ impl HostConn {
     #[inline]
     pub fn submit(&mut self, command: HostCommand) {
         debug_assert!(
-            self.life.phase() != Phase::Handshake,
+            self.lifecycle.phase() != Phase::Handshake,
             "a command before the connection was ready"
         );
-        if !self.life.is_running() {
+        if !self.lifecycle.is_running() {
             return self.keep(command);
         }
         let HostCommand {
@@ -265,14 +265,14 @@ impl HostConn {
 
     #[inline]
     pub fn wants_read(&self) -> bool {
-        !self.waiting && !self.life.is_finished()
+        !self.waiting && !self.lifecycle.is_finished()
     }
 
     /// True if the controller owes a message: a completion, the ICResp, or the end. A later poll
     /// finds anything else, such as the controller's end of the connection.
     #[inline]
     pub fn expects(&self) -> bool {
-        self.outstanding > 0 || !self.life.is_running()
+        self.outstanding > 0 || !self.lifecycle.is_running()
     }
 
     /// True if a check for completions right after everything queued was sent can find some. It
@@ -281,7 +281,7 @@ impl HostConn {
     #[inline]
     pub fn may_find(&mut self) -> bool {
         let news = std::mem::take(&mut self.unlooked);
-        news == 0 || news < self.outstanding || !self.life.is_running() || self.has_news()
+        news == 0 || news < self.outstanding || !self.lifecycle.is_running() || self.has_news()
     }
 
     /// Where the next bytes go. `false`: no receive buffer is free, try again next turn.
@@ -326,12 +326,12 @@ impl HostConn {
                 None if self.rx.is_mid_pdu() => {
                     Closed::Broken("closed by the controller in the middle of a PDU".into())
                 }
-                None if self.life.phase() == Phase::Handshake => {
+                None if self.lifecycle.phase() == Phase::Handshake => {
                     Closed::Broken("closed by the controller before ICResp".into())
                 }
                 None => Closed::Peer,
             };
-            self.life.blame(why);
+            self.lifecycle.blame(why);
         }
         self.finish();
     }
@@ -374,7 +374,7 @@ impl HostConn {
 
     /// Ends the connection now. Queued data that has not left is dropped.
     pub fn close(&mut self) {
-        self.life.blame(Closed::Local);
+        self.lifecycle.blame(Closed::Local);
         self.finish();
     }
 
@@ -408,50 +408,50 @@ impl HostConn {
     pub fn sent(&mut self, n: usize) {
         self.tx.sent(n);
         if self.tx.is_empty() {
-            self.life.drained();
+            self.lifecycle.drained();
         }
     }
 
     /// Whether to shut the sending side of the socket down; true once.
     pub fn takes_shutdown(&mut self) -> bool {
-        self.life.takes_shutdown()
+        self.lifecycle.takes_shutdown()
     }
 
     pub fn is_finished(&self) -> bool {
-        self.life.is_finished() && self.life.is_reported()
+        self.lifecycle.is_finished() && self.lifecycle.is_reported()
     }
 
     /// Whether [`HostConn::poll`] would say something without anything having arrived.
     pub fn has_news(&self) -> bool {
-        self.waiting || self.life.has_end()
+        self.waiting || self.lifecycle.has_end()
     }
 
     pub fn deadline(&self) -> Option<Nanos> {
-        match self.life.phase() {
+        match self.lifecycle.phase() {
             Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
             Phase::Running => self.partial.map(|since| since + self.config.stall_timeout),
-            _ => self.life.deadline(self.config.linger),
+            _ => self.lifecycle.deadline(self.config.linger),
         }
     }
 
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.deadline().is_some_and(|deadline| deadline <= now) {
-            self.life.blame(Closed::TimedOut);
+            self.lifecycle.blame(Closed::TimedOut);
             self.finish();
         }
     }
 
     fn is_open(&self) -> bool {
-        self.life.is_open()
+        self.lifecycle.is_open()
     }
 
     fn begin_closing(&mut self, now: Nanos) {
-        self.life.begin_closing(now, self.tx.is_empty());
+        self.lifecycle.begin_closing(now, self.tx.is_empty());
         self.abandon();
     }
 
     fn finish(&mut self) {
-        self.life.finish();
+        self.lifecycle.finish();
         self.tx.clear();
         self.abandon();
     }
@@ -478,7 +478,7 @@ impl HostConn {
     #[cold]
     fn news(&mut self, sink: &mut impl FnMut(HostEvent)) -> Polled {
         self.waiting = false;
-        match self.life.take_end() {
+        match self.lifecycle.take_end() {
             Some(why) => {
                 sink(HostEvent::Closed(why));
                 Polled::Event

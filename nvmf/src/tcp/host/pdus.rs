@@ -77,7 +77,7 @@ impl HostConn {
             rules.digests = agreed;
             rules.initialized = true;
         });
-        self.life.run();
+        self.lifecycle.run();
         self.consume(frame);
         sink(HostEvent::Ready);
         Ok(Polled::Event)
@@ -258,7 +258,7 @@ impl HostConn {
     fn terminated(&mut self, pdu: &TermReq, now: Nanos, sink: &mut impl Sink) -> Polled {
         let reason = frame::reason_of(pdu);
         tracing::warn!(%reason, "the controller ended a connection with C2HTermReq");
-        self.life.blame(Closed::Protocol(format!(
+        self.lifecycle.blame(Closed::Protocol(format!(
             "the controller sent C2HTermReq: {reason}"
         )));
         self.tx.clear();
@@ -282,7 +282,8 @@ impl HostConn {
             .map_or(0, |&hlen| usize::from(hlen))
             .max(CommonHeader::SIZE);
         violation.put(&mut self.tx, Side::Host, &unread[..hlen.min(unread.len())]);
-        self.life.blame(Closed::Protocol(violation.to_string()));
+        self.lifecycle
+            .blame(Closed::Protocol(violation.to_string()));
         self.begin_closing(now);
     }
 }

@@ -2,7 +2,7 @@
 //! notices of each.
 
 mod aborted;
-mod kept;
+mod persistence;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// The line stored in file `name` of `dir`; if there is none, `made` is stored. Two processes that
 /// start at the same time get the same line.
-pub fn keep(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
+pub fn read_or_create(dir: &Path, name: &str, made: &str) -> std::io::Result<String> {
     let path = dir.join(name);
     if let Some(line) = first_line(&path) {
         return Ok(line);
@@ -40,13 +40,13 @@ mod tests {
     fn the_first_identity_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("not/there/yet");
-        assert_eq!(keep(&state, "name", "first").unwrap(), "first");
-        assert_eq!(keep(&state, "name", "second").unwrap(), "first");
-        assert_eq!(keep(&state, "other", "second").unwrap(), "second");
+        assert_eq!(read_or_create(&state, "name", "first").unwrap(), "first");
+        assert_eq!(read_or_create(&state, "name", "second").unwrap(), "first");
+        assert_eq!(read_or_create(&state, "other", "second").unwrap(), "second");
         let files = std::fs::read_dir(&state).unwrap().count();
         assert_eq!(files, 2, "nothing but the two");
         std::fs::write(state.join("empty"), "\n").unwrap();
-        let refused = keep(&state, "empty", "third").unwrap_err();
+        let refused = read_or_create(&state, "empty", "third").unwrap_err();
         assert!(refused.to_string().contains("is empty"), "{refused}");
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::doctor::{System, rdma_path};
 
 /// Follows the route to `target`. `Err`: why RDMA is not possible there.
-pub fn way_by_rdma(system: &System, target: IpAddr) -> Result<(), String> {
+pub fn check_rdma_route(system: &System, target: IpAddr) -> Result<(), String> {
     let source = system
         .probe
         .source_for(target)
