@@ -364,7 +364,7 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
 /// Takes down the objects that [`init`] created.
 pub async fn fini(engine: &Rc<Engine>) {
     let Ok(plane) = engine.plane() else { return };
-    crate::volumes::let_go(engine);
+    crate::volumes::stop_opening(engine);
     if !plane.disconnect_hosts(HOST_PATIENCE).await {
         warn!("hosts were still connected when the reactors ended");
     }
@@ -396,8 +396,8 @@ async fn retry(engine: &Rc<Engine>) {
             () = engine.tuned.notified() => continue,
             () = tokio::time::sleep(every) => {}
             // Objects on a remote device or drive that is back need not wait.
-            () = engine.remotes.came_back() => {}
-            () = engine.drives.came_back() => {}
+            () = engine.remotes.bdevs_appeared() => {}
+            () = engine.drives.bdevs_appeared() => {}
         }
         replay_waiting(engine).await;
         if engine.declared.make(engine).await {

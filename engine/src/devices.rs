@@ -30,7 +30,7 @@ pub enum Module {
 
 /// A latency histogram requested by `bdev_enable_histogram`.
 #[derive(Debug, Clone)]
-pub struct HistogramWish {
+pub struct HistogramRequest {
     pub granularity: u32,
     pub min_ns: u64,
     pub max_ns: u64,
@@ -46,7 +46,7 @@ pub type BdevEvents = mpsc::UnboundedReceiver<nacre_bdev::Event>;
 #[derive(Default)]
 pub struct Devices {
     pub modules: RefCell<BTreeMap<String, Module>>,
-    pub histograms: RefCell<BTreeMap<String, HistogramWish>>,
+    pub histograms: RefCell<BTreeMap<String, HistogramRequest>>,
     pub samplers: Samplers,
     /// Notified whenever a device is added, removed or changed.
     pub changed: Notify,

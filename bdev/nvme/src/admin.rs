@@ -188,7 +188,7 @@ impl Admin {
     }
 
     /// Closes the queue: waiting and later commands end with `why`. Memory that the controller may
-    /// still reach stays until the queue is opened again or [`Admin::let_go`] is called.
+    /// still reach stays until the queue is opened again or [`Admin::release_memory`] is called.
     pub fn close(&self, why: ControlError) {
         let mut state = lock(&self.state);
         state.end(why.clone());
@@ -199,7 +199,7 @@ impl Admin {
     }
 
     /// Call when the controller cannot reach memory any longer.
-    pub fn let_go(&self) {
+    pub fn release_memory(&self) {
         let mut state = lock(&self.state);
         state.kept = None;
     }

@@ -67,7 +67,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDRESS:PORT")]
     metrics_listen: Option<String>,
     /// RDMA on every listener: off, prefer or require, whatever the configuration says
-    #[arg(long, value_name = "WISH", value_parser = ["off", "prefer", "require"])]
+    #[arg(long, value_name = "MODE", value_parser = ["off", "prefer", "require"])]
     rdma: Option<String>,
     /// Additional listeners of the configuration's subsystems: tcp://ADDRESS:PORT or
     /// rdma://ADDRESS:PORT (may be repeated)

@@ -152,7 +152,7 @@ impl Check<'_> {
         if let Err(cause) = Cores::parse(&settings.reactor.cores) {
             self.refuse("reactor.cores", cause, Cores::FORMS);
         }
-        for (key, cause) in settings.nvmf.sizes_that_cannot_be() {
+        for (key, cause) in settings.nvmf.invalid_sizes() {
             self.refuse_unless_refused(&format!("nvmf.{key}"), cause);
         }
         if let Err(error) = settings.nvmf.discovery_name() {

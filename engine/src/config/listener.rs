@@ -19,7 +19,7 @@ pub struct Listener {
     pub port: u16,
     /// Allowed transports; `rdma` says whether RDMA is used.
     pub transports: Vec<Transport>,
-    pub rdma: RdmaWish,
+    pub rdma: RdmaSetting,
     /// False: where RDMA is wanted, TCP is omitted from the discovery log and refuses hosts.
     pub tcp_fallback: bool,
     pub ana: Ana,
@@ -46,7 +46,7 @@ impl Default for Listener {
             address: IpAddr::from([127, 0, 0, 1]).into(),
             port: 4420,
             transports: vec![Transport::Rdma, Transport::Tcp],
-            rdma: RdmaWish::Off,
+            rdma: RdmaSetting::Off,
             tcp_fallback: true,
             ana: Ana::default(),
             rdma_device: None,
@@ -68,8 +68,8 @@ impl Listener {
             "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets";
         let written = Written::bare(text, FORM)?;
         let (transport, rdma) = match written.scheme {
-            Some("tcp") => (Transport::Tcp, RdmaWish::Off),
-            Some("rdma") => (Transport::Rdma, RdmaWish::Require),
+            Some("tcp") => (Transport::Tcp, RdmaSetting::Off),
+            Some("rdma") => (Transport::Rdma, RdmaSetting::Require),
             None => {
                 let text = text.to_owned();
                 return Err(AddressError::Form { text, form: FORM });
@@ -98,15 +98,15 @@ impl Listener {
     }
 
     pub fn wants_rdma(&self) -> bool {
-        self.rdma != RdmaWish::Off && self.uses(Transport::Rdma)
+        self.rdma != RdmaSetting::Off && self.uses(Transport::Rdma)
     }
 
     /// The ANA state of the listener's path over `transport`.
-    pub fn ana_of(&self, transport: Transport) -> AnaWish {
+    pub fn ana_of(&self, transport: Transport) -> AnaSetting {
         match (transport, self.ana.tcp) {
             (Transport::Rdma, _) => self.ana.rdma,
-            (Transport::Tcp, AnaWish::Auto) if self.wants_rdma() => AnaWish::NonOptimized,
-            (Transport::Tcp, wish) => wish,
+            (Transport::Tcp, AnaSetting::Auto) if self.wants_rdma() => AnaSetting::NonOptimized,
+            (Transport::Tcp, setting) => setting,
         }
     }
 
@@ -127,7 +127,7 @@ impl Listener {
                 cause.into(),
                 "add \"tcp\" to transports, or set rdma = \"prefer\" or \"require\"",
             ));
-        } else if self.rdma != RdmaWish::Off && !self.uses(Transport::Rdma) {
+        } else if self.rdma != RdmaSetting::Off && !self.uses(Transport::Rdma) {
             let cause = format!("rdma = \"{}\" without \"rdma\" in transports", self.rdma);
             problems.push(("rdma", cause, "add it, or set rdma = \"off\""));
         }
@@ -150,22 +150,22 @@ impl Listener {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Ana {
-    pub rdma: AnaWish,
-    pub tcp: AnaWish,
+    pub rdma: AnaSetting,
+    pub tcp: AnaSetting,
 }
 
 impl Default for Ana {
     fn default() -> Ana {
         Ana {
-            rdma: AnaWish::Optimized,
-            tcp: AnaWish::Auto,
+            rdma: AnaSetting::Optimized,
+            tcp: AnaSetting::Auto,
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum AnaWish {
+pub enum AnaSetting {
     /// TCP is non-optimized if any listener wants RDMA, and for published volumes.
     Auto,
     Optimized,
@@ -173,13 +173,13 @@ pub enum AnaWish {
     Inaccessible,
 }
 
-impl AnaWish {
+impl AnaSetting {
     /// The name in `nvmf_subsystem_add_listener`.
     pub fn word(self) -> &'static str {
         match self {
-            AnaWish::Auto | AnaWish::Optimized => "optimized",
-            AnaWish::NonOptimized => "non_optimized",
-            AnaWish::Inaccessible => "inaccessible",
+            AnaSetting::Auto | AnaSetting::Optimized => "optimized",
+            AnaSetting::NonOptimized => "non_optimized",
+            AnaSetting::Inaccessible => "inaccessible",
         }
     }
 }
@@ -203,18 +203,18 @@ impl Transport {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum RdmaWish {
+pub enum RdmaSetting {
     Off,
     Prefer,
     Require,
 }
 
-impl fmt::Display for RdmaWish {
+impl fmt::Display for RdmaSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            RdmaWish::Off => "off",
-            RdmaWish::Prefer => "prefer",
-            RdmaWish::Require => "require",
+            RdmaSetting::Off => "off",
+            RdmaSetting::Prefer => "prefer",
+            RdmaSetting::Require => "require",
         })
     }
 }
@@ -412,32 +412,32 @@ mod tests {
             (
                 "tcp://10.0.0.4:4421",
                 Transport::Tcp,
-                RdmaWish::Off,
+                RdmaSetting::Off,
                 "10.0.0.4:4421",
             ),
             (
                 "rdma://10.0.0.4",
                 Transport::Rdma,
-                RdmaWish::Require,
+                RdmaSetting::Require,
                 "10.0.0.4:4420",
             ),
             (
                 "tcp://[fd00::4]:1",
                 Transport::Tcp,
-                RdmaWish::Off,
+                RdmaSetting::Off,
                 "[fd00::4]:1",
             ),
-            ("tcp://[::]", Transport::Tcp, RdmaWish::Off, "[::]:4420"),
+            ("tcp://[::]", Transport::Tcp, RdmaSetting::Off, "[::]:4420"),
             (
                 "tcp://[fe80::4%eth7]:1",
                 Transport::Tcp,
-                RdmaWish::Off,
+                RdmaSetting::Off,
                 "[fe80::4%eth7]:1",
             ),
             (
                 "tcp://[::ffff:10.0.0.4]:1",
                 Transport::Tcp,
-                RdmaWish::Off,
+                RdmaSetting::Off,
                 "10.0.0.4:1",
             ),
         ] {
@@ -466,12 +466,12 @@ mod tests {
     #[test]
     fn a_tcp_path_beside_rdma_is_non_optimized() {
         let mut listener = Listener::default();
-        assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::Auto);
+        assert_eq!(listener.ana_of(Transport::Tcp), AnaSetting::Auto);
         assert_eq!(listener.ana_of(Transport::Tcp).word(), "optimized");
-        listener.rdma = RdmaWish::Prefer;
-        assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::NonOptimized);
-        assert_eq!(listener.ana_of(Transport::Rdma), AnaWish::Optimized);
-        listener.ana.tcp = AnaWish::Optimized;
-        assert_eq!(listener.ana_of(Transport::Tcp), AnaWish::Optimized);
+        listener.rdma = RdmaSetting::Prefer;
+        assert_eq!(listener.ana_of(Transport::Tcp), AnaSetting::NonOptimized);
+        assert_eq!(listener.ana_of(Transport::Rdma), AnaSetting::Optimized);
+        listener.ana.tcp = AnaSetting::Optimized;
+        assert_eq!(listener.ana_of(Transport::Tcp), AnaSetting::Optimized);
     }
 }

@@ -11,7 +11,7 @@ use crate::values::read;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Replication {
-    pub transport: Wish,
+    pub transport: TransportChoice,
     /// Transport to use while RDMA fails.
     pub fallback: Fallback,
     /// Selectors of the source address, as for a listener; none: chosen by the route.
@@ -36,7 +36,7 @@ pub struct Replication {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Wish {
+pub enum TransportChoice {
     /// RDMA if the route to the target supports it, else TCP.
     Auto,
     Rdma,
@@ -53,7 +53,7 @@ pub enum Fallback {
 impl Default for Replication {
     fn default() -> Replication {
         Replication {
-            transport: Wish::Auto,
+            transport: TransportChoice::Auto,
             fallback: Fallback::Tcp,
             iface: Vec::new(),
             connection_retries: 3,
@@ -85,7 +85,7 @@ impl Replication {
         }
         if self.connection_retries == 0
             && self.fallback == Fallback::Tcp
-            && self.transport != Wish::Tcp
+            && self.transport != TransportChoice::Tcp
         {
             let why = "0 tries RDMA for ever, so that fallback = \"tcp\" is never used; set fallback = \"none\"";
             problems.push(("connection_retries", why.to_owned()));

@@ -12,10 +12,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::listener::AnaWish;
+use super::listener::AnaSetting;
 use crate::values::read;
 
-pub use super::listener::{Listener, RdmaWish, Transport};
+pub use super::listener::{Listener, RdmaSetting, Transport};
 pub use super::rdma::Rdma;
 pub use super::replication::Replication;
 
@@ -249,7 +249,7 @@ pub struct Nvmf {
     /// See [`Nvmf::discovery_name`].
     pub discovery_nqn: String,
     /// None: each listener decides.
-    pub rdma: Option<RdmaWish>,
+    pub rdma: Option<RdmaSetting>,
     /// Listeners in short form: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
     pub listen: Vec<String>,
     pub listener: Vec<Listener>,
@@ -300,7 +300,7 @@ impl Nvmf {
 
     /// Sizes that every transport would refuse: reported before the start instead of by each
     /// listener.
-    pub fn sizes_that_cannot_be(&self) -> Vec<(&'static str, String)> {
+    pub fn invalid_sizes(&self) -> Vec<(&'static str, String)> {
         let (largest, in_capsule) = (self.max_io_size, self.in_capsule_data_size);
         let mut problems = Vec::new();
         if !largest.is_power_of_two() {
@@ -323,17 +323,17 @@ impl Nvmf {
         let short = short.filter_map(|(at, text)| Listener::short(at + 1, text).ok());
         let mut all: Vec<Listener> = self.listener.iter().cloned().chain(short).collect();
         for listener in &mut all {
-            if let Some(wish) = self.rdma {
-                listener.rdma = wish;
-                if wish != RdmaWish::Off && !listener.uses(Transport::Rdma) {
+            if let Some(setting) = self.rdma {
+                listener.rdma = setting;
+                if setting != RdmaSetting::Off && !listener.uses(Transport::Rdma) {
                     listener.transports.push(Transport::Rdma);
                 }
             }
         }
         // Hosts prefer RDMA, also if RDMA and TCP have separate listeners.
         if all.iter().any(Listener::wants_rdma) {
-            let automatic = all.iter_mut().filter(|l| l.ana.tcp == AnaWish::Auto);
-            automatic.for_each(|l| l.ana.tcp = AnaWish::NonOptimized);
+            let automatic = all.iter_mut().filter(|l| l.ana.tcp == AnaSetting::Auto);
+            automatic.for_each(|l| l.ana.tcp = AnaSetting::NonOptimized);
         }
         all
     }

@@ -68,7 +68,7 @@ pub struct Drives {
     /// The home reactor of the next drive.
     next: Cell<usize>,
     changed: Arc<Notify>,
-    came_back: Notify,
+    bdevs_appeared: Notify,
 }
 
 /// Events of a controller, on their way to the management thread.
@@ -120,7 +120,7 @@ impl Drives {
             hot_plug: Cell::default(),
             next: Cell::default(),
             changed: Arc::default(),
-            came_back: Notify::default(),
+            bdevs_appeared: Notify::default(),
         }
     }
 
@@ -160,8 +160,8 @@ impl Drives {
     }
 
     /// Resolves when new bdevs have appeared.
-    pub async fn came_back(&self) {
-        self.came_back.notified().await;
+    pub async fn bdevs_appeared(&self) {
+        self.bdevs_appeared.notified().await;
     }
 
     /// True while a drive of this name is being initialised.
@@ -401,7 +401,7 @@ impl Drive {
             }
         }
         if came {
-            engine.drives.came_back.notify_one();
+            engine.drives.bdevs_appeared.notify_one();
         }
     }
 

@@ -38,7 +38,7 @@ use self::plan::{Lack, Path, Plan, Unmatched, plan};
 use self::report::{changes, concern};
 use self::system::System;
 use self::watch::Watch;
-use crate::config::listener::{Listener, RdmaWish, Transport};
+use crate::config::listener::{Listener, RdmaSetting, Transport};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::engine::Engine;
 use crate::methods::nvmf::AnaWord;
@@ -645,10 +645,10 @@ async fn follow(engine: Rc<Engine>) {
 
 /// The word for the requested state in replies.
 pub fn wanted(path: &Path) -> &'static str {
-    match (path.wish, path.withheld) {
+    match (path.setting, path.withheld) {
         (_, true) => "withheld",
         (None, _) => "listen",
-        (Some(RdmaWish::Require), _) => "require",
-        (Some(RdmaWish::Prefer | RdmaWish::Off), _) => "prefer",
+        (Some(RdmaSetting::Require), _) => "require",
+        (Some(RdmaSetting::Prefer | RdmaSetting::Off), _) => "prefer",
     }
 }

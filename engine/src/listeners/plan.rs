@@ -19,7 +19,7 @@ use std::net::IpAddr;
 use nacre_rdma_link::{Chosen, Want};
 use serde::Serialize;
 
-use crate::config::listener::{AnaWish, Listener, RdmaWish, Selector, Transport};
+use crate::config::listener::{AnaSetting, Listener, RdmaSetting, Selector, Transport};
 use crate::values::address::{ScopedIp, is_link_local};
 
 /// A network interface with its addresses.
@@ -75,8 +75,8 @@ pub struct Path {
     pub port: u16,
     pub transport: Transport,
     /// The `rdma` setting, for paths over RDMA; `None` for TCP.
-    pub wish: Option<RdmaWish>,
-    pub ana: AnaWish,
+    pub setting: Option<RdmaSetting>,
+    pub ana: AnaSetting,
     pub withheld: bool,
     /// The device and GID of an RDMA path; `None` for TCP. An error if the path is not available.
     pub verdict: Result<Option<Chosen>, Lack>,
@@ -111,7 +111,7 @@ pub struct Plan {
 impl Plan {
     /// Required RDMA paths that are not available.
     pub fn missing_required(&self) -> impl Iterator<Item = (&Path, &Lack)> {
-        let required = |p: &&Path| p.wish == Some(RdmaWish::Require);
+        let required = |p: &&Path| p.setting == Some(RdmaSetting::Require);
         let all = self.paths.iter().filter(required);
         all.filter_map(|path| Some((path, path.verdict.as_ref().err()?)))
     }
@@ -271,7 +271,7 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
         ip,
         port: listener.port,
         transport,
-        wish: (transport == Transport::Rdma).then_some(listener.rdma),
+        setting: (transport == Transport::Rdma).then_some(listener.rdma),
         ana: listener.ana_of(transport),
         withheld: transport == Transport::Tcp && !listener.tcp_fallback && listener.wants_rdma(),
         verdict,

@@ -112,9 +112,9 @@ fn planned(listener: Listener) -> Plan {
 
 #[test]
 fn the_decision_table() {
-    use RdmaWish::{Off, Prefer, Require};
+    use RdmaSetting::{Off, Prefer, Require};
     let (tcp, rdma) = (Transport::Tcp, Transport::Rdma);
-    for (transports, wish, iface, paths, missing) in [
+    for (transports, setting, iface, paths, missing) in [
         (&[tcp][..], Off, "eth0", &["eth0 10.0.0.4 TCP"][..], 0),
         (&[rdma, tcp], Off, "eth0", &["eth0 10.0.0.4 TCP"], 0),
         (
@@ -161,12 +161,16 @@ fn the_decision_table() {
         };
         let listener = Listener {
             transports: transports.to_vec(),
-            rdma: wish,
+            rdma: setting,
             ..on(&[&format!("ip:{address}")])
         };
         let plan = planned(listener);
-        assert_eq!(shown(&plan), paths, "{transports:?} {wish} {iface}");
-        assert_eq!(plan.missing_required().count(), missing, "{wish} {iface}");
+        assert_eq!(shown(&plan), paths, "{transports:?} {setting} {iface}");
+        assert_eq!(
+            plan.missing_required().count(),
+            missing,
+            "{setting} {iface}"
+        );
         assert_eq!(plan.unmatched, []);
     }
 }
@@ -246,7 +250,7 @@ fn unmatched_selectors_list_the_choices() {
 #[test]
 fn without_a_fallback_tcp_is_withheld() {
     let listener = Listener {
-        rdma: RdmaWish::Prefer,
+        rdma: RdmaSetting::Prefer,
         tcp_fallback: false,
         ..on(&["ip:10.0.0.4"])
     };
@@ -262,7 +266,7 @@ fn rdma_on_any_address_uses_all_capable_addresses() {
     let listener = |address: &str| Listener {
         name: "any".into(),
         address: address.parse().unwrap(),
-        rdma: RdmaWish::Require,
+        rdma: RdmaSetting::Require,
         ..Listener::default()
     };
     assert_eq!(
@@ -275,7 +279,7 @@ fn rdma_on_any_address_uses_all_capable_addresses() {
     );
     assert_eq!(
         shown(&planned(Listener {
-            rdma: RdmaWish::Off,
+            rdma: RdmaSetting::Off,
             ..listener("fe80::4%eth0")
         })),
         ["eth0 fe80::4%eth0 TCP"]
@@ -295,7 +299,7 @@ fn rdma_on_any_address_uses_all_capable_addresses() {
 #[test]
 fn pinned_devices_and_states_are_passed_on() {
     let listener = Listener {
-        rdma: RdmaWish::Prefer,
+        rdma: RdmaSetting::Prefer,
         rdma_device: Some("rxe1".into()),
         ..on(&["ip:10.0.0.4"])
     };
@@ -305,16 +309,16 @@ fn pinned_devices_and_states_are_passed_on() {
         rdma_device: None,
         rdma_gid_index: Some(7),
         ana: Ana {
-            rdma: AnaWish::NonOptimized,
-            tcp: AnaWish::Inaccessible,
+            rdma: AnaSetting::NonOptimized,
+            tcp: AnaSetting::Inaccessible,
         },
         ..listener
     };
     let plan = planned(listener);
     let chosen = plan.paths[0].verdict.clone().unwrap().unwrap();
     assert_eq!((chosen.device.as_str(), chosen.gid_index), ("rxe0", 7));
-    let states: Vec<AnaWish> = plan.paths.iter().map(|p| p.ana).collect();
-    assert_eq!(states, [AnaWish::NonOptimized, AnaWish::Inaccessible]);
+    let states: Vec<AnaSetting> = plan.paths.iter().map(|p| p.ana).collect();
+    assert_eq!(states, [AnaSetting::NonOptimized, AnaSetting::Inaccessible]);
 }
 
 #[test]

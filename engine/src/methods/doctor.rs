@@ -86,7 +86,7 @@ impl Method<Engine> for Run {
         // Files, libraries and the network may be slow; keep them off the management thread.
         let report = tokio::task::spawn_blocking(move || examine(&System::real(), &scope));
         let report = report.await;
-        Rdma::look_after(&engine);
+        Rdma::watch_for_removal(&engine);
         report.map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))
     }
 }

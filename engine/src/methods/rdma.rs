@@ -61,7 +61,7 @@ impl Method<Engine> for GetDevices {
         let mut all = read
             .await
             .map_err(|error| RpcError::internal(error.to_string()))?;
-        Rdma::look_after(&engine);
+        Rdma::watch_for_removal(&engine);
         if let (Some(name), Some(list)) = (&params.name, all.as_array_mut()) {
             list.retain(|device| device["name"] == name[..]);
         }

@@ -49,7 +49,7 @@ pub struct Rdma {
     plug: RefCell<Option<Arc<RdmaPlug>>>,
     changed: Arc<Notify>,
     incidents: Arc<Notify>,
-    looked_after: Cell<bool>,
+    watched: Cell<bool>,
 }
 
 impl Rdma {
@@ -75,7 +75,7 @@ impl Rdma {
         plug.on_incident(move || incidents.notify_one());
         of.plug.replace(Some(plug));
         incidents::follow(engine);
-        Rdma::look_after(engine);
+        Rdma::watch_for_removal(engine);
     }
 
     /// Notified when an unreported failure occurred.
@@ -91,8 +91,8 @@ impl Rdma {
     /// From now on, releases devices that are gone. An opened device, even one opened only for a
     /// description, stays open in librdmacm, and removing a software device waits for all processes
     /// that have it open.
-    pub fn look_after(engine: &Rc<Engine>) {
-        if engine.rdma.looked_after.replace(true) {
+    pub fn watch_for_removal(engine: &Rc<Engine>) {
+        if engine.rdma.watched.replace(true) {
             return;
         }
         let weak = Rc::downgrade(engine);
@@ -107,7 +107,7 @@ impl Rdma {
                 let none = matches!(found.await, Ok(None | Some(0)));
                 let Some(engine) = weak.upgrade() else { return };
                 if none && engine.rdma.plug().is_none() {
-                    engine.rdma.looked_after.set(false);
+                    engine.rdma.watched.set(false);
                     return;
                 }
                 drop(engine);

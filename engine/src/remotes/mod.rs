@@ -55,7 +55,7 @@ pub struct Remotes {
     next: Cell<usize>,
     /// A status changed.
     changed: Arc<Notify>,
-    came_back: Notify,
+    bdevs_appeared: Notify,
     /// Notified after a change was handled.
     pub settled: Notify,
 }
@@ -79,8 +79,8 @@ impl Remotes {
     }
 
     /// Resolves when new devices exist.
-    pub async fn came_back(&self) {
-        self.came_back.notified().await;
+    pub async fn bdevs_appeared(&self) {
+        self.bdevs_appeared.notified().await;
     }
 
     /// Starts to connect; does not wait for the connection.
@@ -231,7 +231,7 @@ impl Remote {
                 .send("remote_refused", format!("{device}: {why}"));
         }
         if !added.is_empty() {
-            engine.remotes.came_back.notify_one();
+            engine.remotes.bdevs_appeared.notify_one();
         }
         again
     }

@@ -11,7 +11,7 @@ use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 
-use crate::config::replication::{Fallback, Replication, Wish};
+use crate::config::replication::{Fallback, Replication, TransportChoice};
 use crate::doctor::{System, select};
 use crate::engine::Engine;
 use crate::initiator::{Identity, IdentityError, check_rdma_route};
@@ -142,9 +142,9 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
     let by_rdma = match wanted.transport {
         Transport::Tcp => false,
         Transport::Rdma => true,
-        Transport::Auto => replication.transport != Wish::Tcp,
+        Transport::Auto => replication.transport != TransportChoice::Tcp,
     };
-    let no_way = (by_rdma && auto && replication.transport == Wish::Auto)
+    let no_way = (by_rdma && auto && replication.transport == TransportChoice::Auto)
         .then(|| check_rdma_route(&System::real(), target).err())
         .flatten();
     let open = || {
@@ -192,7 +192,7 @@ impl Plan {
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;
                 // Releases the device when it is removed.
-                Rdma::look_after(engine);
+                Rdma::watch_for_removal(engine);
                 Some(Ok(rdma))
             }
             Some(Err(why)) => Some(Err(why)),
@@ -225,7 +225,8 @@ impl Plan {
             Transport::Tcp | Transport::Rdma => Fallback::None,
         });
         let fallback = fallback == Fallback::Tcp;
-        let insists = wanted.transport == Transport::Rdma || replication.transport == Wish::Rdma;
+        let insists =
+            wanted.transport == Transport::Rdma || replication.transport == TransportChoice::Rdma;
         let mut paths = None;
         let connector: Arc<dyn Connector> = match rdma {
             None => Arc::new(tcp),

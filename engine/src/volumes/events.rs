@@ -89,13 +89,13 @@ fn act(engine: &Engine, event: &VolumeEvent) {
         // Idle queues must read the new view and release the replica's device.
         Happened::MemberOut { .. }
         | Happened::MemberRemoved { .. }
-        | Happened::ResyncStopped { .. } => nudge(&plane),
+        | Happened::ResyncStopped { .. } => poll_queues(&plane),
         _ => {}
     }
 }
 
 /// Makes every core poll its queues.
-pub fn nudge(plane: &crate::plane::Plane) {
+pub fn poll_queues(plane: &crate::plane::Plane) {
     plane
         .target
         .groups()
@@ -117,7 +117,7 @@ pub fn device_changed(engine: &Rc<Engine>, device: &str) {
             debug!(volume = opened.bdev, %error, "a device changed, and was not looked at");
         }
         if let Ok(plane) = engine.plane() {
-            nudge(&plane);
+            poll_queues(&plane);
         }
     });
 }
@@ -127,7 +127,7 @@ const RECORDED: Duration = Duration::from_secs(10);
 
 /// Makes volumes with a replica on the device, or on a device stacked on it, check it. Waits until
 /// the result is durable.
-pub async fn look_at(engine: &Engine, device: &str) -> Result<(), RpcError> {
+pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcError> {
     for device in engine.plane()?.bdevs.stacked_on(device)? {
         let Some(opened) = engine.volumes.with_member(&device) else {
             continue;
@@ -153,7 +153,7 @@ pub async fn look_at(engine: &Engine, device: &str) -> Result<(), RpcError> {
 }
 
 /// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
-pub fn must_leave_a_copy(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
+pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
     let devices = engine.plane()?.bdevs.stacked_on(device)?;
     for volume in engine.volumes.list() {
         let Some(status) = volume.status() else {

@@ -189,7 +189,7 @@ pub fn thaw(engine: &Engine, name: &str) -> Result<bool, RpcError> {
 }
 
 /// Stops all opening of volumes, before hosts are disconnected. Waiting I/O is released.
-pub fn let_go(engine: &Engine) {
+pub fn stop_opening(engine: &Engine) {
     engine.volumes.closing.set(true);
     let entries = engine.volumes.entries.borrow();
     let not_open = entries.values().filter(|entry| entry.open.is_none());

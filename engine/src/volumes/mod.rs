@@ -33,8 +33,8 @@ use uuid::Uuid;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-pub use self::events::{device_changed, look_at, must_leave_a_copy, nudge};
-pub use self::frozen::{fail_io, let_go, thaw};
+pub use self::events::{check_other_copies, device_changed, poll_queues, recheck_device};
+pub use self::frozen::{fail_io, stop_opening, thaw};
 pub use self::lifecycle::{
     begin, close_all, create, delete, end, force_in_sync, open_all, settled,
 };

@@ -381,7 +381,7 @@ impl Bench {
     fn gone(&mut self, ended: &[Queue]) {
         ended.iter().for_each(|queue| self.forget(*queue));
         for _ in 0..4 {
-            self.let_go();
+            self.release_all();
             self.rig.pass(Duration::from_millis(100));
             // Their last answers are of no interest.
             for queue in ended {
@@ -396,7 +396,7 @@ impl Bench {
     }
 
     /// Releases devices and buffers, so that nothing is blocked.
-    fn let_go(&mut self) {
+    fn release_all(&mut self) {
         self.hoarded.clear();
         for device in &self.devices {
             device.tell(|state| (state.held, state.full) = (false, false));
@@ -405,7 +405,7 @@ impl Bench {
 
     /// Whatever can end ends.
     fn settle(&mut self) {
-        self.let_go();
+        self.release_all();
         for _ in 0..60 {
             self.turn();
             self.on_both(|bench| {

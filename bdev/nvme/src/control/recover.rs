@@ -342,7 +342,7 @@ impl Controller {
         loop {
             let function = self.function();
             match stopped(&*function) {
-                Ok(()) => return self.admin.let_go(),
+                Ok(()) => return self.admin.release_memory(),
                 Err(error) => {
                     tracing::error!(controller = self.name(), %error, "NVMe controller cannot be kept from memory");
                 }

@@ -96,7 +96,7 @@ impl Bar {
     }
 
     /// Lets go of the device: every read says [`GONE`] from now on, and a write goes nowhere.
-    pub fn let_go(&self) {
+    pub fn detach(&self) {
         // Before the memory: code that reads the page of ones then knows already.
         self.guard.gone.store(true, Ordering::SeqCst);
         // SAFETY: replaces our own mapping, which lives as long as `self`, by fresh memory at the
@@ -437,7 +437,7 @@ mod tests {
         let fd = device(2);
         let bar = Bar::map(fd.as_fd(), 0, 8192).unwrap();
         bar.write32(0x1c, 1);
-        bar.let_go();
+        bar.detach();
         assert!(bar.is_gone());
         bar.write32(0x1c, 2);
         assert_eq!((bar.read32(0x1c), bar.read32(0x1ffc)), (GONE, GONE));

@@ -285,7 +285,7 @@ impl Function for VfioFunction {
         if let Err(error) = self.set_bus_master(false) {
             tracing::debug!(%error, "the drive goes as it is");
         }
-        self.bar.let_go();
+        self.bar.detach();
         let mut open = self
             .open
             .write()

@@ -198,7 +198,7 @@ impl Control {
             .in_sync()
             .any(|(other, _)| other != slot);
         self.members.keep_in_view(slot);
-        self.members.let_go(slot);
+        self.members.detach(slot);
         self.members
             .commit(|record| {
                 let Some(member) = record.member_mut(slot) else {
@@ -264,7 +264,7 @@ impl Control {
                     });
                 }
                 self.members.keep_in_view(slot);
-                self.members.let_go(slot);
+                self.members.detach(slot);
                 self.members
                     .commit(|record| {
                         if let Some(member) = record.member_mut(slot) {

@@ -69,7 +69,7 @@ impl Membership {
     /// meanwhile.
     pub(super) fn let_go_of(&self, slot: usize) {
         self.keep_in_view(slot);
-        self.let_go(slot);
+        self.detach(slot);
     }
 
     /// A replica in sync is about to be detached: lanes keep their view of it until `leaving` is
@@ -93,7 +93,7 @@ impl Membership {
     }
 
     /// Stops using the replica's device, until it is attached again.
-    pub(super) fn let_go(&self, slot: usize) {
+    pub(super) fn detach(&self, slot: usize) {
         let Some(live) = self.context.state.borrow_mut().live[slot].take() else {
             return;
         };

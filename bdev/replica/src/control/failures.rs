@@ -168,7 +168,7 @@ impl FailureHandler {
             .as_ref()
             .map_or_else(|| describe(why), ToString::to_string);
         if !self.context.state.borrow().is_in_sync(slot) {
-            self.members.let_go(slot);
+            self.members.detach(slot);
             if let Some(cut) = &cut
                 && let Err(error) = self.members.record_cut(slot, cut, &checked).await
             {
@@ -184,7 +184,7 @@ impl FailureHandler {
         }
         if self.others_in_sync(slot).is_empty() {
             if why.is_path() || cut.is_some() {
-                self.members.let_go(slot);
+                self.members.detach(slot);
                 if let Some(cut) = &cut
                     && self.members.mark_cut(slot, cut, &checked).await.is_err()
                 {
@@ -197,7 +197,7 @@ impl FailureHandler {
             return true;
         }
         if Mutation::AcknowledgeEarly.is_active() {
-            self.members.let_go(slot);
+            self.members.detach(slot);
             self.context.publish();
         }
         let last_label = live.stamp.get();

@@ -199,7 +199,7 @@ impl Control {
             slots.filter(|slot| *slot != chosen).collect()
         };
         for slot in others {
-            self.members.let_go(slot);
+            self.members.detach(slot);
             self.context.state.borrow_mut().retries[slot] = Retry::default();
         }
         self.members

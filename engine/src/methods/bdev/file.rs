@@ -286,7 +286,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     };
     if let Some(size) = params.size {
         if params.force {
-            crate::volumes::must_leave_a_copy(engine, name, size)?
+            crate::volumes::check_other_copies(engine, name, size)?
         } else {
             plane.bdevs.may_shrink(name, size)?
         }
@@ -299,7 +299,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     };
     let taken = plane.bdevs.take_size(name, how);
     // The volume must record the smaller replica before the reply permits truncating the file.
-    let known = crate::volumes::look_at(engine, name).await;
+    let known = crate::volumes::recheck_device(engine, name).await;
     if (taken.is_err() || known.is_err()) && params.size.is_some() {
         // A host or volume came to depend on the data meanwhile: undo the reduction.
         look(engine, &bdev, None).await?;

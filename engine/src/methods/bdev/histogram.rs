@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::iostat::TICK_RATE;
 use super::malloc::NameParams;
-use crate::devices::HistogramWish;
+use crate::devices::HistogramRequest;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
@@ -95,18 +95,18 @@ impl Method<Engine> for Enable {
         }
         let granularity = u32::from(params.granularity);
         let before = counts(&layer, params.opc.as_deref())?.spdk_buckets(granularity);
-        let mut wishes = engine.devices.histograms.borrow_mut();
+        let mut requests = engine.devices.histograms.borrow_mut();
         if params.enable {
-            let wish = HistogramWish {
+            let request = HistogramRequest {
                 granularity,
                 min_ns: params.min_nsec,
                 max_ns: params.max_nsec,
                 opc: params.opc,
                 before,
             };
-            wishes.insert(layer.name().to_owned(), wish);
+            requests.insert(layer.name().to_owned(), request);
         } else {
-            wishes.remove(layer.name());
+            requests.remove(layer.name());
         }
         Ok(true)
     }
@@ -132,19 +132,19 @@ impl Method<Engine> for Get {
     type Reply = Histogram;
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<Histogram, RpcError> {
-        let (wish, since) = since_enabled(&engine, &params.name)?;
+        let (request, since) = since_enabled(&engine, &params.name)?;
         let (min_range, max_range) = (
-            range_of(wish.min_ns, wish.granularity),
-            range_of(wish.max_ns, wish.granularity),
+            range_of(request.min_ns, request.granularity),
+            range_of(request.max_ns, request.granularity),
         );
-        let window = fold(&since, wish.granularity, min_range, max_range);
+        let window = fold(&since, request.granularity, min_range, max_range);
         let bytes: Vec<u8> = window
             .iter()
             .flat_map(|count| count.to_le_bytes())
             .collect();
         Ok(Histogram {
             histogram: Base64::encode_string(&bytes),
-            granularity: wish.granularity,
+            granularity: request.granularity,
             min_range,
             max_range,
             tsc_rate: TICK_RATE,
@@ -153,10 +153,10 @@ impl Method<Engine> for Get {
 }
 
 /// The histogram enabled for a device, and the counts of all its buckets since then.
-fn since_enabled(engine: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>), RpcError> {
+fn since_enabled(engine: &Engine, name: &str) -> Result<(HistogramRequest, Vec<u64>), RpcError> {
     let plane = engine.plane()?;
     let layer = plane.bdevs.get(name)?.layer;
-    let Some(wish) = engine
+    let Some(request) = engine
         .devices
         .histograms
         .borrow()
@@ -169,14 +169,14 @@ fn since_enabled(engine: &Engine, name: &str) -> Result<(HistogramWish, Vec<u64>
         refused.message = "Bad address".into();
         return Err(refused);
     };
-    let now = counts(&layer, wish.opc.as_deref())?.spdk_buckets(wish.granularity);
+    let now = counts(&layer, request.opc.as_deref())?.spdk_buckets(request.granularity);
     // After a reset the counts are lower than the start values; saturate.
     let since: Vec<u64> = now
         .iter()
-        .zip(&wish.before)
+        .zip(&request.before)
         .map(|(now, before)| now.saturating_sub(*before))
         .collect();
-    Ok((wish, since))
+    Ok((request, since))
 }
 
 /// Maximum number of borders per call.
@@ -216,10 +216,10 @@ impl Method<Engine> for GetBorders {
         if !borders.is_sorted_by(|a, b| a < b) {
             return Err(wrong("the borders do not ascend".into()));
         }
-        let (wish, since) = since_enabled(&engine, &params.name)?;
+        let (request, since) = since_enabled(&engine, &params.name)?;
         let borders: Vec<u64> = borders.iter().map(|us| us.saturating_mul(1000)).collect();
         Ok(Borders {
-            borders_count: between(&since, wish.granularity, &borders),
+            borders_count: between(&since, request.granularity, &borders),
         })
     }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::publish::{PUBLISH, Published, published, published_as};
-use crate::config::listener::AnaWish;
+use crate::config::listener::AnaSetting;
 use crate::engine::Engine;
 use crate::methods::nvmf::{self, ADD_LISTENER, AnaWord, CREATE_SUBSYSTEM};
 use crate::rpc::RpcError;
@@ -67,13 +67,13 @@ impl Published {
 
     /// As [`Published::ana_state`], for a listener of the configuration file with its own `ana`
     /// setting.
-    pub fn ana_state_of(&self, trtype: &str, wish: AnaWish) -> Option<AnaWord> {
+    pub fn ana_state_of(&self, trtype: &str, setting: AnaSetting) -> Option<AnaWord> {
         let ana = self.ana.as_ref()?;
-        let wished = match wish {
-            AnaWish::Auto => None,
-            AnaWish::Optimized => Some(AnaWord::Optimized),
-            AnaWish::NonOptimized => Some(AnaWord::NonOptimized),
-            AnaWish::Inaccessible => Some(AnaWord::Inaccessible),
+        let wished = match setting {
+            AnaSetting::Auto => None,
+            AnaSetting::Optimized => Some(AnaWord::Optimized),
+            AnaSetting::NonOptimized => Some(AnaWord::NonOptimized),
+            AnaSetting::Inaccessible => Some(AnaWord::Inaccessible),
         };
         Some(
             ana.given(trtype)
