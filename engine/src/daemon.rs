@@ -279,7 +279,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     engine.set_plane(Some(Rc::new(plane)));
     tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
     tokio::task::spawn_local(crate::methods::bdev::watch_files(Rc::clone(engine)));
-    tokio::task::spawn_local(crate::methods::nvmf::keep_reservations(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::methods::nvmf::store_reservations(Rc::clone(engine)));
     tokio::task::spawn_local(crate::remotes::follow(Rc::clone(engine)));
     tokio::task::spawn_local(crate::drives::follow(Rc::clone(engine)));
     tokio::task::spawn_local(crate::drives::watch(Rc::clone(engine)));

@@ -16,7 +16,7 @@ use crate::drives::Drives;
 use crate::journal::{Entry, Journal};
 use crate::listeners::Listeners;
 use crate::logs::Logs;
-use crate::methods::nvmf::Keeping;
+use crate::methods::nvmf::ReservationJobs;
 use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
 use crate::plane::Plane;
@@ -78,7 +78,7 @@ pub struct Engine {
     pub remotes: Remotes,
     pub drives: Drives,
     /// Reservations that are being stored.
-    pub keeping: Keeping,
+    pub reservation_jobs: ReservationJobs,
     pub volumes: Volumes,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
@@ -127,7 +127,7 @@ impl Engine {
             rdma: Rdma::default(),
             remotes: Remotes::default(),
             drives: Drives::default(),
-            keeping: Keeping::default(),
+            reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
             plane: RefCell::default(),
             phase: watch::channel(Phase::Startup).0,

@@ -6,7 +6,7 @@
 //!   └── wait ◀───┘
 //! ```
 //!
-//! A command that waits is an [`Op`] in its core's list, checked each turn; the core or keeper that
+//! A command that waits is an [`Op`] in its core's list, checked each turn; the core or store that
 //! it waits for wakes its core. It is executed to the end even if its queue pair is gone.
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use crate::subsystems::core_handle::{GroupHandle, ReqRef};
 use crate::subsystems::reservation::report::report;
 use crate::subsystems::reservation::state::{Command as Change, HostId, Outcome, Rights};
 use crate::subsystems::reservation::{
-    Answer, Decision, FAILED, Fence, KEPT, OPEN, Reservation, Several, Ticket,
+    Answer, Decision, FAILED, Fence, OPEN, Reservation, STORED, Several, Ticket,
 };
 use crate::subsystems::subsystem::Subsystem;
 
@@ -60,7 +60,7 @@ enum Waits {
     /// For another command of the same namespace.
     Turn,
     /// Until the next state is kept.
-    Keeping(Arc<Answer>, Outcome),
+    Storing(Arc<Answer>, Outcome),
     Fence(Arc<Fence>),
 }
 
@@ -140,11 +140,11 @@ impl Op {
                 self.errand.todo.pop();
                 self.decide(handle)
             }
-            Waits::Keeping(ref answer, ref mut outcome) => {
+            Waits::Storing(ref answer, ref mut outcome) => {
                 let (_, reservation) = self.errand.todo.last().expect("the one that is kept");
                 match answer.outcome.load(Ordering::Acquire) {
                     OPEN => Progress::Waits(self),
-                    KEPT => {
+                    STORED => {
                         let outcome = std::mem::replace(outcome, nothing());
                         self.install(outcome, handle)
                     }
@@ -171,10 +171,10 @@ impl Op {
                 Progress::Waits(self)
             }
             Decision::Refused(status) => Progress::Done(status),
-            Decision::Taken(outcome, Some(keeper)) => {
+            Decision::Taken(outcome, Some(store)) => {
                 let (ticket, answer) = Ticket::new(handle.clone());
-                keeper.keep(outcome.next.ptpl.then_some(&outcome.next), ticket);
-                self.waits = Waits::Keeping(answer, outcome);
+                store.store(outcome.next.ptpl.then_some(&outcome.next), ticket);
+                self.waits = Waits::Storing(answer, outcome);
                 Progress::Waits(self)
             }
             Decision::Taken(outcome, None) => self.install(outcome, handle),

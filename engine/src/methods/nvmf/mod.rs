@@ -58,7 +58,7 @@ use crate::store::{Change, Edit};
 pub use discovery::configured_nqn;
 pub use listener::{ADD_LISTENER, AnaWord, is_stored_listener, withhold};
 pub use namespace::{bdev_gone, forget_namespaces_of};
-pub use reservation::{Keeping, keep as keep_reservations};
+pub use reservation::{ReservationJobs, store_reservations};
 pub use subsystem::{CREATE_SUBSYSTEM, derived_serial_number};
 pub use target::{DiscoveryFilter, config};
 

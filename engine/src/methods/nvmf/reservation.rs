@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use nacre_nvmf::subsystems::NamespaceIds;
 use nacre_nvmf::subsystems::reservation::{
-    Held, Keeper, Registrant, Reservation, Reservations, State, Ticket,
+    Held, Registrant, Reservation, ReservationStore, Reservations, State, Ticket,
 };
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::reservation::ReservationType;
@@ -39,7 +39,7 @@ pub const RESTORE: &str = "nvmf_ns_restore_reservation";
 
 /// A reservation in stored form. Field names are those of SPDK's file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub(super) struct Kept {
+pub(super) struct StoredReservation {
     /// Always true: only persistent reservations are stored.
     ptpl: bool,
     /// 1 to 6; 0 or left out means no reservation.
@@ -81,7 +81,7 @@ fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<U
     }
 }
 
-impl Kept {
+impl StoredReservation {
     fn belongs_to(&self, uuid: Uuid) -> Result<(), String> {
         if self.bdev_uuid == uuid {
             Ok(())
@@ -93,14 +93,14 @@ impl Kept {
         }
     }
 
-    fn of(state: &State, uuid: Uuid) -> Kept {
+    fn of(state: &State, uuid: Uuid) -> StoredReservation {
         let registrants = state.registrants.iter().map(|r| KeptRegistrant {
             rkey: r.key,
             host_uuid: Uuid::from_bytes(r.host),
         });
         let first = state.registrants.first().map(|r| r.host);
         let holder = state.held.and_then(|held| held.holder.or(first));
-        Kept {
+        StoredReservation {
             ptpl: state.ptpl,
             rtype: state.held.map_or(0, |held| held.kind as u8),
             crkey: holder.and_then(|host| state.key_of(&host)).unwrap_or(0),
@@ -164,15 +164,15 @@ struct Job {
 
 /// Queue from the target's cores to the task that stores reservations.
 #[derive(Debug)]
-pub struct Keeping {
+pub struct ReservationJobs {
     jobs: mpsc::UnboundedSender<Job>,
     queue: RefCell<Option<mpsc::UnboundedReceiver<Job>>>,
 }
 
-impl Default for Keeping {
-    fn default() -> Keeping {
+impl Default for ReservationJobs {
+    fn default() -> ReservationJobs {
         let (jobs, queue) = mpsc::unbounded_channel();
-        Keeping {
+        ReservationJobs {
             jobs,
             queue: RefCell::new(Some(queue)),
         }
@@ -184,10 +184,10 @@ struct ToManagement {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-impl Keeper for ToManagement {
+impl ReservationStore for ToManagement {
     /// A namespace has at most one job in flight, so the queue is bounded by the number of
     /// namespaces.
-    fn keep(&self, state: Option<&State>, ticket: Ticket) {
+    fn store(&self, state: Option<&State>, ticket: Ticket) {
         // If the task is gone, the dropped ticket reports the failure.
         let _ = self.jobs.send(Job {
             place: self.place.clone(),
@@ -198,8 +198,8 @@ impl Keeper for ToManagement {
 }
 
 /// Serves store requests of the target until the daemon ends.
-pub async fn keep(engine: Rc<Engine>) {
-    let queue = engine.keeping.queue.take();
+pub async fn store_reservations(engine: Rc<Engine>) {
+    let queue = engine.reservation_jobs.queue.take();
     let Some(mut queue) = queue else { return };
     while let Some(job) = queue.recv().await {
         // A file that cannot be written delays only its own namespace, which has one job at a time.
@@ -215,19 +215,21 @@ async fn store(engine: Rc<Engine>, job: Job) {
     } = job;
     let stored = match &place {
         Place::Journal { nqn, nsid, uuid } => {
-            let kept = state.as_ref().map(|state| Kept::of(state, *uuid));
+            let kept = state
+                .as_ref()
+                .map(|state| StoredReservation::of(state, *uuid));
             in_journal(&engine, nqn, *nsid, *uuid, kept).await
         }
         Place::File { path, uuid } => {
-            let kept = state.as_ref().map(|state| Kept {
+            let kept = state.as_ref().map(|state| StoredReservation {
                 generation: None,
-                ..Kept::of(state, *uuid)
+                ..StoredReservation::of(state, *uuid)
             });
             in_file(path.clone(), *uuid, kept).await
         }
     };
     match stored {
-        Ok(()) => ticket.kept(),
+        Ok(()) => ticket.stored(),
         Err(error) => {
             warn!(%place, %error, "a reservation could not be stored; the host's command is refused");
             ticket.failed();
@@ -240,7 +242,7 @@ async fn in_journal(
     nqn: &Nqn,
     nsid: u32,
     uuid: Uuid,
-    kept: Option<Kept>,
+    kept: Option<StoredReservation>,
 ) -> Result<(), RpcError> {
     let own = key::reservation(nqn, nsid);
     // Must not leave a record behind for a namespace that was removed meanwhile.
@@ -264,7 +266,11 @@ async fn in_journal(
 }
 
 /// Replaces the file atomically: after a power loss it holds the old or the new reservation.
-async fn in_file(path: PathBuf, uuid: Uuid, kept: Option<Kept>) -> Result<(), RpcError> {
+async fn in_file(
+    path: PathBuf,
+    uuid: Uuid,
+    kept: Option<StoredReservation>,
+) -> Result<(), RpcError> {
     let work = move || write_file(&path, uuid, kept.as_ref());
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|e| RpcError::internal(e.to_string()))?
@@ -272,7 +278,7 @@ async fn in_file(path: PathBuf, uuid: Uuid, kept: Option<Kept>) -> Result<(), Rp
 }
 
 /// Leaves a file untouched that holds anything but the reservation of namespace `uuid`.
-fn write_file(path: &Path, uuid: Uuid, kept: Option<&Kept>) -> std::io::Result<()> {
+fn write_file(path: &Path, uuid: Uuid, kept: Option<&StoredReservation>) -> std::io::Result<()> {
     if let Some(found) = read_file(path)? {
         found.belongs_to(uuid).map_err(std::io::Error::other)?;
     }
@@ -295,7 +301,7 @@ pub(super) fn located(file: &str) -> Result<String, RpcError> {
     Ok(path.to_string_lossy().into_owned())
 }
 
-fn read_file(path: &Path) -> std::io::Result<Option<Kept>> {
+fn read_file(path: &Path) -> std::io::Result<Option<StoredReservation>> {
     match std::fs::read(path) {
         // SPDK creates an empty file and fills it later.
         Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(None),
@@ -349,10 +355,10 @@ pub(super) fn initial(
         }
         _ => None,
     };
-    let jobs = engine.keeping.jobs.clone();
+    let jobs = engine.reservation_jobs.jobs.clone();
     Ok(Reservations {
-        keeper: Some(Arc::new(ToManagement { place, jobs })),
-        kept,
+        store: Some(Arc::new(ToManagement { place, jobs })),
+        stored: kept,
     })
 }
 
@@ -384,7 +390,7 @@ struct Restore;
 pub(super) struct RestoreParams {
     nqn: String,
     nsid: u32,
-    reservation: Kept,
+    reservation: StoredReservation,
 }
 
 impl Method<Engine> for Restore {
@@ -400,7 +406,7 @@ impl Method<Engine> for Restore {
             .map_err(|error| RpcError::invalid_params(error.to_string()).field("nqn"))?;
         let kept = params.reservation;
         let reservation = find(&engine, &nqn, params.nsid, kept.bdev_uuid)?;
-        if Kept::of(&reservation.state(), kept.bdev_uuid) != kept {
+        if StoredReservation::of(&reservation.state(), kept.bdev_uuid) != kept {
             return Err(RpcError::errno(
                 Errno::EEXIST,
                 "hosts have made another reservation since",
@@ -532,16 +538,16 @@ mod tests {
             daemon.call("nvmf_subsystem_add_ns", namespace);
             let engine = &daemon.engine;
             let own = serde_json::value::to_raw_value(&json!({ "nqn": NQN, "nsid": 1 })).unwrap();
-            let kept = Kept::of(&state(None), uuid);
+            let kept = StoredReservation::of(&state(None), uuid);
             let (removed, _) = daemon.run(async {
                 let removing = engine.call("nvmf_subsystem_remove_ns", Some(&own));
-                let keeping = async {
+                let reservation_jobs = async {
                     for _ in 0..later {
                         tokio::task::yield_now().await;
                     }
                     in_journal(engine, &nqn, 1, uuid, Some(kept)).await
                 };
-                tokio::join!(removing, keeping)
+                tokio::join!(removing, reservation_jobs)
             });
             removed.unwrap();
             let left = engine.journal.find(&key::reservation(&nqn, 1));
@@ -568,14 +574,14 @@ mod tests {
             }),
         ] {
             let state = state(held);
-            let kept = Kept::of(&state, uuid);
+            let kept = StoredReservation::of(&state, uuid);
             assert_eq!(kept.state(), Ok(state));
             write_file(&path, uuid, Some(&kept)).unwrap();
             assert_eq!(read_file(&path).unwrap(), Some(kept));
         }
         // Neither another namespace's reservation nor an unrelated file is overwritten or removed.
         let other = Uuid::from_u128(6);
-        let theirs = Kept::of(&state(None), other);
+        let theirs = StoredReservation::of(&state(None), other);
         write_file(&path, other, Some(&theirs)).unwrap_err();
         write_file(&path, other, None).unwrap_err();
         write_file(&path, uuid, None).unwrap();
@@ -595,7 +601,7 @@ mod tests {
             write_file(
                 &folder.path().join("none/ptpl"),
                 uuid,
-                Some(&Kept::of(&state(None), uuid))
+                Some(&StoredReservation::of(&state(None), uuid))
             )
             .is_err()
         );
@@ -607,15 +613,15 @@ mod tests {
         let text = r#"{ "ptpl": true, "rtype": 1, "crkey": 161, "bdev_uuid": "00000000-0000-0000-0000-000000000005",
             "holder_uuid": "01010101-0101-0101-0101-010101010101",
             "registrants": [{ "rkey": 161, "host_uuid": "01010101-0101-0101-0101-010101010101" }] }"#;
-        let kept: Kept = serde_json::from_str(text).unwrap();
+        let kept: StoredReservation = serde_json::from_str(text).unwrap();
         let state = kept.state().unwrap();
         assert!(state.holds(&[1; 16]) && state.key_of(&[1; 16]) == Some(161));
-        let damaged = Kept {
+        let damaged = StoredReservation {
             rtype: 7,
             ..kept.clone()
         };
         assert!(damaged.state().is_err());
-        let empty = Kept {
+        let empty = StoredReservation {
             holder_uuid: None,
             ..kept
         };
@@ -625,9 +631,11 @@ mod tests {
             r#""holder_uuid": "01010101-0101-0101-0101-010101010101""#,
             r#""holder_uuid": """#,
         );
-        let kept: Kept = serde_json::from_str(&text).unwrap();
+        let kept: StoredReservation = serde_json::from_str(&text).unwrap();
         let state = kept.state().unwrap();
         assert!(state.holds(&[1; 16]) && !state.holds(&[2; 16]));
-        assert!(serde_json::from_str::<Kept>(&text.replace(r#""""#, r#""me""#)).is_err());
+        assert!(
+            serde_json::from_str::<StoredReservation>(&text.replace(r#""""#, r#""me""#)).is_err()
+        );
     }
 }

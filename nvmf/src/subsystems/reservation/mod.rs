@@ -13,7 +13,7 @@
 //! change it under its lock, from the core that they came in on. I/O does not take the lock. While
 //! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise the word
 //! identifies the state for which each queue pair remembers its rights. A command whose outcome
-//! must survive a power loss is applied, and completed, when the [`Keeper`] has it on stable media;
+//! must survive a power loss is applied, and completed, when the [`ReservationStore`] has it on stable media;
 //! later commands wait.
 
 mod notices;
@@ -38,11 +38,11 @@ pub use notices::{MAX_NOTICES, NoticeLog};
 pub(crate) use state::{Command, Outcome};
 pub use state::{Held, HostId, MAX_REGISTRANTS, Notice, Registrant, Rights, State};
 
-/// Where a namespace's state is kept that persists through power loss.
-pub trait Keeper: Send + Sync {
+/// Storage for a namespace's state that persists through power loss.
+pub trait ReservationStore: Send + Sync {
     /// Makes `state` durable in place of the earlier one (`None`: store nothing), then completes
     /// the ticket. Does not block; of consecutive calls the last one counts.
-    fn keep(&self, state: Option<&State>, ticket: Ticket);
+    fn store(&self, state: Option<&State>, ticket: Ticket);
 }
 
 /// Namespaces and their reservations.
@@ -52,12 +52,12 @@ pub(crate) type Several = Vec<(u32, Arc<Reservation>)>;
 #[derive(Clone, Default)]
 pub struct Reservations {
     /// `None`: they do not persist through power loss, and hosts can see that.
-    pub keeper: Option<Arc<dyn Keeper>>,
+    pub store: Option<Arc<dyn ReservationStore>>,
     /// The stored state.
-    pub kept: Option<State>,
+    pub stored: Option<State>,
 }
 
-/// A promise to say how keeping went. Dropped, it says that it failed.
+/// Reports the outcome of storing a state. A dropped ticket reports a failure.
 pub struct Ticket(Arc<Answer>);
 
 pub(crate) struct Answer {
@@ -66,7 +66,7 @@ pub(crate) struct Answer {
 }
 
 pub(crate) const OPEN: u8 = 0;
-pub(crate) const KEPT: u8 = 1;
+pub(crate) const STORED: u8 = 1;
 pub(crate) const FAILED: u8 = 2;
 
 impl Ticket {
@@ -79,8 +79,8 @@ impl Ticket {
     }
 
     /// It is on stable media.
-    pub fn kept(self) {
-        self.answer(KEPT);
+    pub fn stored(self) {
+        self.answer(STORED);
     }
 
     /// It is not, and will not be.
@@ -111,7 +111,7 @@ pub struct Reservation {
     gate: AtomicU64,
     inner: Mutex<Inner>,
     conflicts: AtomicU64,
-    keeper: Option<Arc<dyn Keeper>>,
+    store: Option<Arc<dyn ReservationStore>>,
 }
 
 /// What became of a command that was to be decided.
@@ -119,8 +119,8 @@ pub(crate) enum Decision {
     /// Another command's outcome is about to be installed.
     Wait,
     Refused(StatusCode),
-    /// The receiver installs the outcome once the keeper (if it persists) has stored it.
-    Taken(Outcome, Option<Arc<dyn Keeper>>),
+    /// The receiver installs the outcome once the store (if there is one) has it.
+    Taken(Outcome, Option<Arc<dyn ReservationStore>>),
 }
 
 struct Inner {
@@ -136,7 +136,7 @@ static GATES: AtomicU64 = AtomicU64::new(0);
 
 impl Reservation {
     pub(crate) fn new(from: Reservations) -> Reservation {
-        let state = from.kept.unwrap_or_default();
+        let state = from.stored.unwrap_or_default();
         Reservation {
             gate: AtomicU64::new(gate_for(&state)),
             inner: Mutex::new(Inner {
@@ -145,7 +145,7 @@ impl Reservation {
                 waiters: Vec::new(),
             }),
             conflicts: AtomicU64::new(0),
-            keeper: from.keeper,
+            store: from.store,
         }
     }
 
@@ -165,7 +165,7 @@ impl Reservation {
     }
 
     pub fn can_persist(&self) -> bool {
-        self.keeper.is_some()
+        self.store.is_some()
     }
 
     /// I/O commands refused because of the reservation.
@@ -200,8 +200,8 @@ impl Reservation {
         inner.busy = true;
         let lasts = inner.state.ptpl || outcome.next.ptpl;
         let changes = inner.state != outcome.next;
-        let keeper = self.keeper.as_ref().filter(|_| lasts && changes);
-        Decision::Taken(outcome, keeper.cloned())
+        let store = self.store.as_ref().filter(|_| lasts && changes);
+        Decision::Taken(outcome, store.cloned())
     }
 
     /// Takes a new state, and lets the commands go on that waited for it.

@@ -14,7 +14,9 @@ use zerocopy::IntoBytes;
 use super::super::host::INVALID;
 use super::super::rig::*;
 use super::{CONFLICT, Host, KEY_A, KEY_B, OK};
-use crate::subsystems::reservation::{Held, Keeper, Registrant, Reservations, State, Ticket};
+use crate::subsystems::reservation::{
+    Held, Registrant, ReservationStore, Reservations, State, Ticket,
+};
 use crate::subsystems::{NamespaceConfig, NamespaceIds, TargetConfig};
 
 /// Stores each state when the test lets it.
@@ -23,8 +25,8 @@ struct Slow {
     asked: Mutex<Vec<(Option<State>, Ticket)>>,
 }
 
-impl Keeper for Slow {
-    fn keep(&self, state: Option<&State>, ticket: Ticket) {
+impl ReservationStore for Slow {
+    fn store(&self, state: Option<&State>, ticket: Ticket) {
         self.asked.lock().unwrap().push((state.cloned(), ticket));
     }
 }
@@ -41,18 +43,18 @@ impl Slow {
     }
 }
 
-fn rig_kept(kept: Option<State>) -> (Rig, Arc<Slow>) {
+fn rig_stored(stored: Option<State>) -> (Rig, Arc<Slow>) {
     let rig = Rig::new(TargetConfig::default());
-    let keeper = Arc::new(Slow::default());
-    add_kept(&rig, ram(), &keeper, kept);
-    (rig, keeper)
+    let store = Arc::new(Slow::default());
+    add_stored(&rig, ram(), &store, stored);
+    (rig, store)
 }
 
-fn add_kept(
+fn add_stored(
     rig: &Rig,
     bdev: Arc<dyn nacre_bdev::Bdev>,
-    keeper: &Arc<Slow>,
-    kept: Option<State>,
+    store: &Arc<Slow>,
+    stored: Option<State>,
 ) -> u32 {
     let config = NamespaceConfig {
         nsid: None,
@@ -62,8 +64,8 @@ fn add_kept(
         ana_group: None,
         auto_visible: true,
         reservations: Reservations {
-            keeper: Some(Arc::clone(keeper) as Arc<dyn Keeper>),
-            kept,
+            store: Some(Arc::clone(store) as Arc<dyn ReservationStore>),
+            stored,
         },
     };
     rig.target.add_namespace(&nqn(SUBNQN), config).unwrap()
@@ -95,11 +97,11 @@ impl Rig {
 /// it wait; one that cannot be kept has changed nothing.
 #[test]
 fn what_persists_is_kept_first() {
-    let (mut rig, keeper) = rig_kept(None);
+    let (mut rig, store) = rig_stored(None);
     let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
     assert_eq!(rig.identify_namespace(a.admin, 1).rescap, 0xff);
     let cid = rig.persist(a);
-    let (asked, ticket) = keeper.take();
+    let (asked, ticket) = store.take();
     let asked = asked.expect("something to keep");
     assert_eq!(asked.registrants.len(), 1);
     assert!(asked.ptpl);
@@ -107,17 +109,14 @@ fn what_persists_is_kept_first() {
     for _ in 0..4 {
         rig.turn();
     }
-    assert!(
-        rig.answers().is_empty() && keeper.is_idle(),
-        "one at a time"
-    );
+    assert!(rig.answers().is_empty() && store.is_idle(), "one at a time");
     assert_eq!(rig.report(a, 64).unwrap()[5], 0, "not yet");
-    ticket.kept();
+    ticket.stored();
     rig.turn();
     rig.turn();
     let done = rig.statuses();
     assert_eq!(done, [(cid, OK)]);
-    let (asked, ticket) = keeper.take();
+    let (asked, ticket) = store.take();
     assert_eq!(asked.map(|state| state.registrants.len()), Some(2));
     ticket.failed();
     rig.turn();
@@ -135,7 +134,7 @@ fn what_persists_is_kept_first() {
     let cid = rig.cid();
     rig.send(b.admin, set.to_sqe(cid, nsid::BROADCAST), None);
     rig.turn();
-    let (asked, ticket) = keeper.take();
+    let (asked, ticket) = store.take();
     assert_eq!(asked, None, "nothing is to be kept any more");
     // A promise that is dropped is a failure.
     drop(ticket);
@@ -144,13 +143,13 @@ fn what_persists_is_kept_first() {
     let cid = rig.cid();
     rig.send(b.admin, set.to_sqe(cid, 1), None);
     rig.turn();
-    keeper.take().1.kept();
+    store.take().1.stored();
     rig.turn();
     assert_eq!(rig.answer().cqe.status(), OK);
     let now = rig.cid();
     assert_eq!(rig.call(b.admin, get.to_sqe(now, 1), &[]).cqe.dword0(), 0);
     rig.register(b);
-    assert!(keeper.is_idle(), "nothing persists, nothing is kept");
+    assert!(store.is_idle(), "nothing persists, nothing is kept");
     let mut saved = SetFeatures::new(feature, 1);
     saved.save = true;
     for (set, nsid, expected) in [
@@ -171,17 +170,17 @@ fn what_persists_is_kept_first() {
 /// of others go on.
 #[test]
 fn a_host_leaves_while_its_command_is_kept() {
-    let (mut rig, keeper) = rig_kept(None);
+    let (mut rig, store) = rig_stored(None);
     let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
     rig.persist(a);
     let cid = rig.persist(b);
     rig.hang_up(a.io);
-    keeper.take().1.kept();
+    store.take().1.stored();
     rig.turn();
     rig.turn();
-    let (asked, ticket) = keeper.take();
+    let (asked, ticket) = store.take();
     assert_eq!(asked.map(|state| state.registrants.len()), Some(2));
-    ticket.kept();
+    ticket.stored();
     rig.turn();
     let done = rig.statuses();
     assert_eq!(done, [(cid, OK)]);
@@ -191,7 +190,7 @@ fn a_host_leaves_while_its_command_is_kept() {
 /// its reservation; a removed namespace does not.
 #[test]
 fn reservations_come_back() {
-    let kept = State {
+    let stored = State {
         registrants: vec![Registrant {
             host: [0xa; 16],
             key: KEY_A,
@@ -203,7 +202,7 @@ fn reservations_come_back() {
         generation: 41,
         ptpl: true,
     };
-    let (mut rig, keeper) = rig_kept(Some(kept));
+    let (mut rig, store) = rig_stored(Some(stored));
     let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
     assert_eq!(rig.write(b), CONFLICT);
     assert_eq!(rig.write(a), OK);
@@ -219,8 +218,8 @@ fn reservations_come_back() {
         ana_group: None,
         auto_visible: true,
         reservations: Reservations {
-            keeper: Some(Arc::clone(&keeper) as Arc<dyn Keeper>),
-            kept: None,
+            store: Some(Arc::clone(&store) as Arc<dyn ReservationStore>),
+            stored: None,
         },
     };
     assert_eq!(subsystem.bdev_removed(&entry.bdev_name), [1]);

@@ -573,8 +573,8 @@ fn cores_decide_one_after_the_other() {
                         match reservation.decide(&host, &register(1), &handle) {
                             Decision::Wait => std::thread::yield_now(),
                             Decision::Refused(status) => panic!("{status}"),
-                            Decision::Taken(outcome, keeper) => {
-                                assert!(keeper.is_none());
+                            Decision::Taken(outcome, store) => {
+                                assert!(store.is_none());
                                 std::thread::yield_now();
                                 reservation.install(outcome.next);
                                 break;
