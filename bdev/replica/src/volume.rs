@@ -4,7 +4,7 @@
 //! it is polled. A replica's queue likewise releases a connection that is to move. A caller that
 //! polls only queues with I/O in flight must check [`Queue::is_settled`] too. The target's groups
 //! do so in their upkeep, that is every 100 ms, before they sleep (the lane's bell wakes a sleeping
-//! core), and at once when they are called (`Target::attend_all`). So the control only publishes,
+//! core), and at once when they are called (`Target::wake_groups`). So the control only publishes,
 //! and waits.
 
 use std::sync::Arc;

@@ -96,11 +96,7 @@ fn act(engine: &Engine, event: &VolumeEvent) {
 
 /// Makes every core poll its queues.
 pub fn poll_queues(plane: &crate::plane::Plane) {
-    plane
-        .target
-        .groups()
-        .iter()
-        .for_each(|group| group.attend());
+    plane.target.groups().iter().for_each(|group| group.wake());
 }
 
 /// Handles a device that appeared, changed or is being removed: volumes with a replica on it check

@@ -74,7 +74,7 @@ impl QueueGroup {
             }
         }
         let core = &mut self.core;
-        core.devices.attend();
+        core.devices.list_unsettled();
         core.devices.release_unused(&self.queues, &core.sleepers);
         self.publish_counts();
     }

@@ -239,7 +239,7 @@ impl Devices {
 
     /// Adds devices with work of their own to the busy list, though no I/O is in flight: for
     /// example a volume whose replicas changed. Returns whether there was one.
-    pub fn attend(&mut self) -> bool {
+    pub fn list_unsettled(&mut self) -> bool {
         let before = self.busy.len();
         for (slot, device) in self.slots.iter_mut().enumerate() {
             if let Some(device) = device
@@ -369,7 +369,7 @@ impl Devices {
     }
 
     pub fn arm(&mut self, now: Nanos) -> Idle {
-        let mut idle = if self.attend() {
+        let mut idle = if self.list_unsettled() {
             Idle::Busy
         } else {
             Idle::Quiet

@@ -73,7 +73,7 @@ impl QueueGroup {
         let handle = GroupHandle::new(core, Arc::clone(&wake));
         target.add_group(handle.clone());
         // Plugs that were there before.
-        handle.attend();
+        handle.wake();
         Ok(QueueGroup {
             queues: QueuePairs::new(config.max_queues),
             core: Resources::new(target, handle, pools, wake)?,

@@ -116,7 +116,7 @@ impl Reserving {
         self.drains.retain(|drain| {
             let left = drain.requests.iter().any(there);
             if !left && drain.fence.cores.fetch_sub(1, Ordering::AcqRel) == 1 {
-                drain.fence.owner.attend();
+                drain.fence.owner.wake();
             }
             left
         });

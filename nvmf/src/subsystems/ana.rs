@@ -153,7 +153,7 @@ impl Subsystem {
             }
             association.set_view(Arc::new(new), &[]);
             for queue in association.queues() {
-                queue.group.attend();
+                queue.group.wake();
             }
             association.notify(pending::ANA);
         }

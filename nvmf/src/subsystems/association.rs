@@ -219,7 +219,7 @@ impl Association {
 
     fn attend_queues(&self) {
         for queue in self.queues.lock().expect("poisoned").values() {
-            queue.group.attend();
+            queue.group.wake();
         }
     }
 
@@ -290,7 +290,7 @@ impl Association {
     pub fn notify(&self, events: u32) {
         self.pending.fetch_or(events, Ordering::AcqRel);
         if let Some(admin) = self.queues.lock().expect("poisoned").get(&0) {
-            admin.group.attend();
+            admin.group.wake();
         }
     }
 

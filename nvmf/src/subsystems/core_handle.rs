@@ -101,14 +101,14 @@ impl GroupHandle {
     }
 
     /// Makes the group look at its associations and namespaces in its next turn.
-    pub fn attend(&self) {
+    pub fn wake(&self) {
         self.attention.store(true, Ordering::Release);
         (self.wake)();
     }
 
     pub(crate) fn raise(&self, fence: Arc<Fence>) {
         self.fences.lock().expect("poisoned").push(fence);
-        self.attend();
+        self.wake();
     }
 
     pub(crate) fn take_fences(&self) -> Vec<Arc<Fence>> {

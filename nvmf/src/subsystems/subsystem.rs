@@ -448,7 +448,7 @@ impl Subsystem {
             association.set_view(new, &changed);
             // I/O queues let go of a bdev that they no longer see.
             for queue in association.queues() {
-                queue.group.attend();
+                queue.group.wake();
             }
         }
     }

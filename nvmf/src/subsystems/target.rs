@@ -162,7 +162,7 @@ impl Target {
         plug.hold(self.held.load(Ordering::Acquire));
         plugs.push(plug);
         drop(plugs);
-        self.attend_all();
+        self.wake_groups();
         Ok(())
     }
 
@@ -217,9 +217,9 @@ impl Target {
 
     /// Makes every core do its upkeep soon: connections, and queues of devices with pending cleanup
     /// ([`nacre_bdev::Queue::is_settled`]).
-    pub fn attend_all(&self) {
+    pub fn wake_groups(&self) {
         for group in self.groups.read().expect("poisoned").iter() {
-            group.attend();
+            group.wake();
         }
     }
 

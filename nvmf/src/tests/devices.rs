@@ -47,7 +47,7 @@ fn idle_devices_clear_away() {
     told.tell(|state| state.leftovers = 3);
     rig.turn();
     assert_eq!(polls(&told), idle, "nobody has looked");
-    rig.target.attend_all();
+    rig.target.wake_groups();
     (0..8).for_each(|_| rig.turn());
     assert_eq!((left(&told), polls(&told)), (0, idle + 3));
 

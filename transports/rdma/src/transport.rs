@@ -370,7 +370,7 @@ impl Transport for RdmaTransport {
             }
         }
         if !self.attention.is_empty() {
-            self.attend_all(events);
+            self.advance_endings(events);
         }
         events.len() - before
     }

@@ -134,7 +134,7 @@ impl Attacher {
         let losses = device.layer.losses();
         let checked = Checked::before(&device.layer);
         let failed = |why: Failure| {
-            self.context.heed(why);
+            self.context.fence_if_superseded(why);
             VolumeError::Io {
                 device: member.device.clone(),
                 what: describe(why),
@@ -155,8 +155,8 @@ impl Attacher {
             Err(why) => return Err(failed(why)),
             Ok(read) => read,
         };
-        let credit = credit(record, member, &read);
-        let credit = credit.inspect_err(|error| {
+        let label_credit = label_credit(record, member, &read);
+        let label_credit = label_credit.inspect_err(|error| {
             if matches!(error, VolumeError::Newer { .. }) {
                 self.context.fence(error.to_string());
             }
@@ -172,7 +172,7 @@ impl Attacher {
                 what: "another change of the replica",
             });
         }
-        let is_own = credit == Credit::Trusted;
+        let is_own = label_credit == LabelCredit::Trusted;
         let cut = match Cut::of(record, &device.layer).filter(|_| is_own) {
             None if is_own && !device.local => self.media.ends_early(disk, record).await,
             cut => cut,
@@ -189,16 +189,16 @@ impl Attacher {
             .record
             .member(slot)
             .map(|m| m.state);
-        let in_sync = match (state.unwrap_or(member.state), credit) {
-            (MemberState::InSync, Credit::Trusted) => true,
-            (MemberState::Out { .. } | MemberState::Filling { .. }, Credit::Trusted) => false,
+        let in_sync = match (state.unwrap_or(member.state), label_credit) {
+            (MemberState::InSync, LabelCredit::Trusted) => true,
+            (MemberState::Out { .. } | MemberState::Filling { .. }, LabelCredit::Trusted) => false,
             // No replica can fill it: filling would lose its data for good, and so the volume.
-            (MemberState::InSync, Credit::None)
+            (MemberState::InSync, LabelCredit::None)
                 if self.context.state.borrow().in_sync().next().is_none() =>
             {
                 return Err(not_believed(record, member, &read));
             }
-            (_, Credit::None) => {
+            (_, LabelCredit::None) => {
                 self.members
                     .commit(|record| {
                         if let Some(member) = record.member_mut(slot) {
@@ -315,7 +315,7 @@ impl Attacher {
         let total = needs.count();
         *live.resync.borrow_mut() = Some(Resync::new(kind, total, kept, self.context.core.now()));
         self.context.refresh_status();
-        self.context.say(Happened::ResyncStarted {
+        self.context.emit(Happened::ResyncStarted {
             member: self.context.member_id(slot),
             device: live.disk.name.clone(),
             kind,
@@ -327,7 +327,7 @@ impl Attacher {
 
 /// How much of a device's contents is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Credit {
+pub(super) enum LabelCredit {
     /// As much as the record says.
     Trusted,
     /// Nothing.
@@ -369,11 +369,11 @@ pub(super) fn not_believed(
 }
 
 /// Compares a replica's label with the store's record of it.
-pub(super) fn credit(
+pub(super) fn label_credit(
     record: &VolumeRecord,
     member: &MemberRecord,
     label: &Result<(Label, Place), LabelError>,
-) -> Result<Credit, VolumeError> {
+) -> Result<LabelCredit, VolumeError> {
     let in_use = |holds: String| VolumeError::InUse {
         device: member.device.clone(),
         holds,
@@ -382,7 +382,7 @@ pub(super) fn credit(
         Ok((label, _)) => label,
         // Wiped, or torn at its first write: none of its contents can be trusted, and no other
         // label is there.
-        Err(LabelError::NotALabel | LabelError::Checksum) => return Ok(Credit::None),
+        Err(LabelError::NotALabel | LabelError::Checksum) => return Ok(LabelCredit::None),
         Err(error) => return Err(in_use(format!("has no label of this volume: {error}"))),
     };
     if label.volume != record.id {
@@ -406,7 +406,7 @@ pub(super) fn credit(
                 "is another replica of the volume, which belongs on \"{}\"",
                 other.device
             ))),
-            None => Ok(Credit::None),
+            None => Ok(LabelCredit::None),
         };
     }
     let believed = match member.state {
@@ -419,8 +419,8 @@ pub(super) fn credit(
         }
     };
     Ok(if believed {
-        Credit::Trusted
+        LabelCredit::Trusted
     } else {
-        Credit::None
+        LabelCredit::None
     })
 }

@@ -197,8 +197,8 @@ impl Copier {
         }
     }
 
-    /// Waits until as many blocks may be copied.
-    pub(super) async fn pay(&self, blocks: u64) {
+    /// Delays copying `blocks` blocks as the rate limit demands.
+    pub(super) async fn throttle(&self, blocks: u64) {
         let (rate, bytes) = {
             let state = self.context.state.borrow();
             let settings = &state.record.settings;

@@ -164,7 +164,7 @@ impl Control {
             .await?;
         self.context.state.borrow_mut().retries[slot] = Retry::default();
         self.context.publish();
-        self.context.say(Happened::MemberAdded {
+        self.context.emit(Happened::MemberAdded {
             member: id,
             device: name.to_owned(),
         });
@@ -219,7 +219,7 @@ impl Control {
                 .freeze("the operator took the last replica out");
         }
         self.members.has_left(slot, self.context.member_id(slot));
-        self.context.say(Happened::MemberOut {
+        self.context.emit(Happened::MemberOut {
             member: self.context.member_id(slot),
             device: member.to_owned(),
             why: "taken out by the operator".into(),
@@ -377,7 +377,7 @@ impl Control {
         grown.map_err(|error| invalid(error.to_string()))?;
         self.context.publish();
         self.context.bells.resync.notify_one();
-        self.context.say(Happened::Grown { blocks });
+        self.context.emit(Happened::Grown { blocks });
         Ok(())
     }
 
@@ -456,7 +456,7 @@ impl Control {
         }
         self.members.let_others_in_everywhere().await;
         self.context.refresh_status();
-        self.context.say(Happened::Closed);
+        self.context.emit(Happened::Closed);
         Ok(())
     }
 }

@@ -65,12 +65,12 @@ impl Context {
         }
         self.state.borrow_mut().fenced = Some(why.clone());
         self.publish();
-        self.say(Happened::Fenced { why });
+        self.emit(Happened::Fenced { why });
     }
 
     /// The control itself found a member failing.
     pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
-        self.heed(why);
+        self.fence_if_superseded(why);
         self.shared.report(crate::shared::Report {
             slot,
             incarnation,
@@ -82,13 +82,13 @@ impl Context {
 
     pub(super) fn freeze(&self, why: &str) {
         if !std::mem::replace(&mut self.state.borrow_mut().frozen, true) {
-            self.say(Happened::Frozen { why: why.into() });
+            self.emit(Happened::Frozen { why: why.into() });
         }
     }
 
     pub(super) fn thawed(&self) {
         if std::mem::replace(&mut self.state.borrow_mut().frozen, false) {
-            self.say(Happened::Thawed);
+            self.emit(Happened::Thawed);
         }
     }
 
@@ -97,8 +97,8 @@ impl Context {
         state.record.member(slot).map(|m| m.id).unwrap_or_default()
     }
 
-    /// A failure that says of itself that there is another holder.
-    pub(super) fn heed(&self, why: Failure) {
+    /// Fences the volume if the failure proves that another holder owns it.
+    pub(super) fn fence_if_superseded(&self, why: Failure) {
         if why.is_fenced() {
             self.fence(describe(why));
         }
@@ -119,7 +119,7 @@ impl Context {
         }
     }
 
-    pub(super) fn say(&self, what: Happened) {
+    pub(super) fn emit(&self, what: Happened) {
         let name = self.state.borrow().record.name.clone();
         tracing::debug!(volume = name, ?what, "volume");
         self.observer.event(VolumeEvent {

@@ -204,7 +204,7 @@ impl Membership {
             }
         })
         .await?;
-        self.context.say(Happened::MemberOut {
+        self.context.emit(Happened::MemberOut {
             member: member.id,
             device: member.device,
             why,

@@ -44,7 +44,7 @@ impl Membership {
             self.media.disks.forget(&live.disk);
         }
         gone?;
-        self.context.say(Happened::MemberRemoved {
+        self.context.emit(Happened::MemberRemoved {
             member: member.id,
             device: member.device,
         });
@@ -108,7 +108,7 @@ impl Membership {
     /// are made equal to the first of them from now on.
     pub(super) fn repin(&self, lost: Uuid) {
         if let Some(first) = self.believe_first() {
-            self.context.say(Happened::SourceChanged {
+            self.context.emit(Happened::SourceChanged {
                 from: lost,
                 to: self.context.member_id(first),
             });

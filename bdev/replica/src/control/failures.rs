@@ -174,7 +174,7 @@ impl FailureHandler {
             {
                 tracing::debug!(slot, %error, "it stays away");
             }
-            self.context.say(Happened::ResyncStopped {
+            self.context.emit(Happened::ResyncStopped {
                 member: self.context.member_id(slot),
                 device: live.disk.name.clone(),
                 why: reason,
@@ -228,7 +228,7 @@ impl FailureHandler {
             }
         }
         self.members.has_left(slot, self.context.member_id(slot));
-        self.context.say(Happened::MemberOut {
+        self.context.emit(Happened::MemberOut {
             member: self.context.member_id(slot),
             device: live.disk.name.clone(),
             why: reason,

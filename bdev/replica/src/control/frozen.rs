@@ -7,7 +7,7 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, Layer};
 
 use super::Control;
-use super::attach::credit;
+use super::attach::label_credit;
 use super::failures::describe;
 use super::state::Retry;
 use crate::handle::VolumeError;
@@ -167,7 +167,7 @@ impl Control {
             what: describe(why),
         })?;
         // A later holder's is none to go on from.
-        credit(&record, member, &read)?;
+        label_credit(&record, member, &read)?;
         let (label, _) = read.map_err(|error| invalid(&error.to_string()))?;
         if (label.volume, label.member) != (record.id, member.id) {
             return Err(invalid("its label is another replica's"));

@@ -55,7 +55,7 @@ impl LabelPoll {
         match self.members.is_still_ours(slot, &live.disk, &record).await {
             Ok(()) => live.looked.set(self.context.core.now()),
             // Another holder is another holder, whatever has become of the member here.
-            Err(Failure::Fenced) => self.context.heed(Failure::Fenced),
+            Err(Failure::Fenced) => self.context.fence_if_superseded(Failure::Fenced),
             Err(Failure::Taken) => self.context.suspect(slot, live.incarnation, Failure::Taken),
             // The code that watches its I/O and its connection handles that.
             Err(_) => {}
@@ -77,15 +77,17 @@ impl LabelPoll {
             self.context.core.after(WATCH).await;
             // Not kept over the pause: a member that is removed meanwhile gives its device back.
             let (reserved, exposed) = (reserved(), self.exposed());
-            let looks = reserved.iter().map(|(slot, live)| self.look(*slot, live));
+            let polls = reserved
+                .iter()
+                .map(|(slot, live)| self.poll_reservation(*slot, live));
             let labels = exposed
                 .iter()
                 .map(|(slot, live)| self.look_at_label(*slot, live));
-            join(join_all(looks), join_all(labels)).await;
+            join(join_all(polls), join_all(labels)).await;
         }
     }
 
-    async fn look(&self, slot: usize, live: &Rc<Live>) {
+    async fn poll_reservation(&self, slot: usize, live: &Rc<Live>) {
         let key = live.key.get();
         let found = ask(
             &self.context.core,

@@ -59,14 +59,15 @@ impl Lease {
     fn suspend(&self) {
         if !std::mem::replace(&mut self.context.state.borrow_mut().unheard, true) {
             let why = format!("no reply from the store for {LEASE:?}");
-            self.context.say(crate::handle::Happened::StoreLost { why });
+            self.context
+                .emit(crate::handle::Happened::StoreLost { why });
             self.context.publish();
         }
     }
 
     fn resume(&self) {
         if std::mem::replace(&mut self.context.state.borrow_mut().unheard, false) {
-            self.context.say(crate::handle::Happened::StoreBack);
+            self.context.emit(crate::handle::Happened::StoreBack);
             self.context.publish();
         }
     }

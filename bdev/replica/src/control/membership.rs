@@ -184,7 +184,7 @@ impl Membership {
 
     fn store_heard(&self) {
         if self.context.state.borrow_mut().store_lost.take().is_some() {
-            self.context.say(Happened::StoreBack);
+            self.context.emit(Happened::StoreBack);
             self.context.refresh_status();
         }
     }
@@ -194,7 +194,7 @@ impl Membership {
         let news = self.context.state.borrow().store_lost.as_ref() != Some(&why);
         if news {
             self.context.state.borrow_mut().store_lost = Some(why.clone());
-            self.context.say(Happened::StoreLost { why });
+            self.context.emit(Happened::StoreLost { why });
             self.context.refresh_status();
         }
     }

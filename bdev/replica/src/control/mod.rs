@@ -236,7 +236,7 @@ impl Control {
             }
             if counts != state.heard {
                 state.heard = counts;
-                state.hear(news.reports);
+                state.take_reports(news.reports);
                 self.context.bells.judge.notify_one();
             }
             if self.context.shared.unequal() != state.unequal {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Control;
-use super::attach::{Credit, credit};
+use super::attach::{LabelCredit, label_credit};
 use super::context::{Bells, Context};
 use super::cut::{Checked, Cut};
 use super::disk::Disks;
@@ -303,7 +303,7 @@ impl Opener {
         let volume = Volume::new(&record, Arc::clone(&self.context.shared), limits);
         self.context.state.borrow_mut().serving = true;
         self.context.publish();
-        self.context.say(Happened::Opened {
+        self.context.emit(Happened::Opened {
             epoch,
             degraded: present.len() < record.members.len(),
             clean,
@@ -514,7 +514,7 @@ impl Opener {
         let labelled = match &read {
             // It does not even hold its labels any longer.
             Err(why) => why.is_beyond_end(),
-            Ok(read) => matches!(credit(record, member, read), Ok(Credit::Trusted)),
+            Ok(read) => matches!(label_credit(record, member, read), Ok(LabelCredit::Trusted)),
         };
         if labelled {
             let cut = match Cut::of(record, &device.layer) {
@@ -529,12 +529,12 @@ impl Opener {
             }
         }
         let read = read.map_err(|why| failed(&disk.name, why));
-        let credit = read
+        let label_credit = read
             .as_ref()
             .map_err(Clone::clone)
-            .and_then(|read| credit(record, member, read));
-        match (read, credit) {
-            (Ok(Ok((label, place))), Ok(Credit::Trusted)) => {
+            .and_then(|read| label_credit(record, member, read));
+        match (read, label_credit) {
+            (Ok(Ok((label, place))), Ok(LabelCredit::Trusted)) => {
                 let live = Live {
                     device,
                     disk,

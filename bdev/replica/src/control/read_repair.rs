@@ -35,7 +35,7 @@ impl ReadRepair {
                 None => self.context.core.after(SHORTAGE_OVER).await,
             }
         }
-        self.context.say(Happened::ReadRepaired {
+        self.context.emit(Happened::ReadRepaired {
             member: self.context.member_id(repair.slot),
             lba: repair.lba,
             blocks: repair.blocks,

@@ -233,7 +233,9 @@ impl Resyncer {
                 at += blocks;
             }
             // Pay before acquiring stripes: no host waits for a copy that has not begun.
-            self.copier.pay((at - first) * targets.len() as u64).await;
+            self.copier
+                .throttle((at - first) * targets.len() as u64)
+                .await;
             let chunks = self.copier.acquire_chunks(&ranges).await;
             let copies = chunks
                 .iter()
@@ -242,7 +244,7 @@ impl Resyncer {
             drop(chunks);
             let mut fine = true;
             for outcome in outcomes {
-                fine &= self.tell(outcome, (from, source), targets);
+                fine &= self.report_failures(outcome, (from, source), targets);
             }
             if !fine {
                 return Copied::Failed;
@@ -263,7 +265,7 @@ impl Resyncer {
     }
 
     /// Reports failed replicas to the judge. `true`: none failed.
-    fn tell(
+    fn report_failures(
         &self,
         outcome: Result<Vec<(usize, Failure)>, Failure>,
         (from, source): (usize, &Rc<Live>),
@@ -301,7 +303,7 @@ impl Resyncer {
             }
         }
         if let Some(from) = changed {
-            self.context.say(Happened::SourceChanged { from, to: id });
+            self.context.emit(Happened::SourceChanged { from, to: id });
         }
     }
 
@@ -390,7 +392,7 @@ impl Resyncer {
         });
         self.context.publish();
         self.context.bells.clean.notify_one();
-        self.context.say(Happened::ResyncEnded {
+        self.context.emit(Happened::ResyncEnded {
             member: self.context.member_id(slot),
             device: live.disk.name.clone(),
             kind,

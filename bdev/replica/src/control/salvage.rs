@@ -135,7 +135,7 @@ impl Copier {
         let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
         let (member, blocks) = (self.context.member_id(slot), run.blocks as u32);
         if !run.whole {
-            self.context.say(Happened::Salvaged {
+            self.context.emit(Happened::Salvaged {
                 member,
                 from: self.context.member_id(run.slot),
                 lba: run.lba,
@@ -151,7 +151,7 @@ impl Copier {
             return Err(why);
         }
         if run.whole {
-            self.context.say(Happened::ReadRepaired {
+            self.context.emit(Happened::ReadRepaired {
                 member,
                 lba: run.lba,
                 blocks,

@@ -144,7 +144,7 @@ impl State {
 
     /// Reports of lanes. A decision may have to wait for the store, and meanwhile each I/O to a
     /// failing replica is one more report: of many equal ones a few are enough.
-    pub fn hear(&mut self, reports: Vec<Report>) {
+    pub fn take_reports(&mut self, reports: Vec<Report>) {
         for report in reports {
             let said = |r: &Report| {
                 (r.slot, r.incarnation) == (report.slot, report.incarnation)
@@ -415,12 +415,12 @@ mod tests {
         let gone = report(Op::Write, Failure::Status(Status::Gone));
         let fenced = report(Op::Write, Failure::Fenced);
         for _ in 0..10_000 {
-            state.hear(vec![unread]);
+            state.take_reports(vec![unread]);
         }
         assert_eq!(state.reports.len(), REPORTS);
         for worse in [gone, fenced] {
             for _ in 0..1000 {
-                state.hear(vec![unread, worse, unread]);
+                state.take_reports(vec![unread, worse, unread]);
             }
             assert_eq!(state.reports.last(), Some(&worse));
         }
@@ -430,7 +430,7 @@ mod tests {
             incarnation: 8,
             ..unread
         };
-        state.hear(vec![again, again]);
+        state.take_reports(vec![again, again]);
         assert_eq!(state.reports[REPORTS + 2..], [again]);
     }
 }

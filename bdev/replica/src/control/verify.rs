@@ -51,7 +51,7 @@ impl Verify {
             examples: Vec::new(),
         });
         drop(state);
-        self.context.say(Happened::VerifyStarted { repair });
+        self.context.emit(Happened::VerifyStarted { repair });
         self.context.refresh_status();
         self.context.spawn(Rc::clone(self).verify(repair));
         Ok(())
@@ -95,14 +95,14 @@ impl Verify {
         };
         self.context.refresh_status();
         if let Some(ended) = ended {
-            self.context.say(ended);
+            self.context.emit(ended);
         }
     }
 
     /// Compares one range on all in-sync replicas that have it. No write is in flight there
     /// meanwhile. `None`: not compared, for lack of buffers.
     async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Option<Compared> {
-        self.copier.pay(blocks).await;
+        self.copier.throttle(blocks).await;
         let chunk = self.copier.acquire_chunk(lba, blocks).await;
         let members: Vec<(usize, Rc<Live>)> = {
             let state = self.context.state.borrow();

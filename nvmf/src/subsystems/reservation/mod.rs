@@ -94,7 +94,7 @@ impl Ticket {
                 .outcome
                 .compare_exchange(OPEN, outcome, Ordering::AcqRel, Ordering::Relaxed);
         if first.is_ok() {
-            self.0.owner.attend();
+            self.0.owner.wake();
         }
     }
 }
@@ -231,7 +231,7 @@ fn release(mut inner: MutexGuard<'_, Inner>) {
     inner.busy = false;
     let waiters = std::mem::take(&mut inner.waiters);
     drop(inner);
-    waiters.iter().for_each(GroupHandle::attend);
+    waiters.iter().for_each(GroupHandle::wake);
 }
 
 fn gate_for(state: &State) -> u64 {

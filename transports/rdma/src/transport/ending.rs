@@ -98,7 +98,7 @@ impl RdmaTransport {
     }
 
     /// Reports the events of one connection. `false`: there is no room.
-    pub(super) fn attend(&mut self, index: u32, events: &mut Events) -> bool {
+    pub(super) fn advance_ending(&mut self, index: u32, events: &mut Events) -> bool {
         let slot = &mut self.slots[index as usize];
         let id = ConnId {
             index,
@@ -151,11 +151,11 @@ impl RdmaTransport {
         self.finish(index, events)
     }
 
-    pub(super) fn attend_all(&mut self, events: &mut Events) {
+    pub(super) fn advance_endings(&mut self, events: &mut Events) {
         std::mem::swap(&mut self.attention, &mut self.looked_at);
         for at in 0..self.looked_at.len() {
             let index = self.looked_at[at];
-            if !self.attend(index, events) {
+            if !self.advance_ending(index, events) {
                 self.notice(index);
             }
         }
