@@ -54,15 +54,15 @@ const LIKELY: [u8; 9] = [
 
 pub fn admin(input: &[u8]) {
     let [choice, ops @ ..] = input else { return };
-    let mut bench = Bench::new(*choice);
+    let mut fixture = Fixture::new(*choice);
     let mut rest = ops;
     while let [tag, tail @ ..] = rest {
-        rest = bench.step(*tag, tail);
+        rest = fixture.step(*tag, tail);
     }
-    bench.finish();
+    fixture.finish();
 }
 
-struct Bench {
+struct Fixture {
     target: Arc<Target>,
     association: Arc<Association>,
     controller: Controller,
@@ -70,8 +70,8 @@ struct Bench {
     held: BTreeSet<u16>,
 }
 
-impl Bench {
-    fn new(choice: u8) -> Bench {
+impl Fixture {
+    fn new(choice: u8) -> Fixture {
         let name = |text| Nqn::new(text).expect("a name");
         let target = Target::new(TargetConfig::default(), 1);
         let mut config = SubsystemConfig::new(name(SUBNQN));
@@ -115,7 +115,7 @@ impl Bench {
         let (local, now) = (Address::Loopback("fuzz".to_string()), Nanos(1));
         let held = Arc::clone(&association);
         let controller = Controller::new(&target, held, &caps, local, 15_000, now);
-        let mut bench = Bench {
+        let mut fixture = Fixture {
             target,
             association,
             controller,
@@ -123,9 +123,9 @@ impl Bench {
             held: BTreeSet::new(),
         };
         if choice & 4 != 0 {
-            bench.write_cc(Cc::enabled());
+            fixture.write_cc(Cc::enabled());
         }
-        bench
+        fixture
     }
 
     /// Does one operation, and returns the rest of the input.

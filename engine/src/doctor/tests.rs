@@ -18,7 +18,7 @@ mod nvme;
 
 /// A network and tools with scripted answers.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct ScriptedProbe {
     source: Option<IpAddr>,
     open: Vec<u16>,
     /// The largest echo that passes.
@@ -29,7 +29,7 @@ pub(crate) struct Told {
     pub(crate) io_uring_refused: Option<&'static str>,
 }
 
-impl Probe for Told {
+impl Probe for ScriptedProbe {
     fn source_for(&self, _: IpAddr) -> io::Result<IpAddr> {
         self.source
             .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
@@ -69,7 +69,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-pub(crate) fn system(tree: &Tree, addresses: &[(&str, &str)], told: Told) -> System {
+pub(crate) fn system(tree: &Tree, addresses: &[(&str, &str)], told: ScriptedProbe) -> System {
     let roots = tree.roots();
     let interfaces = addresses.iter().map(|(name, address)| Interface {
         name: (*name).to_owned(),
@@ -129,7 +129,7 @@ fn a_machine_with_soft_roce() {
         "proc/net/route",
         "Iface Destination Gateway Flags\neth0 00000000 0100000A 3 0 0 0 00000000",
     );
-    let system = system(&tree, &[("eth0", "10.0.0.4")], Told::default());
+    let system = system(&tree, &[("eth0", "10.0.0.4")], ScriptedProbe::default());
     let report = examine(&system, &rdma_scope(&["name:eth0"]));
     expect(&report, "rdma.modules", Status::Pass, "ib_uverbs loaded");
     expect(&report, "rdma.devices", Status::Pass, "rxe0 (rxe)");
@@ -184,7 +184,7 @@ fn missing_rdma_fails_only_when_required() {
             "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko",
         ],
     );
-    let system = system(&tree, &[("eth0", "10.0.0.4")], Told::default());
+    let system = system(&tree, &[("eth0", "10.0.0.4")], ScriptedProbe::default());
     let report = examine(&system, &Scope::default());
     expect(&report, "rdma.modules", Status::Skip, "not asked for");
     expect(&report, "rdma.devices", Status::Skip, "TCP needs none");
@@ -223,7 +223,10 @@ fn missing_devices_have_a_reason() {
         "sys/bus/pci/devices/0000:3b:00.0/driver",
         "../../drivers/mlx5_core",
     );
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     expect(
         &report,
         "rdma.devices",
@@ -234,21 +237,33 @@ fn missing_devices_have_a_reason() {
     assert!(remedy(&report).starts_with("`modprobe mlx5_ib`"));
     // Loaded, but still no device.
     tree.modules(&["ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib"], &[]);
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     expect(&report, "rdma.devices", Status::Fail, "mlx5_ib are there");
     // In a container without the device nodes.
     tree.file(".dockerenv", "");
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     expect(&report, "rdma.devices", Status::Fail, "mlx5_ib are there");
     assert!(remedy(&report).contains("--network host --device"));
     // A kernel without RDMA.
     let tree = testing::empty();
     tree.modules(&[], &["kernel/fs/ext4/ext4.ko"]);
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     expect(&report, "rdma.modules", Status::Fail, "ib_core missing");
     // The same cause in a container: device nodes would not help.
     tree.file(".dockerenv", "");
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     expect(
         &report,
         "rdma.devices",
@@ -268,7 +283,7 @@ fn missing_devices_have_a_reason() {
 #[test]
 fn unsuitable_links_are_reported() {
     let tree = testing::mlx5_dual_port();
-    let told = Told::default();
+    let told = ScriptedProbe::default();
     let addresses = [("ens1f0", "10.0.1.4"), ("ens1f1", "10.0.2.4")];
     let machine = system(&tree, &addresses, told);
     let report = examine(&machine, &rdma_scope(&["name:ens1f1"]));
@@ -296,7 +311,7 @@ fn unsuitable_links_are_reported() {
     // A port whose connection manager uses the other RoCE version.
     let mode = "sys/kernel/config/rdma_cm/mlx5_0/ports/2/default_roce_mode";
     tree.file(mode, "IB/RoCE v1");
-    let machine = system(&tree, &[("ens1f0", "10.0.1.4")], Told::default());
+    let machine = system(&tree, &[("ens1f0", "10.0.1.4")], ScriptedProbe::default());
     let report = examine(&machine, &rdma_scope(&[]));
     let types = report.findings.iter().filter(|f| f.id == "rdma.gid.type");
     let types: Vec<_> = types.map(|f| (f.status, f.remedy.as_deref())).collect();
@@ -305,7 +320,7 @@ fn unsuitable_links_are_reported() {
     tree.remove(mode);
 
     // An address missing from the table, and one that only v1 has.
-    let machine = system(&tree, &[("ens1f0", "10.0.9.9")], Told::default());
+    let machine = system(&tree, &[("ens1f0", "10.0.9.9")], ScriptedProbe::default());
     let report = examine(&machine, &rdma_scope(&["10.0.9.9"]));
     expect(
         &report,
@@ -316,7 +331,7 @@ fn unsuitable_links_are_reported() {
     for port in [1, 2] {
         tree.remove(&format!("sys/class/infiniband/mlx5_0/ports/{port}/gids/1"));
     }
-    let machine = system(&tree, &[("ens1f0", "10.0.1.4")], Told::default());
+    let machine = system(&tree, &[("ens1f0", "10.0.1.4")], ScriptedProbe::default());
     let report = examine(&machine, &rdma_scope(&["rdma:mlx5_0"]));
     expect(&report, "rdma.capable", Status::Fail, "unsupported_link");
     let types = report.findings.iter().filter(|f| f.id == "rdma.gid.type");
@@ -327,7 +342,7 @@ fn unsuitable_links_are_reported() {
 fn infiniband_needs_its_subnet_manager() {
     let tree = testing::infiniband();
     let report = examine(
-        &system(&tree, &[("ib0", "10.9.0.1")], Told::default()),
+        &system(&tree, &[("ib0", "10.9.0.1")], ScriptedProbe::default()),
         &rdma_scope(&[]),
     );
     expect(
@@ -339,7 +354,10 @@ fn infiniband_needs_its_subnet_manager() {
     expect(&report, "rdma.capable", Status::Pass, "(IB)");
     expect(&report, "net.mtu", Status::Pass, "interface 2044");
     tree.file("sys/class/infiniband/mlx5_2/ports/1/sm_lid", "0x0");
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     expect(&report, "ib.sm", Status::Fail, "LID 0");
 }
 
@@ -358,11 +376,14 @@ fn drivers() {
             "sys/devices/pci0/0000:3b:00.0/driver",
             &format!("../../drivers/{driver}"),
         );
-        let report = examine(&system(&tree, &[], Told::default()), &Scope::default());
+        let report = examine(
+            &system(&tree, &[], ScriptedProbe::default()),
+            &Scope::default(),
+        );
         expect(&report, "rdma.driver", status, evidence);
     }
     let report = examine(
-        &system(&testing::siw(), &[], Told::default()),
+        &system(&testing::siw(), &[], ScriptedProbe::default()),
         &Scope::default(),
     );
     expect(&report, "rdma.driver", Status::Pass, "PFC not required");
@@ -378,7 +399,7 @@ fn drivers() {
 #[test]
 fn concerns_at_an_address() {
     let ids = |tree: &Tree, addresses: &[(&str, &str)], at: &str| {
-        let machine = system(tree, addresses, Told::default());
+        let machine = system(tree, addresses, ScriptedProbe::default());
         let all = concerns(&machine, &[ip(at)]);
         let ids = all.into_iter().map(|finding| finding.id);
         ids.collect::<Vec<_>>()
@@ -410,7 +431,10 @@ fn defective_firmware_is_reported() {
     let tree = testing::mlx5_dual_port();
     let fw = |version| {
         tree.file("sys/class/infiniband/mlx5_0/fw_ver", version);
-        examine(&system(&tree, &[], Told::default()), &Scope::default())
+        examine(
+            &system(&tree, &[], ScriptedProbe::default()),
+            &Scope::default(),
+        )
     };
     let report = fw("32.39.2048");
     expect(
@@ -443,7 +467,7 @@ fn defective_firmware_is_reported() {
 #[test]
 fn locked_memory_and_huge_pages() {
     let tree = testing::rxe_on_eth();
-    let mut machine = system(&tree, &[], Told::default());
+    let mut machine = system(&tree, &[], ScriptedProbe::default());
     let report = examine(&machine, &rdma_scope(&[]));
     expect(&report, "mem.memlock", Status::Pass, "no limit");
     expect(&report, "mem.hugepages", Status::Warn, "no huge pages");

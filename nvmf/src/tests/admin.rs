@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::host::INVALID;
 use super::rig::*;
-use super::told::rig_told;
+use super::scripted::rig_scripted;
 use crate::subsystems::{NamespaceConfig, NamespaceIds, SubsystemConfig, Teardown};
 use crate::transport::ConnId;
 
@@ -71,7 +71,7 @@ fn identify_controller() {
 /// Goal: a namespace is described as its device is, now.
 #[test]
 fn identify_namespace_follows_the_device() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (conn, _) = rig.admin();
     let id = rig.identify_namespace(conn, 1);
     assert_eq!(
@@ -95,7 +95,7 @@ fn identify_namespace_follows_the_device() {
         "no volatile cache; ready"
     );
 
-    told.tell(|state| {
+    scripted.script(|state| {
         state.geometry.block_size = 4096;
         state.geometry.physical_block_size = 16_384;
         state.geometry.blocks = 1 << 33;
@@ -126,7 +126,7 @@ fn identify_namespace_follows_the_device() {
     assert_eq!((id.npdg.get(), id.npda.get(), id.noiob.get()), (7, 1, 64));
     let cached: IndependentNamespace = rig.identify(conn, cns::INDEPENDENT_NAMESPACE, 1).unwrap();
     assert_eq!((cached.nsfeat, cached.nsattr), (0, 1));
-    told.tell(|state| state.limits.optimal_boundary_blocks = 1 << 16);
+    scripted.script(|state| state.limits.optimal_boundary_blocks = 1 << 16);
     let id = rig.identify_namespace(conn, 1);
     assert_eq!(
         id.noiob.get(),
@@ -414,10 +414,10 @@ fn host_behavior(rig: &mut Rig, conn: ConnId, behavior: &HostBehavior) -> Status
 /// Goal: a device that is busy for a moment causes a status that the host understands.
 #[test]
 fn retry_delays_only_for_hosts_that_honour_them() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (conn, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
-    told.tell(|state| state.status = Status::Retry);
+    scripted.script(|state| state.status = Status::Retry);
     let read = |cid| {
         ReadWrite::new(0, 1)
             .to_sqe(opcode::READ, cid, 1)
@@ -561,10 +561,10 @@ fn registers() {
 /// Goal: CSTS.RDY waits for I/O in the devices; a host that does not wait is refused.
 #[test]
 fn disabling_waits_for_the_devices() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (conn, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
-    told.tell(|state| state.held = true);
+    scripted.script(|state| state.held = true);
     let read = ReadWrite::new(0, 1)
         .to_sqe(opcode::READ, 5, 1)
         .with_sgl(Sgl::Transport { length: 512 });
@@ -577,7 +577,7 @@ fn disabling_waits_for_the_devices() {
         rig.write_cc(conn, Cc::enabled()),
         Err(StatusCode::COMMAND_SEQUENCE_ERROR)
     );
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     rig.turn();
     rig.turn();
     assert!(!rig.csts(conn).is_ready());
@@ -611,7 +611,7 @@ fn ana_groups_have_a_range() {
 /// host sends it again on the next connection.
 #[test]
 fn nothing_is_refused_for_the_sake_of_a_teardown() {
-    let (mut rig, _) = rig_told();
+    let (mut rig, _) = rig_scripted();
     let commands = [
         Identify::new(cns::CONTROLLER).to_sqe(900, 0),
         Identify::new(cns::NAMESPACE_DESCRIPTORS).to_sqe(900, 1),

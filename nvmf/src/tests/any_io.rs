@@ -19,7 +19,7 @@ use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode, fabrics};
 use proptest::prelude::*;
 
 use super::rig::*;
-use super::told::{Told, add_told};
+use super::scripted::{ScriptedBdev, add_scripted};
 use crate::subsystems::TargetConfig;
 use crate::transport::{ConnId, Event};
 
@@ -43,12 +43,12 @@ struct Host {
     io: [Queue; 2],
 }
 
-struct Bench {
+struct Fixture {
     rig: Rig,
     /// The core whose wire is at hand.
     core: usize,
     hosts: [Host; 2],
-    devices: Vec<Arc<Told>>,
+    devices: Vec<Arc<ScriptedBdev>>,
     /// Commands without an answer, by core and connection.
     waiting: BTreeSet<(usize, u32, u16)>,
     hoarded: Vec<Buf>,
@@ -63,14 +63,14 @@ fn io_queues(rig: &mut Rig, cntlid: u16) -> [Queue; 2] {
     })
 }
 
-impl Bench {
-    fn new(window: Option<usize>) -> Bench {
+impl Fixture {
+    fn new(window: Option<usize>) -> Fixture {
         let mut rig = Rig::on_cores(TargetConfig::default(), 2);
         for _ in 0..2 {
             rig.wire.borrow_mut().window = window;
             rig.switch();
         }
-        let devices = vec![add_told(&rig, 1), add_told(&rig, 2)];
+        let devices = vec![add_scripted(&rig, 1), add_scripted(&rig, 2)];
         let hosts = [1, 2].map(|id| {
             rig.hostid = [id; 16];
             let (conn, cntlid) = rig.admin();
@@ -83,7 +83,7 @@ impl Bench {
                 io,
             }
         });
-        Bench {
+        Fixture {
             rig,
             core: 0,
             hosts,
@@ -101,7 +101,7 @@ impl Bench {
         }
     }
 
-    fn on_both(&mut self, mut does: impl FnMut(&mut Bench)) {
+    fn on_both(&mut self, mut does: impl FnMut(&mut Fixture)) {
         for core in [0, 1] {
             self.go_to(core);
             does(self);
@@ -134,17 +134,17 @@ impl Bench {
     }
 
     fn take_answers(&mut self) {
-        self.on_both(|bench| {
-            let core = bench.core;
-            let responses: Vec<_> = bench.rig.wire.borrow_mut().responses.drain(..).collect();
+        self.on_both(|fixture| {
+            let core = fixture.core;
+            let responses: Vec<_> = fixture.rig.wire.borrow_mut().responses.drain(..).collect();
             for (conn, response) in responses {
                 let cid = response.cqe.cid();
-                let known = bench.waiting.remove(&(core, conn.index, cid));
+                let known = fixture.waiting.remove(&(core, conn.index, cid));
                 assert!(known, "{conn:?} {:?}", response.cqe);
             }
-            let closes: Vec<_> = bench.rig.wire.borrow_mut().closes.drain(..).collect();
+            let closes: Vec<_> = fixture.rig.wire.borrow_mut().closes.drain(..).collect();
             for (conn, _) in closes {
-                bench.forget(Queue { core, conn });
+                fixture.forget(Queue { core, conn });
             }
         });
     }
@@ -227,7 +227,7 @@ impl Bench {
                 }
             }
             9 | 10 => self.deliver(a, b, c),
-            11 => self.devices[usize::from(a & 1) % self.devices.len()].tell(|state| {
+            11 => self.devices[usize::from(a & 1) % self.devices.len()].script(|state| {
                 state.held = b & 1 != 0;
                 state.full = b & 6 == 6;
                 state.aborts = b & 8 != 0;
@@ -323,7 +323,7 @@ impl Bench {
         let subsystem = self.rig.target.subsystem(&nqn(SUBNQN)).unwrap();
         let there = subsystem.remove_namespace(nsid).is_ok();
         if !there || c & 1 == 0 {
-            self.devices.push(add_told(&self.rig, nsid));
+            self.devices.push(add_scripted(&self.rig, nsid));
         }
     }
 
@@ -399,7 +399,7 @@ impl Bench {
     fn release_all(&mut self) {
         self.hoarded.clear();
         for device in &self.devices {
-            device.tell(|state| (state.held, state.full) = (false, false));
+            device.script(|state| (state.held, state.full) = (false, false));
         }
     }
 
@@ -408,9 +408,9 @@ impl Bench {
         self.release_all();
         for _ in 0..60 {
             self.turn();
-            self.on_both(|bench| {
-                while !bench.rig.wire.borrow().fetches.is_empty() {
-                    bench.deliver(0, 0, 7);
+            self.on_both(|fixture| {
+                while !fixture.rig.wire.borrow().fetches.is_empty() {
+                    fixture.deliver(0, 0, 7);
                 }
             });
         }
@@ -433,8 +433,8 @@ impl Bench {
         self.settle();
         let waiting = &self.waiting;
         assert!(waiting.is_empty(), "never answered: {waiting:?}");
-        self.on_both(|bench| {
-            let group = &bench.rig.group;
+        self.on_both(|fixture| {
+            let group = &fixture.rig.group;
             assert!(
                 group.core.buffers.waiting.is_empty()
                     && group.core.buffers.waiting_admin.is_empty()
@@ -456,9 +456,9 @@ impl Bench {
                 self.rig.hang_up(queue.conn);
             }
         }
-        self.on_both(|bench| {
-            bench.rig.assert_clean();
-            assert_eq!(bench.rig.group.devices_open(), 0);
+        self.on_both(|fixture| {
+            fixture.rig.assert_clean();
+            assert_eq!(fixture.rig.group.devices_open(), 0);
         });
     }
 }
@@ -476,10 +476,10 @@ proptest! {
         small in any::<bool>(),
         steps in proptest::collection::vec((0u8..19, any::<u8>(), any::<u8>(), any::<u8>()), 1..120),
     ) {
-        let mut bench = Bench::new(small.then_some(4096));
+        let mut fixture = Fixture::new(small.then_some(4096));
         for step in steps {
-            bench.step(step);
+            fixture.step(step);
         }
-        bench.finish();
+        fixture.finish();
     }
 }

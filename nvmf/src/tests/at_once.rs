@@ -8,7 +8,7 @@ use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 
 use super::rig::*;
-use super::told::Told;
+use super::scripted::ScriptedBdev;
 use crate::subsystems::TargetConfig;
 use crate::transport::{ConnId, Response};
 
@@ -28,19 +28,19 @@ fn fetched(cid: u16) -> Sqe {
 }
 
 /// A device that executes every I/O at once, and a queue that has used it.
-fn rig() -> (Rig, Arc<Told>, ConnId) {
+fn rig() -> (Rig, Arc<ScriptedBdev>, ConnId) {
     let mut rig = Rig::new(TargetConfig::default());
-    let told = Told::new();
-    told.tell(|state| {
+    let scripted = ScriptedBdev::new();
+    scripted.script(|state| {
         state.limits.at_once = true;
         state.prompt = true;
     });
-    rig.add_namespace(Arc::clone(&told) as Arc<dyn Bdev>);
+    rig.add_namespace(Arc::clone(&scripted) as Arc<dyn Bdev>);
     let io = rig.io();
     // The first command is what opens the device.
     assert_eq!(write(&mut rig, io, 1), [(1, StatusCode::SUCCESS)]);
-    told.tell(|state| assert_eq!(state.at_once, 0));
-    (rig, told, io)
+    scripted.script(|state| assert_eq!(state.at_once, 0));
+    (rig, scripted, io)
 }
 
 fn write(rig: &mut Rig, io: ConnId, cid: u16) -> Vec<(u16, StatusCode)> {
@@ -55,21 +55,21 @@ fn write(rig: &mut Rig, io: ConnId, cid: u16) -> Vec<(u16, StatusCode)> {
 /// still polled once, for its other work.
 #[test]
 fn answered_as_they_come() {
-    let (mut rig, told, io) = rig();
+    let (mut rig, scripted, io) = rig();
     let free = rig.pools.io.stats()[0].free;
-    let polls = told.state.lock().unwrap().polls;
+    let polls = scripted.state.lock().unwrap().polls;
     for cid in 2..10 {
         rig.send(io, in_capsule(cid), rig.pools.io.acquire(BYTES as usize));
     }
     rig.turn();
     let all: Vec<u16> = rig.statuses().iter().map(|(cid, _)| *cid).collect();
     assert_eq!(all, (2..10).collect::<Vec<_>>());
-    told.tell(|state| assert_eq!((state.at_once, state.polls), (8, polls + 1)));
+    scripted.script(|state| assert_eq!((state.at_once, state.polls), (8, polls + 1)));
     assert_eq!(rig.pools.io.stats()[0].free, free, "their buffers are free");
 
-    told.tell(|state| state.status = Status::WriteError);
+    scripted.script(|state| state.status = Status::WriteError);
     assert_eq!(write(&mut rig, io, 10), [(10, StatusCode::WRITE_FAULT)]);
-    told.tell(|state| assert_eq!(state.at_once, 9));
+    scripted.script(|state| assert_eq!(state.at_once, 9));
     let qp = rig.group.queues.iter().find(|qp| qp.qid == 1);
     let qp = qp.expect("the I/O queue");
     assert_eq!(qp.requests.outstanding(), 0);
@@ -96,7 +96,7 @@ fn answer(rig: &Rig) -> Response {
 /// behind earlier commands.
 #[test]
 fn reads_into_a_buffer() {
-    let (mut rig, told, io) = rig();
+    let (mut rig, scripted, io) = rig();
     let free = |rig: &Rig| rig.pools.io.stats()[0].free;
     let all = free(&rig);
     rig.send(io, read(2), None);
@@ -106,19 +106,19 @@ fn reads_into_a_buffer() {
     assert!(response.data.as_slice()[0][..] == [0x5a; BYTES as usize]);
     assert_eq!(response.data.as_slice().len(), 1);
     assert!(response.lent.is_none());
-    told.tell(|state| assert_eq!(state.at_once, 1));
+    scripted.script(|state| assert_eq!(state.at_once, 1));
     assert_eq!(free(&rig), all - 1);
     drop(response);
     assert_eq!(free(&rig), all);
 
-    told.tell(|state| state.status = Status::ReadError);
+    scripted.script(|state| state.status = Status::ReadError);
     rig.send(io, read(3), None);
     rig.turn();
     let response = answer(&rig);
     assert_eq!(response.cqe.status(), StatusCode::UNRECOVERED_READ_ERROR);
     assert_eq!((response.data.as_slice().len(), free(&rig)), (0, all));
 
-    told.tell(|state| state.status = Status::Ok);
+    scripted.script(|state| state.status = Status::Ok);
     let mut taken = Vec::new();
     while let Some(buf) = rig.pools.io.acquire(BYTES as usize) {
         taken.push(buf);
@@ -136,15 +136,15 @@ fn reads_into_a_buffer() {
     }
     let success = StatusCode::SUCCESS;
     assert_eq!(answered, [(4, success), (5, success)]);
-    told.tell(|state| assert_eq!(state.at_once, 2));
+    scripted.script(|state| assert_eq!(state.at_once, 2));
 
     // A device that is not done at once gets it the usual way, with one buffer.
     drop(taken);
-    told.tell(|state| (state.prompt, state.held) = (false, true));
+    scripted.script(|state| (state.prompt, state.held) = (false, true));
     rig.send(io, read(6), None);
     rig.turn();
     assert_eq!(free(&rig), all - 1);
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     rig.turn();
     assert_eq!(rig.statuses(), [(6, StatusCode::SUCCESS)]);
     assert_eq!(free(&rig), all);
@@ -155,16 +155,16 @@ fn reads_into_a_buffer() {
 /// commands.
 #[test]
 fn the_usual_way() {
-    let (mut rig, told, io) = rig();
-    let at_once = |told: &Told| told.state.lock().unwrap().at_once;
+    let (mut rig, scripted, io) = rig();
+    let at_once = |scripted: &ScriptedBdev| scripted.state.lock().unwrap().at_once;
     rig.send(io, fetched(2), None);
     rig.turn();
     assert_eq!(rig.wire.borrow().fetches.len(), 1);
     let conflict = StatusCode::COMMAND_ID_CONFLICT;
     assert_eq!(write(&mut rig, io, 2), [(2, conflict)]);
-    assert_eq!(at_once(&told), 0);
+    assert_eq!(at_once(&scripted), 0);
     assert_eq!(write(&mut rig, io, 3), [(3, StatusCode::SUCCESS)]);
-    assert_eq!(at_once(&told), 1, "another is none of its business");
+    assert_eq!(at_once(&scripted), 1, "another is none of its business");
     rig.deliver(&[0; BYTES as usize]);
     rig.turn();
     assert_eq!(rig.statuses(), [(2, StatusCode::SUCCESS)]);
@@ -183,11 +183,11 @@ fn the_usual_way() {
     let outside = StatusCode::LBA_OUT_OF_RANGE.with_dnr();
     assert_eq!(rig.statuses(), [(5, outside)]);
 
-    told.tell(|state| (state.prompt, state.held) = (false, true));
+    scripted.script(|state| (state.prompt, state.held) = (false, true));
     assert_eq!(write(&mut rig, io, 6), []);
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     rig.turn();
     assert_eq!(rig.statuses(), [(6, StatusCode::SUCCESS)]);
-    assert_eq!(at_once(&told), 1);
+    assert_eq!(at_once(&scripted), 1);
     rig.hang_up(io);
 }

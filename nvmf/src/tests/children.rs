@@ -8,7 +8,7 @@ use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 use zerocopy::IntoBytes;
 
 use super::rig::*;
-use super::told::{Told, add_told, rig_told};
+use super::scripted::{ScriptedBdev, add_scripted, rig_scripted};
 use crate::subsystems::TargetConfig;
 
 const FLUSH: u16 = 900;
@@ -24,21 +24,21 @@ fn remove(rig: &Rig, nsid: u32) {
 #[test]
 fn flush_of_all_while_namespaces_come_and_go() {
     let mut rig = Rig::new(TargetConfig::default());
-    let mut disks: Vec<(u32, Arc<Told>)> = Vec::new();
+    let mut disks: Vec<(u32, Arc<ScriptedBdev>)> = Vec::new();
     for nsid in 2..=20 {
-        disks.push((nsid, add_told(&rig, nsid)));
+        disks.push((nsid, add_scripted(&rig, nsid)));
     }
     let io = rig.io();
     for (_, disk) in &disks {
-        disk.tell(|state| state.held = true);
+        disk.script(|state| state.held = true);
     }
     rig.send(io, Sqe::for_namespace(opcode::FLUSH, FLUSH, u32::MAX), None);
     rig.turn();
-    disks.push((1, add_told(&rig, 1)));
+    disks.push((1, add_scripted(&rig, 1)));
     remove(&rig, 12);
     rig.pass(std::time::Duration::from_millis(200));
     for (_, disk) in &disks {
-        disk.tell(|state| state.held = false);
+        disk.script(|state| state.held = false);
     }
     (0..20).for_each(|_| rig.turn());
     assert_eq!(rig.statuses(), [(FLUSH, StatusCode::SUCCESS)]);
@@ -59,19 +59,19 @@ fn flush_of_all_while_namespaces_come_and_go() {
 /// Goal: a failed Copy names the lowest range that was not copied, not the last one.
 #[test]
 fn copy_names_the_range_that_failed() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let io = rig.io();
     let ranges = [0u64, 100, 200].map(|from| CopyRange0::new(from, 4));
     let copy = copy_of(1000, 3);
     for (at, bad) in [0, 100, 200].into_iter().enumerate() {
-        told.tell(|state| state.bad = Some(bad));
+        scripted.script(|state| state.bad = Some(bad));
         let sqe = copy.to_sqe(5, 1).with_sgl(Sgl::Transport { length: 96 });
         let cqe = rig.call(io, sqe, ranges.as_bytes()).cqe;
         assert_eq!(cqe.status().code(), StatusCode::UNRECOVERED_READ_ERROR);
         assert_eq!(cqe.dword0(), at as u32);
     }
     // A range that was never submitted was not copied either.
-    told.tell(|state| (state.held, state.full) = (false, true));
+    scripted.script(|state| (state.held, state.full) = (false, true));
     let sqe = copy.to_sqe(6, 1).with_sgl(Sgl::Transport { length: 96 });
     rig.send(io, sqe, None);
     rig.turn();
@@ -79,7 +79,7 @@ fn copy_names_the_range_that_failed() {
     rig.turn();
     remove(&rig, 1);
     rig.pass(std::time::Duration::from_millis(200));
-    told.tell(|state| state.full = false);
+    scripted.script(|state| state.full = false);
     rig.pass(std::time::Duration::from_millis(200));
     let cqe = rig.answer().cqe;
     assert_eq!(
@@ -93,9 +93,9 @@ fn copy_names_the_range_that_failed() {
 /// meanwhile; the device is closed then.
 #[test]
 fn a_wait_for_room_outlives_the_namespace() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let io = rig.io();
-    told.tell(|state| state.full = true);
+    scripted.script(|state| state.full = true);
     rig.send(io, Sqe::for_namespace(opcode::FLUSH, FLUSH, 1), None);
     rig.turn();
     remove(&rig, 1);
@@ -111,10 +111,10 @@ fn a_wait_for_room_outlives_the_namespace() {
 /// connect again.
 #[test]
 fn hanging_io_ends_after_its_namespace() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (admin, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
-    told.tell(|state| (state.held, state.aborts) = (true, true));
+    scripted.script(|state| (state.held, state.aborts) = (true, true));
     rig.send(io, Sqe::for_namespace(opcode::FLUSH, FLUSH, 1), None);
     rig.turn();
     remove(&rig, 1);

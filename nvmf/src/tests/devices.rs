@@ -14,7 +14,7 @@ use nacre_nvmf_wire::{Sgl, Sqe};
 use nacre_reactor::{EventSet, Idle, Nanos, Poller};
 
 use super::rig::*;
-use super::told::{Told, rig_told};
+use super::scripted::{ScriptedBdev, rig_scripted};
 use crate::queues::device::Devices;
 use crate::subsystems::reservation::Reservation;
 use crate::subsystems::{Backing, Namespace, NamespaceConfig, NamespaceIds, TargetConfig};
@@ -27,44 +27,44 @@ fn read(cid: u16) -> Sqe {
         .with_sgl(bytes)
 }
 
-fn left(told: &Told) -> u32 {
-    told.state.lock().unwrap().leftovers
+fn left(scripted: &ScriptedBdev) -> u32 {
+    scripted.state.lock().unwrap().leftovers
 }
 
-fn polls(told: &Told) -> u32 {
-    told.state.lock().unwrap().polls
+fn polls(scripted: &ScriptedBdev) -> u32 {
+    scripted.state.lock().unwrap().polls
 }
 
 /// An idle device is polled until the cleanup after a change is complete, and not after that: as
 /// soon as the core is notified, with its next upkeep, or before it sleeps.
 #[test]
 fn idle_devices_clear_away() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let io = rig.io();
     assert_eq!(rig.status(io, read(1), &[]), StatusCode::SUCCESS);
     (0..5).for_each(|_| rig.turn());
-    let idle = polls(&told);
-    told.tell(|state| state.leftovers = 3);
+    let idle = polls(&scripted);
+    scripted.script(|state| state.leftovers = 3);
     rig.turn();
-    assert_eq!(polls(&told), idle, "nobody has looked");
+    assert_eq!(polls(&scripted), idle, "nobody has looked");
     rig.target.wake_groups();
     (0..8).for_each(|_| rig.turn());
-    assert_eq!((left(&told), polls(&told)), (0, idle + 3));
+    assert_eq!((left(&scripted), polls(&scripted)), (0, idle + 3));
 
-    told.tell(|state| state.leftovers = 2);
+    scripted.script(|state| state.leftovers = 2);
     assert_eq!(
         rig.group.arm(rig.now),
         Idle::Busy,
         "it does not sleep over it"
     );
     (0..8).for_each(|_| rig.turn());
-    assert_eq!((left(&told), polls(&told)), (0, idle + 5));
+    assert_eq!((left(&scripted), polls(&scripted)), (0, idle + 5));
     assert_ne!(rig.group.arm(rig.now), Idle::Busy);
 
-    told.tell(|state| state.leftovers = 2);
+    scripted.script(|state| state.leftovers = 2);
     rig.pass(std::time::Duration::from_millis(100));
     (0..8).for_each(|_| rig.turn());
-    assert_eq!((left(&told), polls(&told)), (0, idle + 7));
+    assert_eq!((left(&scripted), polls(&scripted)), (0, idle + 7));
     assert_eq!(rig.status(io, read(2), &[]), StatusCode::SUCCESS);
 }
 
@@ -72,10 +72,10 @@ fn idle_devices_clear_away() {
 /// is still in a slow device. Method: the I/O ends when the new connection is in use.
 #[test]
 fn a_connection_in_the_place_of_one_with_io_left() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (admin, cntlid) = rig.admin();
     let before = rig.io_queue(cntlid, 1);
-    told.tell(|state| state.held = true);
+    scripted.script(|state| state.held = true);
     rig.send(before, read(1), None);
     rig.turn();
     rig.hang_up(before);
@@ -83,7 +83,7 @@ fn a_connection_in_the_place_of_one_with_io_left() {
     let after = rig.io_queue(cntlid, 2);
     assert_eq!(before.index, after.index);
     assert_eq!(rig.group.queue_pairs(), 3);
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     (0..3).for_each(|_| rig.turn());
     assert_eq!(rig.group.queue_pairs(), 2, "the I/O has ended");
     assert_eq!(rig.status(after, read(2), &[]), StatusCode::SUCCESS);
@@ -96,10 +96,10 @@ fn a_connection_in_the_place_of_one_with_io_left() {
 /// the Connect waits for it, and gets a retry status if that takes long.
 #[test]
 fn a_queue_id_whose_io_is_left() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (_, cntlid) = rig.admin();
     let before = rig.io_queue(cntlid, 1);
-    told.tell(|state| state.held = true);
+    scripted.script(|state| state.held = true);
     rig.send(before, read(1), None);
     rig.turn();
     rig.hang_up(before);
@@ -107,13 +107,13 @@ fn a_queue_id_whose_io_is_left() {
     rig.start_connect(after, 1, cntlid);
     rig.pass(Duration::from_millis(500));
     assert!(rig.wire.borrow().responses.is_empty(), "it waits");
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     rig.pass(Duration::from_millis(200));
     rig.pass(Duration::from_millis(200));
     assert_eq!(rig.answer().cqe.status(), StatusCode::SUCCESS);
     assert_eq!(rig.status(after, read(2), &[]), StatusCode::SUCCESS);
 
-    told.tell(|state| state.held = true);
+    scripted.script(|state| state.held = true);
     rig.send(after, read(3), None);
     rig.turn();
     rig.hang_up(after);
@@ -127,11 +127,11 @@ fn a_queue_id_whose_io_is_left() {
 /// Goal: the response to Disconnect means that no I/O of the queue is in a device any longer.
 #[test]
 fn disconnect_waits_for_the_devices() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (admin, cntlid) = rig.admin();
     for (aborts, closing) in [(false, false), (true, false), (false, true)] {
         let io = rig.io_queue(cntlid, 1);
-        told.tell(|state| (state.held, state.aborts) = (true, aborts));
+        scripted.script(|state| (state.held, state.aborts) = (true, aborts));
         rig.send(io, read(1), None);
         rig.turn();
         rig.send(io, fabrics::disconnect(2), None);
@@ -144,7 +144,7 @@ fn disconnect_waits_for_the_devices() {
         }
         if !aborts {
             assert!(rig.wire.borrow().responses.is_empty(), "it waits");
-            told.tell(|state| state.held = false);
+            scripted.script(|state| state.held = false);
         }
         (0..3).for_each(|_| rig.turn());
         let answers = rig.statuses();
@@ -157,7 +157,7 @@ fn disconnect_waits_for_the_devices() {
     }
     // A controller that goes takes the queue with it.
     let io = rig.io_queue(cntlid, 1);
-    told.tell(|state| (state.held, state.aborts) = (true, false));
+    scripted.script(|state| (state.held, state.aborts) = (true, false));
     rig.send(io, read(1), None);
     rig.turn();
     rig.send(io, fabrics::disconnect(2), None);
@@ -165,7 +165,7 @@ fn disconnect_waits_for_the_devices() {
     rig.hang_up(admin);
     rig.pass(Duration::from_millis(200));
     assert!(rig.wire.borrow().closes.contains(&(io, CloseWhy::Now)));
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     (0..3).for_each(|_| rig.turn());
     rig.assert_clean();
 }
@@ -173,7 +173,7 @@ fn disconnect_waits_for_the_devices() {
 /// The commands in flight on a queue are reported for observers, as of the last upkeep.
 #[test]
 fn commands_under_way_are_told() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (_, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
     let upkeep = Duration::from_millis(200);
@@ -183,13 +183,13 @@ fn commands_under_way_are_told() {
         let queue = queues.iter().find(|queue| queue.qid == 1).unwrap();
         queue.stats.inflight.load(Ordering::Relaxed)
     };
-    told.tell(|state| state.held = true);
+    scripted.script(|state| state.held = true);
     for cid in 1..=2 {
         rig.send(io, read(cid), None);
     }
     rig.pass(upkeep);
     assert_eq!(under_way(&rig), 2);
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     rig.pass(upkeep);
     rig.pass(upkeep);
     assert_eq!(under_way(&rig), 0);
@@ -200,9 +200,9 @@ fn commands_under_way_are_told() {
 #[test]
 fn a_device_that_cannot_be_opened() {
     let mut rig = Rig::new(TargetConfig::default());
-    let told = Told::new();
+    let scripted = ScriptedBdev::new();
     let tries = Arc::new(AtomicU32::new(0));
-    let (opened, tried) = (Arc::clone(&told), Arc::clone(&tries));
+    let (opened, tried) = (Arc::clone(&scripted), Arc::clone(&tries));
     let open = move |pool: &Pool| {
         if tried.fetch_add(1, Ordering::Relaxed) < 3 {
             return Err(OpenError {
@@ -216,8 +216,8 @@ fn a_device_that_cannot_be_opened() {
     let config = NamespaceConfig {
         nsid: None,
         bdev_name: "told".to_string(),
-        ids: NamespaceIds::from_uuid(told.uuid()),
-        backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
+        ids: NamespaceIds::from_uuid(scripted.uuid()),
+        backing: Backing::new(Arc::clone(&scripted) as Arc<dyn Bdev>, Arc::new(open)),
         ana_group: None,
         auto_visible: true,
         reservations: Default::default(),
@@ -247,9 +247,9 @@ fn devices_are_used_by_whom_they_were() {
     let sleepers = EventSet::new().unwrap();
     let mut devices = Devices::new(0);
     for nsid in 1..=DEVICES {
-        let told = Told::new();
-        let ids = NamespaceIds::from_uuid(told.uuid());
-        let bdev = Arc::clone(&told) as Arc<dyn Bdev>;
+        let scripted = ScriptedBdev::new();
+        let ids = NamespaceIds::from_uuid(scripted.uuid());
+        let bdev = Arc::clone(&scripted) as Arc<dyn Bdev>;
         let opened = Arc::clone(&bdev);
         let open = move |pool: &Pool| Arc::clone(&opened).open(pool);
         let backing = Backing::new(bdev, Arc::new(open));

@@ -26,7 +26,7 @@ impl Rig {
     }
 
     /// The answers to event requests that have come since.
-    fn told(&mut self) -> Vec<(u16, u32)> {
+    fn new_events(&mut self) -> Vec<(u16, u32)> {
         self.turn();
         let answers = self.answers();
         assert!(answers.iter().all(|cqe| cqe.status().is_success()));
@@ -56,16 +56,16 @@ fn one_outstanding_until_the_log_is_read() {
     let (conn, _) = rig.admin();
     let first = rig.ask(conn);
     let second = rig.ask(conn);
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.new_events(), []);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), [(first, NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(first, NAMESPACES)]);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), [], "masked until the host looks");
+    assert_eq!(rig.new_events(), [], "masked until the host looks");
     assert_eq!(rig.changed(conn, true), [2, 3]);
-    assert_eq!(rig.told(), [], "a retained event is not cleared");
+    assert_eq!(rig.new_events(), [], "a retained event is not cleared");
     assert_eq!(rig.changed(conn, false), [2, 3]);
     assert_eq!(
-        rig.told(),
+        rig.new_events(),
         [],
         "what happened meanwhile was in what was read"
     );
@@ -75,7 +75,7 @@ fn one_outstanding_until_the_log_is_read() {
         .unwrap()
         .remove_namespace(2)
         .unwrap();
-    assert_eq!(rig.told(), [(second, NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(second, NAMESPACES)]);
     assert_eq!(rig.changed(conn, false), [2]);
 }
 
@@ -87,7 +87,7 @@ fn what_happened_before_the_request_is_told() {
         .bdev_resized(&rig.target.subsystem(&nqn(SUBNQN)).unwrap().namespaces()[0].bdev_name);
     rig.turn();
     let cid = rig.ask(conn);
-    assert_eq!(rig.told(), [(cid, NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(cid, NAMESPACES)]);
     assert_eq!(rig.changed(conn, false), [1]);
 }
 
@@ -113,9 +113,9 @@ fn an_identifier_that_comes_again_gives_a_request_up() {
     assert_eq!((got.cid(), got.status()), (cids[0], StatusCode::SUCCESS));
     assert_eq!(got.dword0(), Cc::enabled().0);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), [(cids[1], NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(cids[1], NAMESPACES)]);
     let others = [rig.ask(conn), rig.ask(conn)];
-    assert_eq!(rig.told(), [], "there is room for both: {others:?}");
+    assert_eq!(rig.new_events(), [], "there is room for both: {others:?}");
     rig.hang_up(conn);
     rig.assert_clean();
 }
@@ -171,9 +171,9 @@ fn only_what_is_configured() {
         .unwrap();
     let cid = rig.ask(conn);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.new_events(), []);
     rig.set_feature_events(conn, 1 << 8);
-    assert_eq!(rig.told(), [(cid, NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(cid, NAMESPACES)]);
 }
 
 impl Rig {
@@ -211,10 +211,10 @@ fn nothing_of_what_is_not_visible() {
         reservations: Default::default(),
     };
     rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.new_events(), []);
     assert_eq!(rig.changed(conn, false), [] as [u32; 0]);
     subsystem.add_namespace_host(7, &nqn(HOSTNQN)).unwrap();
-    assert_eq!(rig.told().len(), 1);
+    assert_eq!(rig.new_events().len(), 1);
     assert_eq!(rig.changed(conn, false), [7]);
     subsystem.remove_namespace_host(7, &nqn(HOSTNQN)).unwrap();
     assert_eq!(rig.changed(conn, false), [7]);
@@ -252,11 +252,11 @@ fn a_wrong_offset_reads_nothing() {
     let first = rig.ask(conn);
     rig.ask(conn);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), [(first, NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(first, NAMESPACES)]);
     let beyond = GetLogPage::new(lid::CHANGED_NAMESPACE_LIST, 4096, 4100);
     assert_eq!(rig.log_page(conn, beyond).unwrap_err(), INVALID);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), [], "the host has not looked");
+    assert_eq!(rig.new_events(), [], "the host has not looked");
     assert_eq!(rig.changed(conn, false), [2, 3]);
 }
 
@@ -286,7 +286,7 @@ fn reset_ends_held_requests() {
     rig.enable(conn);
     let cid = rig.ask(conn);
     rig.add_namespace(ram());
-    assert_eq!(rig.told(), [(cid, NAMESPACES)]);
+    assert_eq!(rig.new_events(), [(cid, NAMESPACES)]);
 }
 
 /// Goal: a host whose Connect announces that it stays gets events of the discovery log without a
@@ -299,7 +299,7 @@ fn discovery_changes_from_the_start() {
         let conn = rig.discovery(HOSTNQN);
         rig.ask(conn);
         rig.target.set_allow_any_host(&nqn(SUBNQN), true).unwrap();
-        assert_eq!(rig.told().len(), told, "{kato_ms} ms");
+        assert_eq!(rig.new_events().len(), told, "{kato_ms} ms");
     }
 }
 
@@ -314,11 +314,11 @@ fn discovery_changes() {
     rig.ask(conn);
     let target = std::sync::Arc::clone(&rig.target);
     target.set_allow_any_host(&nqn(SUBNQN), true).unwrap();
-    assert_eq!(rig.told(), [], "turned off");
+    assert_eq!(rig.new_events(), [], "turned off");
     rig.log(conn, lid::DISCOVERY, 1024);
     rig.set_feature(conn, fid::ASYNC_EVENT_CONFIGURATION, 1 << 31)
         .unwrap();
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.new_events(), []);
 
     let other = nqn("nqn.2025-01.io.nacre:other");
     let address = Address::Loopback("test".into());
@@ -357,7 +357,7 @@ fn discovery_changes() {
         change();
         assert!(target.discovery_generation() > before, "change {index}");
         assert_eq!(
-            rig.told().iter().map(|t| t.1).collect::<Vec<_>>(),
+            rig.new_events().iter().map(|t| t.1).collect::<Vec<_>>(),
             [DISCOVERY],
             "change {index}"
         );
@@ -378,7 +378,7 @@ fn reading_a_long_log_to_its_end_counts() {
     for allow in [false, true] {
         rig.ask(conn);
         target.set_allow_any_host(&nqn(SUBNQN), allow).unwrap();
-        assert_eq!(rig.told().len(), 1, "{allow}");
+        assert_eq!(rig.new_events().len(), 1, "{allow}");
         for offset in [0, 1024] {
             let page = GetLogPage {
                 retain_event: true,

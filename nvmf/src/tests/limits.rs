@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::host::INVALID;
 use super::rig::*;
-use super::told::rig_told;
+use super::scripted::rig_scripted;
 use crate::subsystems::{QueueLimits, TargetConfig};
 use crate::transport::{ConnId, TransportType};
 
@@ -149,8 +149,8 @@ fn compare_and_write_size() {
     assert_eq!(rig.identify_namespace(admin, 1).nacwu.get(), 127);
     compare_and_write(&mut rig, admin, io, 128);
     for own in [1, 2, 64] {
-        let (mut rig, told) = rig_told();
-        told.tell(|state| state.limits.compare_and_write_blocks = own);
+        let (mut rig, scripted) = rig_scripted();
+        scripted.script(|state| state.limits.compare_and_write_blocks = own);
         let (admin, cntlid) = rig.admin();
         let io = rig.io_queue(cntlid, 1);
         compare_and_write(&mut rig, admin, io, own);

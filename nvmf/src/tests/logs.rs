@@ -2,7 +2,7 @@
 
 use super::host::INVALID;
 use super::rig::*;
-use super::told::rig_told;
+use super::scripted::rig_scripted;
 use crate::subsystems::{SubsystemConfig, TargetConfig};
 use crate::transport::{Address, TransportType};
 use nacre_bdev::Status;
@@ -72,7 +72,7 @@ fn supported_pages_are_the_ones_that_can_be_read() {
 /// Goal: SMART counts what happened, of queues that are gone, too.
 #[test]
 fn smart_counts() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (conn, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
     let rw = |op, cid, blocks: u32| {
@@ -87,10 +87,10 @@ fn smart_counts() {
     }
     let data = vec![7; 8 * 512];
     assert!(rig.status(io, rw(opcode::WRITE, 9, 8), &data).is_success());
-    told.tell(|state| state.status = Status::ReadError);
+    scripted.script(|state| state.status = Status::ReadError);
     let failed = rig.status(io, rw(opcode::READ, 10, 1), &[]);
     assert_eq!(failed, StatusCode::UNRECOVERED_READ_ERROR);
-    told.tell(|state| state.status = Status::Miscompare);
+    scripted.script(|state| state.status = Status::Miscompare);
     let miscompared = rig.status(io, rw(opcode::COMPARE, 11, 1), &[0; 512]);
     assert_eq!(miscompared.code(), StatusCode::COMPARE_FAILURE);
 

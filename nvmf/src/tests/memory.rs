@@ -12,7 +12,7 @@ use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 
 use super::rig::*;
-use super::told::{Told, rig_told};
+use super::scripted::{ScriptedBdev, rig_scripted};
 use crate::transport::{ConnId, Event, ReqTag};
 
 const KIB: u32 = 1024;
@@ -209,9 +209,9 @@ fn in_place_while_every_device_is_immediate() {
     assert!(rig.answer().cqe.status().is_success());
     assert_eq!(free(&rig), before, "no buffer was needed");
 
-    let told = Told::new();
-    told.tell(|state| state.held = true);
-    let nsid = rig.add_namespace(Arc::clone(&told) as Arc<dyn nacre_bdev::Bdev>);
+    let scripted = ScriptedBdev::new();
+    scripted.script(|state| state.held = true);
+    let nsid = rig.add_namespace(Arc::clone(&scripted) as Arc<dyn nacre_bdev::Bdev>);
     let mut sqe = in_capsule(3, 4096);
     sqe.nsid = nsid.into();
     rig.send(io, sqe, Some(data()));
@@ -230,7 +230,7 @@ fn in_place_while_every_device_is_immediate() {
         .load(Ordering::Relaxed);
     assert_eq!(copied, 4096, "what was copied is counted");
     drop(data());
-    told.tell(|state| state.held = false);
+    scripted.script(|state| state.held = false);
     rig.turn();
     assert!(rig.answer().cqe.status().is_success());
 
@@ -249,7 +249,7 @@ fn in_place_while_every_device_is_immediate() {
 /// immediate, data may be in place.
 #[test]
 fn in_place_is_said_once() {
-    let (mut rig, _told) = rig_told();
+    let (mut rig, _told) = rig_scripted();
     let io = rig.io();
     rig.send(io, in_capsule(1, 4096), rig.pools.io.acquire(4096));
     rig.turn();

@@ -23,5 +23,5 @@ mod payload;
 mod replaced;
 mod reservations;
 mod rig;
-mod told;
+mod scripted;
 mod waiting;

@@ -15,7 +15,7 @@ use nacre_nvmf_wire::{Fuse, Sgl, Sqe, StatusCode};
 use zerocopy::IntoBytes;
 
 use super::rig::*;
-use super::told::{Told, add_told, rig_told};
+use super::scripted::{ScriptedBdev, add_scripted, rig_scripted};
 
 const GONE: StatusCode = StatusCode::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
 const CID: u16 = 900;
@@ -32,15 +32,15 @@ fn remove(rig: &Rig) {
 }
 
 /// Namespace 1 is another one from here on, and every queue knows it.
-fn replace(rig: &mut Rig) -> Arc<Told> {
+fn replace(rig: &mut Rig) -> Arc<ScriptedBdev> {
     remove(rig);
-    let after = add_told(rig, 1);
+    let after = add_scripted(rig, 1);
     rig.pass(Duration::from_millis(200));
     after
 }
 
-fn taken(told: &Told) -> u32 {
-    told.state.lock().unwrap().submitted
+fn taken(scripted: &ScriptedBdev) -> u32 {
+    scripted.state.lock().unwrap().submitted
 }
 
 /// The host's data for a write to a removed namespace is not written to the namespace that has its
@@ -103,9 +103,9 @@ fn children_that_are_left() {
     ];
     for (sqe, bytes) in cases {
         for full in [false, true] {
-            let (mut rig, before) = rig_told();
+            let (mut rig, before) = rig_scripted();
             let io = rig.io();
-            before.tell(|state| (state.held, state.full) = (true, full));
+            before.script(|state| (state.held, state.full) = (true, full));
             rig.send(io, sqe, None);
             rig.turn();
             if !bytes.is_empty() {
@@ -115,7 +115,7 @@ fn children_that_are_left() {
             let begun = taken(&before);
             assert_eq!(begun == 0, full);
             let after = replace(&mut rig);
-            before.tell(|state| (state.held, state.full) = (false, false));
+            before.script(|state| (state.held, state.full) = (false, false));
             (0..4).for_each(|_| rig.turn());
             rig.pass(Duration::from_millis(200));
             let all = begun == 1;
@@ -135,7 +135,7 @@ fn halves_of_a_pair() {
     first.set_fuse(Fuse::First);
     let mut second = rw(opcode::WRITE, CID + 1);
     second.set_fuse(Fuse::Second);
-    let (mut rig, before) = rig_told();
+    let (mut rig, before) = rig_scripted();
     let io = rig.io();
     rig.send(io, first, None);
     rig.turn();
@@ -167,7 +167,7 @@ fn halves_of_a_pair() {
 /// A host that registers with a namespace is not registered with another one.
 #[test]
 fn reservations() {
-    let (mut rig, _) = rig_told();
+    let (mut rig, _) = rig_scripted();
     let io = rig.io();
     let register = Register {
         action: RegisterAction::Register,

@@ -8,7 +8,7 @@ use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
 
 use super::rig::*;
-use super::told::{add_told, rig_told};
+use super::scripted::{add_scripted, rig_scripted};
 use crate::transport::ConnId;
 
 const ABORT: u16 = 1000;
@@ -51,7 +51,7 @@ fn give_up(rig: &mut Rig, admin: ConnId, io: ConnId, sqe: Sqe) {
 /// device, or that leaves and comes again, does not make the lists grow.
 #[test]
 fn as_long_as_what_waits() {
-    let (mut rig, told) = rig_told();
+    let (mut rig, scripted) = rig_scripted();
     let (admin, cntlid) = rig.admin();
     let io = rig.io_queue(cntlid, 1);
     let held = hoard(&rig);
@@ -87,7 +87,7 @@ fn as_long_as_what_waits() {
     assert_eq!(rig.statuses(), [(1, StatusCode::SUCCESS)]);
     assert!(rig.group.core.buffers.waiting.is_empty());
 
-    told.tell(|state| state.full = true);
+    scripted.script(|state| state.full = true);
     rig.send(io, flush(1, 1), None);
     rig.turn();
     for _ in 0..500 {
@@ -95,7 +95,7 @@ fn as_long_as_what_waits() {
     }
     let waiting = rig.group.core.devices.all_waiting();
     assert!(waiting <= 256, "{waiting}");
-    told.tell(|state| state.full = false);
+    scripted.script(|state| state.full = false);
     (0..3).for_each(|_| rig.turn());
     assert_eq!(rig.statuses(), [(1, StatusCode::SUCCESS)]);
     assert_eq!(rig.group.core.devices.all_waiting(), 0);
@@ -136,24 +136,24 @@ fn in_the_order_in_which_they_came() {
 /// the first, and goes to the end of the queue of the second.
 #[test]
 fn from_one_device_to_the_next() {
-    let (mut rig, first) = rig_told();
-    let second = add_told(&rig, 2);
+    let (mut rig, first) = rig_scripted();
+    let second = add_scripted(&rig, 2);
     let io = rig.io();
-    for told in [&first, &second] {
-        told.tell(|state| (state.full, state.held) = (true, true));
+    for scripted in [&first, &second] {
+        scripted.script(|state| (state.full, state.held) = (true, true));
     }
     rig.send(io, flush(1, u32::MAX), None);
     rig.send(io, flush(2, 1), None);
     rig.send(io, flush(3, 2), None);
     rig.turn();
-    first.tell(|state| state.full = false);
+    first.script(|state| state.full = false);
     rig.turn();
     let taken = first.state.lock().unwrap().submitted;
     assert_eq!(taken, 2, "both, in one turn");
     let waiting = rig.group.core.devices.all_waiting();
     assert_eq!(waiting, 2, "for the second");
-    first.tell(|state| state.held = false);
-    second.tell(|state| (state.full, state.held) = (false, false));
+    first.script(|state| state.held = false);
+    second.script(|state| (state.full, state.held) = (false, false));
     (0..4).for_each(|_| rig.turn());
     let mut answers = rig.statuses();
     answers.sort_by_key(|(cid, _)| *cid);

@@ -35,7 +35,7 @@ pub trait Rig {
     }
 }
 
-type Case<R> = fn(&mut Bench<R>);
+type Case<R> = fn(&mut Fixture<R>);
 
 /// Runs every case on a rig of its own.
 pub fn run<R: Rig>(make: impl Fn() -> R) {
@@ -53,7 +53,7 @@ pub fn run<R: Rig>(make: impl Fn() -> R) {
     ];
     for (name, case) in cases {
         eprintln!("conformance: {name}");
-        case(&mut Bench::new(make()));
+        case(&mut Fixture::new(make()));
     }
 }
 
@@ -89,7 +89,7 @@ struct Host {
 }
 
 /// A target that stores writes and reads patterns, and its hosts, in one thread.
-struct Bench<R: Rig> {
+struct Fixture<R: Rig> {
     rig: R,
     pools: Pools,
     events: Events,
@@ -105,9 +105,9 @@ struct Bench<R: Rig> {
     kept: Vec<(ConnId, Sqe, Option<Buf>)>,
 }
 
-impl<R: Rig> Bench<R> {
-    fn new(mut rig: R) -> Bench<R> {
-        Bench {
+impl<R: Rig> Fixture<R> {
+    fn new(mut rig: R) -> Fixture<R> {
+        Fixture {
             pools: Pools {
                 io: rig.pool(&CLASSES),
                 admin: rig.pool(&CLASSES),
@@ -290,8 +290,8 @@ impl<R: Rig> Bench<R> {
             completions: HashMap::new(),
             order: Vec::new(),
         });
-        self.until("connecting", |bench| {
-            bench.hosts[host].ready && bench.conns.len() > opened
+        self.until("connecting", |fixture| {
+            fixture.hosts[host].ready && fixture.conns.len() > opened
         });
         let in_capsule = self.rig.transport().caps().in_capsule_bytes;
         self.hosts[host].transport.set_in_capsule_bytes(in_capsule);
@@ -319,8 +319,8 @@ impl<R: Rig> Bench<R> {
     }
 
     fn finish(&mut self, host: usize, count: usize) {
-        self.until("completions", |bench| {
-            bench.hosts[host].completions.len() >= count
+        self.until("completions", |fixture| {
+            fixture.hosts[host].completions.len() >= count
         });
     }
 
@@ -338,31 +338,31 @@ impl<R: Rig> Bench<R> {
 
     /// A wire may drop a buffer only after the peer has its contents.
     fn assert_all_buffers_back(&mut self) {
-        let missing = |bench: &Bench<R>| {
-            let of_hosts = bench.hosts.iter().map(|host| &host.memory);
-            let pools = [&bench.pools.io, &bench.pools.admin]
+        let missing = |fixture: &Fixture<R>| {
+            let of_hosts = fixture.hosts.iter().map(|host| &host.memory);
+            let pools = [&fixture.pools.io, &fixture.pools.admin]
                 .into_iter()
                 .chain(of_hosts);
             let classes = pools.flat_map(|pool| pool.stats());
             classes.map(|class| class.count - class.free).sum::<usize>()
         };
-        self.until("all buffers back", |bench| missing(bench) == 0);
+        self.until("all buffers back", |fixture| missing(fixture) == 0);
     }
 }
 
-fn opened_first_closed_last<R: Rig>(bench: &mut Bench<R>) {
-    assert_eq!(bench.rig.transport().connections(), 0);
-    let (host, conn) = bench.connect();
-    assert_eq!(bench.rig.transport().connections(), 1);
-    bench.submit(host, io::WRITE, 1, 1, 512);
-    bench.finish(host, 1);
-    bench.hosts[host].transport.close();
-    bench.until("closed", |bench| bench.closed.len() == 1);
-    assert_eq!(bench.closed[0], Closed::Peer);
-    bench.until("forgotten", |bench| {
-        bench.rig.transport().connections() == 0
+fn opened_first_closed_last<R: Rig>(fixture: &mut Fixture<R>) {
+    assert_eq!(fixture.rig.transport().connections(), 0);
+    let (host, conn) = fixture.connect();
+    assert_eq!(fixture.rig.transport().connections(), 1);
+    fixture.submit(host, io::WRITE, 1, 1, 512);
+    fixture.finish(host, 1);
+    fixture.hosts[host].transport.close();
+    fixture.until("closed", |fixture| fixture.closed.len() == 1);
+    assert_eq!(fixture.closed[0], Closed::Peer);
+    fixture.until("forgotten", |fixture| {
+        fixture.rig.transport().connections() == 0
     });
-    assert_eq!(bench.hosts[host].closed, Some(Closed::Local));
+    assert_eq!(fixture.hosts[host].closed, Some(Closed::Local));
     // What names it now is ignored.
     let response = Response {
         tag: ReqTag { cid: 1, index: 1 },
@@ -371,36 +371,36 @@ fn opened_first_closed_last<R: Rig>(bench: &mut Bench<R>) {
         sgl: Sqe::zeroed().sgl_descriptor(),
         lent: None,
     };
-    bench.rig.transport().respond(conn, response);
-    bench.rig.transport().close(conn, CloseWhy::Now);
+    fixture.rig.transport().respond(conn, response);
+    fixture.rig.transport().close(conn, CloseWhy::Now);
     for _ in 0..10 {
-        bench.turn();
+        fixture.turn();
     }
-    assert_eq!(bench.closed.len(), 1);
+    assert_eq!(fixture.closed.len(), 1);
     // A new one does not answer to the old name.
-    let (_, next) = bench.connect();
+    let (_, next) = fixture.connect();
     assert_ne!(next, conn);
-    bench.rig.transport().close(conn, CloseWhy::Now);
+    fixture.rig.transport().close(conn, CloseWhy::Now);
     for _ in 0..10 {
-        bench.turn();
+        fixture.turn();
     }
-    assert!(bench.open(next).1);
+    assert!(fixture.open(next).1);
 }
 
-fn data_arrives<R: Rig>(bench: &mut Bench<R>) {
-    let (host, conn) = bench.connect();
+fn data_arrives<R: Rig>(fixture: &mut Fixture<R>) {
+    let (host, conn) = fixture.connect();
     let sizes = [1, 512, 4095, 4096, 4097, 8192, 65_536, 128 << 10];
     for (cid, len) in (0u16..).zip(sizes) {
-        bench.submit(host, io::WRITE, cid, cid.into(), len);
-        bench.submit(host, io::READ, cid + 32, u32::from(cid) + 99, len);
-        bench.finish(host, usize::from(cid + 1) * 2);
+        fixture.submit(host, io::WRITE, cid, cid.into(), len);
+        fixture.submit(host, io::READ, cid + 32, u32::from(cid) + 99, len);
+        fixture.finish(host, usize::from(cid + 1) * 2);
     }
     for (cid, len) in (0u16..).zip(sizes) {
         assert!(
-            bench.written[&(conn, cid)] == pattern(cid.into(), len),
+            fixture.written[&(conn, cid)] == pattern(cid.into(), len),
             "write of {len} bytes"
         );
-        let (cqe, read, transferred) = &bench.hosts[host].completions[&(cid + 32)];
+        let (cqe, read, transferred) = &fixture.hosts[host].completions[&(cid + 32)];
         assert!(cqe.status().is_success());
         assert_eq!(*transferred as usize, len);
         assert!(
@@ -408,15 +408,15 @@ fn data_arrives<R: Rig>(bench: &mut Bench<R>) {
             "read of {len} bytes"
         );
     }
-    bench.assert_all_buffers_back();
+    fixture.assert_all_buffers_back();
 }
 
-fn several_hosts<R: Rig>(bench: &mut Bench<R>) {
-    let pairs: Vec<_> = (0..8).map(|_| bench.connect()).collect();
-    assert_eq!(bench.rig.transport().connections(), 8);
+fn several_hosts<R: Rig>(fixture: &mut Fixture<R>) {
+    let pairs: Vec<_> = (0..8).map(|_| fixture.connect()).collect();
+    assert_eq!(fixture.rig.transport().connections(), 8);
     for (host, _) in &pairs {
         for cid in 0..4u16 {
-            bench.submit(
+            fixture.submit(
                 *host,
                 io::WRITE,
                 cid,
@@ -426,158 +426,159 @@ fn several_hosts<R: Rig>(bench: &mut Bench<R>) {
         }
     }
     for (host, conn) in &pairs {
-        bench.finish(*host, 4);
+        fixture.finish(*host, 4);
         for cid in 0..4u16 {
             assert!(
-                bench.written[&(*conn, cid)] == pattern(*host as u32 * 100 + u32::from(cid), 9000)
+                fixture.written[&(*conn, cid)]
+                    == pattern(*host as u32 * 100 + u32::from(cid), 9000)
             );
         }
     }
     // One that leaves does not disturb the others.
-    bench.hosts[pairs[3].0].transport.close();
-    bench.until("one closed", |bench| bench.closed.len() == 1);
-    bench.submit(pairs[4].0, io::READ, 9, 5, 4096);
-    bench.finish(pairs[4].0, 5);
-    assert!(bench.conns.iter().filter(|(_, open)| *open).count() == 7);
+    fixture.hosts[pairs[3].0].transport.close();
+    fixture.until("one closed", |fixture| fixture.closed.len() == 1);
+    fixture.submit(pairs[4].0, io::READ, 9, 5, 4096);
+    fixture.finish(pairs[4].0, 5);
+    assert!(fixture.conns.iter().filter(|(_, open)| *open).count() == 7);
 }
 
-fn full_queue<R: Rig>(bench: &mut Bench<R>) {
-    let (host, conn) = bench.connect();
+fn full_queue<R: Rig>(fixture: &mut Fixture<R>) {
+    let (host, conn) = fixture.connect();
     for round in 0..10u32 {
         for cid in 0..ENTRIES {
             let opcode = if cid % 2 == 0 { io::READ } else { io::WRITE };
-            bench.submit(host, opcode, cid, round * 100 + u32::from(cid), 4096);
+            fixture.submit(host, opcode, cid, round * 100 + u32::from(cid), 4096);
         }
-        bench.finish(host, usize::from(ENTRIES));
+        fixture.finish(host, usize::from(ENTRIES));
         for cid in 0..ENTRIES {
             let expected = pattern(round * 100 + u32::from(cid), 4096);
-            match bench.hosts[host].completions.remove(&cid) {
+            match fixture.hosts[host].completions.remove(&cid) {
                 Some((_, Some(read), _)) => assert!(read == expected),
-                Some((_, None, _)) => assert!(bench.written[&(conn, cid)] == expected),
+                Some((_, None, _)) => assert!(fixture.written[&(conn, cid)] == expected),
                 None => panic!("command {cid} did not complete"),
             }
         }
     }
-    bench.assert_all_buffers_back();
+    fixture.assert_all_buffers_back();
 }
 
-fn success_flag<R: Rig>(bench: &mut Bench<R>) {
-    bench.params.flow_control_off = true;
-    let (host, _) = bench.connect();
-    bench.submit(host, io::READ, 5, 77, 4096);
-    bench.submit(host, io::WRITE, 6, 78, 4096);
-    bench.finish(host, 2);
-    let (cqe, read, transferred) = &bench.hosts[host].completions[&5];
+fn success_flag<R: Rig>(fixture: &mut Fixture<R>) {
+    fixture.params.flow_control_off = true;
+    let (host, _) = fixture.connect();
+    fixture.submit(host, io::READ, 5, 77, 4096);
+    fixture.submit(host, io::WRITE, 6, 78, 4096);
+    fixture.finish(host, 2);
+    let (cqe, read, transferred) = &fixture.hosts[host].completions[&5];
     assert!(cqe.status().is_success() && *transferred == 4096);
     assert!(read.as_deref() == Some(&pattern(77, 4096)[..]));
 }
 
-fn failed_read<R: Rig>(bench: &mut Bench<R>) {
-    let (host, _) = bench.connect();
-    bench.submit(host, io::COMPARE, 5, 77, 4096);
-    bench.finish(host, 1);
-    let (cqe, ..) = &bench.hosts[host].completions[&5];
+fn failed_read<R: Rig>(fixture: &mut Fixture<R>) {
+    let (host, _) = fixture.connect();
+    fixture.submit(host, io::COMPARE, 5, 77, 4096);
+    fixture.finish(host, 1);
+    let (cqe, ..) = &fixture.hosts[host].completions[&5];
     assert_eq!(cqe.status(), StatusCode::new(2, 0x85));
 }
 
-fn close_drained<R: Rig>(bench: &mut Bench<R>) {
-    let (host, conn) = bench.connect();
-    bench.answer = false;
+fn close_drained<R: Rig>(fixture: &mut Fixture<R>) {
+    let (host, conn) = fixture.connect();
+    fixture.answer = false;
     for cid in 0..3 {
-        bench.submit(host, io::READ, cid, cid.into(), 100_000);
+        fixture.submit(host, io::READ, cid, cid.into(), 100_000);
     }
-    bench.until("commands there", |bench| bench.kept.len() == 3);
-    for (conn, sqe, data) in std::mem::take(&mut bench.kept) {
-        bench.execute(conn, sqe, data);
+    fixture.until("commands there", |fixture| fixture.kept.len() == 3);
+    for (conn, sqe, data) in std::mem::take(&mut fixture.kept) {
+        fixture.execute(conn, sqe, data);
     }
-    bench.rig.transport().close(conn, CloseWhy::Drained);
-    bench.finish(host, 3);
-    assert_eq!(bench.hosts[host].order, [0, 1, 2]);
-    bench.until("the host learns of it", |bench| {
-        bench.hosts[host].closed.is_some()
+    fixture.rig.transport().close(conn, CloseWhy::Drained);
+    fixture.finish(host, 3);
+    assert_eq!(fixture.hosts[host].order, [0, 1, 2]);
+    fixture.until("the host learns of it", |fixture| {
+        fixture.hosts[host].closed.is_some()
     });
-    bench.until("closed", |bench| bench.closed.len() == 1);
-    assert_eq!(bench.closed[0], Closed::Local);
-    assert_eq!(bench.hosts[host].closed, Some(Closed::Peer));
-    bench.until("forgotten", |bench| {
-        bench.rig.transport().connections() == 0
+    fixture.until("closed", |fixture| fixture.closed.len() == 1);
+    assert_eq!(fixture.closed[0], Closed::Local);
+    assert_eq!(fixture.hosts[host].closed, Some(Closed::Peer));
+    fixture.until("forgotten", |fixture| {
+        fixture.rig.transport().connections() == 0
     });
-    for host in &mut bench.hosts {
+    for host in &mut fixture.hosts {
         host.completions.clear();
     }
-    bench.assert_all_buffers_back();
+    fixture.assert_all_buffers_back();
 }
 
-fn close_now<R: Rig>(bench: &mut Bench<R>) {
-    let (host, conn) = bench.connect();
-    bench.answer = false;
-    bench.submit(host, io::WRITE, 1, 1, 50_000);
-    bench.submit(host, io::READ, 2, 2, 4096);
-    bench.until("the commands are there", |bench| bench.kept.len() == 2);
-    let (_, sqe, _) = bench.kept.remove(0);
-    let into = bench.pools.io.acquire(50_000).expect("buffers enough");
-    bench
+fn close_now<R: Rig>(fixture: &mut Fixture<R>) {
+    let (host, conn) = fixture.connect();
+    fixture.answer = false;
+    fixture.submit(host, io::WRITE, 1, 1, 50_000);
+    fixture.submit(host, io::READ, 2, 2, 4096);
+    fixture.until("the commands are there", |fixture| fixture.kept.len() == 2);
+    let (_, sqe, _) = fixture.kept.remove(0);
+    let into = fixture.pools.io.acquire(50_000).expect("buffers enough");
+    fixture
         .rig
         .transport()
         .fetch(conn, ReqTag { cid: 1, index: 1 }, &sqe, into);
-    assert_eq!(bench.reclaim(host), [], "the connection has not ended");
-    bench.rig.transport().close(conn, CloseWhy::Now);
-    bench.until("closed", |bench| bench.closed.len() == 1);
-    assert_eq!(bench.closed[0], Closed::Local);
-    bench.until("the host learns of it", |bench| {
-        bench.hosts[host].closed.is_some()
+    assert_eq!(fixture.reclaim(host), [], "the connection has not ended");
+    fixture.rig.transport().close(conn, CloseWhy::Now);
+    fixture.until("closed", |fixture| fixture.closed.len() == 1);
+    assert_eq!(fixture.closed[0], Closed::Local);
+    fixture.until("the host learns of it", |fixture| {
+        fixture.hosts[host].closed.is_some()
     });
-    assert!(bench.hosts[host].completions.is_empty());
+    assert!(fixture.hosts[host].completions.is_empty());
     // A caller that does not know yet.
-    bench.submit(host, io::READ, 3, 3, 4096);
-    let reclaimed = bench.reclaim(host);
+    fixture.submit(host, io::READ, 3, 3, 4096);
+    let reclaimed = fixture.reclaim(host);
     let cids: Vec<u16> = reclaimed.iter().map(|(cid, ..)| *cid).collect();
     assert_eq!(cids, [1, 2, 3]);
     assert!(reclaimed[1].2 && reclaimed[2].2, "the buffers of the reads");
-    assert_eq!(bench.reclaim(host), []);
-    bench.until("forgotten", |bench| {
-        bench.rig.transport().connections() == 0
+    assert_eq!(fixture.reclaim(host), []);
+    fixture.until("forgotten", |fixture| {
+        fixture.rig.transport().connections() == 0
     });
-    bench.assert_all_buffers_back();
+    fixture.assert_all_buffers_back();
 }
 
-fn back_pressure<R: Rig>(bench: &mut Bench<R>) {
-    let (host, conn) = bench.connect();
-    let (other, other_conn) = bench.connect();
-    let mut hoard: Vec<Buf> = std::iter::from_fn(|| bench.pools.io.acquire(512)).collect();
+fn back_pressure<R: Rig>(fixture: &mut Fixture<R>) {
+    let (host, conn) = fixture.connect();
+    let (other, other_conn) = fixture.connect();
+    let mut hoard: Vec<Buf> = std::iter::from_fn(|| fixture.pools.io.acquire(512)).collect();
     for cid in 0..8 {
-        bench.submit(host, io::WRITE, cid, cid.into(), 4096);
+        fixture.submit(host, io::WRITE, cid, cid.into(), 4096);
     }
     for _ in 0..200 {
-        bench.turn();
+        fixture.turn();
     }
-    let ahead = bench.rig.receives_ahead();
-    assert!((ahead || bench.written.is_empty()) && bench.closed.is_empty());
+    let ahead = fixture.rig.receives_ahead();
+    assert!((ahead || fixture.written.is_empty()) && fixture.closed.is_empty());
     // A few buffers are enough to go on, one after the other, for both.
     hoard.truncate(2);
-    bench.submit(other, io::WRITE, 1, 1, 4096);
-    bench.finish(host, 8);
-    bench.finish(other, 1);
+    fixture.submit(other, io::WRITE, 1, 1, 4096);
+    fixture.finish(host, 8);
+    fixture.finish(other, 1);
     for cid in 0..8 {
-        assert!(bench.written[&(conn, cid)] == pattern(cid.into(), 4096));
+        assert!(fixture.written[&(conn, cid)] == pattern(cid.into(), 4096));
     }
-    assert!(bench.written[&(other_conn, 1)] == pattern(1, 4096));
+    assert!(fixture.written[&(other_conn, 1)] == pattern(1, 4096));
     drop(hoard);
-    bench.assert_all_buffers_back();
+    fixture.assert_all_buffers_back();
 }
 
-fn small_event_list<R: Rig>(bench: &mut Bench<R>) {
-    bench.events = Events::with_capacity(1);
-    let pairs: Vec<_> = (0..3).map(|_| bench.connect()).collect();
+fn small_event_list<R: Rig>(fixture: &mut Fixture<R>) {
+    fixture.events = Events::with_capacity(1);
+    let pairs: Vec<_> = (0..3).map(|_| fixture.connect()).collect();
     for (host, _) in &pairs {
         for cid in 0..16u16 {
-            bench.submit(*host, io::WRITE, cid, u32::from(cid) + *host as u32, 2048);
+            fixture.submit(*host, io::WRITE, cid, u32::from(cid) + *host as u32, 2048);
         }
     }
     for (host, conn) in &pairs {
-        bench.finish(*host, 16);
+        fixture.finish(*host, 16);
         for cid in 0..16u16 {
-            assert!(bench.written[&(*conn, cid)] == pattern(u32::from(cid) + *host as u32, 2048));
+            assert!(fixture.written[&(*conn, cid)] == pattern(u32::from(cid) + *host as u32, 2048));
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Control;
-use super::create::{Bench, check_name, check_settings};
+use super::create::{OfflineDisks, check_name, check_settings};
 use super::cut::{Cut, must_fit};
 use super::state::{Live, Resync, Retry};
 use crate::format::REGIONS_PER_PAGE;
@@ -127,15 +127,15 @@ impl Control {
                 what: "an I/O of the device's earlier incarnation",
             });
         }
-        let bench = Bench::new(
+        let offline = OfflineDisks::new(
             &self.context.core,
             self.media.pool.clone(),
             self.context.deadline(),
         )?;
-        let disk = bench.open(name, &device)?;
+        let disk = offline.open(name, &device)?;
         if !force {
             let bytes = device.layer.geometry().bytes();
-            bench.must_be_empty(&disk, bytes).await?;
+            offline.must_be_empty(&disk, bytes).await?;
         }
         let id = Uuid::new_v4();
         let member = MemberRecord {
@@ -157,8 +157,8 @@ impl Control {
         // of the volume would be taken for a foreign one.
         let mut next = self.context.state.borrow().record.clone();
         next.members.push(member.clone());
-        bench.format(&disk, &next, slot, false).await?;
-        drop((disk, bench, device));
+        offline.format(&disk, &next, slot, false).await?;
+        drop((disk, offline, device));
         self.members
             .commit(|record| record.members.push(member))
             .await?;

@@ -38,7 +38,7 @@ const MAX_NAME: usize = 255;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A device for a while, without an open volume.
-pub(super) struct Bench {
+pub(super) struct OfflineDisks {
     core: CoreHandle,
     pool: Pool,
     /// How long a device may take over one block.
@@ -48,21 +48,25 @@ pub(super) struct Bench {
 }
 
 /// A member of a closed volume.
-struct OnBench {
+struct OfflineReplica {
     disk: Rc<Disk>,
     device: MemberDevice,
     label: Result<(Label, Place), LabelError>,
 }
 
-impl Drop for Bench {
+impl Drop for OfflineDisks {
     fn drop(&mut self) {
         self.disks.close();
         self.core.remove_poller(self.poller);
     }
 }
 
-impl Bench {
-    pub fn new(core: &CoreHandle, pool: Pool, patience: Duration) -> Result<Bench, VolumeError> {
+impl OfflineDisks {
+    pub fn new(
+        core: &CoreHandle,
+        pool: Pool,
+        patience: Duration,
+    ) -> Result<OfflineDisks, VolumeError> {
         let os = |what: String| VolumeError::Io {
             device: "the volume's control".into(),
             what,
@@ -71,7 +75,7 @@ impl Bench {
         let poller = core
             .add_poller(disks.poller())
             .map_err(|e| os(e.to_string()))?;
-        Ok(Bench {
+        Ok(OfflineDisks {
             core: core.clone(),
             pool,
             patience,
@@ -179,7 +183,7 @@ impl Bench {
     /// open elsewhere loses it there. The next holder is not excluded.
     async fn alone<T>(
         &self,
-        member: &OnBench,
+        member: &OfflineReplica,
         record: &VolumeRecord,
         work: impl Future<Output = Result<T, VolumeError>>,
     ) -> Result<T, VolumeError> {
@@ -209,11 +213,11 @@ impl Bench {
         devices: &Arc<dyn Devices>,
         record: &VolumeRecord,
         name: &str,
-    ) -> Result<OnBench, VolumeError> {
+    ) -> Result<OfflineReplica, VolumeError> {
         let device = devices.claim(name, &record.name)?;
         let disk = self.open(name, &device)?;
         let label = self.label(&disk).await?;
-        Ok(OnBench {
+        Ok(OfflineReplica {
             disk,
             device,
             label,
@@ -381,11 +385,11 @@ pub async fn create(
     {
         return Err(StoreError::Exists { name: new.name }.into());
     }
-    let bench = Bench::new(core, pool, PATIENCE)?;
+    let offline = OfflineDisks::new(core, pool, PATIENCE)?;
     let mut members = Vec::new();
     for name in &new.devices {
         let device = devices.claim(name, &new.name)?;
-        let disk = bench.open(name, &device)?;
+        let disk = offline.open(name, &device)?;
         members.push((device, disk));
     }
     let block_size = members[0].1.block_size;
@@ -409,7 +413,7 @@ pub async fn create(
     }
     if !new.force {
         for (device, disk) in &members {
-            bench
+            offline
                 .must_be_empty(disk, layer_bytes(&device.layer))
                 .await?;
         }
@@ -427,7 +431,7 @@ pub async fn create(
     for (device, disk) in &members {
         // Earlier contents are not needed.
         device.layer.forget_least();
-        cheap = cheap && bench.discard(disk, &device.layer).await?;
+        cheap = cheap && offline.discard(disk, &device.layer).await?;
     }
     let state = |slot: usize| {
         if cheap || slot == 0 {
@@ -464,7 +468,7 @@ pub async fn create(
         limits: None,
     };
     for (slot, (device, disk)) in members.iter().enumerate() {
-        bench.format(disk, &record, slot, true).await?;
+        offline.format(disk, &record, slot, true).await?;
         must_fit(&record, &disk.name, &device.layer)?;
     }
     let id = record.id;
@@ -482,16 +486,16 @@ pub async fn delete(
     id: Uuid,
 ) -> Result<(), VolumeError> {
     let record = store.load(id).await?;
-    let bench = Bench::new(core, pool, PATIENCE)?;
+    let offline = OfflineDisks::new(core, pool, PATIENCE)?;
     store.delete(id, record.version()).await?;
     let left = RefCell::new(Vec::new());
     for member in &record.members {
         let wipe = async {
-            let found = bench.member(&devices, &record, &member.device).await?;
+            let found = offline.member(&devices, &record, &member.device).await?;
             match &found.label {
                 Ok((label, _)) if label.volume == id => {
-                    let wiped = bench.wipe(&found.disk);
-                    bench.alone(&found, &record, wiped).await
+                    let wiped = offline.wipe(&found.disk);
+                    offline.alone(&found, &record, wiped).await
                 }
                 _ => Ok(()),
             }
@@ -555,8 +559,8 @@ pub async fn force_in_sync(
     if matches!(chosen.state, MemberState::Filling { .. }) {
         return Err(invalid("it was never in sync: its data is incomplete"));
     }
-    let bench = Bench::new(core, pool, PATIENCE)?;
-    let found = bench.member(&devices, &record, &chosen.device).await?;
+    let offline = OfflineDisks::new(core, pool, PATIENCE)?;
+    let found = offline.member(&devices, &record, &chosen.device).await?;
     let layer = Arc::clone(&found.device.layer);
     must_fit(&record, &chosen.device, &layer)?;
     let label = found.label.clone();
@@ -589,5 +593,5 @@ pub async fn force_in_sync(
         layer.forget_least();
         Ok(())
     };
-    bench.alone(&found, &record, decided).await
+    offline.alone(&found, &record, decided).await
 }

@@ -23,7 +23,7 @@ fn args(more: &str) -> ConnectArgs {
 }
 
 /// Commands end as scripted, in order; the last result repeats.
-struct Told {
+struct ScriptedRunner {
     endings: Vec<Result<(), Cause>>,
     /// The discovery log; none: the target refuses it with `no_log`.
     log: Option<String>,
@@ -34,9 +34,9 @@ struct Told {
     paused: Duration,
 }
 
-impl Told {
-    fn new(endings: &[Result<(), Cause>]) -> Told {
-        Told {
+impl ScriptedRunner {
+    fn new(endings: &[Result<(), Cause>]) -> ScriptedRunner {
+        ScriptedRunner {
             endings: endings.to_vec(),
             log: None,
             no_log: refused(),
@@ -48,7 +48,7 @@ impl Told {
     }
 }
 
-impl Runner for Told {
+impl Runner for ScriptedRunner {
     fn run(&mut self, command: &[String]) -> Result<String, Cause> {
         self.ran.push(words(command));
         if command[0] == "modprobe" {
@@ -223,7 +223,7 @@ const V: &str = "nqn.2025-01.io.nacre:v";
 #[test]
 fn every_path_of_the_discovery_log() {
     let args = args("");
-    let mut runner = Told::new(&[Ok(())]);
+    let mut runner = ScriptedRunner::new(&[Ok(())]);
     runner.log = Some(log(&[
         ("tcp", "192.0.2.1", V),
         ("rdma", "192.0.2.1", V),
@@ -273,7 +273,7 @@ fn every_path_of_the_discovery_log() {
 #[test]
 fn one_path_is_enough() {
     let args = args("--retries 2");
-    let mut runner = Told::new(&[Err(refused()), Err(refused()), Ok(())]);
+    let mut runner = ScriptedRunner::new(&[Err(refused()), Err(refused()), Ok(())]);
     runner.log = Some(log(&[("rdma", "192.0.2.1", V), ("tcp", "192.0.2.1", V)]));
     let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
     assert_eq!((tried[0].failures, &tried[1].outcome), (2, &Ok(false)));
@@ -302,7 +302,7 @@ fn what_cannot_succeed_is_tried_once() {
         Some(log(&[("tcp", "192.0.2.1", "nqn.2025-01.io.nacre:other")])),
     ] {
         let args = args("");
-        let mut runner = Told::new(&[Err(unknown.clone())]);
+        let mut runner = ScriptedRunner::new(&[Err(unknown.clone())]);
         runner.log = listed;
         let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
         let said = error.to_string();
@@ -329,7 +329,7 @@ fn what_cannot_succeed_is_tried_once() {
         )],
     };
     let args = args("-t tcp");
-    let mut runner = Told::new(&[Err(forbidden)]);
+    let mut runner = ScriptedRunner::new(&[Err(forbidden)]);
     runner.log = Some(log(&[]));
     let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
     assert!(error.to_string().contains("nacre host add"), "{error}");
@@ -340,7 +340,7 @@ fn what_cannot_succeed_is_tried_once() {
 #[test]
 fn a_kernel_without_the_host_is_seen_first() {
     let args = args("--retries 0");
-    let mut runner = Told::new(&[Ok(())]);
+    let mut runner = ScriptedRunner::new(&[Ok(())]);
     runner.fabrics = false;
     let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
     let said = error.to_string();
@@ -355,7 +355,7 @@ fn a_kernel_without_the_host_is_seen_first() {
 #[test]
 fn rdma_first_and_then_tcp() {
     let args = args("");
-    let mut runner = Told::new(&[Err(refused()), Err(refused()), Err(refused()), Ok(())]);
+    let mut runner = ScriptedRunner::new(&[Err(refused()), Err(refused()), Err(refused()), Ok(())]);
     let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
     assert_eq!((tried[0].failures, &tried[1].outcome), (3, &Ok(false)));
     let (rdma, tcp) = (connect("rdma"), connect("tcp"));
@@ -370,7 +370,7 @@ fn rdma_first_and_then_tcp() {
 #[test]
 fn without_fallback_it_says_so() {
     let args = args("--fallback none --retries 2 --retry-delay 10ms");
-    let mut runner = Told::new(&[Err(refused())]);
+    let mut runner = ScriptedRunner::new(&[Err(refused())]);
     let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -389,7 +389,7 @@ fn zero_retries_is_for_ever() {
     let args = args("--fallback none --retries 0");
     let mut endings = vec![Err(refused()); 50];
     endings.push(Ok(()));
-    let mut runner = Told::new(&endings);
+    let mut runner = ScriptedRunner::new(&endings);
     let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
     assert_eq!(tried[0].failures, 50);
     assert!(runner.said[50].starts_with("attempt 50 over rdma failed"));
@@ -406,7 +406,7 @@ fn what_is_connected_already_is_connected() {
             said: said.into(),
             kernel: Vec::new(),
         };
-        let mut runner = Told::new(&[Err(already)]);
+        let mut runner = ScriptedRunner::new(&[Err(already)]);
         let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
         assert_eq!(
             (tried.len(), &tried[0].outcome, tried[0].path.transport),
@@ -422,7 +422,7 @@ fn without_nvme_cli_nothing_is_tried_again() {
         program: "nvme".into(),
         error: "No such file or directory".into(),
     };
-    let mut runner = Told::new(&[Ok(())]);
+    let mut runner = ScriptedRunner::new(&[Ok(())]);
     runner.no_log = missing;
     let error = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap_err();
     let said = error.to_string();

@@ -14,7 +14,7 @@ use super::perf_show::{described, event, head, rows, sentence};
 use super::{RdmaArgs, RdmaCommand};
 use crate::cli::Failure;
 use crate::doctor::System;
-use crate::doctor::tests::{Told, system};
+use crate::doctor::tests::{ScriptedProbe, system};
 
 #[derive(Debug, Parser)]
 struct Line {
@@ -36,7 +36,7 @@ fn machine() -> System {
             ("eth0", "fd00::4"),
             ("lo", "127.0.0.1"),
         ],
-        Told::default(),
+        ScriptedProbe::default(),
     );
     // The process's permissions are not simulated here.
     machine.environment.rdma_cm = nacre_rdma_link::Access::Granted;

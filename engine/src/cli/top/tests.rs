@@ -199,15 +199,15 @@ fn nacre(pid: u64) -> impl FnMut(&str, &Value) -> Answer + Send {
 }
 
 /// The poller on its thread, and an app that receives its updates.
-struct Bench {
+struct TestTop {
     app: App,
     orders: Option<Sender<Order>>,
     updates: Receiver<Update>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Bench {
-    fn watching(path: &Path, histograms: bool) -> Bench {
+impl TestTop {
+    fn watching(path: &Path, histograms: bool) -> TestTop {
         let connection = Connection {
             socket: Some(path.to_owned()),
             timeout: Duration::from_secs(10),
@@ -219,7 +219,7 @@ impl Bench {
         let mut poller = Poller::new(Source::new(connection, histograms), interval);
         let thread = std::thread::spawn(move || poller.run(&ordered, &tell));
         let app = App::new(Duration::from_secs(1), Sort::Iops, false, histograms);
-        Bench {
+        TestTop {
             app,
             orders: Some(orders),
             updates,
@@ -227,7 +227,7 @@ impl Bench {
         }
     }
 
-    fn hear(&mut self) {
+    fn update(&mut self) {
         let update = self
             .updates
             .recv_timeout(Duration::from_secs(10))
@@ -238,18 +238,18 @@ impl Bench {
         }
     }
 
-    fn hear_until(&mut self, enough: impl Fn(&App) -> bool) {
+    fn update_until(&mut self, enough: impl Fn(&App) -> bool) {
         for _ in 0..10_000 {
             if enough(&self.app) {
                 return;
             }
-            self.hear();
+            self.update();
         }
         panic!("it never came about: {:?}", self.app.link);
     }
 
     fn rates_are_there(&mut self) {
-        self.hear_until(|app| app.snapshot.as_ref().is_some_and(|s| s.seconds.is_some()));
+        self.update_until(|app| app.snapshot.as_ref().is_some_and(|s| s.seconds.is_some()));
     }
 
     fn leave(&mut self) {
@@ -292,30 +292,30 @@ fn socket() -> (tempfile::TempDir, PathBuf) {
 fn a_daemon_at_work() {
     let (_directory, path) = socket();
     let daemon = Daemon::start(&path, nacre(4711));
-    let mut bench = Bench::watching(&path, true);
+    let mut top = TestTop::watching(&path, true);
     let has_p99 = |app: &App| {
         let snapshot = app.snapshot.as_ref();
         snapshot.is_some_and(|s| {
             !s.namespaces.is_empty() && s.namespaces.iter().all(|n| n.device.p99_s.is_some())
         })
     };
-    bench.hear_until(has_p99);
-    insta::assert_snapshot!("wide", screen(&mut bench.app, 140, 24));
-    insta::assert_snapshot!("usual", screen(&mut bench.app, 80, 24));
-    insta::assert_snapshot!("small", screen(&mut bench.app, 40, 10));
-    press(&mut bench.app, "n");
-    bench.app.on_key(key(KeyCode::Tab));
-    insta::assert_snapshot!("devices", screen(&mut bench.app, 100, 20));
-    bench.app.on_key(key(KeyCode::Tab));
-    insta::assert_snapshot!("connections", screen(&mut bench.app, 140, 20));
+    top.update_until(has_p99);
+    insta::assert_snapshot!("wide", screen(&mut top.app, 140, 24));
+    insta::assert_snapshot!("usual", screen(&mut top.app, 80, 24));
+    insta::assert_snapshot!("small", screen(&mut top.app, 40, 10));
+    press(&mut top.app, "n");
+    top.app.on_key(key(KeyCode::Tab));
+    insta::assert_snapshot!("devices", screen(&mut top.app, 100, 20));
+    top.app.on_key(key(KeyCode::Tab));
+    insta::assert_snapshot!("connections", screen(&mut top.app, 140, 20));
 
-    let mut json = report::json(bench.app.snapshot.as_ref().unwrap());
+    let mut json = report::json(top.app.snapshot.as_ref().unwrap());
     assert_eq!(json["namespaces"][0]["bdev_name"], "ram0");
     json["seconds"].take();
     insta::assert_json_snapshot!("document", json);
 
     // The histograms were ours to enable, and are ours to disable.
-    bench.leave();
+    top.leave();
     let mut asked = daemon.asked();
     asked.retain(|call| call.starts_with("bdev_enable_histogram"));
     asked.sort();
@@ -330,16 +330,16 @@ fn a_daemon_at_work() {
 fn every_terminal() {
     let (_directory, path) = socket();
     let _daemon = Daemon::start(&path, nacre(1));
-    let mut bench = Bench::watching(&path, false);
-    bench.rates_are_there();
+    let mut top = TestTop::watching(&path, false);
+    top.rates_are_there();
     for panel in [Panel::Namespaces, Panel::Devices, Panel::Connections] {
-        bench.app.panel = panel;
+        top.app.panel = panel;
         for width in [1, 2, 3, 5, 10, 20, 39, 61, 62, 63, 80, 200] {
             // Its last update must not be old.
-            bench.hear();
+            top.update();
             for height in [1, 2, 3, 4, 5, 6, 7, 10, 13, 24, 60] {
-                bench.app.scroll = usize::MAX / 2;
-                let text = screen(&mut bench.app, width, height);
+                top.app.scroll = usize::MAX / 2;
+                let text = screen(&mut top.app, width, height);
                 assert!(
                     text.starts_with("Nacre 0.1.0"[..usize::from(width).min(11)].trim_end()),
                     "{width}x{height}\n{text}"
@@ -362,15 +362,15 @@ fn every_terminal() {
 fn a_daemon_goes_and_another_comes() {
     let (_directory, path) = socket();
     let daemon = Daemon::start(&path, nacre(1));
-    let mut bench = Bench::watching(&path, true);
-    bench.rates_are_there();
+    let mut top = TestTop::watching(&path, true);
+    top.rates_are_there();
     drop(daemon);
-    bench.hear_until(|app| matches!(app.link, Link::Gone(_)));
+    top.update_until(|app| matches!(app.link, Link::Gone(_)));
     // The first update may report the broken connection; then that there is no daemon.
-    bench.hear_until(
+    top.update_until(
         |app| matches!(&app.link, Link::Gone(why) if why.starts_with("no daemon answers at ")),
     );
-    let text = screen(&mut bench.app, 200, 24);
+    let text = screen(&mut top.app, 200, 24);
     let first = text.lines().next().unwrap();
     assert!(
         first.starts_with("no daemon answers at ") && first.ends_with("(retrying)"),
@@ -379,18 +379,17 @@ fn a_daemon_goes_and_another_comes() {
     assert!(text.contains("disk"), "{text}");
 
     let _daemon = Daemon::start(&path, nacre(2));
-    bench.hear_until(|app| app.link == Link::Up);
-    let snapshot = bench.app.snapshot.clone().unwrap();
+    top.update_until(|app| app.link == Link::Up);
+    let snapshot = top.app.snapshot.clone().unwrap();
     assert_eq!(
         (snapshot.pid, snapshot.seconds, snapshot.total().iops()),
         (Some(2), None, 0.0)
     );
-    bench.rates_are_there();
-    let total = bench.app.snapshot.as_ref().unwrap().total();
+    top.rates_are_there();
+    let total = top.app.snapshot.as_ref().unwrap().total();
     assert_eq!(total.iops().round(), 13_133.0);
     assert!(
-        screen(&mut bench.app, 100, 24)
-            .starts_with("Nacre 0.1.0 (2): 2 hosts, 5 queues, 13.1k IOPS")
+        screen(&mut top.app, 100, 24).starts_with("Nacre 0.1.0 (2): 2 hosts, 5 queues, 13.1k IOPS")
     );
 }
 
@@ -399,9 +398,9 @@ fn a_daemon_goes_and_another_comes() {
 fn keys() {
     let (_directory, path) = socket();
     let _daemon = Daemon::start(&path, nacre(1));
-    let mut bench = Bench::watching(&path, false);
-    bench.rates_are_there();
-    let app = &mut bench.app;
+    let mut top = TestTop::watching(&path, false);
+    top.rates_are_there();
+    let app = &mut top.app;
     let first = |app: &App| {
         app.snapshot.as_ref().unwrap().namespaces[0]
             .device
@@ -450,8 +449,8 @@ fn keys() {
     assert!(screen(app, 80, 24).contains("PAUSED"));
     // Whatever is shown then stays.
     app.snapshot = Some(Snapshot::default());
-    bench.hear();
-    let app = &mut bench.app;
+    top.update();
+    let app = &mut top.app;
     assert!(app.snapshot.as_ref().unwrap().namespaces.is_empty());
     for code in [KeyCode::Char('q'), KeyCode::Esc] {
         assert_eq!(app.on_key(key(code)), Flow::Quit);
@@ -469,9 +468,9 @@ fn a_daemon_that_refuses() {
         "nvmf_get_stats" | "bdev_get_iostat" => Err(json!({ "code": -1, "message": "not yet" })),
         _ => inner(method, params),
     });
-    let mut bench = Bench::watching(&path, true);
-    bench.rates_are_there();
-    let text = screen(&mut bench.app, 160, 24);
+    let mut top = TestTop::watching(&path, true);
+    top.rates_are_there();
+    let text = screen(&mut top.app, 160, 24);
     assert!(
         text.contains("refused: bdev_get_iostat: not yet and 1 more"),
         "{text}"

@@ -29,10 +29,10 @@ fn network(change: impl FnOnce(&mut DeviceAttributes)) -> sim::Fabric {
 }
 
 fn machine(tree: &Tree, fabric: Option<&sim::Fabric>) -> System {
-    let told = Told {
+    let told = ScriptedProbe {
         source: Some(ip(OURS)),
         rdma: fabric.cloned(),
-        ..Told::default()
+        ..ScriptedProbe::default()
     };
     system(tree, &[("eth0", OURS), ("eth0", "fd00::4")], told)
 }
@@ -138,9 +138,9 @@ fn a_peer_over_rdma() {
 /// Goal: without a device or libraries, the check of the peer reports why nothing was tried.
 #[test]
 fn a_peer_without_rdma_here() {
-    let told = Told {
+    let told = ScriptedProbe {
         source: Some(ip(OURS)),
-        ..Told::default()
+        ..ScriptedProbe::default()
     };
     let tree = testing::empty();
     tree.netdev("eth0", "52:54:00:00:00:01", 1500);
@@ -300,7 +300,10 @@ fn counters_and_drops() {
     expect(&report(), "net.drops", Status::Warn, "rx_missed_errors 101");
 
     let bare = testing::siw();
-    let report = examine(&system(&bare, &[], Told::default()), &Scope::default());
+    let report = examine(
+        &system(&bare, &[], ScriptedProbe::default()),
+        &Scope::default(),
+    );
     expect(&report, "rdma.counters", Status::Skip, "shows no counters");
 }
 

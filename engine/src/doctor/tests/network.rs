@@ -8,9 +8,9 @@ use crate::config::listener::Selector;
 fn packet_filters() {
     let tree = testing::rxe_on_eth();
     let with = |rules: &'static str| {
-        let told = Told {
+        let told = ScriptedProbe {
             output: HashMap::from([("nft", rules)]),
-            ..Told::default()
+            ..ScriptedProbe::default()
         };
         examine(&system(&tree, &[], told), &Scope::default())
     };
@@ -33,7 +33,10 @@ fn packet_filters() {
         Status::Warn,
         "2 rules drop or reject",
     );
-    let report = examine(&system(&tree, &[], Told::default()), &Scope::default());
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &Scope::default(),
+    );
     expect(&report, "net.firewall", Status::Skip, "cannot be read");
 }
 
@@ -45,11 +48,11 @@ fn the_route_to_a_peer_is_checked() {
         ..Scope::default()
     };
     let report = |told| examine(&system(&tree, &[("eth0", "10.0.0.4")], told), &scope);
-    let told = |open: &[u16], echo| Told {
+    let told = |open: &[u16], echo| ScriptedProbe {
         source: Some(ip("10.0.0.4")),
         open: open.to_vec(),
         echo,
-        ..Told::default()
+        ..ScriptedProbe::default()
     };
     let peers = |report: &Report| -> Vec<Status> {
         let of = report
@@ -68,7 +71,7 @@ fn the_route_to_a_peer_is_checked() {
         [Pass, Pass, Skip, Warn]
     );
     assert_eq!(peers(&report(told(&[], None))), [Warn, Warn, Skip, Warn]);
-    assert_eq!(peers(&report(Told::default())), [Fail]);
+    assert_eq!(peers(&report(ScriptedProbe::default())), [Fail]);
 }
 
 #[test]
@@ -78,7 +81,7 @@ fn two_interfaces_in_one_network() {
     let report = |other| {
         let addresses = [("eth0", "10.0.0.4"), ("eth1", other)];
         examine(
-            &system(&tree, &addresses, Told::default()),
+            &system(&tree, &addresses, ScriptedProbe::default()),
             &Scope::default(),
         )
     };
@@ -107,12 +110,12 @@ fn two_interfaces_in_one_network() {
 #[test]
 fn io_uring_may_be_forbidden() {
     let tree = testing::rxe_on_eth();
-    let allowed = system(&tree, &[], Told::default());
+    let allowed = system(&tree, &[], ScriptedProbe::default());
     let report = examine(&allowed, &rdma_scope(&[]));
     expect(&report, "disk.io_uring", Status::Pass, "plain");
-    let forbidden = || Told {
+    let forbidden = || ScriptedProbe {
         io_uring_refused: Some("io_uring_setup(2): Operation not permitted"),
-        ..Told::default()
+        ..ScriptedProbe::default()
     };
     let remedy = |tree: &Tree| {
         let report = examine(&system(tree, &[], forbidden()), &rdma_scope(&[]));
@@ -130,7 +133,7 @@ fn inside_a_container() {
     let tree = testing::rxe_on_eth();
     tree.file("run/.containerenv", "");
     tree.file("proc/self/status", "CapEff:\t0000000000000000");
-    let mut machine = system(&tree, &[], Told::default());
+    let mut machine = system(&tree, &[], ScriptedProbe::default());
     machine.environment.memlock.limit = Some(65536);
     let report = examine(&machine, &rdma_scope(&[]));
     expect(
@@ -160,7 +163,10 @@ fn inside_a_container() {
     let tree = testing::empty();
     tree.file("run/.containerenv", "");
     tree.modules(&[], &["kernel/drivers/net/dummy.ko"]);
-    let report = examine(&system(&tree, &[], Told::default()), &rdma_scope(&[]));
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &rdma_scope(&[]),
+    );
     let found = report
         .findings
         .iter()
@@ -174,7 +180,10 @@ fn inside_a_container() {
     let tree = testing::empty();
     tree.file("proc/1/environ", "PATH=/bin\0container=podman\0");
     tree.netdev("eth0", "02:42:00:00:00:01", 1500);
-    let report = examine(&system(&tree, &[], Told::default()), &Scope::default());
+    let report = examine(
+        &system(&tree, &[], ScriptedProbe::default()),
+        &Scope::default(),
+    );
     expect(
         &report,
         "container.network",
@@ -193,10 +202,10 @@ fn hosts() {
         ip: ip("10.0.0.9"),
         port: 4420,
     });
-    let told = Told {
+    let told = ScriptedProbe {
         source: Some(ip("10.0.0.4")),
         output: HashMap::from([("nvme", "nvme version 2.3 (git 2.3)\nlibnvme version 1.3")]),
-        ..Told::default()
+        ..ScriptedProbe::default()
     };
     let machine = system(&tree, &[("eth0", "10.0.0.4")], told);
     let report = examine_initiator(&machine, target);
@@ -228,9 +237,9 @@ fn hosts() {
     let tree = testing::empty();
     tree.modules(&[], &["kernel/fs/ext4/ext4.ko"]);
     tree.file("sys/module/nvme_core/parameters/multipath", "N");
-    let told = Told {
+    let told = ScriptedProbe {
         source: Some(ip("10.0.0.4")),
-        ..Told::default()
+        ..ScriptedProbe::default()
     };
     let report = examine_initiator(&system(&tree, &[("eth0", "10.0.0.4")], told), target);
     expect(&report, "init.nvme_cli", Status::Fail, "cannot be run");
@@ -255,14 +264,14 @@ fn hosts() {
         "TCP only: no_rdma_dev",
     );
 
-    let report = examine_initiator(&system(&tree, &[], Told::default()), target);
+    let report = examine_initiator(&system(&tree, &[], ScriptedProbe::default()), target);
     expect(&report, "init.route_to_target", Status::Fail, "no route");
     let cannot = "this kernel cannot connect";
     expect(&report, "init.fabrics_device", Status::Fail, cannot);
 
     // No list of modules and no device: connecting fails, which a skipped check would hide.
     let bare = testing::empty();
-    let report = examine_initiator(&system(&bare, &[], Told::default()), None);
+    let report = examine_initiator(&system(&bare, &[], ScriptedProbe::default()), None);
     expect(&report, "init.fabrics_device", Status::Fail, cannot);
     let installed = "are not installed here";
     expect(&report, "init.nvme_tcp_module", Status::Fail, installed);
@@ -270,7 +279,7 @@ fn hosts() {
 
     let tree = testing::empty();
     tree.modules(&[], &["kernel/drivers/nvme/host/nvme-fabrics.ko.xz"]);
-    let report = examine_initiator(&system(&tree, &[], Told::default()), None);
+    let report = examine_initiator(&system(&tree, &[], ScriptedProbe::default()), None);
     expect(&report, "init.fabrics_device", Status::Pass, "loads it");
 }
 

@@ -8,7 +8,7 @@ use super::*;
 
 fn examined(machine: &Machine, memlock: Memlock) -> Report {
     let tree = testing::rxe_on_eth();
-    let mut system = system(&tree, &[], Told::default());
+    let mut system = system(&tree, &[], ScriptedProbe::default());
     system.pci = machine.system();
     system.environment.memlock = memlock;
     let mut findings = Vec::new();
@@ -115,7 +115,7 @@ fn missing_parts_are_reported_if_there_are_drives() {
     assert_eq!(idle.status, Status::Warn);
 
     let tree = testing::rxe_on_eth();
-    let none = system(&tree, &[], Told::default());
+    let none = system(&tree, &[], ScriptedProbe::default());
     let mut findings = Vec::new();
     crate::doctor::nvme::checks(&none, &Scope::default(), &mut findings);
     let report = Report::of(findings);

@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::host::INVALID;
 use super::rig::*;
-use super::told::rig_told;
+use super::scripted::rig_scripted;
 use crate::subsystems::{NamespaceConfig, TargetConfig};
 use crate::transport::ConnId;
 
@@ -523,7 +523,7 @@ fn hosts_are_told() {
 #[test]
 fn preempt_and_abort_waits() {
     for cores in [1, 2] {
-        let (told_rig, told) = rig_told();
+        let (told_rig, scripted) = rig_scripted();
         let backing = told_rig
             .target
             .subsystem(&nqn(SUBNQN))
@@ -555,7 +555,7 @@ fn preempt_and_abort_waits() {
             rig.acquire(b, ReservationType::WriteExclusiveRegistrantsOnly),
             OK
         );
-        told.tell(|state| state.held = true);
+        scripted.script(|state| state.held = true);
         // One in the device, one whose data has not come.
         let (first, second) = (rig.cid(), rig.cid());
         rig.send(b.io, rw(opcode::WRITE, first), None);
@@ -591,7 +591,7 @@ fn preempt_and_abort_waits() {
         assert_eq!((ended.len(), ended[0].cid()), (1, second));
         assert_eq!(ended[0].status(), StatusCode::ABORTED_PREEMPT_AND_ABORT);
 
-        told.tell(|state| state.held = false);
+        scripted.script(|state| state.held = false);
         for _ in 0..4 {
             rig.turn();
         }
@@ -616,11 +616,11 @@ fn preempt_and_abort_waits() {
 #[test]
 fn preempt_and_abort_when_hosts_leave() {
     for preemptor_leaves in [false, true] {
-        let (mut rig, told) = rig_told();
+        let (mut rig, scripted) = rig_scripted();
         let (a, b) = (rig.host(0xa, KEY_A), rig.host(0xb, KEY_B));
         rig.register(a);
         rig.register(b);
-        told.tell(|state| state.held = true);
+        scripted.script(|state| state.held = true);
         let cid = rig.cid();
         rig.send(b.io, rw(opcode::WRITE, cid), None);
         rig.turn();
@@ -639,7 +639,7 @@ fn preempt_and_abort_when_hosts_leave() {
         if preemptor_leaves {
             rig.hang_up(a.io);
         }
-        told.tell(|state| state.held = false);
+        scripted.script(|state| state.held = false);
         for _ in 0..4 {
             rig.turn();
         }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::rig::{Rig, SUBNQN, nqn};
 use crate::subsystems::{Backing, NamespaceConfig, NamespaceIds, TargetConfig};
 
-pub struct Told {
+pub struct ScriptedBdev {
     pub state: Mutex<State>,
     uuid: Uuid,
 }
@@ -42,14 +42,14 @@ pub struct State {
     pub polls: u32,
 }
 
-impl Told {
-    pub fn new() -> Arc<Told> {
+impl ScriptedBdev {
+    pub fn new() -> Arc<ScriptedBdev> {
         let geometry = Geometry {
             block_size: 512,
             blocks: 4096,
             physical_block_size: 512,
         };
-        Arc::new(Told {
+        Arc::new(ScriptedBdev {
             state: Mutex::new(State {
                 geometry,
                 limits: Limits::unlimited(64),
@@ -69,37 +69,37 @@ impl Told {
         })
     }
 
-    pub fn tell(&self, change: impl FnOnce(&mut State)) {
+    pub fn script(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state.lock().unwrap());
     }
 }
 
 /// A rig whose namespace 1 is on such a device, without the layer.
-pub fn rig_told() -> (Rig, Arc<Told>) {
+pub fn rig_scripted() -> (Rig, Arc<ScriptedBdev>) {
     let rig = Rig::new(TargetConfig::default());
-    let told = add_told(&rig, 1);
-    (rig, told)
+    let scripted = add_scripted(&rig, 1);
+    (rig, scripted)
 }
 
 /// Another one.
-pub fn add_told(rig: &Rig, nsid: u32) -> Arc<Told> {
-    let told = Told::new();
-    let opened = Arc::clone(&told);
+pub fn add_scripted(rig: &Rig, nsid: u32) -> Arc<ScriptedBdev> {
+    let scripted = ScriptedBdev::new();
+    let opened = Arc::clone(&scripted);
     let open = move |pool: &Pool| (Arc::clone(&opened) as Arc<dyn Bdev>).open(pool);
     let config = NamespaceConfig {
         nsid: Some(nsid),
         bdev_name: "told".to_string(),
         ids: NamespaceIds::from_uuid(Uuid::from_u128(0x1234 + u128::from(nsid))),
-        backing: Backing::new(Arc::clone(&told) as Arc<dyn Bdev>, Arc::new(open)),
+        backing: Backing::new(Arc::clone(&scripted) as Arc<dyn Bdev>, Arc::new(open)),
         ana_group: None,
         auto_visible: true,
         reservations: Default::default(),
     };
     rig.target.add_namespace(&nqn(SUBNQN), config).unwrap();
-    told
+    scripted
 }
 
-impl Bdev for Told {
+impl Bdev for ScriptedBdev {
     fn name(&self) -> &str {
         "told"
     }
@@ -126,7 +126,7 @@ impl Bdev for Told {
 
     fn open(self: Arc<Self>, _pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
         Ok(Box::new(Channel {
-            told: self,
+            scripted: self,
             taken: Vec::new(),
             aborted: Vec::new(),
         }))
@@ -134,14 +134,14 @@ impl Bdev for Told {
 }
 
 struct Channel {
-    told: Arc<Told>,
+    scripted: Arc<ScriptedBdev>,
     taken: Vec<Io>,
     aborted: Vec<Io>,
 }
 
 impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        let mut state = self.told.state.lock().unwrap();
+        let mut state = self.scripted.state.lock().unwrap();
         if state.full {
             return Err((Busy, io));
         }
@@ -151,7 +151,7 @@ impl Queue for Channel {
     }
 
     fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
-        let mut state = self.told.state.lock().unwrap();
+        let mut state = self.scripted.state.lock().unwrap();
         state.at_once += u32::from(state.prompt);
         if io.op == Op::Read && state.prompt {
             let into = io.data.iter_mut().filter_map(|buf| buf.bytes_mut());
@@ -161,11 +161,11 @@ impl Queue for Channel {
     }
 
     fn poll(&mut self, _now: Nanos, done: &mut Done) -> usize {
-        self.told.tell(|state| {
+        self.scripted.script(|state| {
             state.leftovers = state.leftovers.saturating_sub(1);
             state.polls += 1;
         });
-        let state = self.told.state.lock().unwrap().clone();
+        let state = self.scripted.state.lock().unwrap().clone();
         let (held, mut count) = (state.held, 0);
         while done.has_room()
             && let Some(io) = self.aborted.pop()
@@ -182,7 +182,7 @@ impl Queue for Channel {
                 _ => state.status,
             };
             let flushes = u32::from(io.op == Op::Flush);
-            self.told.tell(|state| state.flushes += flushes);
+            self.scripted.script(|state| state.flushes += flushes);
             done.push(io.complete(status));
             count += 1;
         }
@@ -192,7 +192,7 @@ impl Queue for Channel {
     fn abort(&mut self, token: Token) -> bool {
         let at = self.taken.iter().position(|io| io.token == token);
         match at {
-            Some(at) if self.told.state.lock().unwrap().aborts => {
+            Some(at) if self.scripted.state.lock().unwrap().aborts => {
                 self.aborted.push(self.taken.remove(at));
                 true
             }
@@ -205,6 +205,6 @@ impl Queue for Channel {
     }
 
     fn is_settled(&self) -> bool {
-        self.inflight() == 0 && self.told.state.lock().unwrap().leftovers == 0
+        self.inflight() == 0 && self.scripted.state.lock().unwrap().leftovers == 0
     }
 }
