@@ -250,7 +250,7 @@ mod tests {
         let due = chain.due(Op::Read, 1);
         assert_eq!(due, now + Duration::from_secs(4) - CREDIT);
         assert!(!chain.admit(Op::Read, 1, Nanos(due.0 - 1)) && chain.admit(Op::Read, 1, due));
-        // Another rate begins anew, and none at all lets everything through.
+        // Another rate starts again, and none at all lets everything through.
         qos.set(RateLimits {
             rw_bytes: 2 << 20,
             ..RateLimits::default()

@@ -142,7 +142,7 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
     tokio::pin!(serving);
     let living = live(&engine, options, &socket_path);
     tokio::select! {
-        () = &mut serving => unreachable!("the socket is served for ever"),
+        () = &mut serving => unreachable!("the socket is served forever"),
         outcome = living => outcome?,
         () = stops.next() => {}
         () = engine.stopping() => {}

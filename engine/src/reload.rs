@@ -45,9 +45,9 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
     let mut effective = flat(&engine.settings);
     loop {
         hangups.next().await;
-        info!("SIGHUP: opening the log file anew and reading the configuration again");
+        info!("SIGHUP: reopening the log file and reading the configuration again");
         if let Err(error) = engine.logs.reopen().await {
-            warn!(%error, "the log file cannot be opened anew; logging to the one that is open");
+            warn!(%error, "cannot reopen the log file; the open file stays in use");
         }
         engine.reached(Phase::Runtime).await;
         if engine.phase() == Phase::Stopping {

@@ -148,7 +148,7 @@ fn patience_grows_with_a_steady_rhythm() {
     if shares_core(&reactor, "patience_grows_with_a_steady_rhythm") {
         return;
     }
-    assert_eq!(awake, 5, "slept between messages for ever");
+    assert_eq!(awake, 5, "slept between messages forever");
     eventually("sleep", || reactor.stats().sleeping);
     end(&reactor);
 }

@@ -4,7 +4,7 @@
 //!   owner (its core)                     control (home)
 //!   enter: busy = 1                      set: word = Quiescing
 //!          word still mine? ── no ─▶ leave      is_busy? wait
-//!          write doorbells               the controller is reset, its queues made anew
+//!          write doorbells               the controller is reset, its queues recreated
 //!   leave: busy = 0                      set: word = Live(generation + 1)
 //! ```
 //!
@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 pub enum State {
     /// The controller has no such queue yet.
     Waiting,
-    /// The controller resets, or makes the queue anew.
+    /// The controller resets, or recreates the queue.
     Quiescing,
     /// The controller cannot reach memory any longer: all I/O ends.
     Gone,

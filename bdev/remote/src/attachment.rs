@@ -239,7 +239,7 @@ impl Attachment {
             .collect()
     }
 
-    /// Ends the association and connects again; one that was given up is begun anew.
+    /// Ends the association and connects again; one that was given up is started again.
     pub fn reset(&self) {
         self.shared.ask(&self.shared.reset);
     }

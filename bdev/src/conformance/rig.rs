@@ -122,7 +122,7 @@ impl Rig {
             self.turn();
             assert!(
                 since.elapsed() < DEADLINE,
-                "the queue is full for ever: {io:?}"
+                "the queue is full forever: {io:?}"
             );
         }
     }

@@ -121,7 +121,7 @@ impl Registry {
         }
     }
 
-    /// The device and those that stand on it, by name.
+    /// The device and those stacked on it, by name.
     pub fn stacked_on(&self, name: &str) -> Result<Vec<String>, RegistryError> {
         let Stack { layers, .. } = self.stack(name)?;
         Ok(layers.iter().map(|l| l.name().to_owned()).collect())

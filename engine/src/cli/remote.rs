@@ -385,7 +385,7 @@ mod tests {
                 let only = only.unwrap().options;
                 let paths = only.paths.unwrap();
                 assert_eq!((paths.fallback, paths.connection_retries), (None, 0));
-                assert_eq!(only.loss_timeout, None, "for ever");
+                assert_eq!(only.loss_timeout, None, "forever");
                 assert!(only.connect_timeout > Duration::from_secs(5));
                 let paths = auto.paths.unwrap();
                 assert_eq!(paths.fallback, Some(TransportType::Tcp));

@@ -87,7 +87,7 @@ impl Replication {
             && self.fallback == Fallback::Tcp
             && self.transport != TransportChoice::Tcp
         {
-            let why = "0 tries RDMA for ever, so that fallback = \"tcp\" is never used; set fallback = \"none\"";
+            let why = "0 tries RDMA forever, so that fallback = \"tcp\" is never used; set fallback = \"none\"";
             problems.push(("connection_retries", why.to_owned()));
         }
         problems

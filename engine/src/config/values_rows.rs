@@ -497,7 +497,7 @@ pub const ROWS: &[Row] = &[
         &["1"],
         &[
             ("2000", "2000 is not from 0 to 1000"),
-            ("0", "0 tries RDMA for ever"),
+            ("0", "0 tries RDMA forever"),
         ],
     ),
     (

@@ -79,7 +79,7 @@ fn hugepages(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
             Finding::warn(
                 ID,
                 evidence,
-                format!("{}; then start the daemon anew", reserve(scope)),
+                format!("{}; then restart the daemon", reserve(scope)),
             )
         });
         return;

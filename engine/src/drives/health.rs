@@ -35,7 +35,7 @@ pub fn report(engine: &Engine, name: &str, event: &Event) {
         Event::NamespaceLimits { nsid, changes } => {
             let facts = json!({ "nsid": nsid, "changes": changes });
             let text = format!(
-                "{name}n{nsid}: other limits than before: {changes}; what exceeds them fails until it is opened anew"
+                "{name}n{nsid}: other limits than before: {changes}; what exceeds them fails until it is reopened"
             );
             engine
                 .notes
@@ -105,7 +105,7 @@ fn late(timeout: &Timeout) -> String {
     let then = match timeout.action {
         TimeoutAction::None => "it is waited for",
         TimeoutAction::Abort => "it is aborted",
-        TimeoutAction::ResetQueue => "its queue is made anew",
+        TimeoutAction::ResetQueue => "its queue is recreated",
         TimeoutAction::ResetController => "the controller is reset",
     };
     format!(

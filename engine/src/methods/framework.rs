@@ -124,7 +124,7 @@ enum Signal {
 
 impl Method<Engine> for KillInstance {
     const NAME: &'static str = "spdk_kill_instance";
-    const ABOUT: &'static str = "Sends the daemon a signal: SIGINT, SIGTERM and SIGQUIT stop it in good order; SIGHUP opens the log file anew and reads the configuration again.";
+    const ABOUT: &'static str = "Sends the daemon a signal: SIGINT, SIGTERM and SIGQUIT stop it in good order; SIGHUP reopens the log file and reads the configuration again.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
     type Params = KillInstanceParams;

@@ -61,7 +61,7 @@ fn run_with<T>(clients: Rc<Clients>, with: impl AsyncFnOnce(&Path) -> T) -> T {
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let socket = Socket::bind(&path).unwrap();
         tokio::select! {
-            () = socket.serve_clients(Rc::new(Fake), clients) => unreachable!("serves for ever"),
+            () = socket.serve_clients(Rc::new(Fake), clients) => unreachable!("serves forever"),
             out = with(&path) => out,
         }
     })

@@ -310,7 +310,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
         } => of(
             "replica_read_repair",
             format!(
-                "{blocks} blocks at {lba} of replica {member} were written anew: it could not read them"
+                "{blocks} blocks at {lba} of replica {member} were rewritten: it could not read them"
             ),
         ),
         Happened::Salvaged {

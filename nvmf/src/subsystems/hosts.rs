@@ -138,7 +138,7 @@ mod tests {
         hosts.went(&a, TCP, &one);
         hosts.went(&b, TCP, &other);
         told(&[("a", 1110)]);
-        // A host that left and comes back begins anew.
+        // A host that left and comes back starts again.
         hosts.went(&a, TCP, &two);
         told(&[]);
         hosts.came(&a, TCP, &queue(2));

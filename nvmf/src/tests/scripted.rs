@@ -105,7 +105,7 @@ impl Bdev for ScriptedBdev {
     }
 
     fn product_name(&self) -> &'static str {
-        "Told disk"
+        "Scripted disk"
     }
 
     fn uuid(&self) -> Uuid {

@@ -78,7 +78,7 @@ fn pattern(seed: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// One host of a bench.
+/// One host of a fixture.
 struct Host {
     transport: Box<dyn HostTransport>,
     memory: Pool,
@@ -240,7 +240,7 @@ impl<R: Rig> Fixture<R> {
                     .pools
                     .io
                     .acquire(length)
-                    .expect("the bench has buffers enough");
+                    .expect("the fixture has buffers enough");
                 return self.rig.transport().fetch(conn, tag, &sqe, into);
             }
             io::WRITE => {
@@ -265,7 +265,7 @@ impl<R: Rig> Fixture<R> {
                     .pools
                     .io
                     .acquire(length)
-                    .expect("the bench has buffers enough");
+                    .expect("the fixture has buffers enough");
                 let bytes = buf.bytes_mut().expect("just acquired");
                 bytes.copy_from_slice(&pattern(sqe.cdw10.get(), length));
                 response.data.push(buf);

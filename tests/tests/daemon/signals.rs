@@ -108,7 +108,7 @@ fn sighup_reloads_the_configuration_and_reopens_the_log() {
     let new = "level = \"debug\"\n[reactor]\nbusy_poll_us = 7\n[[bdev]]\nname = \"b\"\ntype = \"null\"\nsize = \"2MiB\"\n";
     write(&format!("{file}{new}"));
     daemon.signal(Signal::HUP);
-    until(&daemon, "the file is opened anew", || log.exists());
+    until(&daemon, "the file is reopened", || log.exists());
     until(&daemon, "it is read", || said("at the next start"));
     assert!(said("applied: log.level, [[bdev]] \"b\""), "{}", read(&log));
     assert!(

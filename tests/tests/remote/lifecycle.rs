@@ -419,7 +419,9 @@ fn refused_for_good() {
     ));
     assert_eq!(users[1].write(0, 1), Status::Gone);
     patient.attachment.reset();
-    patient.until("begun anew", |a| a.attachment.status().state == State::Live);
+    patient.until("started again", |a| {
+        a.attachment.status().state == State::Live
+    });
     let until = Instant::now() + super::rig::PATIENCE;
     while users[1].write(0, 3) != Status::Ok {
         assert!(Instant::now() < until, "not served again");

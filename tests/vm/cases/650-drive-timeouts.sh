@@ -54,7 +54,7 @@ rpc metrics_get '{"format":"text"}' >"$WORK/metrics"
 grep -q 'nacre_nvme_timeouts_total{[^}]*io[^}]*} [1-9]' "$WORK/metrics" || die "the timeouts are no metric"
 no_io_failed
 
-step "commands of a drive that answers too late are aborted, then their queue is made anew"
+step "commands of a drive that answers too late are aborted, then their queue is recreated"
 serve_drive abort
 # One per second, of eight in flight.
 throttle 0 1
@@ -63,6 +63,6 @@ wait_until 120 at_least queue_resets 1
 throttle 0 0
 "$NACRE" events --socket "$SOCK" >"$WORK/events"
 grep -q "was not answered within .* it is aborted" "$WORK/events" || die "the abort was not told"
-grep -q "was not answered within .* its queue is made anew" "$WORK/events" || die "the new queue was not told"
+grep -q "was not answered within .* its queue is recreated" "$WORK/events" || die "the new queue was not told"
 no_io_failed
 nacre_stop

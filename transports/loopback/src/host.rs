@@ -113,7 +113,7 @@ impl HostTransport for LoopbackHost {
             if let Some(event) = link.to_host.pop_front() {
                 events.push(event);
             } else if let End::Due(_) = &link.host {
-                if let End::Due(why) = std::mem::replace(&mut link.host, End::Told) {
+                if let End::Due(why) = std::mem::replace(&mut link.host, End::Reported) {
                     events.push(HostEvent::Closed(why));
                 }
             } else {

@@ -20,7 +20,7 @@ pub(crate) enum End {
     Open,
     /// To be reported after every earlier message.
     Due(Closed),
-    Told,
+    Reported,
 }
 
 /// The state that both ends share.

@@ -177,7 +177,7 @@ fn serve(
             return Served::Again;
         }
         if let End::Due(_) = &link.target {
-            if let End::Due(why) = std::mem::replace(&mut link.target, End::Told) {
+            if let End::Due(why) = std::mem::replace(&mut link.target, End::Reported) {
                 events.push(Event::Closed { conn: id, why });
             }
             return Served::Gone;

@@ -94,7 +94,7 @@ impl Controller {
                 }
                 return;
             }
-            // Formatted anew, or another one under the same number.
+            // Reformatted, or another one under the same number.
             self.drop_namespace(nsid);
         }
         let bdev = NvmeBdev::new(Arc::clone(self), found.facts, found.blocks, found.read_only);

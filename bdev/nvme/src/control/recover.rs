@@ -226,7 +226,7 @@ impl Controller {
         on: bool,
     ) {
         let guard = self.lifecycle.lock().await;
-        // If it was made anew meanwhile, its owner has begun to use that, and asks again.
+        // If it was recreated meanwhile, its owner has begun to use that, and asks again.
         let current = link.phase.state() == Phase::Live(report.generation);
         if !current || !self.is_live() || link.deserted.load(Ordering::Acquire) {
             return;

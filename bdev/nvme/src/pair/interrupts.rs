@@ -59,7 +59,7 @@ impl Pair {
         }
     }
 
-    /// The queue was made anew, for this or another reason, or is gone.
+    /// The queue was recreated, for this or another reason, or is gone.
     pub(super) fn end_switching(&mut self) {
         if self.switch.to.take().is_some() {
             self.hungry -= 1;

@@ -149,7 +149,7 @@ fn ready(function: &VfioFunction, wanted: bool) -> Outcome<()> {
     let what = if wanted {
         "never ready"
     } else {
-        "ready for ever"
+        "ready forever"
     };
     wait(what, || {
         let status = function.read32(CSTS);

@@ -234,7 +234,7 @@ impl Method<Engine> for AioDelete {
     const NAME: &'static str = "bdev_aio_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
-        "Closes a file or block device, and deletes whatever stands on it; the file stays.";
+        "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
@@ -250,7 +250,7 @@ impl Method<Engine> for UringDelete {
     const NAME: &'static str = "bdev_uring_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
-        "Closes a file or block device, and deletes whatever stands on it; the file stays.";
+        "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;

@@ -254,7 +254,7 @@ fn everything() -> Mode {
 impl Method<Engine> for ResetIostat {
     const NAME: &'static str = "bdev_reset_iostat";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Starts the counters of devices anew.";
+    const ABOUT: &'static str = "Resets the counters of devices.";
     const ORDER: Order = Order::Exclusive;
     type Params = ResetIostatParams;
     type Reply = bool;

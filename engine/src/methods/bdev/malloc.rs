@@ -103,7 +103,7 @@ pub struct NameParams {
 impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_malloc_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Deletes a RAM disk, and whatever stands on it.";
+    const ABOUT: &'static str = "Deletes a RAM disk and the devices stacked on it.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;

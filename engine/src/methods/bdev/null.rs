@@ -86,7 +86,7 @@ struct Delete;
 impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_null_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Deletes a null device, and whatever stands on it.";
+    const ABOUT: &'static str = "Deletes a null device and the devices stacked on it.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;

@@ -99,7 +99,7 @@ struct DelayDelete;
 impl Method<Engine> for DelayDelete {
     const NAME: &'static str = "bdev_delay_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Deletes a delay device, and whatever stands on it.";
+    const ABOUT: &'static str = "Deletes a delay device and the devices stacked on it.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
@@ -206,7 +206,7 @@ struct ErrorDelete;
 
 impl Method<Engine> for ErrorDelete {
     const NAME: &'static str = "bdev_error_delete";
-    const ABOUT: &'static str = "Deletes an error device, and whatever stands on it.";
+    const ABOUT: &'static str = "Deletes an error device and the devices stacked on it.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;
@@ -408,7 +408,7 @@ struct PassthruDelete;
 impl Method<Engine> for PassthruDelete {
     const NAME: &'static str = "bdev_passthru_delete";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Deletes a passthru device, and whatever stands on it.";
+    const ABOUT: &'static str = "Deletes a passthru device and the devices stacked on it.";
     const ORDER: Order = Order::Exclusive;
     type Params = NameParams;
     type Reply = bool;

@@ -44,7 +44,7 @@ impl From<TargetError> for RpcError {
             }
             TargetError::ReferralExists { .. } => RpcError::errno(Errno::EEXIST, cause)
                 .field("secure_channel")
-                .remedy("remove the referral first to make it anew with other properties"),
+                .remedy("remove the referral first, then add it with other properties"),
             TargetError::DiscoveryName { nqn } => {
                 failed(format!("Unable to create subsystem {nqn}"), cause)
                     .field("nqn")

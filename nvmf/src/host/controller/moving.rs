@@ -162,7 +162,7 @@ impl Controller {
 
     fn stay(&mut self, error: &HostError, now: Nanos) {
         if self.link.is_moving() {
-            // Its I/O queues have let go, and connect to it anew.
+            // Its I/O queues have let go, and connect to it again.
             self.link.count_loss();
         }
         self.link.set_moving(false);

@@ -143,7 +143,7 @@ fn probes_back_off() {
     assert_eq!((never.current(), never.probe_at()), (TCP, None));
 }
 
-/// The whole cycle: fallback, probe, return. The back-off begins anew once the return has settled.
+/// The whole cycle: fallback, probe, return. The back-off starts again once the return has settled.
 #[test]
 fn returns() {
     let mut paths = fallen();

@@ -177,7 +177,7 @@ impl Control {
         }
     }
 
-    /// Nothing that goes over it comes back: all of it ends, and it is opened anew if it recovers.
+    /// Nothing that goes over it comes back: all of it ends, and it is reopened if it recovers.
     fn device_failed(&mut self, shared: &Shared, device: DeviceId) {
         for (id, conn) in &mut self.conns {
             if conn.device == device {

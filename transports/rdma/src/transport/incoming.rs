@@ -90,7 +90,7 @@ impl RdmaTransport {
         }
         Err(format!(
             "{entries} receives more are needed on core {}, and {taken} of {limit} are taken: use more cores, a smaller \
-             srq_size or max_queue_depth; or start anew, if devices have been added",
+             srq_size or max_queue_depth; or restart, if devices have been added",
             self.core.core
         ))
     }

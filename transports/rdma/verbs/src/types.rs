@@ -475,7 +475,7 @@ wc_status! {
     RetryExceeded = 12, "IBV_WC_RETRY_EXC_ERR", "the peer did not acknowledge in time, after all retries",
         "check link, cable and path MTU; on RoCE check for dropped packets (PFC, ECN) and for UDP port 4791 in firewalls";
     RnrRetryExceeded = 13, "IBV_WC_RNR_RETRY_EXC_ERR", "the peer had no receive buffer posted, after all retries",
-        "the peer is overloaded or stuck; raise rnr_retry_count (7 retries for ever) or its receive queue";
+        "the peer is overloaded or stuck; raise rnr_retry_count (7 retries forever) or its receive queue";
     LocalRddViolation = 14, "IBV_WC_LOC_RDD_VIOL_ERR", "the reliable datagram domains differ",
         "update driver and firmware: there are none here";
     RemoteInvalidRdRequest = 15, "IBV_WC_REM_INV_RD_REQ_ERR", "the peer refused a reliable datagram",

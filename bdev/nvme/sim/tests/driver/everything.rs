@@ -192,7 +192,7 @@ impl World {
                 .clamp(Duration::from_nanos(1), Duration::from_millis(5)),
             Idle::Quiet => {
                 let open = self.queue.inflight();
-                assert_eq!(open, 0, "seed {}: it would sleep for ever", self.seed);
+                assert_eq!(open, 0, "seed {}: it would sleep forever", self.seed);
                 Duration::from_millis(1)
             }
         };

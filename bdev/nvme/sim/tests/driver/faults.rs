@@ -267,7 +267,7 @@ fn lost_and_spurious_interrupts() {
                     .advance((at.since(now)).max(Duration::from_nanos(1)));
             }
             nacre_reactor::Idle::Quiet => {
-                assert!(rig.ended.contains_key(&token), "it would sleep for ever")
+                assert!(rig.ended.contains_key(&token), "it would sleep forever")
             }
         }
         queue.disarm();

@@ -55,7 +55,7 @@ fn an_abort_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: where aborts do not help, the queue is made anew, and everything in it goes on.
+/// Goal: where aborts do not help, the queue is recreated, and everything in it goes on.
 #[test]
 fn a_new_queue_helps() {
     for deletion_completes in [true, false] {
@@ -81,7 +81,7 @@ fn a_new_queue_helps() {
     }
 }
 
-/// Goal: where the queue cannot be made anew, the controller is reset.
+/// Goal: where the queue cannot be recreated, the controller is reset.
 #[test]
 fn a_controller_reset_helps() {
     let mut rig = Rig::new(Config::default());

@@ -178,12 +178,12 @@ impl Shelf {
     }
 }
 
-type Told = Box<dyn Fn(&Happened) + Send>;
+type Reaction = Box<dyn Fn(&Happened) + Send>;
 
 #[derive(Default)]
-pub struct Heard(Mutex<Vec<Happened>>, Mutex<Option<Told>>);
+pub struct RecordedEvents(Mutex<Vec<Happened>>, Mutex<Option<Reaction>>);
 
-impl Heard {
+impl RecordedEvents {
     pub fn all(&self) -> Vec<Happened> {
         self.0.lock().unwrap().clone()
     }
@@ -194,7 +194,7 @@ impl Heard {
     }
 }
 
-impl Observer for Heard {
+impl Observer for RecordedEvents {
     fn event(&self, event: VolumeEvent) {
         if let Some(told) = &*self.1.lock().unwrap() {
             told(&event.what);
@@ -206,7 +206,7 @@ impl Observer for Heard {
 pub struct World {
     pub shelf: Arc<Shelf>,
     pub store: MemoryStore,
-    pub heard: Arc<Heard>,
+    pub heard: Arc<RecordedEvents>,
     pub clock: VirtualClock,
     pub core: TestCore,
     pub pool: Pool,

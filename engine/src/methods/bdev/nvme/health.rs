@@ -148,8 +148,7 @@ struct Logs {
 
 impl Method<Engine> for GetLogs {
     const NAME: &'static str = "bdev_nvme_get_controller_logs";
-    const ABOUT: &'static str =
-        "Our own: returns a drive's identity, error log and firmware slots.";
+    const ABOUT: &'static str = "Returns a drive's identity, error log and firmware slots.";
     const ORDER: Order = Order::Free;
     type Params = NameParams;
     type Reply = Logs;

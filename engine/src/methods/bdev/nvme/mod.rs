@@ -324,7 +324,7 @@ impl Method<Engine> for Detach {
     const NAME: &'static str = "bdev_nvme_detach_controller";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
-        "Disconnects a controller, and deletes its devices and whatever stands on them.";
+        "Disconnects a controller, and deletes its devices and the devices stacked on them.";
     const ORDER: Order = Order::Exclusive;
     type Params = DetachParams;
     type Reply = bool;

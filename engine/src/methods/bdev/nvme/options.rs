@@ -289,7 +289,7 @@ pub fn timeouts(
         Some(seconds) => match u64::try_from(seconds) {
             Ok(seconds) if seconds <= MAX_TIME_S => Some(seconds),
             _ => {
-                let why = format!("{seconds} is neither -1 (for ever) nor a number of seconds");
+                let why = format!("{seconds} is neither -1 (forever) nor a number of seconds");
                 return Err(refuse("ctrlr_loss_timeout_sec", why));
             }
         },
