@@ -18,7 +18,8 @@ pub struct Reserve {
 /// Keys are never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// The registrants and the reservation. Only this request returns a filled [`ReservationReport`].
+    /// The registrants and the reservation. Only this request returns a filled
+    /// [`ReservationReport`].
     Report,
     /// Registers this host, or gives it another key: `current` is the one that it has.
     Register { current: Option<u64>, key: u64 },

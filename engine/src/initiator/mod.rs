@@ -8,8 +8,8 @@
 //!   Session    a controller driven by one thread, with blocking calls   (session.rs)
 //! ```
 //!
-//! Not for the data path, which is [`nacre_nvmf::host::IoQueue`]. `rdma_route.rs` checks whether the
-//! route to a target has RDMA.
+//! Not for the data path, which is [`nacre_nvmf::host::IoQueue`]. `rdma_route.rs` checks whether
+//! the route to a target has RDMA.
 
 mod identity;
 mod rdma_route;

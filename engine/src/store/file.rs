@@ -76,7 +76,7 @@ impl RedbStore {
         Ok(store)
     }
 
-    /// Opens the store on any storage backend, created again at each opening: for tests of failures.
+    /// Opens the store on any storage backend, recreated at each opening: for tests of failures.
     #[cfg(test)]
     pub fn on_backend<B: redb::StorageBackend>(
         storage: impl Fn() -> B + Send + 'static,

@@ -13,8 +13,8 @@
 //! change it under its lock, from the core that they came in on. I/O does not take the lock. While
 //! nothing is reserved it reads one word, [`Reservation::gate`], which is zero. Otherwise the word
 //! identifies the state for which each queue pair remembers its rights. A command whose outcome
-//! must survive a power loss is applied, and completed, when the [`ReservationStore`] has it on stable media;
-//! later commands wait.
+//! must survive a power loss is applied, and completed, when the [`ReservationStore`] has it on
+//! stable media; later commands wait.
 
 mod notices;
 pub(crate) mod report;
