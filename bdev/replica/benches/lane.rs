@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::{Bdev, Done, Io, Layer, LayerQueue, Op, Queue, malloc};
 use nacre_bdev_replica::model::{Settings, VolumeRecord};
 use nacre_bdev_replica::shared::Shared;
-use nacre_bdev_replica::view::{MemberView, Mode, Role, View};
+use nacre_bdev_replica::view::{Mode, ReplicaView, Role, View};
 use nacre_bdev_replica::volume::{Volume, weakest};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::Nanos;
@@ -127,10 +127,10 @@ fn disk(name: &str, blocks: u64) -> Arc<Layer> {
     Layer::new(malloc::create(config).expect("a good configuration"))
 }
 
-fn volume(members: u8) -> Arc<Layer> {
+fn volume(replicas: u8) -> Arc<Layer> {
     let record = VolumeRecord {
         id: Uuid::nil(),
-        name: format!("V{members}"),
+        name: format!("V{replicas}"),
         block_size: 512,
         blocks: BLOCKS,
         region_shift: 20,
@@ -138,18 +138,18 @@ fn volume(members: u8) -> Arc<Layer> {
         serving: 1,
         revision: 1,
         holder: None,
-        members: Vec::new(),
+        replicas: Vec::new(),
         settings: Settings::default(),
         limits: None,
     };
     let shared = Shared::new(&record);
-    let disks: Vec<_> = (0..members)
+    let disks: Vec<_> = (0..replicas)
         .map(|at| disk(&format!("{at}"), BLOCKS + 2048))
         .collect();
     let mut view = View::closed(&record.settings);
     view.mode = Mode::Serving;
     for (slot, device) in disks.iter().enumerate() {
-        view.members[slot] = Some(MemberView {
+        view.replicas[slot] = Some(ReplicaView {
             device: Arc::clone(device),
             incarnation: 1,
             role: Role::InSync,

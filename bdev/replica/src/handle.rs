@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::model::{MemberState, RESERVED, ReadPolicy, Settings, TransportPolicy, VolumeRecord};
+use crate::model::{RESERVED, ReadPolicy, ReplicaState, Settings, TransportPolicy, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::shared::{Shared, lock};
 use crate::store::StoreError;
@@ -20,11 +20,11 @@ pub(crate) const COMMANDS: usize = 64;
 /// The source of the replicas' devices.
 pub trait Devices: Send + Sync + 'static {
     /// Claims the device `name` for one replica of `volume`, until the claim is dropped.
-    fn claim(&self, name: &str, volume: &str) -> Result<MemberDevice, NoDevice>;
+    fn claim(&self, name: &str, volume: &str) -> Result<ReplicaDevice, NoDevice>;
 }
 
 /// The device of a replica.
-pub struct MemberDevice {
+pub struct ReplicaDevice {
     pub layer: Arc<Layer>,
     /// On this machine.
     pub local: bool,
@@ -62,26 +62,26 @@ pub enum Happened {
     },
     Closed,
     /// A replica is out of sync, durably.
-    MemberOut {
-        member: Uuid,
+    ReplicaOut {
+        replica: Uuid,
         device: String,
         why: String,
     },
     /// A replica returned, or is new, and copying to it started.
     ResyncStarted {
-        member: Uuid,
+        replica: Uuid,
         device: String,
         kind: ResyncKind,
         bytes: u64,
     },
     ResyncEnded {
-        member: Uuid,
+        replica: Uuid,
         device: String,
         kind: ResyncKind,
         bytes: u64,
     },
     ResyncStopped {
-        member: Uuid,
+        replica: Uuid,
         device: String,
         why: String,
     },
@@ -89,23 +89,23 @@ pub enum Happened {
         from: Uuid,
         to: Uuid,
     },
-    MemberAdded {
-        member: Uuid,
+    ReplicaAdded {
+        replica: Uuid,
         device: String,
     },
-    MemberRemoved {
-        member: Uuid,
+    ReplicaRemoved {
+        replica: Uuid,
         device: String,
     },
     ReadRepaired {
-        member: Uuid,
+        replica: Uuid,
         lba: u64,
         blocks: u32,
     },
     /// The reconcile source could not read these blocks, so the data of `from` replaces them, which
     /// may differ. Announced before any host can read them.
     Salvaged {
-        member: Uuid,
+        replica: Uuid,
         from: Uuid,
         lba: u64,
         blocks: u32,
@@ -161,8 +161,8 @@ pub enum VolumeError {
     Invalid { what: &'static str, why: String },
     #[error("device \"{device}\" {holds}: its contents would be lost; use force to overwrite them")]
     InUse { device: String, holds: String },
-    #[error("volume \"{name}\" has no replica \"{member}\"")]
-    NoMember { name: String, member: String },
+    #[error("volume \"{name}\" has no replica \"{replica}\"")]
+    NoReplica { name: String, replica: String },
     #[error("that would remove the last good replica of \"{name}\"{hint}")]
     LastCopy { name: String, hint: &'static str },
     #[error(
@@ -226,7 +226,7 @@ pub enum VolumeError {
 }
 
 /// A replica as commands name it: its id, or its device's name.
-pub type MemberName = String;
+pub type ReplicaName = String;
 
 /// Commands of an open volume.
 #[derive(Debug)]
@@ -239,26 +239,26 @@ pub enum Command {
     },
     /// `force`: the volume's name, typed, to remove the last good replica.
     Remove {
-        member: MemberName,
+        replica: ReplicaName,
         force: Option<String>,
     },
     Offline {
-        member: MemberName,
+        replica: ReplicaName,
         force: Option<String>,
     },
     Online {
-        member: MemberName,
+        replica: ReplicaName,
     },
-    /// Adds a replica on `device`; removes `member` as soon as the new one is in sync.
+    /// Adds a replica on `device`; removes `replica` as soon as the new one is in sync.
     Replace {
-        member: MemberName,
+        replica: ReplicaName,
         device: String,
         force: bool,
     },
     /// Tries absent replicas now, regardless of back-off. `full`: copies everything to that
     /// replica.
     Resync {
-        member: Option<MemberName>,
+        replica: Option<ReplicaName>,
         full: bool,
     },
     Verify {
@@ -275,10 +275,10 @@ pub enum Command {
     Set {
         settings: Box<Settings>,
     },
-    /// Serves again although no replica is in sync: from `member`, whatever it missed, or from the
+    /// Serves again although no replica is in sync: from `replica`, whatever it missed, or from the
     /// replica that left last among those present. `force`: the volume's name, typed.
     Thaw {
-        member: Option<MemberName>,
+        replica: Option<ReplicaName>,
         force: Option<String>,
     },
     /// Fails waiting and new I/O until `Thaw`.
@@ -317,7 +317,7 @@ impl VolumeHandle {
         let mut status = lock(&self.status).clone();
         status.count(&self.shared);
         if status.state == VolumeState::Healthy
-            && let Some(device) = self.cut_member(&status)
+            && let Some(device) = self.cut_replica(&status)
         {
             status.state = VolumeState::Degraded;
             status.why = Some(format!(
@@ -329,11 +329,11 @@ impl VolumeHandle {
     }
 
     /// A replica that lost its end, which the control does not know yet.
-    fn cut_member(&self, status: &VolumeStatus) -> Option<String> {
+    fn cut_replica(&self, status: &VolumeStatus) -> Option<String> {
         let needed = RESERVED / u64::from(status.block_size.max(1)) + status.blocks;
         let view = self.shared.view();
-        let mut members = view.members.iter().flatten();
-        let cut = members.find(|m| m.device.least_blocks() < needed)?;
+        let mut replicas = view.replicas.iter().flatten();
+        let cut = replicas.find(|m| m.device.least_blocks() < needed)?;
         Some(cut.device.name().to_owned())
     }
 
@@ -376,7 +376,7 @@ pub struct VolumeStatus {
     pub regions: u64,
     pub dirty_regions: u64,
     pub settings: Settings,
-    pub members: Vec<MemberStatus>,
+    pub replicas: Vec<ReplicaStatus>,
     pub verify: Option<VerifyStatus>,
     /// Open queues.
     pub lanes: usize,
@@ -405,11 +405,11 @@ pub enum VolumeState {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct MemberStatus {
+pub struct ReplicaStatus {
     pub id: Uuid,
     pub slot: u8,
     pub device: String,
-    pub state: MemberState,
+    pub state: ReplicaState,
     /// Its device is present and in use.
     pub attached: bool,
     pub offline: bool,
@@ -491,16 +491,16 @@ impl VolumeStatus {
         self.overlap_waits = count(&totals.overlap_waits);
         self.reads_moved = count(&totals.reads_moved);
         self.frozen_answers = count(&totals.frozen_answers);
-        for member in &mut self.members {
-            let slot = usize::from(member.slot);
-            member.reads = count(&totals.reads[slot]);
-            member.writes = count(&totals.writes[slot]);
-            member.errors = count(&totals.errors[slot]);
+        for replica in &mut self.replicas {
+            let slot = usize::from(replica.slot);
+            replica.reads = count(&totals.reads[slot]);
+            replica.writes = count(&totals.writes[slot]);
+            replica.errors = count(&totals.errors[slot]);
         }
     }
 
     pub(crate) fn of(record: &VolumeRecord) -> VolumeStatus {
-        let member = |m: &crate::model::MemberRecord| MemberStatus {
+        let replica = |m: &crate::model::ReplicaRecord| ReplicaStatus {
             id: m.id,
             slot: m.slot,
             device: m.device.clone(),
@@ -529,7 +529,7 @@ impl VolumeStatus {
             regions: record.regions(),
             dirty_regions: 0,
             settings: record.settings.clone(),
-            members: record.members.iter().map(member).collect(),
+            replicas: record.replicas.iter().map(replica).collect(),
             verify: None,
             lanes: 0,
             log_waits: 0,

@@ -5,7 +5,7 @@
 //!     │                        │ reads Shared: atomics, and a versioned View
 //!     └─ Shared ◀─ publishes ─ Control  one per open volume: membership, log, resync, verify
 //!                                ├─ VolumeStore    compare-and-swap, the authority
-//!                                └─ the members' reserved areas: labels, dirty-region log
+//!                                └─ the replicas' reserved areas: labels, dirty-region log
 //! ```
 
 #![forbid(unsafe_code)]

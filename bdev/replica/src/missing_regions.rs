@@ -106,54 +106,56 @@ mod tests {
 
     #[test]
     fn a_set_of_regions() {
-        let needs = MissingRegions::new(130);
-        assert!(needs.is_empty());
-        needs.assign(|region| region % 65 == 64);
-        assert_eq!((needs.count(), needs.next(0)), (2, Some(64)));
-        assert_eq!((needs.next(65), needs.next(130)), (Some(129), None));
-        needs.insert(0);
-        needs.insert(0);
-        needs.remove(129);
-        needs.remove(129);
-        assert!(needs.contains(0) && needs.contains_any(60..65) && !needs.contains_all(63..65));
-        assert_eq!(needs.next(65), None);
-        assert!(!needs.is_none());
-        needs.assign(|_| false);
-        assert!(needs.is_none() && needs.is_empty());
+        let missing = MissingRegions::new(130);
+        assert!(missing.is_empty());
+        missing.assign(|region| region % 65 == 64);
+        assert_eq!((missing.count(), missing.next(0)), (2, Some(64)));
+        assert_eq!((missing.next(65), missing.next(130)), (Some(129), None));
+        missing.insert(0);
+        missing.insert(0);
+        missing.remove(129);
+        missing.remove(129);
+        assert!(
+            missing.contains(0) && missing.contains_any(60..65) && !missing.contains_all(63..65)
+        );
+        assert_eq!(missing.next(65), None);
+        assert!(!missing.is_none());
+        missing.assign(|_| false);
+        assert!(missing.is_none() && missing.is_empty());
     }
 
     /// Several threads change it at once: a result of "lacks nothing" is correct, and in the end
     /// the count is exact.
     #[test]
     fn none_is_none() {
-        let needs = MissingRegions::new(200);
+        let missing = MissingRegions::new(200);
         std::thread::scope(|scope| {
             for mine in 0..3 {
-                let needs = &needs;
+                let missing = &missing;
                 scope.spawn(move || {
                     for round in 0..20_000 {
                         // Its own and one that all of them set and clear.
                         let region = [mine, 100, 64 + mine][round % 3];
-                        needs.insert(region);
-                        assert!(region == 100 || !needs.is_none());
-                        needs.remove(region);
+                        missing.insert(region);
+                        assert!(region == 100 || !missing.is_none());
+                        missing.remove(region);
                     }
                 });
             }
         });
-        assert!(needs.is_none());
+        assert!(missing.is_none());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                (0..2_000).for_each(|round| needs.assign(|region| region % 7 == round % 7))
+                (0..2_000).for_each(|round| missing.assign(|region| region % 7 == round % 7))
             });
-            scope.spawn(|| (0..20_000).for_each(|round| needs.insert(round % 200)));
-            scope.spawn(|| (0..20_000).for_each(|round| needs.remove(round % 200)));
+            scope.spawn(|| (0..20_000).for_each(|round| missing.insert(round % 200)));
+            scope.spawn(|| (0..20_000).for_each(|round| missing.remove(round % 200)));
         });
-        needs.assign(|_| false);
-        assert!(needs.is_none());
-        needs.insert(7);
-        assert!(!needs.is_none());
-        needs.remove(7);
-        assert!(needs.is_none());
+        missing.assign(|_| false);
+        assert!(missing.is_none());
+        missing.insert(7);
+        assert!(!missing.is_none());
+        missing.remove(7);
+        assert!(missing.is_none());
     }
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Most replicas of one volume.
-pub const MAX_MEMBERS: usize = 5;
+pub const MAX_REPLICAS: usize = 5;
 /// Bytes at the start of each replica's device that belong to the volume: labels and the
 /// dirty-region log. The volume's first block follows.
 pub const RESERVED: u64 = 1 << 20;
@@ -31,7 +31,9 @@ pub struct VolumeRecord {
     pub revision: u64,
     /// The current or last holder.
     pub holder: Option<Uuid>,
-    pub members: Vec<MemberRecord>,
+    /// Stored under the name that the first versions of the store gave it.
+    #[serde(rename = "members", alias = "replicas")]
+    pub replicas: Vec<ReplicaRecord>,
     #[serde(default)]
     pub settings: Settings,
     /// The limits that it promised when it was last opened. `None`: it was never opened, or by a
@@ -52,13 +54,13 @@ pub struct KeptLimits {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberRecord {
+pub struct ReplicaRecord {
     pub id: Uuid,
-    /// Its index in the volume's tables, below [`MAX_MEMBERS`]; no two replicas share one.
+    /// Its index in the volume's tables, below [`MAX_REPLICAS`]; no two replicas share one.
     pub slot: u8,
     /// The block device's name.
     pub device: String,
-    pub state: MemberState,
+    pub state: ReplicaState,
     /// The replica to remove as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Uuid>,
@@ -77,7 +79,7 @@ pub struct MemberRecord {
 /// Which blocks of a replica are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum MemberState {
+pub enum ReplicaState {
     /// It has every acknowledged write.
     InSync,
     /// It has every write acknowledged before it left; the dirty-region log counts the later ones.
@@ -168,6 +170,16 @@ pub enum TransportPolicy {
     TcpOnly,
 }
 
+/// The JSON of a stored record, with the names that callers know: `replicas` for `members`.
+pub fn shown(mut record: serde_json::Value) -> serde_json::Value {
+    if let Some(object) = record.as_object_mut()
+        && let Some(replicas) = object.remove("members")
+    {
+        object.insert("replicas".into(), replicas);
+    }
+    record
+}
+
 impl VolumeRecord {
     /// The version that a compare-and-swap compares.
     pub fn version(&self) -> Stamp {
@@ -177,12 +189,12 @@ impl VolumeRecord {
         }
     }
 
-    pub fn member(&self, slot: usize) -> Option<&MemberRecord> {
-        self.members.iter().find(|m| usize::from(m.slot) == slot)
+    pub fn replica(&self, slot: usize) -> Option<&ReplicaRecord> {
+        self.replicas.iter().find(|m| usize::from(m.slot) == slot)
     }
 
-    pub fn member_mut(&mut self, slot: usize) -> Option<&mut MemberRecord> {
-        self.members
+    pub fn replica_mut(&mut self, slot: usize) -> Option<&mut ReplicaRecord> {
+        self.replicas
             .iter_mut()
             .find(|m| usize::from(m.slot) == slot)
     }
@@ -196,9 +208,39 @@ impl VolumeRecord {
         self.blocks.div_ceil(self.region_blocks())
     }
 
-    pub fn in_sync(&self) -> impl Iterator<Item = &MemberRecord> {
-        self.members
+    pub fn in_sync(&self) -> impl Iterator<Item = &ReplicaRecord> {
+        self.replicas
             .iter()
-            .filter(|m| m.state == MemberState::InSync)
+            .filter(|m| m.state == ReplicaState::InSync)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Goal: daemons of any version read each other's records, and callers see `replicas`. Method:
+    /// a record as an earlier version stored it.
+    #[test]
+    fn the_store_keeps_the_name_members() {
+        let id = Uuid::from_u128(1);
+        let stored = json!({
+            "id": id, "name": "v", "block_size": 512, "blocks": 8, "region_shift": 20, "epoch": 1,
+            "serving": 1, "revision": 2, "holder": null, "settings": Settings::default(),
+            "members": [{
+                "id": id, "slot": 0, "device": "a", "state": { "state": "in_sync" },
+                "offline": false,
+            }],
+        });
+        let record: VolumeRecord = serde_json::from_value(stored.clone()).unwrap();
+        assert_eq!(record.replicas[0].device, "a");
+        assert_eq!(serde_json::to_value(&record).unwrap(), stored);
+        let shown = shown(stored.clone());
+        assert_eq!(shown["replicas"], stored["members"]);
+        assert_eq!(shown.get("members"), None);
+        let again: VolumeRecord = serde_json::from_value(shown).unwrap();
+        assert_eq!(again, record);
     }
 }

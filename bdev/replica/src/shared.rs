@@ -18,7 +18,7 @@ use nacre_bdev::{Op, Status};
 
 use crate::format::layout::MAX_REGIONS;
 use crate::missing_regions::MissingRegions;
-use crate::model::{MAX_MEMBERS, VolumeRecord};
+use crate::model::{MAX_REPLICAS, VolumeRecord};
 use crate::regions::Regions;
 use crate::stripes::{Owner, Stripes};
 use crate::view::{Mode, View};
@@ -45,7 +45,7 @@ pub struct Shared {
     pub regions: Regions,
     pub stripes: Stripes,
     /// By slot.
-    pub needs: [MissingRegions; MAX_MEMBERS],
+    pub missing: [MissingRegions; MAX_REPLICAS],
     /// The region that is being copied, or [`NO_REGION`].
     copying: AtomicU64,
     /// Incremented whenever a lane adds to the needs.
@@ -61,7 +61,7 @@ pub struct Shared {
     /// Incarnations of replicas so far, under every control: numbers are unique.
     incarnations: AtomicU64,
     /// Failures reported, by slot.
-    reported: [AtomicU64; MAX_MEMBERS],
+    reported: [AtomicU64; MAX_REPLICAS],
     news: Mutex<News>,
     lanes: Mutex<Vec<Arc<LaneState>>>,
     control: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
@@ -196,7 +196,7 @@ pub struct Repair {
 pub struct LaneState {
     pub owner: Owner,
     /// I/Os in flight to each slot's device, of any incarnation.
-    pub outstanding: [AtomicU32; MAX_MEMBERS],
+    pub outstanding: [AtomicU32; MAX_REPLICAS],
     /// Foreground latency, smoothed, in nanoseconds: resync yields to it.
     pub latency_ns: AtomicU64,
     pub gone: AtomicBool,
@@ -231,9 +231,9 @@ pub struct Totals {
     pub reads_moved: AtomicU64,
     /// I/Os completed with a path-related status while frozen.
     pub frozen_answers: AtomicU64,
-    pub reads: [AtomicU64; MAX_MEMBERS],
-    pub writes: [AtomicU64; MAX_MEMBERS],
-    pub errors: [AtomicU64; MAX_MEMBERS],
+    pub reads: [AtomicU64; MAX_REPLICAS],
+    pub writes: [AtomicU64; MAX_REPLICAS],
+    pub errors: [AtomicU64; MAX_REPLICAS],
 }
 
 impl Shared {
@@ -247,7 +247,7 @@ impl Shared {
             blocks: AtomicU64::new(record.blocks),
             regions: Regions::new(regions),
             stripes: Stripes::new(record.blocks, record.block_size),
-            needs: std::array::from_fn(|_| MissingRegions::new(regions)),
+            missing: std::array::from_fn(|_| MissingRegions::new(regions)),
             copying: AtomicU64::new(NO_REGION),
             unequal: AtomicU64::new(0),
             abandoned: AtomicU64::new(0),
@@ -352,12 +352,14 @@ impl Shared {
     pub fn reset(&self, mode: Mode) {
         let inside = self.regions.clear_all();
         debug_assert_eq!(inside, 0, "a write is inside while it is frozen");
-        self.needs.iter().for_each(|needs| needs.assign(|_| false));
+        self.missing
+            .iter()
+            .for_each(|regions| regions.assign(|_| false));
         self.set_copying(NO_REGION);
         *lock(&self.news) = News::default();
         let view = View {
             mode,
-            members: Default::default(),
+            replicas: Default::default(),
             ..View::clone(&self.view())
         };
         self.publish(view);
@@ -408,7 +410,7 @@ impl Shared {
     pub fn add_needs(&self, slot: usize, regions: std::ops::Range<u64>) {
         // The number first: copying code that sees it unchanged has not removed anything yet.
         self.unequal.fetch_add(1, Ordering::SeqCst);
-        regions.for_each(|region| self.needs[slot].insert(region));
+        regions.for_each(|region| self.missing[slot].insert(region));
         self.wake_control();
     }
 
@@ -493,7 +495,7 @@ impl Shared {
     }
 
     /// The news for the control, and the number of failures of each slot that it covers.
-    pub fn take_news(&self) -> (News, [u64; MAX_MEMBERS]) {
+    pub fn take_news(&self) -> (News, [u64; MAX_REPLICAS]) {
         let mut news = lock(&self.news);
         let counts = std::array::from_fn(|slot| self.reported(slot));
         (std::mem::take(&mut *news), counts)

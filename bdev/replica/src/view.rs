@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_bdev::Layer;
 
-use crate::model::{MAX_MEMBERS, ReadPolicy, Settings};
+use crate::model::{MAX_REPLICAS, ReadPolicy, Settings};
 
 /// How hosts' I/O is handled now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Role {
 }
 
 #[derive(Clone)]
-pub struct MemberView {
+pub struct ReplicaView {
     pub device: Arc<Layer>,
     /// Differs from that of every earlier incarnation of the replica: its queues are reopened.
     pub incarnation: u64,
@@ -50,7 +50,7 @@ pub struct View {
     /// Incremented with every view.
     pub version: u64,
     pub mode: Mode,
-    pub members: [Option<MemberView>; MAX_MEMBERS],
+    pub replicas: [Option<ReplicaView>; MAX_REPLICAS],
     pub read_policy: ReadPolicy,
     pub min_in_sync: usize,
     pub deadline: Duration,
@@ -63,7 +63,7 @@ impl View {
         View {
             version: 0,
             mode: Mode::Closed,
-            members: Default::default(),
+            replicas: Default::default(),
             read_policy: settings.read_policy,
             min_in_sync: usize::from(settings.min_in_sync.max(1)),
             deadline: Duration::from_millis(settings.deadline_ms),
@@ -71,11 +71,11 @@ impl View {
         }
     }
 
-    pub fn in_sync(&self) -> impl Iterator<Item = (usize, &MemberView)> {
-        let members = self.members.iter().enumerate();
-        members.filter_map(|(slot, m)| {
-            let member = m.as_ref()?;
-            (member.role == Role::InSync).then_some((slot, member))
+    pub fn in_sync(&self) -> impl Iterator<Item = (usize, &ReplicaView)> {
+        let replicas = self.replicas.iter().enumerate();
+        replicas.filter_map(|(slot, m)| {
+            let replica = m.as_ref()?;
+            (replica.role == Role::InSync).then_some((slot, replica))
         })
     }
 }

@@ -120,23 +120,23 @@ impl Bdev for Volume {
     /// The replicas that take part now.
     fn bases(&self) -> Vec<String> {
         let view = self.shared.view();
-        let members = view.members.iter().flatten();
-        members.map(|m| m.device.name().to_owned()).collect()
+        let replicas = view.replicas.iter().flatten();
+        replicas.map(|m| m.device.name().to_owned()).collect()
     }
 
     fn driver_specific(&self) -> serde_json::Value {
         let view = self.shared.view();
-        let members = view.members.iter().enumerate().filter_map(|(slot, m)| {
-            let member = m.as_ref()?;
+        let replicas = view.replicas.iter().enumerate().filter_map(|(slot, m)| {
+            let replica = m.as_ref()?;
             Some(serde_json::json!({
                 "slot": slot,
-                "device": member.device.name(),
-                "state": match member.role {
+                "device": replica.device.name(),
+                "state": match replica.role {
                     Role::InSync => "in_sync",
                     Role::Syncing => "syncing",
                 },
-                "local": member.local,
-                "regions_needed": self.shared.needs[slot].count(),
+                "local": replica.local,
+                "regions_needed": self.shared.missing[slot].count(),
                 "in_flight": self.shared.outstanding(slot) > 0,
             }))
         });
@@ -150,13 +150,13 @@ impl Bdev for Volume {
             },
             "regions": self.shared.regions.len(),
             "regions_dirty": self.shared.regions.dirty_count(),
-            "members": members.collect::<Vec<_>>(),
+            "replicas": replicas.collect::<Vec<_>>(),
         }})
     }
 }
 
 /// The limits of a volume over these replicas: each is that of the weakest replica.
-pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
+pub fn weakest<'a>(replicas: impl IntoIterator<Item = &'a Layer>) -> Limits {
     let mut weakest = Limits {
         atomic_blocks: u32::MAX,
         lend_blocks: u32::MAX,
@@ -165,15 +165,15 @@ pub fn weakest<'a>(members: impl IntoIterator<Item = &'a Layer>) -> Limits {
         ..Limits::unlimited(DEPTH as u32)
     };
     let mut any = false;
-    for member in members {
+    for replica in replicas {
         any = true;
-        let limits = member.limits();
+        let limits = replica.limits();
         weakest.atomic_blocks = weakest.atomic_blocks.min(limits.atomic_blocks.max(1));
         weakest.lend_blocks = weakest.lend_blocks.min(limits.lend_blocks);
         weakest.volatile_cache |= limits.volatile_cache;
         weakest.read_only |= limits.read_only;
         weakest.at_once &= limits.at_once;
-        let block = member.geometry().block_size.max(1);
+        let block = replica.geometry().block_size.max(1);
         weakest.max_blocks = weakest
             .max_blocks
             .min(limits.max_blocks)

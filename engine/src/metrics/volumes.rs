@@ -1,10 +1,10 @@
 //! Metrics of replicated volumes: states, I/O of replicas, and resyncs.
 
-use nacre_bdev_replica::handle::{MemberStatus, VolumeStatus};
+use nacre_bdev_replica::handle::{ReplicaStatus, VolumeStatus};
 
 use super::reactors::family;
 use super::{Desc, Kind, MetricsSource, Moment, Scrape};
-use crate::methods::volume::{MEMBER_STATES, STATES, member_word, state_word};
+use crate::methods::volume::{REPLICA_STATES, STATES, replica_word, state_word};
 
 family!(
     STATE,
@@ -156,8 +156,8 @@ impl MetricsSource for Volumes {
             }
             if let Some(status) = &status {
                 volume(status, into);
-                let copied = |m: &&MemberStatus| m.resync.is_some();
-                rebuilds += status.members.iter().filter(copied).count();
+                let copied = |m: &&ReplicaStatus| m.resync.is_some();
+                rebuilds += status.replicas.iter().filter(copied).count();
             }
         }
         into.value(&REBUILDS, &[], rebuilds);
@@ -174,20 +174,20 @@ fn volume(status: &VolumeStatus, into: &mut Scrape) {
     if let Some(verify) = &status.verify {
         into.value(&DIFFERENCES, &[name], verify.different_blocks);
     }
-    let good = |m: &&MemberStatus| matches!(member_word(m), "in_sync" | "reconciling");
-    let in_sync = status.members.iter().filter(good).count();
+    let good = |m: &&ReplicaStatus| matches!(replica_word(m), "in_sync" | "reconciling");
+    let in_sync = status.replicas.iter().filter(good).count();
     into.value(&IN_SYNC, &[name], in_sync);
-    for member in &status.members {
-        let device = member.device.as_str();
-        let now = member_word(member);
-        for state in MEMBER_STATES {
+    for replica in &status.replicas {
+        let device = replica.device.as_str();
+        let now = replica_word(replica);
+        for state in REPLICA_STATES {
             into.value(&REPLICA_STATE, &[name, device, state], state == now);
         }
-        into.value(&REPLICA_ATTACHED, &[name, device], member.attached);
-        into.value(&READS, &[name, device], member.reads);
-        into.value(&WRITES, &[name, device], member.writes);
-        into.value(&ERRORS, &[name, device], member.errors);
-        if let Some(resync) = &member.resync {
+        into.value(&REPLICA_ATTACHED, &[name, device], replica.attached);
+        into.value(&READS, &[name, device], replica.reads);
+        into.value(&WRITES, &[name, device], replica.writes);
+        into.value(&ERRORS, &[name, device], replica.errors);
+        if let Some(resync) = &replica.resync {
             let kind = crate::methods::volume::kind_word(resync.kind);
             into.value(&RESYNC_LEFT, &[name, device, kind], resync.left_bytes);
             into.value(&RESYNC_RATE, &[name, device, kind], resync.bytes_per_s);

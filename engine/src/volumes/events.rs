@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{
-    Command, Happened, MemberStatus, Observer, ResyncKind, VolumeError, VolumeEvent,
+    Command, Happened, Observer, ReplicaStatus, ResyncKind, VolumeError, VolumeEvent,
 };
-use nacre_bdev_replica::model::{MemberState, RESERVED};
+use nacre_bdev_replica::model::{RESERVED, ReplicaState};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -87,8 +87,8 @@ fn act(engine: &Engine, event: &VolumeEvent) {
             }
         }
         // Idle queues must read the new view and release the replica's device.
-        Happened::MemberOut { .. }
-        | Happened::MemberRemoved { .. }
+        Happened::ReplicaOut { .. }
+        | Happened::ReplicaRemoved { .. }
         | Happened::ResyncStopped { .. } => poll_queues(&plane),
         _ => {}
     }
@@ -103,7 +103,7 @@ pub fn poll_queues(plane: &crate::plane::Plane) {
 /// it, and volumes waiting for a device retry.
 pub fn device_changed(engine: &Rc<Engine>, device: &str) {
     engine.volumes.again.notify_waiters();
-    let Some(opened) = engine.volumes.with_member(device) else {
+    let Some(opened) = engine.volumes.with_replica(device) else {
         return;
     };
     let (engine, device) = (Rc::clone(engine), device.to_owned());
@@ -125,7 +125,7 @@ const RECORDED: Duration = Duration::from_secs(10);
 /// the result is durable.
 pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcError> {
     for device in engine.plane()?.bdevs.stacked_on(device)? {
-        let Some(opened) = engine.volumes.with_member(&device) else {
+        let Some(opened) = engine.volumes.with_replica(&device) else {
             continue;
         };
         let looked = opened.handle.run(Command::DevicesChanged {
@@ -156,22 +156,22 @@ pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(
             continue;
         };
         let needed = RESERVED + status.blocks * u64::from(status.block_size);
-        let in_sync = |m: &&MemberStatus| m.state == MemberState::InSync;
-        let Some(member) = status
-            .members
+        let in_sync = |m: &&ReplicaStatus| m.state == ReplicaState::InSync;
+        let Some(replica) = status
+            .replicas
             .iter()
             .filter(in_sync)
             .find(|m| devices.contains(&m.device))
         else {
             continue;
         };
-        let whole = |m: &&MemberStatus| m.attached && m.resync.is_none() && m.id != member.id;
-        let others = status.members.iter().filter(in_sync).any(|m| whole(&m));
+        let whole = |m: &&ReplicaStatus| m.attached && m.resync.is_none() && m.id != replica.id;
+        let others = status.replicas.iter().filter(in_sync).any(|m| whole(&m));
         if bytes < needed && !others {
             let cause = format!(
                 "\"{}\" has the last good replica of volume \"{}\", which needs {needed} bytes of it: data past \
                  {bytes} would be lost for good, and nothing was changed",
-                member.device, status.name
+                replica.device, status.name
             );
             return Err(RpcError::errno(Errno::EPERM, cause)
                 .field("size")
@@ -257,7 +257,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
             )
         }
         Happened::Closed => of("volume_close", "closed".into()),
-        Happened::MemberOut { device, why, .. } => at(
+        Happened::ReplicaOut { device, why, .. } => at(
             "replica_out",
             device,
             format!("the replica on \"{device}\" is out of sync: {why}"),
@@ -293,35 +293,35 @@ fn words(event: &VolumeEvent) -> Report<'_> {
             "replica_source_change",
             format!("copied from replica {to} instead of {from}"),
         ),
-        Happened::MemberAdded { device, .. } => at(
+        Happened::ReplicaAdded { device, .. } => at(
             "replica_add",
             device,
             format!("there is a new replica on \"{device}\""),
         ),
-        Happened::MemberRemoved { device, .. } => at(
+        Happened::ReplicaRemoved { device, .. } => at(
             "replica_remove",
             device,
             format!("there is no replica on \"{device}\" any more"),
         ),
         Happened::ReadRepaired {
-            member,
+            replica,
             lba,
             blocks,
         } => of(
             "replica_read_repair",
             format!(
-                "{blocks} blocks at {lba} of replica {member} were rewritten: it could not read them"
+                "{blocks} blocks at {lba} of replica {replica} were rewritten: it could not read them"
             ),
         ),
         Happened::Salvaged {
-            member,
+            replica,
             from,
             lba,
             blocks,
         } => of(
             "replica_salvage",
             format!(
-                "{blocks} blocks at {lba} of replica {member}, which the others are made equal to, cannot be read: what replica {from} has there counts"
+                "{blocks} blocks at {lba} of replica {replica}, which the others are made equal to, cannot be read: what replica {from} has there counts"
             ),
         ),
         Happened::Frozen { why } => of("volume_frozen", format!("frozen: {why}; hosts wait")),

@@ -18,7 +18,7 @@ use serde_json::json;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
-use super::members::Members;
+use super::replica_devices::VolumeDevices;
 use super::{Entry, OpenState, Opened, events, frozen, holder};
 use crate::engine::Engine;
 use crate::plane::{Plane, pool_here};
@@ -225,14 +225,17 @@ async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeEr
         engine.volumes.store.borrow().clone().ok_or_else(gone)?,
         engine.volumes.observer.borrow().clone().ok_or_else(gone)?,
     );
-    let (holder, members) = (engine.volumes.holder.get(), Members(plane.bdevs.clone()));
+    let (holder, replicas) = (
+        engine.volumes.holder.get(),
+        VolumeDevices(plane.bdevs.clone()),
+    );
     let reactor = least_loaded(engine, &plane).ok_or_else(gone)?;
     let name = reactor.name().to_owned();
     let prepared = engine.volumes.prepared(id).ok_or_else(gone)?;
     let is = prepared.clone();
     let handle = on_reactor(reactor, move |core, pool| async move {
-        let members = Arc::new(members);
-        control::open_prepared(&core, pool, store, members, observer, holder, &prepared).await
+        let replicas = Arc::new(replicas);
+        control::open_prepared(&core, pool, store, replicas, observer, holder, &prepared).await
     })
     .await?;
     let registered = if engine.volumes.closing.get() {
@@ -332,9 +335,9 @@ pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, R
     }
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
-    let (on_store, members) = (Arc::clone(&store), Members(plane.bdevs.clone()));
+    let (on_store, replicas) = (Arc::clone(&store), VolumeDevices(plane.bdevs.clone()));
     let id = on_reactor(reactor, move |core, pool| async move {
-        control::create(&core, pool, on_store, Arc::new(members), new).await
+        control::create(&core, pool, on_store, Arc::new(replicas), new).await
     })
     .await?;
     let record = store.load(id).await.map_err(VolumeError::from)?;
@@ -369,11 +372,11 @@ fn stopping() -> RpcError {
 /// Removes the record from the store, and the labels from the replicas.
 async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     let plane = engine.plane()?;
-    let (store, members) = (engine.volumes.store()?, Members(plane.bdevs.clone()));
+    let (store, replicas) = (engine.volumes.store()?, VolumeDevices(plane.bdevs.clone()));
     let reactor = least_loaded(engine, &plane)
         .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
     let wiped = on_reactor(reactor, move |core, pool| async move {
-        control::delete(&core, pool, store, Arc::new(members), id).await
+        control::delete(&core, pool, store, Arc::new(replicas), id).await
     });
     Ok(wiped.await?)
 }
@@ -382,7 +385,7 @@ async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), R
 pub async fn force_in_sync(
     engine: &Rc<Engine>,
     name: &str,
-    member: String,
+    replica: String,
     force: String,
 ) -> Result<(), RpcError> {
     let plane = engine.plane()?;
@@ -412,12 +415,12 @@ pub async fn force_in_sync(
             prepared.set_failing(false);
         }
         let seen = listed.record.version();
-        let (store, members) = (engine.volumes.store()?, Members(plane.bdevs.clone()));
+        let (store, replicas) = (engine.volumes.store()?, VolumeDevices(plane.bdevs.clone()));
         let reactor = least_loaded(engine, &plane)
             .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
         on_reactor(reactor, move |core, pool| async move {
-            let members = Arc::new(members);
-            control::force_in_sync(&core, pool, store, members, id, seen, &member, &force).await
+            let replicas = Arc::new(replicas);
+            control::force_in_sync(&core, pool, store, replicas, id, seen, &replica, &force).await
         })
         .await?;
     }
@@ -455,14 +458,14 @@ pub async fn delete(
     // The state now that the lock is held.
     let listed = volumes.find(&id.to_string())?;
     let (name, bdev) = (listed.name(), listed.bdev().map(str::to_owned));
-    let members: Vec<String> = match listed.status() {
-        Some(status) => status.members.into_iter().map(|m| m.device).collect(),
+    let replicas: Vec<String> = match listed.status() {
+        Some(status) => status.replicas.into_iter().map(|m| m.device).collect(),
         None => {
-            let members = listed.record.members.iter();
-            members.map(|m| m.device.clone()).collect()
+            let replicas = listed.record.replicas.iter();
+            replicas.map(|m| m.device.clone()).collect()
         }
     };
-    let away = members.iter().find(|m| plane.bdevs.lookup(m).is_none());
+    let away = replicas.iter().find(|m| plane.bdevs.lookup(m).is_none());
     if let Some(away) = away.filter(|_| force.as_deref() != Some(name.as_str())) {
         return Err(RpcError::errno(
             Errno::EPERM,

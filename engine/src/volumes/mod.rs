@@ -16,7 +16,7 @@ mod events;
 mod frozen;
 mod holder;
 mod lifecycle;
-mod members;
+mod replica_devices;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ pub use self::frozen::{fail_io, stop_opening, thaw};
 pub use self::lifecycle::{
     begin, close_all, create, delete, end, force_in_sync, open_all, settled,
 };
-pub use self::members::{REMOTE_PRODUCT, is_local};
+pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
 
 pub use nacre_bdev_replica::model::RESERVED;
 
@@ -235,10 +235,16 @@ impl Volumes {
     }
 
     /// The open volume that has `device` as a replica, by the device's name.
-    pub fn with_member(&self, device: &str) -> Option<Rc<Opened>> {
+    pub fn with_replica(&self, device: &str) -> Option<Rc<Opened>> {
         let entries = self.entries.borrow();
         let mut open = entries.values().filter_map(|e| e.open.clone());
-        open.find(|o| o.handle.status().members.iter().any(|m| m.device == device))
+        open.find(|o| {
+            o.handle
+                .status()
+                .replicas
+                .iter()
+                .any(|m| m.device == device)
+        })
     }
 
     /// Makes [`begin`] use this store.
@@ -341,7 +347,7 @@ impl From<VolumeError> for RpcError {
             VolumeError::InUse { .. } => of(Errno::EPERM)
                 .field("device")
                 .remedy("look at its data first; force overwrites it"),
-            VolumeError::NoMember { .. } => of(Errno::ENODEV)
+            VolumeError::NoReplica { .. } => of(Errno::ENODEV)
                 .field("replica")
                 .remedy("volume_get lists the replicas by id and by device"),
             VolumeError::LastCopy { .. } => of(Errno::EPERM)

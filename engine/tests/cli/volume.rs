@@ -64,7 +64,7 @@ fn daemon() -> Fake {
         ),
         "volume_get_records" => Ok(
             json!({ "file": "/x/volumes.redb", "holder": "h", "volumes": [{
-            "name": "v", "epoch": 3, "serving": 3, "revision": 12, "members": [
+            "name": "v", "epoch": 3, "serving": 3, "revision": 12, "replicas": [
                 { "slot": 0, "device": "a", "id": "id-a", "state": { "state": "in_sync" }, "offline": false },
                 { "slot": 1, "device": "b", "id": "id-b", "state": { "state": "out", "last_label": {} }, "offline": true, "why": "pulled" },
             ] }] }),

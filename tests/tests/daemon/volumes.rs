@@ -17,7 +17,7 @@ use crate::ledger::BLOCK;
 use crate::load::Load;
 
 const NQN: &str = "nqn.2025-01.io.nacre:v";
-const MEMBERS: [&str; 3] = ["a", "b", "c"];
+const REPLICAS: [&str; 3] = ["a", "b", "c"];
 const MIB: u64 = 1 << 20;
 /// Size of each file; the load uses the first four MiB.
 const SIZE: u64 = 48 * MIB;
@@ -28,14 +28,14 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// other processes write to that disk too.
 pub const HOLD_MS: u64 = 600_000;
 
-/// Starts a daemon with volume "v" over `members`, which are files or are on files. Returns its
+/// Starts a daemon with volume "v" over `replicas`, which are files or are on files. Returns its
 /// address.
-fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
+fn serve(place: &Place, replicas: &[&str]) -> (Daemon, SocketAddr) {
     let mut daemon = place.start();
-    for name in MEMBERS {
+    for name in REPLICAS {
         daemon.create_file(name, BLOCK as u32, SIZE);
     }
-    for name in members.iter().filter_map(|name| name.strip_prefix("EE_")) {
+    for name in replicas.iter().filter_map(|name| name.strip_prefix("EE_")) {
         daemon.call("bdev_error_create", json!({ "base_name": name }));
     }
     // Reads are spread, so that a stale replica would be noticed. No replica is dropped for a
@@ -48,7 +48,7 @@ fn serve(place: &Place, members: &[&str]) -> (Daemon, SocketAddr) {
     });
     daemon.call(
         "volume_create",
-        json!({ "name": "v", "devices": members, "settings": settings }),
+        json!({ "name": "v", "devices": replicas, "settings": settings }),
     );
     healthy(&mut daemon);
     let address = publish(&mut daemon);
@@ -66,14 +66,14 @@ pub fn publish(daemon: &mut Daemon) -> SocketAddr {
 }
 
 /// Like [`serve`], with a verifying load on two queues.
-fn loaded(place: &Place, members: &[&str], rng: &mut Rng) -> (Daemon, Load) {
-    let (daemon, address) = serve(place, members);
+fn loaded(place: &Place, replicas: &[&str], rng: &mut Rng) -> (Daemon, Load) {
+    let (daemon, address) = serve(place, replicas);
     (daemon, Load::start(address, patient(), 1, rng))
 }
 
 /// Calls a method on one replica of the volume.
-fn on_replica(daemon: &mut Daemon, method: &str, member: &str) {
-    daemon.call(method, json!({ "name": "v", "replica": member }));
+fn on_replica(daemon: &mut Daemon, method: &str, replica: &str) {
+    daemon.call(method, json!({ "name": "v", "replica": replica }));
 }
 
 /// Submits a write of one block.
@@ -186,7 +186,7 @@ fn file(place: &Place, name: &str) -> PathBuf {
 fn a_volume_survives_kill_9() {
     let mut rng = Rng::announced("a_volume_survives_kill_9");
     let place = Place::new().on_cores(2);
-    let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
+    let (mut daemon, mut load) = loaded(&place, &REPLICAS, &mut rng);
     let first = volume(&mut daemon)["epoch"].as_u64().unwrap();
     load.run(500);
     // Number of kills and stops.
@@ -230,7 +230,7 @@ fn a_volume_survives_kill_9() {
 fn a_removed_replica_gets_only_missed_regions() {
     let mut rng = Rng::announced("a_removed_replica_gets_only_missed_regions");
     let place = Place::new().on_cores(2);
-    let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
+    let (mut daemon, mut load) = loaded(&place, &REPLICAS, &mut rng);
     load.run(500);
     load.run_during(|| {
         daemon.call("bdev_uring_delete", json!({ "name": "b" }));
@@ -277,7 +277,7 @@ fn a_removed_replica_gets_only_missed_regions() {
 fn a_stale_copy_is_never_read() {
     let mut rng = Rng::announced("a_stale_copy_is_never_read");
     let place = Place::new();
-    let (mut daemon, mut load) = loaded(&place, &MEMBERS, &mut rng);
+    let (mut daemon, mut load) = loaded(&place, &REPLICAS, &mut rng);
     load.run(800);
     load.drain();
     daemon = load.run_during(|| {
@@ -352,12 +352,12 @@ fn a_full_replica_leaves_and_returns() {
 #[test]
 fn a_frozen_volume_resumes() {
     let place = Place::new();
-    let (mut daemon, address) = serve(&place, &MEMBERS);
+    let (mut daemon, address) = serve(&place, &REPLICAS);
     let mut host = Host::connected(address, patient(), &[1]);
     let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
     assert_eq!(host.write(0, 7, 1, &old), Status::Ok);
-    for member in ["a", "b"] {
-        on_replica(&mut daemon, "volume_offline_replica", member);
+    for replica in ["a", "b"] {
+        on_replica(&mut daemon, "volume_offline_replica", replica);
     }
     let last = json!({ "name": "v", "replica": "c" });
     assert!(daemon.try_call("volume_offline_replica", last).is_err());
@@ -371,8 +371,8 @@ fn a_frozen_volume_resumes() {
     on_replica(&mut daemon, "volume_online_replica", "c");
     answered(&mut host);
     assert_eq!(host.read(0, 7, 1, BLOCK), new);
-    for member in ["a", "b"] {
-        on_replica(&mut daemon, "volume_online_replica", member);
+    for replica in ["a", "b"] {
+        on_replica(&mut daemon, "volume_online_replica", replica);
     }
     healthy(&mut daemon);
 
@@ -401,13 +401,13 @@ fn a_frozen_volume_resumes() {
 #[test]
 fn hosts_wait_for_a_volume_that_is_not_open() {
     let place = Place::new();
-    let (daemon, address) = serve(&place, &MEMBERS);
+    let (daemon, address) = serve(&place, &REPLICAS);
     let mut host = Host::connected(address, patient(), &[1]);
     let (old, new) = (pattern(BLOCK, 1), pattern(BLOCK, 2));
     assert_eq!(host.write(0, 7, 1, &old), Status::Ok);
     drop(host);
     let hide = |hidden: bool| {
-        for name in MEMBERS {
+        for name in REPLICAS {
             let (here, away) = (file(&place, name), place.path(&format!("{name}.away")));
             // A directory in its place keeps the daemon from creating the missing file.
             let moved = if hidden {

@@ -201,8 +201,8 @@ fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
         json!({ "name": "large", "settings": { "settle_ms": 0 } }),
     )?;
     let (mut partial, mut full) = (Vec::new(), Vec::new());
-    let member = |more: Value| {
-        let mut params = json!({ "name": "large", "member": "large-1" });
+    let replica = |more: Value| {
+        let mut params = json!({ "name": "large", "replica": "large-1" });
         for (key, value) in more.as_object().into_iter().flatten() {
             params[key] = value.clone();
         }
@@ -211,7 +211,7 @@ fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
     let nsid = nsid(target, "large")?.to_string();
     for _ in 0..rounds {
         settle(target)?;
-        target.json("volume_offline_replica", member(json!({})))?;
+        target.json("volume_offline_replica", replica(json!({})))?;
         for region in 0..MISSED {
             let offset = (region * REGIONS / MISSED * MIB).to_string();
             let range = BLOCK.to_string();
@@ -221,9 +221,9 @@ fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
             ];
             target.load(&arguments, Duration::from_secs(30))?;
         }
-        target.json("volume_online_replica", member(json!({})))?;
+        target.json("volume_online_replica", replica(json!({})))?;
         partial.push(copied(target)?);
-        target.json("volume_resync", member(json!({ "full": true })))?;
+        target.json("volume_resync", replica(json!({ "full": true })))?;
         full.push(copied(target)?);
     }
     Ok((super::median(&partial), super::median(&full)))
@@ -234,8 +234,8 @@ fn resync(target: &Target, rounds: usize) -> Result<(f64, f64)> {
 fn copied(target: &Target) -> Result<f64> {
     settle(target)?;
     let volume = target.json("volume_get", json!({ "name": "large" }))?;
-    let members = volume["replicas"].as_array().context("no replicas")?;
-    let last = members
+    let replicas = volume["replicas"].as_array().context("no replicas")?;
+    let last = replicas
         .iter()
         .find_map(|m| m["last_resync"]["seconds"].as_f64());
     last.with_context(|| format!("no resync in {volume}"))

@@ -386,7 +386,7 @@ mod tests {
         assert!(may(&checker, 6, 19) && !may(&checker, 7, 19), "settled");
         checker.write_began(8, 0, 1, 8, 20);
         assert_eq!(checker.read_ended(0, &[8], 21, 22), Ok(()));
-        assert!(may(&checker, 6, 23), "not on every member yet");
+        assert!(may(&checker, 6, 23), "not on every replica yet");
     }
 
     #[test]
@@ -414,7 +414,7 @@ mod tests {
         let mut checker = Checker::new(1);
         write(&mut checker, 5, 1);
         checker.lost_power(0, &[0, 1], 5);
-        assert!(!may(&checker, 0, 6), "the other member has it");
+        assert!(!may(&checker, 0, 6), "the other replica has it");
         checker.lost_power(1, &[0, 1], 7);
         assert!(may(&checker, 0, 8) && may(&checker, 5, 8));
         // Again, with one of them resynced in between.
@@ -430,7 +430,7 @@ mod tests {
         checker.lost_connection(0, &[0, 1], 5);
         checker.lost_power(1, &[0, 1], 7);
         assert!(may(&checker, 0, 8));
-        // A write after the first loss is on a member that kept it.
+        // A write after the first loss is on a replica that kept it.
         let mut checker = Checker::new(1);
         write(&mut checker, 5, 1);
         checker.lost_power(0, &[0, 1], 5);
@@ -490,7 +490,7 @@ mod tests {
         }
         checker.serves(&[0, 1], true, 2);
         assert_eq!(checker.read_ended(0, &[5, 6], 3, 4), Ok(()));
-        assert!(!may(&checker, 0, 5), "another member was asked");
+        assert!(!may(&checker, 0, 5), "another replica was asked");
         checker.salvaged(0, 1);
         assert!(checker.read_ended(1, &[0], 5, 6).is_err(), "not this one");
         assert_eq!(checker.read_ended(0, &[0], 5, 6), Ok(()));

@@ -31,7 +31,7 @@ impl World {
                 break;
             }
             if self.clock.now() > end {
-                return Err(format!("it does not stay healthy: {}", self.members()));
+                return Err(format!("it does not stay healthy: {}", self.replicas()));
             }
         }
         self.checker.calm = true;
@@ -105,7 +105,7 @@ impl World {
                 let last = self.holders.first().map(|h| h.number);
                 return Err(format!(
                     "not healed after {PATIENCE:?}: holder {last:?} {state:?}; {}",
-                    self.members()
+                    self.replicas()
                 ));
             }
             if now.since(asked) < Duration::from_secs(1) {
@@ -120,7 +120,7 @@ impl World {
                 }
                 Some((index, VolumeState::Failing)) => {
                     self.holders[index].command(Command::Thaw {
-                        member: None,
+                        replica: None,
                         force: None,
                     });
                 }
@@ -137,18 +137,18 @@ impl World {
     fn encourage(&mut self, index: usize) {
         let offline: Vec<String> = self
             .record
-            .members
+            .replicas
             .iter()
-            .filter(|member| member.offline)
-            .map(|member| member.device.clone())
+            .filter(|replica| replica.offline)
+            .map(|replica| replica.device.clone())
             .collect();
-        for member in offline {
-            self.holders[index].command(Command::Online { member });
+        for replica in offline {
+            self.holders[index].command(Command::Online { replica });
         }
-        if let Some(member) = self.cut_member() {
+        if let Some(replica) = self.cut_replica() {
             let force = Some(self.record.name.clone());
             self.holders[index].command(Command::Thaw {
-                member: Some(member),
+                replica: Some(replica),
                 force,
             });
         }
@@ -261,14 +261,14 @@ impl World {
 
     /// When all are in sync, no replica with a replacement may remain.
     fn replacements_are_over(&self) -> Result<(), String> {
-        let members = &self.record.members;
-        let replaced = |id: Uuid| members.iter().any(|m| m.id == id);
-        match members.iter().find(|m| m.replaces.is_some_and(replaced)) {
+        let replicas = &self.record.replicas;
+        let replaced = |id: Uuid| replicas.iter().any(|m| m.id == id);
+        match replicas.iter().find(|m| m.replaces.is_some_and(replaced)) {
             None => Ok(()),
             Some(new) => Err(format!(
                 "what {} replaces is still there: {}",
                 new.device,
-                self.members()
+                self.replicas()
             )),
         }
     }
@@ -276,10 +276,10 @@ impl World {
     /// Replicas in sync hold the same data.
     fn compare(&mut self) -> Result<(), String> {
         let disks = self.in_sync();
-        if disks.len() != self.record.members.len() {
-            return Err(format!("healthy, but {}", self.members()));
+        if disks.len() != self.record.replicas.len() {
+            return Err(format!("healthy, but {}", self.replicas()));
         }
-        let (first, others) = disks.split_first().ok_or("no member is in sync")?;
+        let (first, others) = disks.split_first().ok_or("no replica is in sync")?;
         let first_disk = self.disks[*first].lock();
         for other in others {
             let other_disk = self.disks[*other].lock();

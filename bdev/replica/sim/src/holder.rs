@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use nacre_bdev::{Bdev, Layer};
 use nacre_bdev_replica::control;
 use nacre_bdev_replica::handle::{
-    Command, Devices, MemberDevice, NewVolume, NoDevice, Observer, ResyncKind, VolumeError,
+    Command, Devices, NewVolume, NoDevice, Observer, ReplicaDevice, ResyncKind, VolumeError,
     VolumeEvent, VolumeHandle,
 };
 use nacre_bdev_replica::model::VolumeRecord;
@@ -84,7 +84,7 @@ struct Reach {
 }
 
 impl Devices for Reach {
-    fn claim(&self, name: &str, _volume: &str) -> Result<MemberDevice, NoDevice> {
+    fn claim(&self, name: &str, _volume: &str) -> Result<ReplicaDevice, NoDevice> {
         let refused = |why: &str| NoDevice {
             name: name.to_owned(),
             why: why.to_owned(),
@@ -100,7 +100,7 @@ impl Devices for Reach {
             let device = Device::new(Arc::clone(disk), self.holder, queues, lacks);
             Layer::new(Arc::new(device))
         });
-        Ok(MemberDevice {
+        Ok(ReplicaDevice {
             layer: Arc::clone(layer),
             local: disk.lock().traits.local,
             claim: Box::new(()),
@@ -221,14 +221,14 @@ impl Holder {
     }
 
     /// Declares a replica of the volume, which no holder has open as of `record`, to be in sync.
-    pub fn force_in_sync(&mut self, record: &VolumeRecord, member: String) {
+    pub fn force_in_sync(&mut self, record: &VolumeRecord, replica: String) {
         let core = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
-        let told = format!("force_in_sync {member}");
+        let told = format!("force_in_sync {replica}");
         let (id, seen, name) = (record.id, record.version(), record.name.clone());
         let place = self.run(async move {
-            control::force_in_sync(&core, pool, store, devices, id, seen, &member, &name).await
+            control::force_in_sync(&core, pool, store, devices, id, seen, &replica, &name).await
         });
         self.commands.push((told, place));
     }
@@ -250,8 +250,8 @@ impl Holder {
     /// Replicas in sync are being made equal after an unclean stop.
     pub fn reconciles(&self) -> bool {
         let status = self.handle.as_ref().map(VolumeHandle::status);
-        let members = status.iter().flat_map(|status| &status.members);
-        let mut resyncs = members.filter_map(|member| member.resync.as_ref());
+        let replicas = status.iter().flat_map(|status| &status.replicas);
+        let mut resyncs = replicas.filter_map(|replica| replica.resync.as_ref());
         resyncs.any(|resync| resync.kind == ResyncKind::Reconcile)
     }
 

@@ -63,7 +63,7 @@ pub struct Report {
     pub forced: u64,
     /// Disks that lost their end, and those that regained it as replicas of the volume.
     pub cut: u64,
-    pub cut_members: u64,
+    pub cut_replicas: u64,
     /// Queues that hosts closed with I/O in flight.
     pub left: u64,
     /// How often a watermark of a filling replica was stored.
@@ -94,7 +94,7 @@ impl std::ops::Add for Report {
             salvaged: self.salvaged + other.salvaged,
             forced: self.forced + other.forced,
             cut: self.cut + other.cut,
-            cut_members: self.cut_members + other.cut_members,
+            cut_replicas: self.cut_replicas + other.cut_replicas,
             left: self.left + other.left,
             watermarks: self.watermarks + other.watermarks,
             waited: self.waited + other.waited,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, VolumeState};
-use nacre_bdev_replica::model::MemberState;
+use nacre_bdev_replica::model::ReplicaState;
 use nacre_bdev_replica::store::{Call, Outcome, Plan};
 use nacre_reactor::Nanos;
 use uuid::Uuid;
@@ -320,22 +320,22 @@ impl World {
     /// A disk that was never seen smaller appears unchanged: it stays so until the store knows.
     fn enlarge(&mut self, disk: usize) {
         let name = &self.disks[disk].name;
-        let member = self.record.members.iter().find(|m| m.device == *name);
-        let is_known = member.is_none_or(|member| {
-            member.cut || matches!(member.state, MemberState::Filling { watermark: 0, .. })
+        let replica = self.record.replicas.iter().find(|m| m.device == *name);
+        let is_known = replica.is_none_or(|replica| {
+            replica.cut || matches!(replica.state, ReplicaState::Filling { watermark: 0, .. })
         });
         if !is_known && !ignores_size() {
             return self.schedule(Duration::from_millis(50), Event::Enlarge(disk));
         }
-        self.report.cut_members += u64::from(member.is_some());
+        self.report.cut_replicas += u64::from(replica.is_some());
         self.disks[disk].enlarge();
         self.tell(|| format!("disk{disk} has its end again"));
     }
 
     /// A replica that lost its end, and is the only one to continue with.
-    pub(crate) fn cut_member(&self) -> Option<String> {
-        let mut members = self.record.members.iter();
-        let cut = members.find(|m| m.cut && m.state == MemberState::InSync);
+    pub(crate) fn cut_replica(&self) -> Option<String> {
+        let mut replicas = self.record.replicas.iter();
+        let cut = replicas.find(|m| m.cut && m.state == ReplicaState::InSync);
         let device = cut.map(|m| m.device.clone())?;
         let disk = self.disks.iter().find(|d| d.name == device)?;
         (!disk.is_cut()).then_some(device)
@@ -404,7 +404,7 @@ impl World {
     fn operate(&mut self, holder: u64) {
         let names: Vec<String> = self.disks.iter().map(|d| d.name.clone()).collect();
         let random = &mut self.random;
-        let member = random.pick(&names).clone();
+        let replica = random.pick(&names).clone();
         let device = random.pick(&names).clone();
         let force = None;
         let grown = self.record.blocks + random.within(0, 300);
@@ -415,27 +415,27 @@ impl World {
         let stuck = matches!(state, Some(VolumeState::Frozen | VolumeState::Failing));
         let command = match random.below(15) {
             _ if stuck && random.one_in(2) => Command::Thaw {
-                member: random.one_in(3).then_some(member),
+                replica: random.one_in(3).then_some(replica),
                 force: random.one_in(2).then_some(name),
             },
             0 => Command::Add {
                 device,
                 force: true,
             },
-            1 => Command::Remove { member, force },
-            2 => Command::Offline { member, force },
-            3..6 => Command::Online { member },
+            1 => Command::Remove { replica, force },
+            2 => Command::Offline { replica, force },
+            3..6 => Command::Online { replica },
             6 => Command::Replace {
-                member,
+                replica,
                 device,
                 force: true,
             },
             7 => Command::Resync {
-                member: Some(member),
+                replica: Some(replica),
                 full: random.one_in(2),
             },
             8 => Command::Resync {
-                member: None,
+                replica: None,
                 full: false,
             },
             9 => Command::Verify {
@@ -472,8 +472,8 @@ impl World {
             return;
         }
         let disk = self.random.index(self.disks.len());
-        let member = self.disks[disk].name.clone();
-        self.holders[index].force_in_sync(&self.record, member);
+        let replica = self.disks[disk].name.clone();
+        self.holders[index].force_in_sync(&self.record, replica);
     }
 
     pub(crate) fn apply(&mut self, event: Event) {
@@ -519,7 +519,7 @@ impl World {
             Event::Thaw(number) => {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == number) {
                     holder.command(Command::Thaw {
-                        member: None,
+                        replica: None,
                         force: None,
                     });
                 }

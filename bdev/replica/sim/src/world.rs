@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Queue, Status};
 use nacre_bdev_replica::handle::{VolumeError, VolumeState};
-use nacre_bdev_replica::model::{MAX_MEMBERS, MemberRecord, MemberState, VolumeRecord};
+use nacre_bdev_replica::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, VolumeRecord};
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::Buf;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
@@ -180,7 +180,7 @@ impl World {
             for event in holder.events.take() {
                 use nacre_bdev_replica::handle::Happened;
                 match event.what {
-                    Happened::MemberOut { .. } => self.report.retired += 1,
+                    Happened::ReplicaOut { .. } => self.report.retired += 1,
                     Happened::ResyncEnded { .. } => {
                         self.report.resynced += 1;
                         reconciled = true;
@@ -221,8 +221,8 @@ impl World {
                 }
                 self.tell(|| format!("holder {number} opened: {outcome:?}"));
                 if matches!(outcome, Err(VolumeError::NothingInSync { .. })) {
-                    match self.cut_member().filter(|_| !self.lively) {
-                        Some(member) => self.holders[index].force_in_sync(&self.record, member),
+                    match self.cut_replica().filter(|_| !self.lively) {
+                        Some(replica) => self.holders[index].force_in_sync(&self.record, replica),
                         None => self.despair(index),
                     }
                 }
@@ -257,8 +257,8 @@ impl World {
         let before = self.in_sync();
         let (served, blocks) = (self.record.serving, self.record.blocks);
         self.report.watermarks += u64::from(is_further(&self.record, &now));
-        let members = self.record.members.iter();
-        let cut: Vec<Uuid> = members.filter(|m| m.cut).map(|m| m.id).collect();
+        let replicas = self.record.replicas.iter();
+        let cut: Vec<Uuid> = replicas.filter(|m| m.cut).map(|m| m.id).collect();
         self.record = now;
         let after = self.in_sync();
         for disk in 0..self.disks.len() {
@@ -271,7 +271,7 @@ impl World {
         }
         // The operator chose a replica that lacks data: one that was out, or with a label older
         // than the last epoch served, or that lost its end.
-        let was_cut = |m: &&MemberRecord| cut.contains(&m.id) && !m.cut;
+        let was_cut = |m: &&ReplicaRecord| cut.contains(&m.id) && !m.cut;
         if self.record.in_sync().any(|m| was_cut(&m))
             || !after.iter().any(|disk| before.contains(disk))
             || self.record.serving < served
@@ -295,7 +295,7 @@ impl World {
 
     /// The disks of the replicas that are in sync according to the store.
     pub fn in_sync(&self) -> Vec<usize> {
-        let names = self.record.in_sync().map(|member| &member.device);
+        let names = self.record.in_sync().map(|replica| &replica.device);
         names
             .filter_map(|name| self.disks.iter().position(|disk| disk.name == *name))
             .collect()
@@ -556,26 +556,26 @@ impl World {
     }
 
     /// For messages.
-    pub fn members(&self) -> String {
-        let member = |m: &MemberRecord| {
+    pub fn replicas(&self) -> String {
+        let replica = |m: &ReplicaRecord| {
             let state = match m.state {
-                MemberState::InSync => "in sync".to_owned(),
+                ReplicaState::InSync => "in sync".to_owned(),
                 other => format!("{other:?}"),
             };
             format!("{}: {state}, {:?}", m.device, m.why)
         };
-        let members: Vec<String> = self.record.members.iter().map(member).collect();
-        members.join("; ")
+        let replicas: Vec<String> = self.record.replicas.iter().map(replica).collect();
+        replicas.join("; ")
     }
 }
 
 /// True when a replica is known to be filled further than before.
 fn is_further(before: &VolumeRecord, now: &VolumeRecord) -> bool {
-    let filled = |record: &VolumeRecord, slot: usize| match record.member(slot).map(|m| m.state) {
-        Some(MemberState::Filling { watermark, .. }) => Some(watermark),
+    let filled = |record: &VolumeRecord, slot: usize| match record.replica(slot).map(|m| m.state) {
+        Some(ReplicaState::Filling { watermark, .. }) => Some(watermark),
         _ => None,
     };
-    (0..MAX_MEMBERS).any(|slot| match (filled(before, slot), filled(now, slot)) {
+    (0..MAX_REPLICAS).any(|slot| match (filled(before, slot), filled(now, slot)) {
         (Some(before), Some(now)) => now > before,
         _ => false,
     })

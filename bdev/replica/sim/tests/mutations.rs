@@ -56,7 +56,7 @@ fn skipping_the_dirty_region_log() {
 }
 
 #[test]
-fn reading_a_stale_member() {
+fn reading_a_stale_replica() {
     is_caught(Mutation::ReadStale);
 }
 

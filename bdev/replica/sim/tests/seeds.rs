@@ -51,13 +51,13 @@ fn many_short_runs() {
         ("openings", sum.opens, runs),
         ("crashes", sum.crashes, runs),
         ("lost caches", sum.power_losses, runs),
-        ("members out", sum.retired, runs / 4),
-        ("members copied", sum.resynced, runs),
+        ("replicas out", sum.retired, runs / 4),
+        ("replicas copied", sum.resynced, runs),
         ("fenced holders", sum.fenced, runs / 20),
         ("hosts that went", sum.left, runs / 2),
         ("watermarks", sum.watermarks, runs / 20),
         ("disks that lost their end", sum.cut, runs / 10),
-        ("members that had it back", sum.cut_members, runs / 20),
+        ("replicas that had it back", sum.cut_replicas, runs / 20),
     ];
     for (what, found, least) in enough {
         assert!(found >= least, "only {found} {what} in {runs} runs");

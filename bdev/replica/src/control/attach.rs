@@ -1,4 +1,4 @@
-//! Taking members back, or in: what their labels say decides how much of them is believed.
+//! Taking replicas back, or in: what their labels say decides how much of them is believed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,20 +16,20 @@ use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Resync, Retry};
 use crate::format::{Label, LabelError, Place};
-use crate::handle::{Happened, MemberDevice, NoDevice, ResyncKind, VolumeError};
-use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, Stamp, VolumeRecord};
+use crate::handle::{Happened, NoDevice, ReplicaDevice, ResyncKind, VolumeError};
+use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::shared::Failure;
 use crate::shortage::is_shortage;
 
 pub(super) struct Attacher {
     pub context: Rc<Context>,
     pub media: Rc<Media>,
-    pub members: Rc<Membership>,
+    pub replicas: Rc<Membership>,
     pub log: Rc<LogWriter>,
 }
 
 impl Attacher {
-    /// Looks for absent members, each after a delay that grows while it is not there.
+    /// Looks for absent replicas, each after a delay that grows while it is not there.
     pub(super) async fn take_back(self: Rc<Attacher>) {
         loop {
             let now = self.context.core.now();
@@ -60,11 +60,11 @@ impl Attacher {
     fn absent(&self) -> Vec<usize> {
         let state = self.context.state.borrow();
         let absent = |slot: &usize| {
-            let member = state.record.member(*slot);
-            member.is_some_and(|m| !m.offline) && state.live[*slot].is_none()
+            let replica = state.record.replica(*slot);
+            replica.is_some_and(|m| !m.offline) && state.live[*slot].is_none()
         };
         let none = state.fenced.is_some() || state.closed;
-        (0..MAX_MEMBERS).filter(|s| !none && absent(s)).collect()
+        (0..MAX_REPLICAS).filter(|s| !none && absent(s)).collect()
     }
 
     fn attached(&self, slot: usize, outcome: Result<(), VolumeError>) {
@@ -78,8 +78,8 @@ impl Attacher {
                 tracing::debug!(slot, %error, "a replica is not there yet");
                 state.retries[slot].failed(now);
                 // For people; the next change of the record makes it durable.
-                if let Some(member) = state.record.member_mut(slot) {
-                    member.why = Some(error.to_string());
+                if let Some(replica) = state.record.replica_mut(slot) {
+                    replica.why = Some(error.to_string());
                 }
             }
         }
@@ -91,18 +91,18 @@ impl Attacher {
     /// otherwise as a target of copying.
     async fn attach(&self, slot: usize) -> Result<(), VolumeError> {
         let record = self.context.state.borrow().record.clone();
-        let Some(member) = record.member(slot).cloned() else {
+        let Some(replica) = record.replica(slot).cloned() else {
             return Ok(());
         };
-        let (device, disk) = self.media.claim_of_any_size(&record, &member.device)?;
+        let (device, disk) = self.media.claim_of_any_size(&record, &replica.device)?;
         let former = self.left_under_way(slot, &disk.name);
         let outcome = match former {
             0 => {
-                self.attach_disk(slot, &record, &member, device, &disk)
+                self.attach_disk(slot, &record, &replica, device, &disk)
                     .await
             }
             _ => Err(VolumeError::Io {
-                device: member.device,
+                device: replica.device,
                 what: format!("{former} I/Os of its earlier incarnation are still in flight"),
             }),
         };
@@ -117,7 +117,7 @@ impl Attacher {
     fn left_under_way(&self, slot: usize, device: &str) -> usize {
         let state = self.context.state.borrow();
         let was_there = |s: &usize| state.former[*s].as_deref() == Some(device);
-        let slots = (0..MAX_MEMBERS).filter(|s| state.live[*s].is_none());
+        let slots = (0..MAX_REPLICAS).filter(|s| state.live[*s].is_none());
         let lanes = slots.filter(|s| *s == slot || was_there(s));
         let lanes: u32 = lanes.map(|s| self.context.shared.outstanding(s)).sum();
         lanes as usize + self.media.disks.left_under_way(device)
@@ -127,8 +127,8 @@ impl Attacher {
         &self,
         slot: usize,
         record: &VolumeRecord,
-        member: &MemberRecord,
-        device: MemberDevice,
+        replica: &ReplicaRecord,
+        device: ReplicaDevice,
         disk: &Rc<Disk>,
     ) -> Result<(), VolumeError> {
         let losses = device.layer.losses();
@@ -136,7 +136,7 @@ impl Attacher {
         let failed = |why: Failure| {
             self.context.fence_if_superseded(why);
             VolumeError::Io {
-                device: member.device.clone(),
+                device: replica.device.clone(),
                 what: describe(why),
             }
         };
@@ -146,27 +146,27 @@ impl Attacher {
             Err(why) if why.is_beyond_end() => {
                 // It does not even hold its labels any longer.
                 let cut = Cut::unreadable(record);
-                let _one = self.members.turn.lock().await;
-                self.members.record_cut(slot, &cut, &checked).await?;
-                must_fit(record, &member.device, &device.layer)?;
+                let _one = self.replicas.turn.lock().await;
+                self.replicas.record_cut(slot, &cut, &checked).await?;
+                must_fit(record, &replica.device, &device.layer)?;
                 return Err(failed(why));
             }
             Err(why) if why.is_fenced() => return Err(failed(Failure::Reserved)),
             Err(why) => return Err(failed(why)),
             Ok(read) => read,
         };
-        let label_credit = label_credit(record, member, &read);
+        let label_credit = label_credit(record, replica, &read);
         let label_credit = label_credit.inspect_err(|error| {
             if matches!(error, VolumeError::Newer { .. }) {
                 self.context.fence(error.to_string());
             }
         })?;
-        if member.state != MemberState::InSync {
+        if replica.state != ReplicaState::InSync {
             let settle = Duration::from_millis(record.settings.settle_ms);
             self.context.core.after(settle).await;
         }
-        let _one = self.members.turn.lock().await;
-        let same = self.context.state.borrow().record.member(slot) == Some(member);
+        let _one = self.replicas.turn.lock().await;
+        let same = self.context.state.borrow().record.replica(slot) == Some(replica);
         if !same || self.context.state.borrow().live[slot].is_some() {
             return Err(VolumeError::Running {
                 what: "another change of the replica",
@@ -177,32 +177,34 @@ impl Attacher {
             None if is_own && !device.local => self.media.ends_early(disk, record).await,
             cut => cut,
         };
-        if member.cut || cut.is_some() {
-            let cut = cut.unwrap_or_else(|| Cut::recorded(record, member));
-            self.members.record_cut(slot, &cut, &checked).await?;
+        if replica.cut || cut.is_some() {
+            let cut = cut.unwrap_or_else(|| Cut::recorded(record, replica));
+            self.replicas.record_cut(slot, &cut, &checked).await?;
         }
-        must_fit(record, &member.device, &device.layer)?;
+        must_fit(record, &replica.device, &device.layer)?;
         let state = self
             .context
             .state
             .borrow()
             .record
-            .member(slot)
+            .replica(slot)
             .map(|m| m.state);
-        let in_sync = match (state.unwrap_or(member.state), label_credit) {
-            (MemberState::InSync, LabelCredit::Trusted) => true,
-            (MemberState::Out { .. } | MemberState::Filling { .. }, LabelCredit::Trusted) => false,
+        let in_sync = match (state.unwrap_or(replica.state), label_credit) {
+            (ReplicaState::InSync, LabelCredit::Trusted) => true,
+            (ReplicaState::Out { .. } | ReplicaState::Filling { .. }, LabelCredit::Trusted) => {
+                false
+            }
             // No replica can fill it: filling would lose its data for good, and so the volume.
-            (MemberState::InSync, LabelCredit::None)
+            (ReplicaState::InSync, LabelCredit::None)
                 if self.context.state.borrow().in_sync().next().is_none() =>
             {
-                return Err(not_believed(record, member, &read));
+                return Err(not_believed(record, replica, &read));
             }
             (_, LabelCredit::None) => {
-                self.members
+                self.replicas
                     .commit(|record| {
-                        if let Some(member) = record.member_mut(slot) {
-                            member.fill_anew("its data cannot be trusted".into());
+                        if let Some(replica) = record.replica_mut(slot) {
+                            replica.fill_anew("its data cannot be trusted".into());
                         }
                     })
                     .await?;
@@ -211,13 +213,13 @@ impl Attacher {
         };
         let is_empty = {
             let state = self.context.state.borrow();
-            state.record.member(slot).is_some_and(|m| m.is_empty())
+            state.record.replica(slot).is_some_and(|m| m.is_empty())
         };
         if is_empty {
             // All of it is copied from here on.
             device.layer.forget_least();
         }
-        let own = |label: &Label| label.member == member.id;
+        let own = |label: &Label| label.replica == replica.id;
         let (sequence, place) = match &read {
             Ok((label, place)) if own(label) => (label.sequence, *place),
             _ => (0, Place::B),
@@ -240,20 +242,20 @@ impl Attacher {
         let record = self.context.state.borrow().record.clone();
         if read.as_ref().is_ok_and(|(label, _)| !own(label)) {
             // Beside this one it would make the device one of two replicas, that is of none.
-            self.members
+            self.replicas
                 .keep_others_out(&live, &record)
                 .await
                 .map_err(failed)?;
             self.media.erase_labels(disk).await.map_err(failed)?;
         }
-        self.members
+        self.replicas
             .write_label(slot, &live, &record, false)
             .await
             .map_err(failed)?;
         if in_sync && record.serving < record.epoch {
             // An operator chose it with a label that was too old. It has a new label now, so the
             // old one is no longer accepted.
-            self.members
+            self.replicas
                 .commit(|record| record.serving = record.epoch)
                 .await?;
         }
@@ -275,14 +277,14 @@ impl Attacher {
             // get them all again.
             let dirty = |region: &u64| self.context.shared.regions.is_dirty(*region);
             for (other, _) in self.context.state.borrow().syncing() {
-                let needs = &self.context.shared.needs[other];
+                let missing = &self.context.shared.missing[other];
                 (0..record.regions())
                     .filter(dirty)
-                    .for_each(|r| needs.insert(r));
+                    .for_each(|r| missing.insert(r));
             }
             self.context.thawed();
             self.context.publish();
-            // A member that lacked nothing may have waited for one that is in sync.
+            // A replica that lacked nothing may have waited for one that is in sync.
             self.context.bells.resync.notify_one();
             return Ok(());
         }
@@ -293,30 +295,30 @@ impl Attacher {
     /// Shows the lanes a replica to copy to. This function has no await: the regions that the
     /// replica needs are those that are dirty at the moment at which lanes begin to write to it.
     fn begin_resync(&self, slot: usize, live: &Rc<Live>) {
-        let needs = &self.context.shared.needs[slot];
+        let missing = &self.context.shared.missing[slot];
         let (state, regions) = {
             let state = self.context.state.borrow();
-            let member = state.record.member(slot);
-            (member.map(|m| m.state), state.record.regions())
+            let replica = state.record.replica(slot);
+            (replica.map(|m| m.state), state.record.regions())
         };
-        needs.assign(|region| region < regions);
+        missing.assign(|region| region < regions);
         self.context.publish();
         let dirty = |region| self.context.shared.regions.is_dirty(region);
         let (kind, kept) = match state {
-            Some(MemberState::Filling { watermark, .. }) => {
-                needs.assign(|region| region < regions && (region >= watermark || dirty(region)));
+            Some(ReplicaState::Filling { watermark, .. }) => {
+                missing.assign(|region| region < regions && (region >= watermark || dirty(region)));
                 (ResyncKind::Full, watermark)
             }
             _ => {
-                needs.assign(|region| region < regions && dirty(region));
+                missing.assign(|region| region < regions && dirty(region));
                 (ResyncKind::Partial, 0)
             }
         };
-        let total = needs.count();
+        let total = missing.count();
         *live.resync.borrow_mut() = Some(Resync::new(kind, total, kept, self.context.core.now()));
         self.context.refresh_status();
         self.context.emit(Happened::ResyncStarted {
-            member: self.context.member_id(slot),
+            replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
             kind,
             bytes: total << self.context.state.borrow().record.region_shift,
@@ -347,14 +349,14 @@ pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
     }
 }
 
-/// Why a member that is in sync in the store is not taken for that.
+/// Why a replica that is in sync in the store is not taken for that.
 pub(super) fn not_believed(
     record: &VolumeRecord,
-    member: &MemberRecord,
+    replica: &ReplicaRecord,
     label: &Result<(Label, Place), LabelError>,
 ) -> VolumeError {
     let found = match label {
-        Ok((label, _)) if label.member == member.id => {
+        Ok((label, _)) if label.replica == replica.id => {
             format!("its label is of epoch {}", label.stamp.epoch)
         }
         Ok(_) => "its label is another replica's".into(),
@@ -362,7 +364,7 @@ pub(super) fn not_believed(
     };
     VolumeError::NotBelieved {
         name: record.name.clone(),
-        device: member.device.clone(),
+        device: replica.device.clone(),
         found,
         serving: record.serving,
     }
@@ -371,11 +373,11 @@ pub(super) fn not_believed(
 /// Compares a replica's label with the store's record of it.
 pub(super) fn label_credit(
     record: &VolumeRecord,
-    member: &MemberRecord,
+    replica: &ReplicaRecord,
     label: &Result<(Label, Place), LabelError>,
 ) -> Result<LabelCredit, VolumeError> {
     let in_use = |holds: String| VolumeError::InUse {
-        device: member.device.clone(),
+        device: replica.device.clone(),
         holds,
     };
     let label = match label {
@@ -394,14 +396,14 @@ pub(super) fn label_credit(
     if label.stamp > record.version() {
         let shown = |stamp: Stamp| format!("epoch {} revision {}", stamp.epoch, stamp.revision);
         return Err(VolumeError::Newer {
-            device: member.device.clone(),
+            device: replica.device.clone(),
             found: shown(label.stamp),
             known: shown(record.version()),
         });
     }
-    if label.member != member.id {
+    if label.replica != replica.id {
         // Disks may have changed places: keep the good data of this one, and do not overwrite it.
-        return match record.members.iter().find(|m| m.id == label.member) {
+        return match record.replicas.iter().find(|m| m.id == label.replica) {
             Some(other) => Err(in_use(format!(
                 "is another replica of the volume, which belongs on \"{}\"",
                 other.device
@@ -409,12 +411,12 @@ pub(super) fn label_credit(
             None => Ok(LabelCredit::None),
         };
     }
-    let believed = match member.state {
+    let believed = match replica.state {
         // Every in-sync replica is labelled before its epoch serves. An older revision proves
         // nothing: an incomplete opening raises the revision without a label, any number of times
         // in a row.
-        MemberState::InSync => label.stamp.epoch >= record.serving,
-        MemberState::Out { last_label } | MemberState::Filling { last_label, .. } => {
+        ReplicaState::InSync => label.stamp.epoch >= record.serving,
+        ReplicaState::Out { last_label } | ReplicaState::Filling { last_label, .. } => {
             label.stamp >= last_label
         }
     };

@@ -99,7 +99,7 @@ impl Copier {
         (most / block).max(1)
     }
 
-    /// The range in the terms of a member's device, in bytes.
+    /// The range in the terms of a replica's device, in bytes.
     pub(super) fn bytes_of(&self, lba: u64, blocks: u64) -> (u64, u64) {
         let block = u64::from(self.context.state.borrow().record.block_size);
         (RESERVED + lba * block, blocks * block)

@@ -1,4 +1,4 @@
-//! Clears regions of the log that have been idle, when every member has everything.
+//! Clears regions of the log that have been idle, when every replica has everything.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,16 +23,16 @@ impl LogWriter {
         }
     }
 
-    /// Every member of the volume, if all are there and have everything.
+    /// Every replica of the volume, if all are there and have everything.
     pub(super) fn whole(&self) -> Option<Vec<(usize, Rc<Live>)>> {
         let state = self.context.state.borrow();
         let whole: Vec<_> = state
             .in_sync()
-            .filter(|(slot, _)| self.context.shared.needs[*slot].is_empty())
+            .filter(|(slot, _)| self.context.shared.missing[*slot].is_empty())
             .map(|(slot, live)| (slot, Rc::clone(live)))
             .collect();
         let calm = state.serving && state.fenced.is_none();
-        (calm && whole.len() == state.record.members.len()).then_some(whole)
+        (calm && whole.len() == state.record.replicas.len()).then_some(whole)
     }
 
     async fn clean_idle(&self) {
@@ -45,20 +45,20 @@ impl LogWriter {
         if idle.is_empty() {
             return;
         }
-        let Some(members) = self.whole() else {
+        let Some(replicas) = self.whole() else {
             return;
         };
-        if !self.media.flush_all(&members).await {
+        if !self.media.flush_all(&replicas).await {
             return;
         }
         let _log = self.turn.lock().await;
         // The replicas must be those that were flushed, and must not have lost their data since.
         let same = self.whole().is_some_and(|now| {
-            let pairs = now.iter().zip(&members);
-            now.len() == members.len() && pairs.into_iter().all(|(a, b)| Rc::ptr_eq(&a.1, &b.1))
+            let pairs = now.iter().zip(&replicas);
+            now.len() == replicas.len() && pairs.into_iter().all(|(a, b)| Rc::ptr_eq(&a.1, &b.1))
         });
         let kept = |(_, live): &(usize, Rc<Live>)| live.device.layer.losses() == live.losses;
-        if !same || !members.iter().all(kept) {
+        if !same || !replicas.iter().all(kept) {
             return;
         }
         let mut pages: Vec<u64> = Vec::new();
@@ -69,14 +69,14 @@ impl LogWriter {
         }
         pages.dedup();
         let failed = self
-            .write_pages(&members, &pages, Flags::empty(), |_| false)
+            .write_pages(&replicas, &pages, Flags::empty(), |_| false)
             .await;
         for (slot, incarnation, why) in failed {
             self.context.suspect(slot, incarnation, why);
         }
     }
 
-    pub(super) async fn clear_log(&self, members: &[(usize, Rc<Live>)]) {
+    pub(super) async fn clear_log(&self, replicas: &[(usize, Rc<Live>)]) {
         let _log = self.turn.lock().await;
         let regions = self.context.state.borrow().record.regions();
         let mut pages = Vec::new();
@@ -88,7 +88,7 @@ impl LogWriter {
         }
         pages.dedup();
         let failed = self
-            .write_pages(members, &pages, Flags::FUA, |_| false)
+            .write_pages(replicas, &pages, Flags::FUA, |_| false)
             .await;
         for (slot, _, why) in failed {
             // Its label will not say that it is clean either: it is reconciled next time.

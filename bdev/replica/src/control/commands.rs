@@ -13,7 +13,7 @@ use super::cut::{Cut, must_fit};
 use super::state::{Live, Resync, Retry};
 use crate::format::REGIONS_PER_PAGE;
 use crate::handle::{Asked, Command, Happened, VolumeError};
-use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, Settings, Stamp, VolumeRecord};
+use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::shared::Failure;
 
 /// How long closing waits for I/O that is under way.
@@ -43,19 +43,19 @@ impl Control {
     async fn carry_out(self: &Rc<Control>, command: Command) -> Result<(), VolumeError> {
         match command {
             Command::Add { device, force } => self.add(&device, force, None).await,
-            Command::Remove { member, force } => self.remove(&member, force).await,
-            Command::Offline { member, force } => self.offline(&member, force).await,
-            Command::Online { member } => self.online(&member).await,
+            Command::Remove { replica, force } => self.remove(&replica, force).await,
+            Command::Offline { replica, force } => self.offline(&replica, force).await,
+            Command::Online { replica } => self.online(&replica).await,
             Command::Replace {
-                member,
+                replica,
                 device,
                 force,
             } => {
-                let slot = self.context.find_slot(&member)?;
-                self.add(&device, force, Some(self.context.member_id(slot)))
+                let slot = self.context.find_slot(&replica)?;
+                self.add(&device, force, Some(self.context.replica_id(slot)))
                     .await
             }
-            Command::Resync { member, full } => self.resync(member, full).await,
+            Command::Resync { replica, full } => self.resync(replica, full).await,
             Command::Verify { repair } => self.verify.begin_verify(repair),
             Command::StopVerify => {
                 self.context.state.borrow_mut().stop_verify = true;
@@ -64,7 +64,7 @@ impl Control {
             Command::Grow { blocks } => self.grow(blocks).await,
             Command::Rename { name } => self.rename(&name).await,
             Command::Set { settings } => self.set(*settings).await,
-            Command::Thaw { member, force } => self.thaw(member, force).await,
+            Command::Thaw { replica, force } => self.thaw(replica, force).await,
             Command::FailIo => {
                 self.context.shared.set_failing(true);
                 self.context.publish();
@@ -82,7 +82,7 @@ impl Control {
     /// name.
     fn must_keep_a_copy(&self, slot: usize, force: Option<&str>) -> Result<(), VolumeError> {
         let good = |(other, live): (usize, &Rc<Live>)| {
-            other != slot && self.members.is_good_copy(other, live)
+            other != slot && self.replicas.is_good_copy(other, live)
         };
         let others = self.context.state.borrow().in_sync().any(good);
         let name = self.context.name();
@@ -105,7 +105,7 @@ impl Control {
         replaces: Option<Uuid>,
     ) -> Result<(), VolumeError> {
         let record = self.context.state.borrow().record.clone();
-        if record.members.iter().any(|m| m.device == name) {
+        if record.replicas.iter().any(|m| m.device == name) {
             return Err(VolumeError::Invalid {
                 what: "device",
                 why: format!("\"{name}\" is a replica of the volume already"),
@@ -113,11 +113,11 @@ impl Control {
         }
         // Prefer a slot without I/O of a former replica in flight, if there is one: others have to
         // wait for it.
-        let free = (0..MAX_MEMBERS).filter(|slot| record.member(*slot).is_none());
+        let free = (0..MAX_REPLICAS).filter(|slot| record.replica(*slot).is_none());
         let free = free.min_by_key(|slot| self.context.shared.outstanding(*slot) > 0);
         let slot = free.ok_or_else(|| VolumeError::Invalid {
             what: "device",
-            why: format!("a volume has at most {MAX_MEMBERS} replicas"),
+            why: format!("a volume has at most {MAX_REPLICAS} replicas"),
         })?;
         let (device, disk) = self.media.claim(&record, name).await?;
         self.media.disks.forget(&disk);
@@ -138,11 +138,11 @@ impl Control {
             offline.must_be_empty(&disk, bytes).await?;
         }
         let id = Uuid::new_v4();
-        let member = MemberRecord {
+        let replica = ReplicaRecord {
             id,
             slot: slot as u8,
             device: name.to_owned(),
-            state: MemberState::Filling {
+            state: ReplicaState::Filling {
                 watermark: 0,
                 last_label: Stamp::default(),
             },
@@ -151,44 +151,44 @@ impl Control {
             replaces,
             why: Some("it is new".into()),
         };
-        let _one = self.members.turn.lock().await;
-        self.members.must_hold().await?;
+        let _one = self.replicas.turn.lock().await;
+        self.replicas.must_hold().await?;
         // Label the device before the store knows it: a device that is in the store without a label
         // of the volume would be taken for a foreign one.
         let mut next = self.context.state.borrow().record.clone();
-        next.members.push(member.clone());
+        next.replicas.push(replica.clone());
         offline.format(&disk, &next, slot, false).await?;
         drop((disk, offline, device));
-        self.members
-            .commit(|record| record.members.push(member))
+        self.replicas
+            .commit(|record| record.replicas.push(replica))
             .await?;
         self.context.state.borrow_mut().retries[slot] = Retry::default();
         self.context.publish();
-        self.context.emit(Happened::MemberAdded {
-            member: id,
+        self.context.emit(Happened::ReplicaAdded {
+            replica: id,
             device: name.to_owned(),
         });
         self.context.bells.probe.notify_one();
         Ok(())
     }
 
-    async fn remove(&self, member: &str, force: Option<String>) -> Result<(), VolumeError> {
-        let slot = self.context.find_slot(member)?;
-        if self.context.state.borrow().record.members.len() == 1 {
+    async fn remove(&self, replica: &str, force: Option<String>) -> Result<(), VolumeError> {
+        let slot = self.context.find_slot(replica)?;
+        if self.context.state.borrow().record.replicas.len() == 1 {
             return Err(VolumeError::Invalid {
                 what: "replica",
                 why: "it is the only one: delete the volume instead".into(),
             });
         }
         self.must_keep_a_copy(slot, force.as_deref())?;
-        let _one = self.members.turn.lock().await;
+        let _one = self.replicas.turn.lock().await;
         self.must_keep_a_copy(slot, force.as_deref())?;
-        self.members.remove_slot(slot).await
+        self.replicas.remove_slot(slot).await
     }
 
-    async fn offline(&self, member: &str, force: Option<String>) -> Result<(), VolumeError> {
-        let slot = self.context.find_slot(member)?;
-        let _one = self.members.turn.lock().await;
+    async fn offline(&self, replica: &str, force: Option<String>) -> Result<(), VolumeError> {
+        let slot = self.context.find_slot(replica)?;
+        let _one = self.replicas.turn.lock().await;
         self.must_keep_a_copy(slot, force.as_deref())?;
         let live = self.context.state.borrow().live[slot].clone();
         let others = self
@@ -197,18 +197,18 @@ impl Control {
             .borrow()
             .in_sync()
             .any(|(other, _)| other != slot);
-        self.members.keep_in_view(slot);
-        self.members.detach(slot);
-        self.members
+        self.replicas.keep_in_view(slot);
+        self.replicas.detach(slot);
+        self.replicas
             .commit(|record| {
-                let Some(member) = record.member_mut(slot) else {
+                let Some(replica) = record.replica_mut(slot) else {
                     return;
                 };
-                member.offline = true;
-                member.why = Some("taken out by the operator".into());
+                replica.offline = true;
+                replica.why = Some("taken out by the operator".into());
                 // The last one keeps its state: no holder writes without it.
-                if let (MemberState::InSync, true, Some(live)) = (member.state, others, &live) {
-                    member.state = MemberState::Out {
+                if let (ReplicaState::InSync, true, Some(live)) = (replica.state, others, &live) {
+                    replica.state = ReplicaState::Out {
                         last_label: live.stamp.get(),
                     };
                 }
@@ -218,22 +218,22 @@ impl Control {
             self.context
                 .freeze("the operator took the last replica out");
         }
-        self.members.has_left(slot, self.context.member_id(slot));
-        self.context.emit(Happened::MemberOut {
-            member: self.context.member_id(slot),
-            device: member.to_owned(),
+        self.replicas.has_left(slot, self.context.replica_id(slot));
+        self.context.emit(Happened::ReplicaOut {
+            replica: self.context.replica_id(slot),
+            device: replica.to_owned(),
             why: "taken out by the operator".into(),
         });
         Ok(())
     }
 
-    async fn online(&self, member: &str) -> Result<(), VolumeError> {
-        let slot = self.context.find_slot(member)?;
-        let _one = self.members.turn.lock().await;
-        self.members
+    async fn online(&self, replica: &str) -> Result<(), VolumeError> {
+        let slot = self.context.find_slot(replica)?;
+        let _one = self.replicas.turn.lock().await;
+        self.replicas
             .commit(|record| {
-                if let Some(member) = record.member_mut(slot) {
-                    member.offline = false;
+                if let Some(replica) = record.replica_mut(slot) {
+                    replica.offline = false;
                 }
             })
             .await?;
@@ -242,12 +242,12 @@ impl Control {
         Ok(())
     }
 
-    async fn resync(&self, member: Option<String>, full: bool) -> Result<(), VolumeError> {
-        let slots: Vec<usize> = match &member {
-            Some(member) => vec![self.context.find_slot(member)?],
-            None => (0..MAX_MEMBERS).collect(),
+    async fn resync(&self, replica: Option<String>, full: bool) -> Result<(), VolumeError> {
+        let slots: Vec<usize> = match &replica {
+            Some(replica) => vec![self.context.find_slot(replica)?],
+            None => (0..MAX_REPLICAS).collect(),
         };
-        let _one = self.members.turn.lock().await;
+        let _one = self.replicas.turn.lock().await;
         for slot in slots {
             if full {
                 self.must_keep_a_copy(slot, None)?;
@@ -257,26 +257,26 @@ impl Control {
                     .borrow()
                     .in_sync()
                     .any(|(other, _)| other != slot);
-                if member.is_none() || !others {
+                if replica.is_none() || !others {
                     return Err(VolumeError::Invalid {
                         what: "full",
                         why: "needs the name of a replica, and another one that is in sync".into(),
                     });
                 }
-                self.members.keep_in_view(slot);
-                self.members.detach(slot);
-                self.members
+                self.replicas.keep_in_view(slot);
+                self.replicas.detach(slot);
+                self.replicas
                     .commit(|record| {
-                        if let Some(member) = record.member_mut(slot) {
-                            member.state = MemberState::Filling {
+                        if let Some(replica) = record.replica_mut(slot) {
+                            replica.state = ReplicaState::Filling {
                                 watermark: 0,
                                 last_label: Stamp::default(),
                             };
-                            member.why = Some("the operator asked for a full copy".into());
+                            replica.why = Some("the operator asked for a full copy".into());
                         }
                     })
                     .await?;
-                self.members.has_left(slot, self.context.member_id(slot));
+                self.replicas.has_left(slot, self.context.replica_id(slot));
             }
             self.context.state.borrow_mut().retries[slot] = Retry::default();
         }
@@ -286,7 +286,7 @@ impl Control {
     }
 
     async fn grow(&self, blocks: u64) -> Result<(), VolumeError> {
-        let one = self.members.turn.lock().await;
+        let one = self.replicas.turn.lock().await;
         let record = self.context.state.borrow().record.clone();
         let invalid = |why: String| VolumeError::Invalid {
             what: "blocks",
@@ -302,7 +302,7 @@ impl Control {
             )));
         }
         let present = self.context.state.borrow().present();
-        if present.len() < record.members.len() {
+        if present.len() < record.replicas.len() {
             return Err(invalid("every replica must be present".into()));
         }
         let larger = VolumeRecord {
@@ -347,7 +347,9 @@ impl Control {
         fresh
             .iter()
             .for_each(|r| self.context.shared.regions.set_dirty(*r));
-        self.members.commit(|record| record.blocks = blocks).await?;
+        self.replicas
+            .commit(|record| record.blocks = blocks)
+            .await?;
         let mut slots = self
             .context
             .state
@@ -356,7 +358,7 @@ impl Control {
             .map(|(slot, _)| slot)
             .collect::<Vec<_>>();
         // The others get it from one that has the region in which the volume ended; one always has.
-        let has = |slot: &usize| !self.context.shared.needs[*slot].contains(first);
+        let has = |slot: &usize| !self.context.shared.missing[*slot].contains(first);
         slots.remove(slots.iter().position(has).unwrap_or(0));
         for (slot, live) in &present {
             let in_sync = slots.contains(slot);
@@ -383,23 +385,23 @@ impl Control {
 
     async fn rename(&self, name: &str) -> Result<(), VolumeError> {
         check_name(name)?;
-        let taken = self.members.store.list().await?;
+        let taken = self.replicas.store.list().await?;
         if taken
             .iter()
             .any(|other| other.name == name && other.id != self.context.id)
         {
             return Err(crate::store::StoreError::Exists { name: name.into() }.into());
         }
-        let _one = self.members.turn.lock().await;
-        self.members
+        let _one = self.replicas.turn.lock().await;
+        self.replicas
             .commit(|record| record.name = name.to_owned())
             .await
     }
 
     async fn set(&self, settings: Settings) -> Result<(), VolumeError> {
-        check_settings(&settings, self.context.state.borrow().record.members.len())?;
-        let _one = self.members.turn.lock().await;
-        self.members
+        check_settings(&settings, self.context.state.borrow().record.replicas.len())?;
+        let _one = self.replicas.turn.lock().await;
+        self.replicas
             .commit(|record| record.settings = settings)
             .await?;
         self.context.publish();
@@ -423,22 +425,22 @@ impl Control {
     /// now, or find it closed.
     async fn close(&self) -> Result<(), VolumeError> {
         self.failures.judge_cut().await;
-        let _one = self.members.turn.lock().await;
+        let _one = self.replicas.turn.lock().await;
         self.context.state.borrow_mut().closed = true;
         self.context.publish();
         let deadline = self.context.core.now() + DRAIN;
-        let under_way = || (0..MAX_MEMBERS).any(|slot| self.context.shared.outstanding(slot) > 0);
+        let under_way = || (0..MAX_REPLICAS).any(|slot| self.context.shared.outstanding(slot) > 0);
         while under_way() && self.context.core.now() < deadline {
             self.context.core.after(super::MOMENT).await;
         }
-        let members: Vec<_> = {
+        let replicas: Vec<_> = {
             let state = self.context.state.borrow();
             state.in_sync().map(|(s, l)| (s, Rc::clone(l))).collect()
         };
-        let reconciled = members
+        let reconciled = replicas
             .iter()
-            .all(|(slot, _)| self.context.shared.needs[*slot].is_empty());
-        let kept = members
+            .all(|(slot, _)| self.context.shared.missing[*slot].is_empty());
+        let kept = replicas
             .iter()
             .all(|(_, l)| l.device.layer.losses() == l.losses);
         // Another holder that has the volume by now has its log, too: write nothing there any
@@ -447,14 +449,14 @@ impl Control {
             let state = self.context.state.borrow();
             state.fenced.is_none() && !state.unheard
         };
-        let clean = !under_way() && reconciled && kept && self.media.flush_all(&members).await;
-        if clean && mine() && members.len() == self.context.state.borrow().record.members.len() {
-            self.log.clear_log(&members).await;
+        let clean = !under_way() && reconciled && kept && self.media.flush_all(&replicas).await;
+        if clean && mine() && replicas.len() == self.context.state.borrow().record.replicas.len() {
+            self.log.clear_log(&replicas).await;
         }
         if self.context.state.borrow().fenced.is_none() {
-            self.members.sign_off(clean).await?;
+            self.replicas.sign_off(clean).await?;
         }
-        self.members.let_others_in_everywhere().await;
+        self.replicas.let_others_in_everywhere().await;
         self.context.refresh_status();
         self.context.emit(Happened::Closed);
         Ok(())

@@ -50,11 +50,11 @@ impl Context {
         self.state.borrow().record.name.clone()
     }
 
-    pub(super) fn find_slot(&self, member: &str) -> Result<usize, VolumeError> {
-        let found = self.state.borrow().slot_of(member);
-        found.ok_or_else(|| VolumeError::NoMember {
+    pub(super) fn find_slot(&self, replica: &str) -> Result<usize, VolumeError> {
+        let found = self.state.borrow().slot_of(replica);
+        found.ok_or_else(|| VolumeError::NoReplica {
             name: self.name(),
-            member: member.to_owned(),
+            replica: replica.to_owned(),
         })
     }
 
@@ -68,7 +68,7 @@ impl Context {
         self.emit(Happened::Fenced { why });
     }
 
-    /// The control itself found a member failing.
+    /// The control itself found a replica failing.
     pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
         self.fence_if_superseded(why);
         self.shared.report(crate::shared::Report {
@@ -92,9 +92,9 @@ impl Context {
         }
     }
 
-    pub(super) fn member_id(&self, slot: usize) -> Uuid {
+    pub(super) fn replica_id(&self, slot: usize) -> Uuid {
         let state = self.state.borrow();
-        state.record.member(slot).map(|m| m.id).unwrap_or_default()
+        state.record.replica(slot).map(|m| m.id).unwrap_or_default()
     }
 
     /// Fences the volume if the failure proves that another holder owns it.

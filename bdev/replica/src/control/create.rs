@@ -20,8 +20,8 @@ use crate::format::{
     BLOCK, Label, LabelError, Place, encode_page, label_offset, newest, page_offset, pages_for,
     region_shift_for,
 };
-use crate::handle::{Devices, MemberDevice, NewVolume, VolumeError};
-use crate::model::{MAX_MEMBERS, MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
+use crate::handle::{Devices, NewVolume, ReplicaDevice, VolumeError};
+use crate::model::{MAX_REPLICAS, RESERVED, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::shared::Failure;
 use crate::store::{StoreError, VolumeStore};
 
@@ -47,10 +47,10 @@ pub(super) struct OfflineDisks {
     poller: nacre_reactor::PollerId,
 }
 
-/// A member of a closed volume.
+/// A replica of a closed volume.
 struct OfflineReplica {
     disk: Rc<Disk>,
-    device: MemberDevice,
+    device: ReplicaDevice,
     label: Result<(Label, Place), LabelError>,
 }
 
@@ -84,7 +84,7 @@ impl OfflineDisks {
         })
     }
 
-    pub fn open(&self, name: &str, device: &MemberDevice) -> Result<Rc<Disk>, VolumeError> {
+    pub fn open(&self, name: &str, device: &ReplicaDevice) -> Result<Rc<Disk>, VolumeError> {
         let open = self.disks.open(&device.layer, &self.pool);
         open.map_err(|error| unopened(name, &error))
     }
@@ -183,14 +183,14 @@ impl OfflineDisks {
     /// open elsewhere loses it there. The next holder is not excluded.
     async fn alone<T>(
         &self,
-        member: &OfflineReplica,
+        replica: &OfflineReplica,
         record: &VolumeRecord,
         work: impl Future<Output = Result<T, VolumeError>>,
     ) -> Result<T, VolumeError> {
-        if !member.device.layer.reserves() {
+        if !replica.device.layer.reserves() {
             return work.await;
         }
-        let disk = &member.disk;
+        let disk = &replica.disk;
         let key = fence::key(record.id, record.epoch + 1, Uuid::nil());
         let reserved = fence::reserve(&self.core, disk, key, PATIENCE).await;
         reserved.map_err(|why| match why {
@@ -207,8 +207,8 @@ impl OfflineDisks {
         done
     }
 
-    /// A member's device of a closed volume.
-    async fn member(
+    /// A replica's device of a closed volume.
+    async fn replica(
         &self,
         devices: &Arc<dyn Devices>,
         record: &VolumeRecord,
@@ -290,7 +290,7 @@ impl OfflineDisks {
         Ok(true)
     }
 
-    /// The labels and the empty log of a member that is new.
+    /// The labels and the empty log of a replica that is new.
     pub async fn format(
         &self,
         disk: &Disk,
@@ -333,7 +333,7 @@ pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
 
 pub(super) fn check_settings(
     settings: &crate::model::Settings,
-    members: usize,
+    replicas: usize,
 ) -> Result<(), VolumeError> {
     let invalid = |what, why: &str| {
         Err(VolumeError::Invalid {
@@ -341,7 +341,7 @@ pub(super) fn check_settings(
             why: why.into(),
         })
     };
-    if !(1..=members.max(1)).contains(&usize::from(settings.min_in_sync)) {
+    if !(1..=replicas.max(1)).contains(&usize::from(settings.min_in_sync)) {
         return invalid("min_in_sync", "1 to the number of replicas");
     }
     if !(100..=600_000).contains(&settings.deadline_ms) {
@@ -372,8 +372,8 @@ pub async fn create(
     let invalid = |what, why: String| VolumeError::Invalid { what, why };
     check_name(&new.name)?;
     let count = new.devices.len();
-    if !(1..=MAX_MEMBERS).contains(&count) {
-        let why = format!("a volume has 1 to {MAX_MEMBERS} replicas, not {count}");
+    if !(1..=MAX_REPLICAS).contains(&count) {
+        let why = format!("a volume has 1 to {MAX_REPLICAS} replicas, not {count}");
         return Err(invalid("devices", why));
     }
     check_settings(&new.settings, count)?;
@@ -386,20 +386,20 @@ pub async fn create(
         return Err(StoreError::Exists { name: new.name }.into());
     }
     let offline = OfflineDisks::new(core, pool, PATIENCE)?;
-    let mut members = Vec::new();
+    let mut replicas = Vec::new();
     for name in &new.devices {
         let device = devices.claim(name, &new.name)?;
         let disk = offline.open(name, &device)?;
-        members.push((device, disk));
+        replicas.push((device, disk));
     }
-    let block_size = members[0].1.block_size;
+    let block_size = replicas[0].1.block_size;
     let mut bytes = u64::MAX;
-    for (device, disk) in &members {
+    for (device, disk) in &replicas {
         let geometry = device.layer.geometry();
         if geometry.block_size != block_size || geometry.block_size as usize > BLOCK {
             let why = format!(
                 "\"{}\" has blocks of {} bytes, \"{}\" of {block_size} (at most {BLOCK} are supported)",
-                disk.name, geometry.block_size, members[0].1.name
+                disk.name, geometry.block_size, replicas[0].1.name
             );
             return Err(invalid("devices", why));
         }
@@ -412,7 +412,7 @@ pub async fn create(
         bytes = bytes.min((has - RESERVED) / GRAIN * GRAIN);
     }
     if !new.force {
-        for (device, disk) in &members {
+        for (device, disk) in &replicas {
             offline
                 .must_be_empty(disk, layer_bytes(&device.layer))
                 .await?;
@@ -428,22 +428,22 @@ pub async fn create(
         bytes = wanted;
     }
     let mut cheap = true;
-    for (device, disk) in &members {
+    for (device, disk) in &replicas {
         // Earlier contents are not needed.
         device.layer.forget_least();
         cheap = cheap && offline.discard(disk, &device.layer).await?;
     }
     let state = |slot: usize| {
         if cheap || slot == 0 {
-            MemberState::InSync
+            ReplicaState::InSync
         } else {
-            MemberState::Filling {
+            ReplicaState::Filling {
                 watermark: 0,
                 last_label: Stamp::default(),
             }
         }
     };
-    let member = |(slot, device): (usize, &String)| MemberRecord {
+    let replica = |(slot, device): (usize, &String)| ReplicaRecord {
         id: Uuid::new_v4(),
         slot: slot as u8,
         device: device.clone(),
@@ -463,11 +463,11 @@ pub async fn create(
         serving: 0,
         revision: 1,
         holder: None,
-        members: new.devices.iter().enumerate().map(member).collect(),
+        replicas: new.devices.iter().enumerate().map(replica).collect(),
         settings: new.settings,
         limits: None,
     };
-    for (slot, (device, disk)) in members.iter().enumerate() {
+    for (slot, (device, disk)) in replicas.iter().enumerate() {
         offline.format(disk, &record, slot, true).await?;
         must_fit(&record, &disk.name, &device.layer)?;
     }
@@ -489,9 +489,9 @@ pub async fn delete(
     let offline = OfflineDisks::new(core, pool, PATIENCE)?;
     store.delete(id, record.version()).await?;
     let left = RefCell::new(Vec::new());
-    for member in &record.members {
+    for replica in &record.replicas {
         let wipe = async {
-            let found = offline.member(&devices, &record, &member.device).await?;
+            let found = offline.replica(&devices, &record, &replica.device).await?;
             match &found.label {
                 Ok((label, _)) if label.volume == id => {
                     let wiped = offline.wipe(&found.disk);
@@ -515,7 +515,7 @@ pub async fn delete(
 /// volume's name, typed.
 ///
 /// `seen`: the record's version when the volume was found closed, with no replica to open it from.
-/// A later holder raised the epoch, and may have acknowledged writes that `member` lacks: then the
+/// A later holder raised the epoch, and may have acknowledged writes that `replica` lacks: then the
 /// call is refused.
 #[allow(clippy::too_many_arguments)]
 pub async fn force_in_sync(
@@ -525,7 +525,7 @@ pub async fn force_in_sync(
     devices: Arc<dyn Devices>,
     id: Uuid,
     seen: Stamp,
-    member: &str,
+    replica: &str,
     force: &str,
 ) -> Result<(), VolumeError> {
     let record = store.load(id).await?;
@@ -538,11 +538,11 @@ pub async fn force_in_sync(
         }
         .into());
     }
-    let named = |m: &&MemberRecord| m.device == member || m.id.to_string() == member;
-    let Some(chosen) = record.members.iter().find(named).cloned() else {
-        return Err(VolumeError::NoMember {
+    let named = |m: &&ReplicaRecord| m.device == replica || m.id.to_string() == replica;
+    let Some(chosen) = record.replicas.iter().find(named).cloned() else {
+        return Err(VolumeError::NoReplica {
             name: record.name,
-            member: member.to_owned(),
+            replica: replica.to_owned(),
         });
     };
     if force != record.name {
@@ -556,16 +556,16 @@ pub async fn force_in_sync(
         what: "replica",
         why: why.into(),
     };
-    if matches!(chosen.state, MemberState::Filling { .. }) {
+    if matches!(chosen.state, ReplicaState::Filling { .. }) {
         return Err(invalid("it was never in sync: its data is incomplete"));
     }
     let offline = OfflineDisks::new(core, pool, PATIENCE)?;
-    let found = offline.member(&devices, &record, &chosen.device).await?;
+    let found = offline.replica(&devices, &record, &chosen.device).await?;
     let layer = Arc::clone(&found.device.layer);
     must_fit(&record, &chosen.device, &layer)?;
     let label = found.label.clone();
     let label = label.map_err(|error| invalid(&error.to_string()))?;
-    if (label.0.volume, label.0.member) != (record.id, chosen.id) {
+    if (label.0.volume, label.0.replica) != (record.id, chosen.id) {
         return Err(invalid("its label is another replica's"));
     }
     let mut next = record.clone();
@@ -573,19 +573,19 @@ pub async fn force_in_sync(
     // Accept its present label, by the store's record alone. A new label could reach the device
     // long after another decision, and would then hide a later holder.
     next.serving = next.serving.min(label.0.stamp.epoch);
-    for member in &mut next.members {
-        let is_it = member.id == chosen.id;
-        member.state = if is_it {
-            MemberState::InSync
+    for replica in &mut next.replicas {
+        let is_it = replica.id == chosen.id;
+        replica.state = if is_it {
+            ReplicaState::InSync
         } else {
-            MemberState::Filling {
+            ReplicaState::Filling {
                 watermark: 0,
                 last_label: Stamp::default(),
             }
         };
-        member.offline &= !is_it;
-        member.cut = false;
-        member.why = (!is_it).then(|| format!("the operator chose {}", chosen.device));
+        replica.offline &= !is_it;
+        replica.cut = false;
+        replica.why = (!is_it).then(|| format!("the operator chose {}", chosen.device));
     }
     let decided = async {
         store.swap(seen, next).await?;

@@ -1,16 +1,16 @@
-//! Members whose devices have, or had, fewer blocks than the volume needs.
+//! Replicas whose devices have, or had, fewer blocks than the volume needs.
 //!
 //! A device that is cut and made large again reads as zeroes where there was data, and the label at
 //! its start is as it was. So devices count the fewest blocks that they had
-//! ([`Bdev::least_blocks`]), until this control starts to fill the member from the start.
+//! ([`Bdev::least_blocks`]), until this control starts to fill the replica from the start.
 //!
-//! | the member is | then |
+//! | the replica is | then |
 //! |---|---|
 //! | in sync or out, another in sync is there | filled from the start, durably, before any answer |
 //! | in sync or out, none is there | marked `cut`, durably: not served from until it is thawed |
 //! | being filled | filled from the start, durably |
 //!
-//! A device that does not carry the member's label is none of its business, however small it is.
+//! A device that does not carry the replica's label is none of its business, however small it is.
 //!
 //! Each machine counts for itself, and the operator may thaw the volume through another one. So a
 //! machine forgets what it counted as soon as the store has it: from then on the record decides.
@@ -23,7 +23,7 @@ use nacre_bdev::{Bdev, Layer, Status};
 use super::membership::Membership;
 use super::state::Live;
 use crate::handle::{Happened, VolumeError};
-use crate::model::{MemberRecord, MemberState, RESERVED, Stamp, VolumeRecord};
+use crate::model::{RESERVED, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::mutation::Mutation;
 use crate::shared::Failure;
 
@@ -97,11 +97,11 @@ impl Cut {
         }
     }
 
-    /// The record says that the member was cut, and its device has enough blocks now.
-    pub fn recorded(record: &VolumeRecord, member: &MemberRecord) -> Cut {
+    /// The record says that the replica was cut, and its device has enough blocks now.
+    pub fn recorded(record: &VolumeRecord, replica: &ReplicaRecord) -> Cut {
         Cut {
             needed: record.needed_bytes(),
-            evidence: Evidence::Record(member.why.clone()),
+            evidence: Evidence::Record(replica.why.clone()),
         }
     }
 
@@ -121,7 +121,7 @@ impl Cut {
         })
     }
 
-    /// The same of a member whose I/O failed. A lane asks for nothing beyond the volume's end.
+    /// The same of a replica whose I/O failed. A lane asks for nothing beyond the volume's end.
     pub fn of_failed(record: &VolumeRecord, live: &Live, why: Failure) -> Option<Cut> {
         let ends = why.is_beyond_end() && !Mutation::IgnoreSize.is_active();
         Cut::of(record, &live.device.layer).or(ends.then(|| Cut::unreadable(record)))
@@ -129,16 +129,16 @@ impl Cut {
 }
 
 impl VolumeRecord {
-    /// Bytes that a member's device needs.
+    /// Bytes that a replica's device needs.
     pub(super) fn needed_bytes(&self) -> u64 {
         RESERVED + self.blocks * u64::from(self.block_size)
     }
 }
 
-impl MemberRecord {
+impl ReplicaRecord {
     /// None of its contents count from now on.
     pub(super) fn fill_anew(&mut self, why: String) {
-        self.state = MemberState::Filling {
+        self.state = ReplicaState::Filling {
             watermark: 0,
             last_label: Stamp::default(),
         };
@@ -148,7 +148,7 @@ impl MemberRecord {
 
     /// True if none of its contents count already.
     pub(super) fn is_empty(&self) -> bool {
-        matches!(self.state, MemberState::Filling { watermark: 0, .. })
+        matches!(self.state, ReplicaState::Filling { watermark: 0, .. })
     }
 }
 
@@ -174,7 +174,7 @@ pub(super) fn must_fit(
 }
 
 impl Membership {
-    /// Records, under `turn`, that a member that is not used was cut. An error: there is none to
+    /// Records, under `turn`, that a replica that is not used was cut. An error: there is none to
     /// fill it from, or the volume is another holder's.
     pub(super) async fn record_cut(
         &self,
@@ -182,37 +182,37 @@ impl Membership {
         cut: &Cut,
         checked: &Checked,
     ) -> Result<(), VolumeError> {
-        let Some(member) = self.context.state.borrow().record.member(slot).cloned() else {
+        let Some(replica) = self.context.state.borrow().record.replica(slot).cloned() else {
             return Ok(());
         };
-        if member.is_empty() && !member.cut {
+        if replica.is_empty() && !replica.cut {
             return Ok(());
         }
         let why = cut.to_string();
-        let is_partial = matches!(member.state, MemberState::Filling { .. });
+        let is_partial = matches!(replica.state, ReplicaState::Filling { .. });
         if !is_partial && self.context.state.borrow().in_sync().next().is_none() {
             self.mark_cut(slot, cut, checked).await?;
             return Err(VolumeError::Cut {
                 name: self.context.name(),
-                device: member.device,
+                device: replica.device,
                 what: why,
             });
         }
         self.commit(|record| {
-            if let Some(member) = record.member_mut(slot) {
-                member.fill_anew(why.clone());
+            if let Some(replica) = record.replica_mut(slot) {
+                replica.fill_anew(why.clone());
             }
         })
         .await?;
-        self.context.emit(Happened::MemberOut {
-            member: member.id,
-            device: member.device,
+        self.context.emit(Happened::ReplicaOut {
+            replica: replica.id,
+            device: replica.device,
             why,
         });
         Ok(())
     }
 
-    /// A member that lanes know no more was cut, and there is none to fill it from.
+    /// A replica that lanes know no more was cut, and there is none to fill it from.
     pub(super) async fn mark_cut(
         &self,
         slot: usize,
@@ -224,15 +224,15 @@ impl Membership {
             .state
             .borrow()
             .record
-            .member(slot)
+            .replica(slot)
             .is_some_and(|m| m.cut);
         if marked {
             return Ok(());
         }
         self.commit(|record| {
-            if let Some(member) = record.member_mut(slot) {
-                member.cut = true;
-                member.why = Some(cut.to_string());
+            if let Some(replica) = record.replica_mut(slot) {
+                replica.cut = true;
+                replica.why = Some(cut.to_string());
             }
         })
         .await?;
@@ -249,21 +249,21 @@ impl Membership {
     ) {
         let mut next = record.clone();
         for (slot, cut, _) in cut {
-            match next.member_mut(*slot) {
-                Some(member) if matches!(member.state, MemberState::Filling { .. }) => {
-                    member.fill_anew(cut.to_string());
+            match next.replica_mut(*slot) {
+                Some(replica) if matches!(replica.state, ReplicaState::Filling { .. }) => {
+                    replica.fill_anew(cut.to_string());
                 }
-                Some(member) if !member.cut => {
-                    member.cut = true;
-                    member.why = Some(cut.to_string());
+                Some(replica) if !replica.cut => {
+                    replica.cut = true;
+                    replica.why = Some(cut.to_string());
                 }
                 _ => {}
             }
         }
         let mine = record.holder.is_none_or(|holder| holder == self.holder);
-        let is_cut = |member: &MemberRecord| next.in_sync().any(|m| m.id == member.id && m.cut);
+        let is_cut = |replica: &ReplicaRecord| next.in_sync().any(|m| m.id == replica.id && m.cut);
         let all_cut = record.in_sync().all(is_cut);
-        let stored = if next.members == record.members {
+        let stored = if next.replicas == record.replicas {
             // Unless the operator thawed the volume meanwhile, the record holds all of it.
             let found = self.store.load(self.context.id).await;
             found.is_ok_and(|found| found.version() == record.version())

@@ -7,14 +7,14 @@ use super::state::Live;
 use crate::handle::{Happened, VolumeError};
 
 impl Membership {
-    /// Whether a member that is in sync lacks nothing, and has lost nothing.
+    /// Whether a replica that is in sync lacks nothing, and has lost nothing.
     pub(super) fn is_good_copy(&self, slot: usize, live: &Live) -> bool {
-        self.context.shared.needs[slot].is_empty() && live.is_whole()
+        self.context.shared.missing[slot].is_empty() && live.is_whole()
     }
 
     /// Under `Membership::turn`.
     pub(super) async fn remove_slot(&self, slot: usize) -> Result<(), VolumeError> {
-        let Some(member) = self.context.state.borrow().record.member(slot).cloned() else {
+        let Some(replica) = self.context.state.borrow().record.replica(slot).cloned() else {
             return Ok(());
         };
         // Out of the table at once, so that no more writes reach it; released when its label is
@@ -22,17 +22,17 @@ impl Membership {
         self.keep_in_view(slot);
         let live = self.context.state.borrow_mut().live[slot].take();
         let gone = self.commit(|record| {
-            record.members.retain(|m| usize::from(m.slot) != slot);
-            for other in &mut record.members {
-                other.replaces = other.replaces.filter(|replaced| *replaced != member.id);
+            record.replicas.retain(|m| usize::from(m.slot) != slot);
+            for other in &mut record.replicas {
+                other.replaces = other.replaces.filter(|replaced| *replaced != replica.id);
             }
-            let count = record.members.len() as u8;
+            let count = record.replicas.len() as u8;
             let least = &mut record.settings.min_in_sync;
             *least = (*least).min(count);
         });
         let gone = gone.await;
         if gone.is_ok() {
-            self.has_left(slot, member.id)
+            self.has_left(slot, replica.id)
         } else {
             self.context.publish()
         }
@@ -44,14 +44,14 @@ impl Membership {
             self.media.disks.forget(&live.disk);
         }
         gone?;
-        self.context.emit(Happened::MemberRemoved {
-            member: member.id,
-            device: member.device,
+        self.context.emit(Happened::ReplicaRemoved {
+            replica: replica.id,
+            device: replica.device,
         });
         Ok(())
     }
 
-    /// A member that is to go now. Without it there is a good copy: the one in its place.
+    /// A replica that is to go now. Without it there is a good copy: the one in its place.
     pub(super) fn replaced(&self) -> Option<usize> {
         let state = self.context.state.borrow();
         if !state.serving || state.closed || state.fenced.is_some() {
@@ -60,8 +60,8 @@ impl Membership {
         let good = state
             .in_sync()
             .filter(|(slot, live)| self.is_good_copy(*slot, live));
-        let mut replaced = good.filter_map(|(slot, _)| state.record.member(slot)?.replaces);
-        let old = replaced.find_map(|id| state.record.members.iter().find(|m| m.id == id))?;
+        let mut replaced = good.filter_map(|(slot, _)| state.record.replica(slot)?.replaces);
+        let old = replaced.find_map(|id| state.record.replicas.iter().find(|m| m.id == id))?;
         Some(usize::from(old.slot))
     }
 
@@ -75,7 +75,7 @@ impl Membership {
     /// A replica in sync is about to be detached: lanes keep their view of it until `leaving` is
     /// cleared.
     pub(super) fn keep_in_view(&self, slot: usize) {
-        let known = self.context.shared.view().members[slot].clone();
+        let known = self.context.shared.view().replicas[slot].clone();
         if self.context.state.borrow().is_in_sync(slot) {
             self.context.state.borrow_mut().leaving[slot] = known;
         }
@@ -84,11 +84,11 @@ impl Membership {
     /// A replica that was in sync is out, or gone, in the store. Lanes learn it before anything
     /// else. With the old view and a later event they would find that it, or its successor in the
     /// slot, lacks regions, and two answers to one question would differ.
-    pub(super) fn has_left(&self, slot: usize, member: Uuid) {
+    pub(super) fn has_left(&self, slot: usize, replica: Uuid) {
         self.context.state.borrow_mut().leaving[slot] = None;
         self.context.publish();
-        self.repin(member);
-        self.context.shared.needs[slot].assign(|_| false);
+        self.repin(replica);
+        self.context.shared.missing[slot].assign(|_| false);
         self.context.refresh_status();
     }
 
@@ -110,7 +110,7 @@ impl Membership {
         if let Some(first) = self.believe_first() {
             self.context.emit(Happened::SourceChanged {
                 from: lost,
-                to: self.context.member_id(first),
+                to: self.context.replica_id(first),
             });
         }
     }
@@ -122,17 +122,17 @@ impl Membership {
         let state = self.context.state.borrow();
         let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();
         let (first, others) = slots.split_first()?;
-        let needs = &self.context.shared.needs;
+        let missing = &self.context.shared.missing;
         let (mut region, mut found) = (0, None);
-        while let Some(lacked) = needs[*first].next(region) {
-            if others.iter().all(|slot| needs[*slot].contains(lacked)) {
-                needs[*first].remove(lacked);
+        while let Some(lacked) = missing[*first].next(region) {
+            if others.iter().all(|slot| missing[*slot].contains(lacked)) {
+                missing[*first].remove(lacked);
                 found = Some(*first);
             }
             region = lacked + 1;
         }
         if let (Some(first), Some(live)) = (found, &state.live[*first])
-            && needs[first].is_empty()
+            && missing[first].is_empty()
         {
             *live.resync.borrow_mut() = None;
         }

@@ -22,7 +22,7 @@ use super::cut::{Checked, Cut};
 use super::membership::Membership;
 use super::state::Live;
 use crate::handle::Happened;
-use crate::model::{MAX_MEMBERS, MemberState};
+use crate::model::{MAX_REPLICAS, ReplicaState};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, Report};
 
@@ -32,7 +32,7 @@ const WATCH: Duration = Duration::from_millis(250);
 
 pub(super) struct FailureHandler {
     pub context: Rc<Context>,
-    pub members: Rc<Membership>,
+    pub replicas: Rc<Membership>,
 }
 
 impl FailureHandler {
@@ -47,7 +47,7 @@ impl FailureHandler {
                 if heard == self.context.state.borrow().judged {
                     break;
                 }
-                for slot in 0..MAX_MEMBERS {
+                for slot in 0..MAX_REPLICAS {
                     if let Some(worst) = self.worst(slot, &reports) {
                         self.judge(slot, worst.incarnation, worst.why).await;
                     }
@@ -105,9 +105,9 @@ impl FailureHandler {
     /// Otherwise one of them could be the last one left, although this one was only slow and has
     /// everything. That can also happen while the store is unreachable.
     pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
-        let _one = self.members.turn.lock().await;
+        let _one = self.replicas.turn.lock().await;
         // Each time it is overtaken another one is judged first.
-        for _ in 0..=MAX_MEMBERS {
+        for _ in 0..=MAX_REPLICAS {
             // The lost data of a cut replica does not return: better no replica than this one.
             let record = self.context.state.borrow().record.clone();
             for (other, live) in self.others_in_sync(slot) {
@@ -134,7 +134,7 @@ impl FailureHandler {
         others.map(|(slot, live)| (slot, Rc::clone(live))).collect()
     }
 
-    /// Whether a member in sync has lost nothing, while others have.
+    /// Whether a replica in sync has lost nothing, while others have.
     fn knows_more(&self, slot: usize) -> bool {
         let has_lost = |live: &Rc<Live>| lost(live).is_some();
         let own = self.context.state.borrow().live[slot]
@@ -168,14 +168,14 @@ impl FailureHandler {
             .as_ref()
             .map_or_else(|| describe(why), ToString::to_string);
         if !self.context.state.borrow().is_in_sync(slot) {
-            self.members.detach(slot);
+            self.replicas.detach(slot);
             if let Some(cut) = &cut
-                && let Err(error) = self.members.record_cut(slot, cut, &checked).await
+                && let Err(error) = self.replicas.record_cut(slot, cut, &checked).await
             {
                 tracing::debug!(slot, %error, "it stays away");
             }
             self.context.emit(Happened::ResyncStopped {
-                member: self.context.member_id(slot),
+                replica: self.context.replica_id(slot),
                 device: live.disk.name.clone(),
                 why: reason,
             });
@@ -184,9 +184,9 @@ impl FailureHandler {
         }
         if self.others_in_sync(slot).is_empty() {
             if why.is_path() || cut.is_some() {
-                self.members.detach(slot);
+                self.replicas.detach(slot);
                 if let Some(cut) = &cut
-                    && self.members.mark_cut(slot, cut, &checked).await.is_err()
+                    && self.replicas.mark_cut(slot, cut, &checked).await.is_err()
                 {
                     return true;
                 }
@@ -197,39 +197,39 @@ impl FailureHandler {
             return true;
         }
         if Mutation::AcknowledgeEarly.is_active() {
-            self.members.detach(slot);
+            self.replicas.detach(slot);
             self.context.publish();
         }
         let last_label = live.stamp.get();
-        let out = self.members.commit_unless(
+        let out = self.replicas.commit_unless(
             || self.knows_more(slot),
             |record| {
-                let Some(member) = record.member_mut(slot) else {
+                let Some(replica) = record.replica_mut(slot) else {
                     return;
                 };
                 match cut {
-                    Some(_) => member.fill_anew(reason.clone()),
+                    Some(_) => replica.fill_anew(reason.clone()),
                     None => {
-                        member.state = MemberState::Out { last_label };
-                        member.why = Some(reason.clone());
+                        replica.state = ReplicaState::Out { last_label };
+                        replica.why = Some(reason.clone());
                     }
                 }
             },
             // So that no label is written to it.
-            || self.members.let_go_of(slot),
+            || self.replicas.let_go_of(slot),
         );
         match out.await {
             Ok(true) => {}
             Ok(false) => return false,
             Err(_) => {
                 // Another holder has the volume; this replica gets no further requests.
-                self.members.let_go_of(slot);
+                self.replicas.let_go_of(slot);
                 return true;
             }
         }
-        self.members.has_left(slot, self.context.member_id(slot));
-        self.context.emit(Happened::MemberOut {
-            member: self.context.member_id(slot),
+        self.replicas.has_left(slot, self.context.replica_id(slot));
+        self.context.emit(Happened::ReplicaOut {
+            replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
             why: reason,
         });
@@ -261,12 +261,12 @@ impl FailureHandler {
             }
         }
         // Any obstacle is over, whether or not it was reported.
-        if self.members.replaced().is_some() {
+        if self.replicas.replaced().is_some() {
             self.context.bells.resync.notify_one();
         }
     }
 
-    /// Decides about the members in use that were cut.
+    /// Decides about the replicas in use that were cut.
     pub(super) async fn judge_cut(&self) {
         let (record, present) = {
             let state = self.context.state.borrow();

@@ -11,7 +11,7 @@ use super::attach::label_credit;
 use super::failures::describe;
 use super::state::Retry;
 use crate::handle::VolumeError;
-use crate::model::{MemberRecord, MemberState, Stamp};
+use crate::model::{ReplicaRecord, ReplicaState, Stamp};
 
 /// How long to retry a claimed device: this volume itself may have it, which checks it at
 /// intervals.
@@ -21,14 +21,14 @@ const ENTRY: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Control {
-    /// Ends `FailIo`. If no replica is in sync and `force` is given, serves from `member` or the
+    /// Ends `FailIo`. If no replica is in sync and `force` is given, serves from `replica` or the
     /// best present one.
     pub(super) async fn thaw(
         &self,
-        member: Option<String>,
+        replica: Option<String>,
         force: Option<String>,
     ) -> Result<(), VolumeError> {
-        let named = member
+        let named = replica
             .as_deref()
             .map(|m| self.context.find_slot(m))
             .transpose()?;
@@ -36,7 +36,7 @@ impl Control {
             return Err(invalid("the volume serves from replicas that are in sync"));
         }
         {
-            let _one = self.members.turn.lock().await;
+            let _one = self.replicas.turn.lock().await;
             self.context.shared.set_failing(false);
             if self.serves() {
                 self.context.thawed();
@@ -60,25 +60,25 @@ impl Control {
         self.context.state.borrow().in_sync().next().is_some()
     }
 
-    /// From a member that is there, and known to miss something.
+    /// From a replica that is there, and known to miss something.
     async fn thaw_present(
         &self,
         named: Option<usize>,
         force: Option<String>,
     ) -> Result<(), VolumeError> {
-        let _one = self.members.turn.lock().await;
+        let _one = self.replicas.turn.lock().await;
         // The one that left last misses least.
         let best = {
             let state = self.context.state.borrow();
             let there = state.present().into_iter().filter(|(slot, live)| {
                 live.joined.get() && named.is_none_or(|named| named == *slot)
             });
-            let left = |(slot, _): &(usize, _)| match state.record.member(*slot).map(|m| m.state) {
-                Some(MemberState::Out { last_label }) => Some(last_label),
+            let left = |(slot, _): &(usize, _)| match state.record.replica(*slot).map(|m| m.state) {
+                Some(ReplicaState::Out { last_label }) => Some(last_label),
                 _ => None,
             };
             there
-                .filter(|member| left(member).is_some())
+                .filter(|replica| left(replica).is_some())
                 .max_by_key(left)
                 .map(|(slot, _)| slot)
         };
@@ -101,13 +101,13 @@ impl Control {
         Ok(())
     }
 
-    /// Why there is no member to be chosen.
+    /// Why there is no replica to be chosen.
     fn why_none(&self) -> String {
         let state = self.context.state.borrow();
-        match state.record.members.iter().find(|m| m.cut) {
-            Some(member) => format!(
+        match state.record.replicas.iter().find(|m| m.cut) {
+            Some(replica) => format!(
                 "\"{}\" lost its end: name it (`--replica {}`) to continue with its data",
-                member.device, member.device
+                replica.device, replica.device
             ),
             None => "no replica that ever was in sync can be reached".into(),
         }
@@ -117,18 +117,18 @@ impl Control {
     /// offline, or it is not yet time to look for it. Its label's age is accepted from here on, by
     /// the store's record alone; the label that counts is written when the replica is attached.
     async fn thaw_absent(&self, slot: usize, force: Option<String>) -> Result<(), VolumeError> {
-        let member = self.context.state.borrow().record.member(slot).cloned();
-        let Some(member) = member else {
+        let replica = self.context.state.borrow().record.replica(slot).cloned();
+        let Some(replica) = replica else {
             return Err(changed());
         };
-        if matches!(member.state, MemberState::Filling { .. }) {
+        if matches!(replica.state, ReplicaState::Filling { .. }) {
             return Err(invalid("it was never in sync: its data is incomplete"));
         }
         self.must_be_meant(force.as_deref())?;
-        let (epoch, layer) = self.epoch_of(&member).await?;
+        let (epoch, layer) = self.epoch_of(&replica).await?;
         {
-            let _one = self.members.turn.lock().await;
-            let same = self.context.state.borrow().record.member(slot) == Some(&member);
+            let _one = self.replicas.turn.lock().await;
+            let same = self.context.state.borrow().record.replica(slot) == Some(&replica);
             if !same || self.context.state.borrow().live[slot].is_some() || self.serves() {
                 return Err(changed());
             }
@@ -146,12 +146,12 @@ impl Control {
         Ok(())
     }
 
-    /// The epoch in the label of a member that is not used, and its device.
-    async fn epoch_of(&self, member: &MemberRecord) -> Result<(u64, Arc<Layer>), VolumeError> {
+    /// The epoch in the label of a replica that is not used, and its device.
+    async fn epoch_of(&self, replica: &ReplicaRecord) -> Result<(u64, Arc<Layer>), VolumeError> {
         let record = self.context.state.borrow().record.clone();
         let late = self.context.core.now() + CLAIM;
         let (device, disk) = loop {
-            match self.media.claim(&record, &member.device).await {
+            match self.media.claim(&record, &replica.device).await {
                 Err(VolumeError::Device(_)) if self.context.core.now() < late => {
                     self.context.core.after(LOOK_AGAIN).await;
                 }
@@ -163,13 +163,13 @@ impl Control {
         let layer = Arc::clone(&device.layer);
         drop((device, disk));
         let read = read.map_err(|why| VolumeError::Io {
-            device: member.device.clone(),
+            device: replica.device.clone(),
             what: describe(why),
         })?;
         // A later holder's is none to go on from.
-        label_credit(&record, member, &read)?;
+        label_credit(&record, replica, &read)?;
         let (label, _) = read.map_err(|error| invalid(&error.to_string()))?;
-        if (label.volume, label.member) != (record.id, member.id) {
+        if (label.volume, label.replica) != (record.id, replica.id) {
             return Err(invalid("its label is another replica's"));
         }
         Ok((label.stamp.epoch, layer))
@@ -199,29 +199,29 @@ impl Control {
             slots.filter(|slot| *slot != chosen).collect()
         };
         for slot in others {
-            self.members.detach(slot);
+            self.replicas.detach(slot);
             self.context.state.borrow_mut().retries[slot] = Retry::default();
         }
-        self.members
+        self.replicas
             .commit(|record| {
                 record.serving = record.serving.min(label.unwrap_or(record.serving));
-                for member in &mut record.members {
-                    member.cut = false;
-                    if usize::from(member.slot) == chosen {
-                        member.state = MemberState::InSync;
-                        member.offline = false;
-                        member.why = None;
+                for replica in &mut record.replicas {
+                    replica.cut = false;
+                    if usize::from(replica.slot) == chosen {
+                        replica.state = ReplicaState::InSync;
+                        replica.offline = false;
+                        replica.why = None;
                     } else {
-                        member.state = MemberState::Filling {
+                        replica.state = ReplicaState::Filling {
                             watermark: 0,
                             last_label: Stamp::default(),
                         };
-                        member.why = Some("the volume was thawed without it".into());
+                        replica.why = Some("the volume was thawed without it".into());
                     }
                 }
             })
             .await?;
-        self.context.shared.needs[chosen].assign(|_| false);
+        self.context.shared.missing[chosen].assign(|_| false);
         self.context.state.borrow_mut().retries[chosen] = Retry::default();
         Ok(())
     }

@@ -27,11 +27,11 @@ use crate::shared::Failure;
 
 pub(super) struct LabelPoll {
     pub context: Rc<Context>,
-    pub members: Rc<Membership>,
+    pub replicas: Rc<Membership>,
 }
 
 impl LabelPoll {
-    /// Members whose labels are to be looked at.
+    /// Replicas whose labels are to be looked at.
     pub(super) fn exposed(&self) -> Vec<(usize, Rc<Live>)> {
         let state = self.context.state.borrow();
         let calm = state.fenced.is_some() || self.context.shared.regions.dirty_count() == 0;
@@ -42,9 +42,9 @@ impl LabelPoll {
 
     /// Before the first write of an idle volume: checks the replicas that were not checked for a
     /// while.
-    pub(super) async fn look_before_writing(&self, members: &[(usize, Rc<Live>)]) {
+    pub(super) async fn look_before_writing(&self, replicas: &[(usize, Rc<Live>)]) {
         let late = |live: &Live| self.context.core.now().since(live.looked.get()) >= WATCH;
-        let due = members
+        let due = replicas
             .iter()
             .filter(|(_, live)| live.is_by_label() && late(live));
         join_all(due.map(|(slot, live)| self.look_at_label(*slot, live))).await;
@@ -52,9 +52,9 @@ impl LabelPoll {
 
     pub(super) async fn look_at_label(&self, slot: usize, live: &Rc<Live>) {
         let record = self.context.state.borrow().record.clone();
-        match self.members.is_still_ours(slot, &live.disk, &record).await {
+        match self.replicas.is_still_ours(slot, &live.disk, &record).await {
             Ok(()) => live.looked.set(self.context.core.now()),
-            // Another holder is another holder, whatever has become of the member here.
+            // Another holder is another holder, whatever has become of the replica here.
             Err(Failure::Fenced) => self.context.fence_if_superseded(Failure::Fenced),
             Err(Failure::Taken) => self.context.suspect(slot, live.incarnation, Failure::Taken),
             // The code that watches its I/O and its connection handles that.
@@ -75,7 +75,7 @@ impl LabelPoll {
                 continue;
             }
             self.context.core.after(WATCH).await;
-            // Not kept over the pause: a member that is removed meanwhile gives its device back.
+            // Not kept over the pause: a replica that is removed meanwhile gives its device back.
             let (reserved, exposed) = (reserved(), self.exposed());
             let polls = reserved
                 .iter()
@@ -105,7 +105,7 @@ impl LabelPoll {
         }
         let record = self.context.state.borrow().record.clone();
         live.key.set(0);
-        if let Err(why) = self.members.keep_others_out(live, &record).await {
+        if let Err(why) = self.replicas.keep_others_out(live, &record).await {
             self.context.suspect(slot, live.incarnation, why);
         }
     }

@@ -1,4 +1,4 @@
-//! The labels of the members.
+//! The labels of the replicas.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::disk::Disk;
 use super::fence::WATCH;
 use super::membership::Membership;
 use super::state::Live;
-use crate::format::{BLOCK, Label, LabelError, LabelMember, label_offset, next_place};
+use crate::format::{BLOCK, Label, LabelError, LabelReplica, label_offset, next_place};
 use crate::model::{Stamp, VolumeRecord};
 use crate::shared::Failure;
 
 impl Membership {
-    /// Writes the label of the member in `slot` as `record` says, over the older one of its two.
+    /// Writes the label of the replica in `slot` as `record` says, over the older one of its two.
     pub(super) async fn write_label(
         &self,
         slot: usize,
@@ -58,15 +58,15 @@ impl Membership {
         disk: &Disk,
         record: &VolumeRecord,
     ) -> Result<(), Failure> {
-        let Some(member) = record.member(slot).map(|member| member.id) else {
+        let Some(replica) = record.replica(slot).map(|replica| replica.id) else {
             return Ok(());
         };
         let (volume, found, epoch) = match self.media.read_label(disk).await? {
-            Ok((label, _)) => (label.volume, label.member, label.stamp.epoch),
+            Ok((label, _)) => (label.volume, label.replica, label.stamp.epoch),
             Err(LabelError::TwoOwners) => return Err(Failure::Taken),
             Err(_) => return Ok(()),
         };
-        if (volume, found) != (record.id, member) {
+        if (volume, found) != (record.id, replica) {
             let device = &disk.name;
             tracing::warn!(device, %volume, "a replica has become another one");
             return Err(Failure::Taken);
@@ -93,16 +93,16 @@ pub(super) fn label_of(
     sequence: u64,
     clean: bool,
 ) -> Option<Label> {
-    let own = record.member(slot)?;
-    let members = record.members.iter().map(|member| LabelMember {
-        slot: member.slot,
-        id: member.id,
-        state: member.state.into(),
+    let own = record.replica(slot)?;
+    let replicas = record.replicas.iter().map(|replica| LabelReplica {
+        slot: replica.slot,
+        id: replica.id,
+        state: replica.state.into(),
     });
     Some(Label {
         volume: record.id,
         name: record.name.clone(),
-        member: own.id,
+        replica: own.id,
         slot: own.slot,
         stamp: Stamp {
             epoch: record.epoch,
@@ -113,6 +113,6 @@ pub(super) fn label_of(
         block_size: record.block_size,
         blocks: record.blocks,
         region_shift: record.region_shift,
-        members: members.collect(),
+        replicas: replicas.collect(),
     })
 }

@@ -1,4 +1,4 @@
-//! The dirty-region log: pages on the members' media before anything is written into a region.
+//! The dirty-region log: pages on the replicas' media before anything is written into a region.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -145,7 +145,7 @@ impl LogWriter {
         encode_page(id, page, epoch, regions, dirty, bytes);
     }
 
-    /// The whole log onto one member that is about to join.
+    /// The whole log onto one replica that is about to join.
     pub(super) async fn write_log_to(&self, slot: usize, live: &Rc<Live>) -> Result<(), Failure> {
         let pages: Vec<u64> =
             (0..pages_for(self.context.state.borrow().record.regions())).collect();
@@ -157,7 +157,7 @@ impl LogWriter {
         }
     }
 
-    /// The regions that a member's log names.
+    /// The regions that a replica's log names.
     pub(super) async fn read_log(&self, disk: &Disk) -> Result<Vec<u64>, Failure> {
         let regions = self.context.state.borrow().record.regions();
         let mut dirty = Vec::new();

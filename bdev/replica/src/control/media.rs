@@ -23,7 +23,7 @@ use super::disk::{Disk, Disks};
 use super::failures::describe;
 use super::state::Live;
 use crate::format::{BLOCK, Label, LabelError, Place, label_offset, newest};
-use crate::handle::{Devices, MemberDevice, NoDevice, VolumeError};
+use crate::handle::{Devices, NoDevice, ReplicaDevice, VolumeError};
 use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
 use crate::shared::Failure;
@@ -112,7 +112,7 @@ impl Media {
         &self,
         record: &VolumeRecord,
         name: &str,
-    ) -> Result<(MemberDevice, Rc<Disk>), VolumeError> {
+    ) -> Result<(ReplicaDevice, Rc<Disk>), VolumeError> {
         let (device, disk) = self.claim_of_any_size(record, name)?;
         match must_fit(record, name, &device.layer) {
             Ok(()) => Ok((device, disk)),
@@ -124,12 +124,12 @@ impl Media {
     }
 
     /// As [`Media::claim`], of a device that may have become too small: its label says whether it
-    /// is the member's.
+    /// is the replica's.
     pub(super) fn claim_of_any_size(
         &self,
         record: &VolumeRecord,
         name: &str,
-    ) -> Result<(MemberDevice, Rc<Disk>), VolumeError> {
+    ) -> Result<(ReplicaDevice, Rc<Disk>), VolumeError> {
         let device = self.devices.claim(name, &record.name)?;
         let refuse = |why: String| NoDevice {
             name: name.to_owned(),
@@ -149,8 +149,8 @@ impl Media {
     }
 
     /// Flushes replicas; reports failed ones to the judge.
-    pub(super) async fn flush_all(&self, members: &[(usize, Rc<Live>)]) -> bool {
-        let flushes = members.iter().map(|(slot, live)| async move {
+    pub(super) async fn flush_all(&self, replicas: &[(usize, Rc<Live>)]) -> bool {
+        let flushes = replicas.iter().map(|(slot, live)| async move {
             let outcome = self.flush(&live.disk).await;
             if let Err(why) = outcome {
                 self.context.suspect(*slot, live.incarnation, why);

@@ -1,4 +1,4 @@
-//! The members of the volume, as the store, their labels and the state have them; the one door to
+//! The replicas of the volume, as the store, their labels and the state have them; the one door to
 //! the store.
 
 use std::rc::Rc;
@@ -199,7 +199,7 @@ impl Membership {
         }
     }
 
-    /// Writes the record's stamp into the labels of the members that are there.
+    /// Writes the record's stamp into the labels of the replicas that are there.
     pub(super) async fn stamp(&self, clean: bool) {
         let (record, present) = {
             let state = self.context.state.borrow();

@@ -87,7 +87,7 @@ const MOMENT: Duration = Duration::from_micros(200);
 pub(crate) struct Control {
     context: Rc<Context>,
     media: Rc<Media>,
-    members: Rc<Membership>,
+    replicas: Rc<Membership>,
     log: Rc<LogWriter>,
     failures: Rc<FailureHandler>,
     label_poll: Rc<LabelPoll>,
@@ -109,7 +109,7 @@ impl Control {
             context: Rc::clone(&context),
             store: Arc::clone(&store),
         });
-        let members = Rc::new(Membership {
+        let replicas = Rc::new(Membership {
             context: Rc::clone(&context),
             media: Rc::clone(&media),
             store,
@@ -118,11 +118,11 @@ impl Control {
         });
         let failures = Rc::new(FailureHandler {
             context: Rc::clone(&context),
-            members: Rc::clone(&members),
+            replicas: Rc::clone(&replicas),
         });
         let label_poll = Rc::new(LabelPoll {
             context: Rc::clone(&context),
-            members: Rc::clone(&members),
+            replicas: Rc::clone(&replicas),
         });
         let log = Rc::new(LogWriter {
             context: Rc::clone(&context),
@@ -144,7 +144,7 @@ impl Control {
         let attacher = Rc::new(Attacher {
             context: Rc::clone(&context),
             media: Rc::clone(&media),
-            members: Rc::clone(&members),
+            replicas: Rc::clone(&replicas),
             log: Rc::clone(&log),
         });
         let verify = Rc::new(Verify {
@@ -154,7 +154,7 @@ impl Control {
         let resync = Rc::new(Resyncer {
             context: Rc::clone(&context),
             media: Rc::clone(&media),
-            members: Rc::clone(&members),
+            replicas: Rc::clone(&replicas),
             log: Rc::clone(&log),
             copier,
             began: context.core.now(),
@@ -163,7 +163,7 @@ impl Control {
         Rc::new(Control {
             context,
             media,
-            members,
+            replicas,
             log,
             failures,
             label_poll,
@@ -179,7 +179,7 @@ impl Control {
         Opener {
             context: Rc::clone(&self.context),
             media: Rc::clone(&self.media),
-            members: Rc::clone(&self.members),
+            replicas: Rc::clone(&self.replicas),
             log: Rc::clone(&self.log),
             failures: Rc::clone(&self.failures),
         }
@@ -202,7 +202,7 @@ impl Control {
         self.context.spawn(Rc::clone(&self.attacher).take_back());
         self.context.spawn(Rc::clone(&self.resync).copy_regions());
         self.context.spawn(Rc::clone(&self.verify).verify_in_time());
-        if self.members.store.is_shared() {
+        if self.replicas.store.is_shared() {
             self.context.spawn(Rc::clone(&self.lease).keep_lease());
         }
     }

@@ -28,7 +28,7 @@ use crate::format::Label;
 use crate::handle::{
     COMMANDS, Devices, Happened, Observer, ResyncKind, VolumeError, VolumeHandle, VolumeStatus,
 };
-use crate::model::{KeptLimits, MemberRecord, MemberState, Stamp, VolumeRecord};
+use crate::model::{KeptLimits, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::prepared::{Prepared, keeps};
 use crate::shared::{Failure, Shared};
 use crate::store::VolumeStore;
@@ -50,9 +50,9 @@ struct Found {
 struct Gathered {
     /// By slot.
     found: Vec<Found>,
-    /// Slots of in-sync members that are there, and not to be believed.
+    /// Slots of in-sync replicas that are there, and not to be believed.
     stale: Vec<usize>,
-    /// Members that were cut, in sync or not.
+    /// Replicas that were cut, in sync or not.
     cut: Vec<(usize, Cut, Checked)>,
 }
 
@@ -138,7 +138,7 @@ impl Opening<'_> {
         handle.ok_or(VolumeError::Closed { name })
     }
 
-    /// `None`: the members keep less than was promised, and nothing was done.
+    /// `None`: the replicas keep less than was promised, and nothing was done.
     async fn with(
         &self,
         record: VolumeRecord,
@@ -175,7 +175,7 @@ impl Opening<'_> {
         let control = Control::new(context, media, Arc::clone(&self.store), self.holder);
         let begun = control.opener().begin(promised).await;
         let Ok(Some(volume)) = begun else {
-            control.members.let_others_in_everywhere().await;
+            control.replicas.let_others_in_everywhere().await;
             control.stop();
             return begun.map(|_| None);
         };
@@ -201,7 +201,7 @@ impl Opening<'_> {
 pub(super) struct Opener {
     pub context: Rc<Context>,
     pub media: Rc<Media>,
-    pub members: Rc<Membership>,
+    pub replicas: Rc<Membership>,
     pub log: Rc<LogWriter>,
     pub failures: Rc<FailureHandler>,
 }
@@ -233,16 +233,16 @@ impl Opener {
             state.former[slot] = Some(live.disk.name.clone());
             state.live[slot] = Some(live);
         }
-        self.members
+        self.replicas
             .commit(|record| {
                 record.epoch += 1;
-                for member in &mut record.members {
-                    let slot = usize::from(member.slot);
+                for replica in &mut record.replicas {
+                    let slot = usize::from(replica.slot);
                     match cut.iter().find(|(of, ..)| *of == slot) {
-                        Some((_, cut, _)) if !member.is_empty() => {
-                            member.fill_anew(cut.to_string())
+                        Some((_, cut, _)) if !replica.is_empty() => {
+                            replica.fill_anew(cut.to_string())
                         }
-                        _ => take_stock(member, &former, closed, &present, &stale),
+                        _ => take_stock(replica, &former, closed, &present, &stale),
                     }
                 }
             })
@@ -257,7 +257,7 @@ impl Opener {
         }
         if former
             .holder
-            .is_some_and(|other| other != self.members.holder)
+            .is_some_and(|other| other != self.replicas.holder)
         {
             self.take_over(epoch, &live).await?;
         }
@@ -287,11 +287,11 @@ impl Opener {
             let state = self.context.state.borrow();
             let layers = state.live.iter().flatten();
             let mut limits = weakest(layers.map(|live| &*live.device.layer));
-            // A member that is not there may have a cache.
-            limits.volatile_cache |= state.record.members.len() > present.len();
+            // A replica that is not there may have a cache.
+            limits.volatile_cache |= state.record.replicas.len() > present.len();
             limits
         };
-        self.members
+        self.replicas
             .commit(|record| {
                 record.serving = epoch;
                 record.limits = Some(KeptLimits::of(&limits));
@@ -305,7 +305,7 @@ impl Opener {
         self.context.publish();
         self.context.emit(Happened::Opened {
             epoch,
-            degraded: present.len() < record.members.len(),
+            degraded: present.len() < record.replicas.len(),
             clean,
         });
         Ok(Some(volume))
@@ -313,7 +313,7 @@ impl Opener {
 
     /// Waits until the previous holder, if it still runs, has seen the new one.
     async fn take_over(&self, epoch: u64, live: &[(usize, Rc<Live>)]) -> Result<(), VolumeError> {
-        if self.members.store.is_shared() {
+        if self.replicas.store.is_shared() {
             self.context.core.after(TAKE_OVER).await;
             return Ok(());
         }
@@ -322,11 +322,11 @@ impl Opener {
             return Ok(());
         }
         self.must_be_stamped(epoch).await?;
-        self.context.core.after(self.members.until_seen()).await;
+        self.context.core.after(self.replicas.until_seen()).await;
         // A late write of the previous holder may have overwritten the label: write it once more.
         let record = self.context.state.borrow().record.clone();
         for (slot, live) in by_label() {
-            if let Err(why) = self.members.write_label(*slot, live, &record, false).await {
+            if let Err(why) = self.replicas.write_label(*slot, live, &record, false).await {
                 self.failures.judge(*slot, live.incarnation, why).await;
             }
         }
@@ -343,7 +343,7 @@ impl Opener {
         let mut refused = None;
         for (slot, live) in present.into_iter().filter(unstamped) {
             let record = self.context.state.borrow().record.clone();
-            if let Err(why) = self.members.write_label(slot, &live, &record, false).await {
+            if let Err(why) = self.replicas.write_label(slot, &live, &record, false).await {
                 refused = Some((slot, why));
                 self.failures.judge(slot, live.incarnation, why).await;
             }
@@ -360,9 +360,9 @@ impl Opener {
             .find(|m| !stamped(usize::from(m.slot)));
         match missing {
             None => Ok(()),
-            Some(member) => {
-                let (name, device) = (state.record.name.clone(), &member.device);
-                let its = refused.filter(|(slot, _)| *slot == usize::from(member.slot));
+            Some(replica) => {
+                let (name, device) = (state.record.name.clone(), &replica.device);
+                let its = refused.filter(|(slot, _)| *slot == usize::from(replica.slot));
                 let why = match its {
                     Some((_, why)) => format!("\"{device}\" takes no label: {}", describe(why)),
                     None => format!("\"{device}\" takes no label"),
@@ -399,17 +399,17 @@ impl Opener {
             // A replica that cannot be checked for lack of memory may be the best, or the only one:
             // decide nothing without it.
             let mut short = None;
-            for member in record.in_sync().filter(|m| !m.offline) {
-                let slot = usize::from(member.slot);
+            for replica in record.in_sync().filter(|m| !m.offline) {
+                let slot = usize::from(replica.slot);
                 if all.is_settled(slot) {
                     continue;
                 }
-                match self.find(record, member).await {
+                match self.find(record, replica).await {
                     Ok(Look::Good(one)) => all.found.push(*one),
                     Ok(Look::Cut(cut, checked)) => {
                         why = VolumeError::Cut {
                             name: record.name.clone(),
-                            device: member.device.clone(),
+                            device: replica.device.clone(),
                             what: cut.to_string(),
                         }
                         .to_string();
@@ -419,7 +419,7 @@ impl Opener {
                         all.stale.push(slot);
                         why = format!(
                             "\"{}\" is present, and holds an older state than the last one served",
-                            member.device
+                            replica.device
                         );
                     }
                     Err(error @ VolumeError::Newer { .. }) => return Err(error),
@@ -446,7 +446,7 @@ impl Opener {
         all.found.sort_by_key(|f| f.slot);
         if all.found.is_empty() {
             self.find_cut(record, &mut all.cut).await;
-            self.members.record_cut_unopened(record, &all.cut).await;
+            self.replicas.record_cut_unopened(record, &all.cut).await;
             return Err(VolumeError::NothingInSync {
                 name: record.name.clone(),
                 why,
@@ -458,16 +458,16 @@ impl Opener {
     /// Cut replicas that are not in sync: no other code checks them while the volume is closed, and
     /// they may be large again when it is open.
     async fn find_cut(&self, record: &VolumeRecord, cut: &mut Vec<(usize, Cut, Checked)>) {
-        for member in &record.members {
-            if member.state == MemberState::InSync || member.is_empty() {
+        for replica in &record.replicas {
+            if replica.state == ReplicaState::InSync || replica.is_empty() {
                 continue;
             }
-            let claimed = self.media.devices.claim(&member.device, &record.name);
+            let claimed = self.media.devices.claim(&replica.device, &record.name);
             let is_cut = claimed.is_ok_and(|device| Cut::of(record, &device.layer).is_some());
-            if is_cut && let Ok(look) = self.find(record, member).await {
+            if is_cut && let Ok(look) = self.find(record, replica).await {
                 match look {
                     Look::Cut(found, checked) => {
-                        cut.push((usize::from(member.slot), found, checked));
+                        cut.push((usize::from(replica.slot), found, checked));
                     }
                     Look::Good(one) => self.media.disks.forget(&one.live.disk),
                     Look::Stale => {}
@@ -505,21 +505,24 @@ impl Opener {
     async fn find(
         &self,
         record: &VolumeRecord,
-        member: &MemberRecord,
+        replica: &ReplicaRecord,
     ) -> Result<Look, VolumeError> {
-        let (device, disk) = self.media.claim_of_any_size(record, &member.device)?;
+        let (device, disk) = self.media.claim_of_any_size(record, &replica.device)?;
         let losses = device.layer.losses();
         let checked = Checked::before(&device.layer);
         let read = self.media.read_label(&disk).await;
         let labelled = match &read {
             // It does not even hold its labels any longer.
             Err(why) => why.is_beyond_end(),
-            Ok(read) => matches!(label_credit(record, member, read), Ok(LabelCredit::Trusted)),
+            Ok(read) => matches!(
+                label_credit(record, replica, read),
+                Ok(LabelCredit::Trusted)
+            ),
         };
         if labelled {
             let cut = match Cut::of(record, &device.layer) {
                 None if read.is_err() => Some(Cut::unreadable(record)),
-                None if member.cut => Some(Cut::recorded(record, member)),
+                None if replica.cut => Some(Cut::recorded(record, replica)),
                 None if !device.local => self.media.ends_early(&disk, record).await,
                 cut => cut,
             };
@@ -532,7 +535,7 @@ impl Opener {
         let label_credit = read
             .as_ref()
             .map_err(Clone::clone)
-            .and_then(|read| label_credit(record, member, read));
+            .and_then(|read| label_credit(record, replica, read));
         match (read, label_credit) {
             (Ok(Ok((label, place))), Ok(LabelCredit::Trusted)) => {
                 let live = Live {
@@ -551,7 +554,7 @@ impl Opener {
                     resync: RefCell::default(),
                 };
                 Ok(Look::Good(Box::new(Found {
-                    slot: usize::from(member.slot),
+                    slot: usize::from(replica.slot),
                     live: Rc::new(live),
                     label,
                 })))
@@ -576,9 +579,9 @@ impl Opener {
         };
         let now = self.context.core.now();
         let state = self.context.state.borrow();
-        let source = state.record.member(*source).map(|m| m.id);
+        let source = state.record.replica(*source).map(|m| m.id);
         for slot in others {
-            self.context.shared.needs[*slot].assign(|region| dirty.contains(&region));
+            self.context.shared.missing[*slot].assign(|region| dirty.contains(&region));
             let total = dirty.len() as u64;
             if let Some(live) = state.live[*slot].as_ref().filter(|_| total > 0) {
                 let mut resync = Resync::new(ResyncKind::Reconcile, total, 0, now);
@@ -589,7 +592,7 @@ impl Opener {
     }
 }
 
-/// The stamp of the labels that a volume which was closed in order has left, if a member has it.
+/// The stamp of the labels that a volume which was closed in order has left, if a replica has it.
 fn closed_as(record: &VolumeRecord, found: &[Found]) -> Option<Stamp> {
     let clean = found.iter().filter(|f| f.label.clean);
     let last = clean.map(|f| f.label.stamp).max();
@@ -599,21 +602,21 @@ fn closed_as(record: &VolumeRecord, found: &[Found]) -> Option<Stamp> {
 /// Decides about each replica at opening: absent in-sync replicas miss the following writes, and
 /// untrusted ones are filled from the start.
 fn take_stock(
-    member: &mut MemberRecord,
+    replica: &mut ReplicaRecord,
     former: &VolumeRecord,
     closed: Option<Stamp>,
     present: &[usize],
     stale: &[usize],
 ) {
-    let slot = usize::from(member.slot);
-    if member.state != MemberState::InSync || present.contains(&slot) {
+    let slot = usize::from(replica.slot);
+    if replica.state != ReplicaState::InSync || present.contains(&slot) {
         return;
     }
     if stale.contains(&slot) {
-        member.fill_anew("its label is older than that of a replica that stayed in sync".into());
+        replica.fill_anew("its label is older than that of a replica that stayed in sync".into());
     } else {
-        member.why = Some("it was not there when the volume was opened".into());
-        member.state = MemberState::Out {
+        replica.why = Some("it was not there when the volume was opened".into());
+        replica.state = ReplicaState::Out {
             // A crash may come between the store and the label.
             last_label: closed.unwrap_or(Stamp {
                 epoch: former.serving,

@@ -14,7 +14,7 @@ pub(super) struct ReadRepair {
 }
 
 impl ReadRepair {
-    /// Writes blocks back that a member could not read and another could.
+    /// Writes blocks back that a replica could not read and another could.
     pub(super) async fn repair_reads(self: Rc<ReadRepair>) {
         loop {
             self.context.bells.repair.notified().await;
@@ -36,7 +36,7 @@ impl ReadRepair {
             }
         }
         self.context.emit(Happened::ReadRepaired {
-            member: self.context.member_id(repair.slot),
+            replica: self.context.replica_id(repair.slot),
             lba: repair.lba,
             blocks: repair.blocks,
         });
@@ -50,8 +50,9 @@ impl ReadRepair {
             let state = self.context.state.borrow();
             let target = state.live[slot].clone();
             let regions = self.context.shared.regions_of(lba, blocks);
-            let good =
-                |s: usize| s != slot && !self.context.shared.needs[s].contains_any(regions.clone());
+            let good = |s: usize| {
+                s != slot && !self.context.shared.missing[s].contains_any(regions.clone())
+            };
             let source = state.in_sync().find(|(s, _)| good(*s));
             (target, source.map(|(slot, live)| (slot, Rc::clone(live))))
         };

@@ -17,12 +17,12 @@ use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Retry};
 use crate::handle::{Happened, LastResync, ResyncKind};
-use crate::model::MemberState;
+use crate::model::ReplicaState;
 use crate::shared::{Failure, NO_REGION};
 
 /// Chunks that are copied at a time while hosts ask for nothing.
 const AT_ONCE: usize = 4;
-/// How often the watermark of a member that is being filled is kept, at least.
+/// How often the watermark of a replica that is being filled is kept, at least.
 const KEEP: Duration = Duration::from_secs(10);
 /// Before what could not be copied is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ const YIELD: Duration = Duration::from_millis(20);
 pub(super) struct Resyncer {
     pub context: Rc<Context>,
     pub media: Rc<Media>,
-    pub members: Rc<Membership>,
+    pub replicas: Rc<Membership>,
     pub log: Rc<LogWriter>,
     pub copier: Rc<Copier>,
     pub began: Nanos,
@@ -86,7 +86,7 @@ impl Resyncer {
                 return;
             };
             let lacked =
-                |(slot, _): &(usize, Rc<Live>)| self.context.shared.needs[*slot].contains(region);
+                |(slot, _): &(usize, Rc<Live>)| self.context.shared.missing[*slot].contains(region);
             let lacked = self.context.state.borrow().present().iter().any(lacked);
             if lacked && self.copy_region(region).await == Copied::NoSource {
                 // There is one now.
@@ -107,19 +107,19 @@ impl Resyncer {
         let slots = state.present();
         let joined = slots.iter().filter(|(_, live)| live.joined.get());
         joined
-            .filter_map(|(slot, _)| self.context.shared.needs[*slot].next(from))
+            .filter_map(|(slot, _)| self.context.shared.missing[*slot].next(from))
             .min()
     }
 
-    /// A member that has the region, and those that need it.
+    /// A replica that has the region, and those that need it.
     #[allow(clippy::type_complexity)]
     fn parties(&self, region: u64) -> (Option<(usize, Rc<Live>)>, Vec<(usize, Rc<Live>)>) {
         let state = self.context.state.borrow();
-        let needs = |slot: usize| self.context.shared.needs[slot].contains(region);
-        let source = state.in_sync().find(|(slot, _)| !needs(*slot));
+        let misses = |slot: usize| self.context.shared.missing[slot].contains(region);
+        let source = state.in_sync().find(|(slot, _)| !misses(*slot));
         let source = source.map(|(slot, live)| (slot, Rc::clone(live)));
         let there = state.present().into_iter();
-        let targets = there.filter(|(slot, live)| needs(*slot) && live.joined.get());
+        let targets = there.filter(|(slot, live)| misses(*slot) && live.joined.get());
         (source, targets.collect())
     }
 
@@ -170,13 +170,13 @@ impl Resyncer {
             let done = targets.iter().filter(|(slot, live)| same(*slot, live));
             let done: Vec<usize> = done.map(|(slot, _)| *slot).collect();
             done.iter()
-                .for_each(|s| self.context.shared.needs[*s].remove(region));
+                .for_each(|s| self.context.shared.missing[*s].remove(region));
             // A write that failed meanwhile may have changed blocks that were copied before it.
             // Check after the removal: a lane counts first and adds then, so its later additions
             // stay.
             if self.context.shared.unequal() != unequal {
                 done.iter()
-                    .for_each(|s| self.context.shared.needs[*s].insert(region));
+                    .for_each(|s| self.context.shared.missing[*s].insert(region));
             }
         }
         self.context.shared.set_copying(NO_REGION);
@@ -189,8 +189,8 @@ impl Resyncer {
     /// this one had left. As long as the store does not know that either, that replica may be read
     /// there.
     async fn without_source(&self, region: u64) {
-        let _one = self.members.turn.lock().await;
-        if self.parties(region).0.is_none() && self.members.believe_first().is_some() {
+        let _one = self.replicas.turn.lock().await;
+        if self.parties(region).0.is_none() && self.replicas.believe_first().is_some() {
             // If no other replica lacks it, no copy follows that would refresh the status.
             self.context.refresh_status();
         }
@@ -290,11 +290,11 @@ impl Resyncer {
 
     /// Hosts have something under way.
     fn is_busy(&self) -> bool {
-        (0..crate::model::MAX_MEMBERS).any(|slot| self.context.shared.outstanding(slot) > 0)
+        (0..crate::model::MAX_REPLICAS).any(|slot| self.context.shared.outstanding(slot) > 0)
     }
 
     fn note_source(&self, from: usize, targets: &[(usize, Rc<Live>)]) {
-        let id = self.context.member_id(from);
+        let id = self.context.replica_id(from);
         let mut changed = None;
         for (_, live) in targets {
             if let Some(resync) = &mut *live.resync.borrow_mut() {
@@ -313,7 +313,7 @@ impl Resyncer {
             let there = state.present().into_iter();
             there
                 .filter(|(slot, live)| {
-                    live.joined.get() && self.context.shared.needs[*slot].is_empty()
+                    live.joined.get() && self.context.shared.missing[*slot].is_empty()
                 })
                 .filter(|(_, live)| live.resync.borrow().is_some())
                 .collect()
@@ -323,7 +323,7 @@ impl Resyncer {
         }
     }
 
-    /// The member has everything: from now on it counts.
+    /// The replica has everything: from now on it counts.
     async fn promote(&self, slot: usize, live: &Rc<Live>) {
         let facts = live
             .resync
@@ -344,7 +344,7 @@ impl Resyncer {
             if !self.media.flush_all(&[(slot, Rc::clone(live))]).await {
                 return self.context.core.after(AGAIN).await;
             }
-            let _one = self.members.turn.lock().await;
+            let _one = self.replicas.turn.lock().await;
             let here = |state: &super::state::State| {
                 state.live[slot]
                     .as_ref()
@@ -355,7 +355,7 @@ impl Resyncer {
                 here(&state)
                     && state.serving
                     && state.in_sync().next().is_some()
-                    && self.context.shared.needs[slot].is_empty()
+                    && self.context.shared.missing[slot].is_empty()
             };
             if !ready {
                 return;
@@ -372,10 +372,10 @@ impl Resyncer {
             if layer.losses() != live.losses || Cut::of(&record, layer).is_some() {
                 return self.context.suspect(slot, live.incarnation, Failure::Loss);
             }
-            let done = self.members.commit(|record| {
-                if let Some(member) = record.member_mut(slot) {
-                    member.state = MemberState::InSync;
-                    member.why = None;
+            let done = self.replicas.commit(|record| {
+                if let Some(replica) = record.replica_mut(slot) {
+                    replica.state = ReplicaState::InSync;
+                    replica.why = None;
                 }
             });
             if done.await.is_err() {
@@ -393,14 +393,14 @@ impl Resyncer {
         self.context.publish();
         self.context.bells.clean.notify_one();
         self.context.emit(Happened::ResyncEnded {
-            member: self.context.member_id(slot),
+            replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
             kind,
             bytes,
         });
     }
 
-    /// Keeps how far members have been filled, so that a restart goes on from there.
+    /// Keeps how far replicas have been filled, so that a restart goes on from there.
     async fn keep_watermarks(&self) {
         let now = self.context.core.now();
         let regions = self.context.state.borrow().record.regions();
@@ -415,7 +415,7 @@ impl Resyncer {
             let Some((kept, kept_at)) = kept(&live) else {
                 continue;
             };
-            let mark = self.context.shared.needs[slot].next(0).unwrap_or(regions);
+            let mark = self.context.shared.missing[slot].next(0).unwrap_or(regions);
             let far = mark > kept && (mark - kept) * 100 >= regions;
             let long = mark > kept && now.since(kept_at) >= KEEP;
             // Not for a copy that ends in a moment anyway.
@@ -425,16 +425,16 @@ impl Resyncer {
             if !self.media.flush_all(&[(slot, Rc::clone(&live))]).await {
                 continue;
             }
-            let _one = self.members.turn.lock().await;
+            let _one = self.replicas.turn.lock().await;
             let same = self.context.state.borrow().live[slot].clone();
             // Data that a cache lost before the flush is not on the medium after it.
             if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) || !live.is_whole() {
                 continue;
             }
             let last_label = live.stamp.get();
-            let stored = self.members.commit(|record| {
-                if let Some(member) = record.member_mut(slot) {
-                    member.state = MemberState::Filling {
+            let stored = self.replicas.commit(|record| {
+                if let Some(replica) = record.replica_mut(slot) {
+                    replica.state = ReplicaState::Filling {
                         watermark: mark,
                         last_label,
                     };
@@ -453,15 +453,15 @@ impl Resyncer {
     /// the record, repeatedly, not once after the promotion: the holder may have died since, or the
     /// new replica may have lacked a region then.
     pub(super) async fn finish_replacement(&self) {
-        if self.members.replaced().is_none() {
+        if self.replicas.replaced().is_none() {
             return;
         }
-        let _one = self.members.turn.lock().await;
+        let _one = self.replicas.turn.lock().await;
         // The previous task may have changed that.
-        let Some(old) = self.members.replaced() else {
+        let Some(old) = self.replicas.replaced() else {
             return;
         };
-        if self.members.remove_slot(old).await.is_ok() {
+        if self.replicas.remove_slot(old).await.is_ok() {
             // There may be another one, and the remaining replicas may lack nothing any longer.
             self.context.bells.resync.notify_one();
         }

@@ -21,12 +21,12 @@ use crate::shared::Failure;
 /// is better replaced.
 const MOST: usize = 64;
 
-/// Blocks that another member had.
+/// Blocks that another replica had.
 struct Taken {
     lba: u64,
     blocks: u64,
     slot: usize,
-    /// That member has the region.
+    /// That replica has the region.
     whole: bool,
 }
 
@@ -113,7 +113,7 @@ impl Copier {
         blocks: u64,
     ) -> Vec<(usize, Rc<Live>, bool)> {
         let regions = self.context.shared.regions_of(lba, blocks);
-        let whole = |slot: usize| !self.context.shared.needs[slot].contains_any(regions.clone());
+        let whole = |slot: usize| !self.context.shared.missing[slot].contains_any(regions.clone());
         let state = self.context.state.borrow();
         let others = state
             .in_sync()
@@ -133,11 +133,11 @@ impl Copier {
         };
         // It was detached meanwhile: the copying checks again which replicas are present.
         let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
-        let (member, blocks) = (self.context.member_id(slot), run.blocks as u32);
+        let (replica, blocks) = (self.context.replica_id(slot), run.blocks as u32);
         if !run.whole {
             self.context.emit(Happened::Salvaged {
-                member,
-                from: self.context.member_id(run.slot),
+                replica,
+                from: self.context.replica_id(run.slot),
                 lba: run.lba,
                 blocks,
             });
@@ -152,7 +152,7 @@ impl Copier {
         }
         if run.whole {
             self.context.emit(Happened::ReadRepaired {
-                member,
+                replica,
                 lba: run.lba,
                 blocks,
             });

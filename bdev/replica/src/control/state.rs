@@ -13,26 +13,26 @@ use super::cut::Cut;
 use super::disk::Disk;
 use crate::format::Place;
 use crate::handle::{
-    Fencing, LastResync, MemberDevice, MemberStatus, ResyncKind, ResyncStatus, VerifyStatus,
+    Fencing, LastResync, ReplicaDevice, ReplicaStatus, ResyncKind, ResyncStatus, VerifyStatus,
     VolumeState, VolumeStatus,
 };
-use crate::model::{MAX_MEMBERS, MemberState, Stamp, VolumeRecord};
+use crate::model::{MAX_REPLICAS, ReplicaState, Stamp, VolumeRecord};
 use crate::shared::{Repair, Report, Shared};
-use crate::view::{MemberView, Mode, Role, View};
+use crate::view::{Mode, ReplicaView, Role, View};
 
 pub(super) struct State {
     /// As it is in the store.
     pub record: VolumeRecord,
-    /// Members whose devices are in use, by slot.
-    pub live: [Option<Rc<Live>>; MAX_MEMBERS],
+    /// Replicas whose devices are in use, by slot.
+    pub live: [Option<Rc<Live>>; MAX_REPLICAS],
     /// Replicas that are detached and still in sync in the store: lanes know them until the store
     /// changes.
-    pub leaving: [Option<MemberView>; MAX_MEMBERS],
+    pub leaving: [Option<ReplicaView>; MAX_REPLICAS],
     /// The device that was last in use in each slot: lanes may have I/O under way there.
-    pub former: [Option<String>; MAX_MEMBERS],
+    pub former: [Option<String>; MAX_REPLICAS],
     /// Failures reported by lanes that have been heard of, and decided upon.
-    pub heard: [u64; MAX_MEMBERS],
-    pub judged: [u64; MAX_MEMBERS],
+    pub heard: [u64; MAX_REPLICAS],
+    pub judged: [u64; MAX_REPLICAS],
     pub reports: Vec<Report>,
     /// [`Shared::unequal`] as it was last.
     pub unequal: u64,
@@ -40,10 +40,10 @@ pub(super) struct State {
     pub repairs: VecDeque<Repair>,
     /// Regions to be made equal before all others, in the order in which lanes asked.
     pub urgent: VecDeque<u64>,
-    /// When an absent member is looked for next, and how long after that.
-    pub retries: [Retry; MAX_MEMBERS],
-    pub last_resync: [Option<LastResync>; MAX_MEMBERS],
-    /// Labels and dirty log of the present epoch are on every member: hosts may come.
+    /// When an absent replica is looked for next, and how long after that.
+    pub retries: [Retry; MAX_REPLICAS],
+    pub last_resync: [Option<LastResync>; MAX_REPLICAS],
+    /// Labels and dirty log of the present epoch are on every replica: hosts may come.
     pub serving: bool,
     pub fenced: Option<String>,
     pub store_lost: Option<String>,
@@ -56,9 +56,9 @@ pub(super) struct State {
     pub stop_verify: bool,
 }
 
-/// A member whose device is in use.
+/// A replica whose device is in use.
 pub(super) struct Live {
-    pub device: MemberDevice,
+    pub device: ReplicaDevice,
     pub disk: Rc<Disk>,
     pub incarnation: u64,
     /// [`nacre_bdev::Bdev::losses`] when it was taken in.
@@ -80,7 +80,7 @@ pub(super) struct Live {
     pub resync: RefCell<Option<Resync>>,
 }
 
-/// A member being brought up to date.
+/// A replica being brought up to date.
 #[derive(Debug, Clone)]
 pub(super) struct Resync {
     pub kind: ResyncKind,
@@ -122,8 +122,8 @@ impl State {
             live: Default::default(),
             leaving: Default::default(),
             former: Default::default(),
-            heard: [0; MAX_MEMBERS],
-            judged: [0; MAX_MEMBERS],
+            heard: [0; MAX_REPLICAS],
+            judged: [0; MAX_REPLICAS],
             reports: Vec::new(),
             unequal: 0,
             wanted: Vec::new(),
@@ -157,35 +157,35 @@ impl State {
     }
 
     pub fn is_in_sync(&self, slot: usize) -> bool {
-        let member = self.record.member(slot);
-        member.is_some_and(|m| m.state == MemberState::InSync)
+        let replica = self.record.replica(slot);
+        replica.is_some_and(|m| m.state == ReplicaState::InSync)
     }
 
-    /// Members in sync that are there, by slot.
+    /// Replicas in sync that are there, by slot.
     pub fn in_sync(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
             .filter(|(slot, live)| self.is_in_sync(*slot) && live.joined.get())
     }
 
-    /// Members that are there and not in sync: they are copied to.
+    /// Replicas that are there and not in sync: they are copied to.
     pub fn syncing(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
             .filter(|(slot, live)| !self.is_in_sync(*slot) && live.joined.get())
     }
 
-    /// Every member there, by slot, lanes know of it or not.
+    /// Every replica there, by slot, lanes know of it or not.
     pub fn present(&self) -> Vec<(usize, Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, Rc::clone(live.as_ref()?))))
             .collect()
     }
 
-    pub fn slot_of(&self, member: &str) -> Option<usize> {
+    pub fn slot_of(&self, replica: &str) -> Option<usize> {
         let named =
-            |m: &&crate::model::MemberRecord| m.device == member || m.id.to_string() == member;
-        let found = self.record.members.iter().find(named)?;
+            |m: &&crate::model::ReplicaRecord| m.device == replica || m.id.to_string() == replica;
+        let found = self.record.replicas.iter().find(named)?;
         Some(usize::from(found.slot))
     }
 
@@ -209,7 +209,7 @@ impl State {
         if !self.serving {
             return view;
         }
-        view.members.clone_from(&self.leaving);
+        view.replicas.clone_from(&self.leaving);
         for (slot, live) in self.present() {
             if !live.joined.get() {
                 continue;
@@ -219,7 +219,7 @@ impl State {
             } else {
                 Role::Syncing
             };
-            view.members[slot] = Some(MemberView {
+            view.replicas[slot] = Some(ReplicaView {
                 device: std::sync::Arc::clone(&live.device.layer),
                 incarnation: live.incarnation,
                 role,
@@ -234,13 +234,13 @@ impl State {
 
     pub fn status(&self, shared: &Shared) -> VolumeStatus {
         let mut status = VolumeStatus::of(&self.record);
-        let total = self.record.members.len();
+        let total = self.record.replicas.len();
         let in_sync = self.in_sync().count();
         let whole = |live: &Rc<Live>| Cut::of(&self.record, &live.device.layer).is_none();
         let held = in_sync < usize::from(self.record.settings.min_in_sync.max(1));
         let healthy = in_sync == total
             && self.in_sync().all(|(slot, live)| {
-                shared.needs[slot].is_empty() && live.resync.borrow().is_none() && whole(live)
+                shared.missing[slot].is_empty() && live.resync.borrow().is_none() && whole(live)
             });
         (status.state, status.why) = match shared.over(self.mode()) {
             Mode::Closed => (VolumeState::Closed, None),
@@ -263,24 +263,24 @@ impl State {
             Mode::Serving => (VolumeState::Degraded, Some(self.why_degraded(shared))),
         };
         status.verify = self.verify.clone();
-        for member in &mut status.members {
-            let slot = usize::from(member.slot);
-            member.last_resync = self.last_resync[slot];
+        for replica in &mut status.replicas {
+            let slot = usize::from(replica.slot);
+            replica.last_resync = self.last_resync[slot];
             let Some(live) = &self.live[slot] else {
                 continue;
             };
-            self.status_of(member, live, slot, shared);
+            self.status_of(replica, live, slot, shared);
         }
         status
     }
 
     fn why_frozen(&self) -> String {
-        let cut = self.record.members.iter().find(|m| m.cut);
+        let cut = self.record.replicas.iter().find(|m| m.cut);
         match cut {
-            Some(member) => format!(
+            Some(replica) => format!(
                 "the last replica in sync, on \"{}\", lost its end ({}): enlarge its device and thaw the volume with it",
-                member.device,
-                member.why.as_deref().unwrap_or_default()
+                replica.device,
+                replica.why.as_deref().unwrap_or_default()
             ),
             None => "no replica that is in sync can be reached".into(),
         }
@@ -288,7 +288,7 @@ impl State {
 
     /// What keeps it from being healthy, of each replica that does.
     fn why_degraded(&self, shared: &Shared) -> String {
-        let total = self.record.members.len();
+        let total = self.record.replicas.len();
         let out = total - self.in_sync().count();
         let mut reasons = Vec::new();
         if out > 0 {
@@ -299,8 +299,8 @@ impl State {
             let device = &live.disk.name;
             if let Some(cut) = Cut::of(&self.record, &live.device.layer) {
                 reasons.push(format!("\"{device}\" lost its end: {cut}"));
-            } else if live.resync.borrow().is_some() || !shared.needs[slot].is_empty() {
-                let left = shared.needs[slot].count() * region;
+            } else if live.resync.borrow().is_some() || !shared.missing[slot].is_empty() {
+                let left = shared.missing[slot].count() * region;
                 reasons.push(format!(
                     "\"{device}\" is reconciling: {left} bytes that were being written must be \
                         made equal"
@@ -314,10 +314,10 @@ impl State {
         }
     }
 
-    fn status_of(&self, member: &mut MemberStatus, live: &Live, slot: usize, shared: &Shared) {
-        member.attached = live.joined.get();
-        member.local = live.device.local;
-        member.fencing = Some(match live.key.get() {
+    fn status_of(&self, replica: &mut ReplicaStatus, live: &Live, slot: usize, shared: &Shared) {
+        replica.attached = live.joined.get();
+        replica.local = live.device.local;
+        replica.fencing = Some(match live.key.get() {
             0 => Fencing::Label,
             _ => Fencing::Reservation,
         });
@@ -325,9 +325,9 @@ impl State {
             return;
         };
         let region = 1u64 << self.record.region_shift;
-        let left = shared.needs[slot].count() * region;
+        let left = shared.missing[slot].count() * region;
         let rate = resync.rate();
-        member.resync = Some(ResyncStatus {
+        replica.resync = Some(ResyncStatus {
             kind: resync.kind,
             source: resync.source,
             total_bytes: resync.total_regions * region,
@@ -339,7 +339,7 @@ impl State {
 }
 
 impl Live {
-    /// True when only its label says whose the member is.
+    /// True when only its label says whose the replica is.
     pub fn is_by_label(&self) -> bool {
         !self.device.layer.reserves()
     }

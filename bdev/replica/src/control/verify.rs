@@ -1,4 +1,4 @@
-//! Comparing the members, in the background, and making them equal again if asked to.
+//! Comparing the replicas, in the background, and making them equal again if asked to.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -104,17 +104,17 @@ impl Verify {
     async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Option<Compared> {
         self.copier.throttle(blocks).await;
         let chunk = self.copier.acquire_chunk(lba, blocks).await;
-        let members: Vec<(usize, Rc<Live>)> = {
+        let replicas: Vec<(usize, Rc<Live>)> = {
             let state = self.context.state.borrow();
             let regions = self.context.shared.regions_of(lba, blocks);
             let whole =
-                |slot: usize| !self.context.shared.needs[slot].contains_any(regions.clone());
+                |slot: usize| !self.context.shared.missing[slot].contains_any(regions.clone());
             let in_sync = state.in_sync().filter(|(slot, _)| whole(*slot));
             in_sync
                 .map(|(slot, live)| (slot, Rc::clone(live)))
                 .collect()
         };
-        let reads = members
+        let reads = replicas
             .iter()
             .map(|(_, live)| self.copier.read_chunk(&chunk, live));
         let mut data: Vec<(usize, Buf)> = Vec::new();
@@ -123,7 +123,7 @@ impl Verify {
                 Ok(buf) => data.push((at, buf)),
                 Err(Failure::Shortage) => return None,
                 Err(why) => {
-                    let (slot, incarnation) = (members[at].0, members[at].1.incarnation);
+                    let (slot, incarnation) = (replicas[at].0, replicas[at].1.incarnation);
                     if why.is_unreadable() {
                         // As when a host reads it: the others may be able to.
                         self.context.shared.want_repair(Repair {
@@ -153,7 +153,7 @@ impl Verify {
             if !repair {
                 continue;
             }
-            let (slot, live) = &members[*at];
+            let (slot, live) = &replicas[*at];
             match self.copier.write_chunk(&chunk, live, &right).await {
                 Ok(()) => compared.repaired += wrong.len() as u64,
                 Err(why) => self.context.suspect(*slot, live.incarnation, why),
@@ -189,7 +189,7 @@ impl Verify {
     }
 }
 
-/// Whose contents most members have; the first of several.
+/// Whose contents most replicas have; the first of several.
 fn most_common(data: &[(usize, Buf)]) -> Option<usize> {
     let votes = |one: &Buf| {
         data.iter()

@@ -18,7 +18,7 @@
 use arrayvec::ArrayVec;
 use uuid::Uuid;
 
-use crate::model::{MAX_MEMBERS, MemberState, Stamp};
+use crate::model::{MAX_REPLICAS, ReplicaState, Stamp};
 
 use super::layout::{BLOCK, MAX_REGIONS, MIN_REGION_SHIFT};
 use super::{CHECKSUM, Reader, Writer, block_of, is_sealed, seal};
@@ -29,16 +29,16 @@ const CLEAN: u32 = 1;
 const NAME: usize = 88;
 /// Longest name in bytes.
 pub const MAX_NAME: usize = 255;
-const MEMBERS: usize = 344;
-const MEMBER: usize = 32;
-const END: usize = MEMBERS + MAX_MEMBERS * MEMBER;
+const REPLICAS: usize = 344;
+const REPLICA: usize = 32;
+const END: usize = REPLICAS + MAX_REPLICAS * REPLICA;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
     pub volume: Uuid,
     /// The volume's name when the label was written; for people. Cut at [`MAX_NAME`] bytes.
     pub name: String,
-    pub member: Uuid,
+    pub replica: Uuid,
     pub slot: u8,
     pub stamp: Stamp,
     /// Incremented with every label written to this device.
@@ -49,17 +49,17 @@ pub struct Label {
     pub blocks: u64,
     pub region_shift: u8,
     /// All replicas when the label was written.
-    pub members: ArrayVec<LabelMember, MAX_MEMBERS>,
+    pub replicas: ArrayVec<LabelReplica, MAX_REPLICAS>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LabelMember {
+pub struct LabelReplica {
     pub slot: u8,
     pub id: Uuid,
     pub state: LabelState,
 }
 
-/// [`MemberState`] without the parts that only the store knows.
+/// [`ReplicaState`] without the parts that only the store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LabelState {
@@ -68,12 +68,12 @@ pub enum LabelState {
     Filling = 3,
 }
 
-impl From<MemberState> for LabelState {
-    fn from(state: MemberState) -> LabelState {
+impl From<ReplicaState> for LabelState {
+    fn from(state: ReplicaState) -> LabelState {
         match state {
-            MemberState::InSync => LabelState::InSync,
-            MemberState::Out { .. } => LabelState::Out,
-            MemberState::Filling { .. } => LabelState::Filling,
+            ReplicaState::InSync => LabelState::InSync,
+            ReplicaState::Out { .. } => LabelState::Out,
+            ReplicaState::Filling { .. } => LabelState::Filling,
         }
     }
 }
@@ -105,7 +105,7 @@ impl Label {
         w.put(&VERSION.to_le_bytes());
         w.put(&(if self.clean { CLEAN } else { 0 }).to_le_bytes());
         w.put(self.volume.as_bytes());
-        w.put(self.member.as_bytes());
+        w.put(self.replica.as_bytes());
         for word in [
             self.stamp.epoch,
             self.stamp.revision,
@@ -115,13 +115,13 @@ impl Label {
             w.put(&word.to_le_bytes());
         }
         w.put(&self.block_size.to_le_bytes());
-        let count = self.members.len() as u8;
+        let count = self.replicas.len() as u8;
         w.put(&[self.slot, self.region_shift, count, name.len() as u8]);
         w.put(name.as_bytes());
-        for (index, member) in self.members.iter().enumerate() {
-            w.at = MEMBERS + index * MEMBER;
-            w.put(member.id.as_bytes());
-            w.put(&[member.slot, member.state as u8]);
+        for (index, replica) in self.replicas.iter().enumerate() {
+            w.at = REPLICAS + index * REPLICA;
+            w.put(replica.id.as_bytes());
+            w.put(&[replica.slot, replica.state as u8]);
         }
         seal(out);
     }
@@ -150,7 +150,7 @@ impl Label {
         let flags = r.u32();
         check(flags & !CLEAN == 0, "flags")?;
         let volume = id(r.take(), "volume id")?;
-        let member = id(r.take(), "member id")?;
+        let replica = id(r.take(), "replica id")?;
         let stamp = Stamp {
             epoch: r.u64(),
             revision: r.u64(),
@@ -169,17 +169,17 @@ impl Label {
         let fits = (MIN_REGION_SHIFT..64).contains(&region_shift)
             && bytes.div_ceil(1 << region_shift) <= MAX_REGIONS;
         check(fits, "region size")?;
-        check(usize::from(slot) < MAX_MEMBERS, "slot")?;
+        check(usize::from(slot) < MAX_REPLICAS, "slot")?;
         debug_assert_eq!(r.at, NAME);
         let name = std::str::from_utf8(r.slice(usize::from(name_len)));
         let name = name.map_err(|_| LabelError::Field { name: "name" })?;
-        check(r.zero_until(MEMBERS), "name")?;
-        let members = members(&mut r, usize::from(count))?;
+        check(r.zero_until(REPLICAS), "name")?;
+        let replicas = replicas(&mut r, usize::from(count))?;
         check(r.zero_until(CHECKSUM), "reserved area")?;
         Ok(Label {
             volume,
             name: name.to_owned(),
-            member,
+            replica,
             slot,
             stamp,
             sequence,
@@ -187,7 +187,7 @@ impl Label {
             block_size,
             blocks,
             region_shift,
-            members,
+            replicas,
         })
     }
 
@@ -197,13 +197,13 @@ impl Label {
     }
 }
 
-fn members(
+fn replicas(
     r: &mut Reader<'_>,
     count: usize,
-) -> Result<ArrayVec<LabelMember, MAX_MEMBERS>, LabelError> {
-    const TABLE: &str = "table of members";
-    check((1..=MAX_MEMBERS).contains(&count), "number of members")?;
-    let mut members = ArrayVec::<LabelMember, MAX_MEMBERS>::new();
+) -> Result<ArrayVec<LabelReplica, MAX_REPLICAS>, LabelError> {
+    const TABLE: &str = "table of replicas";
+    check((1..=MAX_REPLICAS).contains(&count), "number of replicas")?;
+    let mut replicas = ArrayVec::<LabelReplica, MAX_REPLICAS>::new();
     for index in 0..count {
         let id = id(r.take(), TABLE)?;
         let [slot, state] = r.take();
@@ -213,13 +213,13 @@ fn members(
             3 => LabelState::Filling,
             _ => return Err(LabelError::Field { name: TABLE }),
         };
-        let taken = members.iter().any(|m| m.slot == slot || m.id == id);
-        check(!taken && usize::from(slot) < MAX_MEMBERS, TABLE)?;
-        check(r.zero_until(MEMBERS + (index + 1) * MEMBER), TABLE)?;
-        members.push(LabelMember { slot, id, state });
+        let taken = replicas.iter().any(|m| m.slot == slot || m.id == id);
+        check(!taken && usize::from(slot) < MAX_REPLICAS, TABLE)?;
+        check(r.zero_until(REPLICAS + (index + 1) * REPLICA), TABLE)?;
+        replicas.push(LabelReplica { slot, id, state });
     }
     check(r.zero_until(END), TABLE)?;
-    Ok(members)
+    Ok(replicas)
 }
 
 fn check(holds: bool, name: &'static str) -> Result<(), LabelError> {
@@ -268,7 +268,7 @@ pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, Place), LabelError> {
         // A newer program wrote this device last, or may have: its label must not be overlooked.
         (Err(error @ LabelError::Version { .. }), _)
         | (_, Err(error @ LabelError::Version { .. })) => Err(error),
-        (Ok(a), Ok(b)) if (a.volume, a.member) != (b.volume, b.member) => {
+        (Ok(a), Ok(b)) if (a.volume, a.replica) != (b.volume, b.replica) => {
             Err(LabelError::TwoOwners)
         }
         (Ok(a), Ok(b)) if b.age() > a.age() => Ok((b, Place::B)),

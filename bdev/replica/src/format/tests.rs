@@ -9,7 +9,7 @@ use super::*;
 use crate::model::Stamp;
 
 fn label() -> Label {
-    let member = |slot, state| LabelMember {
+    let replica = |slot, state| LabelReplica {
         slot,
         id: Uuid::from_bytes([0xa0 + slot; 16]),
         state,
@@ -17,7 +17,7 @@ fn label() -> Label {
     Label {
         volume: Uuid::from_bytes([0x11; 16]),
         name: "gold".to_owned(),
-        member: Uuid::from_bytes([0xa0; 16]),
+        replica: Uuid::from_bytes([0xa0; 16]),
         slot: 0,
         stamp: Stamp {
             epoch: 0x0102,
@@ -28,10 +28,10 @@ fn label() -> Label {
         block_size: 4096,
         blocks: 0x1_0000,
         region_shift: 20,
-        members: [
-            member(0, LabelState::InSync),
-            member(2, LabelState::Out),
-            member(4, LabelState::Filling),
+        replicas: [
+            replica(0, LabelState::InSync),
+            replica(2, LabelState::Out),
+            replica(4, LabelState::Filling),
         ]
         .into_iter()
         .collect(),
@@ -89,7 +89,7 @@ fn labels_that_are_none() {
         (8, &[2], LabelError::Version { found: 2 }),
         (12, &[2], field("flags")),
         (16, &[0; 16], field("volume id")),
-        (32, &[0; 16], field("member id")),
+        (32, &[0; 16], field("replica id")),
         (72, &[0; 8], field("number of blocks")),
         (72, &[0xff; 8], field("number of blocks")),
         (72, &[0, 0, 0, 0, 1, 0, 0, 0], field("region size")),
@@ -100,20 +100,20 @@ fn labels_that_are_none() {
         (84, &[5], field("slot")),
         (85, &[19], field("region size")),
         (85, &[64], field("region size")),
-        (86, &[0], field("number of members")),
-        (86, &[6], field("number of members")),
-        (86, &[4], field("table of members")),
-        (86, &[2], field("table of members")),
+        (86, &[0], field("number of replicas")),
+        (86, &[6], field("number of replicas")),
+        (86, &[4], field("table of replicas")),
+        (86, &[2], field("table of replicas")),
         (87, &[3], field("name")),
         (88, &[0xff], field("name")),
         (343, &[1], field("name")),
-        (361, &[0], field("table of members")),
-        (361, &[4], field("table of members")),
-        (362, &[1], field("table of members")),
-        (376, &[0xa0; 16], field("table of members")),
-        (392, &[0], field("table of members")),
-        (392, &[5], field("table of members")),
-        (503, &[1], field("table of members")),
+        (361, &[0], field("table of replicas")),
+        (361, &[4], field("table of replicas")),
+        (362, &[1], field("table of replicas")),
+        (376, &[0xa0; 16], field("table of replicas")),
+        (392, &[0], field("table of replicas")),
+        (392, &[5], field("table of replicas")),
+        (503, &[1], field("table of replicas")),
         (504, &[1], field("reserved area")),
         (4091, &[1], field("reserved area")),
     ];
@@ -167,7 +167,7 @@ fn the_newest_of_two() {
     newer[8] = 9;
     seal(&mut newer);
     let other = encoded(&Label {
-        member: Uuid::from_bytes([9; 16]),
+        replica: Uuid::from_bytes([9; 16]),
         ..label()
     });
     for bad in [zero, foreign, torn] {
@@ -266,17 +266,17 @@ fn any_label() -> impl Strategy<Value = Label> {
         Just(LabelState::Out),
         Just(LabelState::Filling)
     ];
-    let members = proptest::collection::vec((any::<u128>(), state), 1..=5);
+    let replicas = proptest::collection::vec((any::<u128>(), state), 1..=5);
     (
         (1u128.., 1u128.., 0u8..5, ".{0,80}", any::<bool>()),
         (any::<u64>(), any::<u64>(), any::<u64>()),
         (9u32..=12, 1u64..1 << 50),
-        members,
+        replicas,
     )
-        .prop_map(|(who, when, (size, blocks), members)| Label {
+        .prop_map(|(who, when, (size, blocks), replicas)| Label {
             volume: Uuid::from_u128(who.0),
             name: cut_to(who.3),
-            member: Uuid::from_u128(who.1),
+            replica: Uuid::from_u128(who.1),
             slot: who.2,
             stamp: Stamp {
                 epoch: when.0,
@@ -287,10 +287,10 @@ fn any_label() -> impl Strategy<Value = Label> {
             block_size: 1 << size,
             blocks,
             region_shift: region_shift_for(blocks << size),
-            members: members
+            replicas: replicas
                 .into_iter()
                 .enumerate()
-                .map(|(slot, (id, state))| LabelMember {
+                .map(|(slot, (id, state))| LabelReplica {
                     slot: slot as u8,
                     // Ids are unique and never nil.
                     id: Uuid::from_u128(id / 8 * 8 + slot as u128 + 1),
@@ -345,7 +345,7 @@ proptest! {
         let before = Label {
             stamp: Stamp { revision: 4, ..stamp },
             volume: label.volume,
-            member: label.member,
+            replica: label.replica,
             ..older
         };
         let kept = encoded(&current);

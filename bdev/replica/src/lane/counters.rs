@@ -2,15 +2,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::model::MAX_MEMBERS;
+use crate::model::MAX_REPLICAS;
 use crate::shared::{LaneState, Totals};
 
 #[derive(Default)]
 pub(super) struct Counters {
     /// Something was counted since the last turn.
     any: bool,
-    reads: [u64; MAX_MEMBERS],
-    writes: [u64; MAX_MEMBERS],
+    reads: [u64; MAX_REPLICAS],
+    writes: [u64; MAX_REPLICAS],
     reads_moved: u64,
     log_waits: u64,
     overlap_waits: u64,
@@ -77,7 +77,7 @@ impl Counters {
             }
         };
         self.any = false;
-        for slot in 0..MAX_MEMBERS {
+        for slot in 0..MAX_REPLICAS {
             add(&totals.reads[slot], &mut self.reads[slot]);
             add(&totals.writes[slot], &mut self.writes[slot]);
         }

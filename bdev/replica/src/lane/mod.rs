@@ -1,10 +1,10 @@
 //! One core's path to a volume: the data path.
 //!
 //! ```text
-//!   submit ─▶ read ───────────────── choose a member ─────────────────┐
+//!   submit ─▶ read ───────────────── choose a replica ─────────────────┐
 //!          └▶ write ─ regions ─ stripes ─ outstanding, version ─ fan out ┤
 //!                       │          │              │                   ▼
-//!                       └──────────┴─ parked ◀────┘            members' queues
+//!                       └──────────┴─ parked ◀────┘            replicas' queues
 //!                                      ▲                              │
 //!                  view, bell, time ───┘◀── failed, late ─ judgement ◀┤
 //!                                                                     ▼
@@ -62,7 +62,7 @@ use self::replicas::Replicas;
 use self::request::{GENERATIONS, Slots, Stage, bit, slots, split_token};
 use self::requests::Requests;
 use self::waiting::Waiting;
-use crate::model::MAX_MEMBERS;
+use crate::model::MAX_REPLICAS;
 use crate::shared::{LaneState, Shared};
 use crate::volume::Volume;
 
@@ -248,7 +248,7 @@ impl Lane {
 
     /// Of replicas without I/O in flight, polls only those in `used`.
     fn collect_all(&mut self, used: Slots, done: &mut Done) {
-        for slot in 0..MAX_MEMBERS {
+        for slot in 0..MAX_REPLICAS {
             if self.replicas.is_busy(slot) || used & bit(slot) != 0 {
                 self.collect(slot, false, done);
             }
@@ -267,7 +267,7 @@ impl Lane {
     #[cold]
     fn attend_idle(&mut self, done: &mut Done) {
         self.attend_at = self.now + ATTEND;
-        for slot in 0..MAX_MEMBERS {
+        for slot in 0..MAX_REPLICAS {
             if self.replicas.has_own_work(slot) {
                 self.collect(slot, false, done);
             }

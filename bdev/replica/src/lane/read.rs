@@ -215,7 +215,7 @@ impl Lane {
         match verdict {
             Some(_) if others && !request.equalled => self.wait_for_equal(index),
             Some(status) => self.finish(index, status),
-            None => self.wait_for_members(index),
+            None => self.wait_for_replicas(index),
         }
     }
 
@@ -225,7 +225,7 @@ impl Lane {
     fn wait_for_equal(&mut self, index: usize) {
         let request = &mut self.requests[index];
         let Some(ticket) = self.replicas.want_equal(request) else {
-            return self.wait_for_members(index);
+            return self.wait_for_replicas(index);
         };
         request.equalled = true;
         self.park(index, Why::Equal(ticket));
@@ -236,10 +236,10 @@ impl Lane {
     fn want_repairs(&mut self, index: usize) {
         let request = &self.requests[index];
         for slot in slots(request.unread) {
-            if let Some(member) = &self.replicas.view.members[slot] {
+            if let Some(replica) = &self.replicas.view.replicas[slot] {
                 self.shared.want_repair(Repair {
                     slot,
-                    incarnation: member.incarnation,
+                    incarnation: replica.incarnation,
                     lba: request.lba,
                     blocks: request.blocks,
                 });

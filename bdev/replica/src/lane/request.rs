@@ -4,7 +4,7 @@ use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
-use crate::model::MAX_MEMBERS;
+use crate::model::MAX_REPLICAS;
 use crate::shared::Failure;
 
 /// A set of slots.
@@ -95,7 +95,7 @@ pub(super) struct Request {
     /// How often its replica lacked resources.
     pub shorts: u8,
     /// Age of each child in upkeeps.
-    pub ages: [u8; MAX_MEMBERS],
+    pub ages: [u8; MAX_REPLICAS],
     /// Its host asked for an abort.
     pub aborted: bool,
     /// A child was given up for the abort: the request can only end aborted.
@@ -140,7 +140,7 @@ impl Request {
             orphans: 0,
             passed: 0,
             shorts: 0,
-            ages: [0; MAX_MEMBERS],
+            ages: [0; MAX_REPLICAS],
             aborted: false,
             given_up: false,
             locked: false,
@@ -202,7 +202,7 @@ impl Request {
         self.orphans = 0;
         self.passed = 0;
         self.shorts = 0;
-        self.ages = [0; MAX_MEMBERS];
+        self.ages = [0; MAX_REPLICAS];
         self.aborted = false;
         self.given_up = false;
         self.locked = false;
@@ -313,15 +313,15 @@ impl Request {
 
 /// The failed children of a request, and the reasons.
 pub(super) struct Trouble {
-    pub tickets: [u64; MAX_MEMBERS],
-    pub why: [Failure; MAX_MEMBERS],
+    pub tickets: [u64; MAX_REPLICAS],
+    pub why: [Failure; MAX_REPLICAS],
 }
 
 impl Trouble {
     pub fn new() -> Trouble {
         Trouble {
-            tickets: [0; MAX_MEMBERS],
-            why: [Failure::Open; MAX_MEMBERS],
+            tickets: [0; MAX_REPLICAS],
+            why: [Failure::Open; MAX_REPLICAS],
         }
     }
 }

@@ -20,10 +20,10 @@ pub(super) enum ReadVerdict {
 pub(super) fn of_read(request: &Request, trouble: Option<&Trouble>, view: &View) -> ReadVerdict {
     let mut verdict = None;
     for slot in slots(request.failed) {
-        let (Some(member), Some(trouble)) = (&view.members[slot], trouble) else {
+        let (Some(replica), Some(trouble)) = (&view.replicas[slot], trouble) else {
             continue;
         };
-        if member.judged < trouble.tickets[slot] {
+        if replica.judged < trouble.tickets[slot] {
             return ReadVerdict::Pending;
         }
         if let Failure::Status(status) = trouble.why[slot]
@@ -55,14 +55,14 @@ pub(super) fn of_write(
     let mut again: Slots = 0;
     let mut verdict = None;
     for slot in slots(request.failed) {
-        let (Some(member), Some(trouble)) = (&view.members[slot], trouble) else {
+        let (Some(replica), Some(trouble)) = (&view.replicas[slot], trouble) else {
             continue;
         };
-        if member.judged < trouble.tickets[slot] || request.with & bit(slot) != 0 {
+        if replica.judged < trouble.tickets[slot] || request.with & bit(slot) != 0 {
             return WriteVerdict::Pending;
         }
         // Judged, and still a replica.
-        let last = member.role == Role::InSync && sync.in_sync == bit(slot);
+        let last = replica.role == Role::InSync && sync.in_sync == bit(slot);
         match trouble.why[slot] {
             // It was late, but it succeeded.
             _ if request.ok & bit(slot) != 0 => {}

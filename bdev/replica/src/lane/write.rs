@@ -177,12 +177,12 @@ impl Lane {
     pub(super) fn fail(&mut self, index: usize, slot: usize, why: Failure) {
         let request = &self.requests[index];
         let is_read = request.is_read();
-        let Some(member) = &self.replicas.view.members[slot] else {
+        let Some(replica) = &self.replicas.view.replicas[slot] else {
             return;
         };
         let ticket = self.shared.report(Report {
             slot,
-            incarnation: member.incarnation,
+            incarnation: replica.incarnation,
             op: request.op,
             lba: request.lba,
             why,
@@ -233,7 +233,7 @@ impl Lane {
                 request.failed = 0;
                 self.leave_unequal(index);
                 match status {
-                    Status::Gone => self.wait_for_members(index),
+                    Status::Gone => self.wait_for_replicas(index),
                     status => self.finish(index, status),
                 }
             }
@@ -264,12 +264,12 @@ impl Lane {
             return self.hold(index);
         }
         self.leave_unequal(index);
-        self.wait_for_members(index);
+        self.wait_for_replicas(index);
     }
 
     /// No replica could execute it, for a reason that says nothing about the blocks: it starts
     /// again with the next view, or after a delay.
-    pub(super) fn wait_for_members(&mut self, index: usize) {
+    pub(super) fn wait_for_replicas(&mut self, index: usize) {
         self.unlock(index);
         let request = &mut self.requests[index];
         if request.pending.is_none() || request.aborted {

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::reply::reply;
 use super::{StoreError, StoreFuture, VolumeStore};
-use crate::model::{Stamp, VolumeRecord};
+use crate::model::{Stamp, VolumeRecord, shown};
 
 /// Name of the file in its folder.
 pub const FILE: &str = "volumes.redb";
@@ -404,7 +404,7 @@ pub fn dump(path: &Path) -> Result<Value, StoreError> {
         for entry in txn.open_table(RECORDS)?.iter()? {
             let (position, bytes) = entry?;
             match serde_json::from_slice::<Value>(bytes.value()) {
-                Ok(record) => volumes.push(record),
+                Ok(record) => volumes.push(shown(record)),
                 Err(error) => broken.push(json!({
                     "position": position.value(),
                     "error": error.to_string(),

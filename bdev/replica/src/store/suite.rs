@@ -14,7 +14,7 @@ use std::thread::Thread;
 use uuid::Uuid;
 
 use super::{StoreError, VolumeStore};
-use crate::model::{KeptLimits, MemberRecord, MemberState, Settings, Stamp, VolumeRecord};
+use crate::model::{KeptLimits, ReplicaRecord, ReplicaState, Settings, Stamp, VolumeRecord};
 
 /// A store under test.
 pub trait Subject {
@@ -43,7 +43,7 @@ pub fn record(name: &str) -> VolumeRecord {
     for (place, byte) in id.iter_mut().zip(name.bytes()) {
         *place = byte;
     }
-    let member = |slot, state| MemberRecord {
+    let replica = |slot, state| ReplicaRecord {
         id: Uuid::from_bytes([0xb0 + slot; 16]),
         slot,
         device: format!("{name}-{slot}"),
@@ -67,12 +67,12 @@ pub fn record(name: &str) -> VolumeRecord {
         serving: 0,
         revision: 1,
         holder: Some(Uuid::from_bytes([7; 16])),
-        members: vec![
-            member(0, MemberState::InSync),
-            member(1, MemberState::Out { last_label }),
-            member(
+        replicas: vec![
+            replica(0, ReplicaState::InSync),
+            replica(1, ReplicaState::Out { last_label }),
+            replica(
                 2,
-                MemberState::Filling {
+                ReplicaState::Filling {
                     watermark: 77,
                     last_label: Stamp {
                         epoch: 1,
@@ -173,7 +173,7 @@ fn swaps(subject: &mut dyn Subject) {
     let made = create(subject, &["ant", "mole"]);
     let before = made[0].version();
     let mut second = next(&made[0]);
-    second.members.pop();
+    second.replicas.pop();
     second.settings.min_in_sync = 2;
     assert_eq!(
         block_on(subject.store().swap(before, second.clone())),

@@ -561,10 +561,10 @@ fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
     output::line(&format!("in {file}\n"))?;
     let mut rows = Vec::new();
     for volume in items(&answer["volumes"]) {
-        for member in items(&volume["members"]) {
+        for replica in items(&volume["replicas"]) {
             let text = |value: &Value| output::cell(Some(value));
-            let state = &member["state"];
-            let offline = if member["offline"] == true {
+            let state = &replica["state"];
+            let offline = if replica["offline"] == true {
                 ", offline"
             } else {
                 ""
@@ -574,11 +574,11 @@ fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
                 text(&volume["epoch"]),
                 text(&volume["serving"]),
                 text(&volume["revision"]),
-                text(&member["slot"]),
-                text(&member["device"]),
+                text(&replica["slot"]),
+                text(&replica["device"]),
                 format!("{}{offline}", text(&state["state"])),
-                text(&member["id"]),
-                text(&member["why"]),
+                text(&replica["id"]),
+                text(&replica["why"]),
             ]);
         }
     }

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Event, Holder, RegistryError, Removal};
-use nacre_bdev_replica::handle::MemberStatus;
-use nacre_bdev_replica::model::MemberState;
+use nacre_bdev_replica::handle::ReplicaStatus;
+use nacre_bdev_replica::model::ReplicaState;
 use serde_json::Value;
 use tracing::warn;
 use uuid::Uuid;
@@ -252,11 +252,11 @@ async fn delete(engine: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<
 fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError> {
     let last = |volume: &crate::volumes::Listed| {
         let status = volume.status()?;
-        let good = |m: &&MemberStatus| m.state == MemberState::InSync && m.attached;
-        let stays = |m: &MemberStatus| !going.contains(&m.device);
-        let device = status.members.iter().filter(good).map(|m| &m.device);
+        let good = |m: &&ReplicaStatus| m.state == ReplicaState::InSync && m.attached;
+        let stays = |m: &ReplicaStatus| !going.contains(&m.device);
+        let device = status.replicas.iter().filter(good).map(|m| &m.device);
         let device = device.into_iter().find(|device| going.contains(device))?;
-        (!status.members.iter().filter(good).any(stays)).then(|| (device.clone(), status.name))
+        (!status.replicas.iter().filter(good).any(stays)).then(|| (device.clone(), status.name))
     };
     match engine.volumes.list().iter().find_map(last) {
         None => Ok(()),

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{Command, NewVolume, ResyncKind, VolumeState};
-use nacre_bdev_replica::model::{MemberState, Settings};
+use nacre_bdev_replica::model::{ReplicaState, Settings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -315,7 +315,7 @@ fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
         }
     };
     let Some(status) = volume.status() else {
-        let members = record.members.iter();
+        let replicas = record.replicas.iter();
         return RaidReply {
             name: record.name.clone(),
             uuid: record.id.to_string(),
@@ -323,33 +323,33 @@ fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
             state: Category::Configuring,
             raid_level: "raid1",
             superblock: true,
-            num_base_bdevs: record.members.len(),
+            num_base_bdevs: record.replicas.len(),
             num_base_bdevs_discovered: 0,
             num_base_bdevs_operational: 0,
             process: None,
-            base_bdevs_list: members
+            base_bdevs_list: replicas
                 .map(|m| base(&m.device, false, record.blocks))
                 .collect(),
         };
     };
-    let copied = status.members.iter().find_map(|member| {
-        let resync = member.resync.as_ref()?;
-        (resync.kind != ResyncKind::Reconcile).then_some((member, resync))
+    let copied = status.replicas.iter().find_map(|replica| {
+        let resync = replica.resync.as_ref()?;
+        (resync.kind != ResyncKind::Reconcile).then_some((replica, resync))
     });
-    let process = copied.map(|(member, resync)| {
+    let process = copied.map(|(replica, resync)| {
         let done = resync.total_bytes.saturating_sub(resync.left_bytes);
         ProcessReply {
             kind: "rebuild",
-            target: member.device.clone(),
+            target: replica.device.clone(),
             progress: ProgressReply {
                 blocks: done / block,
                 percent: (done * 100).checked_div(resync.total_bytes).unwrap_or(100),
             },
         }
     });
-    let there = |m: &&nacre_bdev_replica::handle::MemberStatus| m.attached;
-    let in_sync = |m: &&nacre_bdev_replica::handle::MemberStatus| {
-        m.attached && m.state == MemberState::InSync
+    let there = |m: &&nacre_bdev_replica::handle::ReplicaStatus| m.attached;
+    let in_sync = |m: &&nacre_bdev_replica::handle::ReplicaStatus| {
+        m.attached && m.state == ReplicaState::InSync
     };
     RaidReply {
         name: status.name.clone(),
@@ -367,12 +367,12 @@ fn describe(plane: &Plane, volume: &Listed) -> RaidReply {
         },
         raid_level: "raid1",
         superblock: true,
-        num_base_bdevs: status.members.len(),
-        num_base_bdevs_discovered: status.members.iter().filter(there).count(),
-        num_base_bdevs_operational: status.members.iter().filter(in_sync).count(),
+        num_base_bdevs: status.replicas.len(),
+        num_base_bdevs_discovered: status.replicas.iter().filter(there).count(),
+        num_base_bdevs_operational: status.replicas.iter().filter(in_sync).count(),
         process,
         base_bdevs_list: status
-            .members
+            .replicas
             .iter()
             .map(|m| base(&m.device, m.attached, status.blocks))
             .collect(),
@@ -434,7 +434,7 @@ impl Method<Engine> for RemoveBase {
         engine.settled().await;
         let layer = engine.plane()?.bdevs.lookup(&params.name);
         let device = layer.map_or_else(|| params.name.clone(), |l| l.name().to_owned());
-        let volume = engine.volumes.with_member(&device).ok_or_else(|| {
+        let volume = engine.volumes.with_replica(&device).ok_or_else(|| {
             RpcError::errno(
                 Errno::ENODEV,
                 format!("no volume has a replica on \"{device}\""),
@@ -443,7 +443,7 @@ impl Method<Engine> for RemoveBase {
             .remedy("bdev_raid_get_bdevs lists them")
         })?;
         let command = Command::Remove {
-            member: device,
+            replica: device,
             force: None,
         };
         volume.handle.run(command).await?;

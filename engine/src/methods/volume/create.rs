@@ -114,25 +114,25 @@ async fn make(
 pub(super) fn config(engine: &Engine) -> Vec<Value> {
     let call = |listed: volumes::Listed| {
         let record = &listed.record;
-        let (settings, members, blocks) = match listed.status() {
+        let (settings, replicas, blocks) = match listed.status() {
             Some(s) => (
                 s.settings,
-                s.members.into_iter().map(|m| m.device).collect(),
+                s.replicas.into_iter().map(|m| m.device).collect(),
                 s.blocks,
             ),
             None => (
                 record.settings.clone(),
-                record.members.iter().map(|m| m.device.clone()).collect(),
+                record.replicas.iter().map(|m| m.device.clone()).collect(),
                 record.blocks,
             ),
         };
-        let members: Vec<String> = members;
+        let replicas: Vec<String> = replicas;
         json!({
             "method": Create::NAME,
             "params": {
                 "name": listed.name(),
                 "uuid": record.id,
-                "devices": members,
+                "devices": replicas,
                 "num_blocks": blocks,
                 "settings": settings,
             },

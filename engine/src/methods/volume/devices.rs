@@ -15,7 +15,7 @@ use crate::remotes::{attach_params, default_name};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// Devices of new replicas, by their own names, because stored members must not depend on an alias.
+/// Devices of new replicas, by their own names, because stored replicas must not depend on an alias.
 /// `detach_attached` detaches controllers that were attached for them.
 pub struct Devices {
     pub names: Vec<String>,

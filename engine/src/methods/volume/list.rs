@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use nacre_bdev::{Bdev, Op};
 use nacre_bdev_replica::handle::{
-    Fencing, MemberStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState, VolumeStatus,
+    Fencing, ReplicaStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState, VolumeStatus,
 };
-use nacre_bdev_replica::model::{MemberState, Settings, VolumeRecord};
+use nacre_bdev_replica::model::{ReplicaState, Settings, VolumeRecord, shown};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -162,19 +162,19 @@ pub const STATES: [&str; 9] = [
     "opening",
 ];
 
-pub fn member_word(member: &MemberStatus) -> &'static str {
-    let kind = member.resync.as_ref().map(|r| r.kind);
-    match (member.state, kind) {
-        (MemberState::InSync, Some(ResyncKind::Reconcile)) => "reconciling",
-        (MemberState::InSync, _) => "in_sync",
+pub fn replica_word(replica: &ReplicaStatus) -> &'static str {
+    let kind = replica.resync.as_ref().map(|r| r.kind);
+    match (replica.state, kind) {
+        (ReplicaState::InSync, Some(ResyncKind::Reconcile)) => "reconciling",
+        (ReplicaState::InSync, _) => "in_sync",
         (_, Some(_)) => "syncing",
-        (MemberState::Out { .. }, None) => "out",
-        (MemberState::Filling { .. }, None) => "filling",
+        (ReplicaState::Out { .. }, None) => "out",
+        (ReplicaState::Filling { .. }, None) => "filling",
     }
 }
 
 /// All replica states, for metrics.
-pub const MEMBER_STATES: [&str; 5] = ["in_sync", "syncing", "reconciling", "out", "filling"];
+pub const REPLICA_STATES: [&str; 5] = ["in_sync", "syncing", "reconciling", "out", "filling"];
 
 pub fn kind_word(kind: ResyncKind) -> &'static str {
     match kind {
@@ -232,7 +232,7 @@ fn subsystems(plane: &Plane, bdev: &str) -> Vec<String> {
 }
 
 fn of_status(plane: &Plane, status: &VolumeStatus) -> VolumeReply {
-    let replicas = status.members.iter();
+    let replicas = status.replicas.iter();
     VolumeReply {
         name: status.name.clone(),
         uuid: status.id.to_string(),
@@ -261,8 +261,8 @@ fn of_status(plane: &Plane, status: &VolumeStatus) -> VolumeReply {
     }
 }
 
-fn replica(plane: &Plane, volume: &VolumeStatus, member: &MemberStatus) -> ReplicaReply {
-    let layer = plane.bdevs.lookup(&member.device);
+fn replica(plane: &Plane, volume: &VolumeStatus, replica: &ReplicaStatus) -> ReplicaReply {
+    let layer = plane.bdevs.lookup(&replica.device);
     let mean = |op: Op| {
         let stats = layer.as_ref()?.stats().snapshot();
         let stats = stats.op(op);
@@ -272,33 +272,33 @@ fn replica(plane: &Plane, volume: &VolumeStatus, member: &MemberStatus) -> Repli
             .map(|ns| ns / 1000)
     };
     let device_of = |id: uuid::Uuid| {
-        let source = volume.members.iter().find(|m| m.id == id);
+        let source = volume.replicas.iter().find(|m| m.id == id);
         source.map(|m| m.device.clone())
     };
     ReplicaReply {
-        id: member.id.to_string(),
-        slot: member.slot,
-        device: member.device.clone(),
-        state: member_word(member),
-        attached: member.attached,
-        offline: member.offline,
+        id: replica.id.to_string(),
+        slot: replica.slot,
+        device: replica.device.clone(),
+        state: replica_word(replica),
+        attached: replica.attached,
+        offline: replica.offline,
         transport: layer.as_ref().map(|layer| transport(layer)),
-        fencing: member.fencing.map(|fencing| match fencing {
+        fencing: replica.fencing.map(|fencing| match fencing {
             Fencing::Label => "label",
             Fencing::Reservation => "reservation",
         }),
         read_latency_us: mean(Op::Read),
         write_latency_us: mean(Op::Write),
-        why: member.why.clone(),
-        resync: member.resync.as_ref().map(|r| resync(r, &device_of)),
-        last_resync: member.last_resync.map(|last| LastResyncReply {
+        why: replica.why.clone(),
+        resync: replica.resync.as_ref().map(|r| resync(r, &device_of)),
+        last_resync: replica.last_resync.map(|last| LastResyncReply {
             kind: kind_word(last.kind),
             bytes: last.bytes,
             seconds: last.seconds,
         }),
-        reads: member.reads,
-        writes: member.writes,
-        errors: member.errors,
+        reads: replica.reads,
+        writes: replica.writes,
+        errors: replica.errors,
     }
 }
 
@@ -342,14 +342,14 @@ fn of_record(
     record: &VolumeRecord,
     why: Option<&nacre_bdev_replica::handle::VolumeError>,
 ) -> VolumeReply {
-    let member = |m: &nacre_bdev_replica::model::MemberRecord| ReplicaReply {
+    let replica = |m: &nacre_bdev_replica::model::ReplicaRecord| ReplicaReply {
         id: m.id.to_string(),
         slot: m.slot,
         device: m.device.clone(),
         state: match m.state {
-            MemberState::InSync => "in_sync",
-            MemberState::Out { .. } => "out",
-            MemberState::Filling { .. } => "filling",
+            ReplicaState::InSync => "in_sync",
+            ReplicaState::Out { .. } => "out",
+            ReplicaState::Filling { .. } => "filling",
         },
         attached: false,
         offline: m.offline,
@@ -379,7 +379,7 @@ fn of_record(
         dirty_regions: 0,
         settings: record.settings.clone(),
         subsystems: Vec::new(),
-        replicas: record.members.iter().map(member).collect(),
+        replicas: record.replicas.iter().map(replica).collect(),
         verify: None,
         queues: 0,
         reactor: None,
@@ -443,7 +443,7 @@ struct RecordsReply {
     file: Option<String>,
     /// Id of this daemon among the daemons that share the store.
     holder: String,
-    /// The records as stored.
+    /// The records of the store: one of each volume, with its `replicas`.
     volumes: Vec<Value>,
 }
 
@@ -463,7 +463,7 @@ impl Method<Engine> for Records {
         Ok(RecordsReply {
             file: file.map(|f| f.display().to_string()),
             holder: engine.volumes.holder().to_string(),
-            volumes: records.iter().map(|r| json!(r)).collect(),
+            volumes: records.iter().map(|r| shown(json!(r))).collect(),
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   create      create, delete, rename
-//!   members     add, remove, offline, online, replace, move, resync
+//!   replicas     add, remove, offline, online, replace, move, resync
 //!   list        state and records
 //!   operate     verify, grow, set, thaw, fail I/O
 //!   publish     subsystem and connections
@@ -25,7 +25,6 @@ mod frozen_tests;
 #[cfg(test)]
 mod half_tests;
 mod list;
-mod members;
 mod operate;
 mod paths;
 mod publish;
@@ -35,6 +34,7 @@ mod published_tests;
 mod racing_tests;
 #[cfg(test)]
 mod renamed_tests;
+mod replicas;
 #[cfg(test)]
 mod tests;
 
@@ -52,14 +52,14 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::values::read;
 
-pub use list::{MEMBER_STATES, STATES, kind_word, member_word, state_word};
+pub use list::{REPLICA_STATES, STATES, kind_word, replica_word, state_word};
 pub use paths::{AnaByTransport, of_listener, with_ana};
 pub use publish::{Published, published, published_key};
 
 pub fn register(registry: &mut Registry<Engine>) {
     create::register(registry);
     list::register(registry);
-    members::register(registry);
+    replicas::register(registry);
     operate::register(registry);
     publish::register(registry);
 }

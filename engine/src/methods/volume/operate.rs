@@ -97,7 +97,7 @@ impl Method<Engine> for Grow {
         let status = engine.volumes.opened(&params.name)?.handle.status();
         let plane = engine.plane()?;
         let most = || {
-            let room = |m: &nacre_bdev_replica::handle::MemberStatus| {
+            let room = |m: &nacre_bdev_replica::handle::ReplicaStatus| {
                 let layer = plane.bdevs.lookup(&m.device).ok_or_else(|| {
                     RpcError::errno(
                         Errno::ENODEV,
@@ -109,7 +109,7 @@ impl Method<Engine> for Grow {
                 let bytes = layer.geometry().bytes().saturating_sub(RESERVED);
                 Ok(bytes / u64::from(status.block_size))
             };
-            let rooms: Result<Vec<u64>, RpcError> = status.members.iter().map(room).collect();
+            let rooms: Result<Vec<u64>, RpcError> = status.replicas.iter().map(room).collect();
             Ok::<u64, RpcError>(rooms?.into_iter().min().unwrap_or(status.blocks))
         };
         let blocks = match blocks(params.num_blocks, params.size_mb, status.block_size)? {
@@ -198,11 +198,11 @@ impl Method<Engine> for Thaw {
         let listed = engine.volumes.find(&params.name)?;
         let chosen = params
             .replica
-            .map(|name| super::members::member(&engine, &name));
+            .map(|name| super::replicas::replica(&engine, &name));
         match (&listed.open_state, chosen) {
-            (OpenState::Open(_), member) => {
+            (OpenState::Open(_), replica) => {
                 let force = params.force;
-                run(&engine, &params.name, Command::Thaw { member, force }).await
+                run(&engine, &params.name, Command::Thaw { replica, force }).await
             }
             // The volume was failing I/O; ending that is all there was to do.
             (_, None) if crate::volumes::thaw(&engine, &params.name)? => {

@@ -127,6 +127,7 @@ fn a_volume_is_created_listed_and_deleted() {
         (&records["file"], &records["volumes"][0]["name"]),
         (&Value::Null, &json!("v"))
     );
+    assert_eq!(records["volumes"][0]["replicas"][1]["device"], "b");
     // A saved configuration's create call returns the existing volume.
     let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
     let calls = config.as_array().unwrap();
@@ -368,8 +369,8 @@ fn replicas_are_added_removed_and_moved() {
         .collect();
     devices.sort_unstable();
     assert_eq!(devices, ["a", "b", "d"]);
-    for member in ["d", "b"] {
-        let gone = json!({ "name": "v", "replica": member });
+    for replica in ["d", "b"] {
+        let gone = json!({ "name": "v", "replica": replica });
         daemon.call("volume_remove_replica", gone);
     }
     let last = json!({ "name": "v", "replica": "a" });

@@ -6,12 +6,12 @@ use nacre_hugepages::Buf;
 
 use super::rig::{REGION, World};
 use crate::handle::{Command, Happened, ResyncKind, VolumeError, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 use crate::store::{Outcome, Plan, StoreError};
 
-fn why(world: &World, member: usize) -> String {
+fn why(world: &World, replica: usize) -> String {
     let status = world.status();
-    status.members[member].why.clone().unwrap_or_default()
+    status.replicas[replica].why.clone().unwrap_or_default()
 }
 
 /// A volume of two replicas, with hosts that wait long, in its second life; and a backup of the
@@ -53,7 +53,7 @@ fn the_last_in_sync_replica_is_never_filled() {
         }
         world.pass(Duration::from_secs(1));
         assert_eq!(world.state(), VolumeState::Frozen);
-        assert_eq!(world.member_state("d0"), MemberState::InSync);
+        assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     }
     assert!(world.ended(waits).is_none());
     assert!(why(&world, 0).contains("Bring back the device"));
@@ -80,7 +80,7 @@ fn the_last_in_sync_replica_without_a_label() {
     world.put_back("d0", &blank);
     world.shelf.bring("d0");
     world.until(|world| why(world, 0).contains("it has no label"));
-    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     assert!(world.ended(waits).is_none());
     world.crash();
     let refused = world.open().unwrap_err();
@@ -134,14 +134,14 @@ fn a_forced_replica_is_not_written_to() {
     });
     assert_eq!(refused.to_string(), conflict.to_string());
     assert!(same(&world));
-    assert_eq!(world.record().members, record.members);
+    assert_eq!(world.record().replicas, record.replicas);
     // Without the name it is none.
     let refused = world.force_in_sync("d1", "").unwrap_err();
     assert!(matches!(refused, VolumeError::LastCopy { .. }));
 
     world.force_in_sync("d1", "vol").unwrap();
     assert!(same(&world), "the device was written to");
-    assert_eq!(world.member_state("d1"), MemberState::InSync);
+    assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
     world.open().unwrap();
     assert_eq!(world.read(REGION), 0, "it missed that");
     world.write(0, 8, 4);
@@ -206,9 +206,9 @@ fn a_forced_replica_in_an_open_volume() {
     world.all_equal(&["d0", "d1"]);
 }
 
-fn thaw(member: &str, force: Option<&str>) -> Command {
+fn thaw(replica: &str, force: Option<&str>) -> Command {
     Command::Thaw {
-        member: Some(member.into()),
+        replica: Some(replica.into()),
         force: force.map(Into::into),
     }
 }
@@ -239,7 +239,7 @@ fn a_frozen_volume_is_told_whom_to_believe() {
         assert!(matches!(refused, VolumeError::LastCopy { .. }), "{refused}");
     }
     let unknown = world.run(thaw("d7", Some("vol"))).unwrap_err();
-    assert!(matches!(unknown, VolumeError::NoMember { .. }));
+    assert!(matches!(unknown, VolumeError::NoReplica { .. }));
     assert!(world.ended(waits).is_none(), "nothing was decided");
     let epoch = world.record().epoch;
 
@@ -249,8 +249,8 @@ fn a_frozen_volume_is_told_whom_to_believe() {
     let record = world.record();
     assert_eq!((record.epoch, record.serving), (epoch, epoch));
     assert!(matches!(
-        world.member_state("d1"),
-        MemberState::Filling { watermark: 0, .. }
+        world.replica_state("d1"),
+        ReplicaState::Filling { watermark: 0, .. }
     ));
     world.write(0, 8, 5);
     // The backup is as little believed as any.
@@ -312,14 +312,14 @@ fn a_frozen_volume_goes_on_from_a_named_replica() {
         world.shelf.take("d1");
         world.write(0, 8, 2);
         let offline = Command::Offline {
-            member: "d1".into(),
+            replica: "d1".into(),
             force: None,
         };
         world.run(offline).unwrap();
         world.shelf.take("d2");
         world.write(0, 8, 3);
         let full = Command::Resync {
-            member: Some("d2".into()),
+            replica: Some("d2".into()),
             full: true,
         };
         world.run(full).unwrap();
@@ -329,11 +329,11 @@ fn a_frozen_volume_goes_on_from_a_named_replica() {
         world.shelf.bring("d1");
         world.shelf.bring("d2");
         if !away {
-            let member = "d1".into();
-            world.run(Command::Online { member }).unwrap();
-            world.until(|world| world.status().members[1].attached);
+            let replica = "d1".into();
+            world.run(Command::Online { replica }).unwrap();
+            world.until(|world| world.status().replicas[1].attached);
         }
-        world.until(|world| world.status().members[2].attached);
+        world.until(|world| world.status().replicas[2].attached);
         let refused = world.run(thaw("d2", Some("vol"))).unwrap_err();
         assert!(
             matches!(&refused, VolumeError::Invalid { why, .. } if why.contains("data is incomplete")),
@@ -342,7 +342,7 @@ fn a_frozen_volume_goes_on_from_a_named_replica() {
         world.run(thaw("d1", Some("vol"))).unwrap();
         assert!(world.wait(waits).status.is_ok(), "away: {away}");
         assert_eq!((world.read(0), world.read(8)), (1, 4));
-        assert!(!world.record().members[1].offline);
+        assert!(!world.record().replicas[1].offline);
         world.shelf.bring("d0");
         world.until_healthy();
         world.all_equal(&["d0", "d1", "d2"]);
@@ -372,8 +372,8 @@ fn a_backup_of_the_last_epoch() {
             world.until(|world| world.heard(filled));
         }
         assert!(matches!(
-            world.member_state(disk),
-            MemberState::Filling { .. }
+            world.replica_state(disk),
+            ReplicaState::Filling { .. }
         ));
         assert_eq!(world.read(0), 2, "{disk}");
         world.until_healthy();
@@ -394,7 +394,7 @@ fn a_backup_of_the_last_epoch() {
     assert!(
         ["d0", "d1"]
             .iter()
-            .all(|disk| world.member_state(disk) == MemberState::InSync)
+            .all(|disk| world.replica_state(disk) == ReplicaState::InSync)
     );
     assert_eq!(world.read(0), 1);
 }
@@ -415,8 +415,8 @@ fn disks_that_changed_places() {
     world.pass(Duration::from_secs(30));
     for (at, other) in [(1, "d2"), (2, "d1")] {
         assert!(why(&world, at).contains(other), "{}", why(&world, at));
-        let state = world.record().members[at].state;
-        assert!(matches!(state, MemberState::Out { .. }), "{state:?}");
+        let state = world.record().replicas[at].state;
+        assert!(matches!(state, ReplicaState::Out { .. }), "{state:?}");
     }
     let same = |world: &World| {
         let pairs = [("d1", &two), ("d2", &one)];
@@ -440,10 +440,10 @@ fn disks_that_changed_places() {
 fn a_label_of_a_former_replica_on_the_same_disk() {
     let mut world = World::with(2);
     let backup = world.reserved("d1");
-    let member = "d1".to_owned();
+    let replica = "d1".to_owned();
     world
         .run(Command::Remove {
-            member,
+            replica,
             force: None,
         })
         .unwrap();

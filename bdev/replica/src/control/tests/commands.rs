@@ -8,7 +8,7 @@ use nacre_bdev::fault::{Action, Fault};
 
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 use crate::store::{Plan, Request};
 
 fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
@@ -54,14 +54,14 @@ fn creation_is_careful() {
         .unwrap();
     let again = world.create_new(new_volume("vol", &["d2"], false));
     assert!(again.unwrap_err().to_string().contains("exists"));
-    let member = world
+    let replica = world
         .create_new(new_volume("other", &["d0"], false))
         .unwrap_err();
     assert!(
-        member
+        replica
             .to_string()
             .contains("is a replica of volume \"vol\""),
-        "{member}"
+        "{replica}"
     );
     world.open().unwrap();
     assert_eq!(world.state(), VolumeState::Healthy);
@@ -78,19 +78,19 @@ fn a_replica_is_replaced_under_load() {
     }
     world
         .run(Command::Replace {
-            member: "d0".into(),
+            replica: "d0".into(),
             device: "new".into(),
             force: false,
         })
         .unwrap();
     let mut fill = 0u8;
-    while world.record().members.iter().any(|m| m.device == "d0") {
+    while world.record().replicas.iter().any(|m| m.device == "d0") {
         fill = fill.wrapping_add(1);
         world.write(u64::from(fill) * 61, 4, fill);
     }
     world.until_healthy();
     world.all_equal(&["d1", "new"]);
-    assert_eq!(world.record().members.len(), 2);
+    assert_eq!(world.record().replicas.len(), 2);
     assert!(world.heard(|e| matches!(
         e,
         Happened::ResyncEnded {
@@ -98,7 +98,7 @@ fn a_replica_is_replaced_under_load() {
             ..
         }
     )));
-    world.until(|world| world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+    world.until(|world| world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
     // Its label is gone: it can be used for something else.
     world
         .create_new(new_volume("other", &["d0"], true))
@@ -110,8 +110,8 @@ fn a_replica_is_replaced_under_load() {
 fn the_last_copy_is_kept() {
     let mut world = World::with(2);
     world.write(0, 1, 1);
-    let offline = |member: &str, force: Option<&str>| Command::Offline {
-        member: member.into(),
+    let offline = |replica: &str, force: Option<&str>| Command::Offline {
+        replica: replica.into(),
         force: force.map(Into::into),
     };
     world.run(offline("d0", None)).unwrap();
@@ -121,16 +121,19 @@ fn the_last_copy_is_kept() {
     let refused = world.run(offline("d1", Some("vo"))).unwrap_err();
     assert!(refused.to_string().contains("is not the volume's"));
     let refused = world.run(Command::Remove {
-        member: "d1".into(),
+        replica: "d1".into(),
         force: None,
     });
     assert!(matches!(refused, Err(VolumeError::LastCopy { .. })));
     world.write(0, 1, 2);
     world.pass(Duration::from_secs(10));
-    assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
+    assert!(matches!(
+        world.replica_state("d0"),
+        ReplicaState::Out { .. }
+    ));
     world
         .run(Command::Online {
-            member: "d0".into(),
+            replica: "d0".into(),
         })
         .unwrap();
     world.until_healthy();
@@ -158,7 +161,7 @@ fn a_new_device_that_hangs() {
     world.until(|_| adding.is_finished());
     let refused = world.core.block_on(adding).unwrap().unwrap_err();
     assert!(matches!(refused, VolumeError::Io { .. }), "{refused}");
-    assert_eq!(world.record().members.len(), 2);
+    assert_eq!(world.record().replicas.len(), 2);
     world.shelf.bring("d1");
     world.until_healthy();
     world.shelf.fault("d2").clear();
@@ -172,13 +175,13 @@ fn a_new_device_that_hangs() {
 #[test]
 fn the_source_is_taken_away() {
     let force = || Some("vol".to_owned());
-    let member = || "d0".to_owned();
+    let replica = || "d0".to_owned();
     let remove: &dyn Fn() -> Command = &|| Command::Remove {
-        member: member(),
+        replica: replica(),
         force: force(),
     };
     let offline: &dyn Fn() -> Command = &|| Command::Offline {
-        member: member(),
+        replica: replica(),
         force: force(),
     };
     for (take, disks) in [(remove, 2), (remove, 3), (offline, 2), (offline, 3)] {
@@ -199,12 +202,12 @@ fn the_source_is_taken_away() {
         world.open().unwrap();
         let lacked = |world: &World, slot: usize| {
             let shared = &world.handle.as_ref().unwrap().shared;
-            shared.needs[slot].count()
+            shared.missing[slot].count()
         };
         world.pass(Duration::from_secs(1));
         assert!(lacked(&world, 1) > 1, "{disks} disks");
         let shared = Arc::clone(&world.handle.as_ref().unwrap().shared);
-        let is_read = move || shared.view().members[0].is_some();
+        let is_read = move || shared.view().replicas[0].is_some();
         world.heard.on(move |event| {
             let changed = matches!(event, Happened::SourceChanged { .. });
             assert!(!changed || !is_read(), "both are read, and they differ");
@@ -214,10 +217,10 @@ fn the_source_is_taken_away() {
         let left = disks as u64 - 2;
         assert!(lacked(&world, 2.min(disks - 1)) >= left);
         assert!(world.heard(|e| matches!(e, Happened::SourceChanged { .. })));
-        let alone = disks == 2 && world.record().members.len() == 1;
+        let alone = disks == 2 && world.record().replicas.len() == 1;
         assert_eq!(world.state() == VolumeState::Healthy, alone);
         let status = world.status();
-        let resyncs = status.members.iter().filter(|m| m.resync.is_some());
+        let resyncs = status.replicas.iter().filter(|m| m.resync.is_some());
         assert_eq!(resyncs.count() as u64, left, "{status:#?}");
         let settings = Box::new(Settings {
             resync_bytes_per_s: 0,
@@ -228,14 +231,14 @@ fn the_source_is_taken_away() {
             assert_eq!(world.read(region * REGION), region as u8 + 1);
         }
         assert_eq!(world.read(7 * REGION + 8), 9, "what d1 has");
-        if world.record().members.iter().any(|m| m.offline) {
-            let member = member();
-            world.run(Command::Online { member }).unwrap();
+        if world.record().replicas.iter().any(|m| m.offline) {
+            let replica = replica();
+            world.run(Command::Online { replica }).unwrap();
         }
         world.until_healthy();
         assert_eq!(world.read(7 * REGION + 8), 9);
         let record = world.record();
-        let left: Vec<&str> = record.members.iter().map(|m| &*m.device).collect();
+        let left: Vec<&str> = record.replicas.iter().map(|m| &*m.device).collect();
         world.all_equal(&left);
     }
 }
@@ -258,7 +261,7 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
             ..Plan::default()
         })));
         let replace = Command::Replace {
-            member: "d0".into(),
+            replica: "d0".into(),
             device: "d1".into(),
             force: false,
         };
@@ -276,15 +279,15 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
         world.shelf.fault("d1").remove(hang);
         let lane = world.lane.take();
         if late {
-            world.until(|world| world.record().members.len() == 1);
-            world.until(|world| world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+            world.until(|world| world.record().replicas.len() == 1);
+            world.until(|world| world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
             assert_eq!(world.state(), VolumeState::Healthy);
         }
         drop(lane);
         world.pass(Duration::from_millis(100));
         assert_eq!(world.state(), VolumeState::Degraded, "late: {late}");
         world.until_healthy();
-        assert_eq!(world.status().members.len(), 1);
+        assert_eq!(world.status().replicas.len(), 1);
         // From now on reads return this replica's data.
         let volume = Arc::clone(world.handle.as_ref().unwrap().volume());
         world.lane = Some(volume.open(&world.pool).unwrap());
@@ -299,12 +302,12 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
 fn the_last_copy_is_believed_when_it_returns() {
     let mut world = World::with(2);
     world.write(0, 1, 1);
-    let offline = |member: &str| Command::Offline {
-        member: member.into(),
+    let offline = |replica: &str| Command::Offline {
+        replica: replica.into(),
         force: Some("vol".into()),
     };
-    let online = |member: &str| Command::Online {
-        member: member.into(),
+    let online = |replica: &str| Command::Online {
+        replica: replica.into(),
     };
     world.run(offline("d0")).unwrap();
     world.write(0, 1, 2);
@@ -395,7 +398,7 @@ fn thawed_by_force() {
     assert!(!world.wait(token).status.is_ok());
     assert_eq!(world.state(), VolumeState::Failing);
     let thaw = |force: Option<&str>| Command::Thaw {
-        member: None,
+        replica: None,
         force: force.map(Into::into),
     };
     assert!(matches!(
@@ -403,7 +406,7 @@ fn thawed_by_force() {
         Err(VolumeError::NothingInSync { .. })
     ));
     world.shelf.bring("d1");
-    world.until(|world| world.status().members[1].attached);
+    world.until(|world| world.status().replicas[1].attached);
     assert!(matches!(
         world.run(thaw(None)),
         Err(VolumeError::LastCopy { .. })
@@ -437,7 +440,7 @@ fn thawed_beside_one_that_had_more() {
     });
     world.run(Command::Set { settings }).unwrap();
     world.shelf.bring("d2");
-    world.until(|world| world.status().members[2].resync.is_some());
+    world.until(|world| world.status().replicas[2].resync.is_some());
     world.pass(Duration::from_secs(4));
     assert_eq!(world.state(), VolumeState::Degraded);
     world.shelf.take("d0");
@@ -445,10 +448,10 @@ fn thawed_beside_one_that_had_more() {
     world.until(|world| world.state() == VolumeState::Frozen);
     // It left later, and has nothing of what d2 has got since.
     world.shelf.bring("d1");
-    world.until(|world| world.status().members[1].attached);
+    world.until(|world| world.status().replicas[1].attached);
     let force = Some("vol".to_owned());
-    let member = None;
-    world.run(Command::Thaw { member, force }).unwrap();
+    let replica = None;
+    world.run(Command::Thaw { replica, force }).unwrap();
     assert!(world.wait(token).status.is_ok());
     let settings = Box::new(Settings::default());
     world.run(Command::Set { settings }).unwrap();
@@ -472,7 +475,7 @@ fn resync_is_throttled() {
     }
     world
         .run(Command::Resync {
-            member: Some("d1".into()),
+            replica: Some("d1".into()),
             full: true,
         })
         .unwrap();
@@ -568,7 +571,7 @@ fn copying_and_verifying_take_turns() {
     world.shelf.take("d1");
     world.write(0, 8, 2);
     world.shelf.bring("d1");
-    world.until(|world| world.status().members[1].resync.is_some());
+    world.until(|world| world.status().replicas[1].resync.is_some());
     world.pass(Duration::from_millis(100));
     // No I/O was in flight when copying began to wait, so it is about to take the region in one go.
     let hang = Fault {
@@ -583,7 +586,7 @@ fn copying_and_verifying_take_turns() {
     world.pass(Duration::from_secs(60));
     assert!(world.ended(hangs).is_none());
     assert_eq!(world.status().verify.unwrap().compared_bytes, 0);
-    assert!(world.status().members[1].resync.is_some());
+    assert!(world.status().replicas[1].resync.is_some());
     let settings = Box::new(Settings {
         resync_bytes_per_s: 0,
         ..settings
@@ -632,7 +635,7 @@ fn growing_while_the_last_region_is_copied() {
     world.scribble("d1", end + 10, 2);
     world.open().unwrap();
     let resync = Command::Resync {
-        member: Some("d1".into()),
+        replica: Some("d1".into()),
         full: true,
     };
     let slow = Fault {
@@ -657,7 +660,7 @@ fn growing_while_the_last_region_is_copied() {
 /// The region in which a volume ended is copied from a replica that has it when the volume grows,
 /// whichever that is.
 #[test]
-fn growing_while_the_first_member_lacks_the_last_region() {
+fn growing_while_the_first_replica_lacks_the_last_region() {
     let (mut world, end) = within_a_region();
     world.scribble("d0", end - 8, 1);
     world.scribble("d1", end - 8, 2);

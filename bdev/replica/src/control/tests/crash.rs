@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::rig::{BLOCK, REGION, World};
 use crate::handle::{Command, Happened, NewVolume, ResyncKind, VolumeError, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 use crate::store::{Plan, VolumeStore};
 
 /// Writes that reached only some replicas: after a crash all have the same data, with all
@@ -197,7 +197,7 @@ fn a_clean_stop_leaves_nothing_to_do() {
 /// A replica that is absent when the volume is opened, and one whose disk was restored from a
 /// backup, are not read.
 #[test]
-fn stale_members_are_not_read() {
+fn stale_replicas_are_not_read() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.shelf.take("d0");
@@ -287,7 +287,7 @@ fn the_former_holder_is_fenced() {
     new.write(0, 8, 3);
     new.until_healthy();
     assert_eq!(new.record().epoch, 2);
-    assert!(matches!(new.member_state("d0"), MemberState::InSync));
+    assert!(matches!(new.replica_state("d0"), ReplicaState::InSync));
 }
 
 /// A holder that lost the volume and does not know it yet makes no device its own, and wipes none:
@@ -299,7 +299,7 @@ fn a_former_holder_leaves_devices_alone() {
         force,
     };
     let remove = || Command::Remove {
-        member: "d0".into(),
+        replica: "d0".into(),
         force: None,
     };
     let take: [&dyn Fn() -> Command; 2] = [&|| add(true), &remove];

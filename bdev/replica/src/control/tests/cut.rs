@@ -7,7 +7,7 @@ use nacre_bdev::{Size, Status};
 
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, Happened, VolumeError, VolumeState};
-use crate::model::MemberState;
+use crate::model::ReplicaState;
 
 /// A block of the volume that is cut off in these tests, and one that stays.
 const LOST: u64 = 6 * REGION + 3;
@@ -15,8 +15,8 @@ const KEPT: u64 = REGION + 3;
 /// The part of the disk that is left: the reserved area, and four regions.
 const LEFT: u64 = 5 * 2048;
 
-const EMPTY: fn(MemberState) -> bool =
-    |state| matches!(state, MemberState::Filling { watermark: 0, .. });
+const EMPTY: fn(ReplicaState) -> bool =
+    |state| matches!(state, ReplicaState::Filling { watermark: 0, .. });
 
 fn world(disks: usize) -> World {
     let mut world = World::cuttable(disks);
@@ -31,7 +31,7 @@ fn changed(world: &mut World, device: &str) {
     world.run(Command::DevicesChanged { device }).unwrap();
 }
 
-/// Every block that was written is read, from whichever member.
+/// Every block that was written is read, from whichever replica.
 fn all_is_there(world: &mut World) {
     for _ in 0..8 {
         assert_eq!((world.read(LOST), world.read(KEPT)), (7, 8));
@@ -51,9 +51,9 @@ fn by_command() {
     );
     changed(&mut world, "d1");
     assert!(
-        EMPTY(world.member_state("d1")),
+        EMPTY(world.replica_state("d1")),
         "{:?}",
-        world.member_state("d1")
+        world.replica_state("d1")
     );
     all_is_there(&mut world);
     world.pass(Duration::from_secs(30));
@@ -84,9 +84,9 @@ fn for_a_moment() {
             assert_eq!(world.ended(token).unwrap().status, Status::Ok);
         }
         assert!(
-            EMPTY(world.member_state("d1")),
+            EMPTY(world.replica_state("d1")),
             "{:?}",
-            world.member_state("d1")
+            world.replica_state("d1")
         );
         world.until_healthy();
         all_is_there(&mut world);
@@ -159,14 +159,17 @@ fn while_it_was_closed() {
         if !in_sync {
             world.shelf.take("d1");
             world.write(KEPT + 8, 1, 9);
-            assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+            assert!(matches!(
+                world.replica_state("d1"),
+                ReplicaState::Out { .. }
+            ));
             world.shelf.bring("d1");
         }
         world.crash();
         world.cut("d1", LEFT);
         world.reopen("d1");
         world.open().unwrap();
-        world.until(|world| EMPTY(world.member_state("d1")));
+        world.until(|world| EMPTY(world.replica_state("d1")));
         assert_eq!(world.state(), VolumeState::Degraded);
         world.close();
         world.enlarge("d1");
@@ -190,7 +193,7 @@ fn the_last_one() {
         world.cut("d1", LEFT);
         changed(&mut world, "d1");
         assert_eq!(world.state(), VolumeState::Frozen);
-        assert_eq!(world.member_state("d1"), MemberState::InSync);
+        assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
         assert!(world.heard(|e| matches!(e, Happened::Frozen { .. })));
         if !small {
             world.enlarge("d1");
@@ -239,8 +242,8 @@ fn the_last_one_is_gone_on_with() {
     let waits = world.begin_write(KEPT, 1, 9);
     world.pass(Duration::from_secs(5));
     assert!(world.ended(waits).is_none());
-    let thaw = |member: Option<&str>| Command::Thaw {
-        member: member.map(Into::into),
+    let thaw = |replica: Option<&str>| Command::Thaw {
+        replica: replica.map(Into::into),
         force: Some("vol".into()),
     };
     let refused = world.run(thaw(None)).unwrap_err();
@@ -279,7 +282,7 @@ fn what_is_left_is_whole() {
         world.enlarge(name);
     }
     changed(&mut world, "d2");
-    assert_eq!(world.member_state("d1"), MemberState::InSync);
+    assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
     world.until_healthy();
     all_is_there(&mut world);
     world.all_equal(&["d0", "d1", "d2"]);
@@ -295,7 +298,7 @@ fn another_device_in_its_place() {
     world.cut("d0", LEFT);
     world.reopen("d0");
     assert!(world.open().is_err());
-    assert!(!world.record().members[0].cut);
+    assert!(!world.record().replicas[0].cut);
     world.enlarge("d0");
     world.reopen("d0");
     world.put_back("d0", &kept);

@@ -198,8 +198,8 @@ impl World {
     }
 
     pub fn why(&self, name: &str) -> String {
-        let members = self.status().members;
-        let member = members.into_iter().find(|m| m.device == name);
-        member.and_then(|m| m.why).unwrap_or_default()
+        let replicas = self.status().replicas;
+        let replica = replicas.into_iter().find(|m| m.device == name);
+        replica.and_then(|m| m.why).unwrap_or_default()
     }
 }

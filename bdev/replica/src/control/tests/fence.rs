@@ -8,7 +8,7 @@ use nacre_bdev::{Op, Status};
 use super::guarded::Fails;
 use super::rig::{REGION, World};
 use crate::handle::{Command, Fencing, Happened, NewVolume, VolumeError, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 use crate::store::{MemoryStore, Outcome, Plan};
 
 const ME: u8 = 1;
@@ -46,7 +46,7 @@ fn held_while_open() {
     let fencing = |world: &World| {
         world
             .status()
-            .members
+            .replicas
             .iter()
             .map(|m| m.fencing)
             .collect::<Vec<_>>()
@@ -82,8 +82,8 @@ fn the_older_holder_is_fenced() {
     world.until(|world| world.state() == VolumeState::Fenced);
     must_not_be_acknowledged(&mut world, token);
     assert!(world.heard(|e| matches!(e, Happened::Fenced { .. })));
-    assert!(!world.heard(|e| matches!(e, Happened::MemberOut { .. })));
-    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert!(!world.heard(|e| matches!(e, Happened::ReplicaOut { .. })));
+    assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     assert_ne!(rival.read(16), 3, "not a byte of it");
     rival.write(24, 8, 4);
     rival.until_healthy();
@@ -223,13 +223,13 @@ fn steps_that_fail() {
         fails(&rival, "d1", Status::Gone, false);
         rival.open().unwrap();
         rival.write(8, 8, 2);
-        assert!(!rival.status().members[1].attached, "step {at}");
+        assert!(!rival.status().replicas[1].attached, "step {at}");
         mends(&rival, "d1");
         rival.until_healthy();
         assert_eq!(rival.shelf.key("d1", ME), None, "step {at}");
         rival.all_equal(&["d0", "d1"]);
 
-        // With one member there is nothing to go on with.
+        // With one replica there is nothing to go on with.
         let world = left(1, at);
         let mut rival = world.rival(RIVAL);
         fails(&rival, "d0", Status::Gone, false);
@@ -300,7 +300,7 @@ fn reserved_by_a_stranger() {
     world.pass(Duration::from_secs(5));
     assert_eq!(world.state(), VolumeState::Degraded);
     let status = world.status();
-    let why = status.members[1].why.clone().unwrap_or_default();
+    let why = status.replicas[1].why.clone().unwrap_or_default();
     assert!(why.contains("reserved"), "{why}");
     assert_eq!(world.shelf.key("d1", RIVAL), Some(0xabc));
     // He goes, and it is a replica again.
@@ -331,7 +331,7 @@ fn a_stranger_keeps_one_replica_and_no_more() {
         world.pass(Duration::from_secs(60));
         assert_eq!(world.state(), VolumeState::Degraded, "{held:?}");
         world.write(16, 8, 3);
-        let why = world.status().members[1].why.clone().unwrap_or_default();
+        let why = world.status().replicas[1].why.clone().unwrap_or_default();
         assert!(why.contains("reserved"), "{held:?}: {why}");
         *world.shelf.reservations("d1").lock().unwrap() = Default::default();
         world.until_healthy();
@@ -359,9 +359,9 @@ fn a_stranger_keeps_one_replica_and_no_more() {
 fn free_when_it_leaves() {
     let mut world = guarded(2);
     world.write(0, 8, 1);
-    let member = "d1".to_owned();
+    let replica = "d1".to_owned();
     let force = None;
-    world.run(Command::Remove { member, force }).unwrap();
+    world.run(Command::Remove { replica, force }).unwrap();
     assert_eq!(world.shelf.key("d1", ME), None);
     assert_eq!(
         world.shelf.reservations("d1").lock().unwrap().held,
@@ -396,7 +396,7 @@ fn a_fenced_holder_leaves_the_log() {
     world.close();
     let after = [world.reserved("d0"), world.reserved("d1")];
     for (now, then) in after.iter().flatten().zip(before.iter().flatten()) {
-        assert!(now[..] == then[..], "it wrote to a member");
+        assert!(now[..] == then[..], "it wrote to a replica");
     }
     world.crash();
     world.open().unwrap();
@@ -460,7 +460,7 @@ fn a_label_tells_the_older_holder() {
         rival.write(8, 8, 2);
         let token = world.begin_write(16, 8, 3);
         must_not_be_acknowledged(&mut world, token);
-        assert!(!world.heard(|e| matches!(e, Happened::MemberOut { .. })));
+        assert!(!world.heard(|e| matches!(e, Happened::ReplicaOut { .. })));
         assert_ne!(rival.read(16), 3, "not a byte of it");
         // Closed it leaves the later one's label and log alone.
         world.close();
@@ -486,19 +486,19 @@ fn an_idle_holder_looks_before_it_writes() {
     rival.all_equal(&["d0", "d1"]);
 }
 
-/// So it does before any change of the members: the label of the later holder stays.
+/// So it does before any change of the replicas: the label of the later holder stays.
 #[test]
-fn a_change_of_members_spares_a_later_label() {
+fn a_change_of_replicas_spares_a_later_label() {
     let (mut world, mut rival) = by_label(2);
     world.until(|world| world.status().dirty_regions == 0);
     rival.open_beside(&mut world).unwrap();
-    let member = "d1".to_owned();
+    let replica = "d1".to_owned();
     let force = None;
-    let _ = world.run(Command::Offline { member, force });
+    let _ = world.run(Command::Offline { replica, force });
     world.until(|world| world.state() == VolumeState::Fenced);
     rival.crash();
     rival.open().unwrap();
-    assert_eq!(rival.status().members.len(), 2);
+    assert_eq!(rival.status().replicas.len(), 2);
     rival.until_healthy();
     assert_eq!(rival.read(0), 1);
 }
@@ -516,7 +516,7 @@ fn ones_own_volume_is_opened_at_once() {
 
 /// Another volume is made of a replica, by force: it is read no longer, and the others serve.
 #[test]
-fn a_member_that_has_become_another_volumes() {
+fn a_replica_that_has_become_another_volumes() {
     let (mut world, mut rival) = by_label(2);
     let settings = Settings::default();
     let new = NewVolume {
@@ -529,12 +529,12 @@ fn a_member_that_has_become_another_volumes() {
     };
     rival.create_new(new).unwrap();
     world.until(|world| world.state() == VolumeState::Degraded);
-    let why = world.status().members[1].why.clone().unwrap_or_default();
+    let why = world.status().replicas[1].why.clone().unwrap_or_default();
     assert!(why.contains("another replica"), "{why}");
     world.write(0, 8, 2);
     assert_eq!(world.read(0), 2);
     world.pass(Duration::from_secs(60));
-    let why = world.status().members[1].why.clone().unwrap_or_default();
+    let why = world.status().replicas[1].why.clone().unwrap_or_default();
     assert!(why.contains("theirs"), "{why}");
     assert_eq!(world.state(), VolumeState::Degraded, "it is not taken back");
 }

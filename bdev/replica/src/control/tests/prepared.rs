@@ -8,7 +8,7 @@ use nacre_bdev::{Io, Op, Status};
 use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::format::{BLOCK, Place, label_offset, page_offset};
 use crate::handle::{Command, VolumeError, VolumeState};
-use crate::model::{KeptLimits, MemberState, Settings, VolumeRecord};
+use crate::model::{KeptLimits, ReplicaState, Settings, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::store::{Outcome, Plan, VolumeStore};
 
@@ -137,7 +137,7 @@ fn a_failed_attempt_leaves_nothing() {
     world.until(|world| world.state() == VolumeState::Healthy);
     assert_eq!(world.wait(write).status, Status::Ok);
     assert_eq!((world.read(0), world.read(3 * REGION)), (3, 2));
-    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
 }
 
 /// A store that is away has hosts wait; the volume says so.
@@ -219,8 +219,8 @@ fn io_fails_before_the_volume_is_open() {
     assert_eq!(world.state(), VolumeState::Failing);
     let late = read(&mut world, 0);
     assert_eq!(world.wait(late).status, Status::ReadError);
-    let (member, force) = (None, None);
-    world.run(Command::Thaw { member, force }).unwrap();
+    let (replica, force) = (None, None);
+    world.run(Command::Thaw { replica, force }).unwrap();
     assert_eq!((world.state(), world.read(0)), (VolumeState::Healthy, 1));
 }
 

@@ -8,7 +8,7 @@ use nacre_bdev::{Io, Op};
 
 use super::rig::{REGION, World};
 use crate::handle::{Command, Happened, ResyncKind, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 
 const MIB: u64 = 1 << 20;
 const REGIONS: u64 = 8;
@@ -31,15 +31,20 @@ fn filling_on(mut world: World, disks: usize) -> World {
     }
     // Recent writes alone would cause copying after a crash.
     world.until(|world| world.status().dirty_regions == 0);
-    let member = Some(format!("d{}", disks - 1));
-    world.run(Command::Resync { member, full: true }).unwrap();
+    let replica = Some(format!("d{}", disks - 1));
+    world
+        .run(Command::Resync {
+            replica,
+            full: true,
+        })
+        .unwrap();
     world.pass(Duration::from_secs(REGIONS / 2));
     world
 }
 
 fn watermark(world: &World) -> u64 {
-    match world.record().members.last().unwrap().state {
-        MemberState::Filling { watermark, .. } => watermark,
+    match world.record().replicas.last().unwrap().state {
+        ReplicaState::Filling { watermark, .. } => watermark,
         ref state => panic!("{state:?}"),
     }
 }
@@ -105,7 +110,7 @@ fn it_goes_on_from_another_replica() {
     assert!(!world.heard(changed));
     world.shelf.take("d0");
     world.write(0, 1, 0xbb);
-    world.until(|world| world.member_state("d2") == MemberState::InSync);
+    world.until(|world| world.replica_state("d2") == ReplicaState::InSync);
     assert!(world.heard(changed));
     let copied = full_copies(&world);
     assert!(
@@ -129,9 +134,14 @@ fn hosts_go_first() {
         }
         let slow = Fault::new(Action::Delay { latency_us: 5000 }).on(&[Op::Read]);
         world.shelf.fault("d0").inject(slow).unwrap();
-        let member = Some("d1".to_owned());
-        world.run(Command::Resync { member, full: true }).unwrap();
-        world.until(|world| world.status().members[1].resync.is_some());
+        let replica = Some("d1".to_owned());
+        world
+            .run(Command::Resync {
+                replica,
+                full: true,
+            })
+            .unwrap();
+        world.until(|world| world.status().replicas[1].resync.is_some());
         let began = world.clock.now();
         let ask = |world: &mut World| {
             let data = world.buf(1, 0);

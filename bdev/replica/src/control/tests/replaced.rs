@@ -9,7 +9,7 @@ use nacre_bdev::fault::{Action, Fault};
 
 use super::rig::{DISK_BLOCKS, World};
 use crate::handle::{Command, Happened, NewVolume, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 use crate::store::{Call, Plan, Request};
 
 const SLOW: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ fn begun(disks: usize, settings: Settings, before: Duration, after: Duration) ->
     world.until(|world| world.status().dirty_regions == 0);
     slow_store(&world, before, after);
     let replace = Command::Replace {
-        member: "d0".into(),
+        replica: "d0".into(),
         device: "new".into(),
         force: false,
     };
@@ -50,18 +50,18 @@ fn begun(disks: usize, settings: Settings, before: Duration, after: Duration) ->
 
 fn has(world: &World, device: &str) -> bool {
     let record = world.record();
-    record.members.iter().any(|m| m.device == device)
+    record.replicas.iter().any(|m| m.device == device)
 }
 
 fn is_promoted(world: &World) -> bool {
-    has(world, "new") && world.member_state("new") == MemberState::InSync
+    has(world, "new") && world.replica_state("new") == ReplicaState::InSync
 }
 
 /// The store was asked to promote the new one, and has not done it yet.
 fn until_promoting(world: &mut World, slot: usize) {
     let filled = |world: &World| {
         let shared = &world.handle.as_ref().unwrap().shared;
-        world.status().members[slot].attached && shared.needs[slot].is_empty()
+        world.status().replicas[slot].attached && shared.missing[slot].is_empty()
     };
     world.until(filled);
     world.pass(Duration::from_secs(1));
@@ -71,8 +71,8 @@ fn until_promoting(world: &mut World, slot: usize) {
 /// Nothing is left of the replacement: not even the old one's label.
 fn is_finished(world: &mut World) {
     let record = world.record();
-    assert!(record.members.iter().all(|m| m.replaces.is_none()));
-    world.until(|world| world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+    assert!(record.replicas.iter().all(|m| m.replaces.is_none()));
+    world.until(|world| world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
     world
         .create_new(NewVolume {
             name: "other".into(),
@@ -102,11 +102,11 @@ fn a_crash_between_promotion_and_removal() {
         world.open().unwrap();
         if away == Some("new") {
             world.pass(Duration::from_secs(30));
-            assert_eq!(world.member_state("d0"), MemberState::InSync);
+            assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
             world.write(0, 8, 77);
             world.shelf.bring("new");
         }
-        world.until(|world| world.status().members.len() == 2);
+        world.until(|world| world.status().replicas.len() == 2);
         assert!(!has(&world, "d0"), "away: {away:?}");
         world.until_healthy();
         let read = world.read(0);
@@ -130,12 +130,12 @@ fn a_crash_after_removal() {
     world.open().unwrap();
     world.until_healthy();
     world.pass(Duration::from_secs(10));
-    assert!(!world.heard(|e| matches!(e, Happened::MemberRemoved { .. })));
+    assert!(!world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
     let ids = |record: &crate::model::VolumeRecord| -> Vec<_> {
-        record.members.iter().map(|m| m.id).collect()
+        record.replicas.iter().map(|m| m.id).collect()
     };
     assert_eq!(ids(&world.record()), ids(&before));
-    assert!(world.record().members.iter().all(|m| m.replaces.is_none()));
+    assert!(world.record().replicas.iter().all(|m| m.replaces.is_none()));
     world.all_equal(&["d1", "new"]);
 }
 
@@ -197,10 +197,10 @@ fn nothing_goes_for_one_that_is_lost() {
     world.pass(Duration::from_secs(1));
     assert!(!set.is_finished(), "it comes before the removal");
     world.shelf.remove("new");
-    world.until(|world| matches!(world.member_state("new"), MemberState::Out { .. }));
+    world.until(|world| matches!(world.replica_state("new"), ReplicaState::Out { .. }));
     world.store.plan(None);
     world.pass(Duration::from_secs(30));
-    assert_eq!(world.member_state("d0"), MemberState::InSync);
-    assert_eq!(world.record().members.len(), 3);
+    assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
+    assert_eq!(world.record().replicas.len(), 3);
     world.all_equal(&["d0", "d1"]);
 }

@@ -15,10 +15,10 @@ use super::cuttable::Cuttable;
 use super::guarded::{Guarded, Reservations};
 use crate::control;
 use crate::handle::{
-    Command, Devices, Happened, MemberDevice, NewVolume, NoDevice, Observer, VolumeError,
+    Command, Devices, Happened, NewVolume, NoDevice, Observer, ReplicaDevice, VolumeError,
     VolumeEvent, VolumeHandle, VolumeState, VolumeStatus,
 };
-use crate::model::{MemberState, Settings, Stamp, VolumeRecord};
+use crate::model::{ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::store::{MemoryStore, VolumeStore};
 
@@ -109,7 +109,7 @@ impl Shelf {
 }
 
 impl Devices for Shelf {
-    fn claim(&self, name: &str, _volume: &str) -> Result<MemberDevice, NoDevice> {
+    fn claim(&self, name: &str, _volume: &str) -> Result<ReplicaDevice, NoDevice> {
         let no = |why: &str| NoDevice {
             name: name.into(),
             why: why.into(),
@@ -125,7 +125,7 @@ impl Devices for Shelf {
         if !self.claimed.lock().unwrap().insert(name.into()) {
             return Err(no("another user has it"));
         }
-        Ok(MemberDevice {
+        Ok(ReplicaDevice {
             layer: self.seen(name),
             local: true,
             claim: Box::new(Claimed {
@@ -397,22 +397,22 @@ impl World {
         self.core.block_on(delete)
     }
 
-    pub fn force_in_sync(&mut self, member: &str, force: &str) -> Result<(), VolumeError> {
+    pub fn force_in_sync(&mut self, replica: &str, force: &str) -> Result<(), VolumeError> {
         let seen = self.record().version();
-        self.force_as_of(seen, member, force)
+        self.force_as_of(seen, replica, force)
     }
 
     pub fn force_as_of(
         &mut self,
         seen: Stamp,
-        member: &str,
+        replica: &str,
         force: &str,
     ) -> Result<(), VolumeError> {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
         let (pool, id) = (self.pool.clone(), self.id);
-        let forced = control::force_in_sync(&core, pool, store, devices, id, seen, member, force);
+        let forced = control::force_in_sync(&core, pool, store, devices, id, seen, replica, force);
         self.core.block_on(forced)
     }
 
@@ -458,10 +458,10 @@ impl World {
         self.store.records()[0].clone()
     }
 
-    pub fn member_state(&self, name: &str) -> MemberState {
+    pub fn replica_state(&self, name: &str) -> ReplicaState {
         let record = self.record();
         record
-            .members
+            .replicas
             .iter()
             .find(|m| m.device == name)
             .unwrap()

@@ -7,7 +7,7 @@ use nacre_hugepages::Buf;
 
 use super::rig::{REGION, World};
 use crate::handle::{Command, Happened, VolumeError, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 
 /// All buffers of the pool that have so many bytes at least.
 fn all(world: &World, len: usize) -> Vec<Buf> {
@@ -16,7 +16,7 @@ fn all(world: &World, len: usize) -> Vec<Buf> {
 
 fn outs(world: &World) -> usize {
     let all = world.heard.all().into_iter();
-    all.filter(|e| matches!(e, Happened::MemberOut { .. }))
+    all.filter(|e| matches!(e, Happened::ReplicaOut { .. }))
         .count()
 }
 
@@ -36,7 +36,7 @@ fn copying_waits_and_nobody_waits_for_it() {
         world.write(region * REGION, 64, 2);
     }
     world.shelf.bring("d1");
-    world.until(|world| world.status().members[1].resync.is_some());
+    world.until(|world| world.status().replicas[1].resync.is_some());
     // Not before: to use a device takes buffers, too.
     let held = all(&world, 1 << 19);
     for fill in 3..60 {
@@ -46,7 +46,7 @@ fn copying_waits_and_nobody_waits_for_it() {
         world.pass(Duration::from_millis(100));
     }
     assert_eq!((world.state(), outs(&world)), (VolumeState::Degraded, 1));
-    assert!(world.status().members[1].attached);
+    assert!(world.status().replicas[1].attached);
     drop(held);
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
@@ -99,7 +99,10 @@ fn decisions_need_no_free_buffer() {
         held.extend(ended.data);
     }
     for name in ["d1", "d2"] {
-        assert!(matches!(world.member_state(name), MemberState::Out { .. }));
+        assert!(matches!(
+            world.replica_state(name),
+            ReplicaState::Out { .. }
+        ));
     }
     drop(held);
     assert_eq!(world.read(3 * REGION), 4);
@@ -182,7 +185,7 @@ fn no_memory_to_use_a_device_with() {
     };
     let refused = world.run(add()).unwrap_err();
     assert!(matches!(refused, VolumeError::Short { .. }), "{refused}");
-    assert_eq!(world.record().members.len(), 1);
+    assert_eq!(world.record().replicas.len(), 1);
     short(&world, false);
     world.run(add()).unwrap();
     world.until_healthy();

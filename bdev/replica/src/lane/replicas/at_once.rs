@@ -47,8 +47,8 @@ impl Replicas {
 
     /// Enters the slots that were not entered since the last turn. Check the version after this.
     #[inline]
-    fn use_slots(&mut self, members: Slots) {
-        let new = members & !self.used;
+    fn use_slots(&mut self, replicas: Slots) {
+        let new = replicas & !self.used;
         if new != 0 {
             self.used |= new;
             slots(new).for_each(|slot| self.enter(slot));

@@ -2,7 +2,7 @@
 
 use super::Replicas;
 use crate::lane::request::{Request, Slots, bit, slots};
-use crate::model::{MAX_MEMBERS, ReadPolicy};
+use crate::model::{MAX_REPLICAS, ReadPolicy};
 use crate::mutation::Mutation;
 
 /// log2 of the bytes of a stripe whose reads go to one replica: a stream of several reads at a time
@@ -12,7 +12,7 @@ pub(in crate::lane) const READ_STRIPE: u32 = 18;
 const SLACK: u32 = 4;
 
 /// Children at each slot.
-pub(in crate::lane) type Loads = [u32; MAX_MEMBERS];
+pub(in crate::lane) type Loads = [u32; MAX_REPLICAS];
 
 /// Chooses one of several replicas for a read.
 pub(super) struct Choice {
@@ -88,7 +88,7 @@ impl Replicas {
         let of = self.swift;
         match of & of.wrapping_sub(1) {
             0 => (of != 0).then(|| of.trailing_zeros() as usize),
-            _ if slots(of).all(|slot| self.shared.needs[slot].is_none()) => {
+            _ if slots(of).all(|slot| self.shared.missing[slot].is_none()) => {
                 Some(self.choose_of(lba, of))
             }
             _ => None,
@@ -129,7 +129,7 @@ impl Replicas {
         };
         let whole = match in_sync & in_sync.wrapping_sub(1) {
             0 => in_sync,
-            _ if slots(in_sync).all(|slot| self.shared.needs[slot].is_none()) => in_sync,
+            _ if slots(in_sync).all(|slot| self.shared.missing[slot].is_none()) => in_sync,
             _ => self.whole(request, in_sync),
         };
         whole & !(request.tried | request.with | request.orphans)
@@ -141,7 +141,7 @@ impl Replicas {
             return of;
         }
         let regions = self.regions_of(request);
-        let lacks = |slot: &usize| self.shared.needs[*slot].contains_any(regions.clone());
+        let lacks = |slot: &usize| self.shared.missing[*slot].contains_any(regions.clone());
         let whole = slots(of).filter(|slot| !lacks(slot));
         match whole.fold(0, |set, slot| set | bit(slot)) {
             // Every replica lacks part of it: always use the replica that the others will be made
@@ -160,8 +160,8 @@ impl Replicas {
     /// `None`: they have it now, or too many requests wait for that already.
     pub fn want_equal(&self, request: &Request) -> Option<u64> {
         let lacked = |region: &u64| {
-            let mut members = slots(self.sync.in_sync);
-            members.any(|slot| self.shared.needs[slot].contains(*region))
+            let mut replicas = slots(self.sync.in_sync);
+            replicas.any(|slot| self.shared.missing[slot].contains(*region))
         };
         let regions = self.regions_of(request).filter(lacked);
         let asked = regions.map(|region| self.shared.want_equal(region));
@@ -183,7 +183,7 @@ impl Replicas {
         let regions = self.regions_of(request);
         // In this order: a region leaves the needs before it stops being the copied one.
         let copying = self.shared.copying();
-        !regions.contains(&copying) && self.shared.needs[slot].contains_all(regions)
+        !regions.contains(&copying) && self.shared.missing[slot].contains_all(regions)
     }
 
     /// Some replicas have the blocks of a write whose stripes this lane holds, others may not, and
@@ -191,13 +191,13 @@ impl Replicas {
     /// first one.
     #[cold]
     pub fn leave_unequal(&self, lba: u64, blocks: u64) {
-        let members = self.sync.in_sync | self.sync.syncing;
+        let replicas = self.sync.in_sync | self.sync.syncing;
         for region in self.shared.regions_of(lba, blocks) {
-            let has = |slot: &usize| !self.shared.needs[*slot].contains(region);
+            let has = |slot: &usize| !self.shared.missing[*slot].contains(region);
             let Some(leads) = slots(self.sync.in_sync).find(has) else {
                 continue;
             };
-            for slot in slots(members & !bit(leads)) {
+            for slot in slots(replicas & !bit(leads)) {
                 self.shared.add_needs(slot, region..region + 1);
             }
         }

@@ -20,20 +20,20 @@ use self::choice::{Choice, Loads};
 use self::queue::ReplicaQueue;
 use crate::lane::request::{Request, Slots, bit, child_token, slots};
 use crate::lane::requests::Requests;
-use crate::model::{MAX_MEMBERS, RESERVED};
+use crate::model::{MAX_REPLICAS, RESERVED};
 use crate::mutation::Mutation;
 use crate::shared::{Failure, LaneState, Shared};
 use crate::shortage::is_shortage;
-use crate::view::{MemberView, Mode, Role, View};
+use crate::view::{Mode, ReplicaView, Role, View};
 
 /// Time before a replica that lacked resources is asked again.
 const RETRY: Duration = Duration::from_millis(1);
 
 pub(super) struct Replicas {
     /// By slot. Dropped first: after this no device touches a buffer.
-    queues: [Option<Box<ReplicaQueue>>; MAX_MEMBERS],
+    queues: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
     /// Queues of replicas that left, with I/O in flight.
-    old: [Option<Box<ReplicaQueue>>; MAX_MEMBERS],
+    old: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
     olds: Slots,
     /// Slots whose queue has children waiting.
     waiting: Slots,
@@ -74,9 +74,9 @@ pub(super) struct Sync {
 
 impl Sync {
     fn of(view: &View) -> Sync {
-        let set = |want: fn(&MemberView) -> bool| {
-            let members = view.members.iter().enumerate();
-            let wanted = members.filter(|(_, m)| m.as_ref().is_some_and(want));
+        let set = |want: fn(&ReplicaView) -> bool| {
+            let replicas = view.replicas.iter().enumerate();
+            let wanted = replicas.filter(|(_, m)| m.as_ref().is_some_and(want));
             wanted.fold(0, |set, (slot, _)| set | bit(slot))
         };
         let in_sync = set(|m| m.role == Role::InSync);
@@ -118,7 +118,7 @@ impl Replicas {
             swift: 0,
             used: 0,
             reported_short: 0,
-            loads: [0; MAX_MEMBERS],
+            loads: [0; MAX_REPLICAS],
             choice: Choice::new(block_size),
             block_size,
             shared,
@@ -140,8 +140,8 @@ impl Replicas {
         let before = std::mem::replace(&mut self.view, view);
         self.sync = Sync::of(&self.view);
         let incarnation =
-            |view: &View, slot: usize| view.members[slot].as_ref().map(|m| m.incarnation);
-        for slot in 0..MAX_MEMBERS {
+            |view: &View, slot: usize| view.replicas[slot].as_ref().map(|m| m.incarnation);
+        for slot in 0..MAX_REPLICAS {
             let now = incarnation(&self.view, slot);
             if incarnation(&before, slot) != now {
                 self.replica_left(slot, requests);
@@ -193,7 +193,7 @@ impl Replicas {
             debug_assert!(false, "two earlier incarnations of slot {slot} at once");
             tracing::error!(
                 slot,
-                "a member returned while I/O of its earlier incarnation was in flight"
+                "a replica returned while I/O of its earlier incarnation was in flight"
             );
             self.give_up(slot, *older, requests);
         }
@@ -227,7 +227,7 @@ impl Replicas {
     }
 
     pub fn close_all(&mut self) {
-        for slot in 0..MAX_MEMBERS {
+        for slot in 0..MAX_REPLICAS {
             let queues = [self.queues[slot].take(), self.old[slot].take()];
             for queue in queues.into_iter().flatten() {
                 self.close(*queue);
@@ -236,10 +236,10 @@ impl Replicas {
     }
 
     fn open(&mut self, slot: usize) -> Result<(), Failure> {
-        let Some(member) = &self.view.members[slot] else {
+        let Some(replica) = &self.view.replicas[slot] else {
             return Err(Failure::Open);
         };
-        let device = &member.device;
+        let device = &replica.device;
         let reported = &mut self.reported_short;
         let short = |reported: &mut Slots, error: &dyn std::fmt::Display| {
             // Retried often, and reported once.
@@ -320,8 +320,8 @@ impl Replicas {
     /// The replica's device may have lost blocks since it was attached.
     #[inline]
     pub fn has_lost(&self, slot: usize) -> bool {
-        let lost = |member: &MemberView| member.device.losses() != member.losses;
-        self.view.members[slot].as_ref().is_none_or(lost)
+        let lost = |replica: &ReplicaView| replica.device.losses() != replica.losses;
+        self.view.replicas[slot].as_ref().is_none_or(lost)
     }
 
     /// True when a read that the replica completed may be completed.
@@ -358,7 +358,7 @@ impl Replicas {
 
     /// The exact counts, once per turn.
     pub fn publish_loads(&self) {
-        for slot in 0..MAX_MEMBERS {
+        for slot in 0..MAX_REPLICAS {
             if self.loads[slot] > 1 {
                 self.state.outstanding[slot].store(self.loads[slot], Ordering::Relaxed);
             }
@@ -367,8 +367,8 @@ impl Replicas {
 
     /// No child is left: the lane ends.
     pub fn clear_loads(&mut self) {
-        self.loads = [0; MAX_MEMBERS];
-        (0..MAX_MEMBERS).for_each(|slot| self.publish_load(slot));
+        self.loads = [0; MAX_REPLICAS];
+        (0..MAX_REPLICAS).for_each(|slot| self.publish_load(slot));
     }
 
     /// Submits a request to a replica, or queues it there. The slot was entered; after an error it

@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use nacre_bdev::{Op, Queue, Status};
 use nacre_reactor::{Idle, Nanos};
 
-use super::rig::{REGION, Rig, member, rig, tray};
+use super::rig::{REGION, Rig, replica, rig, tray};
 use crate::stripes::{Acquired, CONTROL};
 use crate::view::{Mode, Role};
 
 /// Every replica completes synchronously.
-fn prompt(members: usize) -> Rig {
-    let r = rig(members).all_dirty();
-    for name in &["A", "B", "C"][..members] {
+fn prompt(replicas: usize) -> Rig {
+    let r = rig(replicas).all_dirty();
+    for name in &["A", "B", "C"][..replicas] {
         tray(name, |tray| tray.prompt = Some(Status::Ok));
     }
     r
@@ -96,7 +96,7 @@ fn slots_are_left_with_the_next_turn() {
     // The replica leaves meanwhile: later I/O does not reach it, although its slot was entered.
     did("A");
     did("B");
-    r.publish(|view| view.members[1] = None);
+    r.publish(|view| view.replicas[1] = None);
     r.no_write_at_once("another view");
     assert_eq!(outstanding(&r), [1, 1]);
     r.turn();
@@ -142,11 +142,11 @@ fn half_done() {
         tray("B", |tray| tray.prompt = second);
         assert_eq!(r.at_once(Op::Write, REGION - 4), None, "{second:?}");
         assert_eq!((did("A").len(), did("B").len()), (1, reached));
-        let needs = |slot: usize| {
-            let needs = &r.shared.needs[slot];
-            [0, 1, 2].map(|region| needs.contains(region))
+        let misses = |slot: usize| {
+            let misses = &r.shared.missing[slot];
+            [0, 1, 2].map(|region| misses.contains(region))
         };
-        assert_eq!((needs(0), needs(1)), ([false; 3], [true, true, false]));
+        assert_eq!((misses(0), misses(1)), ([false; 3], [true, true, false]));
         assert_eq!(r.at_once(Op::Read, 0), None, "it is to be looked at");
         // It takes the usual path.
         r.write(REGION - 4);
@@ -162,7 +162,7 @@ fn half_done() {
         tray("A", |tray| tray.prompt = first);
         assert_eq!(r.at_once(Op::Write, 0), None);
         assert!(did("B").is_empty());
-        assert_eq!(r.shared.needs[1].contains(0), unequal, "{first:?}");
+        assert_eq!(r.shared.missing[1].contains(0), unequal, "{first:?}");
         r.clean();
     }
 }
@@ -211,7 +211,7 @@ fn earlier_requests_come_first() {
 }
 
 #[test]
-fn nothing_while_members_are_not_as_they_should_be() {
+fn nothing_while_replicas_are_not_as_they_should_be() {
     let mut r = prompt(2);
     // The lane has not taken over the new view yet.
     r.publish(|_| {});
@@ -228,9 +228,9 @@ fn nothing_while_members_are_not_as_they_should_be() {
     r.turn();
     assert!(r.at_once(Op::Write, 0).is_some());
     // A replica is not read where it lacks data.
-    r.shared.needs[1].insert(3);
+    r.shared.missing[1].insert(3);
     assert_eq!(r.at_once(Op::Read, 0), None);
-    r.shared.needs[1].remove(3);
+    r.shared.missing[1].remove(3);
     did("A");
     r.publish(|view| view.min_in_sync = 3);
     r.turn();
@@ -240,16 +240,16 @@ fn nothing_while_members_are_not_as_they_should_be() {
     let layer = r.layers[1].clone();
     r.publish(|view| {
         view.min_in_sync = 1;
-        view.members[1] = Some(member(&layer, Role::Syncing));
+        view.replicas[1] = Some(replica(&layer, Role::Syncing));
     });
     r.turn();
     r.no_write_at_once("one is copied to");
-    r.publish(|view| view.members[1] = Some(member(&layer, Role::InSync)));
+    r.publish(|view| view.replicas[1] = Some(replica(&layer, Role::InSync)));
     r.turn();
     // The replica may have lost data.
     r.scripts[0].losses.fetch_add(1, Ordering::SeqCst);
     assert_eq!(r.at_once(Op::Write, 0), None);
     assert_eq!(r.at_once(Op::Read, 0), None);
-    assert!(r.shared.needs[1].contains(0));
+    assert!(r.shared.missing[1].contains(0));
     r.clean();
 }

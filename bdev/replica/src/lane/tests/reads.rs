@@ -22,7 +22,7 @@ fn memory(name: &str) -> *const u8 {
 /// A hanging replica does not block a read, and its device keeps the buffer that it may still write
 /// to.
 #[test]
-fn a_late_read_goes_to_another_member() {
+fn a_late_read_goes_to_another_replica() {
     let mut r = rig(2);
     let read = r.read(0);
     assert_eq!(r.count("A"), 1);
@@ -129,7 +129,7 @@ fn a_late_read_without_another_buffer() {
 
 /// With no other replica its completion counts, however late; and the host does not wait forever.
 #[test]
-fn a_late_read_of_the_last_member() {
+fn a_late_read_of_the_last_replica() {
     let mut r = rig(1);
     let read = r.read(0);
     r.pass(DEADLINE + Duration::from_millis(200));
@@ -202,7 +202,7 @@ fn a_large_read_of_which_a_part_is_late() {
 }
 
 #[test]
-fn another_member_reads_what_one_cannot() {
+fn another_replica_reads_what_one_cannot() {
     let mut r = rig(3);
     let read = r.read(0);
     r.answer("A", Status::ReadError);
@@ -231,10 +231,10 @@ fn another_member_reads_what_one_cannot() {
 }
 
 #[test]
-fn reads_are_pinned_while_members_are_reconciled() {
+fn reads_are_pinned_while_replicas_are_reconciled() {
     let mut r = rig(3);
-    r.shared.needs[0].insert(1);
-    r.shared.needs[1].insert(1);
+    r.shared.missing[0].insert(1);
+    r.shared.missing[1].insert(1);
     r.read(REGION);
     r.read(REGION - 4);
     assert_eq!((r.count("A"), r.count("B"), r.count("C")), (0, 0, 2));
@@ -253,11 +253,11 @@ fn reads_are_pinned_while_members_are_reconciled() {
 /// Blocks that the pinned replica cannot read are not read from a replica that may differ: the
 /// region is made equal first, or the read fails.
 #[test]
-fn a_pinned_member_cannot_read() {
+fn a_pinned_replica_cannot_read() {
     for readable in [true, false] {
         let mut r = rig(3);
         for slot in [1, 2] {
-            r.shared.needs[slot].insert(1);
+            r.shared.missing[slot].insert(1);
         }
         let read = r.read(REGION + 8);
         r.answer("A", Status::ReadError);
@@ -271,7 +271,7 @@ fn a_pinned_member_cannot_read() {
         assert_eq!(r.news().urgent, [1], "once");
         assert_eq!((r.count("A"), r.count("B"), r.count("C")), (0, 0, 0));
         if readable {
-            r.shared.needs[1].remove(1);
+            r.shared.missing[1].remove(1);
             r.shared.one_tried();
             r.turn();
             assert_eq!((r.count("A"), r.count("B")), (0, 1));
@@ -289,14 +289,14 @@ fn a_pinned_member_cannot_read() {
 /// An unreachable pinned replica is judged first, too: then another one is pinned. If none
 /// completes, the host does not wait forever.
 #[test]
-fn a_pinned_member_cannot_be_reached() {
+fn a_pinned_replica_cannot_be_reached() {
     let mut r = rig(2);
-    r.shared.needs[1].insert(0);
+    r.shared.missing[1].insert(0);
     let read = r.read(0);
     r.answer("A", Status::Gone);
     r.pass(Duration::from_millis(50));
     assert_eq!(r.count("B"), 0);
-    r.shared.needs[1].remove(0);
+    r.shared.missing[1].remove(0);
     r.retire(0);
     r.turn();
     r.answer("B", Status::Ok);
@@ -304,7 +304,7 @@ fn a_pinned_member_cannot_be_reached() {
     r.clean();
     drop(r);
     let mut r = rig(2);
-    r.shared.needs[1].insert(0);
+    r.shared.missing[1].insert(0);
     let read = r.read(0);
     r.answer("A", Status::ReadError);
     r.judge();
@@ -317,7 +317,7 @@ fn a_pinned_member_cannot_be_reached() {
 fn policies() {
     use ReadPolicy::*;
     let mut r = rig(3);
-    r.publish(|view| view.members[0].as_mut().expect("there").local = false);
+    r.publish(|view| view.replicas[0].as_mut().expect("there").local = false);
     let counts = |r: &Rig| ["A", "B", "C"].map(|name| r.count(name));
     for (policy, expected) in [
         // It is relieved when it has four more than the other.
@@ -340,7 +340,7 @@ fn policies() {
 
 /// Reads of one stripe go to the same replica: the others need not cache it.
 #[test]
-fn a_stripe_is_read_from_one_member() {
+fn a_stripe_is_read_from_one_replica() {
     let mut r = rig(2);
     let stripe = (1 << READ_STRIPE) / 512;
     for _ in 0..3 {
@@ -367,7 +367,7 @@ fn a_stripe_is_read_from_one_member() {
 /// An idle replica is polled when its queue has work of its own, also while another is busy; the
 /// lane reports that it needs to be polled.
 #[test]
-fn an_idle_member_is_attended_to() {
+fn an_idle_replica_is_attended_to() {
     let mut r = rig(2);
     r.turn();
     assert!(r.lanes[0].is_settled());

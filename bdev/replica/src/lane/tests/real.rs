@@ -10,7 +10,7 @@ use nacre_bdev::{Bdev, Done, Flags, Io, Layer, Op, Queue, Registry, Status, dela
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
-use super::rig::{BLOCK, FIRST, member, pool, record};
+use super::rig::{BLOCK, FIRST, pool, record, replica};
 use crate::lane::Lane;
 use crate::shared::Shared;
 use crate::view::{Mode, Role, View};
@@ -31,7 +31,7 @@ fn volume(layers: &[Arc<Layer>], blocks: u64) -> (Arc<Volume>, View) {
     let mut view = View::closed(&record.settings);
     view.mode = Mode::Serving;
     for (slot, layer) in layers.iter().enumerate() {
-        view.members[slot] = Some(member(layer, Role::InSync));
+        view.replicas[slot] = Some(replica(layer, Role::InSync));
     }
     shared.publish(view.clone());
     let limits = weakest(layers.iter().map(|layer| &**layer));
@@ -40,9 +40,9 @@ fn volume(layers: &[Arc<Layer>], blocks: u64) -> (Arc<Volume>, View) {
 
 #[test]
 fn conforms() {
-    for members in [1, 3] {
+    for replicas in [1, 3] {
         nacre_bdev::conformance::run(move || {
-            let layers: Vec<_> = (0..members)
+            let layers: Vec<_> = (0..replicas)
                 .map(|at| disk(&format!("{at}"), 4096))
                 .collect();
             let (volume, _) = volume(&layers, 4096);
@@ -349,15 +349,15 @@ impl World {
                 .filter(|(slot, _)| *slot != report.slot)
                 .count();
             if others > 0 && report.op != Op::Read {
-                self.view.members[report.slot] = None;
+                self.view.replicas[report.slot] = None;
             }
         }
         if !changed {
             return;
         }
         for (slot, reported) in reported.iter().enumerate() {
-            if let Some(member) = &mut self.view.members[slot] {
-                member.judged = *reported;
+            if let Some(replica) = &mut self.view.replicas[slot] {
+                replica.judged = *reported;
             }
         }
         self.shared.publish(self.view.clone());

@@ -16,9 +16,9 @@ use nacre_reactor::Nanos;
 use uuid::Uuid;
 
 use crate::lane::Lane;
-use crate::model::{MemberRecord, MemberState, RESERVED, Settings, VolumeRecord};
+use crate::model::{RESERVED, ReplicaRecord, ReplicaState, Settings, VolumeRecord};
 use crate::shared::{News, Shared};
-use crate::view::{MemberView, Mode, Role, View};
+use crate::view::{Mode, ReplicaView, Role, View};
 use crate::volume::{Volume, weakest};
 
 pub const BLOCK: u32 = 512;
@@ -227,7 +227,7 @@ impl Drop for ScriptQueue {
     }
 }
 
-pub fn record(blocks: u64, members: usize) -> VolumeRecord {
+pub fn record(blocks: u64, replicas: usize) -> VolumeRecord {
     VolumeRecord {
         id: Uuid::from_u128(7),
         name: "V".into(),
@@ -238,12 +238,12 @@ pub fn record(blocks: u64, members: usize) -> VolumeRecord {
         serving: 1,
         revision: 1,
         holder: None,
-        members: (0..members)
-            .map(|slot| MemberRecord {
+        replicas: (0..replicas)
+            .map(|slot| ReplicaRecord {
                 id: Uuid::from_u128(100 + slot as u128),
                 slot: slot as u8,
                 device: format!("{slot}"),
-                state: MemberState::InSync,
+                state: ReplicaState::InSync,
                 cut: false,
                 replaces: None,
                 offline: false,
@@ -268,8 +268,8 @@ pub fn pool() -> Pool {
     ])
 }
 
-pub fn member(device: &Arc<Layer>, role: Role) -> MemberView {
-    MemberView {
+pub fn replica(device: &Arc<Layer>, role: Role) -> ReplicaView {
+    ReplicaView {
         device: Arc::clone(device),
         incarnation: 1,
         role,
@@ -299,8 +299,8 @@ pub struct Rig {
 }
 
 /// Devices named A, B, …, all in sync, every region clean, one lane.
-pub fn rig(members: usize) -> Rig {
-    Rig::of((0..members).map(|slot| Script::new(["A", "B", "C", "D", "E"][slot])))
+pub fn rig(replicas: usize) -> Rig {
+    Rig::of((0..replicas).map(|slot| Script::new(["A", "B", "C", "D", "E"][slot])))
 }
 
 impl Rig {
@@ -318,7 +318,7 @@ impl Rig {
         view.mode = Mode::Serving;
         (view.deadline, view.frozen_hold) = (DEADLINE, HOLD);
         for (slot, layer) in layers.iter().enumerate() {
-            view.members[slot] = Some(member(layer, Role::InSync));
+            view.replicas[slot] = Some(replica(layer, Role::InSync));
         }
         let pool = pool();
         let mut rig = Rig {
@@ -360,9 +360,9 @@ impl Rig {
     pub fn judge(&mut self) {
         let reported: Vec<u64> = (0..5).map(|slot| self.shared.reported(slot)).collect();
         self.publish(|view| {
-            for (slot, member) in view.members.iter_mut().enumerate() {
-                if let Some(member) = member {
-                    member.judged = reported[slot];
+            for (slot, replica) in view.replicas.iter_mut().enumerate() {
+                if let Some(replica) = replica {
+                    replica.judged = reported[slot];
                 }
             }
         });
@@ -370,7 +370,7 @@ impl Rig {
 
     /// Takes a replica out, and decides about everything reported.
     pub fn retire(&mut self, slot: usize) {
-        self.view.members[slot] = None;
+        self.view.replicas[slot] = None;
         self.judge();
     }
 

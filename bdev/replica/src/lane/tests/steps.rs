@@ -140,10 +140,10 @@ fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
 #[test]
 fn a_new_view_counts_at_once() {
     let mut r = rig(3).all_dirty();
-    r.publish(|view| view.members[1] = None);
+    r.publish(|view| view.replicas[1] = None);
     let write = r.write(0);
     assert_eq!((r.count("A"), r.count("B"), r.count("C")), (1, 0, 1));
-    r.publish(|view| view.members[0] = None);
+    r.publish(|view| view.replicas[0] = None);
     let read = r.read(0);
     assert_eq!((r.count("A"), r.count("C")), (1, 2));
     r.answer_all("C", Status::Ok);
@@ -175,9 +175,9 @@ fn a_view_that_changes_while_it_waits() {
     let parked = r.write(128);
     let layer = r.layers[1].clone();
     r.publish(|view| {
-        view.members[1] = Some(crate::view::MemberView {
+        view.replicas[1] = Some(crate::view::ReplicaView {
             incarnation: 2,
-            ..member(&layer, Role::InSync)
+            ..replica(&layer, Role::InSync)
         })
     });
     r.shared.stripes.release(128, 8);
@@ -193,8 +193,8 @@ fn a_view_that_changes_while_it_waits() {
 fn a_syncing_replica_gets_writes_that_copying_will_miss() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
-    r.publish(|view| view.members[1] = Some(member(&layer, Role::Syncing)));
-    r.shared.needs[1].assign(|region| region >= 4);
+    r.publish(|view| view.replicas[1] = Some(replica(&layer, Role::Syncing)));
+    r.shared.missing[1].assign(|region| region >= 4);
     r.write(0);
     assert_eq!(r.count("B"), 1, "it has that region");
     r.write(4 * REGION);
@@ -227,7 +227,7 @@ fn a_syncing_replica_gets_writes_that_copying_will_miss() {
 
 /// Flags are passed on, and an unmap has the same result everywhere.
 #[test]
-fn each_member_does_it_its_own_way() {
+fn each_replica_does_it_its_own_way() {
     let mut plain = Script::new("B");
     plain.limits.unmap_zeroes = false;
     let mut none = Script::new("C");
@@ -324,13 +324,13 @@ fn full() {
 fn replicas_about_to_be_in_sync_are_flushed() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
-    r.publish(|view| view.members[1] = Some(member(&layer, Role::Syncing)));
+    r.publish(|view| view.replicas[1] = Some(replica(&layer, Role::Syncing)));
     let before = r.flush();
     assert_eq!((r.count("A"), r.count("B")), (1, 0));
     r.answer("A", Status::Ok);
     assert_eq!(r.take(), [(before, Status::Ok)]);
-    r.shared.needs[1].insert(0);
-    r.publish(|view| view.members[1].as_mut().expect("there").flushed = true);
+    r.shared.missing[1].insert(0);
+    r.publish(|view| view.replicas[1].as_mut().expect("there").flushed = true);
     let after = r.flush();
     assert_eq!((r.count("A"), r.count("B")), (1, 1));
     r.answer("A", Status::Ok);

@@ -8,7 +8,7 @@ use nacre_bdev::{Bdev, Done, Io, Layer, Op, Queue, Status};
 
 use super::rig::*;
 use crate::shared::Failure;
-use crate::view::{MemberView, Mode, Role};
+use crate::view::{Mode, ReplicaView, Role};
 
 #[test]
 fn a_failure_is_judged_before_the_write_is_done() {
@@ -41,7 +41,7 @@ fn a_failure_is_judged_before_the_write_is_done() {
 fn a_failed_replica_that_stays_gets_the_write_again() {
     for role in [Role::InSync, Role::Syncing] {
         let mut r = rig(2).all_dirty();
-        r.publish(|view| view.members[1].as_mut().expect("there").role = role);
+        r.publish(|view| view.replicas[1].as_mut().expect("there").role = role);
         let write = r.write(0);
         r.answer("B", Status::WriteError);
         r.answer("A", Status::Ok);
@@ -57,9 +57,9 @@ fn a_failed_replica_that_stays_gets_the_write_again() {
 }
 
 #[test]
-fn a_syncing_member_that_fails_is_judged_too() {
+fn a_syncing_replica_that_fails_is_judged_too() {
     let mut r = rig(2).all_dirty();
-    r.publish(|view| view.members[1].as_mut().expect("there").role = Role::Syncing);
+    r.publish(|view| view.replicas[1].as_mut().expect("there").role = Role::Syncing);
     let write = r.write(0);
     r.answer("A", Status::Ok);
     r.answer("B", Status::DeviceError);
@@ -73,7 +73,7 @@ fn a_syncing_member_that_fails_is_judged_too() {
 #[test]
 fn the_last_one_fails_on_the_medium() {
     let mut r = rig(2).all_dirty();
-    r.publish(|view| view.members[1].as_mut().expect("there").role = Role::Syncing);
+    r.publish(|view| view.replicas[1].as_mut().expect("there").role = Role::Syncing);
     let write = r.write(0);
     r.answer("B", Status::Ok);
     r.answer("A", Status::WriteError);
@@ -82,7 +82,7 @@ fn the_last_one_fails_on_the_medium() {
     r.turn();
     assert_eq!(r.take(), [(write, Status::WriteError)]);
     assert!(
-        r.shared.needs[1].contains(0),
+        r.shared.missing[1].contains(0),
         "it has what A has not: copied again"
     );
     let read = r.read(64);
@@ -190,7 +190,7 @@ fn retry_without_end() {
 }
 
 #[test]
-fn a_late_member_is_aborted_and_reported() {
+fn a_late_replica_is_aborted_and_reported() {
     let mut r = rig(2).all_dirty();
     let write = r.write(0);
     r.answer("A", Status::Ok);
@@ -287,7 +287,7 @@ fn a_queue_that_there_is_no_memory_for_is_none() {
     let script = Script::new("B");
     script.short.store(true, Ordering::SeqCst);
     let mut r = Rig::of([Script::new("A"), script].into_iter()).all_dirty();
-    r.publish(|view| view.members[0].as_mut().expect("there").local = false);
+    r.publish(|view| view.replicas[0].as_mut().expect("there").local = false);
     let (wrote, was_read) = (r.write(0), r.read(64));
     r.pass(Duration::from_millis(200));
     assert_eq!((r.count("A"), r.count("B")), (0, 0));
@@ -343,7 +343,7 @@ fn a_queue_that_nothing_else_is_free_for_is_none() {
 /// Nor when the queue could not be opened for another reason, the replica stays, and then memory is
 /// short.
 #[test]
-fn no_memory_when_a_member_is_tried_again() {
+fn no_memory_when_a_replica_is_tried_again() {
     let script = Script::new("B");
     script.shut.store(true, Ordering::SeqCst);
     let mut r = Rig::of([Script::new("A"), script].into_iter()).all_dirty();
@@ -370,13 +370,13 @@ fn no_memory_when_a_member_is_tried_again() {
 fn a_write_whose_replicas_all_left_starts_over() {
     let mut r = rig(2).all_dirty();
     let layer = r.layers[1].clone();
-    r.publish(|view| view.members[1] = None);
+    r.publish(|view| view.replicas[1] = None);
     let write = r.write(0);
     r.publish(|view| {
-        view.members[0] = None;
-        view.members[1] = Some(MemberView {
+        view.replicas[0] = None;
+        view.replicas[1] = Some(ReplicaView {
             incarnation: 2,
-            ..member(&layer, Role::InSync)
+            ..replica(&layer, Role::InSync)
         });
     });
     r.pass(Duration::from_millis(50));
@@ -392,7 +392,7 @@ fn a_write_whose_replicas_all_left_starts_over() {
 /// The layer above copies through a buffer that is reserved for it. A replica that left still has
 /// that buffer when the next copy begins: the copy takes another.
 #[test]
-fn copies_go_on_while_a_member_that_left_has_their_buffer() {
+fn copies_go_on_while_a_replica_that_left_has_their_buffer() {
     let mut r = rig(2).all_dirty();
     r.lanes.clear();
     let mut queue = Layer::new(Arc::clone(&r.volume) as Arc<dyn Bdev>)

@@ -26,7 +26,7 @@ fn frozen_until_thawed_or_until_the_hold_time() {
     );
     r.publish(|view| {
         view.mode = Mode::Frozen;
-        view.members[0] = None;
+        view.replicas[0] = None;
     });
     let (write, read) = (r.write(0), r.read(0));
     r.pass(HOLD - Duration::from_millis(100));
@@ -68,7 +68,7 @@ fn suspended_acknowledges_nothing() {
     // For good: not forever.
     r.answer("B", Status::Aborted);
     let back = r.layers[1].clone();
-    r.publish(|view| view.members[1] = Some(member(&back, crate::view::Role::InSync)));
+    r.publish(|view| view.replicas[1] = Some(replica(&back, crate::view::Role::InSync)));
     let write = r.write(0);
     r.publish(|view| view.mode = Mode::Suspended);
     r.answer("A", Status::Ok);
@@ -224,7 +224,7 @@ fn aborts_of_requests_at_one_replica() {
             let expected = if accepts { Status::Aborted } else { Status::Ok };
             assert_eq!(r.take(), [(token, expected)]);
             assert!(r.news().reports.is_empty());
-            // While the member is busy.
+            // While the replica is busy.
             tray("A", |tray| tray.busy = true);
             let token = r.submit_on(0, op, 0, 8);
             assert!(r.lanes[0].abort(token));
@@ -262,13 +262,13 @@ fn aborts_of_requests_at_several_replicas() {
         let behind = r.write(0);
         r.turn();
         assert_eq!(r.count("A"), 0, "it keeps its stripes until B is judged");
-        let back = r.view.members[1].clone();
+        let back = r.view.replicas[1].clone();
         r.retire(1);
         r.pass(Duration::from_millis(10));
         r.answer("A", Status::Ok);
         assert_eq!(r.take(), [(behind, Status::Ok)]);
         r.clean();
-        r.publish(|view| view.members[1] = back);
+        r.publish(|view| view.replicas[1] = back);
         r.judge();
         r.turn();
     }
@@ -371,8 +371,8 @@ fn dropped_with_everything_in_flight() {
     r.answer("B", Status::Gone);
     drop(r.lanes.pop());
     r.shared.stripes.release(4096, 8);
-    assert!(r.shared.needs[1].contains(0), "A has it, B has not");
-    assert!(!r.shared.needs[0].contains(0) && r.shared.needs[1].count() == 1);
+    assert!(r.shared.missing[1].contains(0), "A has it, B has not");
+    assert!(!r.shared.missing[0].contains(0) && r.shared.missing[1].count() == 1);
     assert_eq!(r.shared.lanes().len(), 1);
     assert_eq!((r.count("A"), tray("B", |tray| tray.open)), (0, 1));
     r.clean();

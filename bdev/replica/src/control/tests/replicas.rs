@@ -1,4 +1,4 @@
-//! Members come, fail, go and come back.
+//! Replicas come, fail, go and come back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use nacre_bdev::{Io, Op, Status};
 
 use super::rig::{REGION, World};
 use crate::handle::{Command, Happened, ResyncKind, VolumeState};
-use crate::model::{MemberState, Settings};
+use crate::model::{ReplicaState, Settings};
 use crate::store::{Call, Outcome, Plan, Request};
 
-/// A write is on every member, and a region costs one log write.
+/// A write is on every replica, and a region costs one log write.
 #[test]
 fn writes_are_everywhere() {
     let mut world = World::with(3);
@@ -35,7 +35,7 @@ fn writes_are_everywhere() {
 /// A replica that fails a write is out, durably, before the write is acknowledged. It returns with
 /// the writes that it missed, and with nothing else.
 #[test]
-fn a_member_fails_and_returns() {
+fn a_replica_fails_and_returns() {
     let mut world = World::with(3);
     world.write(0, 8, 1);
     world.write(5 * REGION, 8, 2);
@@ -45,7 +45,10 @@ fn a_member_fails_and_returns() {
     while !world.ended.contains_key(&token) {
         world.step();
     }
-    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    assert!(matches!(
+        world.replica_state("d1"),
+        ReplicaState::Out { .. }
+    ));
     assert_eq!(world.ended(token).unwrap().status, Status::Ok);
     assert_eq!(world.state(), VolumeState::Degraded);
     for at in 0..20 {
@@ -55,7 +58,7 @@ fn a_member_fails_and_returns() {
     assert_eq!(
         world.status().dirty_regions,
         2,
-        "kept while a member is out"
+        "kept while a replica is out"
     );
     world.shelf.bring("d1");
     world.until_healthy();
@@ -93,14 +96,20 @@ fn nothing_is_acknowledged_before_it_is_decided() {
     assert_eq!(world.read(0), 1, "reads go on");
     world.store.plan(None);
     assert_eq!(world.wait(token).status, Status::Ok);
-    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    assert!(matches!(
+        world.replica_state("d1"),
+        ReplicaState::Out { .. }
+    ));
     // An answer that was lost is looked up.
     world.shelf.bring("d1");
     world.until_healthy();
     world.store.plan_next([Plan::outcome(Outcome::Lose)]);
     world.shelf.take("d0");
     world.write(16, 8, 3);
-    assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
+    assert!(matches!(
+        world.replica_state("d0"),
+        ReplicaState::Out { .. }
+    ));
 }
 
 /// One fails while the store is unreachable, and before that is decided another one is pulled out:
@@ -132,8 +141,8 @@ fn a_decision_is_overtaken() {
         world.pass(Duration::from_secs(2));
         assert!(world.ended(failed).is_none(), "nothing is decided");
         world.store.plan(None);
-        world.until(|world| matches!(world.member_state("d0"), MemberState::Out { .. }));
-        assert_eq!(world.member_state("d1"), MemberState::InSync);
+        world.until(|world| matches!(world.replica_state("d0"), ReplicaState::Out { .. }));
+        assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
         world.wait(failed);
         world.write(16, 8, 3);
         assert_eq!((world.read(0), world.read(16)), (1, 3));
@@ -152,13 +161,13 @@ fn the_last_one_stays() {
     let bad = world.shelf.fault("d0").inject(bad).unwrap();
     let token = world.begin_write(8, 1, 9);
     assert_eq!(world.wait(token).status, Status::WriteError);
-    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     world.shelf.fault("d0").remove(bad);
     world.write(8, 1, 9);
     world.shelf.take("d0");
     let token = world.begin_write(16, 1, 7);
     world.until(|world| world.state() == VolumeState::Frozen);
-    assert_eq!(world.member_state("d0"), MemberState::InSync);
+    assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     // The stale one comes back: it must not serve.
     world.shelf.bring("d1");
     world.pass(Duration::from_secs(5));
@@ -186,9 +195,9 @@ fn frozen_hosts_are_told_in_the_end() {
     assert_eq!(world.read(0), 3);
 }
 
-/// A member that hangs is out after the deadline.
+/// A replica that hangs is out after the deadline.
 #[test]
-fn a_member_hangs() {
+fn a_replica_hangs() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     let hang = Fault::new(Action::Hang).on(&[Op::Write]);
@@ -252,14 +261,14 @@ fn a_verification_repairs_what_cannot_be_read() {
     world.shelf.fault("d1").inject(bad).unwrap();
     world.run(Command::Verify { repair: false }).unwrap();
     world.until(|world| world.status().verify.is_some_and(|v| !v.running));
-    let member = world.status().members[1].id;
+    let replica = world.status().replicas[1].id;
     world.until(|world| {
         world.heard(|e| match e {
             Happened::ReadRepaired {
-                member: of,
+                replica: of,
                 lba,
                 blocks,
-            } => *of == member && (*lba..*lba + u64::from(*blocks)).contains(&3),
+            } => *of == replica && (*lba..*lba + u64::from(*blocks)).contains(&3),
             _ => false,
         })
     });
@@ -311,9 +320,9 @@ fn a_replica_that_cannot_be_filled_is_left_alone_for_a_while() {
     assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
-/// With `min_in_sync`, writes wait for a member to return.
+/// With `min_in_sync`, writes wait for a replica to return.
 #[test]
-fn writes_wait_for_enough_members() {
+fn writes_wait_for_enough_replicas() {
     let mut world = World::empty(2);
     let settings = Settings {
         min_in_sync: 2,
@@ -333,9 +342,9 @@ fn writes_wait_for_enough_members() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Unmap and write zeroes leave the members equal.
+/// Unmap and write zeroes leave the replicas equal.
 #[test]
-fn deallocation_keeps_members_equal() {
+fn deallocation_keeps_replicas_equal() {
     let mut world = World::with(2);
     world.write(0, 64, 1);
     for (op, lba) in [(Op::Unmap, 5), (Op::WriteZeroes, 30)] {
@@ -365,14 +374,17 @@ fn a_flush_counts_for_who_is_being_promoted() {
     world.shelf.bring("d1");
     world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
     world.pass(Duration::from_millis(100));
-    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    assert!(matches!(
+        world.replica_state("d1"),
+        ReplicaState::Out { .. }
+    ));
     let fail = Fault::new(Action::Fail(Status::DeviceError)).on(&[Op::Flush]);
     world.shelf.fault("d1").inject(fail).unwrap();
     let flush = world.submit(Io::new(0, Op::Flush, 0, 0));
     assert_eq!(world.wait(flush).status, Status::Ok);
     world.pass(Duration::from_millis(700));
-    let state = world.member_state("d1");
-    assert_ne!(state, MemberState::InSync, "it has nothing of that flush");
+    let state = world.replica_state("d1");
+    assert_ne!(state, ReplicaState::InSync, "it has nothing of that flush");
     world.shelf.fault("d1").clear();
     world.store.plan(None);
     world.until_healthy();
@@ -397,7 +409,10 @@ fn a_write_counts_for_who_is_being_promoted() {
     world.shelf.bring("d1");
     world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
     world.pass(Duration::from_millis(100));
-    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
+    assert!(matches!(
+        world.replica_state("d1"),
+        ReplicaState::Out { .. }
+    ));
     let hang = Fault::new(Action::Hang).on(&[Op::Write]).times(1);
     world.shelf.fault("d1").inject(hang).unwrap();
     let _never = world.begin_write(64, 8, 3);
@@ -406,11 +421,14 @@ fn a_write_counts_for_who_is_being_promoted() {
     world.lane = Some(volume.open(&world.pool).unwrap());
     world.ended.clear();
     world.write(0, 8, 4);
-    assert!(matches!(world.member_state("d1"), MemberState::Out { .. }));
-    world.until(|world| world.member_state("d1") == MemberState::InSync);
+    assert!(matches!(
+        world.replica_state("d1"),
+        ReplicaState::Out { .. }
+    ));
+    world.until(|world| world.replica_state("d1") == ReplicaState::InSync);
     world.store.plan(None);
     world.shelf.take("d0");
-    world.until(|world| world.member_state("d0") != MemberState::InSync);
+    world.until(|world| world.replica_state("d0") != ReplicaState::InSync);
     assert_eq!(world.read(0), 4);
 }
 
@@ -424,13 +442,13 @@ fn a_former_life_is_waited_for() {
     let shared = Arc::clone(&world.handle.as_ref().unwrap().shared);
     let lane = shared.add_lane().unwrap();
     lane.outstanding[1].store(1, std::sync::atomic::Ordering::SeqCst);
-    let (member, force) = ("d1".into(), None);
-    world.run(Command::Remove { member, force }).unwrap();
+    let (replica, force) = ("d1".into(), None);
+    world.run(Command::Remove { replica, force }).unwrap();
     for device in ["d1", "d3"] {
         let (device, force) = (device.into(), true);
         world.run(Command::Add { device, force }).unwrap();
     }
-    world.until(|world| world.member_state("d3") == MemberState::InSync);
+    world.until(|world| world.replica_state("d3") == ReplicaState::InSync);
     world.pass(Duration::from_secs(30));
     let started =
         |e: &Happened| matches!(e, Happened::ResyncStarted { device, .. } if device.contains("d1"));
@@ -456,10 +474,10 @@ fn a_label_of_a_former_life_is_waited_for() {
     let hang = world.shelf.fault("d1").inject(hang).unwrap();
     let settings = Box::new(Settings::default());
     world.run(Command::Set { settings }).unwrap();
-    world.until(|world| matches!(world.member_state("d1"), MemberState::Out { .. }));
+    world.until(|world| matches!(world.replica_state("d1"), ReplicaState::Out { .. }));
     world.shelf.fault("d1").remove(hang);
-    let (member, force) = ("d1".into(), None);
-    world.run(Command::Remove { member, force }).unwrap();
+    let (replica, force) = ("d1".into(), None);
+    world.run(Command::Remove { replica, force }).unwrap();
     let add = || Command::Add {
         device: "d1".into(),
         force: true,
@@ -472,7 +490,7 @@ fn a_label_of_a_former_life_is_waited_for() {
         );
         world.pass(Duration::from_secs(10));
     }
-    assert_eq!(world.record().members.len(), 1);
+    assert_eq!(world.record().replicas.len(), 1);
     world.shelf.fault("d1").resume_pending();
     world.pass(Duration::from_millis(50));
     world.run(add()).unwrap();
@@ -496,8 +514,11 @@ fn who_is_only_slow_outlives_who_is_gone() {
     world.pass(Duration::from_secs(6));
     world.shelf.remove("d0");
     world.until(|world| world.state() == VolumeState::Frozen);
-    assert!(matches!(world.member_state("d0"), MemberState::Out { .. }));
-    assert_eq!(world.member_state("d1"), MemberState::InSync);
+    assert!(matches!(
+        world.replica_state("d0"),
+        ReplicaState::Out { .. }
+    ));
+    assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
     world.shelf.fault("d1").remove(hang);
     world.shelf.fault("d1").resume_pending();
     let status = world.wait(token).status;

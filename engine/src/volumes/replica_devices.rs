@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use nacre_bdev::registry::{Holder, Registry, RegistryError, Usage};
 use nacre_bdev::{Bdev, Layer};
-use nacre_bdev_replica::handle::{Devices, MemberDevice, NoDevice};
+use nacre_bdev_replica::handle::{Devices, NoDevice, ReplicaDevice};
 
 /// `product_name` of remote namespaces, as in SPDK.
 pub const REMOTE_PRODUCT: &str = "NVMe disk";
 
-pub struct Members(pub Registry);
+pub struct VolumeDevices(pub Registry);
 
-impl Devices for Members {
-    fn claim(&self, name: &str, volume: &str) -> Result<MemberDevice, NoDevice> {
+impl Devices for VolumeDevices {
+    fn claim(&self, name: &str, volume: &str) -> Result<ReplicaDevice, NoDevice> {
         // A user claim instead of a stacked device: removing a replica's device must not remove the
         // volume.
         let holder = Holder::User(holder(volume));
@@ -25,7 +25,7 @@ impl Devices for Members {
             },
         })?;
         let layer = Arc::clone(claim.layer());
-        Ok(MemberDevice {
+        Ok(ReplicaDevice {
             local: is_local(&self.0, &layer),
             layer,
             claim: Box::new(claim),

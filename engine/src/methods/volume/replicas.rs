@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::Command;
-use nacre_bdev_replica::model::MemberState;
+use nacre_bdev_replica::model::ReplicaState;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -26,7 +26,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 }
 
 /// Own name of the device that `name` refers to; a replica id stays as it is.
-pub fn member(engine: &Engine, name: &str) -> String {
+pub fn replica(engine: &Engine, name: &str) -> String {
     let plane = engine.plane().ok();
     let layer = plane.and_then(|plane| plane.bdevs.lookup(name));
     match (super::parse_id(name), layer) {
@@ -111,7 +111,7 @@ impl Method<Engine> for Remove {
 
     async fn apply(params: ForcedParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Remove {
-            member: member(&engine, &params.replica),
+            replica: replica(&engine, &params.replica),
             force: params.force,
         };
         run(&engine, &params.name, command).await
@@ -130,7 +130,7 @@ impl Method<Engine> for Offline {
 
     async fn apply(params: ForcedParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Offline {
-            member: member(&engine, &params.replica),
+            replica: replica(&engine, &params.replica),
             force: params.force,
         };
         run(&engine, &params.name, command).await
@@ -158,7 +158,7 @@ impl Method<Engine> for Online {
 
     async fn apply(params: ReplicaParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         let command = Command::Online {
-            member: member(&engine, &params.replica),
+            replica: replica(&engine, &params.replica),
         };
         run(&engine, &params.name, command).await
     }
@@ -180,9 +180,9 @@ struct ReplaceParams {
 
 impl ReplaceParams {
     async fn run(self, engine: &Rc<Engine>) -> Result<VolumeReply, RpcError> {
-        let (member, force) = (member(engine, &self.replica), self.force);
+        let (replica, force) = (replica(engine, &self.replica), self.force);
         let replace = |device| Command::Replace {
-            member,
+            replica,
             device,
             force,
         };
@@ -219,18 +219,18 @@ impl Method<Engine> for Move {
 
     async fn apply(params: ReplaceParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.settled().await;
-        let wanted = member(&engine, &params.replica);
+        let wanted = replica(&engine, &params.replica);
         let status = engine.volumes.opened(&params.name)?.handle.status();
         let ours = status
-            .members
+            .replicas
             .iter()
             .find(|m| m.device == wanted || m.id.to_string() == wanted);
-        if let Some(member) = ours.filter(|m| m.state != MemberState::InSync) {
+        if let Some(replica) = ours.filter(|m| m.state != ReplicaState::InSync) {
             return Err(RpcError::errno(
                 Errno::EINVAL,
                 format!(
                     "the replica on \"{}\" is not in sync: there is nothing to move",
-                    member.device
+                    replica.device
                 ),
             )
             .field("replica")
@@ -272,7 +272,7 @@ impl Method<Engine> for Resync {
             );
         }
         let command = Command::Resync {
-            member: params.replica.map(|name| member(&engine, &name)),
+            replica: params.replica.map(|name| replica(&engine, &name)),
             full: params.full,
         };
         run(&engine, &params.name, command).await
