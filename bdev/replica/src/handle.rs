@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::model::{RESERVED, ReadPolicy, ReplicaState, Settings, TransportPolicy, VolumeRecord};
+use crate::model::{RESERVED, ReplicaState, Settings, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::shared::{Shared, lock};
 use crate::store::StoreError;
@@ -537,39 +537,5 @@ impl VolumeStatus {
             reads_moved: 0,
             frozen_answers: 0,
         }
-    }
-}
-
-/// Settings that may be changed individually.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SettingsPatch {
-    pub read_policy: Option<ReadPolicy>,
-    pub min_in_sync: Option<u8>,
-    pub deadline_ms: Option<u64>,
-    pub frozen_hold_ms: Option<u64>,
-    pub read_errors: Option<u32>,
-    pub resync_bytes_per_s: Option<u64>,
-    pub settle_ms: Option<u64>,
-    pub verify_hours: Option<u32>,
-    pub transport_policy: Option<TransportPolicy>,
-}
-
-impl SettingsPatch {
-    pub fn apply(&self, to: &mut Settings) {
-        fn set<T: Copy>(to: &mut T, from: Option<T>) {
-            if let Some(value) = from {
-                *to = value;
-            }
-        }
-        set(&mut to.read_policy, self.read_policy);
-        set(&mut to.min_in_sync, self.min_in_sync);
-        set(&mut to.deadline_ms, self.deadline_ms);
-        set(&mut to.frozen_hold_ms, self.frozen_hold_ms);
-        set(&mut to.read_errors, self.read_errors);
-        set(&mut to.resync_bytes_per_s, self.resync_bytes_per_s);
-        set(&mut to.settle_ms, self.settle_ms);
-        set(&mut to.verify_hours, self.verify_hours);
-        set(&mut to.transport_policy, self.transport_policy);
     }
 }

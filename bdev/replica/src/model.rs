@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::handle::VolumeError;
+
 /// Most replicas of one volume.
 pub const MAX_REPLICAS: usize = 5;
 /// Bytes at the start of each replica's device that belong to the volume: labels and the
@@ -106,6 +108,7 @@ pub struct Stamp {
 
 /// Which in-sync replica serves a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadPolicy {
     /// A replica on this machine, if one is in sync. Several share the reads by stripes of 256 KiB,
@@ -158,8 +161,37 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Checks the range of each setting, for a volume with this number of replicas.
+    pub(crate) fn check(&self, replicas: usize) -> Result<(), VolumeError> {
+        let invalid = |what, why: &str| {
+            Err(VolumeError::Invalid {
+                what,
+                why: why.into(),
+            })
+        };
+        if !(1..=replicas.max(1)).contains(&usize::from(self.min_in_sync)) {
+            return invalid("min_in_sync", "1 to the number of replicas");
+        }
+        if !(100..=600_000).contains(&self.deadline_ms) {
+            return invalid("deadline_ms", "100 to 600000");
+        }
+        if !(100..=600_000).contains(&self.frozen_hold_ms) {
+            return invalid("frozen_hold_ms", "100 to 600000");
+        }
+        if self.settle_ms > 60_000 {
+            return invalid("settle_ms", "at most 60000");
+        }
+        if self.read_errors == 0 {
+            return invalid("read_errors", "at least 1");
+        }
+        Ok(())
+    }
+}
+
 /// Which transports the hosts of a volume may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportPolicy {
     /// Those that the listeners offer.

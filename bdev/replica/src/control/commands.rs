@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::Control;
-use super::create::{OfflineDisks, check_name, check_settings};
+use super::create::{OfflineDisks, check_name};
 use super::cut::{Cut, must_fit};
 use super::state::{Live, Resync, Retry};
 use crate::format::REGIONS_PER_PAGE;
@@ -399,7 +399,7 @@ impl Control {
     }
 
     async fn set(&self, settings: Settings) -> Result<(), VolumeError> {
-        check_settings(&settings, self.context.state.borrow().record.replicas.len())?;
+        settings.check(self.context.state.borrow().record.replicas.len())?;
         let _one = self.replicas.turn.lock().await;
         self.replicas
             .commit(|record| record.settings = settings)

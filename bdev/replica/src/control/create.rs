@@ -331,34 +331,6 @@ pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
     }
 }
 
-pub(super) fn check_settings(
-    settings: &crate::model::Settings,
-    replicas: usize,
-) -> Result<(), VolumeError> {
-    let invalid = |what, why: &str| {
-        Err(VolumeError::Invalid {
-            what,
-            why: why.into(),
-        })
-    };
-    if !(1..=replicas.max(1)).contains(&usize::from(settings.min_in_sync)) {
-        return invalid("min_in_sync", "1 to the number of replicas");
-    }
-    if !(100..=600_000).contains(&settings.deadline_ms) {
-        return invalid("deadline_ms", "100 to 600000");
-    }
-    if !(100..=600_000).contains(&settings.frozen_hold_ms) {
-        return invalid("frozen_hold_ms", "100 to 600000");
-    }
-    if settings.settle_ms > 60_000 {
-        return invalid("settle_ms", "at most 60000");
-    }
-    if settings.read_errors == 0 {
-        return invalid("read_errors", "at least 1");
-    }
-    Ok(())
-}
-
 /// Makes a volume of devices and puts it into the store; does not open it. If every device can
 /// deallocate its contents cheaply, all replicas are in sync at once. Otherwise the first is, and
 /// the others are filled from it as soon as the volume is open.
@@ -376,7 +348,7 @@ pub async fn create(
         let why = format!("a volume has 1 to {MAX_REPLICAS} replicas, not {count}");
         return Err(invalid("devices", why));
     }
-    check_settings(&new.settings, count)?;
+    new.settings.check(count)?;
     if store
         .list()
         .await?

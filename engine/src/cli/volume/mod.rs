@@ -15,6 +15,7 @@ use super::subsystem::{done, drop_nulls, items};
 use super::{Connection, Failure, events, output};
 
 use self::wait::Until;
+use crate::methods::volume::SettingsParams;
 
 #[derive(Debug, Args)]
 #[command(
@@ -126,7 +127,7 @@ enum VolumeCommand {
         /// Name of the volume
         name: String,
         #[command(flatten)]
-        settings: SettingsArgs,
+        settings: SettingsParams,
     },
     /// Make a volume available to hosts, and print their connect commands
     Publish(PublishArgs),
@@ -218,77 +219,7 @@ struct CreateArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    settings: SettingsArgs,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum ReadPolicy {
-    LocalFirst,
-    LeastOutstanding,
-    RoundRobin,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum TransportPolicy {
-    Inherit,
-    Any,
-    RdmaOnly,
-    TcpOnly,
-}
-
-#[derive(Debug, Args)]
-struct SettingsArgs {
-    /// Which replica a read goes to
-    #[arg(long, value_name = "POLICY")]
-    read_policy: Option<ReadPolicy>,
-    /// Writes wait while fewer replicas than this are in sync
-    #[arg(long, value_name = "N")]
-    min_in_sync: Option<u8>,
-    /// Time without a completion after which a replica is out of sync, such as 8s
-    #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
-    deadline: Option<std::time::Duration>,
-    /// How long hosts' commands wait while no replica is in sync, such as 20s
-    #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
-    frozen_hold: Option<std::time::Duration>,
-    /// Read errors of a replica within an hour after which it is out of sync
-    #[arg(long, value_name = "N")]
-    read_errors: Option<u32>,
-    /// Most bytes per second that resync and rebuild copy, such as 200MiB; 0: no limit
-    #[arg(long, value_name = "SIZE", value_parser = crate::values::size::parse_bytes)]
-    resync_rate: Option<u64>,
-    /// Delay before copying to a replica that returns, and after the volume was opened or a host
-    /// left it with writes in flight, such as 500ms
-    #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
-    settle: Option<std::time::Duration>,
-    /// Hours between automatic verifications; 0: none
-    #[arg(long, value_name = "HOURS")]
-    verify_hours: Option<u32>,
-    /// Transports that hosts may use when it is published
-    #[arg(long, value_name = "POLICY")]
-    transport_policy: Option<TransportPolicy>,
-}
-
-impl SettingsArgs {
-    fn params(&self) -> Value {
-        let word =
-            |value: Option<clap::builder::PossibleValue>| value.map(|v| v.get_name().to_owned());
-        let ms = |time: Option<std::time::Duration>| {
-            time.map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
-        };
-        let mut params = json!({
-            "read_policy": word(self.read_policy.and_then(|p| p.to_possible_value())),
-            "min_in_sync": self.min_in_sync,
-            "deadline_ms": ms(self.deadline),
-            "frozen_hold_ms": ms(self.frozen_hold),
-            "read_errors": self.read_errors,
-            "resync_bytes_per_s": self.resync_rate,
-            "settle_ms": ms(self.settle),
-            "verify_hours": self.verify_hours,
-            "transport_policy": word(self.transport_policy.and_then(|p| p.to_possible_value())),
-        });
-        drop_nulls(&mut params);
-        params
-    }
+    settings: SettingsParams,
 }
 
 #[derive(Debug, Args)]
@@ -354,7 +285,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
         VolumeCommand::Create(args) => {
             let params = json!({
                 "name": args.name, "devices": args.device, "size_mb": args.size, "uuid": args.uuid,
-                "settings": args.settings.params(), "force": args.force.then_some(true),
+                "settings": args.settings, "force": args.force.then_some(true),
             });
             change("volume_create", params, &args.name)
         }
@@ -446,7 +377,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             done(connection, params)
         }
         VolumeCommand::Set { name, settings } => {
-            let settings = settings.params();
+            let settings = json!(settings);
             if settings.as_object().is_some_and(serde_json::Map::is_empty) {
                 return Err(Failure::Usage(
                     "nothing to set: see nacre volume set --help".into(),

@@ -97,7 +97,7 @@ async fn make(
         })
     });
     let mut settings = Settings::default();
-    params.settings.patch().apply(&mut settings);
+    params.settings.merge(&mut settings);
     let new = NewVolume {
         name: params.name,
         id: params.uuid,

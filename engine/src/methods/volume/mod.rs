@@ -35,13 +35,12 @@ mod racing_tests;
 #[cfg(test)]
 mod renamed_tests;
 mod replicas;
+mod settings;
 #[cfg(test)]
 mod tests;
 
 use std::rc::Rc;
 
-use nacre_bdev_replica::handle::SettingsPatch;
-use nacre_bdev_replica::model::{ReadPolicy, TransportPolicy};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -50,11 +49,11 @@ use uuid::Uuid;
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
-use crate::values::read;
 
 pub use list::{REPLICA_STATES, STATES, kind_word, replica_word, state_word};
 pub use paths::{AnaByTransport, of_listener, with_ana};
 pub use publish::{Published, published, published_key};
+pub use settings::SettingsParams;
 
 pub fn register(registry: &mut Registry<Engine>) {
     create::register(registry);
@@ -81,57 +80,6 @@ pub fn published_config(engine: &Engine) -> Vec<Value> {
 struct NameParams {
     /// Name or UUID of the volume.
     name: String,
-}
-
-/// Settings of a volume; one left out keeps its value, or its default. Times and sizes are numbers
-/// in the unit of their name, or text such as "5s" and "100MB".
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct SettingsParams {
-    /// Replica selection for reads: `local-first`, `least-outstanding` or `round-robin`.
-    #[schemars(with = "Option<String>")]
-    read_policy: Option<ReadPolicy>,
-    /// Writes wait while fewer replicas than this are in sync; default 1.
-    min_in_sync: Option<u8>,
-    /// A replica with an I/O that takes longer than this goes out of sync; default 8000.
-    #[serde(deserialize_with = "read::some_millis")]
-    deadline_ms: Option<u64>,
-    /// How long host commands wait while no replica is in sync, before hosts are asked to retry;
-    /// default 20000. Linux hosts time out a command after 30 s.
-    #[serde(deserialize_with = "read::some_millis")]
-    frozen_hold_ms: Option<u64>,
-    /// Read errors within an hour that take a replica out of sync; default 16.
-    read_errors: Option<u32>,
-    /// Rate limit of resync; 0: no limit.
-    #[serde(deserialize_with = "read::some_bytes")]
-    resync_bytes_per_s: Option<u64>,
-    /// Delay before a resync to a returning replica, and after a host with writes in flight left or
-    /// the volume was opened; default 500. Late writes of an old connection arrive within it.
-    #[serde(deserialize_with = "read::some_millis")]
-    settle_ms: Option<u64>,
-    /// Hours between automatic verifications; 0: none.
-    #[serde(deserialize_with = "read::some_hours")]
-    verify_hours: Option<u32>,
-    /// Transports that hosts may use for a published volume: `inherit` and `any` (every listener),
-    /// `rdma-only` or `tcp-only`.
-    #[schemars(with = "Option<String>")]
-    transport_policy: Option<TransportPolicy>,
-}
-
-impl SettingsParams {
-    fn patch(&self) -> SettingsPatch {
-        SettingsPatch {
-            read_policy: self.read_policy,
-            min_in_sync: self.min_in_sync,
-            deadline_ms: self.deadline_ms,
-            frozen_hold_ms: self.frozen_hold_ms,
-            read_errors: self.read_errors,
-            resync_bytes_per_s: self.resync_bytes_per_s,
-            settle_ms: self.settle_ms,
-            verify_hours: self.verify_hours,
-            transport_policy: self.transport_policy,
-        }
-    }
 }
 
 /// `num_blocks`, or `size_mb` converted to blocks.

@@ -154,7 +154,7 @@ impl Method<Engine> for Set {
         let name = id.to_string();
         let status = engine.volumes.opened(&name)?.handle.status();
         let mut settings = status.settings.clone();
-        params.settings.patch().apply(&mut settings);
+        params.settings.merge(&mut settings);
         let policy = settings.transport_policy;
         let policy_changed = policy != status.settings.transport_policy;
         if policy_changed {
