@@ -7,6 +7,8 @@ use crate::handle::VolumeError;
 
 /// Most replicas of one volume.
 pub const MAX_REPLICAS: usize = 5;
+/// Most bytes of a volume's description, as UTF-8.
+pub const MAX_DESCRIPTION: usize = 255;
 /// Bytes at the start of each replica's device that belong to the volume: labels and the
 /// dirty-region log. The volume's first block follows.
 pub const RESERVED: u64 = 1 << 20;
@@ -143,6 +145,8 @@ pub struct Settings {
     pub verify_hours: u32,
     /// Which transports its hosts may use.
     pub transport_policy: TransportPolicy,
+    /// Text for people, in one line of at most [`MAX_DESCRIPTION`] bytes.
+    pub description: String,
 }
 
 impl Default for Settings {
@@ -157,6 +161,7 @@ impl Default for Settings {
             settle_ms: 500,
             verify_hours: 0,
             transport_policy: TransportPolicy::default(),
+            description: String::new(),
         }
     }
 }
@@ -184,6 +189,17 @@ impl Settings {
         }
         if self.read_errors == 0 {
             return invalid("read_errors", "at least 1");
+        }
+        // A terminal shows it: no control characters, separators of lines, or marks that reorder
+        // the text around it.
+        let breaks_a_line = |c: char| {
+            c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        };
+        if self.description.len() > MAX_DESCRIPTION || self.description.contains(breaks_a_line) {
+            return invalid(
+                "description",
+                "one line of at most 255 bytes, without control characters",
+            );
         }
         Ok(())
     }

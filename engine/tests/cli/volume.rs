@@ -29,7 +29,8 @@ fn volume(left: u64) -> Value {
     json!({
         "name": "v", "uuid": "u", "bdev": "v", "state": state, "why": null, "block_size": 512,
         "num_blocks": 20480, "epoch": 3, "revision": 12, "region_size": 1 << 20, "num_regions": 10,
-        "dirty_regions": 4, "settings": { "min_in_sync": 1 }, "subsystems": ["nqn.x"],
+        "dirty_regions": 4, "settings": { "min_in_sync": 1, "description": "of the shop" },
+        "subsystems": ["nqn.x"],
         "replicas": [replica("a", "in_sync", Value::Null, Value::Null), second],
         "verify": { "repair": false, "running": false, "total_bytes": 8, "compared_bytes": 8,
             "different_blocks": 2, "repaired_blocks": 1, "examples": [7] },
@@ -79,12 +80,15 @@ fn volumes_are_listed_and_shown() {
     let daemon = daemon();
     assert_eq!(
         cells(&daemon.nacre("volume list").printed()),
-        [["v", "degraded", "10.0", "MiB", "1/2", "4", "nqn.x"]]
+        [[
+            "v", "degraded", "10.0", "MiB", "1/2", "4", "nqn.x", "of", "the", "shop"
+        ]]
     );
     assert_eq!(daemon.nacre("volume ls --json").json()[0]["epoch"], 3);
     let shown = daemon.nacre("volume show v").printed();
     for expected in [
         "epoch       3, revision 12",
+        "settings    description of the shop, min_in_sync 1",
         "dirty       4 of 10 regions of 1.0 MiB",
         "b is out: it was pulled out",
         "b gets missed writes: 50 % of 4.0 MiB, 2.0 MiB left, from a, 1.0 MiB/s, 3s to go",
@@ -129,6 +133,11 @@ fn commands_are_calls() {
             "volume_create",
             json!({ "name": "v", "devices": ["a", "b"], "size_mb": 8, "settings": {
                 "min_in_sync": 2, "deadline_ms": 2000, "resync_bytes_per_s": 10 << 20, "read_policy": "round-robin" } }),
+        ),
+        (
+            "set v --description Shop:Ümlaut",
+            "volume_set",
+            json!({ "name": "v", "settings": { "description": "Shop:Ümlaut" } }),
         ),
         (
             "delete v --force v",

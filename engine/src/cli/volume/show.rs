@@ -25,10 +25,19 @@ pub fn list(connection: &Connection) -> Result<(), Failure> {
             format!("{}/{}", good.count(), replicas.len()),
             output::cell(volume.get("dirty_regions")),
             output::cell(volume.get("subsystems")),
+            output::cell(volume["settings"].get("description")),
         ]
     });
     output::table(
-        &["name", "state", "size", "in sync", "dirty", "subsystems"],
+        &[
+            "name",
+            "state",
+            "size",
+            "in sync",
+            "dirty",
+            "subsystems",
+            "description",
+        ],
         rows,
     )
 }
@@ -97,6 +106,7 @@ fn print(volume: &Value) -> Result<(), Failure> {
     }
     let settings = volume["settings"].as_object().into_iter().flatten();
     let settings: Vec<String> = settings
+        .filter(|(_, value)| *value != "")
         .map(|(key, value)| format!("{key} {}", output::cell(Some(value))))
         .collect();
     lines.push(("settings", settings.join(", ")));

@@ -71,6 +71,10 @@ pub struct SettingsParams {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[arg(long, value_name = "POLICY")]
     transport_policy: Option<TransportPolicy>,
+    /// Text for people, shown with the volume: one line of at most 255 bytes; "" for none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
 }
 
 impl SettingsParams {
@@ -121,7 +125,7 @@ mod tests {
         let given = json!({
             "read_policy": "round-robin", "min_in_sync": 2, "deadline_ms": 200,
             "frozen_hold_ms": 300, "read_errors": 4, "resync_bytes_per_s": 5, "settle_ms": 6,
-            "verify_hours": 7, "transport_policy": "tcp-only",
+            "verify_hours": 7, "transport_policy": "tcp-only", "description": "of the shop",
         });
         let merge = |given: &Value| {
             let params: SettingsParams = serde_json::from_value(given.clone()).unwrap();
