@@ -32,14 +32,14 @@ const IDENTITIES: Uuid = Uuid::from_u128(0x0b5c_4a0e_7d1f_4c6a_9a52_6e61_6372_65
 
 /// One call that creates a part of a declaration.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Call {
+pub struct DeclaredCall {
     /// The declaration, for messages: `[[bdev]] "disk0"`.
     pub what: String,
     pub method: &'static str,
     pub params: Value,
 }
 
-impl Call {
+impl DeclaredCall {
     fn makes_bdev(&self, name: &str) -> bool {
         self.method.starts_with("bdev_") && self.params["name"] == name
     }
@@ -47,7 +47,7 @@ impl Call {
 
 #[derive(Debug)]
 struct Planned {
-    call: Call,
+    call: DeclaredCall,
     made: bool,
     refused: Option<RpcError>,
 }
@@ -100,7 +100,7 @@ impl Declared {
     pub async fn make(&self, engine: &Rc<Engine>) -> bool {
         let _one = self.making.lock().await;
         let mut any = false;
-        let waiting: Vec<(usize, Call)> = {
+        let waiting: Vec<(usize, DeclaredCall)> = {
             let calls = self.calls.borrow();
             calls
                 .iter()
@@ -146,7 +146,7 @@ impl Declared {
         let _one = self.making.lock().await;
         let (mut amended, new) = (Amended::default(), calls(settings));
         let mut planned = self.calls.borrow_mut();
-        let subsystem = |call: &Call| call.params.get("nqn").cloned();
+        let subsystem = |call: &DeclaredCall| call.params.get("nqn").cloned();
         let known: Vec<Value> = planned.iter().filter_map(|p| subsystem(&p.call)).collect();
         planned.retain(|p| {
             let stays = new.iter().any(|call| call.what == p.call.what);
@@ -199,7 +199,7 @@ impl Declared {
     }
 
     /// Objects that could not be created, with the error.
-    pub fn missing(&self) -> Vec<(Call, RpcError)> {
+    pub fn missing(&self) -> Vec<(DeclaredCall, RpcError)> {
         let calls = self.calls.borrow();
         calls
             .iter()
@@ -209,7 +209,7 @@ impl Declared {
 }
 
 /// True if the store has the object that the call would create.
-fn stored_already(engine: &Engine, call: &Call) -> bool {
+fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
     let same = |field: &str, params: &Value| {
         params.get(field).is_some() && params.get(field) == call.params.get(field)
     };
@@ -236,11 +236,11 @@ pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
 }
 
 /// The calls that create all declared objects, in an order that satisfies their dependencies.
-pub fn calls(settings: &Settings) -> Vec<Call> {
-    let mut calls: Vec<Call> = settings.bdev.iter().map(bdev).collect();
+pub fn calls(settings: &Settings) -> Vec<DeclaredCall> {
+    let mut calls: Vec<DeclaredCall> = settings.bdev.iter().map(bdev).collect();
     let nvmf = &settings.nvmf;
     if nvmf.listeners().iter().any(|l| l.uses(Transport::Tcp)) {
-        calls.push(Call {
+        calls.push(DeclaredCall {
             what: "[[nvmf.listener]]: the TCP transport".into(),
             method: "nvmf_create_transport",
             params: json!({ "trtype": "TCP" }),
@@ -277,7 +277,7 @@ pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
     }
 }
 
-fn bdev(declared: &Bdev) -> Call {
+fn bdev(declared: &Bdev) -> DeclaredCall {
     let uuid = uuid_of(declared);
     let block_size = declared.block_size.unwrap_or(DEFAULT_BLOCK);
     let blocks = declared
@@ -311,17 +311,17 @@ fn bdev(declared: &Bdev) -> Call {
             ("bdev_uring_create", params)
         }
     };
-    Call {
+    DeclaredCall {
         what: format!("[[bdev]] \"{}\"", declared.name),
         method,
         params,
     }
 }
 
-fn subsystem(declared: &Subsystem, calls: &mut Vec<Call>) {
+fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
     let nqn = &declared.nqn;
     let mut call = |what: String, method, params| {
-        calls.push(Call {
+        calls.push(DeclaredCall {
             what: format!("[[nvmf.subsystem]] {nqn}{what}"),
             method,
             params,

@@ -25,7 +25,7 @@ const IDLE_OPTIONS: [&str; 2] = ["bdev_iscsi_set_options", "bdev_virtio_blk_set_
 
 /// One entry of a configuration file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Call {
+pub struct FileCall {
     pub subsystem: String,
     pub method: String,
     pub params: Value,
@@ -80,7 +80,7 @@ fn without_comments(text: &str) -> String {
 }
 
 /// The calls of an SPDK configuration file, in order, with batches flattened.
-pub fn calls(config: &Value) -> anyhow::Result<Vec<Call>> {
+pub fn calls(config: &Value) -> anyhow::Result<Vec<FileCall>> {
     anyhow::ensure!(config.is_object(), "the file is not an object in braces");
     let subsystems = match config.get("subsystems") {
         Some(Value::Array(subsystems)) => subsystems.as_slice(),
@@ -109,7 +109,7 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<Call>> {
                     .with_context(|| {
                         format!("subsystem \"{name}\": an entry without a \"method\"")
                     })?;
-                calls.push(Call {
+                calls.push(FileCall {
                     subsystem: name.to_owned(),
                     method: method.to_owned(),
                     params: call.get("params").cloned().unwrap_or(Value::Null),
@@ -124,11 +124,11 @@ pub fn calls(config: &Value) -> anyhow::Result<Vec<Call>> {
 /// are skipped.
 pub async fn carry_out(
     engine: &Rc<Engine>,
-    calls: Vec<Call>,
+    calls: Vec<FileCall>,
     options: &ServeOptions,
     restored: &[Entry],
 ) -> anyhow::Result<()> {
-    for Call {
+    for FileCall {
         subsystem,
         method,
         params,
@@ -268,7 +268,7 @@ mod tests {
             { "subsystem": "vmd", "config": null },
             { "subsystem": "bdev", "config": [{ "method": "a" }, [{ "method": "b", "params": { "x": 1 } }]] },
         ], "other": 1 });
-        let call = |method: &str, params| Call {
+        let call = |method: &str, params| FileCall {
             subsystem: "bdev".into(),
             method: method.into(),
             params,

@@ -28,17 +28,17 @@ pub fn address(text: &str) -> Option<String> {
 
 /// The bus of this machine.
 #[derive(Default)]
-pub struct Machine {
+pub struct RealBus {
     vfio: OnceLock<Vfio>,
 }
 
-impl Machine {
-    pub fn new() -> Machine {
-        Machine::default()
+impl RealBus {
+    pub fn new() -> RealBus {
+        RealBus::default()
     }
 }
 
-impl Bus for Machine {
+impl Bus for RealBus {
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError> {
         // Created once, before the first drive.
         let vfio = self.vfio.get_or_init(|| Vfio::new(arenas));

@@ -32,7 +32,7 @@ use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
 
-pub use bus::{Bus, Machine};
+pub use bus::{Bus, RealBus};
 pub use uri::{DriveUri, DriveUriError};
 pub use watch::{HotPlug, watch};
 
@@ -107,7 +107,7 @@ impl Inbox {
 
 impl Default for Drives {
     fn default() -> Drives {
-        Drives::on(Arc::new(Machine::new()))
+        Drives::on(Arc::new(RealBus::new()))
     }
 }
 

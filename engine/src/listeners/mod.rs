@@ -34,7 +34,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};
 
-use self::plan::{Lack, Path, Plan, Unmatched, plan};
+use self::plan::{Lack, ListenerPlan, Path, Unmatched, plan};
 use self::report::{changes, concern};
 use self::system::System;
 use self::watch::Watch;
@@ -184,7 +184,7 @@ impl Listeners {
         self.looks.get()
     }
 
-    async fn look(&self, engine: &Rc<Engine>, declared: Vec<Listener>) -> io::Result<Plan> {
+    async fn look(&self, engine: &Rc<Engine>, declared: Vec<Listener>) -> io::Result<ListenerPlan> {
         self.looks.set(self.looks.get() + 1);
         let verbs = engine.rdma.verbs.clone();
         let needed = engine.plane().map_or(0, |plane| {
@@ -233,7 +233,7 @@ impl Listeners {
     }
 
     /// Adds and removes listeners until they match the plan.
-    async fn reconcile(&self, engine: &Rc<Engine>, plan: Plan) {
+    async fn reconcile(&self, engine: &Rc<Engine>, plan: ListenerPlan) {
         let _one = self.making.lock().await;
         let published = crate::methods::volume::published(engine);
         let mut by_rpc = crate::declared::subsystems_of_rpc(engine);
@@ -297,14 +297,14 @@ impl Listeners {
                 }
             }
         }
-        self.update_standings(engine, plan);
+        self.update_statuses(engine, plan);
     }
 
     /// The calls for the planned paths, by place.
     fn wanted(
         &self,
         engine: &Engine,
-        plan: &Plan,
+        plan: &ListenerPlan,
         by_rpc: &BTreeSet<String>,
     ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
@@ -331,7 +331,7 @@ impl Listeners {
     /// policy excludes the transport.
     fn wanted_of_volumes(
         &self,
-        plan: &Plan,
+        plan: &ListenerPlan,
         published: &[Published],
     ) -> BTreeMap<ListenerKey, Value> {
         let declared = self.declared.borrow();
@@ -353,7 +353,7 @@ impl Listeners {
     }
 
     /// Stores the state of every path, and reports changes as events and in the log.
-    fn update_standings(&self, engine: &Engine, plan: Plan) {
+    fn update_statuses(&self, engine: &Engine, plan: ListenerPlan) {
         let (serving, refused) = (serving(engine), self.refused.borrow());
         let stand = |path: Path| {
             let here = |p: &&ListenerKey| (p.1, &p.2, p.3) == (path.transport, &path.ip, path.port);
@@ -394,7 +394,7 @@ impl Listeners {
 }
 
 /// Returns the problems that prevent a start.
-fn check(plan: &Plan) -> Result<(), ConfigError> {
+fn check(plan: &ListenerPlan) -> Result<(), ConfigError> {
     let unmatched = plan.unmatched.iter().map(|unmatched| {
         let listener = match unmatched {
             Unmatched::None { listener, .. } | Unmatched::Several { listener, .. } => listener,
@@ -436,7 +436,7 @@ pub fn check_here(settings: &Settings) -> io::Result<(System, Vec<Problem>)> {
 }
 
 /// Plans the declaration for the machine's present state. May block: reads files.
-fn planned(declared: &[Listener], verbs: Verbs, memory_needed: u64) -> io::Result<Plan> {
+fn planned(declared: &[Listener], verbs: Verbs, memory_needed: u64) -> io::Result<ListenerPlan> {
     let system = System::read(verbs, memory_needed)?;
     let plan = plan(declared, &system);
     // Planning loads libraries.

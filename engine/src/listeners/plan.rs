@@ -103,12 +103,12 @@ pub enum Unmatched {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ListenerPlan {
     pub paths: Vec<Path>,
     pub unmatched: Vec<Unmatched>,
 }
 
-impl Plan {
+impl ListenerPlan {
     /// Required RDMA paths that are not available.
     pub fn missing_required(&self) -> impl Iterator<Item = (&Path, &Lack)> {
         let required = |p: &&Path| p.setting == Some(RdmaSetting::Require);
@@ -118,8 +118,8 @@ impl Plan {
 }
 
 /// Plans all listeners. If two share an address and port, the first one gets it.
-pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(listeners: &[Listener], machine: &dyn Machine) -> ListenerPlan {
+    let mut plan = ListenerPlan::default();
     let mut seen = BTreeSet::new();
     for listener in listeners {
         for (iface, ip) in places(listener, machine, &mut plan.unmatched) {

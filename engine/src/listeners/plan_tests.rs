@@ -92,7 +92,7 @@ fn on(iface: &[&str]) -> Listener {
 }
 
 /// `eth0 10.0.0.4 RDMA`, or with the reason: `eth1 10.0.1.4 RDMA no_gid_for_ip`.
-fn shown(plan: &Plan) -> Vec<String> {
+fn shown(plan: &ListenerPlan) -> Vec<String> {
     let one = |p: &Path| {
         let mut text = format!("{} {} {}", p.iface, p.ip, p.transport.trtype());
         if let Err(lack) = &p.verdict {
@@ -106,7 +106,7 @@ fn shown(plan: &Plan) -> Vec<String> {
     plan.paths.iter().map(one).collect()
 }
 
-fn planned(listener: Listener) -> Plan {
+fn planned(listener: Listener) -> ListenerPlan {
     plan(&[listener], &machine())
 }
 

@@ -4,7 +4,7 @@ use nacre_bdev::stats::{Class, Snapshot};
 use nacre_bdev::{Bdev, Op, Status};
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Sample, Scrape};
 
 family!(
     OPERATIONS,
@@ -95,9 +95,9 @@ const BOUNDS: [u64; 20] = [
 ];
 
 #[derive(Debug)]
-pub struct Devices;
+pub struct DeviceMetrics;
 
-impl MetricsSource for Devices {
+impl MetricsSource for DeviceMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 9] = [
             &OPERATIONS,

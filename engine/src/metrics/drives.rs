@@ -1,7 +1,7 @@
 //! Metrics of the NVMe drives of this machine.
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
 
 family!(
     INFO,
@@ -110,9 +110,9 @@ family!(
 );
 
 #[derive(Debug)]
-pub struct Drives;
+pub struct DriveMetrics;
 
-impl MetricsSource for Drives {
+impl MetricsSource for DriveMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 15] = [
             &INFO,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
 
 family!(
     TRANSPORT,
@@ -57,9 +57,9 @@ family!(
 );
 
 #[derive(Debug)]
-pub struct Listeners;
+pub struct ListenerMetrics;
 
-impl MetricsSource for Listeners {
+impl MetricsSource for ListenerMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 7] = [
             &TRANSPORT,

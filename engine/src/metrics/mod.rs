@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The type of a metric family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum MetricKind {
     Counter,
     Gauge,
     Histogram,
@@ -53,7 +53,7 @@ pub enum Kind {
 pub struct Desc {
     /// Without the suffix `_total` of counters in the text format.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     pub help: &'static str,
     pub labels: &'static [&'static str],
 }
@@ -111,14 +111,14 @@ fn port_counters() -> Vec<PortCounters> {
 pub fn sources() -> Vec<Box<dyn MetricsSource>> {
     vec![
         Box::new(process::Process),
-        Box::new(listeners::Listeners),
+        Box::new(listeners::ListenerMetrics),
         Box::new(reactors::Reactors),
-        Box::new(devices::Devices),
-        Box::new(volumes::Volumes),
-        Box::new(nvmf::Nvmf),
-        Box::new(rdma::Rdma),
-        Box::new(remotes::Remotes),
-        Box::new(drives::Drives),
+        Box::new(devices::DeviceMetrics),
+        Box::new(volumes::VolumeMetrics),
+        Box::new(nvmf::NvmfMetrics),
+        Box::new(rdma::RdmaMetrics),
+        Box::new(remotes::RemoteMetrics),
+        Box::new(drives::DriveMetrics),
     ]
 }
 
@@ -243,9 +243,9 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
         for (desc, samples) in &self.families {
             let kind = match desc.kind {
-                Kind::Counter => MetricType::Counter,
-                Kind::Gauge => MetricType::Gauge,
-                Kind::Histogram => MetricType::Histogram,
+                MetricKind::Counter => MetricType::Counter,
+                MetricKind::Gauge => MetricType::Gauge,
+                MetricKind::Histogram => MetricType::Histogram,
             };
             let family = Family { desc, samples };
             // The crate adds a full stop to each help text.
@@ -271,7 +271,7 @@ impl EncodeMetric for Family<'_> {
             };
             let mut encoder = encoder.encode_family(&labels)?;
             match sample {
-                Sample::Value(value) if self.desc.kind == Kind::Counter => {
+                Sample::Value(value) if self.desc.kind == MetricKind::Counter => {
                     encoder.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(
                         value, None,
                     )?;
@@ -296,9 +296,9 @@ impl EncodeMetric for Family<'_> {
 
     fn metric_type(&self) -> MetricType {
         match self.desc.kind {
-            Kind::Counter => MetricType::Counter,
-            Kind::Gauge => MetricType::Gauge,
-            Kind::Histogram => MetricType::Histogram,
+            MetricKind::Counter => MetricType::Counter,
+            MetricKind::Gauge => MetricType::Gauge,
+            MetricKind::Histogram => MetricType::Histogram,
         }
     }
 }
@@ -342,11 +342,11 @@ pub fn markdown() -> String {
     for source in sources() {
         for desc in source.describe() {
             let kind = match desc.kind {
-                Kind::Counter => "counter",
-                Kind::Gauge => "gauge",
-                Kind::Histogram => "histogram",
+                MetricKind::Counter => "counter",
+                MetricKind::Gauge => "gauge",
+                MetricKind::Histogram => "histogram",
             };
-            let suffix = if desc.kind == Kind::Counter {
+            let suffix = if desc.kind == MetricKind::Counter {
                 "_total"
             } else {
                 ""
@@ -373,19 +373,19 @@ mod tests {
     fn the_text_is_what_prometheus_reads() {
         static COUNT: Desc = Desc {
             name: "nacre_x",
-            kind: Kind::Counter,
+            kind: MetricKind::Counter,
             help: "Counts x.",
             labels: &["a", "b"],
         };
         static LEVEL: Desc = Desc {
             name: "nacre_y",
-            kind: Kind::Gauge,
+            kind: MetricKind::Gauge,
             help: "Level of y.",
             labels: &[],
         };
         static TIMES: Desc = Desc {
             name: "nacre_z_seconds",
-            kind: Kind::Histogram,
+            kind: MetricKind::Histogram,
             help: "Time of z.",
             labels: &["a"],
         };
@@ -481,7 +481,7 @@ mod tests {
             for of in ["a", "b\"\\\n"] {
                 let labels = vec![of; desc.labels.len()];
                 let sample = match desc.kind {
-                    Kind::Histogram => Sample::Histogram {
+                    MetricKind::Histogram => Sample::Histogram {
                         sum: 1.5,
                         count: 3,
                         buckets: vec![(0.5, 1), (1.0, 2)],

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use nacre_nvmf::subsystems::LATENCY_BUCKETS;
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Sample, Scrape};
 
 family!(
     NAMESPACES,
@@ -143,7 +143,7 @@ family!(
 );
 
 #[derive(Debug)]
-pub struct Nvmf;
+pub struct NvmfMetrics;
 
 /// The number of a host's queue pairs, and their fill level.
 #[derive(Default)]
@@ -153,7 +153,7 @@ struct Filled {
     inflight: u64,
 }
 
-impl MetricsSource for Nvmf {
+impl MetricsSource for NvmfMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 19] = [
             &NAMESPACES,

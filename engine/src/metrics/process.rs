@@ -1,46 +1,46 @@
 //! Metrics of the process and its management plane.
 
-use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
 
 static INFO: Desc = Desc {
     name: "nacre_build",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     help: "Always 1; the version is in the label.",
     labels: &["version"],
 };
 static UPTIME: Desc = Desc {
     name: "nacre_uptime_seconds",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     help: "Time since the daemon started.",
     labels: &[],
 };
 static CALLS: Desc = Desc {
     name: "nacre_rpc_calls",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     help: "RPC calls answered.",
     labels: &[],
 };
 static REFUSED: Desc = Desc {
     name: "nacre_rpc_errors",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
     help: "RPC calls answered with an error.",
     labels: &[],
 };
 static OBJECTS: Desc = Desc {
     name: "nacre_objects",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     help: "Configured objects by state (live, waiting, failed).",
     labels: &["state"],
 };
 static FDS: Desc = Desc {
     name: "nacre_open_fds",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     help: "Open file descriptors.",
     labels: &[],
 };
 static MEMORY: Desc = Desc {
     name: "nacre_resident_memory_bytes",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     help: "Resident memory of the process.",
     labels: &[],
 };

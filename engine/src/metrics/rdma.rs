@@ -7,7 +7,7 @@ use nacre_rdma::{BATCH_CLASSES, StatsSnapshot, Timed};
 use nacre_rdma_link::CounterGroup;
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Sample, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Sample, Scrape};
 
 family!(
     CONNECTIONS,
@@ -151,9 +151,9 @@ const NOT_ESTABLISHED: [&str; 3] = [
 ];
 
 #[derive(Debug)]
-pub struct Rdma;
+pub struct RdmaMetrics;
 
-impl MetricsSource for Rdma {
+impl MetricsSource for RdmaMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 19] = [
             &CONNECTIONS,

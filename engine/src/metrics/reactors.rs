@@ -1,10 +1,10 @@
 //! Metrics of reactors and their buffers.
 
-use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
 
 macro_rules! family {
     ($name:ident, $metric:literal, $kind:ident, $help:literal, [$($label:literal),*]) => {
-        static $name: Desc = Desc { name: $metric, kind: Kind::$kind, help: $help, labels: &[$($label),*] };
+        static $name: Desc = Desc { name: $metric, kind: MetricKind::$kind, help: $help, labels: &[$($label),*] };
     };
 }
 pub(super) use family;

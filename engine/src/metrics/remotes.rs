@@ -3,7 +3,7 @@
 use nacre_bdev_remote::State;
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
 
 family!(
     STATE,
@@ -56,9 +56,9 @@ family!(
 );
 
 #[derive(Debug)]
-pub struct Remotes;
+pub struct RemoteMetrics;
 
-impl MetricsSource for Remotes {
+impl MetricsSource for RemoteMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 7] = [
             &STATE, &CONNECTS, &LOSSES, &AWAY, &FALLBACKS, &RETURNS, &DEVICES,

@@ -3,7 +3,7 @@
 use nacre_bdev_replica::handle::{ReplicaStatus, VolumeStatus};
 
 use super::reactors::family;
-use super::{Desc, Kind, MetricsSource, Moment, Scrape};
+use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
 use crate::methods::volume::{REPLICA_STATES, STATES, replica_word, state_word};
 
 family!(
@@ -120,9 +120,9 @@ family!(
 );
 
 #[derive(Debug)]
-pub struct Volumes;
+pub struct VolumeMetrics;
 
-impl MetricsSource for Volumes {
+impl MetricsSource for VolumeMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
         static ALL: [&Desc; 16] = [
             &STATE,

@@ -30,7 +30,7 @@ use crate::plane::{Plane, admin_pool};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-pub use plan::{Plan, PlanError, Transport, Wanted, resolve};
+pub use plan::{PlanError, RemotePlan, Transport, Wanted, resolve};
 pub use uri::{attach_params, default_name};
 
 /// Time limit for an orderly shutdown of the controllers.
@@ -84,7 +84,7 @@ impl Remotes {
     }
 
     /// Starts to connect; does not wait for the connection.
-    pub async fn begin(&self, engine: &Engine, plan: Plan) -> Result<Rc<Remote>, RpcError> {
+    pub async fn begin(&self, engine: &Engine, plan: RemotePlan) -> Result<Rc<Remote>, RpcError> {
         let plane = engine.plane()?;
         let name = plan.config.name.clone();
         let changed = Arc::clone(&self.changed);

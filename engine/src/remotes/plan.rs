@@ -66,7 +66,7 @@ pub struct Wanted {
 }
 
 /// Everything needed to connect.
-pub struct Plan {
+pub struct RemotePlan {
     pub config: Config,
     pub connector: Arc<dyn Connector>,
     pub source: Source,
@@ -160,8 +160,8 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
     })
 }
 
-impl Plan {
-    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<Plan, RpcError> {
+impl RemotePlan {
+    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<RemotePlan, RpcError> {
         let replication = engine.settings.replication.clone();
         let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
         let (patience, looked) = (Duration::from_secs(5), {
@@ -197,7 +197,7 @@ impl Plan {
             }
             Some(Err(why)) => Some(Err(why)),
         };
-        Ok(Plan::made(
+        Ok(RemotePlan::made(
             wanted,
             &replication,
             machine.identity,
@@ -214,7 +214,7 @@ impl Plan {
         source: Option<IpAddr>,
         no_way: Option<String>,
         rdma: Option<Result<Arc<nacre_bdev_remote::Rdma>, String>>,
-    ) -> Result<Plan, PlanError> {
+    ) -> Result<RemotePlan, PlanError> {
         let from = Source::default();
         from.set(source);
         let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
@@ -263,7 +263,7 @@ impl Plan {
             transport: TransportType::Tcp,
             options: options(&wanted, identity, paths, replication),
         };
-        Ok(Plan {
+        Ok(RemotePlan {
             config,
             connector,
             source: from,

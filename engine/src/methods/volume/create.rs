@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::super::bdev::refuse_nil;
-use super::devices::Devices;
+use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
 use crate::engine::Engine;
@@ -73,7 +73,7 @@ impl Method<Engine> for Create {
         if params.devices.is_empty() {
             return Err(RpcError::errno(Errno::EINVAL, "no device is named").field("devices"));
         }
-        let devices = Devices::find(&engine, &params.devices, "devices").await?;
+        let devices = FoundDevices::find(&engine, &params.devices, "devices").await?;
         let made = make(&engine, params, &devices.names).await;
         if made.is_err() {
             devices.detach_attached(&engine).await;

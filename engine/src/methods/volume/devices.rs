@@ -15,22 +15,22 @@ use crate::remotes::{attach_params, default_name};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-/// Devices of new replicas, by their own names, because stored replicas must not depend on an alias.
+/// Devices of new replicas, by their own names: stored replicas must not depend on an alias.
 /// `detach_attached` detaches controllers that were attached for them.
-pub struct Devices {
+pub struct FoundDevices {
     pub names: Vec<String>,
     /// Controllers that were attached for these devices.
     attached: Vec<String>,
 }
 
-impl Devices {
+impl FoundDevices {
     /// Resolves devices. `field` names the array parameter that lists them, for error messages.
     pub async fn find(
         engine: &Rc<Engine>,
         given: &[String],
         field: &str,
-    ) -> Result<Devices, RpcError> {
-        let mut devices = Devices {
+    ) -> Result<FoundDevices, RpcError> {
+        let mut devices = FoundDevices {
             names: Vec::new(),
             attached: Vec::new(),
         };
@@ -45,8 +45,12 @@ impl Devices {
     }
 
     /// Resolves one device. `field` names the parameter.
-    pub async fn one(engine: &Rc<Engine>, given: &str, field: &str) -> Result<Devices, RpcError> {
-        let mut devices = Devices {
+    pub async fn one(
+        engine: &Rc<Engine>,
+        given: &str,
+        field: &str,
+    ) -> Result<FoundDevices, RpcError> {
+        let mut devices = FoundDevices {
             names: Vec::new(),
             attached: Vec::new(),
         };

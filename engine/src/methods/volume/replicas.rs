@@ -8,7 +8,7 @@ use nacre_bdev_replica::model::ReplicaState;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::devices::Devices;
+use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
@@ -50,7 +50,7 @@ async fn run_on(
     device: &str,
     command: impl FnOnce(String) -> Command,
 ) -> Result<VolumeReply, RpcError> {
-    let devices = Devices::one(engine, device, "device").await?;
+    let devices = FoundDevices::one(engine, device, "device").await?;
     let outcome = run(engine, name, command(devices.names[0].clone())).await;
     if outcome.is_err() {
         devices.detach_attached(engine).await;

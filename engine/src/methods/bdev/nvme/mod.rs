@@ -25,7 +25,7 @@ use tracing::warn;
 
 use self::params::AttachParams;
 use crate::engine::Engine;
-use crate::remotes::{self, Plan, Remote};
+use crate::remotes::{self, Remote, RemotePlan};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
@@ -160,7 +160,7 @@ fn is_stored(engine: &Engine, name: &str) -> bool {
 
 async fn begin(engine: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
     let wanted = params.check(engine).await?;
-    let plan = Plan::of(wanted, engine).await?;
+    let plan = RemotePlan::of(wanted, engine).await?;
     engine.remotes.begin(engine, plan).await
 }
 
