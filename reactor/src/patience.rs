@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(after(LONG, false), 100);
     }
 
-    /// Goal: long yields in a row mean a shared core for a while; with a short one between them, no.
+    /// Goal: long yields in a row mean a shared core for a while; with a short one between, no.
     #[test]
     fn a_core_that_another_thread_takes_is_shared() {
         let at = |micros: u64| Nanos(micros * 1000);
