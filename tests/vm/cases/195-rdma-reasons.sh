@@ -23,6 +23,40 @@ says() { # says FIELD TEXT
 }
 tcp_serves() { TRTYPE=tcp connect_and_find "$NQN" --nr-io-queues=1; disconnect "$NQN"; }
 
+step "a host beyond max_connections hears the limit, and the target tells it once"
+config_serving null 16MiB <<END
+[nvmf]
+max_connections = 3
+[[nvmf.listener]]
+name = "data"
+iface = ["ip:10.9.8.1"]
+rdma = "require"
+END
+target_start --config "$WORK/nacre.toml"
+listens() { [ "$(of_rdma actual)" = listening ]; }
+wait_until 30 listens
+refused_events() { rpc events_get | jq '[.events[] | select(.type | test("refused"))] | length'; }
+began=$SECONDS
+expect_failure "$REAL" perf "rdma://10.9.8.1:4420/$NQN" --queues 8 --ios 100 --quiet
+[[ $FAILURE == *"limit of connections"* ]] || die "the refusal does not name the limit"
+expect_at_most "the seconds of eight queues against a limit of three" $((SECONDS - began)) 20
+rpc events_get | jq -c '.events[] | select(.type | test("refused"))'
+expect_at_most "events of refused connections" "$(refused_events)" 4
+grep -c max_connections "$DAEMON_LOG" || die "the log does not name max_connections"
+
+step "the doctor's visit leaves no warning on its peer"
+warnings() { grep -c WARN "$DAEMON_LOG" || true; }
+before=$(warnings)
+"$REAL" doctor --rdma --peer 10.9.8.1 || true
+sleep 1
+expect "warnings after the doctor" "$(warnings)" "$before"
+
+step "counters that do not change fill no tables"
+timeout -s INT 4 "$REAL" rdma counters --watch 500ms >"$WORK/watched" || true
+cat "$WORK/watched"
+expect "tables without a row" "$(awk 'tolower($1) == "device" { header = 1; next } header && NF == 0 { empty++ } { header = 0 } END { print empty + 0 }' "$WORK/watched")" 0
+nacre_stop
+
 step "the wrong entry of the GID table"
 serve_with "rdma_gid_index = 0"
 wait_until 30 absent_for no_gid_for_ip
@@ -42,7 +76,6 @@ says remedy "modprobe rdma_ucm"
 tcp_serves
 step "it is loaded while the daemon runs"
 modprobe rdma_ucm
-listens() { [ "$(of_rdma actual)" = listening ]; }
 wait_until 30 listens
 nacre_stop
 

@@ -37,31 +37,30 @@ pub fn run(
     loop {
         thread::sleep(interval);
         let now = Sample::take(roots, &ports);
-        match json {
+        let rows = now.rows(Some(&before), all);
+        if json {
             // A line per interval, as programs read a stream.
-            true => output::line(&now.json(Some(&before)).to_string())?,
-            false if now.rows(Some(&before), all).is_empty() => {
-                // Printed once: more would push earlier changes off the screen.
-                if !std::mem::replace(&mut quiet, true) {
-                    output::line("no counter changes; changes will be shown")?;
-                }
+            output::line(&now.json(Some(&before)).to_string())?;
+        } else if rows.is_empty() {
+            // Printed once: more would push earlier changes off the screen.
+            if !std::mem::replace(&mut quiet, true) {
+                output::line("no counter changes; changes will be shown")?;
             }
-            false => {
-                quiet = false;
-                output::table(
-                    &[
-                        "device",
-                        "port",
-                        "group",
-                        "counter",
-                        "value",
-                        "change",
-                        "per second",
-                    ],
-                    now.rows(Some(&before), all),
-                )?;
-                output::line("")?;
-            }
+        } else {
+            quiet = false;
+            output::table(
+                &[
+                    "device",
+                    "port",
+                    "group",
+                    "counter",
+                    "value",
+                    "change",
+                    "per second",
+                ],
+                rows,
+            )?;
+            output::line("")?;
         }
         before = now;
     }
