@@ -111,12 +111,13 @@ rxe_add() {
     wait_until 20 grep -rqs "0a09:0801" "/sys/class/infiniband/$RDMA_DEV/ports/1/gids"
 }
 
-# Runs a test of TCP again, over RDMA: over_rdma NAME
-over_rdma() {
-    rdma_up
+# Runs the script of a case. `# also: rdma` in it makes the case NAME-over-rdma of the same script.
+run_script() { # run_script CASE
+    local script=${1%-over-rdma}
+    [ "$script" = "$1" ] || rdma_up
     # shellcheck disable=SC1090
-    . "$HERE/cases/$1.sh"
-    expect_no_copies
+    . "$HERE/cases/$script.sh"
+    [ "$script" = "$1" ] || expect_no_copies
 }
 
 # The aligned path does not copy between the wire and a buffer.

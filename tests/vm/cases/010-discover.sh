@@ -1,3 +1,4 @@
+# also: rdma
 # The discovery log lists the subsystem with its address, on the data port.
 serve 64
 log=$(nvme discover -t "$TRTYPE" -a "$ADDR" -s "$PORT" --hostnqn="$HOST_A" --hostid="$HOST_A_ID" -o json)

@@ -1,3 +1,4 @@
+# also: rdma
 # The discovery service answers on its own well-known port as well.
 nacre_only "nvmet has no listener of its own on 8009"
 serve 64

@@ -1,3 +1,4 @@
+# also: rdma
 # Connect, identify, log pages and features, as nvme-cli sees them.
 serve 128
 connect_and_find "$NQN"

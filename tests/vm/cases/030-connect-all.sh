@@ -1,3 +1,4 @@
+# also: rdma
 # connect-all finds and connects every subsystem that the discovery service lists.
 target_start
 for i in 1 2 3; do

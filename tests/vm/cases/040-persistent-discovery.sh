@@ -1,3 +1,4 @@
+# also: rdma
 # A persistent discovery controller stays connected and gets an event after a change.
 serve 64
 trace=/sys/kernel/tracing

@@ -1,3 +1,4 @@
+# also: rdma
 # Several I/O queues: one per CPU, separate write queues, polled queues.
 serve 128
 queues() { cat "/sys/class/nvme/$CTRL/queue_count"; }

@@ -1,4 +1,5 @@
 # limit: 900
+# also: rdma
 # Discard from the block layer to the medium: `blkdiscard` succeeds and is counted on each kind of
 # device. The range reads as Identify reports, its neighbours stay, and a sparse file releases its
 # blocks, also after `fstrim` of a file system with deleted files. No command fails.

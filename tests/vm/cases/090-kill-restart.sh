@@ -1,4 +1,5 @@
 # limit: 240
+# also: rdma
 # The daemon is killed and started again under verified load: the host waits, and no I/O fails.
 nacre_only "the kernel's target has no process to kill"
 serve 256

@@ -1,3 +1,4 @@
+# also: rdma
 # Namespaces are added, resized and removed while a host is connected, and it sees each change by itself.
 serve 64
 connect_and_find "$NQN"

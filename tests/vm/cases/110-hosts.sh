@@ -1,3 +1,4 @@
+# also: rdma
 # A host that is not on the list is refused, a listed one is admitted, and the list can change.
 target_start
 subsystem_create "$NQN" listed

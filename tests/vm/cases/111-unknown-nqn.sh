@@ -1,3 +1,4 @@
+# also: rdma
 # A subsystem that does not exist is refused, at once and without harm.
 serve 32
 connect_and_find "$NQN"

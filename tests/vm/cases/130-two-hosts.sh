@@ -1,4 +1,5 @@
 # limit: 240
+# also: rdma
 # Two hosts use the same namespace at once, each with its own controller, and see each other's writes.
 without_multipath
 serve 128

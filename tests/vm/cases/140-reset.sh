@@ -1,4 +1,5 @@
 # limit: 240
+# also: rdma
 # Controller resets, idle and under verified load: the host reconnects by itself and no I/O fails.
 serve 128
 connect_and_find "$NQN" --reconnect-delay=1

@@ -1,3 +1,4 @@
+# also: rdma
 # An idle connection stays up beyond its keep-alive time.
 serve 32
 connect_and_find "$NQN" --keep-alive-tmo=2

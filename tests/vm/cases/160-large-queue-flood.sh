@@ -1,4 +1,5 @@
 # limit: 240
+# also: rdma
 # Admin commands are answered while the data path is flooded far beyond the target's buffers.
 serve 256
 connect_and_find "$NQN" --nr-io-queues=2

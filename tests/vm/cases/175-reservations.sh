@@ -1,4 +1,5 @@
 # limit: 420
+# also: rdma
 # Two hosts of the stock kernel coordinate a namespace by reservations: nvme-cli's commands, the
 # refusals that the block layer sees, a host that is preempted under load, its notification, and a
 # restart of the daemon.

@@ -12,6 +12,7 @@
 //! but equally correct. Then several guests run side by side if memory allows, and each takes the
 //! next waiting test.
 
+mod case;
 mod drives;
 mod events;
 mod kernel;

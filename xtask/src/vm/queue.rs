@@ -8,25 +8,26 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::Hardware;
+use super::case::Case;
 
 pub(super) struct Queue {
     /// The folder that contains the folders of taken tests.
     pub(super) dir: PathBuf,
-    cases: Vec<(String, Hardware)>,
+    cases: Vec<Case>,
     /// Tests without a result yet.
     open: BTreeSet<String>,
 }
 
 impl Queue {
-    pub(super) fn new(dir: PathBuf, cases: Vec<(String, Hardware)>) -> Queue {
-        let open = cases.iter().map(|(name, _)| name.clone()).collect();
+    pub(super) fn new(dir: PathBuf, cases: Vec<Case>) -> Queue {
+        let open = cases.iter().map(|case| case.name.clone()).collect();
         Queue { dir, cases, open }
     }
 
     /// Tests that no guest has taken, in order.
     pub(super) fn waiting(&self, hardware: Hardware) -> Vec<&str> {
-        let wanted = self.cases.iter().filter(|(_, wants)| *wants == hardware);
-        let names = wanted.map(|(name, _)| name.as_str());
+        let wanted = self.cases.iter().filter(|case| case.hardware == hardware);
+        let names = wanted.map(|case| case.name.as_str());
         names
             .filter(|name| self.open.contains(*name) && !self.taken(name).exists())
             .collect()
@@ -45,9 +46,9 @@ impl Queue {
 
     /// Stops the guests from taking more tests; they finish the current ones.
     pub(super) fn close(&self) {
-        for (name, _) in &self.cases {
+        for case in &self.cases {
             // Taken tests have a folder already. Any other failure only costs time.
-            let _ = std::fs::create_dir(self.taken(name));
+            let _ = std::fs::create_dir(self.taken(&case.name));
         }
     }
 
@@ -69,9 +70,13 @@ mod tests {
     fn each_test_is_taken_once_and_none_is_lost() {
         let dir = std::env::temp_dir().join(format!("nacre-xtask-queue-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let cases = ["010", "020", "600"].map(|name| match name {
-            "600" => (name.to_owned(), Hardware::Drives),
-            _ => (name.to_owned(), Hardware::Plain),
+        let cases = ["010", "020", "600"].map(|name| Case {
+            name: name.to_owned(),
+            hardware: if name == "600" {
+                Hardware::Drives
+            } else {
+                Hardware::Plain
+            },
         });
         let mut queue = Queue::new(dir.clone(), cases.to_vec());
         assert_eq!(queue.waiting(Hardware::Plain), ["010", "020"]);

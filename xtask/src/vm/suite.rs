@@ -21,7 +21,7 @@ use clap::ValueEnum;
 use super::events::{Event, Events, Verdict, Watch};
 use super::queue::Queue;
 use super::work::{Boot, Work};
-use super::{Hardware, Vm, drives, quoted, scratch, seconds};
+use super::{Vm, case, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
@@ -83,7 +83,7 @@ struct Programs {
 }
 
 pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
-    let cases = cases(root, &selection.filter)?;
+    let cases = case::list(root, &selection.filter)?;
     if cases.is_empty() {
         bail!(
             "no test of the virtual machine matches {:?}",
@@ -95,7 +95,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         // Not started in this case.
         Target::Nvmet => PathBuf::from("/nonexistent"),
     };
-    let needed = |name: &str| cases.iter().any(|case| case.ends_with(name));
+    let needed = |name: &str| cases.iter().any(|case| case.name.ends_with(name));
     let pingpong = if needed("rdma-verbs") {
         example(root, "nacre-rdma-verbs", "pingpong", false)?
     } else {
@@ -123,20 +123,15 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let dir = scratch(root, "test")?;
     let taken = dir.join("taken");
     setup::create_dir(&taken)?;
-    let mut wanted = Vec::with_capacity(cases.len());
-    for case in cases {
-        let hardware = hardware(root, &case)?;
-        wanted.push((case, hardware));
-    }
     let guests = selection.guests.unwrap_or_else(|| guests(&vm)).max(1);
-    let lanes = guests.min(wanted.len());
+    let lanes = guests.min(cases.len());
     let suite = Suite {
         root,
         dir,
         vm: &vm,
         target: selection.target,
         programs,
-        work: Mutex::new(Work::new(Queue::new(taken, wanted))),
+        work: Mutex::new(Work::new(Queue::new(taken, cases))),
     };
     println!("virtual machine: {lanes} at a time");
     std::thread::scope(|scope| {
@@ -157,7 +152,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
 /// True if a filter selects any test, so that no machine is prepared for nothing.
 pub fn matches(root: &Path, filter: &[String]) -> bool {
     // The suite itself reports an unreadable folder.
-    cases(root, filter).map_or(true, |cases| !cases.is_empty())
+    case::list(root, filter).map_or(true, |cases| !cases.is_empty())
 }
 
 /// True if the kernel died of its own breakpoint. Linux patches live code through an `int3` and
@@ -401,41 +396,6 @@ fn show_tail(what: &str, path: &Path) {
     }
 }
 
-/// The names of the test scripts, in order.
-fn cases(root: &Path, filter: &[String]) -> Result<Vec<String>> {
-    let dir = root.join("tests/vm/cases");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(&dir).with_context(|| format!("reading {}", dir.display()))? {
-        let file = entry?.file_name().to_string_lossy().into_owned();
-        if let Some(name) = file.strip_suffix(".sh")
-            && (filter.is_empty() || filter.iter().any(|part| name.contains(part.as_str())))
-        {
-            names.push(name.to_owned());
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
-/// The hardware that a test requests with a line `# hardware: drives`.
-fn hardware(root: &Path, case: &str) -> Result<Hardware> {
-    let path = root.join("tests/vm/cases").join(format!("{case}.sh"));
-    let text =
-        std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    hardware_of(&text).with_context(|| format!("in {}", path.display()))
-}
-
-fn hardware_of(script: &str) -> Result<Hardware> {
-    let wish = script
-        .lines()
-        .find_map(|line| line.strip_prefix("# hardware: "));
-    match wish {
-        None => Ok(Hardware::Plain),
-        Some("drives") => Ok(Hardware::Drives),
-        Some(other) => bail!("there is no hardware {other:?}, only \"drives\""),
-    }
-}
-
 /// The daemon under test: the given one, or an optimised build, because an unoptimised one is too
 /// slow when emulated.
 pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
@@ -470,17 +430,6 @@ fn example(root: &Path, package: &str, name: &str, optimised: bool) -> Result<Pa
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn scripts_select_their_hardware() {
-        let of = |script: &str| hardware_of(script).ok();
-        assert_eq!(of("# A goal.\nserve"), Some(Hardware::Plain));
-        assert_eq!(
-            of("# A goal.\n# hardware: drives\nserve"),
-            Some(Hardware::Drives)
-        );
-        assert_eq!(of("# hardware: disks"), None);
-    }
 
     #[test]
     fn memory_limits_the_number_of_guests() {

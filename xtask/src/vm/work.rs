@@ -84,6 +84,7 @@ pub(super) struct Boot {
 
 #[cfg(test)]
 mod tests {
+    use super::super::case::Case;
     use super::*;
 
     /// Goal: one guest at a time has drives; a lane continues while tests wait.
@@ -97,7 +98,10 @@ mod tests {
             ("600", Hardware::Drives),
             ("610", Hardware::Drives),
         ];
-        let cases = cases.map(|(name, hardware)| (name.to_owned(), hardware));
+        let cases = cases.map(|(name, hardware)| Case {
+            name: name.to_owned(),
+            hardware,
+        });
         let mut work = Work::new(Queue::new(dir.clone(), cases.to_vec()));
         let next = |work: &mut Work| work.next().map(|b| (b.number, b.hardware, b.cases));
         let drives = |number| {

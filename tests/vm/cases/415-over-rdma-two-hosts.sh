@@ -1,3 +1,0 @@
-# limit: 500
-# Over RDMA: two hosts at once.
-over_rdma 130-two-hosts

@@ -1,0 +1,108 @@
+//! The tests of the virtual machine: the scripts of `tests/vm/cases`, each with a head of comments.
+//!
+//! ```text
+//! # limit: SECONDS        see tests/vm/guest.sh
+//! # hardware: drives      boots a machine with NVMe drives
+//! # also: rdma            makes a second case NAME-over-rdma
+//! # A sentence on the goal.
+//! ```
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use super::Hardware;
+
+/// One run of a script. Its name is that of the script, with the transport if that is not TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Case {
+    pub(super) name: String,
+    pub(super) hardware: Hardware,
+}
+
+/// The cases whose names contain one of `filter`, in the order of their names.
+pub(super) fn list(root: &Path, filter: &[String]) -> Result<Vec<Case>> {
+    let dir = root.join("tests/vm/cases");
+    let mut cases = Vec::new();
+    for entry in std::fs::read_dir(&dir).with_context(|| format!("reading {}", dir.display()))? {
+        let path = entry?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(name) = file.strip_suffix(".sh") else {
+            continue;
+        };
+        let script = std::fs::read_to_string(&path)
+            .with_context(|| format!("reading {}", path.display()))?;
+        cases.extend(cases_of(name, &script).with_context(|| format!("in {}", path.display()))?);
+    }
+    cases.retain(|case| {
+        filter.is_empty() || filter.iter().any(|part| case.name.contains(part.as_str()))
+    });
+    cases.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(cases)
+}
+
+fn cases_of(name: &str, script: &str) -> Result<Vec<Case>> {
+    let head = |key: &str| script.lines().find_map(|line| line.strip_prefix(key));
+    let hardware = match head("# hardware: ") {
+        None => Hardware::Plain,
+        Some("drives") => Hardware::Drives,
+        Some(other) => bail!("there is no hardware {other:?}, only \"drives\""),
+    };
+    let mut names = vec![name.to_owned()];
+    match head("# also: ") {
+        None => {}
+        Some("rdma") => names.push(format!("{name}-over-rdma")),
+        Some(other) => bail!("a case cannot run over {other:?} also, only over \"rdma\""),
+    }
+    let cases = names.into_iter().map(|name| Case { name, hardware });
+    Ok(cases.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(script: &str) -> Option<Vec<(String, Hardware)>> {
+        let cases = cases_of("070-fio", script).ok()?;
+        Some(cases.into_iter().map(|c| (c.name, c.hardware)).collect())
+    }
+
+    #[test]
+    fn a_script_selects_its_hardware() {
+        let one = |hardware| Some(vec![("070-fio".to_owned(), hardware)]);
+        assert_eq!(of("# A goal.\nserve"), one(Hardware::Plain));
+        assert_eq!(
+            of("# A goal.\n# hardware: drives\nserve"),
+            one(Hardware::Drives)
+        );
+        assert_eq!(of("# hardware: disks"), None);
+    }
+
+    #[test]
+    fn a_script_can_run_over_rdma_also() {
+        let both = ["070-fio", "070-fio-over-rdma"].map(|name| (name.to_owned(), Hardware::Plain));
+        assert_eq!(of("# also: rdma\n# A goal."), Some(both.to_vec()));
+        assert_eq!(of("# also: fc\n# A goal."), None);
+    }
+
+    /// Goal: the scripts of the repository are valid, and a filter selects by transport.
+    #[test]
+    fn filters_select_cases_by_name_and_transport() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let names = |filter: &[&str]| -> Vec<String> {
+            let filter: Vec<String> = filter.iter().map(|part| (*part).to_owned()).collect();
+            let cases = list(root, &filter).unwrap();
+            cases.into_iter().map(|case| case.name).collect()
+        };
+        assert_eq!(
+            names(&["070-"]),
+            ["070-fio-verify", "070-fio-verify-over-rdma"]
+        );
+        assert_eq!(
+            names(&["020-", "fio-verify-over"]),
+            ["020-connect", "070-fio-verify-over-rdma"]
+        );
+        assert!(names(&["over-rdma"]).len() >= 20);
+        assert!(names(&["no such case"]).is_empty());
+    }
+}
