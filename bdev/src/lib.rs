@@ -14,6 +14,7 @@ pub mod conformance;
 pub mod delay;
 pub mod device;
 pub mod fault;
+mod held;
 mod immediate;
 pub mod io;
 pub mod layer;

@@ -33,6 +33,17 @@ impl Base {
         self.module().limits()
     }
 
+    /// For a device that keeps I/O, or changes its data, after the base completed it: nothing is
+    /// lent, and nothing completes at its submission.
+    pub fn limits_of_a_copy(&self) -> Limits {
+        Limits {
+            lend_blocks: 0,
+            immediate: false,
+            at_once: false,
+            ..self.limits()
+        }
+    }
+
     pub fn supports(&self, op: Op) -> Support {
         self.module().supports(op)
     }
@@ -85,3 +96,42 @@ impl Base {
         self.module().uuid()
     }
 }
+
+/// The methods of [`Bdev`] that a device on a `base` passes on unchanged.
+macro_rules! as_the_base {
+    () => {
+        fn geometry(&self) -> $crate::Geometry {
+            self.base.geometry()
+        }
+
+        fn supports(&self, op: $crate::Op) -> $crate::Support {
+            self.base.supports(op)
+        }
+
+        fn native_fua(&self) -> bool {
+            self.base.native_fua()
+        }
+
+        fn bases(&self) -> Vec<String> {
+            vec![self.base.name().to_owned()]
+        }
+
+        fn losses(&self) -> u64 {
+            self.base.losses()
+        }
+
+        fn present_blocks(&self) -> u64 {
+            self.base.present_blocks()
+        }
+
+        fn least_blocks(&self) -> u64 {
+            self.base.least_blocks()
+        }
+
+        fn forget_least(&self) -> u64 {
+            self.base.forget_least()
+        }
+    };
+}
+
+pub(crate) use as_the_base;

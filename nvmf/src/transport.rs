@@ -389,6 +389,35 @@ pub struct ListenerOptions {
     pub tos: Option<u8>,
 }
 
+impl ListenerOptions {
+    /// Refuses the options that a transport without any would have to honour.
+    pub fn refuse(&self, kind: TransportType) -> Result<(), ListenError> {
+        let option = match self {
+            ListenerOptions { tos: Some(_), .. } => "tos",
+            ListenerOptions {
+                in_capsule_data_size: Some(_),
+                ..
+            } => "in_capsule_data_size",
+            _ => return Ok(()),
+        };
+        Err(ListenError::Option {
+            option,
+            why: format!("listeners of {kind} have none of their own"),
+        })
+    }
+}
+
+/// An option of a transport that cannot be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{option} is {actual}, but must be {allowed}")]
+    OutOfRange {
+        option: &'static str,
+        actual: u64,
+        allowed: &'static str,
+    },
+}
+
 /// Counts of a plug over all cores, for metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PlugCounts {
@@ -429,32 +458,18 @@ pub trait Plug: Send + Sync {
 
     /// Starts to accept on `address` (port 0: any free port). Returns the address that is really
     /// used. Accepted connections go to the least loaded core.
-    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError>;
+    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+        self.listen_with(id, address, &ListenerOptions::default())
+    }
 
-    /// As [`Plug::listen`], with options of the listener's own. A plug that has none refuses those
-    /// that it would have to honour.
+    /// As [`Plug::listen`], with options of the listener's own. A plug that has none refuses them
+    /// by [`ListenerOptions::refuse`].
     fn listen_with(
         &self,
         id: ListenerId,
         address: &Address,
         options: &ListenerOptions,
-    ) -> Result<Address, ListenError> {
-        let option = match options {
-            ListenerOptions { tos: Some(_), .. } => Some("tos"),
-            ListenerOptions {
-                in_capsule_data_size: Some(_),
-                ..
-            } => Some("in_capsule_data_size"),
-            _ => None,
-        };
-        match option {
-            None => self.listen(id, address),
-            Some(option) => Err(ListenError::Option {
-                option,
-                why: format!("listeners of {} have none of their own", self.kind()),
-            }),
-        }
-    }
+    ) -> Result<Address, ListenError>;
 
     /// Stops to accept; connections made through it stay.
     fn unlisten(&self, id: ListenerId);

@@ -5,8 +5,6 @@
 //!                                   └──no──> held, by due time ──poll(now)──> done
 //! ```
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +14,7 @@ use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
 use super::{Delay, Latency};
+use crate::held::Held;
 use crate::io::{Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;
@@ -28,8 +27,7 @@ pub(super) struct Channel {
     depth: usize,
     /// Everything taken: with the base, or held.
     requests: Slab<Request>,
-    /// Due time and request, the earliest first.
-    held: BinaryHeap<Reverse<(Nanos, usize)>>,
+    held: Held,
     from_base: Done,
     random: Random,
 }
@@ -49,7 +47,7 @@ impl Channel {
             latencies_us: Arc::clone(&delay.latencies_us),
             depth,
             requests: Slab::with_capacity(depth.min(64)),
-            held: BinaryHeap::with_capacity(depth.min(64)),
+            held: Held::with_capacity(depth.min(64)),
             from_base: Done::with_capacity(64),
             random: Random::new(delay.uuid.as_u64_pair().0),
         }
@@ -79,17 +77,15 @@ impl Channel {
             };
             request.answer = Some((ended.status, ended.data));
             self.held
-                .push(Reverse((now + Duration::from_micros(latency_us), index)));
+                .push(now + Duration::from_micros(latency_us), index);
         }
     }
 
     fn release(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         while done.has_room()
-            && let Some(Reverse((due, index))) = self.held.peek().copied()
-            && due <= now
+            && let Some(index) = self.held.pop_due(now)
         {
-            self.held.pop();
             let request = self.requests.remove(index);
             // A held I/O has its result.
             let (status, data) = request
@@ -139,8 +135,8 @@ impl Queue for Channel {
         };
         // The base has executed it, but no completion was returned: it counts as not executed.
         *status = Status::Aborted;
-        self.held.retain(|Reverse((_, held))| *held != index);
-        self.held.push(Reverse((Nanos::ZERO, index)));
+        self.held.remove(index);
+        self.held.push(Nanos::ZERO, index);
         true
     }
 
@@ -153,12 +149,7 @@ impl Queue for Channel {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        let held = match self.held.peek() {
-            Some(Reverse((due, _))) if *due <= now => Idle::Busy,
-            Some(Reverse((due, _))) => Idle::Until(*due),
-            None => Idle::Quiet,
-        };
-        held.and(self.base.arm(now))
+        self.held.arm(now).and(self.base.arm(now))
     }
 
     fn disarm(&mut self) {

@@ -16,8 +16,7 @@ use nacre_hugepages::Pool;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
-use crate::io::Op;
+use crate::device::{Bdev, Limits, OpenError};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
 use crate::stack::{Base, derived_uuid};
@@ -107,26 +106,11 @@ impl Bdev for Delay {
         self.uuid
     }
 
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    crate::stack::as_the_base!();
 
     /// The base's limits. Held I/O is kept in buffers: nothing is lent.
     fn limits(&self) -> Limits {
-        Limits {
-            lend_blocks: 0,
-            immediate: false,
-            at_once: false,
-            ..self.base.limits()
-        }
-    }
-
-    fn supports(&self, op: Op) -> Support {
-        self.base.supports(op)
-    }
-
-    fn native_fua(&self) -> bool {
-        self.base.native_fua()
+        self.base.limits_of_a_copy()
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
@@ -134,26 +118,6 @@ impl Bdev for Delay {
             &self,
             self.base.open(pool)?,
         )))
-    }
-
-    fn bases(&self) -> Vec<String> {
-        vec![self.base.name().to_owned()]
-    }
-
-    fn losses(&self) -> u64 {
-        self.base.losses()
-    }
-
-    fn present_blocks(&self) -> u64 {
-        self.base.present_blocks()
-    }
-
-    fn least_blocks(&self) -> u64 {
-        self.base.least_blocks()
-    }
-
-    fn forget_least(&self) -> u64 {
-        self.base.forget_least()
     }
 
     fn driver_specific(&self) -> serde_json::Value {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::io::{Io, Status};
+use crate::io::{Io, Op, Status};
 use crate::malloc;
 use crate::queue::Done;
 use nacre_hugepages::ClassSpec;

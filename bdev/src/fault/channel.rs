@@ -7,8 +7,7 @@
 //!            └ else ────────────────> base ──> corrupt ──> held ──^
 //! ```
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,6 +19,7 @@ use slab::Slab;
 
 use super::FaultDevice;
 use super::rules::{Action, Copy};
+use crate::held::Held;
 use crate::io::{Completion, Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;
@@ -41,7 +41,7 @@ pub(super) struct Channel {
     hung: Vec<usize>,
     deferred: VecDeque<usize>,
     /// Answered by the base, not due yet.
-    held: BinaryHeap<Reverse<(Nanos, usize)>>,
+    held: Held,
     from_base: Done,
     resumes: u64,
 }
@@ -77,7 +77,7 @@ impl Channel {
             below: 0,
             hung: Vec::new(),
             deferred: VecDeque::new(),
-            held: BinaryHeap::with_capacity(depth.min(64)),
+            held: Held::with_capacity(depth.min(64)),
             from_base: Done::with_capacity(64),
             resumes: device.resumes.load(Ordering::Relaxed),
             device,
@@ -145,7 +145,7 @@ impl Channel {
                     _ => {}
                 }
                 request.place = Place::Answered(status, data);
-                self.held.push(Reverse((due, ended.token as usize)));
+                self.held.push(due, ended.token as usize);
             }
         }
     }
@@ -209,16 +209,14 @@ impl Channel {
 
     fn answer(&mut self, index: usize, status: Status, data: Extents) {
         self.requests[index].place = Place::Answered(status, data);
-        self.held.push(Reverse((Nanos::ZERO, index)));
+        self.held.push(Nanos::ZERO, index);
     }
 
     fn release(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         while done.has_room()
-            && let Some(Reverse((due, index))) = self.held.peek().copied()
-            && due <= now
+            && let Some(index) = self.held.pop_due(now)
         {
-            self.held.pop();
             let request = self.requests.remove(index);
             let (status, data) = match request.place {
                 Place::Answered(status, data) => (status, data),
@@ -299,7 +297,7 @@ impl Queue for Channel {
                 self.answer(index, Status::Aborted, io.data);
             }
             Place::Answered(_, data) => {
-                self.held.retain(|Reverse((_, held))| *held != index);
+                self.held.remove(index);
                 self.answer(index, Status::Aborted, data);
             }
         }
@@ -315,11 +313,6 @@ impl Queue for Channel {
     }
 
     fn arm(&mut self, now: Nanos) -> Idle {
-        let held = match self.held.peek() {
-            Some(Reverse((due, _))) if *due <= now => Idle::Busy,
-            Some(Reverse((due, _))) => Idle::Until(*due),
-            None => Idle::Quiet,
-        };
         let hung = if self.hung.is_empty() {
             Idle::Quiet
         } else {
@@ -330,7 +323,8 @@ impl Queue for Channel {
         } else {
             Idle::Busy
         };
-        held.and(hung).and(deferred).and(self.base.arm(now))
+        let own = self.held.arm(now).and(hung).and(deferred);
+        own.and(self.base.arm(now))
     }
 
     fn disarm(&mut self) {

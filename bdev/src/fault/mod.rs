@@ -21,8 +21,7 @@ use self::rules::Rules;
 pub use self::rules::{
     Action, Fault, FaultError, Injected, SpdkErrorType, SpdkInjection, SpdkIoType,
 };
-use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
-use crate::io::Op;
+use crate::device::{Bdev, Limits, OpenError};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
 use crate::stack::{Base, derived_uuid};
@@ -112,51 +111,16 @@ impl Bdev for FaultDevice {
         self.uuid
     }
 
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    crate::stack::as_the_base!();
 
     /// The base's limits. Faults change data that was read: nothing is lent.
     fn limits(&self) -> Limits {
-        Limits {
-            lend_blocks: 0,
-            immediate: false,
-            at_once: false,
-            ..self.base.limits()
-        }
-    }
-
-    fn supports(&self, op: Op) -> Support {
-        self.base.supports(op)
-    }
-
-    fn native_fua(&self) -> bool {
-        self.base.native_fua()
+        self.base.limits_of_a_copy()
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
         let base = self.base.open(pool)?;
         Ok(Box::new(channel::Channel::new(self, base, pool.clone())))
-    }
-
-    fn bases(&self) -> Vec<String> {
-        vec![self.base.name().to_owned()]
-    }
-
-    fn losses(&self) -> u64 {
-        self.base.losses()
-    }
-
-    fn present_blocks(&self) -> u64 {
-        self.base.present_blocks()
-    }
-
-    fn least_blocks(&self) -> u64 {
-        self.base.least_blocks()
-    }
-
-    fn forget_least(&self) -> u64 {
-        self.base.forget_least()
     }
 
     fn driver_specific(&self) -> serde_json::Value {

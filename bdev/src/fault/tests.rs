@@ -2,7 +2,7 @@ use nacre_hugepages::{Buf, ClassSpec};
 use nacre_reactor::{Idle, Nanos};
 
 use super::*;
-use crate::io::{Completion, Io, Status, Token};
+use crate::io::{Completion, Io, Op, Status, Token};
 use crate::malloc;
 use crate::queue::{Busy, Done};
 use crate::registry::Removal;

@@ -10,8 +10,7 @@ use nacre_hugepages::Pool;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
-use crate::io::Op;
+use crate::device::{Bdev, Limits, OpenError};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
 use crate::stack::{Base, derived_uuid};
@@ -62,44 +61,14 @@ impl Bdev for Passthru {
         self.uuid
     }
 
-    fn geometry(&self) -> Geometry {
-        self.base.geometry()
-    }
+    crate::stack::as_the_base!();
 
     fn limits(&self) -> Limits {
         self.base.limits()
     }
 
-    fn supports(&self, op: Op) -> Support {
-        self.base.supports(op)
-    }
-
-    fn native_fua(&self) -> bool {
-        self.base.native_fua()
-    }
-
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
         Ok(Box::new(channel::Channel::new(self.base.open(pool)?)))
-    }
-
-    fn bases(&self) -> Vec<String> {
-        vec![self.base.name().to_owned()]
-    }
-
-    fn losses(&self) -> u64 {
-        self.base.losses()
-    }
-
-    fn present_blocks(&self) -> u64 {
-        self.base.present_blocks()
-    }
-
-    fn least_blocks(&self) -> u64 {
-        self.base.least_blocks()
-    }
-
-    fn forget_least(&self) -> u64 {
-        self.base.forget_least()
     }
 
     fn reserves(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The life of a connection and its end, the same for both machines.
+//! The life of a connection and its end, and the PDU that stalls: the same for both machines.
 //!
 //! ```text
 //! Handshake ─▶ Running ─▶ Closing ─▶ Lingering ─▶ Finished
@@ -136,5 +136,31 @@ impl Lifecycle {
             Phase::Closing | Phase::Lingering { .. } => Some(self.closing + linger),
             Phase::Handshake | Phase::Running | Phase::Finished => None,
         }
+    }
+}
+
+/// When the PDU began of which a part has arrived.
+#[derive(Default)]
+pub(super) struct Partial {
+    since: Option<Nanos>,
+    /// PDUs received before it.
+    pdus: u64,
+}
+
+impl Partial {
+    /// `is_partial`: the connection waits for the rest of a PDU, after `pdus` whole ones.
+    #[inline]
+    pub fn note(&mut self, is_partial: bool, pdus: u64, now: Nanos) {
+        if !is_partial {
+            self.since = None;
+        } else if self.since.is_none() || self.pdus != pdus {
+            self.since = Some(now);
+            self.pdus = pdus;
+        }
+    }
+
+    #[inline]
+    pub fn since(&self) -> Option<Nanos> {
+        self.since
     }
 }

@@ -8,7 +8,9 @@ use nacre_nvmf_wire::fabrics::ConnectData;
 
 use super::rig::*;
 use crate::subsystems::{Refusal, SubsystemConfig, Target, TargetConfig};
-use crate::transport::{Address, ListenError, ListenerId, Plug, Transport, TransportType};
+use crate::transport::{
+    Address, ListenError, ListenerId, ListenerOptions, Plug, Transport, TransportType,
+};
 
 /// The observations of a core while an address is being opened.
 #[derive(Default)]
@@ -30,7 +32,12 @@ impl Plug for Slow {
         TransportType::Loopback
     }
 
-    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+    fn listen_with(
+        &self,
+        id: ListenerId,
+        address: &Address,
+        _options: &ListenerOptions,
+    ) -> Result<Address, ListenError> {
         let target = self.target.lock().unwrap().upgrade().expect("it is there");
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {

@@ -24,8 +24,8 @@ use crate::subsystems::{
     Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use crate::transport::{
-    Address, CloseWhy, Closed, ConnId, Event, Events, ListenError, ListenerId, Plug, Pools,
-    QueueParams, ReqTag, Response, Transport, TransportCaps, TransportType,
+    Address, CloseWhy, Closed, ConnId, Event, Events, ListenError, ListenerId, ListenerOptions,
+    Plug, Pools, QueueParams, ReqTag, Response, Transport, TransportCaps, TransportType,
 };
 
 pub const SUBNQN: &str = "nqn.2025-01.io.nacre:test";
@@ -135,7 +135,12 @@ impl Plug for FakePlug {
         TransportType::Loopback
     }
 
-    fn listen(&self, _id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+    fn listen_with(
+        &self,
+        _id: ListenerId,
+        address: &Address,
+        _options: &ListenerOptions,
+    ) -> Result<Address, ListenError> {
         Ok(address.clone())
     }
 

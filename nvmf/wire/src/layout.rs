@@ -1,5 +1,6 @@
-//! The macro that declares a structure of the specification, each field with the offset that the
-//! specification gives it: a field that is not there does not compile.
+//! The macros that declare structures of the specification. `wire`: each field with the offset that
+//! the specification gives it; a field that is not there does not compile. `sized`: a short
+//! structure whose size is enough of a check.
 
 macro_rules! wire {
     (
@@ -37,4 +38,22 @@ macro_rules! wire {
     };
 }
 
-pub(crate) use wire;
+macro_rules! sized {
+    ($(#[$doc:meta])* $size:literal pub struct $name:ident { $($fields:tt)* }) => {
+        $(#[$doc])*
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes,
+            zerocopy::KnownLayout, zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $name { $($fields)* }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+
+        impl $name {
+            pub const SIZE: usize = $size;
+        }
+    };
+}
+
+pub(crate) use {sized, wire};

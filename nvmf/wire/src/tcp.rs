@@ -23,6 +23,7 @@ pub use build::TermPdu;
 pub use parse::{Field, Frame, Parsed, Pdu, PduError, Reason, Rules, parse_header};
 
 use crate::cqe::Cqe;
+use crate::layout::sized;
 use crate::sqe::Sqe;
 
 /// Port of the discovery service, and of everything else (IANA).
@@ -330,26 +331,7 @@ impl fmt::Display for FatalErrorStatus {
     }
 }
 
-/// Declares a PDU header and checks its size.
-macro_rules! header {
-    ($(#[$doc:meta])* $size:literal pub struct $name:ident { $($fields:tt)* }) => {
-        $(#[$doc])*
-        #[derive(
-            Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
-            Unaligned,
-        )]
-        #[repr(C)]
-        pub struct $name { $($fields)* }
-
-        const _: () = assert!(size_of::<$name>() == $size);
-
-        impl $name {
-            pub const SIZE: usize = $size;
-        }
-    };
-}
-
-header! {
+sized! {
     /// Initialize Connection Request: the first PDU of a host.
     128 pub struct IcReq {
         pub ch: CommonHeader,
@@ -364,7 +346,7 @@ header! {
     }
 }
 
-header! {
+sized! {
     /// Initialize Connection Response: the first PDU of a controller.
     128 pub struct IcResp {
         pub ch: CommonHeader,
@@ -378,7 +360,7 @@ header! {
     }
 }
 
-header! {
+sized! {
     /// Termination request, either way; up to 128 bytes of the offending header follow it.
     24 pub struct TermReq {
         pub ch: CommonHeader,
@@ -390,7 +372,7 @@ header! {
     }
 }
 
-header! {
+sized! {
     /// A command, and maybe its data.
     72 pub struct CapsuleCmd {
         pub ch: CommonHeader,
@@ -398,7 +380,7 @@ header! {
     }
 }
 
-header! {
+sized! {
     /// A completion.
     24 pub struct CapsuleResp {
         pub ch: CommonHeader,
@@ -406,7 +388,7 @@ header! {
     }
 }
 
-header! {
+sized! {
     /// A piece of a command's data: H2CData and C2HData are laid out alike.
     24 pub struct DataPdu {
         pub ch: CommonHeader,
@@ -420,7 +402,7 @@ header! {
     }
 }
 
-header! {
+sized! {
     /// Ready to transfer: the controller asks for a piece of a command's data.
     24 pub struct R2t {
         pub ch: CommonHeader,

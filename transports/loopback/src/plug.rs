@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerId, Plug, Transport, TransportCaps, TransportType,
+    Address, ListenError, ListenerId, ListenerOptions, Plug, Transport, TransportCaps,
+    TransportType,
 };
 use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 
@@ -90,7 +91,13 @@ impl Plug for LoopbackPlug {
         TransportType::Loopback
     }
 
-    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
+    fn listen_with(
+        &self,
+        id: ListenerId,
+        address: &Address,
+        options: &ListenerOptions,
+    ) -> Result<Address, ListenError> {
+        options.refuse(self.kind())?;
         let Address::Loopback(name) = address else {
             let kind = TransportType::Loopback;
             return Err(ListenError::WrongKind {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nacre_hugepages::{GRAIN, REGION_MAX};
+pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{TransportCaps, TransportType};
 
 use crate::transport::{CoreMemory, Devices};
@@ -79,17 +80,6 @@ impl Default for RdmaConfig {
             ack_timeout: None,
         }
     }
-}
-
-/// An option that cannot be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    #[error("{option} is {actual}, but must be {allowed}")]
-    OutOfRange {
-        option: &'static str,
-        actual: u64,
-        allowed: &'static str,
-    },
 }
 
 impl RdmaConfig {

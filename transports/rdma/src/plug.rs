@@ -235,10 +235,6 @@ impl Plug for RdmaPlug {
         TransportType::Rdma
     }
 
-    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
-        self.listen_with(id, address, &ListenerOptions::default())
-    }
-
     fn listen_with(
         &self,
         id: ListenerId,

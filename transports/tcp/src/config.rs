@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use nacre_nvmf::tcp::TargetConfig;
+pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{ListenerOptions, TransportCaps, TransportType};
 use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
 
@@ -78,17 +79,6 @@ impl Default for TcpConfig {
             fetch_window: 1 << 20,
         }
     }
-}
-
-/// An option that cannot be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    #[error("{option} is {actual}, but must be {allowed}")]
-    OutOfRange {
-        option: &'static str,
-        actual: u64,
-        allowed: &'static str,
-    },
 }
 
 impl TcpConfig {

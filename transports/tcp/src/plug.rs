@@ -126,10 +126,6 @@ impl Plug for TcpPlug {
         TransportType::Tcp
     }
 
-    fn listen(&self, id: ListenerId, address: &Address) -> Result<Address, ListenError> {
-        self.listen_with(id, address, &ListenerOptions::default())
-    }
-
     fn listen_with(
         &self,
         id: ListenerId,

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::Result;
 use regex::Regex;
 
-use super::{crate_of, read, rust_files};
+use super::{crate_of, is_test, read, rust_files};
 
 /// Circles that exist today. A crate without an entry has none; remove an entry with its circle.
 const CIRCLES: &[(&str, &[&str])] = &[
@@ -81,10 +81,6 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
 fn room(inside: &str) -> &str {
     let first = inside.split('/').next().unwrap_or(inside);
     first.strip_suffix(".rs").unwrap_or(first)
-}
-
-fn is_test(inside: &str) -> bool {
-    inside.contains("tests/") || inside.ends_with("tests.rs")
 }
 
 /// `sources`: paths below `src`, and the text.

@@ -3,6 +3,7 @@
 mod documents;
 mod layers;
 mod literal;
+mod repeats;
 mod types;
 mod words;
 
@@ -51,7 +52,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 10] = [
+    let checks: [(&str, Vec<String>); 11] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -59,6 +60,7 @@ pub fn run(root: &Path) -> Result<Tally> {
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
         ("large types", types::findings(root, &files)?),
+        ("repeated lines", repeats::findings(root, &files)?),
         ("words", words::findings(root, &files)?),
         ("links", documents::links(root, &files)?),
         ("commands", documents::commands(root, &files)?),
@@ -125,6 +127,13 @@ fn crate_of(file: &str) -> Option<(&str, &str)> {
         Some(split) => Some(split),
         None => file.strip_prefix("src/").map(|inside| ("", inside)),
     }
+}
+
+/// True for a file that holds tests only.
+fn is_test(file: &str) -> bool {
+    let name = file.rsplit_once('/').map_or(file, |(_, name)| name);
+    let is_tests = name == "tests.rs" || name.ends_with("_tests.rs");
+    is_tests || file.starts_with("tests/") || file.contains("/tests/")
 }
 
 fn read(root: &Path, file: &str) -> Result<String> {

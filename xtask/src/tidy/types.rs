@@ -11,7 +11,7 @@ use anyhow::Result;
 use regex::Regex;
 
 use super::literal::Literal;
-use super::{crate_of, read, rust_files};
+use super::{crate_of, is_test, read, rust_files};
 
 const MOST_LINES: usize = 1_000;
 const MOST_FIELDS: usize = 24;
@@ -95,13 +95,6 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
         format!("{place}: {name} meets the limits: remove it from xtask/src/tidy/types.rs")
     }));
     Ok(findings)
-}
-
-fn is_test(file: &str) -> bool {
-    file.starts_with("tests/")
-        || file.contains("/tests/")
-        || file.ends_with("/tests.rs")
-        || file.ends_with("_tests.rs")
 }
 
 /// A file below `src`, and a type that it defines.

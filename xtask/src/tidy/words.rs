@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use regex::Regex;
 
 use super::literal::Literal;
-use super::{read, rust_files};
+use super::{is_test, read, rust_files};
 
 /// Places that are above a limit, each with the findings it may have: `PLACE KIND COUNT` per line.
 const ALLOWED: &str = include_str!("words.txt");
@@ -187,9 +187,7 @@ fn is_document(name: &str) -> bool {
 }
 
 fn source(text: &str, file: &str, habits: &[(&'static str, Regex)], place: &mut Place) {
-    let is_test =
-        file.contains("/tests/") || file.ends_with("tests.rs") || file.starts_with("tests/");
-    let mut in_tests = is_test || file.starts_with("xtask/") || file.starts_with("benches/");
+    let mut in_tests = is_test(file) || file.starts_with("xtask/") || file.starts_with("benches/");
     let mut literal = Literal::default();
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;

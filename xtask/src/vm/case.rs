@@ -99,8 +99,8 @@ mod tests {
             ["070-fio-verify", "070-fio-verify-over-rdma"]
         );
         assert_eq!(
-            names(&["020-", "fio-verify-over"]),
-            ["020-connect", "070-fio-verify-over-rdma"]
+            names(&["connect-all-over", "fio-verify-over"]),
+            ["030-connect-all-over-rdma", "070-fio-verify-over-rdma"]
         );
         assert!(names(&["over-rdma"]).len() >= 20);
         assert!(names(&["no such case"]).is_empty());

@@ -22,7 +22,7 @@ use nacre_nvmf_wire::tcp::{
 };
 use nacre_reactor::Nanos;
 
-use super::closing::{Lifecycle, Phase};
+use super::closing::{Lifecycle, Partial, Phase};
 use super::frame::{self, Reader};
 use super::rx::{RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -184,8 +184,7 @@ pub struct TargetConn {
     opened: Nanos,
     heard: Nanos,
     /// Since when the PDU in progress has been in progress.
-    partial: Option<Nanos>,
-    pdus_at_partial: u64,
+    partial: Partial,
     pdus_received: u64,
     pdus_sent: u64,
 }
@@ -222,8 +221,7 @@ impl TargetConn {
             in_place: false,
             opened: now,
             heard: now,
-            partial: None,
-            pdus_at_partial: 0,
+            partial: Partial::default(),
             pdus_received: 0,
             pdus_sent: 0,
         }
@@ -335,12 +333,8 @@ impl TargetConn {
             // The owed data may be here, but not parsed.
             self.fetch_since = now;
         }
-        if more || self.waiting || !self.rx.is_mid_pdu() {
-            self.partial = None;
-        } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {
-            self.partial = Some(now);
-            self.pdus_at_partial = self.pdus_received;
-        }
+        let waits_for_rest = !more && !self.waiting && self.rx.is_mid_pdu();
+        self.partial.note(waits_for_rest, self.pdus_received, now);
     }
 
     /// Asks the host for a command's data. A command is answered only when its fetch has ended.
@@ -496,7 +490,7 @@ impl TargetConn {
     pub fn deadline(&self) -> Option<Nanos> {
         // A host that is connected and in the middle of nothing: asked for in every turn.
         let idle = self.config.idle_timeout.is_none();
-        let quiet = idle && self.partial.is_none() && self.fetching == 0;
+        let quiet = idle && self.partial.since().is_none() && self.fetching == 0;
         if quiet && self.lifecycle.is_running() && self.queue.is_some() {
             return None;
         }
@@ -512,7 +506,7 @@ impl TargetConn {
                     .is_none()
                     .then(|| self.opened + self.config.connect_timeout);
                 let owing = (self.fetching > 0).then_some(self.fetch_since);
-                let stall = [self.partial, owing].into_iter().flatten().min();
+                let stall = [self.partial.since(), owing].into_iter().flatten().min();
                 let stall = stall.map(|since| since + self.config.stall_timeout);
                 let idle = self.config.idle_timeout.map(|timeout| self.heard + timeout);
                 [connect, stall, idle].into_iter().flatten().min()

@@ -26,7 +26,7 @@ use nacre_reactor::Nanos;
 
 use self::guess::{GUESS_BYTES, Guessing};
 use super::Polled;
-use super::closing::{Lifecycle, Phase};
+use super::closing::{Lifecycle, Partial, Phase};
 use super::frame::{self, Reader};
 use super::rx::{Guess, RecvSlices, Rx, RxBuffers};
 use super::tx::{Slices, Tx};
@@ -126,8 +126,7 @@ pub struct HostConn {
     receiving: Option<(u16, DataPdu)>,
     waiting: bool,
     opened: Nanos,
-    partial: Option<Nanos>,
-    pdus_at_partial: u64,
+    partial: Partial,
     pdus_received: u64,
 }
 
@@ -163,8 +162,7 @@ impl HostConn {
             receiving: None,
             waiting: false,
             opened: now,
-            partial: None,
-            pdus_at_partial: 0,
+            partial: Partial::default(),
             pdus_received: 0,
         }
     }
@@ -364,12 +362,8 @@ impl HostConn {
     #[inline]
     pub fn settle(&mut self, buffers: &mut RxBuffers, more: bool, now: Nanos) {
         self.rx.settle(buffers, more || self.waiting);
-        if more || self.waiting || !self.rx.is_mid_pdu() {
-            self.partial = None;
-        } else if self.partial.is_none() || self.pdus_at_partial != self.pdus_received {
-            self.partial = Some(now);
-            self.pdus_at_partial = self.pdus_received;
-        }
+        let waits_for_rest = !more && !self.waiting && self.rx.is_mid_pdu();
+        self.partial.note(waits_for_rest, self.pdus_received, now);
     }
 
     /// Ends the connection now. Queued data that has not left is dropped.
@@ -429,7 +423,10 @@ impl HostConn {
     pub fn deadline(&self) -> Option<Nanos> {
         match self.lifecycle.phase() {
             Phase::Handshake => Some(self.opened + self.config.handshake_timeout),
-            Phase::Running => self.partial.map(|since| since + self.config.stall_timeout),
+            Phase::Running => self
+                .partial
+                .since()
+                .map(|since| since + self.config.stall_timeout),
             _ => self.lifecycle.deadline(self.config.linger),
         }
     }

@@ -1,6 +1,8 @@
 //! Handles each PDU of the controller: checks it against the commands, then makes an event or a
 //! violation.
 
+use std::ops::Range;
+
 use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_nvmf_wire::tcp::{
@@ -95,26 +97,8 @@ impl HostConn {
         let Some(buf) = &command.read else {
             return Err(Violation::UnexpectedData { cid });
         };
-        let left = buf.len() as u32 - command.received;
-        if offset != command.received || length > left {
-            let field = if offset != command.received {
-                Field::Datao
-            } else {
-                Field::Datal
-            };
-            let (expected_offset, expected_length) = (command.received, left);
-            let reason = Reason::UnexpectedRange {
-                offset,
-                length,
-                expected_offset,
-                expected_length,
-            };
-            return Err(Violation::field(
-                field,
-                reason,
-                FatalErrorStatus::DataOutOfRange,
-            ));
-        }
+        let rest = command.received..buf.len() as u32;
+        expect_range(rest, (offset, Field::Datao), (length, Field::Datal))?;
         let buf = command.read.take().expect("just seen");
         self.consume(frame);
         self.rx.begin(buf, offset as usize, length as usize);
@@ -211,26 +195,8 @@ impl HostConn {
         let Some(buf) = &command.write else {
             return Err(Violation::UnexpectedData { cid });
         };
-        let left = buf.len() as u32 - command.asked;
-        if offset != command.asked || length > left {
-            let field = if offset != command.asked {
-                Field::R2to
-            } else {
-                Field::R2tl
-            };
-            let (expected_offset, expected_length) = (command.asked, left);
-            let reason = Reason::UnexpectedRange {
-                offset,
-                length,
-                expected_offset,
-                expected_length,
-            };
-            return Err(Violation::field(
-                field,
-                reason,
-                FatalErrorStatus::DataOutOfRange,
-            ));
-        }
+        let rest = command.asked..buf.len() as u32;
+        expect_range(rest, (offset, Field::R2to), (length, Field::R2tl))?;
         command.asked += length;
         let end = command.asked;
         let (digests, align) = (self.reader.rules().digests, self.controller_alignment);
@@ -294,4 +260,30 @@ fn outstanding(commands: &mut [Command], cid: u16) -> Result<&mut Command, PduEr
         Some(command) if command.outstanding => Ok(command),
         _ => Err(PduError::not_in_flight(Field::Cccid, cid)),
     }
+}
+
+/// Refuses data that does not begin where the rest of a command's buffer does, or exceeds it.
+#[inline]
+fn expect_range(
+    rest: Range<u32>,
+    (offset, offset_field): (u32, Field),
+    (length, length_field): (u32, Field),
+) -> Result<(), Violation> {
+    let left = rest.end - rest.start;
+    if offset == rest.start && length <= left {
+        return Ok(());
+    }
+    let field = if offset == rest.start {
+        length_field
+    } else {
+        offset_field
+    };
+    let reason = Reason::UnexpectedRange {
+        offset,
+        length,
+        expected_offset: rest.start,
+        expected_length: left,
+    };
+    let status = FatalErrorStatus::DataOutOfRange;
+    Err(Violation::field(field, reason, status))
 }

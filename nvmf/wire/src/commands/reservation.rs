@@ -1,9 +1,9 @@
 //! Reservation commands (Base 7.2 to 7.5) and their data structures (Base 8.19).
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{CommandError, bit, bits};
+use crate::layout::sized;
 use crate::opcode::io;
 use crate::sqe::Sqe;
 
@@ -229,26 +229,7 @@ impl Report {
     }
 }
 
-/// Declares a data structure of these commands and checks its size.
-macro_rules! data {
-    ($(#[$doc:meta])* $size:literal pub struct $name:ident { $($fields:tt)* }) => {
-        $(#[$doc])*
-        #[derive(
-            Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
-            Unaligned,
-        )]
-        #[repr(C)]
-        pub struct $name { $($fields)* }
-
-        const _: () = assert!(size_of::<$name>() == $size);
-
-        impl $name {
-            pub const SIZE: usize = $size;
-        }
-    };
-}
-
-data! {
+sized! {
     /// Current and new key of a Register.
     16 pub struct RegisterData {
         pub crkey: U64,
@@ -256,7 +237,7 @@ data! {
     }
 }
 
-data! {
+sized! {
     /// Current key, and the key to preempt, of an Acquire.
     16 pub struct AcquireData {
         pub crkey: U64,
@@ -264,7 +245,7 @@ data! {
     }
 }
 
-data! {
+sized! {
     /// The beginning of a Report's answer. The extended form has 40 reserved bytes after it.
     24 pub struct ReportHeader {
         /// Counts changes of registrations.
@@ -283,7 +264,7 @@ impl ReportHeader {
     pub const EXTENDED_SIZE: usize = 64;
 }
 
-data! {
+sized! {
     /// A registrant with a 64-bit host identifier.
     24 pub struct Registrant {
         pub cntlid: U16,
@@ -295,7 +276,7 @@ data! {
     }
 }
 
-data! {
+sized! {
     /// A registrant with a 128-bit host identifier.
     64 pub struct RegistrantExtended {
         pub cntlid: U16,
