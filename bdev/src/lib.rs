@@ -24,7 +24,6 @@ pub mod passthru;
 pub mod pending;
 pub mod qos;
 pub mod queue;
-mod random;
 pub mod registry;
 pub mod reservation;
 pub mod size;

@@ -249,6 +249,6 @@ impl Host {
 
 /// Bytes that differ at every offset and for every `seed`.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let word = |at: usize| crate::rng::mix(seed ^ (at as u64 / 8)).to_le_bytes()[at % 8];
+    let word = |at: usize| nacre_random::mix(seed ^ (at as u64 / 8)).to_le_bytes()[at % 8];
     (0..len).map(word).collect()
 }

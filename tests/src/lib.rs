@@ -7,7 +7,7 @@
 
 pub mod daemon;
 pub mod host;
-pub mod rng;
+pub mod seed;
 pub mod target;
 
 use std::io::Write;

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
+use nacre_random::Random;
+
 use super::cases::{fill, read_range};
 use super::rig::{Rig, flat};
 use super::{Case, Subject};
 use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
-use crate::random::Random;
 
 pub(super) const ALL: &[Case] = &[("random operations agree with an array of bytes", random)];
 
@@ -148,7 +149,7 @@ fn make(
         data
     };
     let fresh = |random: &mut Random| {
-        let salt = random.next();
+        let salt = random.draw();
         let word = |at: u64| {
             (salt ^ at)
                 .wrapping_mul(0x9E37_79B9_7F4A_7C15)

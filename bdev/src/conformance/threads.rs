@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nacre_random::Random;
+
 use super::rig::{Rig, pattern};
 use super::{Case, Subject};
 use crate::io::{Op, Status};
-use crate::random::Random;
 
 pub(super) const ALL: &[Case] = &[
     ("two queues on two threads", two_queues),

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use nacre_random::Random;
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
@@ -19,7 +20,6 @@ use crate::io::{Extents, Io, Op, Status, Token};
 use crate::layer::ModuleQueue;
 use crate::pending::Pending;
 use crate::queue::{Busy, Done, Queue};
-use crate::random::Random;
 
 pub(super) struct Channel {
     base: ModuleQueue,

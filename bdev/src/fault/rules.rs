@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use nacre_random::Random;
+
 use crate::io::{Io, Op, Status};
-use crate::random::Random;
 
 /// Something that shall go wrong.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

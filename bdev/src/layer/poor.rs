@@ -6,6 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nacre_hugepages::Pool;
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
@@ -13,7 +14,6 @@ use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::{Flags, Io, Op, Status, Token};
 use crate::pending::Pending;
 use crate::queue::{Busy, Done, Queue};
-use crate::random::Random;
 
 #[derive(Debug, Clone)]
 pub(super) struct Poor {

@@ -1,34 +1,8 @@
 //! Chooses the next blocks: in order or at random, of one size or several.
 
+use nacre_random::Random;
+
 use super::job::{Area, Job};
-
-/// A fast random generator (xorshift64*), good enough for places and mixes.
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// Seeds that differ in one bit give unrelated sequences.
-    pub fn new(seed: u64) -> Random {
-        let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Random((z ^ (z >> 31)) | 1)
-    }
-
-    #[inline]
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number below `n`, by multiplication instead of division.
-    #[inline]
-    pub fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-}
 
 /// The place of one I/O, in units from the start of its lane's area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +46,7 @@ impl Access {
     /// True if the next I/O is a read.
     #[inline]
     pub fn reads(&mut self) -> bool {
-        self.always_read || (self.read_below > 0 && self.random.next() < self.read_below)
+        self.always_read || (self.read_below > 0 && self.random.draw() < self.read_below)
     }
 
     #[inline]

@@ -290,11 +290,11 @@ impl<S: Stage> Plan<'_, S> {
         let classes = classes(self.job, lanes);
         let pool = self.stage.memory(&classes)?;
         let size = classes[1].size;
-        let mut random = super::access::Random::new(self.job.seed);
+        let mut random = nacre_random::Random::new(self.job.seed);
         let mut all: Vec<_> = std::iter::from_fn(|| pool.acquire(size)).collect();
         for buf in &mut all {
             for word in buf.bytes_mut().expect("just acquired").chunks_exact_mut(8) {
-                word.copy_from_slice(&random.next().to_le_bytes());
+                word.copy_from_slice(&random.draw().to_le_bytes());
             }
         }
         Ok(pool)

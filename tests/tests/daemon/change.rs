@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use nacre_engine::rpc::client::ClientError;
 use nacre_tests::daemon::{Daemon, Place, free_address};
-use nacre_tests::rng::Rng;
+use nacre_random::Random;
+use nacre_tests::seed;
 use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2025-01.io.nacre:change";
@@ -25,7 +26,7 @@ type Model = BTreeMap<String, Made>;
 /// each restart the state is the last acknowledged one, or includes the call that was in flight.
 #[test]
 fn a_change_in_flight_is_complete_or_absent() {
-    let mut rng = Rng::announced("a_change_in_flight_is_complete_or_absent");
+    let mut rng = seed::announced("a_change_in_flight_is_complete_or_absent");
     let place = Place::new();
     let mut daemon = place.start();
     for n in 0..4 {
@@ -79,7 +80,7 @@ fn a_change_in_flight_is_complete_or_absent() {
 }
 
 /// A random call that is possible now, and the model after it.
-fn change(model: &Model, listeners: &[String], rng: &mut Rng) -> (&'static str, Value, Model) {
+fn change(model: &Model, listeners: &[String], rng: &mut Random) -> (&'static str, Value, Model) {
     let mut next = model.clone();
     let nqn = format!("{NQN}-{}", rng.below(3));
     let Some(made) = next.get_mut(&nqn) else {

@@ -8,7 +8,7 @@ use nacre_nvmf::host::IoStats;
 use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options};
-use nacre_tests::rng::Rng;
+use nacre_tests::seed;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -38,7 +38,7 @@ fn two_cores() -> usize {
 /// after a last restart.
 #[test]
 fn nothing_acknowledged_is_lost_to_kill_9() {
-    let mut rng = Rng::announced("nothing_acknowledged_is_lost_to_kill_9");
+    let mut rng = seed::announced("nothing_acknowledged_is_lost_to_kill_9");
     let place = Place::new().on_cores(two_cores());
     let (mut daemon, address, nsid) = serve(&place);
     let mut load = Load::start(address, options(NQN), nsid, &mut rng);
@@ -85,7 +85,7 @@ fn nothing_acknowledged_is_lost_to_kill_9() {
 /// ones beside them.
 #[test]
 fn a_frozen_daemon_does_not_write_late() {
-    let mut rng = Rng::announced("a_frozen_daemon_does_not_write_late");
+    let mut rng = seed::announced("a_frozen_daemon_does_not_write_late");
     let place = Place::new().on_cores(two_cores());
     let (daemon, address, nsid) = serve(&place);
     let mut patient = options(NQN);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nacre_tests::daemon::Place;
-use nacre_tests::rng::Rng;
+use nacre_tests::seed;
 use nacre_tests::skip;
 use serde_json::json;
 
@@ -54,7 +54,7 @@ fn a_replica_on_a_full_disk_leaves_and_returns() {
     let Some(small) = Small::new(place.path("small"), "1m") else {
         return skip(TEST, "it takes root to mount a tmpfs");
     };
-    let mut rng = Rng::announced(TEST);
+    let mut rng = seed::announced(TEST);
     let mut daemon = place.start();
     daemon.create_file("roomy", BLOCK as u32, SIZE);
     let full = small.0.join("full.img");

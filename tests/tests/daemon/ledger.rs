@@ -1,7 +1,7 @@
 //! Blocks tagged with the write that they come from, and the set of values that each block may
 //! hold.
 
-use nacre_tests::rng::mix;
+use nacre_random::mix;
 
 pub const BLOCK: usize = 4096;
 const WORDS: usize = BLOCK / 8;

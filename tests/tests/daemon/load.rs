@@ -10,7 +10,7 @@ use std::time::Instant;
 use nacre_bdev::{Completion, Flags, Io, Op, Status};
 use nacre_nvmf::host::{HostOptions, IoQueue, IoStats};
 use nacre_tests::host::Host;
-use nacre_tests::rng::Rng;
+use nacre_random::Random;
 
 use crate::ledger::{BLOCK, Ledger};
 
@@ -66,7 +66,7 @@ impl fmt::Display for Work {
 pub struct Load {
     pub host: Host,
     pub ledger: Ledger,
-    rng: Rng,
+    rng: Random,
     under_way: HashMap<u64, (Work, Instant)>,
     writes: u32,
     completed: u64,
@@ -74,7 +74,7 @@ pub struct Load {
 
 impl Load {
     /// Starts on a fresh namespace of [`BLOCKS`] blocks.
-    pub fn start(address: SocketAddr, mut options: HostOptions, nsid: u32, rng: &mut Rng) -> Load {
+    pub fn start(address: SocketAddr, mut options: HostOptions, nsid: u32, rng: &mut Random) -> Load {
         options.io_queues = 2;
         let mut host = Host::new(address, options, 2 * DEPTH);
         host.until("live", |h| h.controller.is_live());
@@ -83,7 +83,7 @@ impl Load {
         Load {
             host,
             ledger: Ledger::new(BLOCKS, rng.draw()),
-            rng: Rng::seeded(rng.draw()),
+            rng: Random::new(rng.draw()),
             under_way: HashMap::new(),
             writes: 0,
             completed: 0,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::Status;
 use nacre_tests::daemon::{Daemon, Place};
 use nacre_tests::host::{Host, options, pattern};
-use nacre_tests::rng::Rng;
+use nacre_tests::seed;
 use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2025-01.io.nacre:raw";
@@ -108,7 +108,7 @@ fn bad_peers_lose_only_their_own_connection() {
         &["cause=\"protocol\""],
     );
 
-    let mut rng = Rng::announced("bad_peers_lose_only_their_own_connection");
+    let mut rng = seed::announced("bad_peers_lose_only_their_own_connection");
     let garbage: Vec<u8> = (0..64 * 1024).map(|_| rng.draw() as u8).collect();
     // Not a PDU, or an invalid PDU: the connection is terminated.
     let breakers = [

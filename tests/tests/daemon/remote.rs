@@ -7,7 +7,7 @@ use nacre_bdev::Status;
 use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options};
-use nacre_tests::rng::Rng;
+use nacre_tests::seed;
 use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
@@ -61,7 +61,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 /// journal.
 #[test]
 fn either_daemon_is_killed() {
-    let mut rng = Rng::announced("either_daemon_is_killed");
+    let mut rng = seed::announced("either_daemon_is_killed");
     let (far_place, near_place) = (Place::new(), Place::new().on_cores(2));
     let (mut far, address) = serve_far(&far_place);
     let mut near = near_place.start();

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nacre_tests::daemon::{Daemon, Place};
-use nacre_tests::rng::Rng;
+use nacre_tests::seed;
 use nacre_tests::{at_length, skip};
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -107,7 +107,7 @@ fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
 /// its deadline; each time it returns by itself.
 #[test]
 fn any_of_three_daemons_dies() {
-    let mut rng = Rng::announced("any_of_three_daemons_dies");
+    let mut rng = seed::announced("any_of_three_daemons_dies");
     let mut keepers = ["one", "two"].map(|name| Keeper::start(Place::new(), "127.0.0.1", name));
     let place = Place::new().on_cores(2);
     let (mut holder, address) = hold(&place, &keepers);
@@ -159,7 +159,7 @@ fn any_of_three_daemons_dies() {
 /// copied bytes are counted.
 #[test]
 fn a_returning_keeper_gets_only_missed_regions() {
-    let mut rng = Rng::announced("a_returning_keeper_gets_only_missed_regions");
+    let mut rng = seed::announced("a_returning_keeper_gets_only_missed_regions");
     let mut keepers = [Keeper::start(Place::new(), "127.0.0.1", "one")];
     let place = Place::new();
     let (mut holder, address) = hold(&place, &keepers);
@@ -208,7 +208,7 @@ fn a_network_without_traffic() {
     let Some(cable) = Cable::new() else {
         return skip(TEST, "it takes root to make a network namespace");
     };
-    let mut rng = Rng::announced(TEST);
+    let mut rng = seed::announced(TEST);
     // The load runs in the network namespace of the volume's daemon.
     cable.enter_near();
     let keepers = [

@@ -18,7 +18,7 @@ use nacre_nvmf_wire::registers::{Cc, offset};
 use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcReq};
 use nacre_nvmf_wire::{Cqe, Nqn, Sgl, Sqe, StatusCode};
 use nacre_tests::daemon::{Daemon, Place};
-use nacre_tests::rng::Rng;
+use nacre_tests::seed;
 use serde_json::json;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -280,7 +280,7 @@ fn reservations_return_after_kill_9() {
 /// moment. The key found afterwards is the last acknowledged one, or the one in flight.
 #[test]
 fn no_acknowledged_change_is_lost() {
-    let mut rng = Rng::announced("no_acknowledged_change_is_lost");
+    let mut rng = seed::announced("no_acknowledged_change_is_lost");
     let place = Place::new();
     let (mut daemon, address) = serve(&place, None);
     let mut a = Host::connect(address, 0xa);

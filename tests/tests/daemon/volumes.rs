@@ -10,7 +10,8 @@ use nacre_nvmf::host::HostOptions;
 use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options, pattern};
-use nacre_tests::rng::Rng;
+use nacre_random::Random;
+use nacre_tests::seed;
 use serde_json::{Value, json};
 
 use crate::ledger::BLOCK;
@@ -66,7 +67,7 @@ pub fn publish(daemon: &mut Daemon) -> SocketAddr {
 }
 
 /// Like [`serve`], with a verifying load on two queues.
-fn loaded(place: &Place, replicas: &[&str], rng: &mut Rng) -> (Daemon, Load) {
+fn loaded(place: &Place, replicas: &[&str], rng: &mut Random) -> (Daemon, Load) {
     let (daemon, address) = serve(place, replicas);
     (daemon, Load::start(address, patient(), 1, rng))
 }
@@ -184,7 +185,7 @@ fn file(place: &Place, name: &str) -> PathBuf {
 /// needed.
 #[test]
 fn a_volume_survives_kill_9() {
-    let mut rng = Rng::announced("a_volume_survives_kill_9");
+    let mut rng = seed::announced("a_volume_survives_kill_9");
     let place = Place::new().on_cores(2);
     let (mut daemon, mut load) = loaded(&place, &REPLICAS, &mut rng);
     let first = volume(&mut daemon)["epoch"].as_u64().unwrap();
@@ -228,7 +229,7 @@ fn a_volume_survives_kill_9() {
 /// the bdev is created again. The copied bytes and the bytes written to the device are counted.
 #[test]
 fn a_removed_replica_gets_only_missed_regions() {
-    let mut rng = Rng::announced("a_removed_replica_gets_only_missed_regions");
+    let mut rng = seed::announced("a_removed_replica_gets_only_missed_regions");
     let place = Place::new().on_cores(2);
     let (mut daemon, mut load) = loaded(&place, &REPLICAS, &mut rng);
     load.run(500);
@@ -275,7 +276,7 @@ fn a_removed_replica_gets_only_missed_regions() {
 /// over all replicas in sync. The same with a file from before the last membership change.
 #[test]
 fn a_stale_copy_is_never_read() {
-    let mut rng = Rng::announced("a_stale_copy_is_never_read");
+    let mut rng = seed::announced("a_stale_copy_is_never_read");
     let place = Place::new();
     let (mut daemon, mut load) = loaded(&place, &REPLICAS, &mut rng);
     load.run(800);
@@ -319,7 +320,7 @@ fn a_stale_copy_is_never_read() {
 /// hosts notice nothing. Method: every write to one replica fails under load; then none.
 #[test]
 fn a_full_replica_leaves_and_returns() {
-    let mut rng = Rng::announced("a_full_replica_leaves_and_returns");
+    let mut rng = seed::announced("a_full_replica_leaves_and_returns");
     let place = Place::new().on_cores(2);
     let (mut daemon, mut load) = loaded(&place, &["a", "b", "EE_c"], &mut rng);
     load.run(300);

@@ -7,6 +7,7 @@ use std::thread::Thread;
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::log::SmartHealth;
 use nacre_nvmf_wire::registers::Csts;
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 use crate::config::{Config, NamespaceConfig};
@@ -14,7 +15,6 @@ use crate::faults::{Chances, Rule};
 use crate::function::{Doorbells, SimFunction};
 use crate::media::{Keep, Namespace};
 use crate::memory::Iommu;
-use crate::random::Random;
 use crate::state::{State, Stats};
 
 /// A simulated drive. Clones are the same one.

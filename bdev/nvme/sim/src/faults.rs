@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use nacre_nvmf_wire::StatusCode;
+use nacre_random::Random;
 
-use crate::random::Random;
 
 /// What becomes of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl Chances {
     pub(crate) fn roll(&self, random: &mut Random) -> Option<Action> {
         let mut action = None;
         let mut maybe = |chance, then: fn(&Chances, &mut Random) -> Action, random: &mut Random| {
-            if action.is_none() && random.happens(chance) {
+            if action.is_none() && random.per_million(chance) {
                 action = Some(then(self, random));
             }
         };

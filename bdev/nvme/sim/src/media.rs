@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nacre_random::Random;
+
 use crate::config::NamespaceConfig;
-use crate::random::Random;
 
 /// The unflushed blocks that a cache keeps when it loses power.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::log::{ErrorInformation, SmartHealth};
 use nacre_nvmf_wire::registers::{Aqa, Cc, Csts};
 use nacre_nvmf_wire::{Fuse, Sqe, StatusCode};
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -19,7 +20,6 @@ use crate::media::Namespace;
 use crate::memory::Iommu;
 use crate::post::Post;
 use crate::queues::{Cq, Sq};
-use crate::random::Random;
 use crate::strict;
 
 /// Counters of events and actions, for tests.
@@ -419,7 +419,7 @@ impl State {
         } else {
             let span = (most - least).as_nanos() as u64;
             let more = std::time::Duration::from_nanos(self.random.below(span + 1));
-            (least + more, self.random.next() >> 32)
+            (least + more, self.random.draw() >> 32)
         };
         self.order += 1;
         self.waiting.push(Command {

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nacre_bdev::{Flags, Limits, Op, Status};
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 use crate::media::{Format, Loss, Media};
-use crate::random::Random;
 
 pub struct SimDisk {
     pub name: String,

@@ -21,7 +21,6 @@ mod ending;
 mod holder;
 mod load;
 mod media;
-mod random;
 mod setup;
 mod trouble;
 mod world;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use nacre_bdev::{Bdev, Done, Flags, Io, LayerQueue, Op, Queue, Status};
 use nacre_hugepages::Pool;
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 use crate::checker::{Checker, Moment};
 use crate::media::Format;
-use crate::random::Random;
 
 /// I/Os of one lane at once.
 const DEPTH: usize = 24;

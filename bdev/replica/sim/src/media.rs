@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use nacre_bdev_replica::model::RESERVED;
+use nacre_random::Random;
 
-use crate::random::Random;
 
 /// Bytes of the largest blocks.
 const MOST: usize = 4096;

@@ -9,6 +9,7 @@ use nacre_bdev::Limits;
 use nacre_bdev_replica::handle::NewVolume;
 use nacre_bdev_replica::model::{ReadPolicy, Settings};
 use nacre_bdev_replica::store::{Call, MemoryStore, Plan};
+use nacre_random::Random;
 use nacre_reactor::VirtualClock;
 use uuid::Uuid;
 
@@ -17,7 +18,6 @@ use crate::disk::{SimDisk, Traits};
 use crate::holder::Holder;
 use crate::load::{Hot, Numbers};
 use crate::media::Format;
-use crate::random::Random;
 use crate::trouble::{Profile, StoreMood};
 use crate::world::World;
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use nacre_bdev_replica::handle::{Command, VolumeState};
 use nacre_bdev_replica::model::ReplicaState;
 use nacre_bdev_replica::store::{Call, Outcome, Plan};
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
 use crate::disk::Temper;
 use crate::media::Loss;
-use crate::random::Random;
 use crate::world::World;
 
 /// The kinds of faults in a run, and their rates. Runs with few kinds find bugs that many kinds

@@ -10,6 +10,7 @@ use nacre_bdev_replica::handle::{VolumeError, VolumeState};
 use nacre_bdev_replica::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, VolumeRecord};
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::Buf;
+use nacre_random::Random;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
 use uuid::Uuid;
 
@@ -19,7 +20,6 @@ use crate::disk::SimDisk;
 use crate::holder::Holder;
 use crate::load::{Hot, Numbers};
 use crate::media::Format;
-use crate::random::Random;
 use crate::setup::{Options, Report};
 use crate::trouble::{Event, Profile, StoreMood};
 

@@ -2,6 +2,7 @@
 
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_nvmf_wire::tcp::{DataAlignment, Digests};
+use nacre_random::Random;
 use proptest::prelude::*;
 
 use super::pair::{Pair, io_queue, pattern};
@@ -104,7 +105,7 @@ fn check(setting: &Setting) {
         },
     );
     pair.chunk = setting.chunk;
-    pair.rng.0 = setting.seed;
+    pair.random = Random::new(setting.seed);
     pair.run();
     assert!(pair.ready);
     assert_eq!(pair.target.digests(), setting.digests);

@@ -11,27 +11,12 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
+use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 use crate::tcp::controller::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
 use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, HostCommand, HostEvent, Pools, QueueParams, ReqTag, Response};
-
-/// Small and repeatable; tests that print their seed can be run again.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
 
 /// Bytes that differ by `seed` and by place.
 pub fn pattern(seed: u32, len: usize) -> Vec<u8> {
@@ -248,7 +233,7 @@ pub struct Pair {
     pub sent_to_target: Vec<u8>,
     /// Largest read or write of a byte pipe; 0: by chance.
     pub chunk: usize,
-    pub rng: Rng,
+    pub random: Random,
     target_buffers: RxBuffers,
     host_buffers: RxBuffers,
 }
@@ -280,7 +265,7 @@ impl Pair {
             sent_to_host: Vec::new(),
             sent_to_target: Vec::new(),
             chunk: usize::MAX,
-            rng: Rng(0x1234_5678_9abc_def1),
+            random: Random::new(1),
             target_buffers: RxBuffers::new(4, 16 << 10),
             host_buffers: RxBuffers::new(4, 16 << 10),
         }
@@ -305,7 +290,7 @@ impl Pair {
 
     fn limit(&mut self) -> usize {
         match self.chunk {
-            0 => 1 + self.rng.below(300),
+            0 => 1 + self.random.index(300),
             n => n,
         }
     }

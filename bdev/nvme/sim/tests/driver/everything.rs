@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use nacre_bdev::{Completion, Flags, Op, Queue, Status, Token};
 use nacre_bdev_nvme::{Controller, Function, Options, State};
-use nacre_bdev_nvme_sim::{Chances, Config, Keep, Random};
+use nacre_bdev_nvme_sim::{Chances, Config, Keep};
+use nacre_random::Random;
 use nacre_reactor::Idle;
 
 use super::rig::Rig;
@@ -124,7 +125,7 @@ impl World {
     fn guess(&mut self, lba: u64) -> u8 {
         let may = &self.blocks[lba as usize].now;
         match self.random.below(4) {
-            0 => self.random.next() as u8,
+            0 => self.random.draw() as u8,
             _ => may[self.random.below(may.len() as u64) as usize],
         }
     }
@@ -134,7 +135,7 @@ impl World {
         let lba = self.random.below(BLOCKS - u64::from(blocks));
         let source = self.random.below(BLOCKS - u64::from(blocks));
         let op = Op::ALL[self.random.below(Op::COUNT as u64) as usize];
-        let new = self.random.next() as u8;
+        let new = self.random.draw() as u8;
         let mut asked = Asked {
             op,
             flags: Flags::empty(),

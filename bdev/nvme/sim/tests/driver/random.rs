@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use nacre_bdev::{Op, Status, Token};
 use nacre_bdev_nvme::Options;
-use nacre_bdev_nvme_sim::{Chances, Config, Random};
+use nacre_bdev_nvme_sim::{Chances, Config};
+use nacre_random::Random;
 
 use super::rig::Rig;
 
@@ -106,7 +107,7 @@ fn run(seed: u64) -> u64 {
     for _ in 0..250 {
         let blocks = 1 + random.below(8) as u32;
         let lba = random.below(BLOCKS - u64::from(blocks));
-        let value = random.next() as u8;
+        let value = random.draw() as u8;
         let (op, io) = match random.below(8) {
             0 => (Op::Flush, rig.io(Op::Flush, 0, 0)),
             1 => (Op::WriteZeroes, rig.io(Op::WriteZeroes, lba, blocks)),

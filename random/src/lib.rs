@@ -1,0 +1,91 @@
+//! The random generator of simulators, tests and chances: the same seed gives the same numbers.
+//!
+//! A seed that a failing test prints must replay for ever, and a table of seeds must stay valid. So
+//! the sequence is part of this crate's interface, and a test pins it. Generators of other crates
+//! may change theirs with a version. Not for secrets.
+
+#![forbid(unsafe_code)]
+
+/// A generator (xorshift64*).
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// Neighbouring seeds give unrelated sequences.
+    pub fn new(seed: u64) -> Random {
+        // Any state but 0.
+        Random(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)) | 1)
+    }
+
+    /// 64 random bits.
+    #[inline]
+    pub fn draw(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Another generator, independent of this one.
+    pub fn fork(&mut self) -> Random {
+        Random::new(self.draw())
+    }
+
+    /// A number below `bound`, which is not 0.
+    #[inline]
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// An index of a list that is not empty.
+    #[inline]
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
+    /// From `low` to `high`, both included.
+    pub fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low + 1)
+    }
+
+    /// Once in `times`.
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn per_million(&mut self, per_million: u32) -> bool {
+        per_million > 0 && self.below(1_000_000) < u64::from(per_million)
+    }
+
+    /// True with this probability, from 0 to 1.
+    pub fn happens(&mut self, probability: f64) -> bool {
+        // 53 bits: as many as the number has.
+        ((self.draw() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
+
+    /// An element of a list that is not empty.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.index(from.len())]
+    }
+
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for end in (1..list.len()).rev() {
+            list.swap(end, self.index(end + 1));
+        }
+    }
+}
+
+/// Mixes bits: every bit of the result depends on every bit of `x` (the finalizer of splitmix64).
+#[inline]
+pub fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests;
