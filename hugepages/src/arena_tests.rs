@@ -1,6 +1,6 @@
 //! Tests of arenas on this machine and on simulated ones.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::pages::{GIB, HugepagePolicy, MIB};
@@ -223,12 +223,12 @@ impl RegisterHook for Device {
         if self.refuses == Some(region.id) {
             return Err("no".into());
         }
-        self.known.lock().unwrap().push(region.id);
+        self.known.lock().push(region.id);
         Ok(7)
     }
 
     fn unregister(&self, region: &RegionInfo, _: u64) {
-        self.known.lock().unwrap().retain(|&id| id != region.id);
+        self.known.lock().retain(|&id| id != region.id);
     }
 }
 
@@ -245,7 +245,7 @@ fn registration_spans_arenas_and_ends_with_the_memory() {
         1,
         "slot 0 is taken on one of them"
     );
-    assert_eq!(first.known.lock().unwrap().len(), 3);
+    assert_eq!(first.known.lock().len(), 3);
 
     let refuses = Some(arenas[1].regions()[0].id);
     let picky = Arc::new(Device {
@@ -256,7 +256,7 @@ fn registration_spans_arenas_and_ends_with_the_memory() {
         register_all(&arenas, &hook(&picky)),
         Err(RegisterError::Device { .. })
     ));
-    assert!(picky.known.lock().unwrap().is_empty());
+    assert!(picky.known.lock().is_empty());
 
     for slot in 2..DEVICE_SLOTS {
         arenas[0]
@@ -270,11 +270,7 @@ fn registration_spans_arenas_and_ends_with_the_memory() {
 
     let slice = arenas[0].carve(4096).unwrap();
     drop(arenas);
-    assert_eq!(
-        first.known.lock().unwrap().len(),
-        1,
-        "the slice keeps its arena"
-    );
+    assert_eq!(first.known.lock().len(), 1, "the slice keeps its arena");
     drop(slice);
-    assert!(first.known.lock().unwrap().is_empty());
+    assert!(first.known.lock().is_empty());
 }

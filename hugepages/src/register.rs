@@ -18,8 +18,10 @@
 
 use std::error::Error;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Most devices (protection domains, containers, rings) that can register a region at once.
 pub const DEVICE_SLOTS: usize = 8;
@@ -319,7 +321,7 @@ impl Regions {
 
     fn known(&self) -> MutexGuard<'_, [Option<Known>; DEVICE_SLOTS]> {
         // A hook that panicked changed neither keys nor slots.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 
@@ -353,13 +355,13 @@ mod tests {
         }
 
         fn count(&self) -> usize {
-            self.known.lock().unwrap().len()
+            self.known.lock().len()
         }
     }
 
     impl RegisterHook for Device {
         fn register(&self, region: &RegionInfo) -> Result<u64, HookError> {
-            let mut known = self.known.lock().unwrap();
+            let mut known = self.known.lock();
             if known.len() == self.capacity {
                 return Err("full".into());
             }
@@ -369,7 +371,7 @@ mod tests {
         }
 
         fn unregister(&self, region: &RegionInfo, key: u64) {
-            let mut known = self.known.lock().unwrap();
+            let mut known = self.known.lock();
             let at = known
                 .iter()
                 .position(|&k| k == (region.id, key))
@@ -448,7 +450,7 @@ mod tests {
             "the other device has longer pieces"
         );
         let told = regions.registered(0);
-        let mut known = short.known.lock().unwrap().clone();
+        let mut known = short.known.lock().clone();
         let listed: Vec<_> = told.iter().map(|(info, key)| (info.id, *key)).collect();
         assert_eq!(listed, known);
         known.sort_unstable();

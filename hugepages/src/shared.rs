@@ -10,8 +10,10 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+
+use parking_lot::RwLock;
 
 use crate::arena::{ArenaReport, allocate};
 use crate::copy::opaque;
@@ -209,10 +211,7 @@ impl Shared {
         let whole = self.releasable(offset..offset + len);
         // Held until the release is done: a device that registers meanwhile would keep the old
         // pages.
-        let registered = self
-            .registered
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let registered = self.registered.read();
         if *registered || whole.is_empty() || self.mapping.release(whole.clone()).is_err() {
             return self.zero(offset, len);
         }
@@ -240,10 +239,7 @@ impl Shared {
             taken.before_write(0..self.len, |unit| self.take(unit));
         }
         // Stays set after the device unregisters, which may take time to complete.
-        *self
-            .registered
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = true;
+        *self.registered.write() = true;
         self.mapping.regions.register(slot, hook, Piece::LONGEST)
     }
 

@@ -7,7 +7,8 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::pages::MIB;
 
@@ -59,7 +60,7 @@ impl Taken {
     #[cold]
     #[inline(never)]
     fn take(&self, unit: usize, take: &dyn Fn(Range<usize>)) {
-        let _alone = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self.taking.lock();
         if !self.is_taken(unit) {
             take(unit * UNIT..(unit + 1) * UNIT);
             self.units[unit].store(true, Ordering::Release);

@@ -8,8 +8,22 @@ fn a_seed_gives_the_same_numbers_in_every_version() {
         let mut random = Random::new(seed);
         [random.draw(), random.draw(), random.draw()]
     };
-    assert_eq!(first(0), [0x7bbc_b40d_5506_82d0, 0xde7f_e413_d00c_c9fd, 0xb3c6_3835_3c66_8c91]);
-    assert_eq!(first(7), [0x14ea_a7d1_f828_843a, 0x421d_9d8f_ff2d_1844, 0x5aa5_48bb_d8c6_01d5]);
+    assert_eq!(
+        first(0),
+        [
+            0x7bbc_b40d_5506_82d0,
+            0xde7f_e413_d00c_c9fd,
+            0xb3c6_3835_3c66_8c91
+        ]
+    );
+    assert_eq!(
+        first(7),
+        [
+            0x14ea_a7d1_f828_843a,
+            0x421d_9d8f_ff2d_1844,
+            0x5aa5_48bb_d8c6_01d5
+        ]
+    );
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! A reactor as seen from any other thread.
 
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::bell::{Bell, ReactorWaker};
 use crate::clock::Clock;
@@ -222,7 +224,7 @@ impl ReactorHandle {
 
     /// The last turn that the watchdog found too long.
     pub fn last_stall(&self) -> Option<Stall> {
-        lock(&self.shared.last_stall).clone()
+        self.shared.last_stall.lock().clone()
     }
 
     /// False once the reactor has stopped or panicked.
@@ -243,13 +245,13 @@ impl ReactorHandle {
     /// On a reactor, which must never block.
     pub fn join(&self) -> Result<(), ReactorPanicked> {
         assert!(!on_reactor(), "a reactor must not wait for another");
-        let outcome = lock(&self.shared.outcome);
-        let ended = self
-            .shared
-            .ended
-            .wait_while(outcome, |outcome| outcome.is_none());
-        let outcome = ended.unwrap_or_else(PoisonError::into_inner).clone();
-        let thread = lock(&self.shared.thread).take();
+        let outcome = {
+            let mut outcome = self.shared.outcome.lock();
+            let runs = |outcome: &mut Option<_>| outcome.is_none();
+            self.shared.ended.wait_while(&mut outcome, runs);
+            outcome.clone()
+        };
+        let thread = self.shared.thread.lock().take();
         if let Some(thread) = thread {
             // Its panics are caught and are in `outcome`.
             let _ = thread.join();
@@ -343,11 +345,7 @@ impl Shared {
 
     pub(crate) fn end(&self, outcome: Result<(), ReactorPanicked>) {
         self.counters.pulse.now_doing(Doing::Ended);
-        *lock(&self.outcome) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.ended.notify_all();
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

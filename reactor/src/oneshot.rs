@@ -1,8 +1,10 @@
 //! One value from a reactor to a caller, which awaits it or blocks for it.
 
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 struct Shared<T> {
     state: Mutex<State<T>>,
@@ -57,8 +59,9 @@ pub(crate) struct Receiver<T> {
 impl<T> Receiver<T> {
     pub(crate) fn wait(self) -> Option<T> {
         let waiting = |state: &mut State<T>| matches!(state, State::Waiting(_));
-        let guard = self.shared.changed.wait_while(self.shared.lock(), waiting);
-        take(&mut guard.unwrap_or_else(PoisonError::into_inner))
+        let mut state = self.shared.lock();
+        self.shared.changed.wait_while(&mut state, waiting);
+        take(&mut state)
     }
 }
 
@@ -92,6 +95,6 @@ impl<T> Shared<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

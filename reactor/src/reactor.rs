@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::core::Core;
 use crate::cores::{CoreSet, pin_to};
-use crate::handle::{ReactorHandle, ReactorPanicked, Shared, lock};
+use crate::handle::{ReactorHandle, ReactorPanicked, Shared};
 use crate::oneshot::{Sender, oneshot};
 use crate::stats::Doing;
 use crate::turn::Rest;
@@ -121,7 +121,7 @@ where
         .name(shared.name.clone())
         .spawn(move || live(theirs, init, started))
         .map_err(system("thread"))?;
-    *lock(&shared.thread) = Some(thread);
+    *shared.thread.lock() = Some(thread);
     let handle = ReactorHandle::new(shared);
     match starting.wait() {
         Some(Ok(())) => Ok(handle),

@@ -2,9 +2,11 @@
 //! turn; any thread reads them.
 
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Mode, Nanos};
 
@@ -263,7 +265,7 @@ impl Directory {
     }
 
     fn lock(&self) -> MutexGuard<'_, DirectoryInner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -8,11 +8,12 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use async_task::{Builder, FallibleTask, Runnable};
+use parking_lot::Mutex;
 use slab::Slab;
 
 use crate::bell::Bell;
@@ -111,11 +112,7 @@ impl Tasks {
         if !self.remote.any.load(Ordering::Acquire) {
             return;
         }
-        let mut woken = self
-            .remote
-            .woken
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut woken = self.remote.woken.lock();
         self.remote.any.store(false, Ordering::Relaxed);
         HERE.with(|here| here.ready.borrow_mut().extend(woken.drain(..)));
     }
@@ -186,7 +183,7 @@ impl Remote {
             }
         });
         let Some(run) = run else { return };
-        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut woken = self.woken.lock();
         woken.push(run);
         self.any.store(true, Ordering::Release);
         drop(woken);

@@ -4,13 +4,15 @@
 //! costs them nothing. A sleeping reactor is not stalled. A reactor that the kernel does not run
 //! looks stalled; the report then gives the time it waited for a core, if the kernel provides that.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
+
 use crate::Nanos;
-use crate::handle::{ReactorHandle, Shared, lock};
+use crate::handle::{ReactorHandle, Shared};
 use crate::stats::{Doing, Stall};
 
 /// At most this many lines per reactor and window; the rest are counted.
@@ -78,7 +80,7 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        lock(&self.control.state).stop = true;
+        self.control.state.lock().stop = true;
         self.control.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // It does nothing that panics; if it did, that was printed.
@@ -88,13 +90,11 @@ impl Drop for Watchdog {
 }
 
 fn watch(control: &Control, period: Duration) {
-    let mut state = lock(&control.state);
+    let mut state = control.state.lock();
     while !state.stop {
         state.watched.retain_mut(Watched::check);
-        let waited = control
-            .changed
-            .wait_timeout_while(state, period, |state| !state.stop);
-        state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let goes_on = |state: &mut State| !state.stop;
+        control.changed.wait_while_for(&mut state, goes_on, period);
     }
 }
 
@@ -149,7 +149,7 @@ impl Watched {
             self.report_at = lasted * 2;
             self.report(&stall, now);
         }
-        *lock(&self.shared.last_stall) = Some(stall);
+        *self.shared.last_stall.lock() = Some(stall);
         true
     }
 

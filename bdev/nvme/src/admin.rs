@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use nacre_nvmf_wire::commands::admin::async_event_request;
 use nacre_nvmf_wire::opcode::admin as opcode;
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::CoreHandle;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use zerocopy::little_endian::U16;
 
@@ -23,7 +24,6 @@ use crate::command::set_pointer;
 use crate::data::{PAGE, Pointer};
 use crate::error::ControlError;
 use crate::function::Function;
-use crate::link::lock;
 use crate::memory::{DmaMemory, MemoryError};
 use crate::ring::{Doorbell, Head, Tail};
 
@@ -172,7 +172,7 @@ impl Admin {
     /// rings mean nothing to it.
     pub fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
         memory.cq.zero(0, PAGE);
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.end(ControlError::Gone);
         state.closed = None;
         state.kept = None;
@@ -190,7 +190,7 @@ impl Admin {
     /// Closes the queue: waiting and later commands end with `why`. Memory that the controller may
     /// still reach stays until the queue is opened again or [`Admin::release_memory`] is called.
     pub fn close(&self, why: ControlError) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.end(why.clone());
         state.closed = Some(why);
         if let Some(queue) = state.queue.take() {
@@ -200,7 +200,7 @@ impl Admin {
 
     /// Call when the controller cannot reach memory any longer.
     pub fn release_memory(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.kept = None;
     }
 
@@ -235,7 +235,7 @@ impl Admin {
         };
         let waiting = Waiting { admin: self, index };
         let answered = poll_fn(|context| {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             let slot = &mut state.slots[usize::from(index)];
             match &slot.stage {
                 Stage::Answered(answer) => Poll::Ready(Ok(*answer)),
@@ -251,7 +251,7 @@ impl Admin {
             .await
             .unwrap_or(Err(ControlError::Timeout { opcode, limit }))?;
         if !into.is_empty() && answer.status.is_success() {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             if let Some(queue) = &state.queue {
                 let (memory, at) = queue.memory.place(index.into(), bytes);
                 memory.read(at, into);
@@ -263,7 +263,7 @@ impl Admin {
 
     /// `None`: no slot is free, or another command has the area.
     fn send(&self, sqe: &Sqe, data: &[u8], bytes: usize) -> Result<Option<u16>, ControlError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if let Some(why) = &state.closed {
             return Err(why.clone());
         }
@@ -298,12 +298,12 @@ impl Admin {
 
     /// From here on nothing is asked of the controller but to delete its queues.
     pub fn end_asking(&self) {
-        lock(&self.state).ending = true;
+        self.state.lock().ending = true;
     }
 
     /// Keeps so many asynchronous event requests out.
     pub fn request_events(&self, count: u16) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.queue.is_none() || state.ending {
             return;
         }
@@ -317,23 +317,23 @@ impl Admin {
     }
 
     pub fn take_events(&self) -> Vec<AsyncEvent> {
-        lock(&self.state).events.drain(..).collect()
+        self.state.lock().events.drain(..).collect()
     }
 
     /// Completions so far that answered nothing that was asked.
     pub fn lies(&self) -> u64 {
-        lock(&self.state).lies
+        self.state.lock().lies
     }
 
     /// True if a caller waits for a completion.
     pub fn is_awaited(&self) -> bool {
-        let state = lock(&self.state);
+        let state = self.state.lock();
         state.slots.iter().any(|slot| slot.stage == Stage::Sent)
     }
 
     /// Processes the controller's completions and returns their number.
     pub fn poll(&self) -> u32 {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let queue = state.queue.as_ref();
         if queue.is_none_or(|queue| queue.head.peek(&queue.memory.cq).is_none()) {
             // As nearly always: every turn of the reactor asks.
@@ -434,7 +434,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.admin.state);
+        let mut state = self.admin.state.lock();
         let slot = &mut state.slots[usize::from(self.index)];
         slot.waker = None;
         slot.stage = match slot.stage {

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use nacre_nvmf_wire::Sqe;
 use nacre_reactor::{CallError, CoreHandle, PollerId, ReactorHandle};
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
 use crate::admin::Admin;
@@ -17,7 +18,7 @@ use crate::function::Function;
 use crate::info::{
     ControllerInfo, ErrorEntry, FirmwareInfo, Health, State, Status, UnusableNamespace,
 };
-use crate::link::{Counters, Link, Report, lock};
+use crate::link::{Counters, Link, Report};
 use crate::options::Options;
 
 /// The most pending reports from owners of queue pairs; they repeat a report that does not fit.
@@ -147,8 +148,8 @@ impl Controller {
     }
 
     pub fn info(&self) -> ControllerInfo {
-        let mut info = lock(&self.facts).info.clone();
-        info.unusable = lock(&self.unusable).clone();
+        let mut info = self.facts.lock().info.clone();
+        info.unusable = self.unusable.lock().clone();
         info
     }
 
@@ -156,7 +157,7 @@ impl Controller {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
         Status {
-            state: lock(&self.state).clone(),
+            state: self.state.lock().clone(),
             resets: read(&counters.resets),
             function_resets: read(&counters.function_resets),
             queue_resets: read(&counters.queue_resets),
@@ -168,13 +169,13 @@ impl Controller {
             events: read(&counters.events),
             losses: read(&counters.losses),
             nudges: read(&counters.nudges),
-            queues: lock(&self.links).count(),
+            queues: self.links.lock().count(),
         }
     }
 
     /// In the order of their identifiers.
     pub fn namespaces(&self) -> Vec<Arc<NvmeBdev>> {
-        lock(&self.namespaces).values().cloned().collect()
+        self.namespaces.lock().values().cloned().collect()
     }
 
     /// Resets the controller. Commands in flight are sent again afterwards.
@@ -186,7 +187,7 @@ impl Controller {
     /// The SMART log of the last reading, once a [`Options::health_period`] or by
     /// [`Controller::health`]; this does not ask the drive. `None` before the first reading.
     pub fn last_health(&self) -> Option<Health> {
-        lock(&self.newest_health).clone()
+        self.newest_health.lock().clone()
     }
 
     /// The SMART log, as it is now.
@@ -277,19 +278,19 @@ impl Controller {
     }
 
     pub(crate) fn function(&self) -> Arc<dyn Function> {
-        Arc::clone(&lock(&self.function))
+        Arc::clone(&self.function.lock())
     }
 
     pub(crate) fn facts(&self) -> Arc<Facts> {
-        Arc::clone(&lock(&self.facts))
+        Arc::clone(&self.facts.lock())
     }
 
     pub(crate) fn is_live(&self) -> bool {
-        *lock(&self.state) == State::Live
+        *self.state.lock() == State::Live
     }
 
     pub(crate) fn all_links(&self) -> Vec<Arc<Link>> {
-        lock(&self.links).all()
+        self.links.lock().all()
     }
 
     pub(crate) fn send_event(&self, event: Event) {
@@ -298,7 +299,7 @@ impl Controller {
 
     /// Asks something of the control, from any core.
     pub(crate) fn report(&self, report: Report) {
-        let mut reports = lock(&self.reports);
+        let mut reports = self.reports.lock();
         if reports.len() < REPORTS_MAX {
             reports.push_back(report);
         }
@@ -307,18 +308,18 @@ impl Controller {
     }
 
     pub(crate) fn next_report(&self) -> Option<Report> {
-        lock(&self.reports).pop_front()
+        self.reports.lock().pop_front()
     }
 
     /// A queue pair for one more core.
     pub(crate) fn grant_link(&self) -> Result<Arc<Link>, NoPair> {
         let facts = self.facts();
         let function = self.function();
-        if *lock(&self.state) == State::Detached {
+        if *self.state.lock() == State::Detached {
             let name = self.name().to_owned();
             return Err(NoPair::Detached { name });
         }
-        let qid = lock(&self.links).take(facts.queues);
+        let qid = self.links.lock().take(facts.queues);
         let qid = qid.ok_or_else(|| NoPair::AllTaken {
             name: self.name().to_owned(),
             granted: facts.queues,
@@ -326,17 +327,17 @@ impl Controller {
         })?;
         let grant = facts.grant(&function, qid);
         let grant = grant.map_err(|error| {
-            lock(&self.links).give_back(qid);
+            self.links.lock().give_back(qid);
             NoPair::Memory(error)
         })?;
         let vector = (qid < facts.vectors).then_some(qid);
         let link = Link::new(qid, vector, grant).map_err(|error| {
-            lock(&self.links).give_back(qid);
+            self.links.lock().give_back(qid);
             NoPair::Bell(error)
         })?;
         let link = Arc::new(link);
-        lock(&self.links).add(Arc::clone(&link));
-        if matches!(*lock(&self.state), State::Removed | State::Failed { .. }) {
+        self.links.lock().add(Arc::clone(&link));
+        if matches!(*self.state.lock(), State::Removed | State::Failed { .. }) {
             link.set_phase(crate::phase::State::Gone);
         }
         Ok(link)

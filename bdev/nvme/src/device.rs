@@ -1,16 +1,16 @@
 //! A namespace as a bdev.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Size, Support};
 use nacre_hugepages::Pool;
+use parking_lot::Mutex;
 use serde_json::json;
 use uuid::Uuid;
 
 use crate::channel::Channel;
 use crate::controller::Controller;
-use crate::link::lock;
 use crate::table;
 
 pub struct NvmeBdev {
@@ -151,7 +151,7 @@ impl NvmeBdev {
         }
         self.apply(&facts);
         let changes = before.changes(&facts);
-        *lock(&self.facts) = Arc::new(facts);
+        *self.facts.lock() = Arc::new(facts);
         changes
     }
 
@@ -165,7 +165,7 @@ impl NvmeBdev {
     }
 
     pub(crate) fn facts(&self) -> Arc<Facts> {
-        Arc::clone(&lock(&self.facts))
+        Arc::clone(&self.facts.lock())
     }
 
     /// Takes over what may change; says whether that was the size.

@@ -1,10 +1,11 @@
 //! The state of a queue pair that its owner (a core) and the control (the home reactor) share.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::data::SglSupport;
@@ -80,12 +81,12 @@ impl Link {
     }
 
     pub fn grant(&self) -> Arc<Grant> {
-        Arc::clone(&lock(&self.grant))
+        Arc::clone(&self.grant.lock())
     }
 
     /// Only while the phase is not live.
     pub fn set_grant(&self, grant: Grant) {
-        *lock(&self.grant) = Arc::new(grant);
+        *self.grant.lock() = Arc::new(grant);
     }
 }
 
@@ -137,8 +138,4 @@ pub(crate) struct Counters {
 
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,8 +7,8 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nacre_bdev::registry::{DeleteTicket, Registry, Removal};
@@ -17,6 +17,7 @@ use nacre_hugepages::Pool;
 use nacre_nvmf::host::{HostOptions, Link, LinkState, NamespaceInfo};
 use nacre_nvmf::transport::TransportType;
 use nacre_reactor::{CoreHandle, Nanos};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::connector::Connector;
@@ -86,11 +87,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn status(&self) -> Status {
-        lock(&self.status).clone()
+        self.status.lock().clone()
     }
 
     pub fn change(&self, with: impl FnOnce(&mut Status)) {
-        with(&mut lock(&self.status));
+        with(&mut self.status.lock());
         (self.on_change)();
     }
 
@@ -110,15 +111,10 @@ impl Shared {
     fn ask(&self, flag: &AtomicBool) {
         flag.store(true, Ordering::Release);
         self.asked.store(true, Ordering::Release);
-        if let Some(wake) = &*lock(&self.waker) {
+        if let Some(wake) = &*self.waker.lock() {
             wake();
         }
     }
-}
-
-/// Nothing under these locks is left half done by a panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What [`Attachment::sync`] did.
@@ -203,7 +199,7 @@ impl Attachment {
         let wake = Arc::new(wake);
         let theirs = Arc::clone(&wake);
         self.shared.link.set_waker(move || theirs());
-        *lock(&self.shared.waker) = Some(Box::new(move || wake()));
+        *self.shared.waker.lock() = Some(Box::new(move || wake()));
         ControllerPoller::new(&self.shared, pool, core, now)
     }
 
@@ -222,7 +218,7 @@ impl Attachment {
 
     /// The devices, in order of their namespaces.
     pub fn devices(&self) -> Vec<Arc<RemoteBdev>> {
-        let devices = lock(&self.devices);
+        let devices = self.devices.lock();
         devices
             .there
             .values()
@@ -232,7 +228,7 @@ impl Attachment {
 
     /// Namespaces that could not become devices, by the names those would have, and why.
     pub fn refusals(&self) -> Vec<(String, String)> {
-        let devices = lock(&self.devices);
+        let devices = self.devices.lock();
         let refused = devices.refused.iter();
         refused
             .map(|(nsid, why)| (self.device_name(*nsid), why.clone()))
@@ -261,7 +257,7 @@ impl Attachment {
             return changes;
         }
         let link = self.shared.link.state();
-        let mut devices = lock(&self.devices);
+        let mut devices = self.devices.lock();
         self.look_at_known(&mut devices, &link, registry, now, &mut changes);
         let found = link.namespaces.values();
         for namespace in found.filter(|n| self.shared.config.select.wants(n)) {
@@ -380,7 +376,7 @@ impl Attachment {
 
     /// Removes every device from `registry`, as if they had been pulled out.
     pub fn remove_devices(&self, registry: &Registry) -> Vec<DeleteTicket> {
-        let there = std::mem::take(&mut lock(&self.devices).there);
+        let there = std::mem::take(&mut self.devices.lock().there);
         let removed = there.into_values().map(|there| {
             let removed = registry.remove(there.device.name(), Removal::Hot);
             if let Err(RegistryError::NotFound { .. } | RegistryError::Removing { .. }) = &removed {

@@ -1,7 +1,7 @@
 //! Makes transport connections to one controller, from any thread.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::host::{Dial, Wanted};
@@ -9,6 +9,7 @@ use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{HostTransport, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_transport_tcp::{HostOptions, connect_host};
+use parking_lot::Mutex;
 
 use super::rdma::{Rdma, RdmaDial};
 
@@ -31,11 +32,11 @@ pub struct Source(Arc<Mutex<Option<IpAddr>>>);
 
 impl Source {
     pub fn get(&self) -> Option<IpAddr> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     pub fn set(&self, address: Option<IpAddr>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = address;
+        *self.0.lock() = address;
     }
 }
 

@@ -1,7 +1,7 @@
 //! A namespace of the controller as a device.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Size, Support};
 use nacre_hugepages::Pool;
@@ -10,6 +10,7 @@ use nacre_nvmf_wire::identify::controller::Oncs;
 use nacre_nvmf_wire::identify::namespace::Rescap;
 use nacre_nvmf_wire::log::ana::AnaState;
 use nacre_reactor::Nanos;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -169,10 +170,7 @@ impl RemoteBdev {
 
     /// Why the namespace is no longer used, although it exists.
     pub fn refusal(&self) -> Option<String> {
-        self.refusal
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.refusal.lock().clone()
     }
 
     pub(crate) fn is_refused(&self) -> bool {
@@ -197,7 +195,7 @@ impl RemoteBdev {
         if why.is_none() {
             self.size.set(found.blocks);
         }
-        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = why.clone();
+        *self.refusal.lock() = why.clone();
         self.refused.store(why.is_some(), Ordering::Release);
         why
     }

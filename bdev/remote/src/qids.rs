@@ -1,7 +1,9 @@
 //! The identifiers of a controller's I/O queues, and which of them are in use.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Hands out identifiers from 1 on. A returned identifier is the last to be used again, so that the
 /// target has time to notice that its queue is gone.
@@ -41,7 +43,7 @@ impl Qids {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing in it is left half done by a panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
@@ -15,6 +15,7 @@ use nacre_nvmf::transport::HostTransport;
 use nacre_rdma::{HostOptions, RdmaDialer, RdmaHosts};
 use nacre_rdma_verbs::real::VerbsProvider;
 use nacre_rdma_verbs::{Provider, VerbsError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::connector::Source;
 
@@ -130,7 +131,7 @@ impl Rdma {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // Nothing in it is left half done by a panic.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

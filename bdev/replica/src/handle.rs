@@ -1,17 +1,18 @@
 //! Management of a volume: its handle for other threads, its commands and its events.
 
 use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Layer};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::model::{RESERVED, ReplicaState, Settings, VolumeRecord};
 use crate::prepared::Prepared;
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 use crate::store::StoreError;
 
 /// Most commands that may wait for one volume.
@@ -314,7 +315,7 @@ impl VolumeHandle {
     /// The current state: frequently changing values are read now, the others are as of their last
     /// change.
     pub fn status(&self) -> VolumeStatus {
-        let mut status = lock(&self.status).clone();
+        let mut status = self.status.lock().clone();
         status.count(&self.shared);
         if status.state == VolumeState::Healthy
             && let Some(device) = self.cut_replica(&status)

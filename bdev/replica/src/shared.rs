@@ -11,10 +11,11 @@
 //! | outstanding (one line per lane) | the lane | control, before a replica returns |
 //! | reported | lanes | control |
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_bdev::{Op, Status};
+use parking_lot::Mutex;
 
 use crate::format::layout::MAX_REGIONS;
 use crate::missing_regions::MissingRegions;
@@ -291,13 +292,13 @@ impl Shared {
     }
 
     pub fn view(&self) -> Arc<View> {
-        Arc::clone(&lock(&self.shown).view)
+        Arc::clone(&self.shown.lock().view)
     }
 
     /// Makes `view` the current one, with a new version, and notifies all lanes.
     pub fn publish(&self, view: View) -> Arc<View> {
         let view = {
-            let mut shown = lock(&self.shown);
+            let mut shown = self.shown.lock();
             shown.mode = view.mode;
             self.show(&mut shown, view)
         };
@@ -315,7 +316,7 @@ impl Shared {
 
     fn lay_over(&self, change: impl FnOnce(&mut Shown)) {
         {
-            let mut shown = lock(&self.shown);
+            let mut shown = self.shown.lock();
             change(&mut shown);
             let view = View::clone(&shown.view);
             self.show(&mut shown, view);
@@ -329,7 +330,7 @@ impl Shared {
     }
 
     pub fn is_failing(&self) -> bool {
-        lock(&self.shown).failing
+        self.shown.lock().failing
     }
 
     /// Ends all I/O with a path-related status, whatever is published.
@@ -339,7 +340,7 @@ impl Shared {
 
     /// The effective mode for lanes: `mode` with the overrides.
     pub fn over(&self, mode: Mode) -> Mode {
-        lock(&self.shown).over(mode)
+        self.shown.lock().over(mode)
     }
 
     /// The number for a replica's next incarnation.
@@ -356,7 +357,7 @@ impl Shared {
             .iter()
             .for_each(|regions| regions.assign(|_| false));
         self.set_copying(NO_REGION);
-        *lock(&self.news) = News::default();
+        *self.news.lock() = News::default();
         let view = View {
             mode,
             replicas: Default::default(),
@@ -429,7 +430,7 @@ impl Shared {
     /// Reports a failure to the control. The returned number is decided once the view's `judged` of
     /// the slot is at least this number.
     pub fn report(&self, report: Report) -> u64 {
-        let mut news = lock(&self.news);
+        let mut news = self.news.lock();
         let ticket = self.reported[report.slot].fetch_add(1, Ordering::SeqCst) + 1;
         self.totals.errors[report.slot].fetch_add(1, Ordering::Relaxed);
         // One of each slot must be kept, or no decision about it is possible.
@@ -452,7 +453,7 @@ impl Shared {
     }
 
     pub fn want_repair(&self, repair: Repair) {
-        let mut news = lock(&self.news);
+        let mut news = self.news.lock();
         if news.repairs.len() < REPAIRS {
             news.repairs.push(repair);
         }
@@ -464,7 +465,7 @@ impl Shared {
     /// once, as far as the region is readable. The repair was tried once [`Shared::tried`] is at
     /// least the returned number; `None`: too many requests wait for that.
     pub fn want_equal(&self, region: u64) -> Option<u64> {
-        let mut news = lock(&self.news);
+        let mut news = self.news.lock();
         let asked = self.urgent.load(Ordering::SeqCst);
         if let Some(at) = news.urgent.iter().rposition(|r| *r == region) {
             return Some(asked - (news.urgent.len() - 1 - at) as u64);
@@ -490,24 +491,24 @@ impl Shared {
     }
 
     pub fn want_region(&self, region: u64) {
-        lock(&self.news).wanted.push(region);
+        self.news.lock().wanted.push(region);
         self.wake_control();
     }
 
     /// The news for the control, and the number of failures of each slot that it covers.
     pub fn take_news(&self) -> (News, [u64; MAX_REPLICAS]) {
-        let mut news = lock(&self.news);
+        let mut news = self.news.lock();
         let counts = std::array::from_fn(|slot| self.reported(slot));
         (std::mem::take(&mut *news), counts)
     }
 
     /// Sets a function that is called whenever there is news for the control.
     pub fn on_news(&self, wake: Option<Box<dyn Fn() + Send + Sync>>) {
-        *lock(&self.control) = wake;
+        *self.control.lock() = wake;
     }
 
     pub fn wake_control(&self) {
-        if let Some(wake) = &*lock(&self.control) {
+        if let Some(wake) = &*self.control.lock() {
             wake();
         }
     }
@@ -515,7 +516,7 @@ impl Shared {
     /// A new lane. `None`: there are [`MAX_LANES`] already, or no descriptor is left.
     pub fn add_lane(&self) -> std::io::Result<Arc<LaneState>> {
         use rustix::event::{EventfdFlags, eventfd};
-        let mut lanes = lock(&self.lanes);
+        let mut lanes = self.lanes.lock();
         let taken = |index: usize| lanes.iter().any(|l| l.owner == Owner::lane(index));
         let free = (0..MAX_LANES).find(|index| !taken(*index));
         let index = free.ok_or_else(|| std::io::Error::other("too many queues on one volume"))?;
@@ -532,27 +533,22 @@ impl Shared {
 
     /// The lane is closed and holds nothing any longer.
     pub fn remove_lane(&self, state: &Arc<LaneState>) {
-        lock(&self.lanes).retain(|lane| !Arc::ptr_eq(lane, state));
+        self.lanes.lock().retain(|lane| !Arc::ptr_eq(lane, state));
         self.wake_control();
     }
 
     pub fn lanes(&self) -> Vec<Arc<LaneState>> {
-        lock(&self.lanes).clone()
+        self.lanes.lock().clone()
     }
 
     pub fn ring_all(&self) {
-        lock(&self.lanes).iter().for_each(|lane| lane.ring());
+        self.lanes.lock().iter().for_each(|lane| lane.ring());
     }
 
     /// I/Os of all lanes in flight to a slot's device.
     pub fn outstanding(&self, slot: usize) -> u32 {
-        let lanes = lock(&self.lanes);
+        let lanes = self.lanes.lock();
         let of = |lane: &Arc<LaneState>| lane.outstanding[slot].load(Ordering::SeqCst);
         lanes.iter().map(of).sum()
     }
-}
-
-/// A panic cannot leave this state half changed.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

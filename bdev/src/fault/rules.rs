@@ -1,8 +1,9 @@
 //! Decides what goes wrong: the list of faults, shared by all cores, and its copy in each queue.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 use nacre_random::Random;
@@ -278,7 +279,7 @@ impl Rules {
     }
 
     fn lock(&self) -> MutexGuard<'_, Set> {
-        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+        self.set.lock()
     }
 }
 

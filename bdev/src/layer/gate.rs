@@ -21,11 +21,12 @@
 //!
 //! Reads take no part: a compare-and-write is atomic towards writers, as NVMe requires.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
+use parking_lot::{Mutex, MutexGuard};
 
 /// How long after the last compare-and-write the writers go untracked again. Clustered file systems
 /// use it in bursts (a heartbeat every second or two); VMware's renew a lock every 3 s.
@@ -110,7 +111,7 @@ impl Gate {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

@@ -1,9 +1,10 @@
 //! Which queues of a device are open, so that a removal knows when the last one is closed.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nacre_reactor::{Idle, Nanos};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::io::{Io, Token};
 use crate::queue::{Busy, Done, Queue};
@@ -45,7 +46,7 @@ impl Opens {
     }
 
     fn lock(&self) -> MutexGuard<'_, OpensState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
@@ -78,7 +80,7 @@ impl Bus {
 
 impl Subscribers {
     fn lock(&self) -> MutexGuard<'_, Vec<(u64, Call)>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock()
     }
 }
 
@@ -133,6 +135,6 @@ impl List {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.lock()
     }
 }

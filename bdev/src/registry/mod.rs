@@ -18,9 +18,10 @@ mod tests;
 mod ticket;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nacre_hugepages::Pool;
+use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 pub use claim::{Claim, Holder, Usage, Watch};
@@ -350,7 +351,7 @@ impl Registry {
             let forget = Arc::new(Mutex::new(Some(forget)));
             let once = Arc::clone(&forget);
             let call = move || {
-                let call = once.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let call = once.lock().take();
                 call.into_iter().for_each(|call| call());
             };
             let thread = std::thread::Builder::new().name("bdev-close".into());
@@ -384,7 +385,7 @@ impl Registry {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The last queue of a device that is being removed was closed.

@@ -10,13 +10,14 @@
 
 mod histogram;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 pub use histogram::{BUCKETS, GRANULARITY, Histogram, HistogramSnapshot};
 
 use crate::io::{Op, Status};
 use Ordering::Relaxed;
+use parking_lot::Mutex;
 
 /// The values that a reset clears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,8 +230,8 @@ impl DeviceStats {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, Blocks> {
+        self.blocks.lock()
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use nacre_bdev::{Bdev, Geometry, Limits, Op, OpenError, Queue, Size, Support};
 use nacre_hugepages::Pool;
+use parking_lot::Mutex;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -173,7 +174,7 @@ impl UringBdev {
 
     /// Whether unmap is a real discard (of undefined contents) rather than a hole of zeroes.
     fn unmap_discards(&self) -> bool {
-        let facts = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let facts = self.ring.lock();
         self.block.is_some() && facts.as_ref().is_none_or(|f| f.discard)
     }
 
@@ -301,17 +302,13 @@ impl Bdev for UringBdev {
                 what,
                 source,
             })?;
-        let mut facts = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut facts = self.ring.lock();
         *facts = Some(channel.facts().clone());
         Ok(Box::new(channel))
     }
 
     fn driver_specific(&self) -> serde_json::Value {
-        let facts = self
-            .ring
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let facts = self.ring.lock().clone();
         let mut ours = json!({
             "direct": self.direct.is_ok(),
             "queue_depth": self.config.ring.depth,

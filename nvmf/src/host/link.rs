@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use nacre_nvmf_wire::log::ana::AnaState;
+use parking_lot::Mutex;
 
 use super::namespace::NamespaceInfo;
 use crate::transport::TransportType;
@@ -117,12 +117,12 @@ impl Link {
 
     /// An I/O queue cannot be connected by the association's transport.
     pub(super) fn set_unreachable(&self, why: String) {
-        *self.unreachable.lock().expect("poisoned") = Some(why);
+        *self.unreachable.lock() = Some(why);
         self.request_reset();
     }
 
     pub(super) fn take_unreachable(&self) -> Option<String> {
-        self.unreachable.lock().expect("poisoned").take()
+        self.unreachable.lock().take()
     }
 
     /// Whether I/O queues let go. For the controller's core only, as [`Link::set_up`].
@@ -139,11 +139,11 @@ impl Link {
     }
 
     pub fn state(&self) -> LinkState {
-        self.state.lock().expect("poisoned").clone()
+        self.state.lock().clone()
     }
 
     pub fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
-        let state = self.state.lock().expect("poisoned");
+        let state = self.state.lock();
         state.namespaces.get(&nsid).cloned()
     }
 
@@ -156,7 +156,7 @@ impl Link {
     /// Makes the controller drop its association and connect again.
     pub fn request_reset(&self) {
         self.reset.store(true, Ordering::Release);
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        let waker = self.waker.lock();
         if let Some(wake) = &waker.0 {
             wake();
         }
@@ -165,7 +165,7 @@ impl Link {
     /// Sets how to wake the core that polls the controller: a request to an idle controller must
     /// not wait for its next keep-alive.
     pub fn set_waker(&self, wake: impl Fn() + Send + Sync + 'static) {
-        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Waker(Some(Box::new(wake)));
+        *self.waker.lock() = Waker(Some(Box::new(wake)));
     }
 
     pub(super) fn take_reset(&self) -> bool {
@@ -173,11 +173,11 @@ impl Link {
     }
 
     pub(super) fn change(&self, with: impl FnOnce(&mut LinkState)) {
-        with(&mut self.state.lock().expect("poisoned"));
+        with(&mut self.state.lock());
     }
 
     pub(super) fn set_namespaces(&self, found: BTreeMap<u32, NamespaceInfo>) {
-        let mut state = self.state.lock().expect("poisoned");
+        let mut state = self.state.lock();
         if state.namespaces != found {
             state.namespaces = found;
             self.version.fetch_add(1, Ordering::AcqRel);
@@ -185,7 +185,7 @@ impl Link {
     }
 
     pub(super) fn set_access(&self, groups: BTreeMap<u32, AnaState>) {
-        let mut state = self.state.lock().expect("poisoned");
+        let mut state = self.state.lock();
         if state.ana != groups {
             state.ana = groups;
             self.version.fetch_add(1, Ordering::AcqRel);

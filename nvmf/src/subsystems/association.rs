@@ -6,10 +6,11 @@
 //! version moved, takes the new view.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use nacre_nvmf_wire::{Nqn, StatusCode};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::subsystems::core_handle::GroupHandle;
 use crate::subsystems::namespace::View;
@@ -212,19 +213,19 @@ impl Association {
     /// Starts the tear-down; the cores that own its connections see it and close them. Only the
     /// first reason counts.
     pub fn tear_down(&self, why: Teardown) {
-        self.teardown.lock().expect("poisoned").get_or_insert(why);
+        self.teardown.lock().get_or_insert(why);
         self.phase.store(Phase::Closing as u8, Ordering::Release);
         self.attend_queues();
     }
 
     fn attend_queues(&self) {
-        for queue in self.queues.lock().expect("poisoned").values() {
+        for queue in self.queues.lock().values() {
             queue.group.wake();
         }
     }
 
     pub fn teardown_reason(&self) -> Option<Teardown> {
-        *self.teardown.lock().expect("poisoned")
+        *self.teardown.lock()
     }
 
     /// Notes that the host is alive. Cheap enough for every command.
@@ -244,15 +245,15 @@ impl Association {
     }
 
     pub fn view(&self) -> Arc<View> {
-        Arc::clone(&self.view.lock().expect("poisoned"))
+        Arc::clone(&self.view.lock())
     }
 
     /// Installs a new view and notes the changes for the host.
     pub(crate) fn set_view(&self, view: Arc<View>, changed: &[u32]) {
-        *self.view.lock().expect("poisoned") = view;
+        *self.view.lock() = view;
         self.view_version.fetch_add(1, Ordering::AcqRel);
         if !changed.is_empty() {
-            let mut list = self.changed_namespaces.lock().expect("poisoned");
+            let mut list = self.changed_namespaces.lock();
             for &nsid in changed {
                 // One more than fits stands for "too many to list".
                 if list.len() <= MAX_CHANGED_NAMESPACES {
@@ -267,11 +268,11 @@ impl Association {
     /// Hands over the changed namespace list and empties it. More than
     /// [`MAX_CHANGED_NAMESPACES`] entries mean "more than can be listed".
     pub fn take_changed_namespaces(&self) -> BTreeSet<u32> {
-        std::mem::take(&mut self.changed_namespaces.lock().expect("poisoned"))
+        std::mem::take(&mut self.changed_namespaces.lock())
     }
 
     pub fn changed_namespaces(&self) -> BTreeSet<u32> {
-        self.changed_namespaces.lock().expect("poisoned").clone()
+        self.changed_namespaces.lock().clone()
     }
 
     /// Notifies the host of a reservation event, if it requested such events.
@@ -283,13 +284,13 @@ impl Association {
 
     /// The notifications that the host has not read, and its masks.
     pub(crate) fn reservations(&self) -> MutexGuard<'_, NoticeLog> {
-        self.reservations.lock().expect("poisoned")
+        self.reservations.lock()
     }
 
     /// Notes events (bits of [`pending`]) for the controller and wakes its core.
     pub fn notify(&self, events: u32) {
         self.pending.fetch_or(events, Ordering::AcqRel);
-        if let Some(admin) = self.queues.lock().expect("poisoned").get(&0) {
+        if let Some(admin) = self.queues.lock().get(&0) {
             admin.group.wake();
         }
     }
@@ -309,7 +310,7 @@ impl Association {
         if is_media_error(record.status) {
             self.media_errors.fetch_add(1, Ordering::Relaxed);
         }
-        let mut log = self.errors.lock().expect("poisoned");
+        let mut log = self.errors.lock();
         log.count += 1;
         record.number = log.count;
         let limit = log.limit;
@@ -319,12 +320,12 @@ impl Association {
 
     /// The error log, newest first, and how many errors there ever were.
     pub fn errors(&self) -> (Vec<ErrorRecord>, u64) {
-        let log = self.errors.lock().expect("poisoned");
+        let log = self.errors.lock();
         (log.records.iter().copied().collect(), log.count)
     }
 
     pub(crate) fn add_queue(&self, info: QueueInfo) -> Result<(), NoQueue> {
-        let mut queues = self.queues.lock().expect("poisoned");
+        let mut queues = self.queues.lock();
         if self.phase() == Phase::Closing {
             return Err(NoQueue::Closing);
         }
@@ -347,28 +348,28 @@ impl Association {
 
     /// A queue is about to go.
     pub(crate) fn end_queue(&self, qid: u16) {
-        if let Some(queue) = self.queues.lock().expect("poisoned").get_mut(&qid) {
+        if let Some(queue) = self.queues.lock().get_mut(&qid) {
             queue.ending = true;
         }
     }
 
     /// Removes a queue and says how many are left.
     pub(crate) fn remove_queue(&self, qid: u16) -> usize {
-        let mut queues = self.queues.lock().expect("poisoned");
+        let mut queues = self.queues.lock();
         if let Some(queue) = queues.remove(&qid) {
             let totals = queue.stats.totals();
             queue.group.counts().retire(queue.listener, totals);
             let hosts = &self.subsystem.host_counts;
             hosts.went(&self.hostnqn, queue.transport, &queue.stats);
-            *self.retired.lock().expect("poisoned") += totals;
+            *self.retired.lock() += totals;
         }
         queues.len()
     }
 
     /// What all queues have done, those that are gone included.
     pub fn totals(&self) -> Totals {
-        let queues = self.queues.lock().expect("poisoned");
-        let mut totals = *self.retired.lock().expect("poisoned");
+        let queues = self.queues.lock();
+        let mut totals = *self.retired.lock();
         for queue in queues.values() {
             totals += queue.stats.totals();
         }
@@ -399,16 +400,11 @@ impl Association {
     }
 
     pub fn queues(&self) -> Vec<QueueInfo> {
-        self.queues
-            .lock()
-            .expect("poisoned")
-            .values()
-            .cloned()
-            .collect()
+        self.queues.lock().values().cloned().collect()
     }
 
     pub fn queue(&self, qid: u16) -> Option<QueueInfo> {
-        self.queues.lock().expect("poisoned").get(&qid).cloned()
+        self.queues.lock().get(&qid).cloned()
     }
 }
 

@@ -1,10 +1,11 @@
 //! A core's group as other cores and management see it: attention, messages, counts.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crossbeam_queue::ArrayQueue;
+use parking_lot::Mutex;
 
 use crate::subsystems::association::Association;
 use crate::subsystems::reservation::Fence;
@@ -48,7 +49,7 @@ impl GroupCounts {
     pub(crate) fn retire(&self, listener: ListenerId, totals: Totals) {
         self.retired_commands
             .fetch_add(totals.operations(), Ordering::Relaxed);
-        let mut all = self.by_listener.lock().expect("poisoned");
+        let mut all = self.by_listener.lock();
         *all.entry(listener).or_default() += totals;
     }
 
@@ -57,7 +58,7 @@ impl GroupCounts {
         &self,
         is_there: impl Fn(ListenerId) -> bool,
     ) -> Vec<(ListenerId, Totals)> {
-        let mut all = self.by_listener.lock().expect("poisoned");
+        let mut all = self.by_listener.lock();
         all.retain(|id, _| is_there(*id));
         all.iter().map(|(id, totals)| (*id, *totals)).collect()
     }
@@ -107,12 +108,12 @@ impl GroupHandle {
     }
 
     pub(crate) fn raise(&self, fence: Arc<Fence>) {
-        self.fences.lock().expect("poisoned").push(fence);
+        self.fences.lock().push(fence);
         self.wake();
     }
 
     pub(crate) fn take_fences(&self) -> Vec<Arc<Fence>> {
-        std::mem::take(&mut self.fences.lock().expect("poisoned"))
+        std::mem::take(&mut self.fences.lock())
     }
 
     pub(crate) fn take_attention(&self) -> bool {

@@ -6,10 +6,11 @@
 //! transport.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 
 use nacre_nvmf_wire::Nqn;
+use parking_lot::Mutex;
 
 use crate::subsystems::stats::{Kind, LATENCY_BUCKETS, QueueStats};
 use crate::transport::TransportType;
@@ -47,13 +48,13 @@ struct Host {
 
 impl Hosts {
     pub fn came(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
-        let mut all = self.0.lock().expect("poisoned");
+        let mut all = self.0.lock();
         let host = all.entry((host.clone(), transport)).or_default();
         host.queues.push(Arc::clone(queue));
     }
 
     pub fn went(&self, host: &Nqn, transport: TransportType, queue: &Arc<QueueStats>) {
-        let mut all = self.0.lock().expect("poisoned");
+        let mut all = self.0.lock();
         let key = (host.clone(), transport);
         let Some(host) = all.get_mut(&key) else {
             return;
@@ -66,7 +67,7 @@ impl Hosts {
     }
 
     pub fn sums(&self) -> Vec<HostSums> {
-        let all = self.0.lock().expect("poisoned");
+        let all = self.0.lock();
         let of = |((name, transport), host): (&(Nqn, TransportType), &Host)| {
             let mut sums = host.gone.clone();
             host.queues.iter().for_each(|queue| add(&mut sums, queue));

@@ -1,11 +1,12 @@
 //! A subsystem: namespaces, the hosts that may see them, and the controllers they are using.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
+use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use crate::subsystems::ana::AnaStates;
@@ -220,7 +221,7 @@ impl Subsystem {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("poisoned")
+        self.state.lock()
     }
 
     pub fn changes(&self) -> u64 {

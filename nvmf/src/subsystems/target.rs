@@ -1,11 +1,12 @@
 //! The target: everything that a process serves, and the one place where management changes it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::association::{Association, Teardown};
@@ -155,7 +156,7 @@ impl Target {
     // Transports and groups.
 
     pub fn add_plug(&self, plug: Arc<dyn Plug>) -> Result<(), TargetError> {
-        let mut plugs = self.plugs.write().expect("poisoned");
+        let mut plugs = self.plugs.write();
         if plugs.iter().any(|p| p.kind() == plug.kind()) {
             return Err(TargetError::TransportExists { kind: plug.kind() });
         }
@@ -171,17 +172,17 @@ impl Target {
     /// never comes back.
     pub fn hold(&self, held: bool) {
         // The lock: a plug that is being added sees it either way.
-        let plugs = self.plugs.write().expect("poisoned");
+        let plugs = self.plugs.write();
         self.held.store(held, Ordering::Release);
         plugs.iter().for_each(|plug| plug.hold(held));
     }
 
     pub fn plugs(&self) -> Vec<Arc<dyn Plug>> {
-        self.plugs.read().expect("poisoned").clone()
+        self.plugs.read().clone()
     }
 
     pub fn plug(&self, kind: TransportType) -> Result<Arc<dyn Plug>, TargetError> {
-        let plugs = self.plugs.read().expect("poisoned");
+        let plugs = self.plugs.read();
         plugs
             .iter()
             .find(|p| p.kind() == kind)
@@ -192,15 +193,12 @@ impl Target {
     /// Gives a transport limits of its own. Call it before its plug is added, as controllers are
     /// announced them once.
     pub fn set_queue_limits(&self, kind: TransportType, limits: QueueLimits) {
-        self.queue_limits
-            .lock()
-            .expect("poisoned")
-            .insert(kind, limits);
+        self.queue_limits.lock().insert(kind, limits);
     }
 
     /// The bounds of a transport's queue pairs.
     pub fn queue_limits(&self, kind: TransportType) -> QueueLimits {
-        let own = self.queue_limits.lock().expect("poisoned");
+        let own = self.queue_limits.lock();
         own.get(&kind)
             .copied()
             .unwrap_or_else(|| self.config.queue_limits())
@@ -208,17 +206,17 @@ impl Target {
 
     /// The groups that have registered, in the order of their coming.
     pub fn groups(&self) -> Vec<GroupHandle> {
-        self.groups.read().expect("poisoned").clone()
+        self.groups.read().clone()
     }
 
     pub(crate) fn add_group(&self, group: GroupHandle) {
-        self.groups.write().expect("poisoned").push(group);
+        self.groups.write().push(group);
     }
 
     /// Makes every core do its upkeep soon: connections, and queues of devices with pending cleanup
     /// ([`nacre_bdev::Queue::is_settled`]).
     pub fn wake_groups(&self) {
-        for group in self.groups.read().expect("poisoned").iter() {
+        for group in self.groups.read().iter() {
             group.wake();
         }
     }
@@ -227,7 +225,7 @@ impl Target {
 
     pub fn create_subsystem(&self, config: SubsystemConfig) -> Result<Arc<Subsystem>, TargetError> {
         check_config(&config)?;
-        let mut subsystems = self.subsystems.write().expect("poisoned");
+        let mut subsystems = self.subsystems.write();
         let name = &config.nqn;
         if subsystems.contains_key(name) || name.is_discovery() {
             return Err(TargetError::SubsystemExists {
@@ -258,7 +256,7 @@ impl Target {
     /// Forgets the subsystem at once; its connections are closed by their cores. The caller may
     /// wait until [`Subsystem::controllers`] of the returned one is empty.
     pub fn delete_subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
-        let removed = self.subsystems.write().expect("poisoned").remove(nqn);
+        let removed = self.subsystems.write().remove(nqn);
         let subsystem = removed.ok_or_else(|| TargetError::NoSubsystem {
             nqn: nqn.to_string(),
         })?;
@@ -278,7 +276,7 @@ impl Target {
         if nqn.is_discovery() {
             return Ok(Arc::clone(&self.discovery));
         }
-        let subsystems = self.subsystems.read().expect("poisoned");
+        let subsystems = self.subsystems.read();
         if let Some(found) = subsystems.get(nqn) {
             return Ok(Arc::clone(found));
         }
@@ -292,12 +290,7 @@ impl Target {
 
     /// The NVM subsystems in the order of their names.
     pub fn subsystems(&self) -> Vec<Arc<Subsystem>> {
-        self.subsystems
-            .read()
-            .expect("poisoned")
-            .values()
-            .cloned()
-            .collect()
+        self.subsystems.read().values().cloned().collect()
     }
 
     pub fn discovery(&self) -> &Arc<Subsystem> {
@@ -399,7 +392,7 @@ impl Target {
         let subsystem = self.subsystem(nqn)?;
         subsystem.check_ana_states(&options.ana)?;
         let plug = self.plug(kind)?;
-        let one_at_a_time = self.opening.lock().expect("poisoned");
+        let one_at_a_time = self.opening.lock();
         let opening = subsystem.opening();
         let found = find_listener(&self.listeners(), kind, address);
         let (id, bound) = match found {
@@ -501,11 +494,11 @@ impl Target {
     }
 
     fn listeners(&self) -> MutexGuard<'_, Listeners> {
-        self.listeners.lock().expect("poisoned")
+        self.listeners.lock()
     }
 
     fn automatic(&self) -> MutexGuard<'_, Vec<(TransportType, Address)>> {
-        self.automatic.lock().expect("poisoned")
+        self.automatic.lock()
     }
 
     pub fn remove_listener(

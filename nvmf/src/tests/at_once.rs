@@ -57,7 +57,7 @@ fn write(rig: &mut Rig, io: ConnId, cid: u16) -> Vec<(u16, StatusCode)> {
 fn answered_as_they_come() {
     let (mut rig, scripted, io) = rig();
     let free = rig.pools.io.stats()[0].free;
-    let polls = scripted.state.lock().unwrap().polls;
+    let polls = scripted.state.lock().polls;
     for cid in 2..10 {
         rig.send(io, in_capsule(cid), rig.pools.io.acquire(BYTES as usize));
     }
@@ -156,7 +156,7 @@ fn reads_into_a_buffer() {
 #[test]
 fn the_usual_way() {
     let (mut rig, scripted, io) = rig();
-    let at_once = |scripted: &ScriptedBdev| scripted.state.lock().unwrap().at_once;
+    let at_once = |scripted: &ScriptedBdev| scripted.state.lock().at_once;
     rig.send(io, fetched(2), None);
     rig.turn();
     assert_eq!(rig.wire.borrow().fetches.len(), 1);

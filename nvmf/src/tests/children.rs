@@ -48,11 +48,7 @@ fn flush_of_all_while_namespaces_come_and_go() {
             1 | 12 => 0,
             _ => 1,
         };
-        assert_eq!(
-            disk.state.lock().unwrap().flushes,
-            expected,
-            "namespace {nsid}"
-        );
+        assert_eq!(disk.state.lock().flushes, expected, "namespace {nsid}");
     }
 }
 

@@ -28,11 +28,11 @@ fn read(cid: u16) -> Sqe {
 }
 
 fn left(scripted: &ScriptedBdev) -> u32 {
-    scripted.state.lock().unwrap().leftovers
+    scripted.state.lock().leftovers
 }
 
 fn polls(scripted: &ScriptedBdev) -> u32 {
-    scripted.state.lock().unwrap().polls
+    scripted.state.lock().polls
 }
 
 /// An idle device is polled until the cleanup after a change is complete, and not after that: as

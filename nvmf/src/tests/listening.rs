@@ -1,10 +1,11 @@
 //! Opening addresses while hosts are served.
 
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nacre_nvmf_wire::fabrics::ConnectData;
+use parking_lot::Mutex;
 
 use super::rig::*;
 use crate::subsystems::{Refusal, SubsystemConfig, Target, TargetConfig};
@@ -38,7 +39,7 @@ impl Plug for Slow {
         address: &Address,
         _options: &ListenerOptions,
     ) -> Result<Address, ListenError> {
-        let target = self.target.lock().unwrap().upgrade().expect("it is there");
+        let target = self.target.lock().upgrade().expect("it is there");
         let (done, is_done) = mpsc::channel();
         std::thread::spawn(move || {
             target.listener_limits(TransportType::Loopback, id);
@@ -55,7 +56,7 @@ impl Plug for Slow {
         });
         let patience = Duration::from_secs(10);
         if let Ok(refusal) = is_done.recv_timeout(patience) {
-            let mut seen = self.seen.lock().unwrap();
+            let mut seen = self.seen.lock();
             (seen.limits, seen.refusal) = (true, refusal);
         }
         Ok(address.clone())
@@ -91,7 +92,7 @@ fn nobody_waits_for_an_address() {
     let kind = TransportType::Loopback;
     target.add_listener(&nqn(SUBNQN), kind, &address).unwrap();
     {
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         assert!(seen.limits, "it had to wait");
         assert_eq!(seen.refusal, Some(Refusal::Busy));
     }

@@ -40,7 +40,7 @@ fn replace(rig: &mut Rig) -> Arc<ScriptedBdev> {
 }
 
 fn taken(scripted: &ScriptedBdev) -> u32 {
-    scripted.state.lock().unwrap().submitted
+    scripted.state.lock().submitted
 }
 
 /// The host's data for a write to a removed namespace is not written to the namespace that has its

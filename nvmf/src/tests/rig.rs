@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::layer::Layer;
@@ -17,6 +17,7 @@ use nacre_nvmf_wire::fabrics::{
 use nacre_nvmf_wire::registers::{Cc, offset};
 use nacre_nvmf_wire::{Cqe, Nqn, Sgl, Sqe, StatusCode};
 use nacre_reactor::{Idle, Nanos};
+use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use crate::queues::{GroupConfig, QueueGroup};
@@ -538,7 +539,7 @@ pub fn nqn(text: &str) -> Nqn {
 
 pub fn ram() -> Arc<dyn Bdev> {
     static COUNT: Mutex<u32> = Mutex::new(0);
-    let mut count = COUNT.lock().unwrap();
+    let mut count = COUNT.lock();
     *count += 1;
     malloc::create(malloc::Config {
         name: format!("ram{count}"),

@@ -1,12 +1,13 @@
 //! A bdev that a test controls: any geometry and limits, any status for every I/O, or for one.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nacre_bdev::{
     Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Status, Support, Token,
 };
 use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::Nanos;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::rig::{Rig, SUBNQN, nqn};
@@ -70,7 +71,7 @@ impl ScriptedBdev {
     }
 
     pub fn script(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap());
+        change(&mut self.state.lock());
     }
 }
 
@@ -113,11 +114,11 @@ impl Bdev for ScriptedBdev {
     }
 
     fn geometry(&self) -> Geometry {
-        self.state.lock().unwrap().geometry
+        self.state.lock().geometry
     }
 
     fn limits(&self) -> Limits {
-        self.state.lock().unwrap().limits
+        self.state.lock().limits
     }
 
     fn supports(&self, _op: Op) -> Support {
@@ -141,7 +142,7 @@ struct Channel {
 
 impl Queue for Channel {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        let mut state = self.scripted.state.lock().unwrap();
+        let mut state = self.scripted.state.lock();
         if state.full {
             return Err((Busy, io));
         }
@@ -151,7 +152,7 @@ impl Queue for Channel {
     }
 
     fn at_once(&mut self, io: &mut Io, _lent: &mut Option<Lent>) -> Option<Status> {
-        let mut state = self.scripted.state.lock().unwrap();
+        let mut state = self.scripted.state.lock();
         state.at_once += u32::from(state.prompt);
         if io.op == Op::Read && state.prompt {
             let into = io.data.iter_mut().filter_map(|buf| buf.bytes_mut());
@@ -165,7 +166,7 @@ impl Queue for Channel {
             state.leftovers = state.leftovers.saturating_sub(1);
             state.polls += 1;
         });
-        let state = self.scripted.state.lock().unwrap().clone();
+        let state = self.scripted.state.lock().clone();
         let (held, mut count) = (state.held, 0);
         while done.has_room()
             && let Some(io) = self.aborted.pop()
@@ -192,7 +193,7 @@ impl Queue for Channel {
     fn abort(&mut self, token: Token) -> bool {
         let at = self.taken.iter().position(|io| io.token == token);
         match at {
-            Some(at) if self.scripted.state.lock().unwrap().aborts => {
+            Some(at) if self.scripted.state.lock().aborts => {
                 self.aborted.push(self.taken.remove(at));
                 true
             }
@@ -205,6 +206,6 @@ impl Queue for Channel {
     }
 
     fn is_settled(&self) -> bool {
-        self.inflight() == 0 && self.scripted.state.lock().unwrap().leftovers == 0
+        self.inflight() == 0 && self.scripted.state.lock().leftovers == 0
     }
 }

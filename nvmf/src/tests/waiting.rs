@@ -148,7 +148,7 @@ fn from_one_device_to_the_next() {
     rig.turn();
     first.script(|state| state.full = false);
     rig.turn();
-    let taken = first.state.lock().unwrap().submitted;
+    let taken = first.state.lock().submitted;
     assert_eq!(taken, 2, "both, in one turn");
     let waiting = rig.group.core.devices.all_waiting();
     assert_eq!(waiting, 2, "for the second");

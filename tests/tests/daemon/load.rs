@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use nacre_bdev::{Completion, Flags, Io, Op, Status};
 use nacre_nvmf::host::{HostOptions, IoQueue, IoStats};
-use nacre_tests::host::Host;
 use nacre_random::Random;
+use nacre_tests::host::Host;
 
 use crate::ledger::{BLOCK, Ledger};
 
@@ -74,7 +74,12 @@ pub struct Load {
 
 impl Load {
     /// Starts on a fresh namespace of [`BLOCKS`] blocks.
-    pub fn start(address: SocketAddr, mut options: HostOptions, nsid: u32, rng: &mut Random) -> Load {
+    pub fn start(
+        address: SocketAddr,
+        mut options: HostOptions,
+        nsid: u32,
+        rng: &mut Random,
+    ) -> Load {
         options.io_queues = 2;
         let mut host = Host::new(address, options, 2 * DEPTH);
         host.until("live", |h| h.controller.is_live());

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::{Completion, Io, Op, Status};
 use nacre_nvmf::host::HostOptions;
+use nacre_random::Random;
 use nacre_tests::at_length;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options, pattern};
-use nacre_random::Random;
 use nacre_tests::seed;
 use serde_json::{Value, json};
 

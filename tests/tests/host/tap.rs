@@ -1,13 +1,14 @@
 //! A RAM disk that records its requests and can be paused.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Busy, Done, Geometry, Io, Limits, Op, OpenError, Queue, Support, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 use nacre_tests::target::ram;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub struct Tap {
@@ -40,7 +41,7 @@ impl Tap {
 
     /// The requests since the last call, in order.
     pub fn take_log(&self) -> Vec<(Op, u64)> {
-        std::mem::take(&mut self.log.lock().unwrap())
+        std::mem::take(&mut self.log.lock())
     }
 }
 
@@ -94,7 +95,7 @@ struct TapQueue {
 
 impl Queue for TapQueue {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
-        self.tap.log.lock().unwrap().push((io.op, io.lba));
+        self.tap.log.lock().push((io.op, io.lba));
         self.held.push_back(io);
         Ok(())
     }

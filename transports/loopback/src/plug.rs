@@ -3,14 +3,15 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_nvmf::transport::{
     Address, ListenError, ListenerId, ListenerOptions, Plug, Transport, TransportCaps,
     TransportType,
 };
 use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::host::{ConnectError, LoopbackHost};
 use crate::transport::{Core, LoopbackTransport};
@@ -80,9 +81,7 @@ impl LoopbackPlug {
     }
 
     fn listeners(&self) -> MutexGuard<'_, HashMap<String, ListenerId>> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.listeners.lock()
     }
 }
 

@@ -13,7 +13,6 @@ mod devices;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{ListenerCounts, ListenerId};
@@ -22,6 +21,7 @@ use nacre_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, DeviceId, VerbsError,
 };
 use nacre_reactor::{Clock, EventSet, Events, Repeats};
+use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use self::devices::Used;
@@ -401,7 +401,7 @@ impl Control {
 
 /// The thread's life.
 pub(crate) fn run(shared: &Shared, control: &Mutex<Control>) {
-    let lock = || control.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || control.lock();
     let Ok(watched) = rustix::io::dup(&lock().watched) else {
         tracing::error!("no descriptor for the RDMA management thread; raise `ulimit -n`");
         return;

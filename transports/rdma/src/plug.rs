@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use nacre_hugepages::Arena;
@@ -11,6 +11,7 @@ use nacre_nvmf::transport::{
     TransportType,
 };
 use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::{RdmaConfig, in_capsule_fits};
 use crate::control::{self, Control, Listener};
@@ -218,7 +219,7 @@ impl RdmaPlug {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        self.control.lock()
     }
 
     fn bind_error(address: SocketAddr, error: VerbsError, remedy: &str) -> ListenError {

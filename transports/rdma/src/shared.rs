@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
 use nacre_hugepages::{Arena, GRAIN, Piece, register_all_in};
@@ -13,6 +13,7 @@ use nacre_rdma_verbs::{
     Access, CmId, DeviceAttributes, DeviceId, Endpoint, MrKey, ProtectionDomain, Provider, Queues,
     VerbsError,
 };
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::incident::Incidents;
@@ -70,11 +71,6 @@ impl MemoryInner {
     }
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing here is left half done by a panic.
-    of.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn registration(source: nacre_hugepages::RegisterError) -> VerbsError {
     VerbsError::Call {
         call: "ibv_reg_mr",
@@ -96,7 +92,7 @@ impl Memory {
 
     /// Makes an arena known to every device in use, and to those to come.
     pub fn add(&self, arena: &Arena) -> Result<(), VerbsError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         let registered = inner.domains.values().try_for_each(|domain| {
             let (slot, hook) = (domain.key_slot, domain.domain.hook());
             arena.register_in(slot, hook, domain.piece)
@@ -111,7 +107,7 @@ impl Memory {
 
     /// Makes every device forget an arena, which no I/O uses any longer.
     pub fn remove(&self, arena: &Arena) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.arenas.retain(|known| !known.is_same(arena));
         inner.unregister(arena);
     }
@@ -130,7 +126,7 @@ impl Memory {
 
     /// The domain of a device; made, and all memory registered with it, when it is the first use.
     pub fn domain(&self, provider: &dyn Provider, id: DeviceId) -> Result<Domain, VerbsError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if let Some(domain) = inner.domains.get(&id) {
             return Ok(domain.clone());
         }
@@ -152,7 +148,7 @@ impl Memory {
 
     /// Forgets a device without users.
     pub fn forget(&self, id: DeviceId) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if let Some(domain) = inner.domains.remove(&id) {
             inner
                 .arenas
@@ -162,11 +158,11 @@ impl Memory {
     }
 
     pub fn arenas(&self) -> Vec<Arena> {
-        lock(&self.inner).arenas.clone()
+        self.inner.lock().arenas.clone()
     }
 
     pub fn domains(&self) -> Vec<Arc<dyn ProtectionDomain>> {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         inner
             .domains
             .values()
@@ -176,7 +172,7 @@ impl Memory {
 
     /// What each device in use knows, in the order of their names.
     pub fn known(&self) -> Vec<DomainInfo> {
-        let inner = lock(&self.inner);
+        let inner = self.inner.lock();
         let of = |domain: &Domain| {
             let mut regions = Vec::new();
             for (arena, memory) in inner.arenas.iter().enumerate() {
@@ -206,7 +202,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let devices: Vec<DeviceId> = lock(&self.inner).domains.keys().copied().collect();
+        let devices: Vec<DeviceId> = self.inner.lock().domains.keys().copied().collect();
         devices.into_iter().for_each(|device| self.forget(device));
     }
 }
@@ -344,12 +340,12 @@ impl CoreSlot {
 
     /// The counters of a device on this core.
     pub fn stats(&self, device: &str) -> Arc<Stats> {
-        let mut all = lock(&self.stats);
+        let mut all = self.stats.lock();
         Arc::clone(all.entry(device.to_owned()).or_default())
     }
 
     pub fn all_stats(&self) -> Vec<(String, StatsSnapshot)> {
-        let all = lock(&self.stats);
+        let all = self.stats.lock();
         let each = all
             .iter()
             .map(|(name, stats)| (name.clone(), stats.snapshot()));
@@ -357,7 +353,7 @@ impl CoreSlot {
     }
 
     pub fn queues(&self) -> MutexGuard<'_, HashMap<DeviceId, (Queues, u32)>> {
-        lock(&self.queues)
+        self.queues.lock()
     }
 }
 
@@ -376,7 +372,7 @@ impl<M> Mailbox<M> {
     }
 
     pub fn send(&self, message: M) {
-        lock(&self.messages).push_back(message);
+        self.messages.lock().push_back(message);
         self.ring();
     }
 
@@ -390,7 +386,7 @@ impl<M> Mailbox<M> {
     }
 
     pub fn take(&self) -> Option<M> {
-        lock(&self.messages).pop_front()
+        self.messages.lock().pop_front()
     }
 }
 
@@ -412,11 +408,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
-        lock(&self.cores)
+        self.cores.lock()
     }
 
     pub fn prepared(&self) -> MutexGuard<'_, Vec<Arena>> {
-        lock(&self.prepared)
+        self.prepared.lock()
     }
 
     pub fn tell_changed(&self) {

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind};
 use nacre_reactor::{Clock, EventSet, Events, Interest, Nanos, Repeats};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
@@ -147,13 +148,11 @@ impl Shared {
 
     /// Nothing here is left half done by a panic, so a poisoned lock is as good as any.
     pub fn listeners(&self) -> MutexGuard<'_, HashMap<ListenerId, Listener>> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.listeners.lock()
     }
 
     pub fn cores(&self) -> MutexGuard<'_, Vec<Arc<CoreSlot>>> {
-        self.cores.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cores.lock()
     }
 
     /// The events to wait for on a listening socket.

@@ -1,7 +1,7 @@
 //! A test's control of a simulated drive: its actions and its questions.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 
 use nacre_nvmf_wire::aen::AsyncEvent;
@@ -9,6 +9,7 @@ use nacre_nvmf_wire::log::SmartHealth;
 use nacre_nvmf_wire::registers::Csts;
 use nacre_random::Random;
 use nacre_reactor::Nanos;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::{Config, NamespaceConfig};
 use crate::faults::{Chances, Rule};
@@ -41,13 +42,13 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// There may be something to do.
     pub fn wake(&self) {
         if self.asleep.swap(false, Ordering::AcqRel) {
-            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            let thread = self.thread.lock();
             if let Some(thread) = &*thread {
                 thread.unpark();
             }

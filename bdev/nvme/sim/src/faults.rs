@@ -5,7 +5,6 @@ use std::time::Duration;
 use nacre_nvmf_wire::StatusCode;
 use nacre_random::Random;
 
-
 /// What becomes of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {

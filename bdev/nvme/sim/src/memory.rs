@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The first address that is handed out: neither 0 nor any that the process has.
 const FIRST: u64 = 0x40_0000_0000;
@@ -136,11 +136,11 @@ impl Iommu {
     }
 
     fn read_table(&self) -> RwLockReadGuard<'_, Table> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
+        self.table.read()
     }
 
     fn write_table(&self) -> RwLockWriteGuard<'_, Table> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
+        self.table.write()
     }
 }
 

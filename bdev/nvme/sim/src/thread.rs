@@ -61,8 +61,7 @@ impl Drive {
             .name("simulated drive".to_owned())
             .spawn(move || run(&drive, &stopped))
             .expect("a thread for a simulated drive");
-        *self.shared.thread.lock().unwrap_or_else(|e| e.into_inner()) =
-            Some(thread.thread().clone());
+        *self.shared.thread.lock() = Some(thread.thread().clone());
         Running {
             drive: self.clone(),
             stop,
@@ -97,7 +96,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         let thread = &self.drive.shared.thread;
-        *thread.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        *thread.lock() = None;
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             if let Err(panic) = thread.join()

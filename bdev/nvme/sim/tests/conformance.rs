@@ -2,8 +2,8 @@
 //! a thread of its own, the driver's home is a reactor, and the queues are on the threads of the
 //! suite.
 
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
@@ -13,6 +13,7 @@ use nacre_bdev_nvme_sim::{Config, Drive, Iommu, NamespaceConfig, Running};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
 use nacre_nvmf_wire::identify::controller::{Oncs, Sgls};
 use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
+use parking_lot::Mutex;
 
 /// Nothing here takes as long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,13 +69,13 @@ impl Fleet {
         });
         let controller = attached.expect("the drive is attached");
         let bdev: Arc<dyn Bdev> = controller.namespaces().remove(0);
-        *self.last.lock().unwrap() = Some((controller, drive, running));
+        *self.last.lock() = Some((controller, drive, running));
         bdev
     }
 
     /// Puts the last drive away.
     fn end(&self) {
-        let last = self.last.lock().unwrap().take();
+        let last = self.last.lock().take();
         if let Some((controller, drive, running)) = last {
             let status = controller.status();
             self.at_home(move |_| async move { controller.detach().await });

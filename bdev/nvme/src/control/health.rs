@@ -13,7 +13,6 @@ use crate::controller::Controller;
 use crate::error::ControlError;
 use crate::event::{Event, HealthAlert, HealthEvent};
 use crate::info::{Health, celsius};
-use crate::link::lock;
 use crate::options::HealthThresholds;
 
 /// Kelvin, where neither the user nor the drive says anything: most drives are made for 70 °C.
@@ -58,7 +57,7 @@ impl Controller {
         };
         let facts = self.facts();
         let told = judge(
-            &mut lock(&self.alerts),
+            &mut self.alerts.lock(),
             &health,
             &self.options.thresholds,
             &facts,
@@ -76,7 +75,7 @@ impl Controller {
         self.ask(core, sqe, &[], &mut page).await?;
         let log = SmartHealth::read_from_bytes(&page).map_err(|_| ControlError::Busy)?;
         let health = Health::from(&log);
-        *lock(&self.newest_health) = Some(health.clone());
+        *self.newest_health.lock() = Some(health.clone());
         Ok(health)
     }
 }

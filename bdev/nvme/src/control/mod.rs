@@ -39,7 +39,6 @@ use crate::error::{AttachError, ControlError};
 use crate::event::Event;
 use crate::function::GONE;
 use crate::info::State;
-use crate::link::lock;
 use crate::options::Options;
 
 /// How long a reactor that is about to sleep may leave an awaited completion without an interrupt.
@@ -60,7 +59,7 @@ impl Controller {
         let brought = self.bring_up(core).await;
         let outcome = match brought {
             Ok(facts) => {
-                *lock(&self.facts) = Arc::new(facts);
+                *self.facts.lock() = Arc::new(facts);
                 self.add_poller(core)?;
                 self.request_events();
                 self.find_namespaces(core).await.map_err(AttachError::from)
@@ -68,7 +67,7 @@ impl Controller {
             Err(error) => Err(error),
         };
         if let Err(error) = outcome {
-            *lock(&self.state) = State::Detached;
+            *self.state.lock() = State::Detached;
             self.stop_all(core).await;
             return Err(error);
         }
@@ -90,11 +89,11 @@ impl Controller {
     }
 
     pub(crate) fn is_detached(&self) -> bool {
-        *lock(&self.state) == State::Detached
+        *self.state.lock() == State::Detached
     }
 
     pub(crate) fn set_state(&self, state: State) {
-        let before = std::mem::replace(&mut *lock(&self.state), state.clone());
+        let before = std::mem::replace(&mut *self.state.lock(), state.clone());
         if before != state {
             let name = self.name();
             match &state {
@@ -170,12 +169,12 @@ impl Controller {
         let id = core
             .add_poller(Box::new(poller))
             .map_err(|_| ControlError::Stopped)?;
-        *lock(&self.poller) = Some(id);
+        *self.poller.lock() = Some(id);
         Ok(())
     }
 
     pub(crate) fn remove_poller(&self, core: &CoreHandle) {
-        if let Some(id) = lock(&self.poller).take() {
+        if let Some(id) = self.poller.lock().take() {
             core.remove_poller(id);
         }
     }

@@ -20,7 +20,6 @@ use crate::device::{self, NvmeBdev};
 use crate::error::ControlError;
 use crate::event::Event;
 use crate::info::UnusableNamespace;
-use crate::link::lock;
 
 /// Namespaces of a controller, at most.
 const NAMESPACES_MAX: usize = 1024;
@@ -48,7 +47,7 @@ impl Controller {
         let facts = self.facts();
         let mut unusable = Vec::new();
         let nsids = self.active_namespaces(core, &facts).await?;
-        let known: Vec<u32> = lock(&self.namespaces).keys().copied().collect();
+        let known: Vec<u32> = self.namespaces.lock().keys().copied().collect();
         for nsid in known.into_iter().filter(|nsid| !nsids.contains(nsid)) {
             self.drop_namespace(nsid);
         }
@@ -69,13 +68,13 @@ impl Controller {
                 }
             }
         }
-        *lock(&self.unusable) = unusable;
+        *self.unusable.lock() = unusable;
         Ok(())
     }
 
     fn take_namespace(self: &Arc<Self>, found: Found) {
         let nsid = found.facts.nsid;
-        let known = lock(&self.namespaces).get(&nsid).cloned();
+        let known = self.namespaces.lock().get(&nsid).cloned();
         if let Some(bdev) = known {
             if is_same(&bdev.facts(), &found.facts) {
                 let changes = bdev.update(found.facts);
@@ -99,12 +98,12 @@ impl Controller {
         }
         let bdev = NvmeBdev::new(Arc::clone(self), found.facts, found.blocks, found.read_only);
         let bdev = Arc::new(bdev);
-        lock(&self.namespaces).insert(nsid, Arc::clone(&bdev));
+        self.namespaces.lock().insert(nsid, Arc::clone(&bdev));
         self.send_event(Event::NamespaceAdded(bdev));
     }
 
     pub(super) fn drop_namespace(&self, nsid: u32) {
-        let gone = lock(&self.namespaces).remove(&nsid);
+        let gone = self.namespaces.lock().remove(&nsid);
         if let Some(bdev) = gone {
             bdev.set_gone();
             self.send_event(Event::NamespaceRemoved(bdev));

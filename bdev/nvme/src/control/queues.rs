@@ -12,7 +12,7 @@ use nacre_reactor::CoreHandle;
 
 use crate::controller::Controller;
 use crate::error::ControlError;
-use crate::link::{Link, lock};
+use crate::link::Link;
 use crate::phase::State as Phase;
 use crate::ring::Rings;
 
@@ -117,7 +117,7 @@ impl Controller {
         }
         link.made.store(true, Ordering::Relaxed);
         link.set_grant(grant);
-        let generation = lock(&self.links).next_generation();
+        let generation = self.links.lock().next_generation();
         link.set_phase(Phase::Live(generation));
         Ok(())
     }

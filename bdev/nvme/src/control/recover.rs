@@ -14,7 +14,7 @@ use crate::error::{AttachError, ControlError};
 use crate::event::{Event, ResetReason, Timeout, TimeoutAction};
 use crate::function::{Function, GONE};
 use crate::info::State;
-use crate::link::{Link, Report, Want, count, lock};
+use crate::link::{Link, Report, Want, count};
 use crate::options::ActionOnTimeout;
 use crate::phase::State as Phase;
 
@@ -45,7 +45,7 @@ impl Controller {
     }
 
     async fn serve(self: &Arc<Self>, core: &CoreHandle, report: Report) {
-        let link = lock(&self.links).get(report.qid);
+        let link = self.links.lock().get(report.qid);
         let Some(link) = link else {
             return;
         };
@@ -190,7 +190,7 @@ impl Controller {
             }
         }
         link.set_phase(Phase::Gone);
-        lock(&self.links).remove(link.qid);
+        self.links.lock().remove(link.qid);
     }
 
     /// Deletes a queue pair and creates it again: its commands end, and their owner sends them
@@ -256,7 +256,7 @@ impl Controller {
         let before = self.counters.resets.load(Ordering::Relaxed);
         let _one = self.lifecycle.lock().await;
         let asked = reason == ResetReason::Asked;
-        let state = lock(&self.state).clone();
+        let state = self.state.lock().clone();
         match state {
             State::Detached => return Err(ControlError::Detached),
             State::Removed => return Err(ControlError::Gone),
@@ -312,7 +312,7 @@ impl Controller {
             self.function().reset()?;
         }
         let facts = self.bring_up(core).await?;
-        *lock(&self.facts) = Arc::new(facts);
+        *self.facts.lock() = Arc::new(facts);
         self.add_poller(core)?;
         // Before commands are sent again: they must not reach a namespace that was formatted
         // meanwhile, or is another.
@@ -381,7 +381,7 @@ impl Controller {
         // Commands that wait for the drive must not delay this.
         self.admin.close(ControlError::Gone);
         let _one = self.lifecycle.lock().await;
-        if *lock(&self.state) != State::Detached {
+        if *self.state.lock() != State::Detached {
             self.lose_locked(core).await;
         }
     }
@@ -403,7 +403,7 @@ impl Controller {
         function: Arc<dyn Function>,
     ) -> Result<(), AttachError> {
         let _one = self.lifecycle.lock().await;
-        if !matches!(*lock(&self.state), State::Removed | State::Failed { .. }) {
+        if !matches!(*self.state.lock(), State::Removed | State::Failed { .. }) {
             return Err(AttachError::NotRemoved {
                 name: self.name().to_owned(),
             });
@@ -431,7 +431,7 @@ impl Controller {
 
     fn use_function(&self, function: Arc<dyn Function>) {
         self.slot.store(function.slot(), Ordering::Relaxed);
-        *lock(&self.function) = function;
+        *self.function.lock() = function;
     }
 
     async fn come_back(
@@ -449,7 +449,7 @@ impl Controller {
         }
         // Before the first completion: unflushed data may be lost.
         self.counters.losses.fetch_add(1, Ordering::AcqRel);
-        *lock(&self.facts) = Arc::new(facts);
+        *self.facts.lock() = Arc::new(facts);
         self.add_poller(core)?;
         self.find_namespaces(core).await?;
         for link in self.all_links() {

@@ -11,7 +11,6 @@ use crate::controller::Controller;
 use crate::error::ControlError;
 use crate::function::GONE;
 use crate::info::State;
-use crate::link::lock;
 
 /// The time for a controller's shutdown, whatever RTD3E says, at least and at most.
 const SHUTDOWN_MIN: Duration = Duration::from_secs(5);
@@ -25,7 +24,7 @@ const SHN_NORMAL: u32 = 1;
 impl Controller {
     pub(crate) async fn shut_down(self: &Arc<Self>, core: &CoreHandle) {
         let _one = self.lifecycle.lock().await;
-        let before = lock(&self.state).clone();
+        let before = self.state.lock().clone();
         if before == State::Detached {
             return;
         }
@@ -36,7 +35,7 @@ impl Controller {
             self.delete_all(core).await;
             self.notify_shutdown(core).await;
         }
-        let namespaces: Vec<u32> = lock(&self.namespaces).keys().copied().collect();
+        let namespaces: Vec<u32> = self.namespaces.lock().keys().copied().collect();
         for nsid in namespaces {
             self.drop_namespace(nsid);
         }

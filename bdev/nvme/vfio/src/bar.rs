@@ -11,10 +11,11 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nacre_bdev_nvme::GONE;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Mapped registers.
@@ -225,7 +226,7 @@ static GUARDS_SET: OnceLock<Result<Guards, i32>> = OnceLock::new();
 impl Guards {
     fn change(&self) -> MutexGuard<'_, ()> {
         // A panic with it changes nothing that the next could stumble over.
-        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+        self.change.lock()
     }
 
     fn take(&self, base: usize, len: usize) -> io::Result<&'static Guard> {

@@ -16,9 +16,10 @@ use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
+use parking_lot::Mutex;
 use vfio_bindings::bindings::vfio as abi;
 
 use crate::error::VfioError;
@@ -155,7 +156,7 @@ impl Container {
 
     /// The group, which is opened unless it is.
     pub fn group(&self, place: &Place<'_>) -> Result<Arc<Group>, VfioError> {
-        let mut groups = lock(&self.groups);
+        let mut groups = self.groups.lock();
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(node, _)| node == place.node);
         if let Some(group) = known.and_then(|(_, group)| group.upgrade()) {
@@ -164,7 +165,7 @@ impl Container {
         let group = Arc::new(enter(&self.fd, place)?);
         let (_, usable) =
             limits(&self.fd).map_err(place.step("asking the IOMMU for its abilities"))?;
-        lock(&self.iovas).restrict(&usable);
+        self.iovas.lock().restrict(&usable);
         groups.push((place.node.to_owned(), Arc::downgrade(&group)));
         Ok(group)
     }
@@ -177,7 +178,7 @@ impl Container {
             let page = self.page;
             return Err(DmaError::NotPages { at, bytes, page });
         }
-        let mut iovas = lock(&self.iovas);
+        let mut iovas = self.iovas.lock();
         let Some(iova) = iovas.take(bytes, self.page) else {
             let usable = iovas.usable().to_vec();
             return Err(DmaError::NoAddress { bytes, usable });
@@ -197,7 +198,7 @@ impl Container {
             mapped = sys::structured(self.fd.as_fd(), Structured::MapDma, &mut map);
         }
         mapped.map(|()| iova).map_err(|source| {
-            lock(&self.iovas).give(iova, bytes);
+            self.iovas.lock().give(iova, bytes);
             refusal(bytes, source)
         })
     }
@@ -208,7 +209,7 @@ impl Container {
         unmap.set_u64(offset_of!(abi::vfio_iommu_type1_dma_unmap, iova), iova);
         unmap.set_u64(offset_of!(abi::vfio_iommu_type1_dma_unmap, size), bytes);
         match sys::structured(self.fd.as_fd(), Structured::UnmapDma, &mut unmap) {
-            Ok(()) => lock(&self.iovas).give(iova, bytes),
+            Ok(()) => self.iovas.lock().give(iova, bytes),
             // The address stays taken: a drive may still access the memory there.
             Err(error) => tracing::error!(iova, bytes, %error, "memory stays mapped for drives"),
         }
@@ -337,11 +338,6 @@ fn locked() -> u64 {
         .and_then(kib)
         .unwrap_or(0)
         .saturating_mul(1024)
-}
-
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Single calls change the state behind them and leave nothing half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

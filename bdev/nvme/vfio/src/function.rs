@@ -4,11 +4,12 @@ use std::fmt;
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
 
 use nacre_bdev_nvme::{Function, FunctionError, GONE};
 use nacre_hugepages::RegisterHook;
+use parking_lot::{RwLock, RwLockReadGuard};
 use vfio_bindings::bindings::vfio as abi;
 
 use crate::bar::Bar;
@@ -139,10 +140,7 @@ impl VfioFunction {
     /// Does it to the device, unless that was given back.
     fn with<T>(&self, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
         // A thread that panicked with the lock had not changed it: it is given back as a whole.
-        let open = self
-            .open
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let open = self.open.read();
         match &*open {
             Some(open) => f(&open.device),
             None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
@@ -160,9 +158,7 @@ impl VfioFunction {
 
     fn connected(&self) -> RwLockReadGuard<'_, Vec<OwnedFd>> {
         // A thread that panicked with the lock had not changed it: it is replaced as a whole.
-        self.vectors
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.vectors.read()
     }
 }
 
@@ -257,10 +253,7 @@ impl Function for VfioFunction {
             .map(|_| sys::event())
             .collect::<io::Result<_>>()
             .map_err(failed())?;
-        let mut connected = self
-            .vectors
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut connected = self.vectors.write();
         if !connected.is_empty() {
             // How many there are is fixed while any are connected, on kernels that cannot add some.
             self.with(|device| set_irqs(device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &[]))
@@ -286,10 +279,7 @@ impl Function for VfioFunction {
             tracing::debug!(%error, "the drive goes as it is");
         }
         self.bar.detach();
-        let mut open = self
-            .open
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut open = self.open.write();
         *open = None;
     }
 

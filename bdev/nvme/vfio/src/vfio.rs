@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use nacre_hugepages::{Arena, DEVICE_SLOTS, RegisterHook, register_all};
+use parking_lot::Mutex;
 
-use crate::container::{Container, Hook, Place, lock};
+use crate::container::{Container, Hook, Place};
 use crate::error::VfioError;
 use crate::function::VfioFunction;
 use crate::pci::{Address, Driver, Iommu, System};
@@ -85,7 +86,7 @@ impl Vfio {
             members: &members,
         };
         // One at a time: two first drives would make two containers.
-        let mut shared = lock(&self.memory);
+        let mut shared = self.memory.lock();
         let (memory, group) = match shared.upgrade() {
             Some(memory) => {
                 let group = memory.container.group(&place)?;

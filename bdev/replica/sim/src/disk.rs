@@ -6,12 +6,13 @@
 //! reservation would: their commands in flight execute or not, and none executes after that.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Flags, Limits, Op, Status};
 use nacre_random::Random;
 use nacre_reactor::Nanos;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::media::{Format, Loss, Media};
 
@@ -151,7 +152,7 @@ impl SimDisk {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Sets the time to `now`: due commands execute.

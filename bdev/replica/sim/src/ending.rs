@@ -83,7 +83,7 @@ impl World {
         });
         self.plenty();
         self.disks.iter().for_each(|disk| disk.heal());
-        self.mood.lock().expect("not poisoned").heal();
+        self.mood.lock().heal();
         // Of several holders the last is the one that may serve.
         while self.holders.len() > 1 {
             let number = self.holders[0].number;

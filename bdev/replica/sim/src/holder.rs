@@ -4,8 +4,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
 
 use nacre_bdev::{Bdev, Layer};
 use nacre_bdev_replica::control;
@@ -18,6 +18,7 @@ use nacre_bdev_replica::prepared::Prepared;
 use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_reactor::{CoreHandle, ReactorConfig, TestCore, VirtualClock};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::checker::Checker;
@@ -64,13 +65,13 @@ pub struct Events(Mutex<Vec<VolumeEvent>>);
 
 impl Events {
     pub fn take(&self) -> Vec<VolumeEvent> {
-        std::mem::take(&mut *self.0.lock().expect("not poisoned"))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
 impl Observer for Events {
     fn event(&self, event: VolumeEvent) {
-        self.0.lock().expect("not poisoned").push(event);
+        self.0.lock().push(event);
     }
 }
 
@@ -94,7 +95,7 @@ impl Devices for Reach {
         if !disk.claim(self.holder) {
             return Err(refused("it cannot be reached"));
         }
-        let mut layers = self.layers.lock().expect("not poisoned");
+        let mut layers = self.layers.lock();
         let layer = layers.entry(name.to_owned()).or_insert_with(|| {
             let (queues, lacks) = (Arc::clone(&self.queues), Arc::clone(&self.lacks));
             let device = Device::new(Arc::clone(disk), self.holder, queues, lacks);

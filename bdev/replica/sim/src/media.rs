@@ -10,7 +10,6 @@ use std::ops::Range;
 use nacre_bdev_replica::model::RESERVED;
 use nacre_random::Random;
 
-
 /// Bytes of the largest blocks.
 const MOST: usize = 4096;
 const SECTOR: usize = 512;

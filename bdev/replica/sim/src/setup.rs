@@ -1,8 +1,8 @@
 //! The setup of a run: the disks, the volume on them and the first holder, determined by its seed.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nacre_bdev::Limits;
@@ -11,6 +11,7 @@ use nacre_bdev_replica::model::{ReadPolicy, Settings};
 use nacre_bdev_replica::store::{Call, MemoryStore, Plan};
 use nacre_random::Random;
 use nacre_reactor::VirtualClock;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::checker::Checker;
@@ -167,7 +168,7 @@ impl World {
         holder.open(id);
         let record = store.records().remove(0);
         let planned = Arc::clone(&mood);
-        let plan = move |call: &Call| -> Plan { planned.lock().expect("not poisoned").plan(call) };
+        let plan = move |call: &Call| -> Plan { planned.lock().plan(call) };
         store.plan(Some(Box::new(plan)));
         World {
             hot: Hot::new(&mut random, blocks + room, region),

@@ -240,13 +240,13 @@ impl World {
                     .within(1, *self.random.clone().pick(&[100, 2000, 9000]));
                 let until = self.clock.now() + Duration::from_millis(until);
                 let all = self.random.one_in(2);
-                let mut mood = self.mood.lock().expect("not poisoned");
+                let mut mood = self.mood.lock();
                 mood.out_until = until;
                 mood.out_for = (!all).then_some(holder);
             }
             Kind::StoreMood => {
                 let values = [0, 0, 5, 30].map(|most| self.random.below(most + 1));
-                let mut mood = self.mood.lock().expect("not poisoned");
+                let mut mood = self.mood.lock();
                 let random = &mut self.random;
                 mood.refuses = *random.pick(&values);
                 mood.loses = *random.pick(&values);

@@ -1,8 +1,8 @@
 //! The world of one run: its holders and disks, their turns, and its time.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nacre_bdev::{Queue, Status};
@@ -12,6 +12,7 @@ use nacre_bdev_replica::store::MemoryStore;
 use nacre_hugepages::Buf;
 use nacre_random::Random;
 use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::checker::Checker;
@@ -432,7 +433,7 @@ impl World {
             self.next_due()
         };
         self.clock.set(next.max(now));
-        self.mood.lock().expect("not poisoned").now = next;
+        self.mood.lock().now = next;
         self.store.advance(next);
         self.look_at_store();
         for disk in &self.disks {

@@ -3,10 +3,10 @@
 //! a read returns an impossible value, or replicas differ; other failures of a run do not count.
 //! The same seed without the fault passes.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_bdev_replica_sim::{Mutation, Options, replay, run};
+use parking_lot::Mutex;
 
 const FIRST: u64 = 1;
 /// Most seeds tried.
@@ -17,7 +17,7 @@ fn is_caught(mutation: Mutation) {
     let caught: Mutex<Option<(u64, String)>> = Mutex::new(None);
     let work = || {
         Mutation::activate(Some(mutation));
-        while caught.lock().expect("sound").is_none() {
+        while caught.lock().is_none() {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= FIRST + MOST {
                 return;
@@ -25,13 +25,13 @@ fn is_caught(mutation: Mutation) {
             if let Err(what) = run(seed, &Options::default())
                 && what.starts_with("block ")
             {
-                caught.lock().expect("sound").get_or_insert((seed, what));
+                caught.lock().get_or_insert((seed, what));
             }
         }
     };
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get().min(8));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-    let caught = caught.into_inner().expect("sound");
+    let caught = caught.into_inner();
     let Some((seed, what)) = caught else {
         panic!("{mutation:?} is not noticed in {MOST} runs");
     };

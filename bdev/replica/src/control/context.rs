@@ -3,10 +3,11 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_reactor::{CoreHandle, LocalTask};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -14,7 +15,7 @@ use super::failures::describe;
 use super::state::State;
 use crate::handle::{Happened, Observer, VolumeError, VolumeEvent, VolumeStatus};
 use crate::mutation::Mutation;
-use crate::shared::{Failure, Shared, lock};
+use crate::shared::{Failure, Shared};
 
 pub(super) struct Context {
     pub core: CoreHandle,
@@ -138,7 +139,7 @@ impl Context {
     }
 
     pub(super) fn refresh_status(&self) {
-        *lock(&self.status) = self.state.borrow().status(&self.shared);
+        *self.status.lock() = self.state.borrow().status(&self.shared);
     }
 
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + 'static) {

@@ -4,12 +4,13 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Limits, Status};
 use nacre_hugepages::Pool;
 use nacre_reactor::CoreHandle;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 

@@ -5,10 +5,11 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
+use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::reply::{Sender, reply};
@@ -241,7 +242,7 @@ impl MemoryStore {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
 
 use super::StoreError;
 
@@ -35,7 +37,7 @@ impl<T> Sender<T> {
 
     fn put(&mut self, answer: Answer<T>) {
         let Some(place) = self.0.take() else { return };
-        let mut guard = lock(&place);
+        let mut guard = place.lock();
         guard.answer = Some(answer);
         let waker = guard.waker.take();
         // The woken task may check at once.
@@ -58,7 +60,7 @@ impl<T> Future for Receiver<T> {
     type Output = Answer<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer<T>> {
-        let mut place = lock(&self.0);
+        let mut place = self.0.lock();
         match place.answer.take() {
             Some(answer) => Poll::Ready(answer),
             None => {
@@ -67,9 +69,4 @@ impl<T> Future for Receiver<T> {
             }
         }
     }
-}
-
-/// A panic cannot leave this state half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

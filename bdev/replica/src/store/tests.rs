@@ -3,12 +3,13 @@
 //! scripted.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use nacre_reactor::Nanos;
+use parking_lot::Mutex;
 use redb::Database;
 use tempfile::TempDir;
 
@@ -261,12 +262,12 @@ enum Step {
 impl Recorder {
     fn holding(image: &[u8]) -> Recorder {
         let new = Recorder::default();
-        new.inner.lock().expect("not poisoned").0 = image.to_vec();
+        new.inner.lock().0 = image.to_vec();
         new
     }
 
     fn steps(&self) -> Vec<Step> {
-        self.inner.lock().expect("not poisoned").1.clone()
+        self.inner.lock().1.clone()
     }
 
     fn open(&self) -> Result<EmbeddedStore, StoreError> {
@@ -286,11 +287,11 @@ impl Recorder {
 
 impl redb::StorageBackend for Recorder {
     fn len(&self) -> Result<u64, std::io::Error> {
-        Ok(self.inner.lock().expect("not poisoned").0.len() as u64)
+        Ok(self.inner.lock().0.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), std::io::Error> {
-        let inner = self.inner.lock().expect("not poisoned");
+        let inner = self.inner.lock();
         let bytes = inner.0.get(offset as usize..offset as usize + out.len());
         out.copy_from_slice(bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?);
         Ok(())
@@ -298,7 +299,7 @@ impl redb::StorageBackend for Recorder {
 
     fn set_len(&self, len: u64) -> Result<(), std::io::Error> {
         self.room()?;
-        let mut inner = self.inner.lock().expect("not poisoned");
+        let mut inner = self.inner.lock();
         inner.0.resize(len as usize, 0);
         inner.1.push(Step::Len(len));
         Ok(())
@@ -306,13 +307,13 @@ impl redb::StorageBackend for Recorder {
 
     fn sync_data(&self) -> Result<(), std::io::Error> {
         self.room()?;
-        self.inner.lock().expect("not poisoned").1.push(Step::Sync);
+        self.inner.lock().1.push(Step::Sync);
         Ok(())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), std::io::Error> {
         self.room()?;
-        let mut inner = self.inner.lock().expect("not poisoned");
+        let mut inner = self.inner.lock();
         inner.0[offset as usize..][..data.len()].copy_from_slice(data);
         inner.1.push(Step::Write(offset, data.to_vec()));
         Ok(())

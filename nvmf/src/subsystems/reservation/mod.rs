@@ -23,11 +23,12 @@ pub(crate) mod state;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use nacre_bdev::Op;
 use nacre_nvmf_wire::StatusCode;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::subsystems::association::Association;
 use crate::subsystems::core_handle::GroupHandle;
@@ -157,7 +158,7 @@ impl Reservation {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("poisoned")
+        self.inner.lock()
     }
 
     pub fn state(&self) -> State {

@@ -23,7 +23,7 @@ pub struct Referral {
 impl Target {
     /// The name that no other discovery subsystem has.
     pub fn unique_discovery_nqn(&self) -> Option<Nqn> {
-        self.discovery_nqn.lock().expect("poisoned").clone()
+        self.discovery_nqn.lock().clone()
     }
 
     /// The name of the discovery subsystem for hosts: its unique name, or else the well-known one.
@@ -36,16 +36,13 @@ impl Target {
     /// that one.
     pub fn set_discovery_nqn(&self, nqn: Option<Nqn>) -> Result<(), TargetError> {
         let nqn = nqn.filter(|n| !n.is_discovery());
-        let subsystems = self.subsystems.read().expect("poisoned");
+        let subsystems = self.subsystems.read();
         if let Some(taken) = nqn.as_ref().filter(|n| subsystems.contains_key(*n)) {
             return Err(TargetError::SubsystemExists {
                 nqn: taken.to_string(),
             });
         }
-        let before = std::mem::replace(
-            &mut *self.discovery_nqn.lock().expect("poisoned"),
-            nqn.clone(),
-        );
+        let before = std::mem::replace(&mut *self.discovery_nqn.lock(), nqn.clone());
         drop(subsystems);
         if before != nqn {
             self.discovery_changed();
@@ -54,7 +51,7 @@ impl Target {
     }
 
     pub fn add_referral(&self, referral: Referral) -> Result<(), TargetError> {
-        let mut referrals = self.referrals.lock().expect("poisoned");
+        let mut referrals = self.referrals.lock();
         if referrals.iter().any(|r| same_referral(r, &referral)) {
             return Err(TargetError::ReferralExists {
                 address: referral.address.to_string(),
@@ -67,7 +64,7 @@ impl Target {
     }
 
     pub fn remove_referral(&self, referral: &Referral) -> Result<(), TargetError> {
-        let mut referrals = self.referrals.lock().expect("poisoned");
+        let mut referrals = self.referrals.lock();
         let before = referrals.len();
         referrals.retain(|r| !same_referral(r, referral));
         if referrals.len() == before {
@@ -81,7 +78,7 @@ impl Target {
     }
 
     pub fn referrals(&self) -> Vec<Referral> {
-        self.referrals.lock().expect("poisoned").clone()
+        self.referrals.lock().clone()
     }
 
     /// GENCTR of the discovery log.

@@ -32,7 +32,7 @@ impl Target {
 
     /// One subsystem less uses it; the last one closes it.
     pub(crate) fn release_listener(&self, id: ListenerId) {
-        let _opening = self.opening.lock().expect("poisoned");
+        let _opening = self.opening.lock();
         let mut listeners = self.listeners();
         let Some(listener) = listeners.open.get_mut(&id) else {
             return;

@@ -1,6 +1,6 @@
 //! Reservations that persist: kept before they count, and back when they are needed.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nacre_nvmf_wire::commands::admin::{GetFeatures, SetFeatures};
 use nacre_nvmf_wire::commands::reservation::{
@@ -9,6 +9,7 @@ use nacre_nvmf_wire::commands::reservation::{
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::nsid;
 use nacre_nvmf_wire::{Sgl, StatusCode};
+use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::super::host::INVALID;
@@ -27,19 +28,19 @@ struct Slow {
 
 impl ReservationStore for Slow {
     fn store(&self, state: Option<&State>, ticket: Ticket) {
-        self.asked.lock().unwrap().push((state.cloned(), ticket));
+        self.asked.lock().push((state.cloned(), ticket));
     }
 }
 
 impl Slow {
     fn take(&self) -> (Option<State>, Ticket) {
-        let mut asked = self.asked.lock().unwrap();
+        let mut asked = self.asked.lock();
         assert_eq!(asked.len(), 1, "one at a time");
         asked.pop().unwrap()
     }
 
     fn is_idle(&self) -> bool {
-        self.asked.lock().unwrap().is_empty()
+        self.asked.lock().is_empty()
     }
 }
 

@@ -7,8 +7,8 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::Closed;
@@ -18,6 +18,7 @@ use nacre_rdma_verbs::{
     VerbsError,
 };
 use nacre_reactor::{EventSet, Events, Interest};
+use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use super::queue::send_entries;
@@ -371,7 +372,7 @@ fn make_qp(
 
 /// The thread's life.
 pub(super) fn run(shared: &HostShared, connects: &Mutex<Connects>) {
-    let lock = || connects.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || connects.lock();
     let cm = lock().cm.fd();
     let set = EventSet::new().and_then(|set| {
         set.add_raw(cm, 0)?;

@@ -16,8 +16,8 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_rdma_verbs::{Access, CmId, Endpoint, ProtectionDomain, Provider, VerbsError};
 use nacre_reactor::EventSet;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::shared::{Mailbox, Memory};
@@ -100,7 +101,7 @@ impl Link {
     }
 
     fn news(&self) -> MutexGuard<'_, VecDeque<News>> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+        self.news.lock()
     }
 
     fn send(&self, news: News) {
@@ -178,7 +179,7 @@ impl RdmaHosts {
 
     /// Handles events since the last call, as of `now`.
     pub fn turn(&self, now: Instant) {
-        let mut connects = self.connects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connects = self.connects.lock();
         connects.turn(&self.shared, now);
     }
 

@@ -11,10 +11,11 @@
 //! the queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
 //! their buffers do; an [`Endpoint`] has no rings and may change threads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_hugepages::{Buf, Pool};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::provider::*;
 pub use crate::ring::Timing;
@@ -159,8 +160,7 @@ impl Queues {
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
-        let users = self.inner.users.lock();
-        users.unwrap_or_else(PoisonError::into_inner)
+        self.inner.users.lock()
     }
 }
 

@@ -2,7 +2,7 @@
 //! test.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Completion, Done, Io, Op, Queue, Status, Token};
@@ -12,6 +12,7 @@ use nacre_bdev_nvme::{
 use nacre_bdev_nvme_sim::{Config, Drive, Iommu, Ticker};
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, HugepagePolicy, Pool};
 use nacre_reactor::TestCore;
+use parking_lot::Mutex;
 
 /// Every event that a test waits for comes within this much virtual time.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -39,14 +40,14 @@ pub struct Recorder(Mutex<Vec<Event>>);
 
 impl Observer for Recorder {
     fn event(&self, event: Event) {
-        self.0.lock().unwrap().push(event);
+        self.0.lock().push(event);
     }
 }
 
 impl Recorder {
     /// Events since the last call.
     pub fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.0.lock())
     }
 }
 

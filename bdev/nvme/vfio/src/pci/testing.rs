@@ -5,9 +5,10 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use super::{Kernel, System};
@@ -170,7 +171,7 @@ impl Machine {
     }
 
     pub fn writes_to(&self, file: &str) -> Vec<String> {
-        let writes = self.kernel.writes.lock().unwrap();
+        let writes = self.kernel.writes.lock();
         let those = writes.iter().filter(|(name, _)| name.contains(file));
         those.map(|(_, text)| text.clone()).collect()
     }
@@ -183,7 +184,7 @@ impl Fake {
         let (driver, stash) = (overridden.trim(), self.root.join("stash").join(address));
         match driver {
             "vfio-pci" => {
-                if *self.ways.vfio_is_broken.lock().unwrap() {
+                if *self.ways.vfio_is_broken.lock() {
                     return;
                 }
                 symlink("../../drivers/vfio-pci", at.join("driver")).unwrap();
@@ -205,7 +206,7 @@ impl Fake {
                 } else {
                     number.to_owned()
                 };
-                if !*self.ways.no_nodes.lock().unwrap() {
+                if !*self.ways.no_nodes.lock() {
                     fs::write(self.root.join("dev/vfio").join(node), "").unwrap();
                 }
             }
@@ -232,7 +233,7 @@ impl Fake {
 impl Kernel for Fake {
     fn write(&self, file: &Path, text: &str) -> io::Result<()> {
         let name = file.strip_prefix(&self.root).unwrap().to_str().unwrap();
-        for (part, kind) in self.ways.refuse.lock().unwrap().iter() {
+        for (part, kind) in self.ways.refuse.lock().iter() {
             if name.contains(part) {
                 return Err((*kind).into());
             }
@@ -242,7 +243,7 @@ impl Kernel for Fake {
             return Err(io::ErrorKind::NotFound.into());
         }
         let written = (name.to_owned(), text.to_owned());
-        self.ways.writes.lock().unwrap().push(written);
+        self.ways.writes.lock().push(written);
         match name {
             "sys/bus/pci/drivers_probe" => self.probe(text),
             name if name.ends_with("/driver/unbind") => self.leave(text),
@@ -252,7 +253,7 @@ impl Kernel for Fake {
     }
 
     fn modprobe(&self, module: &str) -> Result<(), String> {
-        let ways = self.ways.modprobe.lock().unwrap();
+        let ways = self.ways.modprobe.lock();
         let done = ways.get(module).cloned();
         done.unwrap_or_else(|| Err(format!("modprobe: FATAL: Module {module} not found.")))?;
         fs::create_dir_all(self.root.join("sys/bus/pci/drivers").join(module)).unwrap();
@@ -260,14 +261,7 @@ impl Kernel for Fake {
     }
 
     fn open_exclusively(&self, device: &Path) -> io::Result<()> {
-        if self
-            .ways
-            .busy
-            .lock()
-            .unwrap()
-            .iter()
-            .any(|busy| busy == device)
-        {
+        if self.ways.busy.lock().iter().any(|busy| busy == device) {
             Err(io::ErrorKind::ResourceBusy.into())
         } else {
             Ok(())
@@ -279,6 +273,6 @@ impl Kernel for Fake {
     }
 
     fn pause(&self, time: Duration) {
-        *self.ways.paused.lock().unwrap() += time;
+        *self.ways.paused.lock() += time;
     }
 }

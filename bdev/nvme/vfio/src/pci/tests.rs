@@ -196,7 +196,7 @@ fn drives_that_somebody_has_open_are_refused() {
     assert_eq!(uses.len(), 1);
     // A part of the kernel has no open files that can be seen.
     let busy = machine.path("dev/nvme0n1");
-    machine.kernel.busy.lock().unwrap().push(busy);
+    machine.kernel.busy.lock().push(busy);
     in_use(&machine, FIRST, "nvme0n1 is in exclusive use");
 }
 
@@ -282,7 +282,7 @@ fn modules_are_loaded_or_their_absence_is_told() {
     machine.file("lib/modules/6.12.1/modules.dep", index);
     assert!(machine.system().has_vfio_pci());
     let loads = ("vfio-pci".to_owned(), Ok(()));
-    machine.kernel.modprobe.lock().unwrap().extend([loads]);
+    machine.kernel.modprobe.lock().extend([loads]);
     bind(&machine, FIRST).unwrap();
 }
 
@@ -296,11 +296,11 @@ fn failures_half_way_are_taken_back() {
             (Driver::Nvme, Some("S1"))
         );
         assert_eq!(machine.writes_to("driver_override").last().unwrap(), "\n");
-        let paused = *machine.kernel.paused.lock().unwrap();
+        let paused = *machine.kernel.paused.lock();
         assert!(paused >= Duration::from_secs(30) && paused < Duration::from_secs(90));
     };
     let machine = Machine::usual();
-    *machine.kernel.vfio_is_broken.lock().unwrap() = true;
+    *machine.kernel.vfio_is_broken.lock() = true;
     let error = bind(&machine, FIRST).unwrap_err();
     assert!(
         matches!(
@@ -316,7 +316,7 @@ fn failures_half_way_are_taken_back() {
     is_back(&machine);
 
     let machine = Machine::usual();
-    *machine.kernel.no_nodes.lock().unwrap() = true;
+    *machine.kernel.no_nodes.lock() = true;
     let error = bind(&machine, FIRST).unwrap_err();
     assert!(
         matches!(&error, PciError::NoNode { node, .. } if node == "14"),
@@ -347,12 +347,7 @@ fn failures_half_way_are_taken_back() {
         ),
     ] {
         let machine = Machine::usual();
-        machine
-            .kernel
-            .refuse
-            .lock()
-            .unwrap()
-            .insert(file.into(), kind);
+        machine.kernel.refuse.lock().insert(file.into(), kind);
         let error = bind(&machine, FIRST).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }
@@ -364,7 +359,7 @@ fn driven_drives_are_not_given_back() {
     let machine = Machine::usual();
     bind(&machine, FIRST).unwrap();
     let node = machine.path("dev/vfio/14");
-    machine.kernel.busy.lock().unwrap().push(node);
+    machine.kernel.busy.lock().push(node);
     let error = machine.system().unbind(at(FIRST)).unwrap_err().to_string();
     assert!(error.contains("is driven by a program"), "{error}");
     machine.process(60, "nacre", "4026531840", "");
@@ -376,7 +371,7 @@ fn driven_drives_are_not_given_back() {
         1,
         "only when it was bound"
     );
-    machine.kernel.busy.lock().unwrap().clear();
+    machine.kernel.busy.lock().clear();
     fs::remove_file(machine.path("proc/60/fd/9")).unwrap();
     machine.system().unbind(at(FIRST)).unwrap();
 }

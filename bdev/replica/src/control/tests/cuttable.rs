@@ -1,6 +1,6 @@
 //! A disk that loses its end, and gets it back with zeroes.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nacre_bdev::{
     Bdev, Busy, Completion, Done, Geometry, Io, Limits, Op, OpenError, Queue, Size, Status,
@@ -8,6 +8,7 @@ use nacre_bdev::{
 };
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::rig::{DISK_BLOCKS, World, pool};
@@ -32,18 +33,18 @@ impl Cuttable {
     }
 
     pub fn size(&self) -> Arc<Size> {
-        Arc::clone(&self.size.lock().unwrap())
+        Arc::clone(&self.size.lock())
     }
 
     /// As after a restart: the size before is unknown.
     pub fn reopen(&self) {
         let now = self.size().blocks();
-        *self.size.lock().unwrap() = Arc::new(Size::new(now));
+        *self.size.lock() = Arc::new(Size::new(now));
     }
 
     /// As another machine, which counted `size`, sees it. Returns the count of the machine before.
     pub fn seen_with(&self, size: Arc<Size>) -> Arc<Size> {
-        std::mem::replace(&mut self.size.lock().unwrap(), size)
+        std::mem::replace(&mut self.size.lock(), size)
     }
 }
 
@@ -149,7 +150,7 @@ impl World {
             let shelf = &world.shelf;
             shelf.add_on(&name, DISK_BLOCKS, |memory| {
                 let disk = Cuttable::new(&format!("{name}-medium"), memory);
-                let mut all = shelf.cuttable.lock().unwrap();
+                let mut all = shelf.cuttable.lock();
                 all.insert(name.clone(), Arc::clone(&disk));
                 disk
             });
@@ -168,7 +169,7 @@ impl World {
     }
 
     pub fn disk(&self, name: &str) -> Arc<Cuttable> {
-        Arc::clone(&self.shelf.cuttable.lock().unwrap()[name])
+        Arc::clone(&self.shelf.cuttable.lock()[name])
     }
 
     /// The disk loses everything beyond so many blocks.

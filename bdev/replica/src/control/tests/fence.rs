@@ -39,7 +39,7 @@ fn held_while_open() {
     world.write(0, 8, 1);
     for disk in ["d0", "d1"] {
         let known = world.shelf.reservations(disk);
-        let known = known.lock().unwrap();
+        let known = known.lock();
         assert_eq!(known.keys.keys().collect::<Vec<_>>(), [&ME]);
         assert_eq!(known.held, Held::ByRegistrants);
     }
@@ -55,10 +55,7 @@ fn held_while_open() {
     let first = world.shelf.key("d0", ME).unwrap();
     world.close();
     assert_eq!(world.shelf.key("d0", ME), None);
-    assert_eq!(
-        world.shelf.reservations("d1").lock().unwrap().held,
-        Held::Nothing
-    );
+    assert_eq!(world.shelf.reservations("d1").lock().held, Held::Nothing);
     world.open().unwrap();
     assert!(world.shelf.key("d0", ME).unwrap() > first, "a later epoch");
 
@@ -171,9 +168,9 @@ fn an_old_holder_that_comes_back() {
 fn a_target_that_forgets() {
     let mut world = guarded(1);
     let key = world.shelf.key("d0", ME);
-    *world.shelf.reservations("d0").lock().unwrap() = Default::default();
+    *world.shelf.reservations("d0").lock() = Default::default();
     world.until(|world| world.shelf.key("d0", ME) == key);
-    world.until(|w| w.shelf.reservations("d0").lock().unwrap().held == Held::ByRegistrants);
+    world.until(|w| w.shelf.reservations("d0").lock().held == Held::ByRegistrants);
     world.write(0, 8, 1);
     assert_eq!(world.state(), VolumeState::Healthy);
 
@@ -214,10 +211,10 @@ fn steps_that_fail() {
                 status,
                 once,
             };
-            rival.shelf.reservations(name).lock().unwrap().fails = Some(fails);
+            rival.shelf.reservations(name).lock().fails = Some(fails);
         };
         let mends = |rival: &World, name: &str| {
-            rival.shelf.reservations(name).lock().unwrap().fails = None;
+            rival.shelf.reservations(name).lock().fails = None;
         };
         // It vanishes between two of them.
         fails(&rival, "d1", Status::Gone, false);
@@ -264,7 +261,7 @@ fn outranked_while_opening() {
     let later = super::super::fence::key(world.id, 99, uuid::Uuid::from_u128(9));
     {
         let known = world.shelf.reservations("d1");
-        let mut known = known.lock().unwrap();
+        let mut known = known.lock();
         known.keys.insert(RIVAL, later);
         known.held = Held::ByRegistrants;
     }
@@ -280,7 +277,7 @@ fn reserved_by_a_stranger() {
     let mut world = World::guarded(2, ME);
     let stranger = |world: &World, held| {
         let known = world.shelf.reservations("d1");
-        let mut known = known.lock().unwrap();
+        let mut known = known.lock();
         known.keys.insert(RIVAL, 0xabc);
         known.held = held;
     };
@@ -290,8 +287,8 @@ fn reserved_by_a_stranger() {
         matches!(&error, VolumeError::Reserved { device } if device.contains("d1")),
         "{error}"
     );
-    world.shelf.reservations("d1").lock().unwrap().keys.clear();
-    world.shelf.reservations("d1").lock().unwrap().held = Held::Nothing;
+    world.shelf.reservations("d1").lock().keys.clear();
+    world.shelf.reservations("d1").lock().held = Held::Nothing;
     world.create(2, Settings::default()).unwrap();
 
     stranger(&world, Held::Otherwise(1));
@@ -304,7 +301,7 @@ fn reserved_by_a_stranger() {
     assert!(why.contains("reserved"), "{why}");
     assert_eq!(world.shelf.key("d1", RIVAL), Some(0xabc));
     // He goes, and it is a replica again.
-    *world.shelf.reservations("d1").lock().unwrap() = Default::default();
+    *world.shelf.reservations("d1").lock() = Default::default();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
 }
@@ -317,7 +314,7 @@ fn a_stranger_keeps_one_replica_and_no_more() {
     const EXCLUSIVE: [Held; 2] = [Held::Otherwise(1), Held::Otherwise(2)];
     let reserve = |world: &World, disk: &str, held| {
         let known = world.shelf.reservations(disk);
-        let mut known = known.lock().unwrap();
+        let mut known = known.lock();
         known.keys.insert(RIVAL, 0xabc);
         known.held = held;
     };
@@ -333,7 +330,7 @@ fn a_stranger_keeps_one_replica_and_no_more() {
         world.write(16, 8, 3);
         let why = world.status().replicas[1].why.clone().unwrap_or_default();
         assert!(why.contains("reserved"), "{held:?}: {why}");
-        *world.shelf.reservations("d1").lock().unwrap() = Default::default();
+        *world.shelf.reservations("d1").lock() = Default::default();
         world.until_healthy();
         world.all_equal(&["d0", "d1"]);
 
@@ -347,7 +344,7 @@ fn a_stranger_keeps_one_replica_and_no_more() {
             none && error.to_string().contains("reserved"),
             "{held:?}: {error}"
         );
-        *world.shelf.reservations("d0").lock().unwrap() = Default::default();
+        *world.shelf.reservations("d0").lock() = Default::default();
         world.open().unwrap();
         assert_eq!(world.read(0), 1);
     }
@@ -363,17 +360,14 @@ fn free_when_it_leaves() {
     let force = None;
     world.run(Command::Remove { replica, force }).unwrap();
     assert_eq!(world.shelf.key("d1", ME), None);
-    assert_eq!(
-        world.shelf.reservations("d1").lock().unwrap().held,
-        Held::Nothing
-    );
+    assert_eq!(world.shelf.reservations("d1").lock().held, Held::Nothing);
     assert!(world.shelf.key("d0", ME).is_some());
     world.crash();
     let mut rival = world.rival(RIVAL);
     rival.delete().unwrap();
     let known = world.shelf.reservations("d0");
-    assert!(known.lock().unwrap().keys.is_empty());
-    assert_eq!(known.lock().unwrap().held, Held::Nothing);
+    assert!(known.lock().keys.is_empty());
+    assert_eq!(known.lock().held, Held::Nothing);
     let error = rival.create(1, Settings::default()).unwrap_err();
     assert!(
         matches!(error, VolumeError::InUse { .. }),

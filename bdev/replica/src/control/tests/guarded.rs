@@ -2,7 +2,7 @@
 //! need them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nacre_bdev::reservation::{Ask, Held, ReservationReport, Reserve};
 use nacre_bdev::{
@@ -11,6 +11,7 @@ use nacre_bdev::{
 };
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 /// The state of the target.
@@ -104,7 +105,7 @@ pub struct Guarded {
 
 impl Guarded {
     fn is_cut(&self) -> bool {
-        self.cut.lock().unwrap().contains(&self.name)
+        self.cut.lock().contains(&self.name)
     }
 }
 
@@ -137,7 +138,7 @@ impl Bdev for Guarded {
     }
 
     fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        if self.reservations.lock().unwrap().short {
+        if self.reservations.lock().short {
             return Err(OpenError {
                 bdev: self.name.clone(),
                 what: "open".into(),
@@ -157,7 +158,7 @@ impl Bdev for Guarded {
     }
 
     fn losses(&self) -> u64 {
-        self.reservations.lock().unwrap().losses
+        self.reservations.lock().losses
     }
 }
 
@@ -171,7 +172,7 @@ struct GuardedQueue {
 impl Queue for GuardedQueue {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         let device = &self.device;
-        let known = device.reservations.lock().unwrap();
+        let known = device.reservations.lock();
         let may = if io.op.is_write() {
             known.may_write(device.host)
         } else {
@@ -190,7 +191,7 @@ impl Queue for GuardedQueue {
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
         if let Some(Reserve { ask, answer }) = self.asked.take() {
-            let mut known = self.device.reservations.lock().unwrap();
+            let mut known = self.device.reservations.lock();
             let outcome = if self.device.is_cut() {
                 Err(Status::Gone)
             } else {
@@ -209,7 +210,7 @@ impl Queue for GuardedQueue {
     }
 
     fn abort(&mut self, token: Token) -> bool {
-        let stubborn = self.device.reservations.lock().unwrap().stubborn;
+        let stubborn = self.device.reservations.lock().stubborn;
         !stubborn && self.base.abort(token)
     }
 

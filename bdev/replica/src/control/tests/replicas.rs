@@ -466,7 +466,7 @@ fn a_label_of_a_former_life_is_waited_for() {
     world.create(2, Settings::default()).unwrap();
     world.open().unwrap();
     world.write(0, 64, 1);
-    world.shelf.reservations("d1").lock().unwrap().stubborn = true;
+    world.shelf.reservations("d1").lock().stubborn = true;
     let hang = Fault {
         range: Some((0, 16)),
         ..Fault::new(Action::Hang).on(&[Op::Write])

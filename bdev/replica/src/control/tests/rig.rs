@@ -1,7 +1,7 @@
 //! Disks that outlive the volume on them, and a world to open it in, again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::fault::{self, FaultDevice};
@@ -9,6 +9,7 @@ use nacre_bdev::registry::Removal;
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Layer, Op, Queue, Registry, Status, malloc};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::{LocalTask, ReactorConfig, TestCore, VirtualClock};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::cuttable::Cuttable;
@@ -50,7 +51,7 @@ struct Claimed {
 
 impl Drop for Claimed {
     fn drop(&mut self) {
-        self.claimed.lock().unwrap().remove(&self.name);
+        self.claimed.lock().remove(&self.name);
     }
 }
 
@@ -77,11 +78,11 @@ impl Shelf {
         };
         let device = fault::create(config, &self.registry).unwrap();
         self.registry.register(Arc::clone(&device) as _).unwrap();
-        self.faults.lock().unwrap().insert(name.into(), device);
+        self.faults.lock().insert(name.into(), device);
     }
 
     pub fn fault(&self, name: &str) -> Arc<FaultDevice> {
-        Arc::clone(&self.faults.lock().unwrap()[name])
+        Arc::clone(&self.faults.lock()[name])
     }
 
     pub fn layer(&self, name: &str) -> Arc<Layer> {
@@ -90,20 +91,20 @@ impl Shelf {
 
     /// The disk answers nothing but `Gone` until it is back.
     pub fn take(&self, name: &str) {
-        self.away.lock().unwrap().insert(name.into());
+        self.away.lock().insert(name.into());
         let gone = fault::Fault::new(fault::Action::Fail(Status::Gone));
         self.fault(name).inject(gone).unwrap();
     }
 
     /// The disk is pulled out.
     pub fn remove(&self, name: &str) {
-        self.away.lock().unwrap().insert(name.into());
+        self.away.lock().insert(name.into());
         let device = format!("EE_{name}-medium");
         self.registry.remove(&device, Removal::Hot).unwrap();
     }
 
     pub fn bring(&self, name: &str) {
-        self.away.lock().unwrap().remove(name);
+        self.away.lock().remove(name);
         self.fault(name).clear();
     }
 }
@@ -114,15 +115,13 @@ impl Devices for Shelf {
             name: name.into(),
             why: why.into(),
         };
-        if self.away.lock().unwrap().contains(name)
-            || !self.faults.lock().unwrap().contains_key(name)
-        {
+        if self.away.lock().contains(name) || !self.faults.lock().contains_key(name) {
             return Err(no("it is not there"));
         }
-        if self.cut.lock().unwrap().contains(name) {
+        if self.cut.lock().contains(name) {
             return Err(no("it cannot be reached"));
         }
-        if !self.claimed.lock().unwrap().insert(name.into()) {
+        if !self.claimed.lock().insert(name.into()) {
             return Err(no("another user has it"));
         }
         Ok(ReplicaDevice {
@@ -152,19 +151,19 @@ impl Shelf {
     }
 
     pub fn reservations(&self, name: &str) -> Arc<Mutex<Reservations>> {
-        let mut guards = self.guards.lock().unwrap();
+        let mut guards = self.guards.lock();
         Arc::clone(guards.entry(name.into()).or_default())
     }
 
     /// Under which key a host is registered with a disk.
     pub fn key(&self, name: &str, host: u8) -> Option<u64> {
         let reservations = self.reservations(name);
-        let known = reservations.lock().unwrap();
+        let known = reservations.lock();
         known.keys.get(&host).copied()
     }
 
     pub fn cut(&self, name: &str, cut: bool) {
-        let mut all = self.cut.lock().unwrap();
+        let mut all = self.cut.lock();
         if cut {
             all.insert(name.into())
         } else {
@@ -174,7 +173,7 @@ impl Shelf {
 
     /// As if another machine asked: it knows nothing of the claims here.
     pub fn forget_claims(&self) {
-        self.claimed.lock().unwrap().clear();
+        self.claimed.lock().clear();
     }
 }
 
@@ -185,21 +184,21 @@ pub struct RecordedEvents(Mutex<Vec<Happened>>, Mutex<Option<Reaction>>);
 
 impl RecordedEvents {
     pub fn all(&self) -> Vec<Happened> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().clone()
     }
 
     /// Called with each event, at the moment of the event.
     pub fn on(&self, told: impl Fn(&Happened) + Send + 'static) {
-        *self.1.lock().unwrap() = Some(Box::new(told));
+        *self.1.lock() = Some(Box::new(told));
     }
 }
 
 impl Observer for RecordedEvents {
     fn event(&self, event: VolumeEvent) {
-        if let Some(told) = &*self.1.lock().unwrap() {
+        if let Some(told) = &*self.1.lock() {
             told(&event.what);
         }
-        self.0.lock().unwrap().push(event.what);
+        self.0.lock().push(event.what);
     }
 }
 
@@ -469,7 +468,7 @@ impl World {
     }
 
     pub fn heard(&self, what: impl Fn(&Happened) -> bool) -> bool {
-        self.heard.0.lock().unwrap().iter().any(what)
+        self.heard.0.lock().iter().any(what)
     }
 
     /// A little time passes.

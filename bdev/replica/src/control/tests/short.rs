@@ -125,7 +125,7 @@ fn opening_counts_nobody_as_absent() {
     world.crash();
     let short = |world: &World, names: &[&str], short: bool| {
         for name in names {
-            world.shelf.reservations(name).lock().unwrap().short = short;
+            world.shelf.reservations(name).lock().short = short;
         }
     };
     for names in [&["d0"][..], &["d1"], &["d0", "d1"]] {
@@ -175,7 +175,7 @@ fn no_memory_to_use_a_device_with() {
     world.open().unwrap();
     let short = |world: &World, short: bool| {
         for name in ["d0", "d1"] {
-            world.shelf.reservations(name).lock().unwrap().short = short;
+            world.shelf.reservations(name).lock().short = short;
         }
     };
     short(&world, true);

@@ -9,10 +9,11 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::ptr::{null_mut, without_provenance_mut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nacre_rdma_link::Roots;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::absence::Absence;
 use super::domain::Domain;
@@ -59,7 +60,7 @@ unsafe impl Sync for Channel {}
 
 impl Channel {
     fn take_turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turn.lock()
     }
 }
 

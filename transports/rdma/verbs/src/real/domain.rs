@@ -3,10 +3,11 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nacre_hugepages::{HookError, RegionId, RegionInfo, RegisterHook};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, getrlimit};
 
 use super::device::{VerbsDevice, made};
@@ -107,7 +108,7 @@ impl ProtectionDomain for Domain {
 impl Pd {
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Mr>> {
         // A thread that panicked with the lock left a map of whole entries.
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.regions.lock()
     }
 
     fn flags(&self) -> i32 {

@@ -24,9 +24,10 @@ mod work;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use nacre_rdma_link::Roots;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::provider::{ConnectionManager, Device, Provider};
 use crate::sys::Api;
@@ -110,7 +111,7 @@ impl Provider for VerbsProvider {
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Open> {
         // A thread that panicked with the lock left a map of whole entries.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// The devices that are there now; those that are gone are let go of.

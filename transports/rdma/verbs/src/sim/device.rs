@@ -2,15 +2,16 @@
 
 use std::any::Any;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
+use parking_lot::Mutex;
 
 use arrayvec::ArrayVec;
 use rustix::io::Errno;
 
 use super::{
-    Channel, Cq, Fabric, PostedRecv, PostedSend, QpState, Region, Sges, Signal, Srq, call, lock,
+    Channel, Cq, Fabric, PostedRecv, PostedSend, QpState, Region, Sges, Signal, Srq, call,
 };
 use crate::provider::{CompletionQueue, Device, ProtectionDomain, QueuePair, SharedReceiveQueue};
 use crate::types::*;
@@ -65,11 +66,11 @@ impl Device for SimDevice {
     }
 
     fn async_fd(&self) -> RawFd {
-        lock(&self.events).signal.raw()
+        self.events.lock().signal.raw()
     }
 
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
-        let mut events = lock(&self.events);
+        let mut events = self.events.lock();
         match events.pop() {
             None if events.closed => Err(call("ibv_get_async_event", Errno::IO)),
             event => Ok(event),

@@ -21,9 +21,10 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::provider::{ConnectionManager, Device, Provider};
@@ -281,7 +282,7 @@ impl State {
 
     fn device_event(&self, id: DeviceId, event: AsyncEvent) {
         if let Ok(device) = self.device(id) {
-            lock(&device.events).push(event);
+            device.events.lock().push(event);
         }
     }
 
@@ -308,10 +309,6 @@ impl State {
             channel.push(CmEvent { id, kind });
         }
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Attributes like those of a good adapter.
@@ -357,7 +354,7 @@ impl Fabric {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     pub fn provider(&self) -> Arc<dyn Provider> {
@@ -397,7 +394,7 @@ impl Fabric {
     pub fn remove_device(&self, device: DeviceId) {
         let mut state = self.lock();
         if let Ok(known) = state.device(device) {
-            let mut events = lock(&known.events);
+            let mut events = known.events.lock();
             events.push(AsyncEvent::DeviceFatal);
             events.close();
         }
