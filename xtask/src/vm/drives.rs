@@ -123,19 +123,18 @@ mod tests {
 
     #[test]
     fn images_are_sparse_and_are_removed() {
-        let out = std::env::temp_dir().join(format!("nacre-xtask-drives-{}", std::process::id()));
-        std::fs::create_dir_all(&out).unwrap();
-        let options = prepare(&out, false, Media::Files).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let out = temp.path();
+        let options = prepare(out, false, Media::Files).unwrap();
         for name in IMAGES {
             assert_eq!(out.join(name).metadata().unwrap().len(), IMAGE_BYTES);
             assert!(options.contains(&format!("node-name={name},")));
         }
-        clean(&out);
-        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
-        let zeroes = prepare(&out, false, Media::Zeroes).unwrap();
+        clean(out);
+        assert_eq!(std::fs::read_dir(out).unwrap().count(), 0);
+        let zeroes = prepare(out, false, Media::Zeroes).unwrap();
         assert!(zeroes.contains("driver=null-co,node-name=drive0,size=268435456"));
-        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
-        std::fs::remove_dir(&out).unwrap();
+        assert_eq!(std::fs::read_dir(out).unwrap().count(), 0);
         assert!(prepare(&out.join("x".repeat(200)), false, Media::Files).is_err());
     }
 }

@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn events_are_read_by_whole_lines_and_once() {
-        let dir = std::env::temp_dir().join(format!("nacre-xtask-events-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
         let path = dir.join("results");
         let mut events = Events::new(path.clone());
         assert!(events.read().unwrap().is_empty());
@@ -141,7 +141,6 @@ mod tests {
         };
         assert_eq!(events.read().unwrap(), [ended]);
         assert!(events.read().unwrap().is_empty());
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

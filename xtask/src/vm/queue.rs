@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn each_test_is_taken_once_and_none_is_lost() {
-        let dir = std::env::temp_dir().join(format!("nacre-xtask-queue-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
         let cases = ["010", "020", "600"].map(|name| Case {
             name: name.to_owned(),
             hardware: if name == "600" {
@@ -78,7 +78,7 @@ mod tests {
                 Hardware::Plain
             },
         });
-        let mut queue = Queue::new(dir.clone(), cases.to_vec());
+        let mut queue = Queue::new(dir.to_owned(), cases.to_vec());
         assert_eq!(queue.waiting(Hardware::Plain), ["010", "020"]);
         assert_eq!(queue.waiting(Hardware::Drives), ["600"]);
         // As a guest does.
@@ -93,6 +93,5 @@ mod tests {
         assert!(std::fs::create_dir(dir.join("600")).is_err());
         assert!(queue.waiting(Hardware::Plain).is_empty());
         assert_eq!(Vec::from_iter(queue.rest()), ["020", "600"]);
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

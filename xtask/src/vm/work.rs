@@ -90,8 +90,8 @@ mod tests {
     /// Goal: one guest at a time has drives; a lane continues while tests wait.
     #[test]
     fn the_next_guest_matches_the_waiting_tests() {
-        let dir = std::env::temp_dir().join(format!("nacre-xtask-next-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path();
         let cases = [
             ("010", Hardware::Plain),
             ("020", Hardware::Plain),
@@ -102,7 +102,7 @@ mod tests {
             name: name.to_owned(),
             hardware,
         });
-        let mut work = Work::new(Queue::new(dir.clone(), cases.to_vec()));
+        let mut work = Work::new(Queue::new(dir.to_owned(), cases.to_vec()));
         let next = |work: &mut Work| work.next().map(|b| (b.number, b.hardware, b.cases));
         let drives = |number| {
             let cases = vec!["600".to_owned(), "610".to_owned()];
@@ -126,6 +126,5 @@ mod tests {
         assert_eq!(next(&mut work), None);
         work.over(Hardware::Drives);
         assert_eq!(next(&mut work), drives(5));
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
