@@ -172,6 +172,30 @@ pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
     Ok(())
 }
 
+/// Runs cargo beside other work: it gets only the time that this work leaves. The output is shown
+/// by the error only.
+pub fn cargo_build_aside(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
+    let cargo = cargo();
+    let mut command = Command::new("nice");
+    command.current_dir(root);
+    command.args(["-n", "19"]).arg(cargo.get_program());
+    command.arg("build").args(args);
+    process::capture(&mut command, limit).map(drop)
+}
+
+/// Memory that programs can take, from `/proc/meminfo`.
+pub fn available_mib() -> Option<u64> {
+    available_mib_of(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn available_mib_of(meminfo: &str) -> Option<u64> {
+    let line = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib / 1024)
+}
+
 /// The cargo that runs this program.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
@@ -180,4 +204,16 @@ pub fn cargo() -> Command {
 /// Creates a folder; an error names it.
 pub fn create_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).with_context(|| format!("creating {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read() {
+        let of = available_mib_of;
+        assert_eq!(of("MemTotal: 1 kB\nMemAvailable:   2048 kB\n"), Some(2));
+        assert_eq!(of("MemTotal: 1 kB"), None);
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 
 use crate::process::{self, End};
@@ -36,7 +37,7 @@ pub struct Options {
 }
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
-    let mut tally = suites(root, options, false);
+    let (mut tally, _) = suites(root, options, false);
     if !options.filter.is_empty() && tally == Tally::default() {
         tally.fail(format!(
             "no test's name contains {}",
@@ -61,26 +62,33 @@ pub fn ci(root: &Path) -> Result<ExitCode> {
         // The test that needs them reports that it was skipped.
         println!("{error:#}");
     }
-    let tally = suites(root, &options, true);
+    let (tally, stages) = suites(root, &options, true);
     tally.print_details();
     println!("all suites took {:.0} s", start.elapsed().as_secs_f64());
+    for (name, took) in stages {
+        println!("{:>6.0} s {name}", took.as_secs_f64());
+    }
     println!("{tally}");
     Ok(tally.exit_code())
 }
 
+/// The name of a suite, and how long it took.
+type Stage = (&'static str, Duration);
+
 /// A suite that cannot run counts as one failure, and the others still run. `strict` also fails
 /// without the virtual machine.
-fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
+fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
     let mut total = Tally::default();
-    let mut suite = |name: &str, run: &mut dyn FnMut() -> Result<Tally>| {
+    let mut stages = Vec::new();
+    let mut suite = |name: &'static str, run: &mut dyn FnMut() -> Result<Tally>| {
         println!("\n== {name}");
         let start = Instant::now();
-        match run() {
+        let result = run();
+        let took = start.elapsed();
+        stages.push((name, took));
+        match result {
             Ok(tally) => {
-                println!(
-                    "== {name}: {tally} ({:.0} s)",
-                    start.elapsed().as_secs_f64()
-                );
+                println!("== {name}: {tally} ({:.0} s)", took.as_secs_f64());
                 total.add(tally);
             }
             Err(error) => {
@@ -90,12 +98,24 @@ fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
         }
     };
     let filter = options.filter.as_slice();
+    let selection = vm::Selection {
+        filter: filter.to_vec(),
+        target: vm::Target::Nacre,
+        nacre: options.nacre.clone(),
+        guests: None,
+    };
+    let has_guests = !options.no_vm && vm::matches(root, filter);
+    let mut aside = None;
+    if has_guests && !options.vm_only {
+        aside = build_aside(root, &selection);
+    }
     if !options.vm_only {
         if filter.is_empty() {
             suite("format", &mut || format(root));
             suite("tidy", &mut || tidy::run(root));
             suite("lints", &mut || lints(root));
         }
+        suite("build of the tests", &mut || build_tests(root));
         suite("tests", &mut || unit_tests(root, filter));
         suite("models", &mut || models(root, filter));
         suite("mutations", &mut || mutations(root, filter));
@@ -103,20 +123,41 @@ fn suites(root: &Path, options: &Options, strict: bool) -> Tally {
             suite("SPDK", &mut || spdk::run(root));
         }
     }
-    if !options.no_vm {
-        let selection = vm::Selection {
-            filter: filter.to_vec(),
-            target: vm::Target::Nacre,
-            nacre: options.nacre.clone(),
-            guests: None,
-        };
-        if vm::matches(root, &selection.filter) {
-            suite("virtual machine", &mut || {
-                virtual_machine(root, &selection, strict)
-            });
+    if has_guests {
+        if aside.is_some() {
+            suite(
+                "rest of the build for the virtual machine",
+                &mut || match aside.take().map(JoinHandle::join) {
+                    Some(Err(_)) => Err(anyhow!("the building thread panicked")),
+                    _ => Ok(Tally::default()),
+                },
+            );
         }
+        suite("virtual machine", &mut || {
+            virtual_machine(root, &selection, strict)
+        });
     }
-    total
+    (total, stages)
+}
+
+/// Memory for two sets of compilers at once.
+const MEMORY_FOR_TWO_BUILDS_MIB: u64 = 10 << 10;
+
+/// Builds the programs of the virtual machine's tests while other suites run, in the time that
+/// those leave. `None` if this machine has too little memory; the virtual machine's suite builds
+/// them then.
+fn build_aside(root: &Path, selection: &vm::Selection) -> Option<JoinHandle<()>> {
+    if setup::available_mib().is_none_or(|mib| mib < MEMORY_FOR_TWO_BUILDS_MIB) {
+        return None;
+    }
+    let (root, selection) = (root.to_path_buf(), selection.clone());
+    let build = move || {
+        if let Err(error) = vm::build_aside(&root, &selection) {
+            // The virtual machine's suite tries again, and fails by it.
+            println!("building for the virtual machine: {error:#}");
+        }
+    };
+    Some(std::thread::spawn(build))
 }
 
 fn format(root: &Path) -> Result<Tally> {
@@ -180,6 +221,20 @@ fn component(
         tally.skip(format!(
             "{name}: the toolchain does not have it and rustup cannot add it"
         ));
+    }
+    Ok(tally)
+}
+
+/// Compiles what [`unit_tests`] runs, so that the time of each is known.
+fn build_tests(root: &Path) -> Result<Tally> {
+    let mut command = setup::cargo();
+    command
+        .current_dir(root)
+        .args(["test", "--workspace", "--locked", "--no-run"]);
+    let end = process::stream(&mut command, UNIT_LIMIT, |_| {})?;
+    let mut tally = Tally::default();
+    if !end.success() {
+        tally.fail(format!("the tests do not build: {end}"));
     }
     Ok(tally)
 }

@@ -28,6 +28,10 @@ mod tests {
         let long = "x".repeat(1 << 20);
         assert_eq!(closest(&long, known), None, "at once");
         assert_eq!(closest("", ["abc", "ab"]), Some("ab"));
-        assert_eq!(closest("kitten", ["sitting"]), None, "three edits of six letters");
+        assert_eq!(
+            closest("kitten", ["sitting"]),
+            None,
+            "three edits of six letters"
+        );
     }
 }

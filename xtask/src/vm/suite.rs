@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
+use super::case::Case;
 use super::events::{Event, Events, Verdict, Watch};
 use super::queue::Queue;
 use super::work::{Boot, Work};
@@ -51,6 +52,7 @@ impl fmt::Display for Target {
 }
 
 /// Which tests to run, against which target.
+#[derive(Clone)]
 pub struct Selection {
     pub filter: Vec<String>,
     pub target: Target,
@@ -71,6 +73,19 @@ const MOST_GUESTS: usize = 3;
 /// Memory of the host per guest: the guest's own, and QEMU's cache of translated code.
 const GUEST_MIB: u64 = 6 << 10;
 
+/// Builds the optimised programs of the selected tests beside other work: see
+/// [`setup::cargo_build_aside`]. [`run`] then finds them.
+pub fn build_aside(root: &Path, selection: &Selection) -> Result<()> {
+    let cases = case::list(root, &selection.filter)?;
+    if selection.target == Target::Nacre && selection.nacre.is_none() {
+        setup::cargo_build_aside(root, NACRE, BUILD_LIMIT)?;
+    }
+    if CONFORMANCE.is_needed(&cases) {
+        setup::cargo_build_aside(root, &CONFORMANCE.arguments(), BUILD_LIMIT)?;
+    }
+    Ok(())
+}
+
 /// Programs that the tests start in the guest.
 struct Programs {
     nacre: PathBuf,
@@ -82,6 +97,64 @@ struct Programs {
     conformance: PathBuf,
 }
 
+/// Optimised, because an unoptimised daemon is too slow when emulated.
+const NACRE: &[&str] = &["--release", "--locked", "--package", "nacre-engine"];
+
+/// An example of a package, which the cases with names of this end start.
+struct Example {
+    package: &'static str,
+    name: &'static str,
+    is_optimised: bool,
+    cases: &'static str,
+}
+
+const PINGPONG: Example = Example {
+    package: "nacre-rdma-verbs",
+    name: "pingpong",
+    is_optimised: false,
+    cases: "rdma-verbs",
+};
+const PROBE: Example = Example {
+    package: "nacre-bdev-nvme-vfio",
+    name: "probe",
+    is_optimised: false,
+    cases: "vfio",
+};
+const CONFORMANCE: Example = Example {
+    package: "nacre-bdev-nvme-vfio",
+    name: "conformance",
+    is_optimised: true,
+    cases: "conformance",
+};
+
+impl Example {
+    fn is_needed(&self, cases: &[Case]) -> bool {
+        cases.iter().any(|case| case.name.ends_with(self.cases))
+    }
+
+    fn arguments(&self) -> Vec<&'static str> {
+        let release = self.is_optimised.then_some("--release");
+        let names = ["--package", self.package, "--example", self.name];
+        let common = ["--locked"].into_iter().chain(names);
+        common.chain(release).collect()
+    }
+
+    /// Its path; one that does not exist if no case needs it.
+    fn build(&self, root: &Path, cases: &[Case]) -> Result<PathBuf> {
+        if !self.is_needed(cases) {
+            return Ok(PathBuf::from("/nonexistent"));
+        }
+        setup::cargo_build(root, &self.arguments(), BUILD_LIMIT)?;
+        let folder = if self.is_optimised {
+            "release"
+        } else {
+            "debug"
+        };
+        let dir = crate::target_dir(root).join(folder).join("examples");
+        found(&dir.join(self.name))
+    }
+}
+
 pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let cases = case::list(root, &selection.filter)?;
     if cases.is_empty() {
@@ -90,32 +163,15 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
             selection.filter
         );
     }
-    let nacre = match selection.target {
-        Target::Nacre => nacre(root, selection.nacre.as_deref())?,
-        // Not started in this case.
-        Target::Nvmet => PathBuf::from("/nonexistent"),
-    };
-    let needed = |name: &str| cases.iter().any(|case| case.name.ends_with(name));
-    let pingpong = if needed("rdma-verbs") {
-        example(root, "nacre-rdma-verbs", "pingpong", false)?
-    } else {
-        PathBuf::from("/nonexistent")
-    };
-    let probe = if needed("vfio") {
-        example(root, "nacre-bdev-nvme-vfio", "probe", false)?
-    } else {
-        PathBuf::from("/nonexistent")
-    };
-    let conformance = if needed("conformance") {
-        example(root, "nacre-bdev-nvme-vfio", "conformance", true)?
-    } else {
-        PathBuf::from("/nonexistent")
-    };
     let programs = Programs {
-        nacre,
-        pingpong,
-        probe,
-        conformance,
+        nacre: match selection.target {
+            Target::Nacre => nacre(root, selection.nacre.as_deref())?,
+            // Not started in this case.
+            Target::Nvmet => PathBuf::from("/nonexistent"),
+        },
+        pingpong: PINGPONG.build(root, &cases)?,
+        probe: PROBE.build(root, &cases)?,
+        conformance: CONFORMANCE.build(root, &cases)?,
     };
     let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
@@ -169,19 +225,14 @@ fn guests(vm: &Vm) -> usize {
         return 1;
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     (cpus * 3 / 2)
         .min(MOST_GUESTS)
-        .min(guests_that_fit(&memory))
+        .min(guests_that_fit(setup::available_mib()))
 }
 
-/// Number of guests that fit into the memory of this `/proc/meminfo`.
-fn guests_that_fit(meminfo: &str) -> usize {
-    let available = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    available.map_or(1, |kib| (kib / 1024 / GUEST_MIB) as usize)
+/// Number of guests that fit into this much memory.
+fn guests_that_fit(available_mib: Option<u64>) -> usize {
+    available_mib.map_or(1, |mib| (mib / GUEST_MIB) as usize)
 }
 
 /// The result of one guest.
@@ -396,33 +447,16 @@ fn show_tail(what: &str, path: &Path) {
     }
 }
 
-/// The daemon under test: the given one, or an optimised build, because an unoptimised one is too
-/// slow when emulated.
+/// The daemon under test: the given one, or an optimised build.
 pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
-    let path = match given {
-        Some(path) => path.to_path_buf(),
-        None => {
-            setup::cargo_build(
-                root,
-                &["--release", "--locked", "--package", "nacre-engine"],
-                BUILD_LIMIT,
-            )?;
-            crate::target_dir(root).join("release/nacre")
-        }
-    };
-    path.canonicalize()
-        .with_context(|| format!("finding {}", path.display()))
+    if let Some(path) = given {
+        return found(path);
+    }
+    setup::cargo_build(root, NACRE, BUILD_LIMIT)?;
+    found(&crate::target_dir(root).join("release/nacre"))
 }
 
-fn example(root: &Path, package: &str, name: &str, optimised: bool) -> Result<PathBuf> {
-    let mut arguments = vec!["--locked", "--package", package, "--example", name];
-    let mut folder = "debug/examples";
-    if optimised {
-        arguments.push("--release");
-        folder = "release/examples";
-    }
-    setup::cargo_build(root, &arguments, BUILD_LIMIT)?;
-    let path = crate::target_dir(root).join(folder).join(name);
+fn found(path: &Path) -> Result<PathBuf> {
     path.canonicalize()
         .with_context(|| format!("finding {}", path.display()))
 }
@@ -433,11 +467,10 @@ mod tests {
 
     #[test]
     fn memory_limits_the_number_of_guests() {
-        let of = |kib: u64| guests_that_fit(&format!("MemTotal: 1 kB\nMemAvailable:   {kib} kB\n"));
-        assert_eq!(of(20 << 20), 3);
-        assert_eq!(of(12 << 20), 2);
-        assert_eq!(of(5 << 20), 0);
-        assert_eq!(guests_that_fit("MemTotal: 1 kB"), 1);
+        assert_eq!(guests_that_fit(Some(20 << 10)), 3);
+        assert_eq!(guests_that_fit(Some(12 << 10)), 2);
+        assert_eq!(guests_that_fit(Some(5 << 10)), 0);
+        assert_eq!(guests_that_fit(None), 1);
     }
 
     #[test]
