@@ -13,7 +13,7 @@ use nacre_bdev::{
 };
 use nacre_bdev_replica::model::{Settings, VolumeRecord};
 use nacre_bdev_replica::shared::Shared;
-use nacre_bdev_replica::view::{MemberView, Mode, Role, View};
+use nacre_bdev_replica::view::{Mode, ReplicaView, Role, View};
 use nacre_bdev_replica::volume::{Volume, weakest};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_reactor::Nanos;
@@ -186,7 +186,7 @@ fn volume() -> Arc<dyn Bdev> {
         serving: 1,
         revision: 1,
         holder: None,
-        members: Vec::new(),
+        replicas: Vec::new(),
         settings: Settings::default(),
         limits: None,
     };
@@ -199,7 +199,7 @@ fn volume() -> Arc<dyn Bdev> {
         Layer::new(malloc::create(config).expect("a good configuration"))
     });
     for (slot, device) in disks.iter().enumerate() {
-        view.members[slot] = Some(MemberView {
+        view.replicas[slot] = Some(ReplicaView {
             device: Arc::clone(device),
             incarnation: 1,
             role: Role::InSync,
