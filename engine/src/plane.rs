@@ -142,7 +142,7 @@ impl Plane {
             memory: Vec::new(),
             _watchdog: None,
         };
-        let planned = self::arenas(&config)?;
+        let planned = arenas(&config)?;
         let mut beside = Demand::of(&config, config.rdma.as_ref())?.bytes();
         let mut arenas: BTreeMap<Option<u32>, Arena> = BTreeMap::new();
         for (index, core) in cores.iter().enumerate() {

@@ -268,7 +268,7 @@ fn no_room(subject: &Subject) {
         5.min(subject.device.limits().queue_depth as usize),
     );
     let mut one = Done::with_capacity(1);
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     let mut seen = std::collections::HashSet::new();
     while seen.len() < count {
         assert!(

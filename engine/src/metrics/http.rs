@@ -192,7 +192,7 @@ mod tests {
             let address = listener.local_addr().unwrap();
             tokio::task::spawn_local(serve(listener, Rc::clone(&daemon.engine)));
             let ask = async |request: &str| {
-                let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+                let mut stream = TcpStream::connect(address).await.unwrap();
                 stream
                     .write_all(format!("{request} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes())
                     .await

@@ -364,7 +364,7 @@ mod tests {
         ] {
             let raw = RawValue::from_string(text.to_owned()).unwrap();
             let error = decode::<P>("m", Some(&raw)).unwrap_err();
-            assert_eq!(error.code, super::super::error::INVALID_PARAMS);
+            assert_eq!(error.code, INVALID_PARAMS);
             let facts = error.data.unwrap();
             assert_eq!(
                 (

@@ -33,7 +33,7 @@ pub enum ListenError {
     Io {
         what: &'static str,
         path: PathBuf,
-        source: std::io::Error,
+        source: Error,
     },
 }
 
@@ -164,7 +164,7 @@ fn rename(from: &Path, to: &Path) -> std::io::Result<()> {
 pub enum LockError {
     /// Another process holds the lock; its process id, if the file contains one.
     Held(Option<u32>),
-    Io(std::io::Error),
+    Io(Error),
 }
 
 fn take(file: &File) -> bool {

@@ -180,7 +180,7 @@ impl Resources {
         qp: &QueuePair,
         subsystem: &Arc<Subsystem>,
         data: &ConnectData,
-        hostnqn: &nacre_nvmf_wire::Nqn,
+        hostnqn: &Nqn,
     ) -> Result<Arc<Association>, Refused> {
         let asked = data.cntlid.get();
         subsystem.config.check_cntlid(asked).map_err(|why| {
@@ -229,7 +229,7 @@ impl Resources {
         subsystem: &Arc<Subsystem>,
         listener: ListenerId,
         data: &ConnectData,
-        hostnqn: &nacre_nvmf_wire::Nqn,
+        hostnqn: &Nqn,
     ) -> Result<Arc<Association>, Refused> {
         let cntlid = data.cntlid.get();
         let association = subsystem.controller(cntlid).ok_or_else(|| {

@@ -324,7 +324,7 @@ fn raise_fence(
             continue;
         }
         for queue in association.queues() {
-            let known = |g: &crate::subsystems::GroupHandle| g.core == queue.group.core;
+            let known = |g: &GroupHandle| g.core == queue.group.core;
             if queue.qid != 0 && !groups.iter().any(known) {
                 groups.push(queue.group.clone());
             }

@@ -62,7 +62,7 @@ fn idle_devices_clear_away() {
     assert_ne!(rig.group.arm(rig.now), Idle::Busy);
 
     scripted.script(|state| state.leftovers = 2);
-    rig.pass(std::time::Duration::from_millis(100));
+    rig.pass(Duration::from_millis(100));
     (0..8).for_each(|_| rig.turn());
     assert_eq!((left(&scripted), polls(&scripted)), (0, idle + 7));
     assert_eq!(rig.status(io, read(2), &[]), StatusCode::SUCCESS);

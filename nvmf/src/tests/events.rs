@@ -270,8 +270,8 @@ fn reset_ends_held_requests() {
         conn,
         {
             let set = nacre_nvmf_wire::fabrics::PropertySet {
-                size: nacre_nvmf_wire::fabrics::PropertySize::Four,
-                offset: nacre_nvmf_wire::registers::offset::CC,
+                size: PropertySize::Four,
+                offset: offset::CC,
                 value: u64::from(Cc(0).0),
             };
             set.to_sqe(50)

@@ -160,6 +160,6 @@ mod tests {
             names.dedup();
             assert_eq!(names.len(), all.len());
         }
-        assert_eq!(io::name(0xff), Option::None);
+        assert_eq!(io::name(0xff), None);
     }
 }

@@ -92,7 +92,7 @@ fn the_target_in_every_form() {
         let words = ["connect"].into_iter().chain(line.split_whitespace());
         let args = Line::try_parse_from(words).map_err(|error| error.to_string())?;
         let args = args.connect;
-        let said = |failure: crate::cli::Failure| failure.to_string();
+        let said = |failure: Failure| failure.to_string();
         let choice = args.choice().map_err(said)?;
         let subsystem = args.subsystem().map_err(said)?;
         Ok::<_, String>((args.address.to_string(), choice, subsystem))

@@ -556,7 +556,7 @@ async fn rdma_plug(
 ) -> Result<Arc<RdmaPlug>, RpcError> {
     const KIND: TransportType = TransportType::Rdma;
     config.validate().map_err(|error| {
-        let nacre_rdma::ConfigError::OutOfRange { option, .. } = error;
+        let ConfigError::OutOfRange { option, .. } = error;
         let field = match option {
             "srq_size" => "max_srq_depth",
             "cq_size" => "num_cqe",

@@ -346,7 +346,7 @@ async fn furnish(
 fn reply(engine: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
     let subsystem = engine.plane()?.target.subsystem(nqn)?;
     let address = |l: &nacre_nvmf::subsystems::SubsystemListener| {
-        let reply = crate::methods::nvmf::address_reply(l.transport, &l.address);
+        let reply = nvmf::address_reply(l.transport, &l.address);
         serde_json::to_value(reply).unwrap_or(Value::Null)
     };
     let listeners = subsystem.listeners();

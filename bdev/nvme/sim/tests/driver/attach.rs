@@ -10,7 +10,7 @@ use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::cns;
 use nacre_nvmf_wire::identify::controller::Oncs;
 use nacre_nvmf_wire::log::{CriticalWarning, lid};
-use nacre_nvmf_wire::opcode::{self, admin, io};
+use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use super::rig::Rig;
@@ -373,7 +373,7 @@ fn admin_commands_passed_through() {
             error,
             ControlError::NotAllowed { opcode: sqe.opcode },
             "{}",
-            opcode::admin::name(sqe.opcode).unwrap_or("unknown")
+            admin::name(sqe.opcode).unwrap_or("unknown")
         );
     }
     let error = ask(identify, AdminData::Read(64 << 20)).unwrap_err();

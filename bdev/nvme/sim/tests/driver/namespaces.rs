@@ -47,7 +47,7 @@ fn several() {
     for (queue, value) in queues.iter_mut().zip(1..) {
         let size = queue_block(&bdevs[value as usize - 1]);
         let buf = rig.buf(size, value);
-        let io = rig.io(nacre_bdev::Op::Write, 7, 1).with(buf);
+        let io = rig.io(Op::Write, 7, 1).with(buf);
         assert_eq!(rig.status(&mut **queue, io), Status::Ok);
     }
     let stored = [(1, 1), (2, 2), (9, 3)].map(|(nsid, value)| {
@@ -61,7 +61,7 @@ fn several() {
         .map(|at| {
             let size = queue_block(&bdevs[at]);
             let buf = rig.buf(size, 0);
-            let io = rig.io(nacre_bdev::Op::Read, 7, 1).with(buf);
+            let io = rig.io(Op::Read, 7, 1).with(buf);
             rig.submit(&mut *queues[at], io)
         })
         .collect();

@@ -245,7 +245,7 @@ fn the_former_holder_is_fenced() {
     let mut old = World::with(2);
     old.write(0, 8, 1);
     let mut new = World::empty(0);
-    new.shelf = std::sync::Arc::clone(&old.shelf);
+    new.shelf = Arc::clone(&old.shelf);
     new.store = old.store.clone();
     new.clock = old.clock.clone();
     new.core = nacre_reactor::TestCore::with_clock(Default::default(), new.clock.clone());
@@ -253,11 +253,11 @@ fn the_former_holder_is_fenced() {
     // Disks can be claimed once only in one machine; another one would not ask.
     new.shelf.forget_claims();
     let core = new.core.core().clone();
-    let (store, devices) = (new.store.clone(), std::sync::Arc::clone(&new.shelf));
-    let heard = std::sync::Arc::clone(&new.heard);
+    let (store, devices) = (new.store.clone(), Arc::clone(&new.shelf));
+    let heard = Arc::clone(&new.heard);
     let (pool, id, holder) = (new.pool.clone(), new.id, new.holder);
     let opening = core.clone().spawn_local(async move {
-        let store = std::sync::Arc::new(store);
+        let store = Arc::new(store);
         crate::control::open(&core, pool, store, devices, heard, id, holder).await
     });
     let mut acknowledged_late = 0;
@@ -277,11 +277,7 @@ fn the_former_holder_is_fenced() {
     assert_eq!(old.state(), VolumeState::Fenced);
     assert!(old.ended(token).is_none());
     let handle = new.core.block_on(opening).unwrap().unwrap();
-    new.lane = Some(
-        std::sync::Arc::clone(handle.volume())
-            .open(&new.pool)
-            .unwrap(),
-    );
+    new.lane = Some(Arc::clone(handle.volume()).open(&new.pool).unwrap());
     new.handle = Some(handle);
     assert_eq!(new.read(0), 2);
     new.write(0, 8, 3);

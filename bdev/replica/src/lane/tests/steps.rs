@@ -75,25 +75,15 @@ fn lanes_and_the_control_take_turns_in_a_stripe() {
     let two = r.write_on(1, 64);
     r.turn();
     assert_eq!(r.count("A"), 1, "the same stripe, if not the same blocks");
-    assert_eq!(
-        r.lanes[1].arm(r.now),
-        nacre_reactor::Idle::Busy,
-        "nothing would wake it"
-    );
+    assert_eq!(r.lanes[1].arm(r.now), Idle::Busy, "nothing would wake it");
     r.answer("A", Status::Ok);
     r.turn();
     assert_eq!(r.take(), [(one, Status::Ok)]);
     assert_eq!(r.count("A"), 1);
-    assert_eq!(
-        r.shared.stripes.acquire(CONTROL, 0, 128),
-        crate::stripes::Acquired::No
-    );
+    assert_eq!(r.shared.stripes.acquire(CONTROL, 0, 128), Acquired::No);
     r.answer("A", Status::Ok);
     assert_eq!(r.take(), [(two, Status::Ok)]);
-    assert_eq!(
-        r.shared.stripes.acquire(CONTROL, 0, 128),
-        crate::stripes::Acquired::Fresh
-    );
+    assert_eq!(r.shared.stripes.acquire(CONTROL, 0, 128), Acquired::Fresh);
     let held_up = r.write(0);
     r.turn();
     assert_eq!(r.count("A"), 0);
