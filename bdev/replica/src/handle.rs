@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
-use crate::model::{RESERVED, ReplicaState, Settings, VolumeRecord};
+use crate::model::{InvalidSetting, RESERVED, ReplicaState, Settings, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::shared::Shared;
 use crate::store::StoreError;
@@ -537,6 +537,15 @@ impl VolumeStatus {
             overlap_waits: 0,
             reads_moved: 0,
             frozen_answers: 0,
+        }
+    }
+}
+
+impl From<InvalidSetting> for VolumeError {
+    fn from(invalid: InvalidSetting) -> VolumeError {
+        VolumeError::Invalid {
+            what: invalid.what,
+            why: invalid.why.into(),
         }
     }
 }

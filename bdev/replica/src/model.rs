@@ -3,8 +3,6 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::handle::VolumeError;
-
 /// Most replicas of one volume.
 pub const MAX_REPLICAS: usize = 5;
 /// Most bytes of a volume's description, as UTF-8.
@@ -166,15 +164,17 @@ impl Default for Settings {
     }
 }
 
+/// A setting outside its range.
+#[derive(Debug)]
+pub(crate) struct InvalidSetting {
+    pub what: &'static str,
+    pub why: &'static str,
+}
+
 impl Settings {
     /// Checks the range of each setting, for a volume with this number of replicas.
-    pub(crate) fn check(&self, replicas: usize) -> Result<(), VolumeError> {
-        let invalid = |what, why: &str| {
-            Err(VolumeError::Invalid {
-                what,
-                why: why.into(),
-            })
-        };
+    pub(crate) fn check(&self, replicas: usize) -> Result<(), InvalidSetting> {
+        let invalid = |what, why| Err(InvalidSetting { what, why });
         if !(1..=replicas.max(1)).contains(&usize::from(self.min_in_sync)) {
             return invalid("min_in_sync", "1 to the number of replicas");
         }
