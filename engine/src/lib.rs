@@ -50,7 +50,6 @@ mod reload;
 pub mod remotes;
 pub mod rpc;
 pub mod signals;
-pub mod spdk_export;
 pub mod spdk_file;
 pub mod store;
 pub mod values;

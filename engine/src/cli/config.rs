@@ -118,7 +118,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             if !spdk {
                 return output::json(&whole);
             }
-            let (config, left_out) = crate::spdk_export::for_spdk(&whole);
+            let (config, left_out) = crate::methods::spdk_export::for_spdk(&whole);
             for what in left_out {
                 eprintln!("left out: {what}");
             }

@@ -17,6 +17,7 @@ pub mod reference;
 pub mod scheduler;
 pub mod sock;
 pub mod spdk;
+pub mod spdk_export;
 pub mod state;
 pub mod volume;
 
