@@ -1,5 +1,6 @@
 //! A block device as the control plane sees it: identity, size, limits, and a way to open queues.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use nacre_hugepages::Pool;
@@ -115,7 +116,9 @@ pub struct OpenError {
 }
 
 /// A block device. Shared by all cores and the control plane; I/O goes through per-core queues.
-pub trait Bdev: Send + Sync + 'static {
+///
+/// [`Any`] gives management the module's own type back, for operations that only it has.
+pub trait Bdev: Any + Send + Sync {
     fn name(&self) -> &str;
 
     /// What kind of device it is, for people: "Malloc disk", "URING bdev", ….

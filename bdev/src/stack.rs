@@ -1,4 +1,6 @@
-//! The claim on the base, which all modules on top of another device share.
+//! What all devices on top of another share: the claim on the base, and its properties.
+
+use std::sync::Arc;
 
 use nacre_hugepages::Pool;
 use uuid::Uuid;
@@ -6,22 +8,136 @@ use uuid::Uuid;
 use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
 use crate::layer::ModuleQueue;
+use crate::queue::Queue;
 use crate::registry::{Claim, Holder, Registry, RegistryError, Usage};
 
+/// A device on top of one other. It has the base's properties, except those that it overrides.
+pub trait Stacked: Send + Sync + 'static {
+    fn base(&self) -> &Base;
+
+    fn name(&self) -> &str;
+
+    fn product_name(&self) -> &'static str;
+
+    fn uuid(&self) -> Uuid;
+
+    /// The queue of one core on top of the base's.
+    fn queue(self: Arc<Self>, base: ModuleQueue, pool: &Pool) -> Box<dyn Queue>;
+
+    fn driver_specific(&self) -> serde_json::Value;
+
+    fn geometry(&self) -> Geometry {
+        self.base().geometry()
+    }
+
+    fn limits(&self) -> Limits {
+        self.base().limits()
+    }
+
+    /// See [`Bdev::reserves`].
+    fn reserves(&self) -> bool {
+        false
+    }
+
+    fn present_blocks(&self) -> u64 {
+        self.base().module().present_blocks()
+    }
+
+    fn least_blocks(&self) -> u64 {
+        self.base().module().least_blocks()
+    }
+
+    fn forget_least(&self) -> u64 {
+        self.base().module().forget_least()
+    }
+}
+
+impl<T: Stacked> Bdev for T {
+    fn name(&self) -> &str {
+        Stacked::name(self)
+    }
+
+    fn product_name(&self) -> &'static str {
+        Stacked::product_name(self)
+    }
+
+    fn uuid(&self) -> Uuid {
+        Stacked::uuid(self)
+    }
+
+    fn geometry(&self) -> Geometry {
+        Stacked::geometry(self)
+    }
+
+    fn limits(&self) -> Limits {
+        Stacked::limits(self)
+    }
+
+    fn supports(&self, op: Op) -> Support {
+        self.base().module().supports(op)
+    }
+
+    fn native_fua(&self) -> bool {
+        self.base().module().native_fua()
+    }
+
+    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
+        let base = self.base().claim.open_module(pool)?;
+        Ok(self.queue(base, pool))
+    }
+
+    fn bases(&self) -> Vec<String> {
+        vec![self.base().name().to_owned()]
+    }
+
+    fn losses(&self) -> u64 {
+        self.base().module().losses()
+    }
+
+    fn present_blocks(&self) -> u64 {
+        Stacked::present_blocks(self)
+    }
+
+    fn least_blocks(&self) -> u64 {
+        Stacked::least_blocks(self)
+    }
+
+    fn forget_least(&self) -> u64 {
+        Stacked::forget_least(self)
+    }
+
+    fn reserves(&self) -> bool {
+        Stacked::reserves(self)
+    }
+
+    fn driver_specific(&self) -> serde_json::Value {
+        Stacked::driver_specific(self)
+    }
+}
+
 /// The device below, for as long as this lives.
-pub(crate) struct Base {
+pub struct Base {
     claim: Claim,
 }
 
 impl Base {
-    /// Claims `base` for the device `upper` that is made on it.
-    pub fn claim(registry: &Registry, base: &str, upper: &str) -> Result<Base, RegistryError> {
-        let claim = registry.claim(base, Holder::Bdev(upper.to_owned()), Usage::Exclusive)?;
+    /// Claims `base` for the devices `uppers` that are made on it.
+    pub fn claim(
+        registry: &Registry,
+        base: &str,
+        uppers: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Result<Base, RegistryError> {
+        let holder = Holder::Bdevs(uppers.into_iter().map(Into::into).collect());
+        let claim = registry.claim(base, holder, Usage::Exclusive)?;
         Ok(Base { claim })
     }
 
     pub fn name(&self) -> &str {
         self.claim.layer().name()
+    }
+
+    pub fn uuid(&self) -> Uuid {
+        self.module().uuid()
     }
 
     /// As the base is announced: that may be more than its module has by now.
@@ -33,9 +149,8 @@ impl Base {
         self.module().limits()
     }
 
-    /// For a device that keeps I/O, or changes its data, after the base completed it: nothing is
-    /// lent, and nothing completes at its submission.
-    pub fn limits_of_a_copy(&self) -> Limits {
+    /// The base's limits for a device that holds I/O back: nothing is lent, nothing ends at once.
+    pub fn limits_of_held_io(&self) -> Limits {
         Limits {
             lend_blocks: 0,
             immediate: false,
@@ -44,43 +159,11 @@ impl Base {
         }
     }
 
-    pub fn supports(&self, op: Op) -> Support {
-        self.module().supports(op)
-    }
-
-    pub fn native_fua(&self) -> bool {
-        self.module().native_fua()
-    }
-
-    pub fn losses(&self) -> u64 {
-        self.module().losses()
-    }
-
-    pub fn present_blocks(&self) -> u64 {
-        self.module().present_blocks()
-    }
-
-    pub fn least_blocks(&self) -> u64 {
-        self.module().least_blocks()
-    }
-
-    pub fn forget_least(&self) -> u64 {
-        self.module().forget_least()
-    }
-
-    pub fn reserves(&self) -> bool {
-        self.module().reserves()
-    }
-
     pub fn is_gone(&self) -> bool {
         self.claim.layer().is_gone()
     }
 
-    pub fn open(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
-        self.claim.open_module(pool)
-    }
-
-    fn module(&self) -> &dyn Bdev {
+    pub fn module(&self) -> &dyn Bdev {
         &**self.claim.layer().module()
     }
 }
@@ -90,48 +173,3 @@ impl Base {
 pub(crate) fn derived_uuid(given: Option<Uuid>, base: Uuid, name: &str) -> Uuid {
     given.unwrap_or_else(|| Uuid::new_v5(&base, name.as_bytes()))
 }
-
-impl Base {
-    pub fn uuid(&self) -> Uuid {
-        self.module().uuid()
-    }
-}
-
-/// The methods of [`Bdev`] that a device on a `base` passes on unchanged.
-macro_rules! as_the_base {
-    () => {
-        fn geometry(&self) -> $crate::Geometry {
-            self.base.geometry()
-        }
-
-        fn supports(&self, op: $crate::Op) -> $crate::Support {
-            self.base.supports(op)
-        }
-
-        fn native_fua(&self) -> bool {
-            self.base.native_fua()
-        }
-
-        fn bases(&self) -> Vec<String> {
-            vec![self.base.name().to_owned()]
-        }
-
-        fn losses(&self) -> u64 {
-            self.base.losses()
-        }
-
-        fn present_blocks(&self) -> u64 {
-            self.base.present_blocks()
-        }
-
-        fn least_blocks(&self) -> u64 {
-            self.base.least_blocks()
-        }
-
-        fn forget_least(&self) -> u64 {
-            self.base.forget_least()
-        }
-    };
-}
-
-pub(crate) use as_the_base;

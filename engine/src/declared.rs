@@ -19,11 +19,10 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::Settings;
-use crate::config::settings::{
-    Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Subsystem, Transport,
-};
+use crate::config::settings::{Bdev, ControllerModel, DEFAULT_BLOCK, Kind, Subsystem, Transport};
 use crate::engine::Engine;
 use crate::journal::Entry;
+use crate::methods::bdev::modules;
 use crate::rpc::RpcError;
 
 /// Namespace of the UUIDs derived from device names. Declared devices have the same UUID at every
@@ -41,7 +40,8 @@ pub struct DeclaredCall {
 
 impl DeclaredCall {
     fn makes_bdev(&self, name: &str) -> bool {
-        self.method.starts_with("bdev_") && self.params["name"] == name
+        let names = modules::names(self.method, &self.params);
+        names.iter().any(|made| made == name)
     }
 }
 
@@ -218,8 +218,12 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
             e.record.method == call.method && same("trtype", &e.record.params)
         }
         _ if !e.durable => false,
-        method if method.starts_with("bdev_") => {
-            e.record.key.starts_with("bdev/") && same("name", &e.record.params)
+        method if modules::by_create(method).is_some() => {
+            let (made, here) = (
+                modules::names(&e.record.method, &e.record.params),
+                modules::names(method, &call.params),
+            );
+            e.record.key.starts_with("bdev/") && made.iter().any(|name| here.contains(name))
         }
         // RPC owns all parts of a subsystem that was created by RPC.
         _ => e.record.method == "nvmf_create_subsystem" && same("nqn", &e.record.params),
@@ -278,44 +282,62 @@ pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
 }
 
 fn bdev(declared: &Bdev) -> DeclaredCall {
+    let (method, params) = match declared.kind.module() {
+        Some(module) => (module.create, params_of(declared)),
+        None => own_params(declared),
+    };
+    let names = modules::names(method, &params);
+    let name = names.first().unwrap_or(&declared.name);
+    DeclaredCall {
+        what: format!("[[bdev]] \"{name}\""),
+        method,
+        params,
+    }
+}
+
+/// The parameters of the create method of a device whose keys they are.
+pub fn params_of(declared: &Bdev) -> Value {
+    let mut params = declared.params.clone();
+    if !declared.name.is_empty() {
+        params.insert("name".into(), declared.name.as_str().into());
+    }
+    if let Some(uuid) = declared.uuid {
+        params.insert("uuid".into(), uuid.to_string().into());
+    }
+    Value::Object(params)
+}
+
+/// The create method and its parameters for a type with keys of its own.
+fn own_params(declared: &Bdev) -> (&'static str, Value) {
     let uuid = uuid_of(declared);
+    if declared.kind == Kind::FILE {
+        let mut params = json!({
+            "name": declared.name,
+            "filename": declared.path,
+            "readonly": declared.read_only,
+            "uuid": uuid,
+        });
+        if let Some(block_size) = declared.block_size {
+            params["block_size"] = block_size.into();
+        }
+        if let Some(size) = declared.size {
+            params["size"] = size.0.into();
+        }
+        return (modules::FILE.create, params);
+    }
     let block_size = declared.block_size.unwrap_or(DEFAULT_BLOCK);
     let blocks = declared
         .size
         .map_or(0, |size| size.0 / u64::from(block_size.max(1)));
-    let (method, params) = match declared.kind {
-        BdevKind::Malloc | BdevKind::Null => {
-            let method = if declared.kind == BdevKind::Malloc {
-                "bdev_malloc_create"
-            } else {
-                "bdev_null_create"
-            };
-            (
-                method,
-                json!({ "name": declared.name, "num_blocks": blocks, "block_size": block_size, "uuid": uuid }),
-            )
-        }
-        BdevKind::File => {
-            let mut params = json!({
-                "name": declared.name,
-                "filename": declared.path,
-                "readonly": declared.read_only,
-                "uuid": uuid,
-            });
-            if let Some(block_size) = declared.block_size {
-                params["block_size"] = block_size.into();
-            }
-            if let Some(size) = declared.size {
-                params["size"] = size.0.into();
-            }
-            ("bdev_uring_create", params)
-        }
+    let method = if declared.kind == Kind::MALLOC {
+        modules::MALLOC.create
+    } else {
+        modules::NULL.create
     };
-    DeclaredCall {
-        what: format!("[[bdev]] \"{}\"", declared.name),
+    (
         method,
-        params,
-    }
+        json!({ "name": declared.name, "num_blocks": blocks, "block_size": block_size, "uuid": uuid }),
+    )
 }
 
 fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {

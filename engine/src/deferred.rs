@@ -15,6 +15,7 @@ use serde_json::Value;
 use tracing::info;
 
 use crate::engine::Engine;
+use crate::methods::bdev::modules;
 use crate::plane::Plane;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
@@ -64,11 +65,10 @@ impl Deferred {
 
 /// The base devices of a call.
 fn bases(record: &Record) -> impl Iterator<Item = &str> {
-    let one = ["base_bdev_name", "base_name"]
-        .into_iter()
-        .filter_map(|field| record.params.get(field)?.as_str());
+    let one = modules::base(&record.method, &record.params);
     let many = record.params.get("base_bdevs").and_then(Value::as_array);
-    one.chain(many.into_iter().flatten().filter_map(Value::as_str))
+    one.into_iter()
+        .chain(many.into_iter().flatten().filter_map(Value::as_str))
 }
 
 /// The missing base of a deferred call; `None` if all its bases exist, or if it is not a deferred

@@ -1,32 +1,15 @@
-//! State of bdevs that the management plane keeps in addition to the registry: the modules' own
-//! handles, for module-specific operations, and requested histograms.
+//! State of bdevs that the management plane keeps in addition to the registry: requested
+//! histograms, and the subscription to device events.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nacre_bdev::Registry;
-use nacre_bdev::delay::Delay;
-use nacre_bdev::fault::FaultDevice;
-use nacre_bdev::malloc::Malloc;
-use nacre_bdev::null::Null;
-use nacre_bdev::passthru::Passthru;
 use nacre_bdev::registry::Subscription;
-use nacre_bdev_uring::UringBdev;
 use tokio::sync::{Notify, mpsc};
 
 use crate::methods::bdev::sampling::Samplers;
-
-/// A module's handle to its device.
-#[derive(Clone)]
-pub enum Module {
-    Malloc(Arc<Malloc>),
-    Null(Arc<Null>),
-    File(Arc<UringBdev>),
-    Delay(Arc<Delay>),
-    Fault(Arc<FaultDevice>),
-    Passthru(Arc<Passthru>),
-}
 
 /// A latency histogram requested by `bdev_enable_histogram`.
 #[derive(Debug, Clone)]
@@ -42,10 +25,9 @@ pub struct HistogramRequest {
 /// Device events, handled on the management thread.
 pub type BdevEvents = mpsc::UnboundedReceiver<nacre_bdev::Event>;
 
-/// Module handles and requested histograms by device name, and the subscription to device events.
+/// Requested histograms by device name, and the subscription to device events.
 #[derive(Default)]
 pub struct Devices {
-    pub modules: RefCell<BTreeMap<String, Module>>,
     pub histograms: RefCell<BTreeMap<String, HistogramRequest>>,
     pub samplers: Samplers,
     /// Notified whenever a device is added, removed or changed.
@@ -54,10 +36,6 @@ pub struct Devices {
 }
 
 impl Devices {
-    pub fn module(&self, name: &str) -> Option<Module> {
-        self.modules.borrow().get(name).cloned()
-    }
-
     /// Subscribes to the events of `registry`. Their number is bounded by the number of devices:
     /// each event results from a call of this thread, or from a removal that it started.
     ///
@@ -78,7 +56,6 @@ impl Devices {
     /// Drops everything, so that devices can be closed.
     pub fn clear(&self) {
         self.subscription.set(None);
-        self.modules.borrow_mut().clear();
         self.histograms.borrow_mut().clear();
         self.samplers.clear();
     }

@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use crate::daemon::ServeOptions;
 use crate::engine::Engine;
 use crate::journal::Entry;
+use crate::methods::bdev::modules;
 use crate::store::Record;
 
 /// SPDK's subsystems that this daemon implements: a method of theirs must be known. Files of SPDK's
@@ -205,10 +206,10 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
         "bdev_raid_create" | "volume_create" => {
             text("/name").is_some_and(|name| engine.volumes.find(name).is_ok() || waits(name))
         }
-        "bdev_error_create" => text("/base_name").is_some_and(|base| device(format!("EE_{base}"))),
-        _ if method.starts_with("bdev_") && method.ends_with("_create") => {
-            text("/name").is_some_and(|name| device(name.to_owned()))
-        }
+        _ if modules::by_create(method).is_some() => modules::names(method, params)
+            .into_iter()
+            .next()
+            .is_some_and(device),
         "nvmf_create_transport" => any(&["/trtype"]),
         "nvmf_create_subsystem" => any(&["/nqn"]),
         "nvmf_subsystem_add_host" => any(&["/nqn", "/host"]),

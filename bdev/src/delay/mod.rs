@@ -13,31 +13,63 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_hugepages::Pool;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::device::{Bdev, Limits, OpenError};
+use crate::device::{Bdev, Limits};
+use crate::layer::ModuleQueue;
+use crate::module::{Single, Words};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
-use crate::stack::{Base, derived_uuid};
+use crate::stack::{Base, Stacked, derived_uuid};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     pub name: String,
     pub base_bdev_name: String,
-    /// Microseconds, as the three below.
+    /// Microseconds, like the other three.
     pub avg_read_latency: u64,
     pub p99_read_latency: u64,
     pub avg_write_latency: u64,
     pub p99_write_latency: u64,
     /// Default: derived from the base's UUID and the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub uuid: Option<Uuid>,
 }
 
+impl Single for Delay {
+    const KIND: &'static str = "delay";
+    const ABOUT: &'static str = "A slower device on top of another";
+    const PRODUCT: &'static str = "delay";
+    const CREATE: Words = Words {
+        name: "bdev_delay_create",
+        about: "Makes a slower device of another, and answers its name.",
+    };
+    const DELETE: Words = Words {
+        name: "bdev_delay_delete",
+        about: "Deletes a delay device and the devices stacked on it.",
+    };
+    const BASE: Option<&'static str> = Some("base_bdev_name");
+    type Config = Config;
+    type Created = String;
+    type Error = RegistryError;
+
+    fn name(config: &Config) -> Option<String> {
+        Some(config.name.clone())
+    }
+
+    fn create(config: &mut Config, registry: &Registry) -> Result<Arc<dyn Bdev>, RegistryError> {
+        let delay = create(config.clone(), registry)?;
+        *config = delay.config();
+        Ok(delay)
+    }
+}
+
 /// Which of the four latencies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Latency {
     AvgRead,
@@ -56,7 +88,7 @@ pub struct Delay {
 
 /// Claims the base. The caller registers the device.
 pub fn create(config: Config, registry: &Registry) -> Result<Arc<Delay>, RegistryError> {
-    let base = Base::claim(registry, &config.base_bdev_name, &config.name)?;
+    let base = Base::claim(registry, &config.base_bdev_name, [&config.name])?;
     let latencies = [
         config.avg_read_latency,
         config.p99_read_latency,
@@ -93,43 +125,32 @@ impl Delay {
     }
 }
 
-impl Bdev for Delay {
+impl Stacked for Delay {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
     fn name(&self) -> &str {
         &self.config.name
     }
 
     fn product_name(&self) -> &'static str {
-        "delay"
+        <Delay as Single>::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    crate::stack::as_the_base!();
-
-    /// The base's limits. Held I/O is kept in buffers: nothing is lent.
     fn limits(&self) -> Limits {
-        self.base.limits_of_a_copy()
+        self.base.limits_of_held_io()
     }
 
-    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        Ok(Box::new(channel::Channel::new(
-            &self,
-            self.base.open(pool)?,
-        )))
+    fn queue(self: Arc<Self>, base: ModuleQueue, _pool: &Pool) -> Box<dyn Queue> {
+        Box::new(channel::Channel::new(&self, base))
     }
 
     fn driver_specific(&self) -> serde_json::Value {
-        let config = self.config();
-        serde_json::json!({"delay": {
-            "name": config.name,
-            "base_bdev_name": config.base_bdev_name,
-            "uuid": self.uuid(),
-            "avg_read_latency": config.avg_read_latency,
-            "p99_read_latency": config.p99_read_latency,
-            "avg_write_latency": config.avg_write_latency,
-            "p99_write_latency": config.p99_write_latency,
-        }})
+        serde_json::json!({"delay": self.config()})
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_hugepages::Pool;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -21,19 +22,62 @@ use self::rules::Rules;
 pub use self::rules::{
     Action, Fault, FaultError, Injected, SpdkErrorType, SpdkInjection, SpdkIoType,
 };
-use crate::device::{Bdev, Limits, OpenError};
+use crate::device::{Bdev, Limits};
+use crate::layer::ModuleQueue;
+use crate::module::{Single, Words};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
-use crate::stack::{Base, derived_uuid};
+use crate::stack::{Base, Stacked, derived_uuid};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The device below; this one is called `EE_` and that name.
+    /// The base device; the new device is named `EE_` plus this name.
+    #[cfg_attr(feature = "clap", arg(value_name = "BASE"))]
     pub base_name: String,
-    /// Default: derived from the base's UUID and the name.
+    /// Default: derived from the base's UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    #[cfg_attr(feature = "clap", arg(long))]
     pub uuid: Option<Uuid>,
+}
+
+impl Single for FaultDevice {
+    const KIND: &'static str = "error";
+    const ABOUT: &'static str =
+        "A device on top of another that fails on demand; its name is EE_ and the other's name";
+    const PRODUCT: &'static str = "Error Injection Disk";
+    const CREATE: Words = Words {
+        name: "bdev_error_create",
+        about: "Makes a device into which errors can be injected, called EE_ and its base's name.",
+    };
+    const DELETE: Words = Words {
+        name: "bdev_error_delete",
+        about: "Deletes an error device and the devices stacked on it.",
+    };
+    const BASE: Option<&'static str> = Some("base_name");
+    const UNDECODABLE: i32 = -32602;
+    type Config = Config;
+    type Created = bool;
+    type Error = RegistryError;
+
+    fn name(config: &Config) -> Option<String> {
+        Some(config.device_name())
+    }
+
+    fn create(config: &mut Config, registry: &Registry) -> Result<Arc<dyn Bdev>, RegistryError> {
+        let device = create(config.clone(), registry)?;
+        *config = device.config();
+        Ok(device)
+    }
+}
+
+impl Config {
+    /// The name of the device on the base.
+    fn device_name(&self) -> String {
+        format!("EE_{}", self.base_name)
+    }
 }
 
 pub struct FaultDevice {
@@ -47,8 +91,8 @@ pub struct FaultDevice {
 
 /// Claims the base. The caller registers the device.
 pub fn create(config: Config, registry: &Registry) -> Result<Arc<FaultDevice>, RegistryError> {
-    let name = format!("EE_{}", config.base_name);
-    let base = Base::claim(registry, &config.base_name, &name)?;
+    let name = config.device_name();
+    let base = Base::claim(registry, &config.base_name, [&name])?;
     Ok(Arc::new(FaultDevice {
         uuid: derived_uuid(config.uuid, base.uuid(), &name),
         rules: Rules::default(),
@@ -98,29 +142,30 @@ impl FaultDevice {
     }
 }
 
-impl Bdev for FaultDevice {
+impl Stacked for FaultDevice {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
     fn name(&self) -> &str {
         &self.name
     }
 
     fn product_name(&self) -> &'static str {
-        "Error Injection Disk"
+        <FaultDevice as Single>::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    crate::stack::as_the_base!();
-
-    /// The base's limits. Faults change data that was read: nothing is lent.
+    /// Faults change data that was read, so nothing is lent.
     fn limits(&self) -> Limits {
-        self.base.limits_of_a_copy()
+        self.base.limits_of_held_io()
     }
 
-    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        let base = self.base.open(pool)?;
-        Ok(Box::new(channel::Channel::new(self, base, pool.clone())))
+    fn queue(self: Arc<Self>, base: ModuleQueue, pool: &Pool) -> Box<dyn Queue> {
+        Box::new(channel::Channel::new(self, base, pool.clone()))
     }
 
     fn driver_specific(&self) -> serde_json::Value {

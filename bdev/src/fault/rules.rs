@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use nacre_random::Random;
@@ -107,10 +108,10 @@ pub struct Injected {
 }
 
 /// Which operations `bdev_error_inject_error` means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SpdkIoType {
-    /// None: ends all faults.
+    /// Removes all errors.
     Clear,
     Read,
     Write,
@@ -119,10 +120,11 @@ pub enum SpdkIoType {
     All,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SpdkErrorType {
     Failure,
+    /// Hangs until `bdev_error_resume_pending`.
     Pending,
     CorruptData,
     Nomem,

@@ -288,7 +288,7 @@ fn spdk_dialect() {
     inject(&rig.device, clear).expect("good");
     assert_eq!(rig.run(Op::Write, 0), Some(Status::Ok));
     assert_eq!(
-        (rig.device.name(), rig.device.product_name()),
+        (Bdev::name(&*rig.device), FaultDevice::PRODUCT),
         ("EE_Base", "Error Injection Disk")
     );
 }

@@ -3,10 +3,11 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::io::{Io, Token};
+use crate::io::{Io, Status, Token};
 use crate::queue::{Busy, Done, Queue};
 use crate::reservation::Reserve;
 
@@ -91,6 +92,10 @@ impl Queue for ModuleQueue {
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         self.inner.poll(now, done)
+    }
+
+    fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
+        self.inner.at_once(io, lent)
     }
 
     fn abort(&mut self, token: Token) -> bool {

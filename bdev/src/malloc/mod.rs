@@ -92,6 +92,9 @@ pub fn create(config: Config) -> Result<Arc<Malloc>, ConfigError> {
 }
 
 impl Malloc {
+    /// [`Bdev::product_name`] of these devices.
+    pub const PRODUCT: &str = "Malloc disk";
+
     /// The configuration that makes such a device again.
     pub fn config(&self) -> Config {
         Config {
@@ -112,7 +115,7 @@ impl Bdev for Malloc {
     }
 
     fn product_name(&self) -> &'static str {
-        "Malloc disk"
+        Malloc::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

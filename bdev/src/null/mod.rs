@@ -70,6 +70,9 @@ pub fn create(config: Config) -> Result<Arc<Null>, ConfigError> {
 }
 
 impl Null {
+    /// [`Bdev::product_name`] of these devices.
+    pub const PRODUCT: &str = "Null disk";
+
     /// Changes the size. The caller notifies the registry.
     pub fn resize(&self, num_blocks: u64) -> Result<(), ConfigError> {
         check_blocks(self.config.block_size, None, num_blocks)?;
@@ -93,7 +96,7 @@ impl Bdev for Null {
     }
 
     fn product_name(&self) -> &'static str {
-        "Null disk"
+        Null::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {

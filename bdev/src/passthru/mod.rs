@@ -1,28 +1,66 @@
 //! Hands everything to the device below: the smallest stacked module, and the pattern for others.
 
-mod channel;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
 use nacre_hugepages::Pool;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::device::{Bdev, Limits, OpenError};
+use crate::device::Bdev;
+use crate::layer::ModuleQueue;
+use crate::module::{Single, Words};
 use crate::queue::Queue;
 use crate::registry::{Registry, RegistryError};
-use crate::stack::{Base, derived_uuid};
+use crate::stack::{Base, Stacked, derived_uuid};
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    #[cfg_attr(feature = "clap", arg(help = "Name of the new bdev"))]
     pub name: String,
+    #[cfg_attr(
+        feature = "clap",
+        arg(value_name = "BASE", help = "Bdev to which I/O is passed")
+    )]
     pub base_bdev_name: String,
     /// Default: derived from the base's UUID and the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    #[cfg_attr(feature = "clap", arg(long))]
     pub uuid: Option<Uuid>,
+}
+
+impl Single for Passthru {
+    const KIND: &'static str = "passthru";
+    const ABOUT: &'static str = "A device that passes all I/O to another";
+    const PRODUCT: &'static str = "passthru";
+    const CREATE: Words = Words {
+        name: "bdev_passthru_create",
+        about: "Makes a device that hands everything to another, and answers its name.",
+    };
+    const DELETE: Words = Words {
+        name: "bdev_passthru_delete",
+        about: "Deletes a passthru device and the devices stacked on it.",
+    };
+    const BASE: Option<&'static str> = Some("base_bdev_name");
+    type Config = Config;
+    type Created = String;
+    type Error = RegistryError;
+
+    fn name(config: &Config) -> Option<String> {
+        Some(config.name.clone())
+    }
+
+    fn create(config: &mut Config, registry: &Registry) -> Result<Arc<dyn Bdev>, RegistryError> {
+        let device = create(config.clone(), registry)?;
+        config.uuid = Some(device.uuid);
+        Ok(device)
+    }
 }
 
 pub struct Passthru {
@@ -33,7 +71,7 @@ pub struct Passthru {
 
 /// Claims the base. The caller registers the device.
 pub fn create(config: Config, registry: &Registry) -> Result<Arc<Passthru>, RegistryError> {
-    let base = Base::claim(registry, &config.base_bdev_name, &config.name)?;
+    let base = Base::claim(registry, &config.base_bdev_name, [&config.name])?;
     let uuid = derived_uuid(config.uuid, base.uuid(), &config.name);
     Ok(Arc::new(Passthru { config, uuid, base }))
 }
@@ -48,35 +86,33 @@ impl Passthru {
     }
 }
 
-impl Bdev for Passthru {
+impl Stacked for Passthru {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
     fn name(&self) -> &str {
         &self.config.name
     }
 
     fn product_name(&self) -> &'static str {
-        "passthru"
+        <Passthru as Single>::PRODUCT
     }
 
     fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    crate::stack::as_the_base!();
-
-    fn limits(&self) -> Limits {
-        self.base.limits()
-    }
-
-    fn open(self: Arc<Self>, pool: &Pool) -> Result<Box<dyn Queue>, OpenError> {
-        Ok(Box::new(channel::Channel::new(self.base.open(pool)?)))
+    fn queue(self: Arc<Self>, base: ModuleQueue, _pool: &Pool) -> Box<dyn Queue> {
+        Box::new(base)
     }
 
     fn reserves(&self) -> bool {
-        self.base.reserves()
+        self.base.module().reserves()
     }
 
     fn driver_specific(&self) -> serde_json::Value {
-        let (name, base) = (self.name(), self.base.name());
+        let (name, base) = (&self.config.name, self.base.name());
         serde_json::json!({"passthru": {"name": name, "base_bdev_name": base}})
     }
 }

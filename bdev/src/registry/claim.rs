@@ -11,17 +11,18 @@ use crate::layer::{Layer, LayerQueue, ModuleQueue};
 /// The user of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// A device stacked on it, by name: it is resized and removed with it.
-    Bdev(String),
+    /// The devices stacked on it, by name: they are resized and removed with it.
+    Bdevs(Vec<String>),
     /// Any other user, in words: `namespace 1 of nqn.…`.
     User(String),
 }
 
 impl Holder {
-    pub(super) fn bdev(&self) -> Option<String> {
+    /// The devices stacked on it; none for any other user.
+    pub fn bdevs(&self) -> &[String] {
         match self {
-            Holder::Bdev(name) => Some(name.clone()),
-            Holder::User(_) => None,
+            Holder::Bdevs(names) => names,
+            Holder::User(_) => &[],
         }
     }
 }
@@ -29,7 +30,11 @@ impl Holder {
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Holder::Bdev(name) => write!(f, "bdev \"{name}\""),
+            Holder::Bdevs(names) => match names.as_slice() {
+                [name] => write!(f, "bdev \"{name}\""),
+                [] => f.write_str("a bdev"),
+                [first, .., last] => write!(f, "bdevs \"{first}\" to \"{last}\""),
+            },
             Holder::User(what) => f.write_str(what),
         }
     }

@@ -329,7 +329,7 @@ impl Registry {
             let stacked: Vec<String> = record
                 .claims
                 .iter()
-                .filter_map(|claim| claim.holder.bdev())
+                .flat_map(|claim| claim.holder.bdevs().iter().cloned())
                 .collect();
             (layer.name().to_owned(), layer, ticket, stacked)
         };

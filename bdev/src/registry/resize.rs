@@ -150,7 +150,9 @@ impl Registry {
             stack.layers.push(Arc::clone(&record.layer));
             for claim in &record.claims {
                 match (&claim.holder, &claim.watch) {
-                    (Holder::Bdev(upper), _) => next.extend(state.find(upper)),
+                    (Holder::Bdevs(uppers), _) => {
+                        next.extend(uppers.iter().filter_map(|upper| state.find(upper).ok()));
+                    }
                     (Holder::User(_), Some(watch)) => {
                         stack.users.push(User::Asked(Arc::clone(watch)))
                     }

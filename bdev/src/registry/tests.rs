@@ -99,7 +99,7 @@ fn claims() {
         error.to_string().contains("namespace 1 of nqn.x"),
         "{error}"
     );
-    let above = || Holder::Bdev("above".into());
+    let above = || Holder::Bdevs(vec!["above".into()]);
     assert!(registry.claim("a", above(), Usage::Exclusive).is_err());
     drop((shared, again));
     let queue = registry.open("a", &pool()).expect("free for all");

@@ -217,10 +217,7 @@ impl Bdev for UringBdev {
     }
 
     fn product_name(&self) -> &'static str {
-        match self.config.product {
-            Product::Aio => "AIO disk",
-            Product::Uring => "URING bdev",
-        }
+        self.config.product.name()
     }
 
     fn uuid(&self) -> Uuid {

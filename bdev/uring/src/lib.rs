@@ -116,6 +116,16 @@ pub enum Product {
     Uring,
 }
 
+impl Product {
+    /// [`nacre_bdev::Bdev::product_name`] of the device.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Product::Aio => "AIO disk",
+            Product::Uring => "URING bdev",
+        }
+    }
+}
+
 /// Settings of each core's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -12,12 +12,13 @@ use serde_json::Value;
 use serde_path_to_error::Segment;
 
 use super::listener::{Listener, Selector};
-use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
+use super::settings::{Bdev, DEFAULT_BLOCK, Kind, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
 use crate::declared;
+use crate::methods::bdev::modules::Entry;
 use crate::methods::nvmf::host_nqn;
 use crate::rpc::RpcError;
-use crate::values::read::ValueError;
+use crate::values::read::{self, ValueError};
 use crate::values::size;
 
 /// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
@@ -170,8 +171,12 @@ impl Check<'_> {
     }
 
     fn refuse_unless_refused(&mut self, key: &str, cause: String) {
+        self.refuse_unless_refused_with(key, cause, "");
+    }
+
+    fn refuse_unless_refused_with(&mut self, key: &str, cause: String, remedy: &str) {
         if !self.is_refused(key) {
-            self.refuse(key, cause, "");
+            self.refuse(key, cause, remedy);
         }
     }
 
@@ -187,16 +192,25 @@ impl Check<'_> {
         let registry = Registry::new();
         for (at, bdev) in devices.iter().enumerate() {
             let key = format!("bdev[{at}]");
+            if let Some(module) = bdev.kind.module() {
+                self.module(&key, bdev, module, &registry);
+                continue;
+            }
+            for field in bdev.params.keys() {
+                let cause = "a key of devices of another type";
+                let remedy = "leave it out, or set the type that it belongs to";
+                self.refuse(&format!("{key}.{field}"), cause, remedy);
+            }
             match (bdev.kind, &bdev.path, bdev.size) {
-                (BdevKind::File, None, _) => {
+                (Kind::FILE, None, _) => {
                     let key = format!("{key}.path");
                     self.refuse(&key, "a file device without a path", "add path = \"/…\"");
                 }
-                (BdevKind::Malloc | BdevKind::Null, _, None) => {
+                (Kind::MALLOC | Kind::NULL, _, None) => {
                     let key = format!("{key}.size");
                     self.refuse(&key, "a device without a size", "add size = \"64MiB\"");
                 }
-                (BdevKind::Malloc | BdevKind::Null, Some(_), _) => {
+                (Kind::MALLOC | Kind::NULL, Some(_), _) => {
                     let remedy = "leave it out, or set type = \"file\"";
                     self.refuse(
                         &format!("{key}.path"),
@@ -253,6 +267,48 @@ impl Check<'_> {
                     "uuid"
                 };
                 self.refuse(&format!("{key}.{field}"), error, "");
+            }
+        }
+    }
+
+    /// A device whose keys are the parameters of its module.
+    fn module(&mut self, key: &str, bdev: &Bdev, module: &Entry, registry: &Registry) {
+        let others = [
+            ("path", bdev.path.is_some()),
+            ("size", bdev.size.is_some()),
+            ("block_size", bdev.block_size.is_some()),
+            ("read_only", bdev.read_only),
+        ];
+        for (field, _) in others.iter().filter(|(_, given)| *given) {
+            let cause = format!("a device of type \"{}\" has no {field}", module.kind);
+            self.refuse(&format!("{key}.{field}"), cause, "leave it out");
+        }
+        let params = declared::params_of(bdev);
+        let check = module.declared.map(|declared| declared.check);
+        if let Some((place, error)) = check.and_then(|check| check(&params)) {
+            let field = match (&error, read::path(&place)) {
+                (ValueError::Unknown { key, .. }, _) => key.clone(),
+                (ValueError::Missing { key }, path) if path.is_empty() => (*key).to_owned(),
+                (_, path) => path,
+            };
+            let remedy = error.remedy().unwrap_or_default();
+            self.refuse_unless_refused_with(&format!("{key}.{field}"), error.to_string(), &remedy);
+            return;
+        }
+        for name in (module.names)(&params) {
+            let one_block = null::create(null::Config {
+                name,
+                block_size: DEFAULT_BLOCK,
+                num_blocks: 1,
+                physical_block_size: None,
+                uuid: bdev.uuid,
+                reads: null::Reads::default(),
+            });
+            let registered = registry.register(one_block.expect("one block is a size"));
+            if let Err(error) = registered {
+                let field = if bdev.name.is_empty() { "type" } else { "name" };
+                self.refuse(&format!("{key}.{field}"), error, "");
+                return;
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use clap::ValueEnum;
 use nacre_nvmf::subsystems::MAX_CNTLID;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::listener::AnaSetting;
+use crate::methods::bdev::modules::{Entry, MODULES};
 use crate::values::read;
 
 pub use super::listener::{Listener, RdmaSetting, Transport};
@@ -400,12 +402,13 @@ pub struct Namespace {
     pub uuid: Option<Uuid>,
 }
 
+/// `deny_unknown_fields` does not go with `flatten`: [`known_keys`] has the check.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Bdev {
     pub name: String,
     #[serde(rename = "type")]
-    pub kind: BdevKind,
+    pub kind: Kind,
     /// `file` only.
     pub path: Option<PathBuf>,
     /// `malloc` and `null`: the size; `file`: creates a missing file with this size.
@@ -417,29 +420,62 @@ pub struct Bdev {
     /// None: derived from the name, so the same at every start.
     #[serde(deserialize_with = "read::some_uuid")]
     pub uuid: Option<Uuid>,
+    /// Parameters of the module's create method, for any other type.
+    #[serde(flatten)]
+    pub params: serde_json::Map<String, serde_json::Value>,
 }
 
 impl Default for Bdev {
     fn default() -> Bdev {
         Bdev {
             name: String::new(),
-            kind: BdevKind::File,
+            kind: Kind::FILE,
             path: None,
             size: None,
             block_size: None,
             read_only: false,
             uuid: None,
+            params: serde_json::Map::new(),
         }
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BdevKind {
+/// The type of a declared device: one of the three with keys of their own, or the word of a module
+/// whose parameters are the keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Kind(&'static str);
+
+impl Kind {
     /// A file or a block device, through io_uring.
-    File,
-    Malloc,
-    Null,
+    pub const FILE: Kind = Kind("file");
+    pub const MALLOC: Kind = Kind("malloc");
+    pub const NULL: Kind = Kind("null");
+
+    fn all() -> &'static [&'static str] {
+        static ALL: LazyLock<Vec<&str>> = LazyLock::new(|| {
+            let own = [Kind::FILE, Kind::MALLOC, Kind::NULL].map(|kind| kind.0);
+            let declared = MODULES.iter().filter(|module| module.declared.is_some());
+            own.into_iter().chain(declared.map(|m| m.kind)).collect()
+        });
+        &ALL
+    }
+
+    /// The module, unless the type has keys of its own.
+    pub fn module(self) -> Option<&'static Entry> {
+        MODULES
+            .iter()
+            .find(|module| module.kind == self.0 && module.declared.is_some())
+    }
+}
+
+impl<'de> Deserialize<'de> for Kind {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let known = Kind::all().iter().find(|kind| **kind == text);
+        let unknown = || serde::de::Error::unknown_variant(&text, Kind::all());
+        known.map(|kind| Kind(kind)).ok_or_else(unknown)
+    }
 }
 
 /// Default bytes per block of malloc and null devices.
@@ -473,4 +509,21 @@ pub fn item_template(list: &str) -> Option<serde_json::Value> {
         "nvmf.subsystem.namespace" => json(Namespace::default()),
         _ => None,
     }
+}
+
+/// The keys that an item of a list of tables may have, by name.
+pub fn known_keys(list: &str) -> Option<serde_json::Value> {
+    let mut known = item_template(list)?;
+    let declared = MODULES.iter().filter_map(|module| module.declared);
+    for declared in declared.filter(|_| list == "bdev") {
+        let schema = serde_json::Value::from((declared.schema)());
+        for key in schema["properties"].as_object().into_iter().flatten() {
+            let key = key.0.clone();
+            known
+                .as_object_mut()?
+                .entry(key)
+                .or_insert_with(Default::default);
+        }
+    }
+    Some(known)
 }

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use config::{Map, Source, Value, ValueKind};
 use toml_edit::{Document, Item};
 
-use super::settings::item_template;
+use super::settings::{item_template, known_keys};
 use super::suggest::closest;
 use super::{Flag, Problem, hints};
 
@@ -97,7 +97,7 @@ impl Reader<'_> {
                 };
                 match known.get(key) {
                     Some(known) => {
-                        let template = item_template(&full);
+                        let template = known_keys(&full);
                         let value = self.value(&full, item, template.as_ref().unwrap_or(known), at);
                         if value.kind != ValueKind::Nil {
                             map.insert(key.to_owned(), value);

@@ -536,7 +536,10 @@ pub const ROWS: &[Row] = &[
     (
         "bdev.type",
         &["\"malloc\"", "\"null\""],
-        &[("\"aio\"", "\"aio\" is not \"file\", \"malloc\" or \"null\"")],
+        &[(
+            "\"aio\"",
+            "\"aio\" is not \"file\", \"malloc\", \"null\", \"delay\"",
+        )],
     ),
     (
         "bdev.path",

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::bdev::ANNOUNCED;
+use super::bdev::{ANNOUNCED, modules};
 use super::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::engine::{Engine, Phase};
 use crate::rpc::error::{Errno, causes};
@@ -291,14 +291,11 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             let mut on_volumes = volume_names(engine);
             let (above, below): (Vec<Value>, Vec<Value>) =
                 made("bdev/").into_iter().partition(|call| {
-                    let stands = ["/params/base_bdev_name", "/params/base_name"]
-                        .iter()
-                        .filter_map(|at| call.pointer(at)?.as_str())
-                        .any(|base| on_volumes.iter().any(|name| name == base));
-                    if stands && let Some(name) = call["params"]["name"].as_str() {
-                        on_volumes.push(name.to_owned());
-                        // An error device is named after its base.
-                        on_volumes.push(format!("EE_{name}"));
+                    let method = call["method"].as_str().unwrap_or_default();
+                    let base = modules::base(method, &call["params"]);
+                    let stands = base.is_some_and(|base| on_volumes.iter().any(|on| on == base));
+                    if stands {
+                        on_volumes.extend(modules::names(method, &call["params"]));
                     }
                     stands
                 });

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::examples::{self, Example};
-use super::spdk::NOT_OFFERED;
+use super::spdk::not_offered;
 use crate::rpc::{MethodEntry, When};
 
 /// Markdown of every method, its parameters and its reply.
@@ -26,7 +26,7 @@ pub fn markdown() -> String {
         }
     }
     out.push_str("\n## Not offered\n\nSPDK's methods that are not here, each with the reason; -32601 is the answer.\n\n| why | methods |\n|---|---|\n");
-    for (why, names) in NOT_OFFERED {
+    for (why, names) in not_offered() {
         let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
         writeln!(out, "| {why} | {} |", names.join(", ")).expect("writing to a string");
     }

@@ -1,8 +1,14 @@
 //! SPDK methods that Nacre does not offer. A call is refused as an unknown method (-32601); the
 //! reference lists them with the reason.
 
+use super::bdev::modules;
+
 /// Reason, and names of the methods.
-pub const NOT_OFFERED: &[(&str, &[&str])] = &[
+pub fn not_offered() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    NOT_OFFERED.iter().chain([&modules::NOT_OFFERED]).copied()
+}
+
+const NOT_OFFERED: &[(&str, &[&str])] = &[
     (
         "A controller has one path here: `AUTO` chooses the transport of a remote one.",
         &[
@@ -17,32 +23,6 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
             "bdev_nvme_set_preferred_path",
             "bdev_nvme_start_discovery",
             "bdev_nvme_stop_discovery",
-        ],
-    ),
-    (
-        "A namespace is one whole block device or replicated volume: nothing is cut into pieces.",
-        &[
-            "bdev_lvol_check_shallow_copy",
-            "bdev_lvol_clone",
-            "bdev_lvol_clone_bdev",
-            "bdev_lvol_create",
-            "bdev_lvol_create_lvstore",
-            "bdev_lvol_decouple_parent",
-            "bdev_lvol_delete",
-            "bdev_lvol_delete_lvstore",
-            "bdev_lvol_get_lvols",
-            "bdev_lvol_get_lvstores",
-            "bdev_lvol_grow_lvstore",
-            "bdev_lvol_inflate",
-            "bdev_lvol_rename",
-            "bdev_lvol_rename_lvstore",
-            "bdev_lvol_resize",
-            "bdev_lvol_set_parent",
-            "bdev_lvol_set_read_only",
-            "bdev_lvol_snapshot",
-            "bdev_lvol_start_shallow_copy",
-            "bdev_split_create",
-            "bdev_split_delete",
         ],
     ),
     (
@@ -92,7 +72,7 @@ pub const NOT_OFFERED: &[(&str, &[&str])] = &[
 
 #[cfg(test)]
 mod tests {
-    use super::NOT_OFFERED;
+    use super::not_offered;
     use crate::methods::testing::test_daemon;
     use serde_json::json;
 
@@ -147,13 +127,13 @@ mod tests {
     #[test]
     fn every_method_is_offered_or_listed() {
         let registry = crate::methods::all();
-        let named = |name: &str| NOT_OFFERED.iter().any(|(_, names)| names.contains(&name));
+        let named = |name: &str| not_offered().any(|(_, names)| names.contains(&name));
         for name in SPDK_METHODS.split_whitespace() {
             let there = registry.find(name).is_some();
             assert!(there != named(name), "{name}: found {there}");
         }
         let known: Vec<&str> = SPDK_METHODS.split_whitespace().collect();
-        let all = NOT_OFFERED.iter().flat_map(|(_, names)| *names);
+        let all = not_offered().flat_map(|(_, names)| names);
         for name in all {
             assert!(known.contains(name), "{name} is not a method of SPDK");
         }
@@ -268,7 +248,7 @@ mod tests {
     #[test]
     fn methods_not_offered_are_unknown() {
         let daemon = test_daemon();
-        for (_, names) in NOT_OFFERED {
+        for (_, names) in not_offered() {
             let refused = daemon.refused(names[0], json!({ "name": "x" }));
             assert_eq!(
                 (refused.code, refused.message.as_str()),

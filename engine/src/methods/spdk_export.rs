@@ -8,22 +8,17 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// SPDK's methods that our configurations contain.
-const SPDKS: [&str; 29] = [
+use crate::methods::bdev::modules;
+
+/// SPDK's methods that our configurations contain, beside the create methods of bdev modules.
+const SPDKS: [&str; 22] = [
     "accel_set_options",
-    "bdev_aio_create",
-    "bdev_delay_create",
-    "bdev_error_create",
-    "bdev_malloc_create",
-    "bdev_null_create",
     "bdev_nvme_attach_controller",
     "bdev_nvme_set_hotplug",
     "bdev_nvme_set_options",
-    "bdev_passthru_create",
     "bdev_raid_set_options",
     "bdev_set_options",
     "bdev_set_qos_limit",
-    "bdev_uring_create",
     "bdev_wait_for_examine",
     "iobuf_set_options",
     "nvmf_create_subsystem",
@@ -98,7 +93,7 @@ fn method(call: &Value) -> &str {
 /// Why SPDK cannot load the call; `None` if it can.
 fn reason(call: &Value, gone: &BTreeSet<String>) -> Option<String> {
     let (method, params) = (method(call), &call["params"]);
-    if !SPDKS.contains(&method) {
+    if !SPDKS.contains(&method) && modules::by_create(method).is_none() {
         return Some("SPDK has no such method".to_owned());
     }
     let own = OWN.iter().find(|(of, _)| *of == method);
@@ -162,9 +157,6 @@ fn makes(call: &Value) -> Vec<String> {
     let params = &call["params"];
     let bdev = |at: &str| text(params, at).map(|name| format!("bdev {name}"));
     let made = match method(call) {
-        "bdev_error_create" => {
-            vec![text(params, "/base_name").map(|base| format!("bdev EE_{base}"))]
-        }
         "bdev_nvme_attach_controller" => {
             vec![text(params, "/name").map(|name| format!("controller {name}"))]
         }
@@ -173,7 +165,13 @@ fn makes(call: &Value) -> Vec<String> {
         "nvmf_create_subsystem" => vec![text(params, "/nqn").map(|nqn| format!("subsystem {nqn}"))],
         "nvmf_subsystem_add_ns" => vec![namespace(params, "/namespace/nsid")],
         "nvmf_subsystem_add_listener" => vec![listener(params)],
-        _ => vec![bdev("/name")],
+        method => match modules::by_create(method) {
+            Some(module) => (module.names)(params)
+                .into_iter()
+                .map(|name| Some(format!("bdev {name}")))
+                .collect(),
+            None => vec![bdev("/name")],
+        },
     };
     made.into_iter().flatten().collect()
 }
@@ -185,13 +183,11 @@ fn needs(call: &Value) -> Vec<String> {
     let subsystem = text(params, "/nqn").map(|nqn| format!("subsystem {nqn}"));
     let other = match method(call) {
         "bdev_set_qos_limit" => bdev("/name"),
-        "bdev_error_create" => bdev("/base_name"),
-        "bdev_delay_create" | "bdev_passthru_create" => bdev("/base_bdev_name"),
         "nvmf_create_subsystem" => return Vec::new(),
         "nvmf_subsystem_add_ns" => bdev("/namespace/bdev_name"),
         "nvmf_ns_add_host" | "nvmf_subsystem_set_ns_ana_group" => namespace(params, "/nsid"),
         "nvmf_subsystem_listener_set_ana_state" => listener(params),
-        _ => None,
+        method => modules::base(method, params).map(|base| format!("bdev {base}")),
     };
     subsystem.into_iter().chain(other).collect()
 }

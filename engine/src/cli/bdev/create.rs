@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{ArgMatches, Args, FromArgMatches, Subcommand};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
+use crate::methods::bdev::modules::{self, Entry, MODULES};
 use crate::values::size;
 
 #[derive(Debug, Subcommand)]
@@ -72,22 +73,55 @@ pub enum Kind {
         #[command(flatten)]
         identity: Identity,
     },
-    /// A device on top of another that fails on demand; its name is EE_ and the other's name
-    Error {
-        /// Bdev in which errors are injected
-        base: String,
-        #[command(flatten)]
-        identity: Identity,
-    },
-    /// A device that passes all I/O to another
-    Passthru {
-        /// Name of the new bdev
-        name: String,
-        /// Bdev to which I/O is passed
-        base: String,
-        #[command(flatten)]
-        identity: Identity,
-    },
+    #[command(flatten)]
+    Module(ModuleKind),
+}
+
+/// A kind of device whose arguments are the parameters of its create method.
+#[derive(Debug)]
+pub struct ModuleKind {
+    module: &'static Entry,
+    params: Value,
+}
+
+impl ModuleKind {
+    fn all() -> impl Iterator<Item = (&'static Entry, modules::Command)> {
+        let all = MODULES.iter();
+        all.filter_map(|module| Some((module, module.command?)))
+    }
+}
+
+impl FromArgMatches for ModuleKind {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<ModuleKind, clap::Error> {
+        let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
+        let (name, matches) = matches.subcommand().ok_or_else(missing)?;
+        let mut all = ModuleKind::all();
+        let (module, command) = all.find(|(m, _)| m.kind == name).ok_or_else(missing)?;
+        let params = (command.params)(matches)?;
+        Ok(ModuleKind { module, params })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = ModuleKind::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Subcommand for ModuleKind {
+    fn augment_subcommands(parent: clap::Command) -> clap::Command {
+        ModuleKind::all().fold(parent, |parent, (module, command)| {
+            let own = clap::Command::new(module.kind).about(command.about);
+            parent.subcommand((command.arguments)(own).about(command.about))
+        })
+    }
+
+    fn augment_subcommands_for_update(parent: clap::Command) -> clap::Command {
+        ModuleKind::augment_subcommands(parent)
+    }
+
+    fn has_subcommand(name: &str) -> bool {
+        ModuleKind::all().any(|(module, _)| module.kind == name)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -100,7 +134,7 @@ pub struct Capacity {
     block_size: u64,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct Identity {
     /// Chosen by the daemon unless given
     #[arg(long)]
@@ -109,22 +143,22 @@ pub struct Identity {
 
 pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let (method, params) = call(kind)?;
+    let params = Value::Object(params);
     // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a
     // mistyped name.
-    let base = params.get("base_bdev_name").or(params.get("base_name"));
-    if let Some(base) = base {
+    if let Some(base) = modules::base(method, &params) {
         connection.call("bdev_get_bdevs", json!({ "name": base }))?;
     }
-    let answer = connection.call(method, Value::Object(params.clone()))?;
-    let name = match &answer {
-        Value::String(name) => name.clone(),
+    let names = match connection.call(method, params.clone())? {
+        Value::String(name) => vec![name],
+        Value::Array(names) => names.iter().map(|name| output::cell(Some(name))).collect(),
         // The reply of bdev_error_create contains no name.
-        _ => format!("EE_{}", output::cell(params.get("base_name"))),
+        _ => modules::names(method, &params),
     };
-    if connection.json {
-        output::json(&json!({ "name": name }))
-    } else {
-        output::line(&name)
+    match names.as_slice() {
+        [name] if connection.json => output::json(&json!({ "name": name })),
+        names if connection.json => output::json(&json!({ "names": names })),
+        names => output::line(&names.join("\n")),
     }
 }
 
@@ -136,7 +170,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             capacity,
             identity,
         } => (
-            "bdev_malloc_create",
+            modules::MALLOC.create,
             capacity.params(json!({ "name": name }))?,
             identity,
         ),
@@ -145,7 +179,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             capacity,
             identity,
         } => (
-            "bdev_null_create",
+            modules::NULL.create,
             capacity.params(json!({ "name": name }))?,
             identity,
         ),
@@ -168,7 +202,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
                 "readonly": read_only.then_some(true),
                 "fallocate": no_unmap.then_some(false),
             });
-            ("bdev_aio_create", params, identity)
+            (modules::AIO.create, params, identity)
         }
         Kind::Delay {
             name,
@@ -187,25 +221,16 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
                 "avg_write_latency": micros(write)?,
                 "p99_write_latency": micros(write_p99.unwrap_or(write))?,
             });
-            ("bdev_delay_create", params, identity)
+            (modules::DELAY.create, params, identity)
         }
-        Kind::Error { base, identity } => {
-            ("bdev_error_create", json!({ "base_name": base }), identity)
-        }
-        Kind::Passthru {
-            name,
-            base,
-            identity,
-        } => (
-            "bdev_passthru_create",
-            json!({ "name": name, "base_bdev_name": base }),
-            identity,
-        ),
+        Kind::Module(ModuleKind { module, params }) => (module.create, params, Identity::default()),
     };
     let Value::Object(mut params) = params else {
         unreachable!("parameters are an object")
     };
-    params.insert("uuid".into(), json!(identity.uuid));
+    if let Some(uuid) = identity.uuid {
+        params.insert("uuid".into(), json!(uuid));
+    }
     // Omitted options are not sent: the daemon's defaults apply, and SPDK does not know all of
     // these.
     params.retain(|_, value| !value.is_null());

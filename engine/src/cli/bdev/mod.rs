@@ -12,6 +12,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output, record};
+use crate::methods::bdev::modules::{Entry, MODULES};
 use crate::rpc::client::Client;
 use crate::values::size;
 
@@ -207,17 +208,26 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
         }
         BdevCommand::Delete { name } => {
             let mut client = connection.open()?;
-            for name in &name {
-                let device = device(&mut client, name)?;
+            let mut calls: Vec<(&'static str, Value)> = Vec::new();
+            for one in &name {
+                let device = device(&mut client, one)?;
                 if let Some(controller) = device.pointer("/driver_specific/controller") {
                     let controller = controller.as_str().unwrap_or_default();
                     let remedy = format!("`nacre bdev detach {controller}` detaches all of them");
                     let cause = "it is a namespace of another target";
                     return Err(refuse(&device, cause, &remedy));
                 }
-                let method = module(&device)?.delete;
                 // By its own name: the one given may be an alias.
-                client.call(method, json!({ "name": device["name"] }))?;
+                let call = deletion(&device)?;
+                if call.1.get("name").is_none() {
+                    refuse_some_of_several(&mut client, &device, &call, &name)?;
+                }
+                if !calls.contains(&call) {
+                    calls.push(call);
+                }
+            }
+            for (method, params) in calls {
+                client.call(method, params)?;
             }
             done(connection, json!({ "deleted": name }))
         }
@@ -290,61 +300,55 @@ fn product(device: &Value) -> String {
     }
 }
 
-/// The methods for the devices of one module.
-struct Module {
-    product: &'static str,
-    delete: &'static str,
-    rescan: Option<&'static str>,
-    /// Path in its `driver_specific` to the file name.
-    filename: Option<&'static str>,
-}
-
-const fn module_of(product: &'static str, delete: &'static str) -> Module {
-    Module {
-        product,
-        delete,
-        rescan: None,
-        filename: None,
+/// The method that deletes a device, with its parameters. A module of the table, or a volume.
+fn deletion(device: &Value) -> Result<(&'static str, Value), Failure> {
+    if device["product_name"] == "Replicated volume" {
+        return Ok(("volume_delete", json!({ "name": device["name"] })));
     }
+    let module = module(device)?;
+    let (field, at) = module.deleted_by;
+    Ok((module.delete, json!({ field: device.pointer(at) })))
 }
 
-/// By `product_name`, as in SPDK: nothing else shows which method deletes a device.
-const MODULES: &[Module] = &[
-    module_of("Malloc disk", "bdev_malloc_delete"),
-    module_of("Null disk", "bdev_null_delete"),
-    module_of("delay", "bdev_delay_delete"),
-    module_of("Error Injection Disk", "bdev_error_delete"),
-    module_of("passthru", "bdev_passthru_delete"),
-    module_of("Replicated volume", "volume_delete"),
-    Module {
-        product: "AIO disk",
-        delete: "bdev_aio_delete",
-        rescan: Some("bdev_aio_rescan"),
-        filename: Some("/driver_specific/aio/filename"),
-    },
-    Module {
-        product: "URING bdev",
-        delete: "bdev_uring_delete",
-        rescan: Some("bdev_uring_rescan"),
-        filename: Some("/driver_specific/uring/filename"),
-    },
-];
-
-/// Modules on top of another device.
-const STACKED: [&str; 3] = ["delay", "Error Injection Disk", "passthru"];
-
-fn module(device: &Value) -> Result<&'static Module, Failure> {
+/// By `product_name`, as in SPDK: nothing else shows the module of a device.
+fn module(device: &Value) -> Result<&'static Entry, Failure> {
     let product = device["product_name"].as_str().unwrap_or_default();
+    let unknown = || {
+        refuse(
+            device,
+            &format!("\"{product}\" is a kind of device that this command does not know"),
+            "call its method with `nacre rpc`",
+        )
+    };
     MODULES
         .iter()
-        .find(|m| m.product == product)
-        .ok_or_else(|| {
-            refuse(
-                device,
-                &format!("\"{product}\" is a kind of device that this command does not know"),
-                "call its method with `nacre rpc`",
-            )
+        .find(|module| module.product == product)
+        .ok_or_else(unknown)
+}
+
+/// Refuses to delete some of the devices that only one call deletes together.
+fn refuse_some_of_several(
+    client: &mut Client,
+    device: &Value,
+    deletion: &(&'static str, Value),
+    names: &[String],
+) -> Result<(), Failure> {
+    let all = client.call("bdev_get_bdevs", Value::Null)?;
+    let all = all.as_array().map_or(&[][..], Vec::as_slice);
+    let with_it: Vec<&str> = all
+        .iter()
+        .filter(|other| {
+            other["product_name"] == device["product_name"]
+                && self::deletion(other).is_ok_and(|other| other == *deletion)
         })
+        .filter_map(|other| other["name"].as_str())
+        .collect();
+    if with_it.iter().all(|name| names.iter().any(|n| n == name)) || with_it.len() < 2 {
+        return Ok(());
+    }
+    let cause = "it can only be deleted together with the others on the same device";
+    let remedy = format!("nacre bdev delete {}", with_it.join(" "));
+    Err(refuse(device, cause, &remedy))
 }
 
 fn device(client: &mut Client, name: &str) -> Result<Value, Failure> {
@@ -457,7 +461,7 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
         // Also after a failure: the daemon uses the actual size.
         client.call(rescan, json!({ "name": name }))?;
         cut.map_err(|error| kept(error.into()))?;
-    } else if module.product == "Null disk" {
+    } else if let Some(method) = module.resize {
         const MIB: u64 = 1 << 20;
         if !args.size.is_multiple_of(MIB) {
             return Err(Failure::Usage(
@@ -465,11 +469,13 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
             ));
         }
         client.call(
-            "bdev_null_resize",
+            method,
             json!({ "name": device["name"], "new_size": args.size / MIB }),
         )?;
     } else {
-        let (cause, remedy) = if STACKED.contains(&module.product) {
+        // Devices that are made several at a time keep the size that they were made with.
+        let follows_base = module.base.is_some() && module.deleted_by.0 == "name";
+        let (cause, remedy) = if follows_base {
             ("it has the size of the device below", "resize that")
         } else {
             ("devices of this kind have a fixed size", "create a new one")

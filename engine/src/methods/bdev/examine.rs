@@ -3,7 +3,8 @@
 
 use std::rc::Rc;
 
-use super::malloc::NameParams;
+use nacre_bdev::module::ByName;
+
 use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Registry, RpcError};
@@ -18,10 +19,10 @@ impl Method<Engine> for Examine {
     const NAME: &'static str = "bdev_examine";
     const ABOUT: &'static str =
         "Has modules look at a device; only where bdev_set_options turned bdev_auto_examine off.";
-    type Params = NameParams;
+    type Params = ByName;
     type Reply = bool;
 
-    async fn apply(_: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(_: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
         if engine.options.borrow().bdev.bdev_auto_examine {
             return Err(RpcError::errno(
                 Errno::EINVAL,

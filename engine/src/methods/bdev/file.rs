@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
+use nacre_bdev::module::ByName;
 use nacre_bdev::registry::Shrink;
 use nacre_bdev_uring::{Config, CreateError, Product, UringBdev};
 use schemars::JsonSchema;
@@ -14,23 +15,55 @@ use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 use uuid::Uuid;
 
-use super::malloc::NameParams;
-use super::{ANNOUNCED, module_of, no_device_of_kind};
-use crate::devices::Module;
+use super::modules::{self, Entry};
+use super::{ANNOUNCED, no_device_of_kind};
 use crate::engine::Engine;
+use crate::plane::Plane;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Method, Order, RpcError};
 use crate::values::read;
 
-pub fn register(registry: &mut Registry<Engine>) {
-    registry
-        .add::<AioCreate>()
-        .add::<AioDelete>()
-        .add::<AioRescan>()
-        .add::<UringCreate>()
-        .add::<UringDelete>()
-        .add::<UringRescan>();
-}
+/// `bdev_aio_*`.
+pub const AIO: Entry = Entry {
+    kind: "aio",
+    product: Product::Aio.name(),
+    create: AioCreate::NAME,
+    delete: AioDelete::NAME,
+    deleted_by: ("name", "/name"),
+    rescan: Some(AioRescan::NAME),
+    resize: None,
+    filename: Some("/driver_specific/aio/filename"),
+    base: None,
+    names: |params| {
+        let name = params["name"].as_str();
+        name.map(str::to_owned).into_iter().collect()
+    },
+    register: |registry| {
+        registry
+            .add::<AioCreate>()
+            .add::<AioDelete>()
+            .add::<AioRescan>();
+    },
+    declared: None,
+    command: None,
+};
+
+/// `bdev_uring_*`.
+pub const URING: Entry = Entry {
+    kind: "uring",
+    product: Product::Uring.name(),
+    create: UringCreate::NAME,
+    delete: UringDelete::NAME,
+    rescan: Some(UringRescan::NAME),
+    filename: Some("/driver_specific/uring/filename"),
+    register: |registry| {
+        registry
+            .add::<UringCreate>()
+            .add::<UringDelete>()
+            .add::<UringRescan>();
+    },
+    ..AIO
+};
 
 impl From<CreateError> for RpcError {
     fn from(error: CreateError) -> RpcError {
@@ -97,9 +130,9 @@ fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
 }
 
 /// Opens the file on another thread: it may wait for a lock or for a disk to spin up.
-async fn open(engine: &Engine, config: Config) -> Result<Module, RpcError> {
+async fn open(engine: &Engine, config: Config) -> Result<Arc<UringBdev>, RpcError> {
     let opened = on_other_thread(engine, move || nacre_bdev_uring::create(config)).await?;
-    Ok(Module::File(opened?))
+    Ok(opened?)
 }
 
 /// Runs `work` on another thread, with a time limit. Some disks and network file systems never
@@ -118,22 +151,6 @@ async fn on_other_thread<T: Send + 'static>(
     };
     done.map_err(late)?
         .map_err(|e| RpcError::internal(e.to_string()))
-}
-
-fn uuid_of(module: &Module) -> Option<Uuid> {
-    match module {
-        Module::File(bdev) => Some(bdev.uuid()),
-        _ => None,
-    }
-}
-
-/// The block size of the device. Stored so that the device keeps its layout on disks with other
-/// sectors; SPDK does not detect the block size of a file.
-fn block_size_of(module: &Module) -> u32 {
-    match module {
-        Module::File(bdev) => bdev.geometry().block_size,
-        _ => 0,
-    }
 }
 
 impl Method<Engine> for AioCreate {
@@ -156,14 +173,16 @@ impl Method<Engine> for AioCreate {
         config.uuid = params.uuid;
         config.identity = super::accept::expected_file(&engine, params.uuid);
         config.product = Product::Aio;
-        let module = open(&engine, config).await?;
-        params.uuid = uuid_of(&module);
-        params.block_size = block_size_of(&module);
+        let bdev = open(&engine, config).await?;
+        params.uuid = Some(bdev.uuid());
+        // Stored so that the device keeps its layout on disks with other sectors.
+        params.block_size = bdev.geometry().block_size;
         // The file exists now. If it is missing at the next start (e.g. not mounted), it must not
         // be replaced by an empty file under the same UUID.
         params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&engine, module, AioCreate::NAME, record).await
+        let made = super::create(&engine, vec![bdev], AioCreate::NAME, record).await?;
+        Ok(made.into_iter().next().unwrap_or_default())
     }
 }
 
@@ -214,18 +233,16 @@ impl Method<Engine> for UringCreate {
         config.size = params.size;
         config.uuid = params.uuid;
         config.identity = super::accept::expected_file(&engine, params.uuid);
-        let module = open(&engine, config).await?;
-        params.uuid = uuid_of(&module);
-        params.block_size = block_size_of(&module);
+        let bdev = open(&engine, config).await?;
+        params.uuid = Some(bdev.uuid());
+        // Stored so that the device keeps its layout on disks with other sectors.
+        params.block_size = bdev.geometry().block_size;
         // As for `bdev_aio_create`: never replace a missing file by an empty one.
         params.size = None;
         let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&engine, module, UringCreate::NAME, record).await
+        let made = super::create(&engine, vec![bdev], UringCreate::NAME, record).await?;
+        Ok(made.into_iter().next().unwrap_or_default())
     }
-}
-
-fn shown_as(module: &Module, product: Product) -> bool {
-    matches!(module, Module::File(bdev) if bdev.config().product == product)
 }
 
 struct AioDelete;
@@ -236,11 +253,11 @@ impl Method<Engine> for AioDelete {
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
     const ORDER: Order = Order::Exclusive;
-    type Params = NameParams;
+    type Params = ByName;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&engine, &params.name, |m| shown_as(m, Product::Aio)).await
+    async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, Product::Aio.name()).await
     }
 }
 
@@ -252,11 +269,11 @@ impl Method<Engine> for UringDelete {
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
     const ORDER: Order = Order::Exclusive;
-    type Params = NameParams;
+    type Params = ByName;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&engine, &params.name, |m| shown_as(m, Product::Uring)).await
+    async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        super::delete(&engine, &params.name, Product::Uring.name()).await
     }
 }
 
@@ -276,8 +293,8 @@ struct RescanParams {
 async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {
     let plane = engine.plane()?;
     let name = params.name.as_str();
-    let module = module_of(engine, name).filter(|m| shown_as(m, product));
-    let Some(Module::File(bdev)) = module else {
+    let found = modules::find::<UringBdev>(engine, name);
+    let Some(bdev) = found.filter(|bdev| bdev.config().product == product) else {
         let (kind, maker) = match product {
             Product::Aio => ("an aio device", AioCreate::NAME),
             Product::Uring => ("a uring device", UringCreate::NAME),
@@ -330,7 +347,7 @@ pub async fn watch(engine: Rc<Engine>) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         let Ok(plane) = engine.plane() else { return };
-        let files = files(&engine);
+        let files = files(&plane);
         if files.is_empty() {
             continue;
         }
@@ -353,13 +370,10 @@ pub async fn watch(engine: Rc<Engine>) {
     }
 }
 
-fn files(engine: &Engine) -> Vec<Weak<UringBdev>> {
-    let modules = engine.devices.modules.borrow();
-    let files = modules.values().filter_map(|module| match module {
-        Module::File(bdev) => Some(Arc::downgrade(bdev)),
-        _ => None,
-    });
-    files.collect()
+fn files(plane: &Plane) -> Vec<Weak<UringBdev>> {
+    let devices = plane.bdevs.list().into_iter();
+    let files = devices.filter_map(|listed| modules::device::<UringBdev>(listed.layer.module()));
+    files.map(|file| Arc::downgrade(&file)).collect()
 }
 
 /// Stores the announced size for the next start, unless the configuration file declares the device.

@@ -10,12 +10,12 @@ use std::rc::Rc;
 use base64ct::{Base64, Encoding};
 use nacre_bdev::Bdev;
 use nacre_bdev::layer::Layer;
+use nacre_bdev::module::ByName;
 use nacre_bdev::stats::{Class, HistogramSnapshot};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::iostat::TICK_RATE;
-use super::malloc::NameParams;
 use crate::devices::HistogramRequest;
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
@@ -128,10 +128,10 @@ impl Method<Engine> for Get {
     const NAME: &'static str = "bdev_get_histogram";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the latency histogram of a device.";
-    type Params = NameParams;
+    type Params = ByName;
     type Reply = Histogram;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<Histogram, RpcError> {
+    async fn apply(params: ByName, engine: Rc<Engine>) -> Result<Histogram, RpcError> {
         let (request, since) = since_enabled(&engine, &params.name)?;
         let (min_range, max_range) = (
             range_of(request.min_ns, request.granularity),

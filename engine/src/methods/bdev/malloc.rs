@@ -1,27 +1,18 @@
 //! `bdev_malloc_*`: RAM disks.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
-use nacre_bdev::malloc;
+use nacre_bdev::{Bdev, Single, Words, malloc};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::no_metadata;
-use crate::devices::Module;
-use crate::engine::Engine;
-use crate::rpc::error::INTERNAL_ERROR;
-use crate::rpc::{Method, Order, Registry, RpcError};
-
-pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Create>().add::<Delete>();
-}
-
-struct Create;
+use crate::rpc::RpcError;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateParams {
+pub struct CreateParams {
     /// Default: Malloc0, Malloc1, and so on.
     name: Option<String>,
     num_blocks: u64,
@@ -57,22 +48,38 @@ fn any_node() -> i32 {
     -1
 }
 
-impl Method<Engine> for Create {
-    const NAME: &'static str = "bdev_malloc_create";
-    const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str =
-        "Makes a RAM disk and answers its name. Its contents end with the daemon.";
-    const ORDER: Order = Order::Exclusive;
-    type Params = CreateParams;
-    type Reply = String;
+/// SPDK's words for [`malloc::Config`].
+pub struct RamDisk;
 
-    async fn apply(mut params: CreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+impl Single for RamDisk {
+    const KIND: &'static str = "malloc";
+    const ABOUT: &'static str = "A RAM disk";
+    const PRODUCT: &'static str = malloc::Malloc::PRODUCT;
+    const CREATE: Words = Words {
+        name: "bdev_malloc_create",
+        about: "Makes a RAM disk and answers its name. Its contents end with the daemon.",
+    };
+    const DELETE: Words = Words {
+        name: "bdev_malloc_delete",
+        about: "Deletes a RAM disk and the devices stacked on it.",
+    };
+    type Config = CreateParams;
+    type Created = String;
+    type Error = RpcError;
+
+    fn name(params: &CreateParams) -> Option<String> {
+        params.name.clone()
+    }
+
+    fn create(
+        params: &mut CreateParams,
+        registry: &nacre_bdev::Registry,
+    ) -> Result<Arc<dyn Bdev>, RpcError> {
         no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
-        let plane = engine.plane()?;
         let free = || {
             (0..)
                 .map(|n| format!("Malloc{n}"))
-                .find(|n| plane.bdevs.lookup(n).is_none())
+                .find(|n| registry.lookup(n).is_none())
         };
         let name = params.name.clone().or_else(free).unwrap_or_default();
         let some = |n: u32| (n != 0).then_some(n);
@@ -87,28 +94,6 @@ impl Method<Engine> for Create {
         })?;
         params.name = Some(name);
         params.uuid = bdev.config().uuid;
-        let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&engine, Module::Malloc(bdev), Create::NAME, record).await
-    }
-}
-
-struct Delete;
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct NameParams {
-    pub name: String,
-}
-
-impl Method<Engine> for Delete {
-    const NAME: &'static str = "bdev_malloc_delete";
-    const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Deletes a RAM disk and the devices stacked on it.";
-    const ORDER: Order = Order::Exclusive;
-    type Params = NameParams;
-    type Reply = bool;
-
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&engine, &params.name, |m| matches!(m, Module::Malloc(_))).await
+        Ok(bdev)
     }
 }

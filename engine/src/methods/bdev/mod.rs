@@ -11,6 +11,7 @@ mod histogram;
 mod iostat;
 mod list;
 mod malloc;
+pub mod modules;
 mod null;
 pub mod nvme;
 mod qos;
@@ -25,11 +26,12 @@ use std::time::Duration;
 use nacre_bdev::{Bdev, Event, Holder, RegistryError, Removal};
 use nacre_bdev_replica::handle::ReplicaStatus;
 use nacre_bdev_replica::model::ReplicaState;
+use nacre_bdev_uring::UringBdev;
 use serde_json::Value;
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::devices::{BdevEvents, Module};
+use crate::devices::BdevEvents;
 use crate::engine::Engine;
 use crate::journal::EntryState;
 use crate::plane::Plane;
@@ -46,15 +48,15 @@ pub fn register(registry: &mut Registry<Engine>) {
     examine::register(registry);
     iostat::register(registry);
     histogram::register(registry);
-    malloc::register(registry);
-    null::register(registry);
     nvme::register(registry);
-    file::register(registry);
     accept::register(registry);
     qos::register(registry);
     raid::register(registry);
     sampling::register(registry);
     stacked::register(registry);
+    for module in modules::MODULES {
+        (module.register)(registry);
+    }
 }
 
 /// Handles device events until the data plane ends.
@@ -84,7 +86,6 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
             Event::Unregistered { name } => {
                 // The name may already belong to another device.
                 if plane.bdevs.lookup(&name).is_none() {
-                    engine.devices.modules.borrow_mut().remove(&name);
                     engine.devices.histograms.borrow_mut().remove(&name);
                 }
                 engine.notes.send("bdev_unregister", name);
@@ -117,33 +118,53 @@ fn refuse_taken(engine: &Engine, name: &str) -> Result<(), RpcError> {
     }
 }
 
-/// Registers a new device and stores its record. Unregisters it if the record cannot be stored.
+/// Registers the new devices of one call and stores their record. Unregisters them if one of them,
+/// or the record, is refused. Returns their names.
 async fn create(
     engine: &Engine,
-    module: Module,
+    devices: Vec<Arc<dyn Bdev>>,
     method: &str,
     mut params: Value,
+) -> Result<Vec<String>, RpcError> {
+    let mut names = Vec::new();
+    let made = async {
+        let mut seen = None;
+        for bdev in devices {
+            refuse_nil(Some(bdev.uuid()))?;
+            let file = modules::device::<UringBdev>(&bdev);
+            names.push(register_one(engine, bdev, file.is_some(), &mut params)?);
+            seen = file.map(|file| accept::remember_file(&file));
+        }
+        let first = names.first().cloned().unwrap_or_default();
+        let params = with_lasting_name(engine, method, params);
+        let mut change = Change::put(key(&first), method, params);
+        change.0.extend(seen);
+        engine.journal.commit(change).await
+    };
+    if let Err(refused) = made.await {
+        for name in &names {
+            if let Err(error) = remove(engine, name).await {
+                warn!(name, %error, "not made, and not taken away yet");
+            }
+        }
+        return Err(refused);
+    }
+    Ok(names)
+}
+
+/// Registers a device under the size that hosts know, which the parameters of a file keep.
+fn register_one(
+    engine: &Engine,
+    bdev: Arc<dyn Bdev>,
+    is_file: bool,
+    params: &mut Value,
 ) -> Result<String, RpcError> {
-    let plane = engine.plane()?;
-    let seen = match &module {
-        Module::File(bdev) => Some(accept::remember_file(bdev)),
-        _ => None,
-    };
-    let bdev: Arc<dyn Bdev> = match &module {
-        Module::Malloc(bdev) => bdev.clone(),
-        Module::Null(bdev) => bdev.clone(),
-        Module::File(bdev) => bdev.clone(),
-        Module::Delay(bdev) => bdev.clone(),
-        Module::Fault(bdev) => bdev.clone(),
-        Module::Passthru(bdev) => bdev.clone(),
-    };
-    refuse_nil(Some(bdev.uuid()))?;
     let name = bdev.name().to_owned();
     let has = bdev.geometry();
     let stored_size = params.get(ANNOUNCED).and_then(Value::as_u64).unwrap_or(0);
     let announced = stored_size / u64::from(has.block_size);
-    let layer = plane.bdevs.register_announced(bdev, announced)?;
-    if matches!(module, Module::File(_)) {
+    let layer = engine.plane()?.bdevs.register_announced(bdev, announced)?;
+    if is_file {
         let announced = layer.geometry().bytes();
         params[ANNOUNCED] = announced.into();
         if has.bytes() < announced {
@@ -155,20 +176,6 @@ async fn create(
                  end fails; enlarge it again, or have it rescanned while no host is connected"
             );
         }
-    }
-    engine
-        .devices
-        .modules
-        .borrow_mut()
-        .insert(name.clone(), module);
-    let mut change = Change::put(key(&name), method, with_lasting_names(engine, params));
-    change.0.extend(seen);
-    let stored = engine.journal.commit(change).await;
-    if let Err(refused) = stored {
-        if let Err(error) = remove(engine, &name).await {
-            warn!(name, %error, "not made, and not taken away yet");
-        }
-        return Err(refused);
     }
     Ok(name)
 }
@@ -190,10 +197,11 @@ pub fn refuse_nil(uuid: Option<Uuid>) -> Result<(), RpcError> {
 async fn update(engine: &Engine, name: &str, params: Value) -> Result<(), RpcError> {
     match engine.journal.find(&key(name)) {
         Some(entry) => {
-            let params = with_lasting_names(engine, params);
+            let method = entry.record.method;
+            let params = with_lasting_name(engine, &method, params);
             engine
                 .journal
-                .commit(Change::put(key(name), entry.record.method, params))
+                .commit(Change::put(key(name), method, params))
                 .await
         }
         None => Ok(()),
@@ -201,17 +209,16 @@ async fn update(engine: &Engine, name: &str, params: Value) -> Result<(), RpcErr
 }
 
 /// Replaces the base's name in the parameters by the name that it has after the next start.
-fn with_lasting_names(engine: &Engine, mut params: Value) -> Value {
-    for field in ["base_bdev_name", "base_name"] {
-        if let Some(Value::String(base)) = params.get_mut(field) {
-            *base = engine.volumes.lasting_name(base);
-        }
+fn with_lasting_name(engine: &Engine, method: &str, mut params: Value) -> Value {
+    if let Some(Value::String(base)) = modules::base_mut(method, &mut params) {
+        *base = engine.volumes.lasting_name(base);
     }
     params
 }
 
-/// Deletes a device that `is` accepts, with everything stacked on it.
-async fn delete(engine: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<bool, RpcError> {
+/// Deletes a device of a product, with the devices that were created with it, and everything
+/// stacked on them.
+async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcError> {
     let plane = engine.plane()?;
     let Ok(listed) = plane.bdevs.get(name) else {
         // A device that could not be restored can be deleted.
@@ -227,24 +234,29 @@ async fn delete(engine: &Engine, name: &str, is: fn(&Module) -> bool) -> Result<
         return Ok(true);
     };
     let name = listed.layer.name().to_owned();
+    let is_of_product = listed.layer.product_name() == product;
     drop(listed);
-    if !engine.devices.module(&name).is_some_and(|m| is(&m)) {
+    if !is_of_product {
         return Err(no_device(&name)
             .cause(format!("\"{name}\" is a device of another kind"))
             .remedy("delete it with the method of its kind"));
     }
-    let going = with_dependents(&plane, &name);
+    let created = created_with(&plane, &name);
+    let mut going = Vec::new();
+    for name in &created {
+        going.extend(with_dependents(&plane, name));
+    }
     refuse_last_copies(engine, &going)?;
-    // Remove the record first: after a crash in between, the device must not return.
+    // Remove the record first: after a crash in between, the devices must not return.
     engine
         .journal
         .commit(Change(forget(engine, &going)))
         .await?;
-    for name in &going {
-        engine.devices.modules.borrow_mut().remove(name);
+    let mut removed = Ok(());
+    for name in &created {
+        removed = removed.and(remove(engine, name).await);
     }
-    remove(engine, &name).await?;
-    Ok(true)
+    removed.map(|()| true)
 }
 
 /// Refuses to delete a device that holds the last good replica of a volume. A replica whose volume
@@ -292,7 +304,6 @@ pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
 /// Removes a device and waits until it is gone. The wait is limited, because I/O may never end and
 /// other changes wait.
 async fn remove(engine: &Engine, name: &str) -> Result<(), RpcError> {
-    engine.devices.modules.borrow_mut().remove(name);
     let ticket = engine.plane()?.bdevs.remove(name, Removal::Hot)?;
     match tokio::time::timeout(patience(engine), ticket).await {
         Ok(()) => Ok(()),
@@ -310,24 +321,38 @@ fn patience(engine: &Engine) -> Duration {
     PATIENCE.min(engine.deadline() / 2)
 }
 
+/// The device and the others that the same call created on the same base.
+fn created_with(plane: &Plane, name: &str) -> Vec<String> {
+    let bases = plane
+        .bdevs
+        .lookup(name)
+        .map_or(Vec::new(), |layer| layer.bases());
+    let claims = bases
+        .iter()
+        .filter_map(|base| plane.bdevs.get(base).ok())
+        .flat_map(|listed| listed.claims);
+    let holds = |holder: &Holder| holder.bdevs().iter().any(|upper| upper == name);
+    let mut holders = claims.map(|(holder, _)| holder);
+    let Some(holder) = holders.find(holds) else {
+        return vec![name.to_owned()];
+    };
+    let exists = |name: &&String| plane.bdevs.lookup(name).is_some();
+    holder.bdevs().iter().filter(exists).cloned().collect()
+}
+
 /// The device and all devices stacked on it, directly or not.
 fn with_dependents(plane: &Plane, name: &str) -> Vec<String> {
     let mut all = vec![name.to_owned()];
     let mut at = 0;
     while at < all.len() {
         if let Ok(listed) = plane.bdevs.get(&all[at]) {
-            let uppers = listed
-                .claims
-                .into_iter()
-                .filter_map(|(holder, _)| match holder {
-                    Holder::Bdev(upper) => Some(upper),
-                    Holder::User(_) => None,
-                });
-            all.extend(
-                uppers
-                    .filter(|upper| !all.contains(upper))
-                    .collect::<Vec<_>>(),
-            );
+            for (holder, _) in &listed.claims {
+                for upper in holder.bdevs() {
+                    if !all.contains(upper) {
+                        all.push(upper.clone());
+                    }
+                }
+            }
         }
         at += 1;
     }
@@ -349,34 +374,35 @@ fn device_of(key: &str) -> Option<&str> {
 
 /// As `with_dependents`, from the journal records of devices that do not exist at present.
 fn with_stored_dependents(engine: &Engine, name: &str) -> Vec<String> {
-    let stored: Vec<(String, String)> = engine
+    let stored: Vec<(String, Vec<String>)> = engine
         .journal
         .select(|entry| entry.state != EntryState::Live)
         .into_iter()
         .filter_map(|entry| {
-            let Record { key, params, .. } = entry.record;
-            let base = params.get("base_bdev_name").or(params.get("base_name"))?;
-            let upper = device_of(&key)?.to_owned();
-            Some((base.as_str()?.to_owned(), upper))
+            let Record {
+                key,
+                method,
+                params,
+            } = entry.record;
+            let base = modules::base(&method, &params)?.to_owned();
+            let mut uppers = vec![device_of(&key)?.to_owned()];
+            uppers.extend(modules::names(&method, &params));
+            Some((base, uppers))
         })
         .collect();
     let mut all = vec![name.to_owned()];
     let mut at = 0;
     while at < all.len() {
-        for (base, upper) in &stored {
-            if *base == all[at] && !all.contains(upper) {
+        let base = all[at].clone();
+        let above = stored.iter().filter(|(of, _)| *of == base);
+        for upper in above.flat_map(|(_, uppers)| uppers) {
+            if !all.contains(upper) {
                 all.push(upper.clone());
             }
         }
         at += 1;
     }
     all
-}
-
-/// The module's handle of a device by its name, alias or UUID.
-fn module_of(engine: &Engine, name: &str) -> Option<Module> {
-    let layer = engine.plane().ok()?.bdevs.lookup(name)?;
-    engine.devices.module(layer.name())
 }
 
 /// The error for a device of another kind, or for a missing one.

@@ -1,28 +1,32 @@
 //! `bdev_null_*`: devices that discard writes.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
-use nacre_bdev::{Bdev, null};
+use nacre_bdev::null::{self, Null};
+use nacre_bdev::{Bdev, Single, Words};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::malloc::NameParams;
-use super::{module_of, no_device_of_kind, no_metadata};
-use crate::devices::Module;
+use super::modules::{self, Entry};
+use super::{no_device_of_kind, no_metadata};
 use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Method, Order, RpcError};
 
-pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Create>().add::<Delete>().add::<Resize>();
-}
-
-struct Create;
+pub const MODULE: Entry = Entry {
+    resize: Some(Resize::NAME),
+    register: |registry| {
+        (modules::entry::<NullDisk>().register)(registry);
+        registry.add::<Resize>();
+    },
+    ..modules::entry::<NullDisk>()
+};
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateParams {
+pub struct CreateParams {
     name: String,
     num_blocks: u64,
     /// A power of two from 512 to 65536.
@@ -55,16 +59,33 @@ struct CreateParams {
     preferred_unmap_alignment: u32,
 }
 
-impl Method<Engine> for Create {
-    const NAME: &'static str = "bdev_null_create";
-    const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str =
-        "Makes a device that takes everything and keeps nothing, and answers its name.";
-    const ORDER: Order = Order::Exclusive;
-    type Params = CreateParams;
-    type Reply = String;
+/// SPDK's words for [`null::Config`].
+pub struct NullDisk;
 
-    async fn apply(mut params: CreateParams, engine: Rc<Engine>) -> Result<String, RpcError> {
+impl Single for NullDisk {
+    const KIND: &'static str = "null";
+    const ABOUT: &'static str = "A device that accepts every write and stores nothing";
+    const PRODUCT: &'static str = Null::PRODUCT;
+    const CREATE: Words = Words {
+        name: "bdev_null_create",
+        about: "Makes a device that takes everything and keeps nothing, and answers its name.",
+    };
+    const DELETE: Words = Words {
+        name: "bdev_null_delete",
+        about: "Deletes a null device and the devices stacked on it.",
+    };
+    type Config = CreateParams;
+    type Created = String;
+    type Error = RpcError;
+
+    fn name(params: &CreateParams) -> Option<String> {
+        Some(params.name.clone())
+    }
+
+    fn create(
+        params: &mut CreateParams,
+        _registry: &nacre_bdev::Registry,
+    ) -> Result<Arc<dyn Bdev>, RpcError> {
         no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
         let bdev = null::create(null::Config {
             name: params.name.clone(),
@@ -76,23 +97,7 @@ impl Method<Engine> for Create {
             reads: null::Reads::default(),
         })?;
         params.uuid = bdev.config().uuid;
-        let record = serde_json::to_value(&params).expect("parameters are plain data");
-        super::create(&engine, Module::Null(bdev), Create::NAME, record).await
-    }
-}
-
-struct Delete;
-
-impl Method<Engine> for Delete {
-    const NAME: &'static str = "bdev_null_delete";
-    const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Deletes a null device and the devices stacked on it.";
-    const ORDER: Order = Order::Exclusive;
-    type Params = NameParams;
-    type Reply = bool;
-
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        super::delete(&engine, &params.name, |m| matches!(m, Module::Null(_))).await
+        Ok(bdev)
     }
 }
 
@@ -116,8 +121,8 @@ impl Method<Engine> for Resize {
 
     async fn apply(params: ResizeParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
-        let Some(Module::Null(bdev)) = module_of(&engine, &params.name) else {
-            let (name, maker) = (&params.name, Create::NAME);
+        let Some(bdev) = modules::find::<Null>(&engine, &params.name) else {
+            let (name, maker) = (&params.name, <NullDisk as Single>::CREATE.name);
             let refused = no_device_of_kind(&engine, name, "a null device", maker);
             // SPDK uses a different code here if the device is of another kind.
             return Err(match plane.bdevs.lookup(name) {

@@ -7,6 +7,7 @@
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
+use nacre_bdev::module::ByName;
 use nacre_bdev_replica::handle::{Command, NewVolume, ResyncKind, VolumeState};
 use nacre_bdev_replica::model::{ReplicaState, Settings};
 use schemars::JsonSchema;
@@ -14,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::malloc::NameParams;
 use crate::deferred;
 use crate::engine::Engine;
 use crate::plane::Plane;
@@ -427,10 +427,10 @@ impl Method<Engine> for RemoveBase {
         "Takes a replica, named by its device, out of its mirror, as volume_remove_replica does.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
-    type Params = NameParams;
+    type Params = ByName;
     type Reply = bool;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
         engine.settled().await;
         let layer = engine.plane()?.bdevs.lookup(&params.name);
         let device = layer.map_or_else(|| params.name.clone(), |l| l.name().to_owned());

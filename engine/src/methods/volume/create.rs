@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::bdev::refuse_nil;
+use super::super::bdev::{modules, refuse_nil};
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
@@ -248,13 +248,15 @@ fn refer_by_uuid(engine: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
         } = entry.record;
         let own_limits = key.starts_with("qos/") && ours(params.get("name"));
         let mut changed = false;
-        for at in ["/namespace/bdev_name", "/base_bdev_name", "/base_name"] {
-            if ours(params.pointer(at))
-                && let Some(value) = params.pointer_mut(at)
-            {
-                *value = id.to_string().into();
-                changed = true;
-            }
+        if ours(params.pointer("/namespace/bdev_name")) {
+            params["namespace"]["bdev_name"] = id.to_string().into();
+            changed = true;
+        }
+        if let Some(base) = modules::base_mut(&method, &mut params)
+            && ours(Some(base))
+        {
+            *base = id.to_string().into();
+            changed = true;
         }
         if own_limits {
             params["name"] = id.to_string().into();

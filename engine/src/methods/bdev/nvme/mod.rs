@@ -374,9 +374,6 @@ impl Method<Engine> for Detach {
         edits.extend(super::forget(&engine, &going));
         // Remove the record first: after a crash in between, the controller must not return.
         engine.journal.commit(Change(edits)).await?;
-        for name in &going {
-            engine.devices.modules.borrow_mut().remove(name);
-        }
         undo(&engine, name).await;
         drive::undo(&engine, name).await;
         Ok(true)

@@ -1,0 +1,182 @@
+//! A kind of block device, as management sees it.
+//!
+//! ```text
+//!   Module ──> the RPC methods bdev_KIND_create and bdev_KIND_delete
+//!          ├─> `nacre bdev create KIND`, `nacre bdev delete`
+//!          ├─> [[bdev]] with type = "KIND" in the configuration file
+//!          └─> the stored record, and the reference of all of these
+//! ```
+//!
+//! A module states its words and its configuration here once. The daemon lists the modules in one
+//! table and derives the rest.
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::device::Bdev;
+use crate::registry::{Registry, RegistryError};
+
+/// An RPC method of a module.
+#[derive(Debug, Clone, Copy)]
+pub struct Words {
+    pub name: &'static str,
+    /// One sentence for the reference.
+    pub about: &'static str,
+}
+
+/// A kind of device that one call creates, usually one device per call.
+pub trait Module: 'static {
+    /// The word in commands and in the configuration file.
+    const KIND: &'static str;
+    /// What it is, for the help of the command.
+    const ABOUT: &'static str;
+    /// [`Bdev::product_name`] of its devices.
+    const PRODUCT: &'static str;
+    const CREATE: Words;
+    const DELETE: Words;
+    /// The field of the configuration that names the base device, if it has one.
+    const BASE: Option<&'static str> = None;
+    /// The field with which the delete method names a device, and where `bdev_get_bdevs` has its
+    /// value. Devices with one value are deleted together.
+    const DELETED_BY: (&'static str, &'static str) = ("name", "/name");
+    /// SPDK's JSON-RPC code for parameters of the wrong form: -32602 in some modules.
+    const UNDECODABLE: i32 = -32603;
+    /// SPDK's code and message if the delete method finds no device, where it is not ENODEV.
+    const NOT_FOUND: Option<(i32, &'static str)> = None;
+    /// The parameters of the create method.
+    type Config: Serialize + DeserializeOwned + JsonSchema;
+    /// The reply of the create method.
+    type Created: Serialize + JsonSchema;
+    /// The parameters of the delete method.
+    type Named: DeserializeOwned + JsonSchema;
+    type Error;
+
+    /// The devices that the configuration makes. Empty if the module chooses the name. The
+    /// first name identifies the stored record.
+    fn names(config: &Self::Config) -> Vec<String>;
+
+    /// Refuses parameters that no base could meet.
+    fn check(config: &Self::Config) -> Result<(), Self::Error> {
+        let _ = config;
+        Ok(())
+    }
+
+    /// Makes the devices; the caller registers them. Completes `config` by what was chosen, so
+    /// that it makes the same devices again.
+    fn create(
+        config: &mut Self::Config,
+        registry: &Registry,
+    ) -> Result<Vec<Arc<dyn Bdev>>, Self::Error>;
+
+    fn created(names: Vec<String>) -> Self::Created;
+
+    /// The reply if the base does not exist yet: the devices are made when it appears.
+    fn deferred(names: Vec<String>) -> Self::Created {
+        Self::created(names)
+    }
+
+    /// The first device of those to delete.
+    fn named(named: Self::Named) -> String;
+
+    /// SPDK's message for a refused call (with code -32602), where it is not the errno's text.
+    fn refusal(config: &Self::Config, errno_text: &str) -> Option<String> {
+        let _ = (config, errno_text);
+        None
+    }
+}
+
+/// A module of which each call makes one device.
+pub trait Single: 'static {
+    // As in [`Module`].
+    const KIND: &'static str;
+    const ABOUT: &'static str;
+    const PRODUCT: &'static str;
+    const CREATE: Words;
+    const DELETE: Words;
+    const BASE: Option<&'static str> = None;
+    const UNDECODABLE: i32 = -32603;
+    type Config: Serialize + DeserializeOwned + JsonSchema;
+    type Created: Created;
+    type Error;
+
+    /// `None`: the module chooses it.
+    fn name(config: &Self::Config) -> Option<String>;
+
+    /// Makes the device, and completes `config`, as [`Module::create`].
+    fn create(config: &mut Self::Config, registry: &Registry)
+    -> Result<Arc<dyn Bdev>, Self::Error>;
+}
+
+impl<T: Single> Module for T {
+    const KIND: &'static str = <T as Single>::KIND;
+    const ABOUT: &'static str = <T as Single>::ABOUT;
+    const PRODUCT: &'static str = <T as Single>::PRODUCT;
+    const CREATE: Words = <T as Single>::CREATE;
+    const DELETE: Words = <T as Single>::DELETE;
+    const BASE: Option<&'static str> = <T as Single>::BASE;
+    const UNDECODABLE: i32 = <T as Single>::UNDECODABLE;
+    type Config = <T as Single>::Config;
+    type Created = <T as Single>::Created;
+    type Named = ByName;
+    type Error = <T as Single>::Error;
+
+    fn names(config: &<T as Single>::Config) -> Vec<String> {
+        <T as Single>::name(config).into_iter().collect()
+    }
+
+    fn create(
+        config: &mut <T as Single>::Config,
+        registry: &Registry,
+    ) -> Result<Vec<Arc<dyn Bdev>>, <T as Single>::Error> {
+        <T as Single>::create(config, registry).map(|device| vec![device])
+    }
+
+    fn created(names: Vec<String>) -> <T as Single>::Created {
+        <<T as Single>::Created as Created>::of(names.into_iter().next().unwrap_or_default())
+    }
+
+    fn named(named: ByName) -> String {
+        named.name
+    }
+}
+
+/// The reply of a create method for one device: its name, or SPDK's `true`.
+pub trait Created: Serialize + JsonSchema {
+    fn of(name: String) -> Self;
+}
+
+impl Created for String {
+    fn of(name: String) -> String {
+        name
+    }
+}
+
+impl Created for bool {
+    fn of(_name: String) -> bool {
+        true
+    }
+}
+
+/// Names a device, in the parameters of most delete methods.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ByName {
+    pub name: String,
+}
+
+/// Why a stacked device was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// A parameter that cannot be met.
+    #[error("{cause}")]
+    Parameter {
+        field: &'static str,
+        cause: String,
+        remedy: &'static str,
+    },
+}
