@@ -3,7 +3,7 @@
 //! ```text
 //!   Registry   names, claims, events, removal          control plane
 //!     └ Layer      one per device: splits, emulates, counts; opens a LayerQueue per core
-//!         └ Bdev       a module: null, malloc, delay, fault, passthru, uring, …
+//!         └ Bdev       a module: null, malloc, delay, fault, passthru, split, uring, …
 //!             └ Queue      one core's way to it
 //! ```
 
@@ -28,6 +28,7 @@ pub mod queue;
 pub mod registry;
 pub mod reservation;
 pub mod size;
+pub mod split;
 mod stack;
 pub mod stats;
 

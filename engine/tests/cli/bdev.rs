@@ -139,11 +139,19 @@ fn devices_are_made() {
             json!({ "name": "p0", "base_bdev_name": "ram0" }),
             "p0",
         ),
+        (
+            "split ram0 2 --split-size-mb 16",
+            "bdev_split_create",
+            json!({ "base_bdev": "ram0", "split_count": 2, "split_size_mb": 16 }),
+            "ram0p0\nram0p1",
+        ),
     ] {
         let outcome = daemon.nacre(&format!("bdev create {words}"));
         assert_eq!(outcome.printed().trim_end(), name, "{words}");
         // A mistyped base is found before: the daemon would wait for it.
-        let base = params.get("base_bdev_name").or(params.get("base_name"));
+        let base = ["base_bdev_name", "base_name", "base_bdev"]
+            .iter()
+            .find_map(|field| params.get(*field));
         let looked = base.map(|base| ("bdev_get_bdevs".to_owned(), json!({ "name": base })));
         let made = (method.to_owned(), params.clone());
         let asked: Vec<_> = looked.into_iter().chain([made]).collect();

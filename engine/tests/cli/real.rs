@@ -330,3 +330,75 @@ fn paths_of_files() {
     let refused = daemon.nacre("bdev accept disk");
     assert_eq!(refused.code, 4, "there is nothing to accept: {refused:?}");
 }
+
+/// Goal: parts are made, used over TCP and deleted together; their base may go while a host uses
+/// one.
+#[test]
+fn parts_of_a_device() {
+    let daemon = Daemon::serve();
+    daemon.nacre("bdev create malloc ram --size 9MiB").printed();
+    assert_eq!(
+        daemon
+            .nacre("bdev create split ram 2 --split-size-mb 4")
+            .printed(),
+        "ramp0\nramp1\n"
+    );
+    let listed = daemon.nacre("bdev show ramp1 --json").json();
+    assert_eq!(listed["driver_specific"]["split"]["offset_blocks"], 8192);
+    let some = daemon.nacre("bdev delete ramp0").failed(1);
+    assert_eq!(
+        some,
+        "error: ramp0: it can only be deleted together with the others on the same device; nacre bdev delete ramp0 ramp1"
+    );
+    let fixed = daemon.nacre("bdev resize ramp0 5MiB").failed(1);
+    assert!(
+        fixed.contains("devices of this kind have a fixed size"),
+        "{fixed}"
+    );
+    let mistyped = daemon.nacre("bdev create split rma 2").failed(4);
+    assert!(mistyped.contains("there is no bdev"), "{mistyped}");
+    let names = json!({ "names": ["ramp0", "ramp1"] });
+    assert_eq!(daemon.nacre("bdev delete ramp1 ramp0").printed(), "");
+    assert_eq!(daemon.nacre("bdev create split ram 2 --json").json(), names);
+
+    daemon
+        .nacre(&format!("subsystem create {NQN} --namespace ramp1"))
+        .printed();
+    let free = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    daemon
+        .nacre(&format!("listener add {NQN} {free}"))
+        .printed();
+    daemon.nacre(&format!("host allow-any {NQN}")).printed();
+    let mut perf = Command::new(env!("CARGO_BIN_EXE_nacre"))
+        .env_clear()
+        .env("HOME", daemon.path())
+        .args(["perf", &format!("tcp://{free}/{NQN}?nsid=1")])
+        .args([
+            "--rw",
+            "randwrite",
+            "--queues",
+            "1",
+            "--seconds",
+            "60",
+            "--quiet",
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    let written = || {
+        let stats = daemon.nacre("rpc bdev_get_iostat names=[\"ramp1\"]").json();
+        stats["bdevs"][0]["num_write_ops"].as_u64().unwrap()
+    };
+    while written() == 0 {
+        assert!(Instant::now() < until, "the host writes nothing");
+    }
+    assert_eq!(daemon.nacre("bdev delete ram").printed(), "");
+    assert_eq!(daemon.nacre("bdev list --json").json(), json!([]));
+    perf.kill().unwrap();
+    perf.wait().unwrap();
+}

@@ -12,6 +12,7 @@ use nacre_bdev::delay::Delay;
 use nacre_bdev::fault::FaultDevice;
 use nacre_bdev::module::CreateError;
 use nacre_bdev::passthru::Passthru;
+use nacre_bdev::split::Part;
 use nacre_bdev::{Bdev, Module, RegistryError};
 use serde_json::Value;
 
@@ -31,6 +32,7 @@ pub const MODULES: &[Entry] = &[
     DELAY,
     derived::<FaultDevice>(),
     derived::<Passthru>(),
+    derived::<Part>(),
 ];
 
 pub const MALLOC: Entry = entry::<malloc::RamDisk>();
@@ -42,7 +44,7 @@ pub const FILE: Entry = file::URING;
 
 /// The create and delete methods of SPDK's modules that are missing here, and why.
 pub const NOT_OFFERED: (&str, &[&str]) = (
-    "A namespace is one whole block device or replicated volume: nothing is cut into pieces.",
+    "There are no logical volumes: a namespace is a block device, a part of one, or a replicated volume.",
     &[
         "bdev_lvol_check_shallow_copy",
         "bdev_lvol_clone",
@@ -63,8 +65,6 @@ pub const NOT_OFFERED: (&str, &[&str]) = (
         "bdev_lvol_set_read_only",
         "bdev_lvol_snapshot",
         "bdev_lvol_start_shallow_copy",
-        "bdev_split_create",
-        "bdev_split_delete",
     ],
 );
 
@@ -305,3 +305,6 @@ impl std::fmt::Debug for Entry {
         f.debug_tuple("Entry").field(&self.kind).finish()
     }
 }
+
+#[cfg(test)]
+mod split_tests;
