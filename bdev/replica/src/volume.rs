@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::{Bdev, Geometry, Layer, Limits, Op, OpenError, Queue, Support};
+use nacre_bdev::{Bdev, Geometry, Io, Layer, Limits, Op, OpenError, Queue, Status, Support};
 use nacre_hugepages::Pool;
 use uuid::Uuid;
 
@@ -64,6 +64,23 @@ impl Volume {
 
     pub(crate) fn block_size(&self) -> u32 {
         self.block_size
+    }
+
+    /// The status for an unsupported operation or an invalid range.
+    #[inline]
+    pub(crate) fn check(&self, io: &Io) -> Option<Status> {
+        match io.op {
+            Op::Flush => return None,
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {}
+            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => {
+                return Some(Status::Unsupported);
+            }
+        }
+        let end = io.lba.checked_add(u64::from(io.blocks));
+        if end.is_none_or(|end| end > self.blocks()) {
+            return Some(Status::OutOfRange);
+        }
+        (io.blocks == 0).then_some(Status::Ok)
     }
 }
 

@@ -29,12 +29,12 @@ impl Lane {
         // Waiting requests came earlier, and writes to a replica that is copied to depend on the
         // copying.
         let sync = &self.replicas.sync;
-        let plain = sync.enough && sync.syncing == 0 && self.waiting.is_empty();
-        if !plain || self.locks.enter(io.lba, u64::from(io.blocks)).is_err() {
+        let plain = sync.enough && sync.syncing == 0;
+        if !plain || !self.admission.enter(io.lba, u64::from(io.blocks)) {
             return None;
         }
         let written = self.replicas.write_at_once(io);
-        self.locks.leave(io.lba, u64::from(io.blocks));
+        self.admission.leave(io.lba, u64::from(io.blocks));
         for slot in slots(written?) {
             self.counters.write(slot);
         }

@@ -7,14 +7,17 @@ use nacre_bdev::{Completion, Done, Pending, Status};
 use nacre_reactor::Nanos;
 
 use super::Lane;
-use super::request::{Stage, slots};
-use super::waiting::Recheck;
+use super::request::{Request, Stage, slots};
+use super::requests::Requests;
+use crate::shared::LaneState;
 
 /// The I/Os that hosts wait for.
 pub(super) struct Completions {
     ready: VecDeque<Completion>,
     /// Accepted and not yet completed, except those in `ready`.
     open: usize,
+    /// From arrival to completion, smoothed.
+    latency_ns: u64,
 }
 
 impl Completions {
@@ -22,6 +25,7 @@ impl Completions {
         Completions {
             ready: VecDeque::with_capacity(capacity),
             open: 0,
+            latency_ns: 0,
         }
     }
 
@@ -43,10 +47,34 @@ impl Completions {
         if self.open == 1 { Nanos::ZERO } else { now }
     }
 
-    /// An open I/O is completed, and its completion returned to the caller of `poll` directly.
+    /// An open I/O is completed. `start`: its arrival time, from [`Completions::open`].
     #[inline]
-    pub fn close(&mut self) {
+    pub fn answered(&mut self, start: Nanos, now: Nanos) {
         self.open -= 1;
+        if start != Nanos::ZERO {
+            let latency_ns = now.0.saturating_sub(start.0);
+            let smooth = self.latency_ns;
+            self.latency_ns = smooth - smooth / 16 + latency_ns / 16;
+        }
+    }
+
+    /// Removes a request from the table, for the caller to complete it. `None`: it was completed
+    /// before.
+    #[inline]
+    pub fn close(&mut self, requests: &mut Requests, index: usize, now: Nanos) -> Option<Pending> {
+        let (pending, start) = requests.close(index)?;
+        self.answered(start, now);
+        Some(pending)
+    }
+
+    /// Completes a request that keeps its locks, because its replicas are not finished.
+    #[cold]
+    pub fn answer_early(&mut self, request: &mut Request, status: Status) {
+        let data = request.data.clone();
+        if let Some(pending) = request.pending.take() {
+            self.open -= 1;
+            self.push(pending.complete(status, data));
+        }
     }
 
     /// Returns a completion with the next poll.
@@ -61,52 +89,19 @@ impl Completions {
             done.push(completion);
         }
     }
+
+    pub fn publish_latency(&self, state: &LaneState) {
+        state.latency_ns.store(self.latency_ns, Ordering::Relaxed);
+    }
 }
 
 impl Lane {
-    /// Releases the regions and stripes of a write.
-    #[inline]
-    pub(super) fn unlock(&mut self, index: usize) {
-        if self.locks.unlock(&mut self.requests, index) {
-            self.waiting.note(Recheck::WriteEnded);
-        }
-    }
-
     /// Ends a request that awaits no child. Parts that devices still hold become orphans.
     pub(super) fn finish(&mut self, index: usize, status: Status) {
-        self.unlock(index);
-        self.waiting.note(Recheck::WriteEnded);
+        self.admission.request_ended(&mut self.requests, index);
         let data = std::mem::take(&mut self.requests[index].data);
-        if let Some(pending) = self.close(index) {
-            self.completions.push(pending.complete(status, data));
-        }
-    }
-
-    /// Removes a request from the table, for the caller to complete it. `None`: it was completed
-    /// before.
-    #[inline]
-    pub(super) fn close(&mut self, index: usize) -> Option<Pending> {
-        let (pending, start) = self.requests.close(index)?;
-        self.answered(start);
-        Some(pending)
-    }
-
-    /// Counts the completion of a request that came at `start`.
-    #[inline]
-    pub(super) fn answered(&mut self, start: Nanos) {
-        self.completions.close();
-        if start != Nanos::ZERO {
-            self.counters.latency(self.now.0.saturating_sub(start.0));
-        }
-    }
-
-    /// Completes a request that keeps its locks, because its replicas are not finished.
-    #[cold]
-    pub(super) fn answer_early(&mut self, index: usize, status: Status) {
-        let request = &mut self.requests[index];
-        let data = request.data.clone();
-        if let Some(pending) = request.pending.take() {
-            self.completions.close();
+        let pending = self.completions.close(&mut self.requests, index, self.now);
+        if let Some(pending) = pending {
             self.completions.push(pending.complete(status, data));
         }
     }
@@ -118,8 +113,7 @@ impl Lane {
     pub(super) fn abort_request(&mut self, index: usize) -> bool {
         self.requests[index].aborted = true;
         if matches!(self.requests[index].stage, Stage::Parked(_)) {
-            self.waiting.remove(index);
-            self.waiting.note(Recheck::WriteEnded);
+            self.admission.unpark(index);
             self.finish(index, Status::Aborted);
             return true;
         }
@@ -153,18 +147,8 @@ impl Lane {
     pub(super) fn abort_ended(&mut self, index: usize) {
         let request = &self.requests[index];
         if request.with | request.queued == 0 {
-            self.leave_unequal(index);
+            self.replicas.leave_request_unequal(request);
             self.finish(index, Status::Aborted);
-        }
-    }
-
-    /// Some replicas have the blocks, others may not, and the write ends without being done.
-    #[cold]
-    pub(super) fn leave_unequal(&mut self, index: usize) {
-        let request = &self.requests[index];
-        if request.writes() && request.locked {
-            self.replicas
-                .leave_unequal(request.lba, u64::from(request.blocks));
         }
     }
 }
@@ -184,9 +168,9 @@ impl Drop for Lane {
             if request.writes() && request.with | request.orphans != 0 {
                 self.shared.abandon();
             }
-            if self.requests[index].locked {
-                self.leave_unequal(index);
-                self.unlock(index);
+            if request.locked {
+                self.replicas.leave_request_unequal(request);
+                self.admission.unlock(&mut self.requests, index);
             }
             if let Some(pending) = self.requests[index].pending.take() {
                 pending.abandon();

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::model::MAX_REPLICAS;
-use crate::shared::{LaneState, Totals};
+use crate::shared::Totals;
 
 #[derive(Default)]
 pub(super) struct Counters {
@@ -15,8 +15,6 @@ pub(super) struct Counters {
     log_waits: u64,
     overlap_waits: u64,
     frozen_answers: u64,
-    /// Smoothed.
-    latency_ns: u64,
 }
 
 impl Counters {
@@ -57,20 +55,13 @@ impl Counters {
         self.any = true;
     }
 
-    /// A request was completed, this long after it came.
-    #[inline]
-    pub fn latency(&mut self, latency_ns: u64) {
-        let smooth = self.latency_ns;
-        self.latency_ns = smooth - smooth / 16 + latency_ns / 16;
-    }
-
     /// Something was counted since the last turn.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.any
     }
 
-    pub fn publish(&mut self, totals: &Totals, state: &LaneState) {
+    pub fn publish(&mut self, totals: &Totals) {
         let add = |to: &AtomicU64, count: &mut u64| {
             if *count > 0 {
                 to.fetch_add(std::mem::take(count), Ordering::Relaxed);
@@ -85,6 +76,5 @@ impl Counters {
         add(&totals.log_waits, &mut self.log_waits);
         add(&totals.overlap_waits, &mut self.overlap_waits);
         add(&totals.frozen_answers, &mut self.frozen_answers);
-        state.latency_ns.store(self.latency_ns, Ordering::Relaxed);
     }
 }

@@ -17,9 +17,9 @@
 //! |---|---|
 //! | [`Replicas`] | the view, the queues to replicas, and the children there |
 //! | [`Requests`] | the requests, and the reasons of failed children |
-//! | [`Locks`] | the regions and stripes that writes hold |
-//! | [`Waiting`] | the requests that cannot start yet |
-//! | [`Completions`] | the number of open requests, and completions to be returned |
+//! | [`Admission`] | the locks that writes hold, and the requests that cannot start yet |
+//! | [`Completions`] | the number of open requests, their latency, and completions to be returned |
+//! | [`Schedule`] | the times of periodic work |
 //! | [`Counters`] | statistics |
 //!
 //! [`Lane`] itself takes requests through them: reads in [`read`], writes in [`write`], the ends of
@@ -32,6 +32,7 @@
 //! a bound: [`DEPTH`] requests, as many parked or waiting for a replica, and [`PLACES`]. A lane
 //! takes a lock only when the view changed, a replica failed, or a region must become dirty.
 
+mod admission;
 mod at_once;
 mod completion;
 mod counters;
@@ -40,6 +41,7 @@ mod read;
 mod replicas;
 mod request;
 mod requests;
+mod schedule;
 #[cfg(test)]
 pub(crate) mod tests;
 mod upkeep;
@@ -49,27 +51,24 @@ mod write;
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
 use nacre_hugepages::{Lent, Pool};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
+use self::admission::Admission;
 use self::completion::Completions;
 use self::counters::Counters;
-use self::locks::Locks;
 use self::replicas::Replicas;
 use self::request::{GENERATIONS, Slots, Stage, bit, slots, split_token};
 use self::requests::Requests;
-use self::waiting::Waiting;
+use self::schedule::Schedule;
 use crate::model::MAX_REPLICAS;
 use crate::shared::{LaneState, Shared};
 use crate::volume::Volume;
 
 /// Most I/Os of one lane at once.
 pub const DEPTH: usize = 256;
-/// Interval between checks of replicas without I/O in flight.
-const ATTEND: Duration = Duration::from_millis(10);
 /// Most requests kept: completed ones stay until the devices are done with them.
 const PLACES: usize = 4 * DEPTH;
 
@@ -77,8 +76,7 @@ pub struct Lane {
     /// Dropped first: after this no device touches a buffer.
     replicas: Replicas,
     requests: Requests,
-    locks: Locks,
-    waiting: Waiting,
+    admission: Admission,
     completions: Completions,
     counters: Counters,
     volume: Arc<Volume>,
@@ -87,11 +85,7 @@ pub struct Lane {
     pool: Pool,
     generation: u32,
     now: Nanos,
-    /// Time of the next check of children's ages and hold times.
-    upkeep_at: Nanos,
-    pace: Duration,
-    /// Time of the next check of replicas without I/O in flight.
-    attend_at: Nanos,
+    schedule: Schedule,
     review: Review,
     /// I/O was submitted to a replica after its queue was polled.
     pushed: bool,
@@ -127,16 +121,13 @@ impl Lane {
         let mut lane = Lane {
             replicas,
             requests: Requests::with_capacity(DEPTH),
-            locks: Locks::with_capacity(DEPTH, state.owner, Arc::clone(&shared)),
-            waiting: Waiting::with_capacity(DEPTH),
+            admission: Admission::with_capacity(DEPTH, state.owner, Arc::clone(&shared)),
             completions: Completions::with_capacity(DEPTH),
             counters: Counters::default(),
             pool: pool.clone(),
             generation: 0,
             now: Nanos::ZERO,
-            upkeep_at: Nanos::ZERO,
-            pace: Duration::from_secs(1),
-            attend_at: Nanos::ZERO,
+            schedule: Schedule::new(),
             review: Review::NotDue,
             pushed: false,
             volume,
@@ -154,7 +145,7 @@ impl Lane {
         self.requests.settle();
         self.replicas.adopt(&mut self.requests);
         self.review = Review::Due;
-        self.set_pace();
+        self.schedule.adopt(&self.replicas.view, self.now);
     }
 
     /// Makes an I/O a request, and starts it.
@@ -266,7 +257,7 @@ impl Lane {
     /// waits for all of them.
     #[cold]
     fn attend_idle(&mut self, done: &mut Done) {
-        self.attend_at = self.now + ATTEND;
+        self.schedule.attend_begins(self.now);
         for slot in 0..MAX_REPLICAS {
             if self.replicas.has_own_work(slot) {
                 self.collect(slot, false, done);
@@ -278,24 +269,9 @@ impl Lane {
         self.completions.count() >= DEPTH || self.requests.len() >= PLACES
     }
 
-    /// The status for an unsupported operation or an invalid range.
-    fn check(&self, io: &Io) -> Option<Status> {
-        match io.op {
-            Op::Flush => return None,
-            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {}
-            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => {
-                return Some(Status::Unsupported);
-            }
-        }
-        let end = io.lba.checked_add(u64::from(io.blocks));
-        if end.is_none_or(|end| end > self.volume.blocks()) {
-            return Some(Status::OutOfRange);
-        }
-        (io.blocks == 0).then_some(Status::Ok)
-    }
-
     fn publish_counts(&mut self) {
-        self.counters.publish(&self.shared.totals, &self.state);
+        self.counters.publish(&self.shared.totals);
+        self.completions.publish_latency(&self.state);
         self.replicas.publish_loads();
     }
 }
@@ -306,7 +282,7 @@ impl Queue for Lane {
         if self.is_full() {
             return Err((Busy, io));
         }
-        if let Some(status) = self.check(&io) {
+        if let Some(status) = self.volume.check(&io) {
             self.completions.push(io.complete(status));
             return Ok(());
         }
@@ -321,7 +297,7 @@ impl Queue for Lane {
 
     #[inline]
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        if !self.replicas.are_swift() || self.check(io).is_some() {
+        if !self.replicas.are_swift() || self.volume.check(io).is_some() {
             return None;
         }
         match io.op {
@@ -344,16 +320,16 @@ impl Queue for Lane {
         if self.review == Review::Due {
             self.review();
         }
-        if now >= self.attend_at {
+        if now >= self.schedule.attend_at() {
             self.attend_idle(done);
         }
-        if now >= self.upkeep_at {
+        if now >= self.schedule.upkeep_at() {
             self.upkeep();
         }
         if self.replicas.has_waiting() {
             self.pushed |= self.replicas.resume_waiting(&mut self.requests, now);
         }
-        if !self.waiting.is_empty() {
+        if self.admission.has_waiting() {
             self.retry_waiting();
         }
         if self.pushed {
@@ -388,7 +364,12 @@ impl Queue for Lane {
 
     fn arm(&mut self, now: Nanos) -> Idle {
         let mut idle = self.replicas.arm(now);
-        if self.completions.has_ready() || self.review == Review::Due || self.waiting_may_start() {
+        if self.completions.has_ready()
+            || self.review == Review::Due
+            || self
+                .admission
+                .may_start_any(&self.requests, &self.replicas, self.now)
+        {
             idle = Idle::Busy;
         }
         idle.and(self.next_moment())

@@ -56,7 +56,7 @@ impl Lane {
         completion.token = pending.abandon();
         self.replicas.swift_ended(slot, blocks, start);
         self.counters.read(slot);
-        self.answered(start);
+        self.completions.answered(start, self.now);
         true
     }
 
@@ -70,7 +70,7 @@ impl Lane {
                 }
                 return match self.replicas.refusal(self.requests[index].op) {
                     Some(status) => self.finish(index, status),
-                    None => self.park(index, Why::View),
+                    None => self.admission.park(&mut self.requests, index, Why::View),
                 };
             }
             let request = &mut self.requests[index];
@@ -82,7 +82,11 @@ impl Lane {
             if bare && !request.find_buffers(&self.pool, self.volume.block_size())
                 || self.replicas.is_short(bit(slot))
             {
-                return self.park(index, Why::Later(self.now + PAUSE));
+                return self.admission.park(
+                    &mut self.requests,
+                    index,
+                    Why::Later(self.now + PAUSE),
+                );
             }
             self.replicas.enter(slot);
             if self.replicas.is_current() {
@@ -107,7 +111,8 @@ impl Lane {
             if self.requests[index].unread != 0 {
                 self.want_repairs(index);
             }
-            let Some(pending) = self.close(index) else {
+            let pending = self.completions.close(&mut self.requests, index, self.now);
+            let Some(pending) = pending else {
                 return false;
             };
             completion.token = pending.abandon();
@@ -157,7 +162,7 @@ impl Lane {
     fn read_held(&mut self, index: usize) {
         match self.replicas.refusal(self.requests[index].op) {
             Some(status) => self.finish(index, status),
-            None => self.park(index, Why::View),
+            None => self.admission.park(&mut self.requests, index, Why::View),
         }
     }
 
@@ -228,7 +233,8 @@ impl Lane {
             return self.wait_for_replicas(index);
         };
         request.equalled = true;
-        self.park(index, Why::Equal(ticket));
+        self.admission
+            .park(&mut self.requests, index, Why::Equal(ticket));
     }
 
     /// Asks the control to write the data to the replicas that could not read it.

@@ -3,10 +3,9 @@
 
 use nacre_bdev::{Completion, Op, Status};
 
-use super::locks::Blocked;
 use super::request::{Slots, Stage, Why, bit, slots};
 use super::verdict::{self, WriteVerdict};
-use super::waiting::{PAUSE, stripe_wait};
+use super::waiting::PAUSE;
 use super::{Lane, Review};
 use crate::shared::{Failure, Report};
 use crate::view::Mode;
@@ -24,18 +23,18 @@ impl Lane {
                     self.adopt();
                     continue;
                 }
-                self.unlock(index);
+                self.admission.unlock(&mut self.requests, index);
                 return match self.replicas.refusal(op) {
                     Some(status) => self.finish(index, status),
-                    None => self.park(index, Why::View),
+                    None => self.admission.park(&mut self.requests, index, Why::View),
                 };
             }
-            if writes
-                && !self.requests[index].locked
-                && let Err(blocked) = self.lock(index)
-            {
-                let why = self.why_blocked(index, blocked);
-                return self.park(index, why);
+            if writes && !self.requests[index].locked {
+                let requests = &mut self.requests;
+                let counters = &mut self.counters;
+                if let Err(why) = self.admission.lock(requests, index, self.now, counters) {
+                    return self.admission.park(requests, index, why);
+                }
             }
             let sync = &self.replicas.sync;
             let asked = if writes {
@@ -60,8 +59,12 @@ impl Lane {
                 self.replicas.leave(slot);
             }
             if short {
-                self.unlock(index);
-                return self.park(index, Why::Later(self.now + PAUSE));
+                self.admission.unlock(&mut self.requests, index);
+                return self.admission.park(
+                    &mut self.requests,
+                    index,
+                    Why::Later(self.now + PAUSE),
+                );
             }
             self.adopt();
         }
@@ -101,35 +104,6 @@ impl Lane {
         }
     }
 
-    /// Enters the regions of a write and takes its stripes. All or nothing.
-    #[inline]
-    fn lock(&mut self, index: usize) -> Result<(), Blocked> {
-        let request = &self.requests[index];
-        let (lba, end) = (request.lba, request.end());
-        if !self.waiting.is_empty() && self.waiting.overlap_earlier(&self.requests, lba, end) {
-            return Err(Blocked::Overlap);
-        }
-        self.locks.lock(&mut self.requests[index], index)
-    }
-
-    #[cold]
-    fn why_blocked(&mut self, index: usize, blocked: Blocked) -> Why {
-        let request = &mut self.requests[index];
-        match blocked {
-            Blocked::Overlap => {
-                let counted = std::mem::replace(&mut request.waited_overlap, true);
-                self.counters.overlap_wait(!counted);
-                Why::Overlap
-            }
-            Blocked::Log(region) => {
-                let counted = std::mem::replace(&mut request.waited_log, true);
-                self.counters.log_wait(!counted);
-                Why::Log(region)
-            }
-            Blocked::Stripe => stripe_wait(request.stage, self.now),
-        }
-    }
-
     /// A replica completed a write. `true`: the completion is the request's.
     #[inline]
     pub(super) fn write_ended(
@@ -148,9 +122,10 @@ impl Lane {
                 self.judge_write(index);
                 return false;
             }
-            self.unlock(index);
+            self.admission.unlock(&mut self.requests, index);
             let data = std::mem::take(&mut self.requests[index].data);
-            let Some(pending) = self.close(index) else {
+            let pending = self.completions.close(&mut self.requests, index, self.now);
+            let Some(pending) = pending else {
                 return false;
             };
             *completion = pending.complete(Status::Ok, data);
@@ -231,7 +206,7 @@ impl Lane {
             }
             WriteVerdict::Failed(status) => {
                 request.failed = 0;
-                self.leave_unequal(index);
+                self.replicas.leave_request_unequal(&self.requests[index]);
                 match status {
                     Status::Gone => self.wait_for_replicas(index),
                     status => self.finish(index, status),
@@ -251,7 +226,7 @@ impl Lane {
         } else {
             // Missing replicas are copied to before they count: copying must not wait for this
             // write.
-            self.unlock(index);
+            self.admission.unlock(&mut self.requests, index);
             self.hold(index);
         }
     }
@@ -263,14 +238,14 @@ impl Lane {
             // A device has the only handle; the request continues with its completion.
             return self.hold(index);
         }
-        self.leave_unequal(index);
+        self.replicas.leave_request_unequal(&self.requests[index]);
         self.wait_for_replicas(index);
     }
 
     /// No replica could execute it, for a reason that says nothing about the blocks: it starts
     /// again with the next view, or after a delay.
     pub(super) fn wait_for_replicas(&mut self, index: usize) {
-        self.unlock(index);
+        self.admission.unlock(&mut self.requests, index);
         let request = &mut self.requests[index];
         if request.pending.is_none() || request.aborted {
             return self.finish(index, Status::Aborted);
@@ -280,7 +255,8 @@ impl Lane {
         if let Some(status) = self.replicas.refusal(request.op) {
             return self.finish(index, status);
         }
-        self.park(index, Why::Later(self.now + PAUSE));
+        self.admission
+            .park(&mut self.requests, index, Why::Later(self.now + PAUSE));
     }
 
     /// It waits for a judgement, or until the volume may acknowledge it.
@@ -292,7 +268,7 @@ impl Lane {
                 return self.finish(index, status);
             }
             if request.data_home() {
-                self.answer_early(index, status);
+                self.completions.answer_early(request, status);
             }
         }
         let request = &mut self.requests[index];
@@ -302,7 +278,7 @@ impl Lane {
             return self.finish(index, Status::Aborted);
         }
         if request.aborted && request.data_home() {
-            self.answer_early(index, Status::Aborted);
+            self.completions.answer_early(request, Status::Aborted);
         }
     }
 }

@@ -186,6 +186,15 @@ impl Replicas {
         !regions.contains(&copying) && self.shared.missing[slot].contains_all(regions)
     }
 
+    /// A request ends without being done. If it is a write with locks, some replicas may have its
+    /// blocks, and others not.
+    #[cold]
+    pub fn leave_request_unequal(&self, request: &Request) {
+        if request.writes() && request.locked {
+            self.leave_unequal(request.lba, u64::from(request.blocks));
+        }
+    }
+
     /// Some replicas have the blocks of a write whose stripes this lane holds, others may not, and
     /// the write ends without being done. The other in-sync replicas are copied to again from the
     /// first one.

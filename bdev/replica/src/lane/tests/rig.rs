@@ -494,7 +494,7 @@ impl Rig {
         for lane in &self.lanes {
             assert_eq!(lane.inflight(), 0);
             assert!(lane.is_settled(), "something is left in a lane");
-            assert_eq!((lane.locks.count(), lane.waiting.len()), (0, 0));
+            assert_eq!(lane.admission.counts(), (0, 0));
             assert_eq!(
                 (lane.requests.troubles(), lane.replicas.loads()),
                 (0, [0; 5])

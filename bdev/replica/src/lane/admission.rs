@@ -1,0 +1,204 @@
+//! Decides when requests may start: the locks that writes need, and the requests that wait.
+
+use std::sync::Arc;
+
+use nacre_reactor::{Idle, Nanos};
+
+use super::counters::Counters;
+use super::locks::{Blocked, Locks};
+use super::replicas::Replicas;
+use super::request::{Request, Stage, Why};
+use super::requests::Requests;
+use super::waiting::{Recheck, Waiting, stripe_wait};
+use crate::shared::Shared;
+use crate::stripes::Owner;
+
+pub(super) struct Admission {
+    locks: Locks,
+    waiting: Waiting,
+    shared: Arc<Shared>,
+}
+
+/// A retry of all waiting requests.
+pub(super) struct Retry {
+    /// The number of requests that were not checked yet.
+    left: usize,
+    events: Recheck,
+}
+
+impl Admission {
+    pub fn with_capacity(capacity: usize, owner: Owner, shared: Arc<Shared>) -> Admission {
+        Admission {
+            locks: Locks::with_capacity(capacity, owner, Arc::clone(&shared)),
+            waiting: Waiting::with_capacity(capacity),
+            shared,
+        }
+    }
+
+    /// Enters the regions of a write and takes its stripes. All or nothing; an error is the event
+    /// that the write must wait for.
+    #[inline]
+    pub fn lock(
+        &mut self,
+        requests: &mut Requests,
+        index: usize,
+        now: Nanos,
+        counters: &mut Counters,
+    ) -> Result<(), Why> {
+        let request = &requests[index];
+        let (lba, end) = (request.lba, request.end());
+        let overlaps = !self.waiting.is_empty() && self.waiting.overlap_earlier(requests, lba, end);
+        let request = &mut requests[index];
+        let locked = if overlaps {
+            Err(Blocked::Overlap)
+        } else {
+            self.locks.lock(request, index)
+        };
+        locked.map_err(|blocked| why_blocked(request, blocked, now, counters))
+    }
+
+    /// Releases the regions and stripes of a write.
+    #[inline]
+    pub fn unlock(&mut self, requests: &mut Requests, index: usize) {
+        if self.locks.unlock(requests, index) {
+            self.waiting.note(Recheck::WriteEnded);
+        }
+    }
+
+    /// Takes the locks of a write that completes at once. `false`: it must wait, or another request
+    /// waits already.
+    #[inline]
+    pub fn enter(&self, lba: u64, blocks: u64) -> bool {
+        self.waiting.is_empty() && self.locks.enter(lba, blocks).is_ok()
+    }
+
+    /// Releases everything that [`Admission::enter`] took.
+    #[inline]
+    pub fn leave(&self, lba: u64, blocks: u64) {
+        self.locks.leave(lba, blocks);
+    }
+
+    pub fn park(&mut self, requests: &mut Requests, index: usize, why: Why) {
+        requests[index].stage = Stage::Parked(why);
+        self.waiting.push(index);
+    }
+
+    /// A parked request ends without a start.
+    pub fn unpark(&mut self, index: usize) {
+        self.waiting.remove(index);
+    }
+
+    /// Releases the locks of a request that ends. Others may have waited for it without its locks.
+    pub fn request_ended(&mut self, requests: &mut Requests, index: usize) {
+        self.unlock(requests, index);
+        self.waiting.note(Recheck::WriteEnded);
+    }
+
+    /// The next retry checks the requests that wait for a view.
+    pub fn view_changed(&mut self) {
+        self.waiting.note(Recheck::View);
+    }
+
+    #[inline]
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub fn begin_retry(&mut self) -> Retry {
+        Retry {
+            left: self.waiting.len(),
+            events: self.waiting.take_noted(),
+        }
+    }
+
+    /// The next waiting request that may start now, in order of arrival. The others stay, in their
+    /// order. `None`: the retry is over.
+    pub fn next_admitted(
+        &mut self,
+        retry: &mut Retry,
+        requests: &Requests,
+        replicas: &Replicas,
+        now: Nanos,
+    ) -> Option<usize> {
+        while retry.left > 0
+            && let Some(index) = self.waiting.next(retry.left - 1)
+        {
+            retry.left -= 1;
+            let request = &requests[index];
+            let Stage::Parked(why) = request.stage else {
+                continue;
+            };
+            if self.may_start(request, why, retry.events, replicas, now) {
+                return Some(index);
+            }
+            self.waiting.push(index);
+        }
+        self.waiting.end_retry();
+        None
+    }
+
+    fn may_start(
+        &self,
+        request: &Request,
+        why: Why,
+        events: Recheck,
+        replicas: &Replicas,
+        now: Nanos,
+    ) -> bool {
+        match why {
+            Why::Log(region) => events == Recheck::View || self.shared.regions.is_dirty(region),
+            Why::Stripe { at, .. } => now >= at,
+            Why::Overlap => events >= Recheck::WriteEnded,
+            Why::View => events == Recheck::View,
+            Why::Later(moment) => now >= moment,
+            Why::Equal(ticket) => {
+                self.shared.tried() >= ticket
+                    || !replicas.sync.serves
+                    || replicas.may_read(request) != 0
+            }
+        }
+    }
+
+    /// True when another retry would start a waiting request.
+    pub fn may_start_any(&self, requests: &Requests, replicas: &Replicas, now: Nanos) -> bool {
+        let events = self.waiting.noted();
+        let mut waiting = self.waiting.iter().map(|index| &requests[index]);
+        waiting.any(|request| match request.stage {
+            Stage::Parked(why) => self.may_start(request, why, events, replicas, now),
+            _ => false,
+        })
+    }
+
+    /// The next point in time that a waiting request waits for.
+    pub fn next_moment(&self, requests: &Requests) -> Idle {
+        self.waiting.next_moment(requests)
+    }
+
+    /// The number of locked writes, and that of waiting requests.
+    #[cfg(test)]
+    pub fn counts(&self) -> (usize, usize) {
+        (self.locks.count(), self.waiting.len())
+    }
+}
+
+#[cold]
+fn why_blocked(
+    request: &mut Request,
+    blocked: Blocked,
+    now: Nanos,
+    counters: &mut Counters,
+) -> Why {
+    match blocked {
+        Blocked::Overlap => {
+            let counted = std::mem::replace(&mut request.waited_overlap, true);
+            counters.overlap_wait(!counted);
+            Why::Overlap
+        }
+        Blocked::Log(region) => {
+            let counted = std::mem::replace(&mut request.waited_log, true);
+            counters.log_wait(!counted);
+            Why::Log(region)
+        }
+        Blocked::Stripe => stripe_wait(request.stage, now),
+    }
+}
