@@ -3,6 +3,7 @@
 mod documents;
 mod layers;
 mod literal;
+mod names;
 mod repeats;
 mod types;
 mod words;
@@ -52,7 +53,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 11] = [
+    let checks: [(&str, Vec<String>); 12] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -60,6 +61,7 @@ pub fn run(root: &Path) -> Result<Tally> {
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
         ("large types", types::findings(root, &files)?),
+        ("names of types", names::findings(root, &files)?),
         ("repeated lines", repeats::findings(root, &files)?),
         ("words", words::findings(root, &files)?),
         ("links", documents::links(root, &files)?),

@@ -1,0 +1,227 @@
+//! Two public types of one crate have two names.
+//!
+//! A reader who meets a name in an import must not have to ask which of several types it is. Test
+//! modules do not count, and neither do types that only their own crate can see.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use regex::Regex;
+
+use super::literal::Literal;
+use super::{crate_of, is_test, read, rust_files};
+
+/// Names that several public types of a crate share: the crate, the name, and the reason. The list
+/// may only become shorter.
+const ALLOWED: &[(&str, &str, &str)] = &[
+    (
+        "bdev",
+        "Config",
+        "each module has one, with the module's path: null::Config",
+    ),
+    (
+        "engine",
+        "Client",
+        "of the RPC client and of the RPC server, which meet in no file",
+    ),
+    (
+        "engine",
+        "Connection",
+        "cli::top shows the connections of hosts",
+    ),
+    (
+        "engine",
+        "Entry",
+        "of the journal, and of the RPC server's clients",
+    ),
+    (
+        "engine",
+        "Fallback",
+        "cli::connect falls back from any transport, the configuration to TCP",
+    ),
+    (
+        "engine",
+        "Identity",
+        "of a host, and the options of a device's identity",
+    ),
+    (
+        "engine",
+        "Interface",
+        "the doctor reads more of an interface than a listener needs",
+    ),
+    (
+        "engine",
+        "Limit",
+        "a kernel limit, and the end of a load job",
+    ),
+    ("engine", "Line", "two tables of cli::rdma"),
+    (
+        "engine",
+        "Listener",
+        "cli::top shows the listeners that the configuration declares",
+    ),
+    ("engine", "Log", "the section [log], and a discovery log"),
+    (
+        "engine",
+        "Namespace",
+        "cli::top shows it, the configuration declares it, a load uses it",
+    ),
+    ("engine", "Order", "of calls, and of cli::top to its poller"),
+    (
+        "engine",
+        "Path",
+        "of a host to a target, and of a target's listener",
+    ),
+    ("engine", "Phase", "of the daemon, and of a load job"),
+    (
+        "engine",
+        "Place",
+        "of a client, of a load's block, of a value",
+    ),
+    (
+        "engine",
+        "Rdma",
+        "the section [rdma], and the service that it configures",
+    ),
+    (
+        "engine",
+        "Reactor",
+        "cli::top shows it, the configuration declares it",
+    ),
+    (
+        "engine",
+        "Remote",
+        "of the host side, and of the daemon's remote controllers",
+    ),
+    ("engine", "Report", "of the doctor, and of a load"),
+    ("engine", "Sample", "of cli::top, and of the metrics"),
+    (
+        "engine",
+        "Source",
+        "of cli::top's values, and of a configuration",
+    ),
+    (
+        "engine",
+        "System",
+        "the doctor's view of the machine, and the listeners'",
+    ),
+    (
+        "engine",
+        "Target",
+        "of a command, and of the doctor's checks",
+    ),
+    (
+        "engine",
+        "Transport",
+        "three sets of transports: declared, dialled, chosen",
+    ),
+    ("engine", "Watch", "of network links, and of a running load"),
+    ("xtask", "Options", "each command has one"),
+    (
+        "xtask",
+        "Target",
+        "of a benchmark, and of the guests' suite",
+    ),
+    ("xtask", "What", "each command with subcommands has one"),
+];
+
+pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
+    let definitions = Definitions::new()?;
+    let mut places: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
+    for file in rust_files(files) {
+        if let Some((place, inside)) = crate_of(file)
+            && !is_test(file)
+        {
+            for name in definitions.of(&read(root, file)?) {
+                let of_name = places.entry((place, name)).or_default();
+                of_name.push(inside.to_owned());
+            }
+        }
+    }
+    Ok(judge(&places, ALLOWED))
+}
+
+/// `places`: the files with a public type, by crate and name.
+fn judge(
+    places: &BTreeMap<(&str, String), Vec<String>>,
+    allowed: &[(&str, &str, &str)],
+) -> Vec<String> {
+    let shared = places.iter().filter(|(_, files)| files.len() > 1);
+    let is_allowed = |krate: &str, name: &str| {
+        let is_it = |entry: &&(&str, &str, &str)| (entry.0, entry.1) == (krate, name);
+        allowed.iter().any(|entry| is_it(&entry))
+    };
+    shared
+        .filter(|((krate, name), _)| !is_allowed(krate, name))
+        .map(|((krate, name), files)| {
+            format!(
+                "{krate}: {} public types are called {name} ({}): give each its own name",
+                files.len(),
+                files.join(", ")
+            )
+        })
+        .collect()
+}
+
+struct Definitions {
+    definition: Regex,
+}
+
+impl Definitions {
+    fn new() -> Result<Definitions> {
+        Ok(Definitions {
+            // Types within a module of the file are indented; they belong to tests or macros.
+            definition: Regex::new(r"^pub (?:unsafe )?(?:struct|enum|union|trait|type) (\w+)")?,
+        })
+    }
+
+    fn of(&self, text: &str) -> Vec<String> {
+        let mut literal = Literal::default();
+        let mut names = Vec::new();
+        for line in text.lines() {
+            let is_code = !literal.is_open();
+            literal.of_line(line);
+            if let Some(found) = self.definition.captures(line).filter(|_| is_code) {
+                names.push(found[1].to_owned());
+            }
+        }
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn public_types_are_found() {
+        let text = "pub struct A;\npub(crate) struct B;\nenum C {}\npub enum D {\n    E,\n}\n\
+                    pub unsafe trait F {}\npub type G = u8;\nmod m {\n    pub struct H;\n}\n\
+                    const T: &str = r#\"\npub struct I;\n\"#;\npub fn j() {}\npub union K {}\n";
+        let names = Definitions::new().unwrap().of(text);
+        assert_eq!(names, ["A", "D", "F", "G", "K"]);
+    }
+
+    /// Goal: a shared name is reported unless it is allowed.
+    #[test]
+    fn shared_names_are_reported() {
+        let mut places = BTreeMap::new();
+        for (krate, name, file) in [
+            ("one", "A", "a.rs"),
+            ("one", "A", "b.rs"),
+            ("one", "B", "b.rs"),
+            ("two", "B", "a.rs"),
+        ] {
+            let files: &mut Vec<String> = places.entry((krate, name.to_owned())).or_default();
+            files.push(file.to_owned());
+        }
+        let of = |allowed: &[(&str, &str, &str)]| judge(&places, allowed);
+        assert_eq!(
+            of(&[]),
+            ["one: 2 public types are called A (a.rs, b.rs): give each its own name"]
+        );
+        assert_eq!(of(&[("one", "A", "why")]), [""; 0]);
+        assert_eq!(of(&[("two", "A", "why")]).len(), 1, "of another crate");
+    }
+}
