@@ -338,7 +338,7 @@ impl Controller {
         let link = Arc::new(link);
         self.links.lock().add(Arc::clone(&link));
         if matches!(*self.state.lock(), State::Removed | State::Failed { .. }) {
-            link.set_phase(crate::phase::State::Gone);
+            link.set_phase(crate::phase::QueueState::Gone);
         }
         Ok(link)
     }

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::data::SglSupport;
 use crate::function::Function;
-use crate::phase::{Phase, State};
+use crate::phase::{Phase, QueueState};
 use crate::ring::{Doorbell, Rings, Shadows};
 
 /// The resources of a queue pair: fixed between two creations of it.
@@ -62,7 +62,7 @@ impl Link {
     }
 
     /// Control: sets the owner's permission, and wakes it.
-    pub fn set_phase(&self, state: State) {
+    pub fn set_phase(&self, state: QueueState) {
         self.phase.set(state);
         // Full means set.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// The owner's permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum QueueState {
     /// The controller has no such queue yet.
     Waiting,
     /// The controller resets, or recreates the queue.
@@ -42,7 +42,7 @@ const QUIESCING: u32 = 1;
 const GONE: u32 = 2;
 const LIVE: u32 = 1 << 31;
 
-/// A [`State`] as one number, to compare with.
+/// A [`QueueState`] as one number, to compare with.
 pub type Word = u32;
 
 #[derive(Debug)]
@@ -84,7 +84,7 @@ impl Phase {
     }
 
     /// Control: sets the owner's permission.
-    pub fn set(&self, state: State) {
+    pub fn set(&self, state: QueueState) {
         self.word.store(encode(state), Ordering::Release);
         fence(Ordering::SeqCst);
     }
@@ -94,25 +94,25 @@ impl Phase {
         self.busy.load(Ordering::Acquire) != 0
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> QueueState {
         decode(self.word())
     }
 }
 
-pub fn decode(word: Word) -> State {
+pub fn decode(word: Word) -> QueueState {
     match word {
-        WAITING => State::Waiting,
-        QUIESCING => State::Quiescing,
-        GONE => State::Gone,
-        live => State::Live(live & !LIVE),
+        WAITING => QueueState::Waiting,
+        QUIESCING => QueueState::Quiescing,
+        GONE => QueueState::Gone,
+        live => QueueState::Live(live & !LIVE),
     }
 }
 
-pub fn encode(state: State) -> Word {
+pub fn encode(state: QueueState) -> Word {
     match state {
-        State::Waiting => WAITING,
-        State::Quiescing => QUIESCING,
-        State::Gone => GONE,
-        State::Live(generation) => LIVE | generation & !LIVE,
+        QueueState::Waiting => WAITING,
+        QueueState::Quiescing => QUIESCING,
+        QueueState::Gone => GONE,
+        QueueState::Live(generation) => LIVE | generation & !LIVE,
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use crate::controller::{Controller, NoPair};
 use crate::link::{Report, Want};
 use crate::pair::Pair;
-use crate::phase::State;
+use crate::phase::QueueState;
 
 thread_local! {
     static HERE: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
@@ -85,7 +85,7 @@ pub(crate) fn sweep() {
         left.retain(|pair| {
             let mut pair = pair.borrow_mut();
             pair.reap_left();
-            pair.holds() && pair.link().phase.state() != State::Gone
+            pair.holds() && pair.link().phase.state() != QueueState::Gone
         });
     });
 }

@@ -17,7 +17,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use phase::{Phase, State, encode};
+use phase::{Phase, QueueState, encode};
 
 const STALE: u32 = 7;
 
@@ -27,22 +27,22 @@ fn reset_while_ringing(waits: bool) {
     loom::model(move || {
         let phase = Arc::new(Phase::new());
         let register = Arc::new(AtomicU32::new(0));
-        phase.set(State::Live(1));
+        phase.set(QueueState::Live(1));
         let owner = {
             let (phase, register) = (Arc::clone(&phase), Arc::clone(&register));
             thread::spawn(move || {
-                if phase.enter(encode(State::Live(1))) {
+                if phase.enter(encode(QueueState::Live(1))) {
                     register.store(STALE, Ordering::Relaxed);
                     phase.leave();
                 }
             })
         };
-        phase.set(State::Quiescing);
+        phase.set(QueueState::Quiescing);
         while waits && phase.is_busy() {
             thread::yield_now();
         }
         register.store(0, Ordering::Relaxed);
-        phase.set(State::Live(2));
+        phase.set(QueueState::Live(2));
         owner.join().unwrap();
         assert_eq!(register.load(Ordering::Relaxed), 0, "a stale doorbell");
     });

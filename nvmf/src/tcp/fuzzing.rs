@@ -17,8 +17,8 @@ use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Nanos;
 
 use super::{
-    HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices, TargetConfig, TargetConn,
-    TargetEvent, TargetPoll,
+    HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices, TargetConn, TargetEvent,
+    TargetPoll, TcpTargetConfig,
 };
 use crate::transport::{HostCommand, HostEvent, Pools, QueueParams, ReqTag, Response};
 
@@ -34,7 +34,7 @@ pub fn target(input: &[u8]) {
         io: pool(),
         admin: pool(),
     };
-    let mut conn = TargetConn::new(Rc::new(TargetConfig::default()), NOW);
+    let mut conn = TargetConn::new(Rc::new(TcpTargetConfig::default()), NOW);
     let mut buffers = RxBuffers::new(2, 16 << 10);
     let mut app = App {
         pools: &pools,

@@ -36,7 +36,7 @@ pub mod tx;
 #[cfg(test)]
 mod tests;
 
-pub use controller::{Polled, TargetConfig, TargetConn, TargetEvent, TargetPoll};
+pub use controller::{Polled, TargetConn, TargetEvent, TargetPoll, TcpTargetConfig};
 pub use host::{HostConfig, HostConn, HostPoll};
 pub use rx::{RecvSlices, RxBuffers};
 pub use tx::Slices;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nacre_nvmf::tcp::TargetConfig;
+use nacre_nvmf::tcp::TcpTargetConfig;
 pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{ListenerOptions, TransportCaps, TransportType};
 use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
@@ -157,8 +157,8 @@ impl TcpConfig {
         }
     }
 
-    pub(crate) fn machine(&self) -> TargetConfig {
-        TargetConfig {
+    pub(crate) fn machine(&self) -> TcpTargetConfig {
+        TcpTargetConfig {
             in_capsule_bytes: self.in_capsule_data_size,
             admin_in_capsule_bytes: self.caps().admin_in_capsule_bytes,
             max_h2c_data_bytes: self.max_h2c_data_size,
@@ -170,7 +170,7 @@ impl TcpConfig {
             connect_timeout: self.connect_timeout,
             stall_timeout: self.stall_timeout,
             idle_timeout: self.idle_timeout,
-            ..TargetConfig::default()
+            ..TcpTargetConfig::default()
         }
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use nacre_hugepages::Buf;
 use nacre_nvmf::tcp::{
-    Polled, RecvSlices, RxBuffers, Slices, TargetConfig, TargetConn, TargetEvent,
+    Polled, RecvSlices, RxBuffers, Slices, TargetConn, TargetEvent, TcpTargetConfig,
 };
 use nacre_nvmf::transport::{
     Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueKind, QueueParams,
@@ -85,7 +85,7 @@ pub struct TcpTransport {
     shared: Arc<Shared>,
     core: Arc<CoreSlot>,
     caps: TransportCaps,
-    machine: Rc<TargetConfig>,
+    machine: Rc<TcpTargetConfig>,
     epoll: EventSet,
     ready: Ready,
     slots: Vec<Slot>,

@@ -13,7 +13,7 @@ use nacre_reactor::CoreHandle;
 use crate::controller::Controller;
 use crate::error::ControlError;
 use crate::link::Link;
-use crate::phase::State as Phase;
+use crate::phase::QueueState as Phase;
 use crate::ring::Rings;
 
 /// How often to check whether the owner of a queue pair is still at its doorbells: it stays only

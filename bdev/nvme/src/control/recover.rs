@@ -16,7 +16,7 @@ use crate::function::{Function, GONE};
 use crate::info::State;
 use crate::link::{Link, Report, Want, count};
 use crate::options::ActionOnTimeout;
-use crate::phase::State as Phase;
+use crate::phase::QueueState as Phase;
 
 /// How often CSTS is read.
 const WATCH: Duration = Duration::from_millis(250);

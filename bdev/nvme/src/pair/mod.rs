@@ -115,7 +115,7 @@ impl Pair {
         let slots = entries - 1;
         Pair {
             controller,
-            word: crate::phase::encode(crate::phase::State::Waiting),
+            word: crate::phase::encode(crate::phase::QueueState::Waiting),
             live: false,
             tail: Tail::new(entries),
             head: Head::new(entries),
@@ -497,7 +497,7 @@ impl Pair {
 
     fn report(&self, want: Want) {
         let generation = match crate::phase::decode(self.word) {
-            crate::phase::State::Live(generation) => generation,
+            crate::phase::QueueState::Live(generation) => generation,
             _ => 0,
         };
         self.controller.report(Report {

@@ -10,7 +10,7 @@ use super::slot::{Half, Slot, Stage};
 use super::{NO_LANE, Pair, lane_mut};
 use crate::command::{self, Verdict};
 use crate::link::{Want, count};
-use crate::phase::{self, State};
+use crate::phase::{self, QueueState};
 use crate::ring::{Head, Tail};
 
 impl Pair {
@@ -22,13 +22,13 @@ impl Pair {
         // Answers that arrived before are answers, whatever happened to the queue since.
         self.live = false;
         match phase::decode(word) {
-            State::Waiting | State::Quiescing => {}
-            State::Live(_) => {
+            QueueState::Waiting | QueueState::Quiescing => {}
+            QueueState::Live(_) => {
                 self.drain();
                 self.begin();
                 self.live = true;
             }
-            State::Gone => {
+            QueueState::Gone => {
                 self.drain();
                 self.end_all();
             }
@@ -242,7 +242,7 @@ impl Pair {
     /// Ends the waiting I/O when nothing can be sent any longer.
     #[cold]
     pub(super) fn refuse_waiting(&mut self) {
-        if phase::decode(self.word) == State::Gone {
+        if phase::decode(self.word) == QueueState::Gone {
             self.lanes.iter_mut().flatten().for_each(refuse);
             self.hungry = 0;
         }
@@ -319,7 +319,7 @@ impl Drop for Pair {
     /// Memory that the controller may still write to is never freed, unless the control has shown
     /// that it cannot.
     fn drop(&mut self) {
-        let safe = self.link.phase.state() == State::Gone;
+        let safe = self.link.phase.state() == QueueState::Gone;
         for slot in &mut self.slots {
             let kept = (slot.io.take(), slot.bounce.take());
             if !safe && (slot.stage == Stage::Sent || slot.half != Half::No) {

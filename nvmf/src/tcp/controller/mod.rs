@@ -39,7 +39,7 @@ const NARROW: usize = 8 << 10;
 
 /// What all connections of a transport share.
 #[derive(Debug, Clone)]
-pub struct TargetConfig {
+pub struct TcpTargetConfig {
     /// Largest in-capsule data on I/O queues, in bytes.
     pub in_capsule_bytes: u32,
     /// The same on admin queues and before Connect: at least 8192 (TCP 3.3.1).
@@ -65,9 +65,9 @@ pub struct TargetConfig {
     pub linger: Duration,
 }
 
-impl Default for TargetConfig {
-    fn default() -> TargetConfig {
-        TargetConfig {
+impl Default for TcpTargetConfig {
+    fn default() -> TcpTargetConfig {
+        TcpTargetConfig {
             in_capsule_bytes: 4096,
             admin_in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             max_h2c_data_bytes: 128 << 10,
@@ -156,7 +156,7 @@ struct Fetch {
 
 /// One connection.
 pub struct TargetConn {
-    config: Rc<TargetConfig>,
+    config: Rc<TcpTargetConfig>,
     lifecycle: Lifecycle,
     rx: Rx,
     tx: Tx,
@@ -190,7 +190,7 @@ pub struct TargetConn {
 }
 
 impl TargetConn {
-    pub fn new(config: Rc<TargetConfig>, now: Nanos) -> TargetConn {
+    pub fn new(config: Rc<TcpTargetConfig>, now: Nanos) -> TargetConn {
         let rules = Rules {
             alignment: config.alignment,
             max_in_capsule_bytes: config.admin_in_capsule_bytes,

@@ -6,13 +6,13 @@ use nacre_random::Random;
 use proptest::prelude::*;
 
 use super::pair::{Pair, io_queue, pattern};
-use crate::tcp::{HostConfig, TargetConfig};
+use crate::tcp::{HostConfig, TcpTargetConfig};
 use crate::transport::{CloseWhy, Closed};
 
-fn target_config() -> TargetConfig {
-    TargetConfig {
+fn target_config() -> TcpTargetConfig {
+    TcpTargetConfig {
         max_h2c_data_bytes: 16 << 10,
-        ..TargetConfig::default()
+        ..TcpTargetConfig::default()
     }
 }
 
@@ -91,12 +91,12 @@ fn setting() -> impl Strategy<Value = Setting> {
 
 fn check(setting: &Setting) {
     let mut pair = Pair::new(
-        TargetConfig {
+        TcpTargetConfig {
             r2t_bytes: setting.r2t_bytes,
             max_h2c_data_bytes: setting.max_h2c_data_bytes,
             in_capsule_bytes: setting.in_capsule_bytes,
             alignment: DataAlignment::from_field(setting.controller_alignment).unwrap(),
-            ..TargetConfig::default()
+            ..TcpTargetConfig::default()
         },
         HostConfig {
             digests: setting.digests,

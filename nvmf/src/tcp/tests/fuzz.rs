@@ -7,7 +7,7 @@ use nacre_nvmf_wire::tcp::Digests;
 use proptest::prelude::*;
 
 use super::pair::{Pair, io_queue};
-use crate::tcp::{HostConfig, TargetConfig, fuzzing};
+use crate::tcp::{HostConfig, TcpTargetConfig, fuzzing};
 
 /// Everything that each side sends in a session with reads, writes with and without R2T.
 fn session(digests: Digests) -> (Vec<u8>, Vec<u8>) {
@@ -15,7 +15,7 @@ fn session(digests: Digests) -> (Vec<u8>, Vec<u8>) {
         digests,
         ..HostConfig::default()
     };
-    let mut pair = Pair::with_buffers(TargetConfig::default(), host, 16, 2);
+    let mut pair = Pair::with_buffers(TcpTargetConfig::default(), host, 16, 2);
     pair.run();
     pair.target.established(io_queue(true));
     pair.host.set_in_capsule_bytes(4096);

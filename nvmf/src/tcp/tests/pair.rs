@@ -14,7 +14,7 @@ use nacre_nvmf_wire::status::StatusCode;
 use nacre_random::Random;
 use nacre_reactor::Nanos;
 
-use crate::tcp::controller::{TargetConfig, TargetConn, TargetEvent, TargetPoll};
+use crate::tcp::controller::{TargetConn, TargetEvent, TargetPoll, TcpTargetConfig};
 use crate::tcp::{HostConfig, HostConn, HostPoll, RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, HostCommand, HostEvent, Pools, QueueParams, ReqTag, Response};
 
@@ -239,12 +239,12 @@ pub struct Pair {
 }
 
 impl Pair {
-    pub fn new(target: TargetConfig, host: HostConfig) -> Pair {
+    pub fn new(target: TcpTargetConfig, host: HostConfig) -> Pair {
         Pair::with_buffers(target, host, 160, 8)
     }
 
     pub fn with_buffers(
-        target: TargetConfig,
+        target: TcpTargetConfig,
         host: HostConfig,
         small: usize,
         large: usize,
@@ -272,7 +272,7 @@ impl Pair {
     }
 
     /// A pair whose handshake and Connect are done.
-    pub fn connected(target: TargetConfig, host: HostConfig, params: QueueParams) -> Pair {
+    pub fn connected(target: TcpTargetConfig, host: HostConfig, params: QueueParams) -> Pair {
         let mut pair = Pair::new(target, host);
         pair.run();
         assert!(
@@ -282,7 +282,7 @@ impl Pair {
         );
         if params.qid != 0 {
             pair.host
-                .set_in_capsule_bytes(TargetConfig::default().in_capsule_bytes);
+                .set_in_capsule_bytes(TcpTargetConfig::default().in_capsule_bytes);
         }
         pair.target.established(params);
         pair

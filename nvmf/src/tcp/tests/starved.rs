@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::pair::{io_queue, pattern};
 use super::target_rules::{NOW, Raw, capsule, h2c, write_sqe};
-use crate::tcp::controller::{TargetConfig, TargetEvent, TargetPoll};
+use crate::tcp::controller::{TargetEvent, TargetPoll, TcpTargetConfig};
 use crate::tcp::{RecvSlices, RxBuffers};
 use crate::transport::{QueueParams, ReqTag};
 
@@ -76,7 +76,7 @@ fn waiting_queues_do_not_silence_admin_queues() {
         let (_first, _hoard, buffers) = waits(RxBuffers::new(2, bytes));
         let (_second, _hoard, buffers) = waits(buffers);
 
-        let mut raw = Raw::new(TargetConfig::default());
+        let mut raw = Raw::new(TcpTargetConfig::default());
         raw.buffers = buffers;
         raw.feed(IcReq::new(DataAlignment::DWORD, Digests::NONE, 1).as_bytes());
         assert_eq!(raw.out.len(), 128, "no ICResp");

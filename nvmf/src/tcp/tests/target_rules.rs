@@ -16,7 +16,7 @@ use nacre_reactor::Nanos;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::pair::{App, gather, io_queue, pattern, pools};
-use crate::tcp::controller::{TargetConfig, TargetConn, TargetPoll};
+use crate::tcp::controller::{TargetConn, TargetPoll, TcpTargetConfig};
 use crate::tcp::{RecvSlices, RxBuffers, Slices};
 use crate::transport::{Closed, Pools, QueueParams, ReqTag};
 
@@ -32,7 +32,7 @@ pub struct Raw {
 pub const NOW: Nanos = Nanos(0);
 
 impl Raw {
-    pub fn new(config: TargetConfig) -> Raw {
+    pub fn new(config: TcpTargetConfig) -> Raw {
         Raw {
             conn: TargetConn::new(Rc::new(config), NOW),
             app: App::new(),
@@ -44,9 +44,9 @@ impl Raw {
 
     /// After ICReq and Connect, on an I/O queue of four entries.
     pub fn connected(digests: Digests) -> Raw {
-        let mut raw = Raw::new(TargetConfig {
+        let mut raw = Raw::new(TcpTargetConfig {
             max_h2c_data_bytes: 4096,
-            ..TargetConfig::default()
+            ..TcpTargetConfig::default()
         });
         raw.feed(IcReq::new(DataAlignment::DWORD, digests, 1).as_bytes());
         assert_eq!(raw.out.len(), 128, "no ICResp");
@@ -173,11 +173,11 @@ fn handshake() {
         (change(2, 127), InvalidHeaderField, 2, "HLEN"),
         (change(4, 129), InvalidHeaderField, 4, "PLEN"),
     ] {
-        let mut raw = Raw::new(TargetConfig::default());
+        let mut raw = Raw::new(TcpTargetConfig::default());
         raw.feed(&bytes);
         raw.assert_refused(status, fei, field, &bytes);
     }
-    let mut raw = Raw::new(TargetConfig::default());
+    let mut raw = Raw::new(TcpTargetConfig::default());
     raw.feed(&second);
     raw.out.drain(..128);
     raw.assert_refused(SequenceError, 0, "PDU-Type", &good);
@@ -191,10 +191,10 @@ fn handshake_answer() {
         header: false,
         data: true,
     };
-    let config = TargetConfig {
+    let config = TcpTargetConfig {
         allow_digests: only_data,
         max_h2c_data_bytes: 0x12340,
-        ..TargetConfig::default()
+        ..TcpTargetConfig::default()
     };
     let mut raw = Raw::new(config);
     raw.feed(IcReq::new(DataAlignment::DWORD, Digests::BOTH, 1).as_bytes());
@@ -602,9 +602,9 @@ fn host_that_does_not_read() {
 /// R2Ts smaller than the data come one after the other, each when the one before was answered.
 #[test]
 fn r2t_by_r2t() {
-    let mut raw = Raw::new(TargetConfig {
+    let mut raw = Raw::new(TcpTargetConfig {
         r2t_bytes: 4096,
-        ..TargetConfig::default()
+        ..TcpTargetConfig::default()
     });
     raw.feed(IcReq::new(DataAlignment::DWORD, Digests::NONE, 1).as_bytes());
     raw.conn.established(io_queue(false));

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use super::pair::{Pair, io_queue};
-use crate::tcp::{HostConfig, TargetConfig};
+use crate::tcp::{HostConfig, TcpTargetConfig};
 use crate::transport::{CloseWhy, Closed, ReqTag};
 
-fn config() -> TargetConfig {
-    TargetConfig {
+fn config() -> TcpTargetConfig {
+    TcpTargetConfig {
         handshake_timeout: Duration::from_secs(1),
         connect_timeout: Duration::from_secs(5),
         stall_timeout: Duration::from_secs(3),
         idle_timeout: Some(Duration::from_secs(100)),
         linger: Duration::from_secs(2),
-        ..TargetConfig::default()
+        ..TcpTargetConfig::default()
     }
 }
 
@@ -66,7 +66,7 @@ fn rest_of_a_pdu() {
 /// A host owes the requested data: it may take its time for each piece, but each piece has a limit.
 #[test]
 fn data_that_was_asked_for() {
-    let config = TargetConfig {
+    let config = TcpTargetConfig {
         max_h2c_data_bytes: 4096,
         ..config()
     };
