@@ -157,7 +157,7 @@ impl Config {
         let block_size = u64::from(base.block_size);
         let each = match size {
             0 => base.blocks / u64::from(self.split_count.max(1)),
-            _ => size.checked_mul(1 << 20).unwrap_or(u64::MAX) / block_size,
+            _ => size.saturating_mul(1 << 20) / block_size,
         };
         let most = base.blocks.checked_div(each).unwrap_or(0);
         if most == 0 && size == 0 {
