@@ -7,12 +7,14 @@
 //! transport    the interface of a plug; sockets and verbs are on its other side
 //! tcp          the NVMe/TCP connection machines of both sides: bytes in, events out
 //! host         the host side: connect, discover, identify, I/O queues, reconnect
+//! address      addresses of controllers and namespaces as users write them
 //! ```
 //!
 //! Each of the first four uses those below it.
 
 #![forbid(unsafe_code)]
 
+pub mod address;
 mod controller;
 pub mod fuzzing;
 pub mod host;

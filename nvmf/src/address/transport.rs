@@ -1,0 +1,219 @@
+//! The transports that an address or a setting can name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::transport::TransportType;
+
+/// The scheme of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    Auto,
+    Tcp,
+    Rdma,
+    /// RDMA, and TCP while RDMA fails.
+    RdmaThenTcp,
+    /// A drive on the PCI bus of this machine.
+    Pcie,
+}
+
+impl Scheme {
+    /// The canonical word, and the other accepted one.
+    const WORDS: [(Scheme, &str, &str); 5] = [
+        (Scheme::Tcp, "tcp", "nvmf+tcp"),
+        (Scheme::Rdma, "rdma", "nvmf+rdma"),
+        (Scheme::RdmaThenTcp, "rdma+tcp", "nvmf+rdma+tcp"),
+        (Scheme::Auto, "auto", "nvmf"),
+        (Scheme::Pcie, "pcie", "vfio"),
+    ];
+
+    pub(super) fn parse(word: &str) -> Option<Scheme> {
+        let is_one = |name: &str| word.eq_ignore_ascii_case(name);
+        let mut words = Scheme::WORDS.into_iter();
+        let found = words.find(|(_, word, alias)| is_one(word) || is_one(alias));
+        found.map(|(scheme, ..)| scheme)
+    }
+
+    pub fn word(self) -> &'static str {
+        let mut words = Scheme::WORDS.into_iter();
+        let found = words.find(|(scheme, ..)| *scheme == self);
+        found.map_or("", |(_, word, _)| word)
+    }
+
+    /// The choice of a network transport; `None` for a drive of this machine.
+    pub fn choice(self) -> Option<TransportChoice> {
+        match self {
+            Scheme::Auto => Some(TransportChoice::Auto),
+            Scheme::Tcp => Some(TransportChoice::Tcp),
+            Scheme::Rdma | Scheme::RdmaThenTcp => Some(TransportChoice::Rdma),
+            Scheme::Pcie => None,
+        }
+    }
+
+    /// The fallback that the scheme itself names.
+    pub fn fallback(self) -> Option<Fallback> {
+        (self == Scheme::RdmaThenTcp).then_some(Fallback::Tcp)
+    }
+}
+
+impl From<IpTransport> for Scheme {
+    fn from(transport: IpTransport) -> Scheme {
+        match transport {
+            IpTransport::Tcp => Scheme::Tcp,
+            IpTransport::Rdma => Scheme::Rdma,
+        }
+    }
+}
+
+/// A transport whose addresses are an IP address and a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IpTransport {
+    Tcp,
+    Rdma,
+}
+
+impl IpTransport {
+    pub fn word(self) -> &'static str {
+        match self {
+            IpTransport::Tcp => "tcp",
+            IpTransport::Rdma => "rdma",
+        }
+    }
+
+    /// The name in RPC calls.
+    pub fn trtype(self) -> &'static str {
+        match self {
+            IpTransport::Tcp => "TCP",
+            IpTransport::Rdma => "RDMA",
+        }
+    }
+}
+
+impl From<IpTransport> for TransportType {
+    fn from(transport: IpTransport) -> TransportType {
+        match transport {
+            IpTransport::Tcp => TransportType::Tcp,
+            IpTransport::Rdma => TransportType::Rdma,
+        }
+    }
+}
+
+impl FromStr for IpTransport {
+    type Err = UnknownTransport;
+
+    /// In any case, as in RPC calls.
+    fn from_str(text: &str) -> Result<IpTransport, UnknownTransport> {
+        let mut all = [IpTransport::Tcp, IpTransport::Rdma].into_iter();
+        all.find(|transport| text.eq_ignore_ascii_case(transport.word()))
+            .ok_or_else(|| UnknownTransport {
+                found: text.to_owned(),
+                allowed: "tcp or rdma",
+            })
+    }
+}
+
+/// The transport that a user chooses for a connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportChoice {
+    /// RDMA if the route to the target has it, else TCP; in a call, as the configuration says.
+    #[default]
+    Auto,
+    Rdma,
+    Tcp,
+}
+
+impl TransportChoice {
+    pub const ALL: [TransportChoice; 3] = [
+        TransportChoice::Tcp,
+        TransportChoice::Rdma,
+        TransportChoice::Auto,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            TransportChoice::Auto => "auto",
+            TransportChoice::Rdma => "rdma",
+            TransportChoice::Tcp => "tcp",
+        }
+    }
+
+    /// The name in RPC calls.
+    pub fn trtype(self) -> &'static str {
+        match self {
+            TransportChoice::Auto => "AUTO",
+            TransportChoice::Rdma => "RDMA",
+            TransportChoice::Tcp => "TCP",
+        }
+    }
+
+    /// The fallback of a tool whose user names none.
+    pub fn default_fallback(self) -> Fallback {
+        match self {
+            TransportChoice::Auto => Fallback::Tcp,
+            TransportChoice::Rdma | TransportChoice::Tcp => Fallback::None,
+        }
+    }
+}
+
+impl FromStr for TransportChoice {
+    type Err = UnknownTransport;
+
+    /// In any case, as in RPC calls.
+    fn from_str(text: &str) -> Result<TransportChoice, UnknownTransport> {
+        let mut all = TransportChoice::ALL.into_iter();
+        all.find(|choice| text.eq_ignore_ascii_case(choice.word()))
+            .ok_or_else(|| UnknownTransport {
+                found: text.to_owned(),
+                allowed: "tcp, rdma or auto",
+            })
+    }
+}
+
+impl fmt::Display for TransportChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// The transport to use while RDMA fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Fallback {
+    Tcp,
+    None,
+}
+
+impl Fallback {
+    pub fn word(self) -> &'static str {
+        match self {
+            Fallback::Tcp => "tcp",
+            Fallback::None => "none",
+        }
+    }
+}
+
+impl FromStr for Fallback {
+    type Err = UnknownTransport;
+
+    fn from_str(text: &str) -> Result<Fallback, UnknownTransport> {
+        let mut all = [Fallback::Tcp, Fallback::None].into_iter();
+        all.find(|fallback| text.eq_ignore_ascii_case(fallback.word()))
+            .ok_or_else(|| UnknownTransport {
+                found: text.to_owned(),
+                allowed: "tcp or none",
+            })
+    }
+}
+
+/// A word that names no transport known in its place.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{found}\" is not a transport: write {allowed}")]
+pub struct UnknownTransport {
+    pub found: String,
+    pub allowed: &'static str,
+}
