@@ -10,6 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+use nacre_nvmf::address::IpTransport;
 use nacre_nvmf::subsystems;
 use nacre_nvmf::subsystems::SubsystemConfig;
 use nacre_nvmf_wire::Nqn;
@@ -19,7 +20,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::Settings;
-use crate::config::settings::{Bdev, ControllerModel, DEFAULT_BLOCK, Kind, Subsystem, Transport};
+use crate::config::settings::{Bdev, ControllerModel, DEFAULT_BLOCK, Kind, Subsystem};
 use crate::engine::Engine;
 use crate::journal::Entry;
 use crate::methods::bdev::modules;
@@ -243,7 +244,7 @@ pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
 pub fn calls(settings: &Settings) -> Vec<DeclaredCall> {
     let mut calls: Vec<DeclaredCall> = settings.bdev.iter().map(bdev).collect();
     let nvmf = &settings.nvmf;
-    if nvmf.listeners().iter().any(|l| l.uses(Transport::Tcp)) {
+    if nvmf.listeners().iter().any(|l| l.uses(IpTransport::Tcp)) {
         calls.push(DeclaredCall {
             what: "[[nvmf.listener]]: the TCP transport".into(),
             method: "nvmf_create_transport",

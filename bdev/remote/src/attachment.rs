@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nacre_bdev::registry::{DeleteTicket, Registry, Removal};
 use nacre_bdev::{Bdev, RegistryError};
 use nacre_hugepages::Pool;
+use nacre_nvmf::address::Select;
 use nacre_nvmf::host::{HostOptions, Link, LinkState, NamespaceInfo};
 use nacre_nvmf::transport::TransportType;
 use nacre_reactor::{CoreHandle, Nanos};
@@ -33,24 +34,12 @@ const GRACE: Duration = Duration::from_secs(5);
 /// name.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Which namespaces of a controller are wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Select {
-    #[default]
-    All,
-    Nsid(u32),
-    Uuid(Uuid),
-}
-
-impl Select {
-    fn wants(self, namespace: &NamespaceInfo) -> bool {
-        match self {
-            Select::All => true,
-            Select::Nsid(nsid) => namespace.nsid == nsid,
-            Select::Uuid(uuid) => {
-                namespace.uuid == Some(uuid) || namespace.nguid == *uuid.as_bytes()
-            }
-        }
+/// True if `select` includes the namespace.
+fn includes(select: Select, namespace: &NamespaceInfo) -> bool {
+    match select {
+        Select::All => true,
+        Select::Nsid(nsid) => namespace.nsid == nsid,
+        Select::Uuid(uuid) => namespace.uuid == Some(uuid) || namespace.nguid == *uuid.as_bytes(),
     }
 }
 
@@ -260,7 +249,7 @@ impl Attachment {
         let mut devices = self.devices.lock();
         self.look_at_known(&mut devices, &link, registry, now, &mut changes);
         let found = link.namespaces.values();
-        for namespace in found.filter(|n| self.shared.config.select.wants(n)) {
+        for namespace in found.filter(|n| includes(self.shared.config.select, n)) {
             if devices.there.contains_key(&namespace.nsid) {
                 continue;
             }

@@ -345,7 +345,7 @@ impl Bdev for RemoteBdev {
         json!({
             "nvme": [{
                 "trid": {
-                    "trtype": status.transport.to_string().to_uppercase(),
+                    "trtype": status.transport.to_string(),
                     "adrfam": if config.address.0.contains(':') { "IPv6" } else { "IPv4" },
                     "traddr": config.address.0,
                     "trsvcid": config.address.1,

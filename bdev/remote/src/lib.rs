@@ -1,7 +1,6 @@
 //! A namespace of another target as a block device: this host's side of a remote replica.
 //!
 //! ```text
-//!   RemoteUri    nvmf://HOST:PORT/SUBNQN?…                                (uri.rs)
 //!   Attachment   one controller: its devices and state                   (attachment, status)
 //!     ├ ControllerPoller   its admin queue, polled by one reactor         (poller.rs)
 //!     └ RemoteBdev         a namespace: a nacre_bdev::Bdev                (device.rs)
@@ -25,12 +24,10 @@ mod poller;
 mod qids;
 mod rdma;
 mod status;
-pub mod uri;
 
-pub use attachment::{Attachment, Changes, Config, Select};
+pub use attachment::{Attachment, Changes, Config};
 pub use connector::{Connector, PathConnector, Source, TcpConnector};
 pub use device::{NoQueue, RemoteBdev};
 pub use poller::ControllerPoller;
 pub use rdma::{Rdma, RdmaTuning};
 pub use status::{ControllerInfo, State, Status};
-pub use uri::{RemoteUri, UriError, Way};

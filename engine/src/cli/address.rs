@@ -5,18 +5,36 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 
-use nacre_nvmf_wire::Nqn;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
+use nacre_nvmf::address::{
+    Endpoint, Fallback, Grammar, IpTransport, NVME_PORT, Scheme, TransportChoice, adrfam,
+};
 use serde_json::{Value, json};
 
-use crate::initiator::{Choice, Remote, RemoteError};
+use super::Failure;
 use crate::values::address::{
-    AddressError, NVME_PORT, ScopedIp, Written, is_link_local, resolve, shown, with_port,
+    AddressError, ScopedIp, is_link_local, resolve, shown, socket_of, with_port,
 };
+
+/// The values of an option that chooses a transport.
+pub fn transport_choice() -> ValueParser {
+    let words = PossibleValuesParser::new([
+        PossibleValue::new("auto").help("RDMA if the route to the target has it, else TCP"),
+        PossibleValue::new("rdma"),
+        PossibleValue::new("tcp"),
+    ]);
+    ValueParser::new(words.try_map(|word| word.parse::<TransportChoice>()))
+}
+
+/// The values of an option that chooses the transport to use while RDMA fails.
+pub fn fallback() -> ValueParser {
+    let words = PossibleValuesParser::new(["tcp", "none"]);
+    ValueParser::new(words.try_map(|word| word.parse::<Fallback>()))
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
-    /// `TCP`, as in calls.
-    pub trtype: String,
+    pub transport: IpTransport,
     pub ip: ScopedIp,
     pub port: u16,
 }
@@ -26,48 +44,48 @@ impl FromStr for ListenAddress {
 
     /// A URL, or only ADDRESS[:PORT]: TCP and port 4420 unless given.
     fn from_str(text: &str) -> Result<ListenAddress, AddressError> {
-        const FORM: &str =
-            "tcp://ADDRESS[:PORT] or rdma://ADDRESS[:PORT], with an IPv6 address in brackets";
-        let written = Written::bare(text, FORM)?;
-        let trtype = written.scheme.unwrap_or("tcp").to_ascii_uppercase();
-        if !["TCP", "RDMA"].contains(&trtype.as_str()) {
-            return Err(AddressError::Transport {
-                found: written.scheme.unwrap_or_default().to_owned(),
-                allowed: "tcp or rdma",
-            });
-        }
+        let endpoint = Grammar::LISTENER.parse(text)?;
         // The daemon knows the interfaces that it can use; a name is looked up here.
-        let ip = match written.ip() {
+        let ip = match endpoint.host.parse() {
             Err(AddressError::Name { host }) => ScopedIp::from(&resolve(&host, 0)?),
             read => read?,
         };
         Ok(ListenAddress {
-            trtype,
+            transport: match endpoint.scheme {
+                Some(Scheme::Rdma) => IpTransport::Rdma,
+                _ => IpTransport::Tcp,
+            },
             ip,
-            port: written.port.unwrap_or(NVME_PORT),
+            port: endpoint.port.unwrap_or(NVME_PORT),
         })
     }
 }
 
-/// The target of a command that does not need a transport.
+/// The host name that --hostnqn or the URI names.
+pub fn hostnqn(option: Option<&str>, endpoint: &Endpoint) -> Result<Option<String>, Failure> {
+    match (option, &endpoint.hostnqn) {
+        (Some(option), Some(named)) if option != named.as_str() => Err(Failure::Usage(format!(
+            "the URI names the host {named} and --hostnqn names {option}: leave one of them out"
+        ))),
+        (Some(option), _) => Ok(Some(option.to_owned())),
+        (None, named) => Ok(named.as_ref().map(ToString::to_string)),
+    }
+}
+
+/// The target of a command, looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TargetAddress {
-    pub scheme: Option<Choice>,
+    pub endpoint: Endpoint,
     pub socket: SocketAddr,
-    pub nqn: Option<Nqn>,
 }
 
 impl FromStr for TargetAddress {
-    type Err = RemoteError;
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<TargetAddress, RemoteError> {
-        let remote: Remote = text.parse()?;
-        let address = remote.resolve(NVME_PORT)?;
-        Ok(TargetAddress {
-            scheme: remote.kind,
-            socket: address,
-            nqn: remote.subnqn,
-        })
+    fn from_str(text: &str) -> Result<TargetAddress, AddressError> {
+        let endpoint = Grammar::CONTROLLER.parse(text)?;
+        let socket = socket_of(&endpoint, NVME_PORT)?;
+        Ok(TargetAddress { endpoint, socket })
     }
 }
 
@@ -78,6 +96,11 @@ impl TargetAddress {
 
     pub fn port(&self) -> u16 {
         self.socket.port()
+    }
+
+    /// The fallback that the scheme names.
+    pub fn fallback(&self) -> Option<Fallback> {
+        self.endpoint.scheme.and_then(Scheme::fallback)
     }
 
     /// In nvme-cli's format.
@@ -97,7 +120,7 @@ impl ListenAddress {
     pub fn from_value(value: &Value) -> Option<ListenAddress> {
         let text = |key: &str| value[key].as_str();
         Some(ListenAddress {
-            trtype: text("trtype")?.to_uppercase(),
+            transport: text("trtype")?.parse().ok()?,
             ip: text("traddr")?.parse().ok()?,
             port: text("trsvcid")?.parse().ok()?,
         })
@@ -105,8 +128,8 @@ impl ListenAddress {
 
     pub fn params(&self) -> Value {
         json!({
-            "trtype": self.trtype,
-            "adrfam": if self.ip.ip.is_ipv4() { "IPv4" } else { "IPv6" },
+            "trtype": self.transport.trtype(),
+            "adrfam": adrfam(self.ip.ip),
             "traddr": self.ip.to_string(),
             "trsvcid": self.port.to_string(),
         })
@@ -123,11 +146,8 @@ impl ListenAddress {
                 None => "ADDRESS-OF-THIS-MACHINE".into(),
             },
         };
-        let trtype = self.trtype.to_lowercase();
-        format!(
-            "nvme connect -t {trtype} -a {address} -s {} -n {nqn}",
-            self.port
-        )
+        let (transport, port) = (self.transport.word(), self.port);
+        format!("nvme connect -t {transport} -a {address} -s {port} -n {nqn}")
     }
 }
 
@@ -150,7 +170,7 @@ impl fmt::Display for ListenAddress {
         write!(
             f,
             "{}://{}",
-            self.trtype.to_lowercase(),
+            self.transport.word(),
             with_port(&self.ip, self.port)
         )
     }

@@ -1,13 +1,13 @@
 //! `nacre discover`: the records of a discovery controller, with nvme-cli's field names.
 
 use clap::Args;
+use nacre_nvmf::address::DISCOVERY_PORT;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::discovery::{DiscoveryRecord, adrfam, eflags, subtype, treq, trtype};
 use serde_json::{Value, json};
 
 use super::remote::{Needs, RemoteArgs};
 use super::{Failure, output};
-use crate::initiator::DISCOVERY_PORT;
 
 #[derive(Debug, Args)]
 #[command(

@@ -1,6 +1,7 @@
 //! `nacre identify`: the Identify data of a controller and its namespaces.
 
 use clap::{Args, Subcommand};
+use nacre_nvmf::address::NVME_PORT;
 use nacre_nvmf::host::NamespaceInfo;
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::controller::{
@@ -13,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::remote::{Needs, RemoteArgs};
 use super::{Failure, output};
-use crate::initiator::{DEFAULT_PORT, Session};
+use crate::initiator::Session;
 
 #[derive(Debug, Args)]
 #[command(
@@ -53,12 +54,12 @@ pub fn run(args: IdentifyArgs) -> Result<(), Failure> {
         What::List(common) => (common, |session, _| Ok(list(session))),
     };
     let target = common.remote.target(Needs {
-        port: DEFAULT_PORT,
+        port: NVME_PORT,
         entries: 32,
         ..Needs::default()
     })?;
     let mut session = target.connect()?;
-    let value = ask(&mut session, target.remote.nsid);
+    let value = ask(&mut session, target.nsid);
     session.disconnect();
     let value = value?;
     match (common.json, &args.what) {

@@ -242,13 +242,14 @@ pub fn add(
     more: Value,
 ) -> Result<(), Failure> {
     let there = client.call("nvmf_get_transports", Value::Null)?;
+    let trtype = address.transport.trtype();
     let is_ours = |t: &Value| {
         t["trtype"]
             .as_str()
-            .is_some_and(|t| t.eq_ignore_ascii_case(&address.trtype))
+            .is_some_and(|t| t.eq_ignore_ascii_case(trtype))
     };
     if !items(&there).iter().any(is_ours) {
-        let made = client.call("nvmf_create_transport", json!({ "trtype": address.trtype }));
+        let made = client.call("nvmf_create_transport", json!({ "trtype": trtype }));
         match made {
             // Another client was faster.
             Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}

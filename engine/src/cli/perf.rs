@@ -13,13 +13,13 @@ use nacre_reactor::CoreSet;
 use super::remote::{Needs, RemoteArgs, usage};
 use super::{Failure, output};
 use crate::drives::DriveUri;
-use crate::initiator::DEFAULT_PORT;
 use crate::perf::{
     self, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw, Sizes,
     Verify,
 };
 use crate::values::size::parse_bytes;
 use crate::values::time;
+use nacre_nvmf::address::NVME_PORT;
 
 #[derive(Debug, Args)]
 #[command(
@@ -115,7 +115,7 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
     let entries = job.depth + 1;
     let mut target = args.remote.target(Needs {
         subnqn: None,
-        port: DEFAULT_PORT,
+        port: NVME_PORT,
         entries,
         memory: perf::memory(&job),
     })?;
@@ -139,7 +139,7 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
     let mut line = Line::new(args.quiet || args.json);
     let interrupt = Interrupt::listen();
     let name = target.remote.to_string();
-    let wanted = (name.as_str(), target.remote.nsid);
+    let wanted = (name.as_str(), target.nsid);
     let mut watch = |progress: &Progress| {
         line.show(progress);
         !interrupt.seen()

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use nacre_nvmf::address::{
+    Endpoint, Fallback, Grammar, Scheme, Select, TransportChoice, parse_nqn, parse_nsid, parse_port,
+};
 use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf::transport::TransportType;
@@ -12,14 +15,13 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 
 use super::Failure;
-use super::connect::Fallback;
+use super::address::{fallback, hostnqn};
 use crate::doctor::System;
 use crate::drives::{DriveUri, DriveUriError};
 use crate::initiator::{
-    Choice, Connector, Identity, PathConnector, Rdma, RdmaTuning, Remote, Session, TcpConnector,
-    check_rdma_route,
+    Connector, Identity, PathConnector, Rdma, RdmaTuning, Session, TcpConnector, check_rdma_route,
 };
-use crate::values::address;
+use crate::values::address::socket_of;
 
 /// Exit code: no connection could be established.
 pub const CANNOT_CONNECT: u8 = 3;
@@ -35,7 +37,7 @@ pub struct RemoteArgs {
     #[arg(short = 't', long, value_name = "TYPE")]
     transport: Option<String>,
     /// What to use when RDMA fails [default: tcp with auto, else none]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "FALLBACK", value_parser = fallback())]
     fallback: Option<Fallback>,
     /// Attempts over RDMA before the fallback, or before giving up; 0: without limit
     #[arg(long, value_name = "N", default_value_t = 3)]
@@ -84,7 +86,9 @@ pub struct RemoteArgs {
 
 /// A named controller, and its connectors.
 pub struct Target {
-    pub remote: Remote,
+    pub remote: Endpoint,
+    /// The namespace that the user names.
+    pub nsid: Option<u32>,
     pub options: HostOptions,
     pub connector: Arc<dyn Connector>,
 }
@@ -110,48 +114,40 @@ impl RemoteArgs {
         let uri = self.uri.as_deref().filter(|uri| DriveUri::is_one(uri))?;
         Some(uri.parse().and_then(|mut drive: DriveUri| {
             if let Some(nsid) = &self.nsid {
-                let parsed = nsid.parse().ok().filter(|n| (1..u32::MAX).contains(n));
-                drive.nsid = Some(parsed.ok_or_else(|| DriveUriError::Nsid(nsid.clone()))?);
+                drive.nsid = Some(parse_nsid(nsid)?);
             }
             Ok(drive)
         }))
     }
 
-    /// The controller's address. The transport is set; nothing else has a default yet.
-    pub fn remote(&self) -> Result<Remote, Failure> {
-        let mut remote: Remote = match (&self.uri, &self.traddr) {
-            (Some(uri), _) => uri.parse().map_err(usage)?,
-            (None, Some(host)) => Remote {
-                kind: None,
-                host: host.trim_matches(['[', ']']).to_owned(),
-                port: None,
-                subnqn: None,
-                nsid: None,
-            },
+    /// The controller's address. The scheme is set; nothing else has a default yet.
+    pub fn remote(&self) -> Result<Endpoint, Failure> {
+        let mut remote = match (&self.uri, &self.traddr) {
+            (Some(uri), _) => Grammar::CONTROLLER.parse(uri).map_err(usage)?,
+            (None, Some(host)) => Endpoint::of_host(host),
             (None, None) => {
                 return Err(Failure::Usage("no address: give a URI, or --traddr".into()));
             }
         };
-        let asked = self.transport.as_deref().map(Remote::parse_transport);
+        let asked = self.transport.as_deref().map(str::parse::<TransportChoice>);
         let asked = asked.transpose().map_err(usage)?;
-        remote.kind = match (remote.kind, asked) {
-            (Some(scheme), Some(asked)) if scheme != asked => {
+        remote.scheme = match (remote.choice(), asked) {
+            (Some(named), Some(asked)) if named != asked => {
                 return Err(usage(format!(
-                    "the URI names {} and --transport names {}: leave one of them out",
-                    scheme.word(),
-                    asked.word()
+                    "the URI names {named} and --transport names {asked}: leave one of them out"
                 )));
             }
-            (scheme, asked) => Some(scheme.or(asked).unwrap_or(Choice::Tcp)),
+            (Some(_), _) => remote.scheme,
+            (None, asked) => Some(asked.unwrap_or(TransportChoice::Tcp).into()),
         };
         if let Some(port) = &self.trsvcid {
-            remote.port = Some(address::port_of(port).map_err(usage)?);
+            remote.port = Some(parse_port(port).map_err(usage)?);
         }
         if let Some(nqn) = &self.nqn {
-            remote.subnqn = Some(Remote::parse_nqn(nqn).map_err(usage)?);
+            remote.subnqn = Some(parse_nqn("--nqn", nqn).map_err(usage)?);
         }
         if let Some(nsid) = &self.nsid {
-            remote.nsid = Some(Remote::parse_nsid(nsid).map_err(usage)?);
+            remote.select = Select::Nsid(parse_nsid(nsid).map_err(usage)?);
         }
         Ok(remote)
     }
@@ -166,16 +162,24 @@ impl RemoteArgs {
                 them";
             return Err(Failure::Usage(hint.into()));
         };
-        let identity =
-            Identity::find(self.hostnqn.as_deref(), self.hostid.as_deref()).map_err(usage)?;
+        let nsid = match remote.select {
+            Select::All => None,
+            Select::Nsid(nsid) => Some(nsid),
+            Select::Uuid(_) => {
+                let hint = "uuid names a namespace to attach: name this one with nsid";
+                return Err(Failure::Usage(hint.into()));
+            }
+        };
+        let hostnqn = hostnqn(self.hostnqn.as_deref(), &remote)?;
+        let identity = Identity::find(hostnqn.as_deref(), self.hostid.as_deref()).map_err(usage)?;
         let mut options = HostOptions::new(identity.nqn, identity.id, nqn);
         options.controller = self.cntlid.unwrap_or_default();
         options.queue_entries = needs.entries;
         options.connect_timeout = self.connect_timeout;
         options.keep_alive = self.keep_alive;
-        let address = remote.resolve(needs.port).map_err(cannot_connect)?;
-        let kind = remote.kind.unwrap_or(Choice::Tcp);
-        let (connector, paths) = self.ways(kind, address, &needs)?;
+        let address = socket_of(&remote, needs.port).map_err(cannot_connect)?;
+        let scheme = remote.scheme.unwrap_or(Scheme::Tcp);
+        let (connector, paths) = self.ways(scheme, address, &needs)?;
         if let Some(paths) = &paths {
             // A connection still has to be enabled and identified.
             let least = self.cm_timeout + Duration::from_secs(5);
@@ -187,23 +191,23 @@ impl RemoteArgs {
         options.paths = paths;
         Ok(Target {
             remote,
+            nsid,
             options,
             connector,
         })
     }
 
-    fn ways(&self, kind: Choice, address: SocketAddr, needs: &Needs) -> Result<Ways, Failure> {
+    fn ways(&self, scheme: Scheme, address: SocketAddr, needs: &Needs) -> Result<Ways, Failure> {
         let digests = Digests {
             header: self.hdgst,
             data: self.ddgst,
         };
         let tcp = TcpConnector::new(address, digests, needs.entries);
-        let fallback = self.fallback.unwrap_or(match kind {
-            Choice::Auto => Fallback::Tcp,
-            Choice::Rdma | Choice::Tcp => Fallback::None,
-        });
-        let fallback = match (kind, fallback) {
-            (Choice::Tcp, _) => return Ok((Arc::new(tcp), None)),
+        let choice = scheme.choice().unwrap_or(TransportChoice::Tcp);
+        let fallback = self.fallback.or(scheme.fallback());
+        let fallback = fallback.unwrap_or(choice.default_fallback());
+        let fallback = match (choice, fallback) {
+            (TransportChoice::Tcp, _) => return Ok((Arc::new(tcp), None)),
             (_, Fallback::Tcp) => Some(tcp),
             (_, Fallback::None) if digests != Digests::NONE => {
                 let hint = "digests belong to TCP: RDMA networks have checksums of their own";
@@ -231,7 +235,7 @@ impl RemoteArgs {
         paths.connection_retries = self.retries;
         paths.retry_delay = self.retry_delay;
         // Requested by name it is tried in any case: the device may appear later.
-        if kind == Choice::Auto && fallback.is_some() {
+        if choice == TransportChoice::Auto && fallback.is_some() {
             paths.unusable = check_rdma_route(&System::real(), address.ip()).err();
             if let Some(why) = &paths.unusable {
                 eprintln!("note: no RDMA from here to the target: {why}; connecting over TCP");
@@ -322,8 +326,24 @@ mod tests {
             let target = target(line).unwrap();
             assert_eq!(target.options.paths, None);
             assert_eq!(target.options.connect_timeout, Duration::from_secs(5));
-            assert_eq!(target.remote.kind, Some(Choice::Tcp));
+            assert_eq!(target.remote.scheme, Some(Scheme::Tcp));
         }
+    }
+
+    /// A URI with a fallback and a host name means the same to tools as to the daemon.
+    #[test]
+    fn parts_of_a_uri() {
+        let uri = "nvmf+tcp://127.0.0.1/v?nsid=7&hostnqn=nqn.2025-01.io.example:h";
+        let line = Line::try_parse_from(["nacre", uri]).unwrap().remote;
+        let target = line.target(Needs {
+            port: 4420,
+            entries: 128,
+            ..Needs::default()
+        });
+        let target = target.unwrap();
+        assert_eq!(target.nsid, Some(7));
+        assert_eq!(target.options.hostnqn.as_str(), "nqn.2025-01.io.example:h");
+        assert_eq!(target.options.subnqn.as_str(), "v");
     }
 
     #[test]
@@ -357,6 +377,12 @@ mod tests {
             code == 2 && text.contains("leave one of them out"),
             "{text}"
         );
+        let uuid = "tcp://127.0.0.1?uuid=8c8f0a5d-7d1e-4c9f-9c53-5d3a3f8f0a11";
+        let other = "tcp://127.0.0.1?hostnqn=nqn.2025-01.io.nacre:other";
+        let (code, text) = refused(&[other]);
+        assert!(code == 2 && text.contains("names the host"), "{text}");
+        let (code, text) = refused(&[uuid]);
+        assert!(code == 2 && text.contains("with nsid"), "{text}");
         let (code, text) = refused(&["rdma://127.0.0.1", "--hdr-digest"]);
         assert_eq!(code, 2);
         assert!(text.contains("digests belong to TCP"), "{text}");

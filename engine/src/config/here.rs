@@ -4,7 +4,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use super::listener::{Selector, Transport};
+use super::listener::Selector;
 use super::settings::{Bdev, Hugepages, Kind};
 use super::{Loaded, Problem, Settings, origin_of};
 use crate::engine::Personality;
@@ -12,6 +12,7 @@ use crate::listeners::plan::{Machine, interface_of, matches};
 use crate::listeners::system::System;
 use crate::methods::options::IobufOptions;
 use crate::values::address::ScopedIp;
+use nacre_nvmf::address::IpTransport;
 
 /// Checks the settings against this machine. Reads files and queries the kernel; changes nothing.
 pub fn check(loaded: &Loaded) -> Vec<Problem> {
@@ -106,7 +107,7 @@ fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str
         refuse("rdma.device", cause, remedy);
     }
     for (at, listener) in settings.nvmf.listener.iter().enumerate() {
-        if !listener.uses(Transport::Rdma) {
+        if !listener.uses(IpTransport::Rdma) {
             continue;
         }
         if let Some((cause, remedy)) = listener.rdma_device.as_deref().and_then(missing) {

@@ -4,9 +4,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use nacre_nvmf::address::{Grammar, IpTransport, NVME_PORT, Scheme};
 use serde::{Deserialize, Serialize};
 
-use crate::values::address::{AddressError, NVME_PORT, ScopedIp, Written};
+use crate::values::address::{AddressError, ScopedIp};
 use crate::values::read;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,7 +19,7 @@ pub struct Listener {
     pub address: ScopedIp,
     pub port: u16,
     /// Allowed transports; `rdma` says whether RDMA is used.
-    pub transports: Vec<Transport>,
+    pub transports: Vec<IpTransport>,
     pub rdma: RdmaSetting,
     /// False: where RDMA is wanted, TCP is omitted from the discovery log and refuses hosts.
     pub tcp_fallback: bool,
@@ -45,7 +46,7 @@ impl Default for Listener {
             iface: Vec::new(),
             address: IpAddr::from([127, 0, 0, 1]).into(),
             port: 4420,
-            transports: vec![Transport::Rdma, Transport::Tcp],
+            transports: vec![IpTransport::Rdma, IpTransport::Tcp],
             rdma: RdmaSetting::Off,
             tcp_fallback: true,
             ana: Ana::default(),
@@ -64,49 +65,40 @@ impl Listener {
     /// Parses `tcp://ADDRESS[:PORT]` or `rdma://ADDRESS[:PORT]`; `at` is the position in the list,
     /// from 1.
     pub fn short(at: usize, text: &str) -> Result<Listener, AddressError> {
-        const FORM: &str =
-            "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets";
-        let written = Written::bare(text, FORM)?;
-        let (transport, rdma) = match written.scheme {
-            Some("tcp") => (Transport::Tcp, RdmaSetting::Off),
-            Some("rdma") => (Transport::Rdma, RdmaSetting::Require),
-            None => {
-                let text = text.to_owned();
-                return Err(AddressError::Form { text, form: FORM });
-            }
-            Some(other) => {
-                return Err(AddressError::Transport {
-                    found: other.to_owned(),
-                    allowed: "tcp or rdma",
-                });
-            }
+        const SHORT: Grammar = Grammar {
+            form: "tcp://ADDRESS:PORT or rdma://ADDRESS:PORT, with an IPv6 address in brackets",
+            needs_scheme: true,
+            ..Grammar::LISTENER
         };
-        let address = written.ip()?;
-        let port = written.port.unwrap_or(NVME_PORT);
+        let endpoint = SHORT.parse(text)?;
+        let (transport, rdma) = match endpoint.scheme {
+            Some(Scheme::Rdma) => (IpTransport::Rdma, RdmaSetting::Require),
+            _ => (IpTransport::Tcp, RdmaSetting::Off),
+        };
         Ok(Listener {
             name: format!("listen-{at}"),
-            address,
-            port,
+            address: endpoint.host.parse()?,
+            port: endpoint.port.unwrap_or(NVME_PORT),
             transports: vec![transport],
             rdma,
             ..Listener::default()
         })
     }
 
-    pub fn uses(&self, transport: Transport) -> bool {
+    pub fn uses(&self, transport: IpTransport) -> bool {
         self.transports.contains(&transport)
     }
 
     pub fn wants_rdma(&self) -> bool {
-        self.rdma != RdmaSetting::Off && self.uses(Transport::Rdma)
+        self.rdma != RdmaSetting::Off && self.uses(IpTransport::Rdma)
     }
 
     /// The ANA state of the listener's path over `transport`.
-    pub fn ana_of(&self, transport: Transport) -> AnaSetting {
+    pub fn ana_of(&self, transport: IpTransport) -> AnaSetting {
         match (transport, self.ana.tcp) {
-            (Transport::Rdma, _) => self.ana.rdma,
-            (Transport::Tcp, AnaSetting::Auto) if self.wants_rdma() => AnaSetting::NonOptimized,
-            (Transport::Tcp, setting) => setting,
+            (IpTransport::Rdma, _) => self.ana.rdma,
+            (IpTransport::Tcp, AnaSetting::Auto) if self.wants_rdma() => AnaSetting::NonOptimized,
+            (IpTransport::Tcp, setting) => setting,
         }
     }
 
@@ -120,14 +112,14 @@ impl Listener {
                 "add name = \"…\"",
             ));
         }
-        if !self.uses(Transport::Tcp) && !self.wants_rdma() {
+        if !self.uses(IpTransport::Tcp) && !self.wants_rdma() {
             let cause = "it would listen on nothing: without TCP, and with rdma = \"off\"";
             problems.push((
                 "transports",
                 cause.into(),
                 "add \"tcp\" to transports, or set rdma = \"prefer\" or \"require\"",
             ));
-        } else if self.rdma != RdmaSetting::Off && !self.uses(Transport::Rdma) {
+        } else if self.rdma != RdmaSetting::Off && !self.uses(IpTransport::Rdma) {
             let cause = format!("rdma = \"{}\" without \"rdma\" in transports", self.rdma);
             problems.push(("rdma", cause, "add it, or set rdma = \"off\""));
         }
@@ -180,23 +172,6 @@ impl AnaSetting {
             AnaSetting::Auto | AnaSetting::Optimized => "optimized",
             AnaSetting::NonOptimized => "non_optimized",
             AnaSetting::Inaccessible => "inaccessible",
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    Tcp,
-    Rdma,
-}
-
-impl Transport {
-    /// The name in RPC calls.
-    pub fn trtype(self) -> &'static str {
-        match self {
-            Transport::Tcp => "TCP",
-            Transport::Rdma => "RDMA",
         }
     }
 }
@@ -411,32 +386,32 @@ mod tests {
         for (text, transport, rdma, address) in [
             (
                 "tcp://10.0.0.4:4421",
-                Transport::Tcp,
+                IpTransport::Tcp,
                 RdmaSetting::Off,
                 "10.0.0.4:4421",
             ),
             (
                 "rdma://10.0.0.4",
-                Transport::Rdma,
+                IpTransport::Rdma,
                 RdmaSetting::Require,
                 "10.0.0.4:4420",
             ),
             (
                 "tcp://[fd00::4]:1",
-                Transport::Tcp,
+                IpTransport::Tcp,
                 RdmaSetting::Off,
                 "[fd00::4]:1",
             ),
-            ("tcp://[::]", Transport::Tcp, RdmaSetting::Off, "[::]:4420"),
+            ("tcp://[::]", IpTransport::Tcp, RdmaSetting::Off, "[::]:4420"),
             (
                 "tcp://[fe80::4%eth7]:1",
-                Transport::Tcp,
+                IpTransport::Tcp,
                 RdmaSetting::Off,
                 "[fe80::4%eth7]:1",
             ),
             (
                 "tcp://[::ffff:10.0.0.4]:1",
-                Transport::Tcp,
+                IpTransport::Tcp,
                 RdmaSetting::Off,
                 "10.0.0.4:1",
             ),
@@ -466,12 +441,12 @@ mod tests {
     #[test]
     fn a_tcp_path_beside_rdma_is_non_optimized() {
         let mut listener = Listener::default();
-        assert_eq!(listener.ana_of(Transport::Tcp), AnaSetting::Auto);
-        assert_eq!(listener.ana_of(Transport::Tcp).word(), "optimized");
+        assert_eq!(listener.ana_of(IpTransport::Tcp), AnaSetting::Auto);
+        assert_eq!(listener.ana_of(IpTransport::Tcp).word(), "optimized");
         listener.rdma = RdmaSetting::Prefer;
-        assert_eq!(listener.ana_of(Transport::Tcp), AnaSetting::NonOptimized);
-        assert_eq!(listener.ana_of(Transport::Rdma), AnaSetting::Optimized);
+        assert_eq!(listener.ana_of(IpTransport::Tcp), AnaSetting::NonOptimized);
+        assert_eq!(listener.ana_of(IpTransport::Rdma), AnaSetting::Optimized);
         listener.ana.tcp = AnaSetting::Optimized;
-        assert_eq!(listener.ana_of(Transport::Tcp), AnaSetting::Optimized);
+        assert_eq!(listener.ana_of(IpTransport::Tcp), AnaSetting::Optimized);
     }
 }

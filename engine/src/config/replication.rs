@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nacre_nvmf::address::{Fallback, TransportChoice};
 use serde::{Deserialize, Serialize};
 
 use crate::values::read;
@@ -32,22 +33,6 @@ pub struct Replication {
     /// How long I/O waits for an unreachable target; 0: no limit.
     #[serde(deserialize_with = "read::millis")]
     pub fast_fail_ms: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TransportChoice {
-    /// RDMA if the route to the target supports it, else TCP.
-    Auto,
-    Rdma,
-    Tcp,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Fallback {
-    Tcp,
-    None,
 }
 
 impl Default for Replication {

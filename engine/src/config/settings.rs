@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::ValueEnum;
+use nacre_nvmf::address::IpTransport;
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_rdma::RdmaConfig;
@@ -17,7 +18,7 @@ use super::listener::AnaSetting;
 use crate::methods::bdev::modules::{Entry, MODULES};
 use crate::values::read;
 
-pub use super::listener::{Listener, RdmaSetting, Transport};
+pub use super::listener::{Listener, RdmaSetting};
 pub use super::rdma::Rdma;
 pub use super::replication::Replication;
 
@@ -327,8 +328,8 @@ impl Nvmf {
         for listener in &mut all {
             if let Some(setting) = self.rdma {
                 listener.rdma = setting;
-                if setting != RdmaSetting::Off && !listener.uses(Transport::Rdma) {
-                    listener.transports.push(Transport::Rdma);
+                if setting != RdmaSetting::Off && !listener.uses(IpTransport::Rdma) {
+                    listener.transports.push(IpTransport::Rdma);
                 }
             }
         }

@@ -8,7 +8,7 @@ use super::{Finding, Interface, Scope, System, live};
 use crate::config::listener::{Selector, mac};
 
 /// Ports of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
-pub(super) const NVME_PORT: u16 = 4420;
+pub(super) use nacre_nvmf::address::NVME_PORT;
 const ROCE_PORT: u16 = 4791;
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {

@@ -1,5 +1,6 @@
 //! URI of a drive of this machine: `pcie://0000:5e:00.0`, or `vfio://` with the same meaning.
 
+use nacre_nvmf::address::{AddressError, Grammar, Scheme, Select};
 use serde_json::{Value, json};
 
 use super::bus::address;
@@ -16,22 +17,19 @@ pub struct DriveUri {
 /// Why a text is not a valid drive URI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriveUriError {
-    #[error("\"{0}\" is not the URI of a drive: pcie://BDF or vfio://BDF")]
-    Scheme(String),
+    #[error(transparent)]
+    Text(#[from] AddressError),
     #[error(
         "\"{0}\" is not a place on the PCI bus, as 0000:5e:00.0: `nacre nvme list` shows the drives"
     )]
     Address(String),
-    #[error("\"{0}\" is not a namespace identifier")]
-    Nsid(String),
-    #[error("\"{0}\" is not known here: there is only nsid")]
-    Parameter(String),
 }
 
 impl DriveUri {
     /// True if `text` has one of these schemes, valid or not.
     pub fn is_one(text: &str) -> bool {
-        text.starts_with("pcie://") || text.starts_with("vfio://")
+        let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+        scheme.and_then(Scheme::parse) == Some(Scheme::Pcie)
     }
 
     /// The parameters of `bdev_nvme_attach_controller`.
@@ -47,21 +45,13 @@ impl std::str::FromStr for DriveUri {
     type Err = DriveUriError;
 
     fn from_str(text: &str) -> Result<DriveUri, DriveUriError> {
-        let rest = text
-            .strip_prefix("pcie://")
-            .or_else(|| text.strip_prefix("vfio://"))
-            .ok_or_else(|| DriveUriError::Scheme(text.to_owned()))?;
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let place = place.trim_end_matches('/');
-        let address = address(place).ok_or_else(|| DriveUriError::Address(place.to_owned()))?;
-        let mut nsid = None;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let number = pair
-                .strip_prefix("nsid=")
-                .ok_or_else(|| DriveUriError::Parameter(pair.to_owned()))?;
-            let parsed = number.parse().ok().filter(|n| (1..u32::MAX).contains(n));
-            nsid = Some(parsed.ok_or_else(|| DriveUriError::Nsid(number.to_owned()))?);
-        }
+        let endpoint = Grammar::DRIVE.parse(text)?;
+        let address =
+            address(&endpoint.host).ok_or_else(|| DriveUriError::Address(endpoint.host.clone()))?;
+        let nsid = match endpoint.select {
+            Select::Nsid(nsid) => Some(nsid),
+            Select::All | Select::Uuid(_) => None,
+        };
         Ok(DriveUri { address, nsid })
     }
 }
@@ -82,17 +72,16 @@ mod tests {
             parse("vfio://5E:00.0/?nsid=2"),
             Ok(one("0000:5e:00.0", Some(2)))
         );
-        for (text, wrong) in [
-            ("nvmf://x", DriveUriError::Scheme("nvmf://x".into())),
-            ("pcie://nvme0", DriveUriError::Address("nvme0".into())),
-            ("pcie://5e:00.0?nsid=0", DriveUriError::Nsid("0".into())),
-            ("pcie://5e:00.0?nsid=x", DriveUriError::Nsid("x".into())),
-            (
-                "pcie://5e:00.0?uuid=1",
-                DriveUriError::Parameter("uuid=1".into()),
-            ),
+        for (text, said) in [
+            ("nvmf://x", "\"nvmf\" is not a transport: write pcie"),
+            ("pcie://", "write pcie://BDF[?nsid=N]"),
+            ("pcie://nvme0", "\"nvme0\" is not a place on the PCI bus"),
+            ("pcie://5e:00.0?nsid=0", "\"0\" is not a namespace"),
+            ("pcie://5e:00.0?nsid=x", "\"x\" is not a namespace"),
+            ("pcie://5e:00.0?uuid=1", "\"uuid\" is not known here"),
         ] {
-            assert_eq!(parse(text), Err(wrong), "{text}");
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
         }
         assert!(DriveUri::is_one("vfio://") && !DriveUri::is_one("nvmf://x"));
     }

@@ -26,6 +26,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::subsystems::Withheld;
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_nvmf_wire::Nqn;
@@ -38,7 +39,7 @@ use self::plan::{Lack, ListenerPlan, Path, Unmatched, plan};
 use self::report::{changes, concern};
 use self::system::System;
 use self::watch::Watch;
-use crate::config::listener::{Listener, RdmaSetting, Transport};
+use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::engine::Engine;
 use crate::methods::nvmf::AnaWord;
@@ -93,13 +94,13 @@ pub struct PathStatus {
 }
 
 /// Identity of a path: the listener's name, the transport, the address and the port.
-type PathId = (String, Transport, ScopedIp, u16);
+type PathId = (String, IpTransport, ScopedIp, u16);
 
 /// Maximum number of remembered lost paths: an interface may get new addresses every day.
 const MAX_LOST_PATHS: usize = 256;
 
 /// Identity of a subsystem's listener: the NQN, the transport, the address and the port.
-type ListenerKey = (String, Transport, ScopedIp, u16);
+type ListenerKey = (String, IpTransport, ScopedIp, u16);
 
 #[derive(Debug, Default)]
 pub struct Listeners {
@@ -376,7 +377,7 @@ impl Listeners {
         changes(engine, &old, &new, &mut self.away.borrow_mut());
         let by_rdma = |all: &[PathStatus]| -> Vec<IpAddr> {
             let rdma = |s: &&PathStatus| {
-                s.path.transport == Transport::Rdma && s.actual == Actual::Listening
+                s.path.transport == IpTransport::Rdma && s.actual == Actual::Listening
             };
             all.iter().filter(rdma).map(|s| s.path.ip.ip).collect()
         };
@@ -455,12 +456,11 @@ fn key(nqn: &str, path: &Path) -> ListenerKey {
 
 /// The call that adds a listener. `ana` is the ANA state that the listener reports, if any.
 fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>) -> Value {
-    let family = if path.ip.ip.is_ipv4() { "IPv4" } else { "IPv6" };
     let mut params = json!({
         "nqn": nqn,
         "listen_address": {
             "trtype": path.transport.trtype(),
-            "adrfam": family,
+            "adrfam": adrfam(path.ip.ip),
             "traddr": path.ip.to_string(),
             "trsvcid": path.port.to_string(),
         },
@@ -512,10 +512,7 @@ fn without_withheld(params: &Value) -> Value {
 /// Applies the withheld fields of `params` to the open listener. Returns false on failure.
 async fn withhold(engine: &Engine, key: &ListenerKey, params: &Value) -> bool {
     let (nqn, transport, ip, port) = key;
-    let kind = match transport {
-        Transport::Tcp => TransportType::Tcp,
-        Transport::Rdma => TransportType::Rdma,
-    };
+    let kind = TransportType::from(*transport);
     let why = match (&params["withheld"], params["withheld_reason"].as_str()) {
         (Value::Bool(true), Some("transport_policy")) => Some(Withheld::TransportPolicy),
         (Value::Bool(true), _) => Some(Withheld::TcpFallback),
@@ -536,7 +533,7 @@ async fn withhold(engine: &Engine, key: &ListenerKey, params: &Value) -> bool {
 }
 
 /// A transport and an address.
-type Socket = (Transport, SocketAddr);
+type Socket = (IpTransport, SocketAddr);
 
 /// The subsystems on every open address, from the file and from RPC.
 fn serving(engine: &Engine) -> BTreeMap<Socket, Vec<String>> {
@@ -545,8 +542,8 @@ fn serving(engine: &Engine) -> BTreeMap<Socket, Vec<String>> {
     for subsystem in subsystems.unwrap_or_default() {
         for listener in subsystem.listeners() {
             let transport = match listener.transport {
-                TransportType::Tcp => Transport::Tcp,
-                TransportType::Rdma => Transport::Rdma,
+                TransportType::Tcp => IpTransport::Tcp,
+                TransportType::Rdma => IpTransport::Rdma,
                 TransportType::Loopback => continue,
             };
             if let Address::Ip(address) = listener.address {
@@ -572,8 +569,8 @@ impl Path {
     /// Actual state of a path that a subsystem listens on.
     fn listening(&self, engine: &Engine) -> Actual {
         match self.socket() {
-            (Transport::Rdma, address) => of_rdma(engine, address),
-            (Transport::Tcp, _) => Actual::Listening,
+            (IpTransport::Rdma, address) => of_rdma(engine, address),
+            (IpTransport::Tcp, _) => Actual::Listening,
         }
     }
 }

@@ -16,10 +16,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
+use nacre_nvmf::address::IpTransport;
 use nacre_rdma_link::{Chosen, Want};
 use serde::Serialize;
 
-use crate::config::listener::{AnaSetting, Listener, RdmaSetting, Selector, Transport};
+use crate::config::listener::{AnaSetting, Listener, RdmaSetting, Selector};
 use crate::values::address::{ScopedIp, is_link_local};
 
 /// A network interface with its addresses.
@@ -73,7 +74,7 @@ pub struct Path {
     pub iface: String,
     pub ip: ScopedIp,
     pub port: u16,
-    pub transport: Transport,
+    pub transport: IpTransport,
     /// The `rdma` setting, for paths over RDMA; `None` for TCP.
     pub setting: Option<RdmaSetting>,
     pub ana: AnaSetting,
@@ -271,9 +272,9 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
         ip,
         port: listener.port,
         transport,
-        setting: (transport == Transport::Rdma).then_some(listener.rdma),
+        setting: (transport == IpTransport::Rdma).then_some(listener.rdma),
         ana: listener.ana_of(transport),
-        withheld: transport == Transport::Tcp && !listener.tcp_fallback && listener.wants_rdma(),
+        withheld: transport == IpTransport::Tcp && !listener.tcp_fallback && listener.wants_rdma(),
         verdict,
     };
     let mut all = Vec::new();
@@ -281,7 +282,7 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
         if ip.ip.is_unspecified() {
             all.extend(
                 capable(listener, ip.ip, machine).map(|(iface, ip, chosen)| {
-                    path(&iface, ip.into(), Transport::Rdma, Ok(Some(chosen)))
+                    path(&iface, ip.into(), IpTransport::Rdma, Ok(Some(chosen)))
                 }),
             );
             if all.is_empty() {
@@ -290,15 +291,15 @@ fn paths(listener: &Listener, iface: &str, ip: ScopedIp, machine: &dyn Machine) 
                     evidence: format!("no address that {ip} stands for can be listened on"),
                     remedy: "`nacre doctor --rdma` says why of each".into(),
                 };
-                all.push(path(iface, ip.clone(), Transport::Rdma, Err(lack)));
+                all.push(path(iface, ip.clone(), IpTransport::Rdma, Err(lack)));
             }
         } else {
             let verdict = machine.rdma(&want(listener, iface, ip.ip)).map(Some);
-            all.push(path(iface, ip.clone(), Transport::Rdma, verdict));
+            all.push(path(iface, ip.clone(), IpTransport::Rdma, verdict));
         }
     }
-    if listener.uses(Transport::Tcp) {
-        all.push(path(iface, ip, Transport::Tcp, Ok(None)));
+    if listener.uses(IpTransport::Tcp) {
+        all.push(path(iface, ip, IpTransport::Tcp, Ok(None)));
     }
     all
 }

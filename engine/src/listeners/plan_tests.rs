@@ -113,7 +113,7 @@ fn planned(listener: Listener) -> ListenerPlan {
 #[test]
 fn the_decision_table() {
     use RdmaSetting::{Off, Prefer, Require};
-    let (tcp, rdma) = (Transport::Tcp, Transport::Rdma);
+    let (tcp, rdma) = (IpTransport::Tcp, IpTransport::Rdma);
     for (transports, setting, iface, paths, missing) in [
         (&[tcp][..], Off, "eth0", &["eth0 10.0.0.4 TCP"][..], 0),
         (&[rdma, tcp], Off, "eth0", &["eth0 10.0.0.4 TCP"], 0),

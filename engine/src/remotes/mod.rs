@@ -30,7 +30,7 @@ use crate::plane::{Plane, admin_pool};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
-pub use plan::{PlanError, RemotePlan, Transport, Wanted, resolve};
+pub use plan::{PlanError, RemotePlan, Wanted, resolve};
 pub use uri::{attach_params, default_name};
 
 /// Time limit for an orderly shutdown of the controllers.

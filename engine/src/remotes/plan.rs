@@ -5,13 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev_remote::{Config, Connector, PathConnector, Select, Source, TcpConnector};
+use nacre_bdev_remote::{Config, Connector, PathConnector, Source, TcpConnector};
+use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
 use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 
-use crate::config::replication::{Fallback, Replication, TransportChoice};
+use crate::config::replication::Replication;
 use crate::doctor::{System, select};
 use crate::engine::Engine;
 use crate::initiator::{Identity, IdentityError, check_rdma_route};
@@ -22,20 +23,11 @@ use crate::values::address::{self, AddressError, is_link_local};
 /// Minimum number of entries of a queue pair.
 pub const ENTRIES: u16 = 32;
 
-/// The transport, from `trtype`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
-    /// Decided by `[replication]`.
-    Auto,
-    Tcp,
-    Rdma,
-}
-
 /// Validated attach parameters, with global options filled in.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     pub name: String,
-    pub transport: Transport,
+    pub transport: TransportChoice,
     /// `None`: no fallback with `RDMA`; decided by `[replication]` with `AUTO`.
     pub fallback: Option<Fallback>,
     /// The address or host name as given.
@@ -124,7 +116,7 @@ pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, Pl
         Some(ip) => Ok(Some(ip)),
         None => Err(PlanError::NoSource {
             selectors: selectors.join(", "),
-            family: if target.is_ipv4() { "IPv4" } else { "IPv6" },
+            family: adrfam(target),
         }),
     }
 }
@@ -138,11 +130,11 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
         Some(address) => Some(address),
         None => source(&replication.iface, target)?,
     };
-    let auto = wanted.transport == Transport::Auto;
+    let auto = wanted.transport == TransportChoice::Auto;
     let by_rdma = match wanted.transport {
-        Transport::Tcp => false,
-        Transport::Rdma => true,
-        Transport::Auto => replication.transport != TransportChoice::Tcp,
+        TransportChoice::Tcp => false,
+        TransportChoice::Rdma => true,
+        TransportChoice::Auto => replication.transport != TransportChoice::Tcp,
     };
     let no_way = (by_rdma && auto && replication.transport == TransportChoice::Auto)
         .then(|| check_rdma_route(&System::real(), target).err())
@@ -221,12 +213,12 @@ impl RemotePlan {
             .tuned(wanted.tos, wanted.connect_timeout)
             .from(from.clone());
         let fallback = wanted.fallback.unwrap_or(match wanted.transport {
-            Transport::Auto => replication.fallback,
-            Transport::Tcp | Transport::Rdma => Fallback::None,
+            TransportChoice::Auto => replication.fallback,
+            TransportChoice::Tcp | TransportChoice::Rdma => Fallback::None,
         });
         let fallback = fallback == Fallback::Tcp;
         let insists =
-            wanted.transport == Transport::Rdma || replication.transport == TransportChoice::Rdma;
+            wanted.transport == TransportChoice::Rdma || replication.transport == TransportChoice::Rdma;
         let mut paths = None;
         let connector: Arc<dyn Connector> = match rdma {
             None => Arc::new(tcp),

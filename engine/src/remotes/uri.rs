@@ -1,32 +1,27 @@
-//! Converts the URI of a remote namespace to an attach call.
+//! Converts the address of a remote namespace to an attach call.
 
-use nacre_bdev_remote::{RemoteUri, Select, Way};
+use nacre_nvmf::address::{Endpoint, Select};
 use serde_json::{Value, json};
 
 /// The parameters of `bdev_nvme_attach_controller`. The default name is the last part of the
 /// subsystem's NQN.
-pub fn attach_params(uri: &RemoteUri, name: Option<String>) -> Value {
-    let (trtype, fallback) = match uri.way {
-        Way::Auto => ("AUTO", None),
-        Way::Tcp => ("TCP", None),
-        Way::Rdma => ("RDMA", Some("none")),
-        Way::RdmaThenTcp => ("RDMA", Some("tcp")),
-    };
-    let subnqn = uri.subnqn.to_string();
+pub fn attach_params(endpoint: &Endpoint, name: Option<String>) -> Value {
+    let fields = endpoint.spdk_fields();
+    let subnqn = fields.subnqn.unwrap_or_default();
     let mut params = json!({
         "name": name.unwrap_or_else(|| default_name(&subnqn)),
-        "trtype": trtype,
-        "traddr": uri.host,
-        "trsvcid": uri.port.to_string(),
+        "trtype": fields.trtype,
+        "traddr": fields.traddr,
+        "trsvcid": fields.trsvcid,
         "subnqn": subnqn,
     });
-    if let Some(fallback) = fallback {
-        params["fallback"] = fallback.into();
+    if let Some(fallback) = fields.fallback {
+        params["fallback"] = fallback.word().into();
     }
-    if let Some(nqn) = &uri.hostnqn {
+    if let Some(nqn) = &endpoint.hostnqn {
         params["hostnqn"] = nqn.to_string().into();
     }
-    match uri.select {
+    match endpoint.select {
         Select::All => {}
         Select::Nsid(nsid) => params["nsid"] = nsid.into(),
         Select::Uuid(uuid) => params["uuid"] = uuid.to_string().into(),

@@ -30,7 +30,8 @@ impl Scheme {
         (Scheme::Pcie, "pcie", "vfio"),
     ];
 
-    pub(super) fn parse(word: &str) -> Option<Scheme> {
+    /// Reads the word in any case, and its alias.
+    pub fn parse(word: &str) -> Option<Scheme> {
         let is_one = |name: &str| word.eq_ignore_ascii_case(name);
         let mut words = Scheme::WORDS.into_iter();
         let found = words.find(|(_, word, alias)| is_one(word) || is_one(alias));
@@ -64,6 +65,16 @@ impl From<IpTransport> for Scheme {
         match transport {
             IpTransport::Tcp => Scheme::Tcp,
             IpTransport::Rdma => Scheme::Rdma,
+        }
+    }
+}
+
+impl From<TransportChoice> for Scheme {
+    fn from(choice: TransportChoice) -> Scheme {
+        match choice {
+            TransportChoice::Auto => Scheme::Auto,
+            TransportChoice::Tcp => Scheme::Tcp,
+            TransportChoice::Rdma => Scheme::Rdma,
         }
     }
 }

@@ -258,7 +258,7 @@ fn attach_and_detach_by_command() {
     );
     let (code, text) = said(&["bdev", "attach", "nvme://x"]);
     assert!(
-        code == Some(2) && text.contains("nvmf+rdma+tcp"),
+        code == Some(2) && text.contains("write tcp, rdma, rdma+tcp or auto"),
         "{code:?} {text}"
     );
     assert_eq!(said(&["bdev", "detach", "far"]), (Some(0), String::new()));

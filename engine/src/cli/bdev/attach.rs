@@ -2,7 +2,7 @@
 //! URI.
 
 use clap::Args;
-use nacre_bdev_remote::RemoteUri;
+use nacre_nvmf::address::Grammar;
 use nacre_nvmf::host::ControllerId;
 use serde_json::{Value, json};
 
@@ -94,10 +94,9 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
 }
 
 fn params(args: &AttachArgs) -> Result<Value, String> {
-    let uri: RemoteUri = args
-        .uri
-        .parse()
-        .map_err(|e: nacre_bdev_remote::UriError| e.to_string())?;
+    let uri = Grammar::NAMESPACE
+        .parse(&args.uri)
+        .map_err(|e| e.to_string())?;
     let mut params = crate::remotes::attach_params(&uri, args.name.clone());
     let mut set = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
@@ -139,7 +138,7 @@ mod tests {
                 "subnqn": "nqn.2025-01.io.example:volume",
             })
         );
-        let uri = "nvmf+rdma+tcp://[fd00::1]:1/nqn.2025-01.io.example:v?nsid=7&hostnqn=nqn.2025-01.io.example:h";
+        let uri = "rdma+tcp://[fd00::1]:1/nqn.2025-01.io.example:v?nsid=7&hostnqn=nqn.2025-01.io.example:h";
         let line = [
             uri,
             "--name",
@@ -163,10 +162,7 @@ mod tests {
         );
         let only = of(&["nvmf+rdma://h/nqn.2025-01.io.example:v"]).unwrap();
         assert_eq!(only["fallback"], "none");
-        let refused = of(&["tcp://192.0.2.1/nqn.2025-01.io.example:v"]).unwrap_err();
-        assert!(
-            refused.contains("is not a scheme for remote namespaces"),
-            "{refused}"
-        );
+        let refused = of(&["fc://192.0.2.1/nqn.2025-01.io.example:v"]).unwrap_err();
+        assert!(refused.contains("write tcp, rdma, rdma+tcp"), "{refused}");
     }
 }

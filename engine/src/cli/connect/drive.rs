@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::log::Log;
-use super::{ConnectArgs, Plan, Transport};
+use super::{ConnectArgs, Plan, module};
+use nacre_nvmf::address::IpTransport;
 
 /// The machine's functions for `drive`.
 pub trait Runner {
@@ -85,7 +86,7 @@ fn stage(kernel: &[String]) -> &'static str {
 /// One address of a subsystem over one transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
-    pub transport: Transport,
+    pub transport: IpTransport,
     /// In nvme-cli's format.
     pub address: String,
     pub port: u16,
@@ -141,7 +142,7 @@ pub fn drive(
     check_rdma_route: &dyn Fn(IpAddr) -> Result<(), String>,
 ) -> Result<Vec<Tried>, ConnectError> {
     load(plan, runner)?;
-    let here = |transport: Transport| Path {
+    let here = |transport: IpTransport| Path {
         transport,
         address: args.address.traddr(),
         port: args.address.port(),
@@ -210,7 +211,7 @@ fn is_failed(one: &Tried) -> bool {
 }
 
 fn failed(path: Path, failures: u64, cause: Cause, plan: &Plan, listed: bool) -> ConnectError {
-    let alone = plan.order == [Transport::Rdma];
+    let alone = plan.order == [IpTransport::Rdma];
     let remedy = remedy(&cause, &path, alone, listed);
     ConnectError::Failed {
         path,
@@ -225,7 +226,7 @@ fn failed(path: Path, failures: u64, cause: Cause, plan: &Plan, listed: bool) ->
 fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
     let mut causes = Vec::new();
     for transport in &plan.order {
-        let module = transport.module();
+        let module = module(transport);
         if let Err(cause) = runner.run(&["modprobe".into(), module.into()]) {
             causes.push(format!("modprobe {module}: {cause}"));
         }
@@ -247,8 +248,8 @@ fn discover(
     args: &ConnectArgs,
     plan: &Plan,
     runner: &mut impl Runner,
-    here: &dyn Fn(Transport) -> Path,
-) -> (Option<(Log, Transport)>, Option<Cause>) {
+    here: &dyn Fn(IpTransport) -> Path,
+) -> (Option<(Log, IpTransport)>, Option<Cause>) {
     let mut last = None;
     for transport in &plan.order {
         match runner.run(&discovery(args, &here(*transport))) {
@@ -424,7 +425,7 @@ fn remedy(cause: &Cause, path: &Path, alone: bool, listed: bool) -> String {
     } else if said.contains("no handler found for transport") {
         remedies.push(format!(
             "`modprobe {}`, or use the other transport",
-            path.transport.module()
+            module(path.transport)
         ));
     } else if said.contains("is not allowed, hostnqn") {
         remedies
@@ -439,11 +440,11 @@ fn remedy(cause: &Cause, path: &Path, alone: bool, listed: bool) -> String {
     } else if said.contains("timeout") || said.contains("timed out") {
         remedies.push(
             match path.transport {
-                Transport::Rdma => {
+                IpTransport::Rdma => {
                     "`ping` the target; the packet filter must admit UDP 4791 (RoCE v2); `nacre rdma gids` must show \
                      this machine's address"
                 }
-                Transport::Tcp => "`ping` the target; the packet filter must admit its TCP port",
+                IpTransport::Tcp => "`ping` the target; the packet filter must admit its TCP port",
             }
             .to_owned(),
         );

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
+use nacre_nvmf::address::IpTransport;
 use serde::Deserialize;
 
+use super::Plan;
 use super::drive::Path;
-use super::{Plan, Transport};
 
 /// Paths beyond the number that a host can use are not tried.
 const MOST_PATHS: usize = 32;
@@ -51,7 +52,7 @@ impl Log {
                 };
                 let ip = path.address.parse::<IpAddr>();
                 let rdma_route = match (transport, ip) {
-                    (Transport::Rdma, Ok(ip)) if !plan.by_name => check_rdma_route(ip),
+                    (IpTransport::Rdma, Ok(ip)) if !plan.by_name => check_rdma_route(ip),
                     _ => Ok(()),
                 };
                 match rdma_route {
@@ -71,7 +72,7 @@ impl Log {
 }
 
 impl Record {
-    fn path(&self, transport: Transport) -> Option<Path> {
+    fn path(&self, transport: IpTransport) -> Option<Path> {
         Some(Path {
             transport,
             address: self.traddr.trim().to_owned(),

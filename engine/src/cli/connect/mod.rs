@@ -18,14 +18,15 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use nacre_nvmf::address::{Fallback, IpTransport, TransportChoice};
 use serde_json::{Value, json};
 
 use self::drive::{Path, Tried, drive};
 use self::host::Shell;
-use super::address::TargetAddress;
+use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::{Failure, output};
 use crate::doctor::System;
-use crate::initiator::{Choice, check_rdma_route};
+use crate::initiator::check_rdma_route;
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
@@ -39,10 +40,10 @@ pub struct ConnectArgs {
     pub nqn: Option<String>,
     /// Transport where the URI names none; auto: RDMA if the route to the target supports it, then
     /// TCP [default: auto]
-    #[arg(short, long, value_enum)]
-    pub transport: Option<Choice>,
+    #[arg(short, long, value_name = "TRANSPORT", value_parser = transport_choice())]
+    pub transport: Option<TransportChoice>,
     /// What to do when RDMA fails [default: tcp with --transport auto, else none]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "FALLBACK", value_parser = fallback())]
     pub fallback: Option<Fallback>,
     /// Attempts over RDMA before the fallback, and over TCP; 0: without limit
     #[arg(long, default_value_t = 3)]
@@ -84,38 +85,18 @@ pub struct ConnectArgs {
     pub json: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Fallback {
-    Tcp,
-    None,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
-    Rdma,
-    Tcp,
-}
-
-impl Transport {
-    pub fn word(self) -> &'static str {
-        match self {
-            Transport::Rdma => "rdma",
-            Transport::Tcp => "tcp",
-        }
-    }
-
-    pub fn module(self) -> &'static str {
-        match self {
-            Transport::Rdma => "nvme-rdma",
-            Transport::Tcp => "nvme-tcp",
-        }
+/// The kernel module that connects over a transport.
+pub fn module(transport: IpTransport) -> &'static str {
+    match transport {
+        IpTransport::Rdma => "nvme-rdma",
+        IpTransport::Tcp => "nvme-tcp",
     }
 }
 
 /// The transports to try, in order, and a remark to print first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
-    pub order: Vec<Transport>,
+    pub order: Vec<IpTransport>,
     /// The user named the transport: RDMA is tried even where its device is missing.
     pub by_name: bool,
     pub remark: Option<String>,
@@ -123,35 +104,36 @@ pub struct Plan {
 
 impl Plan {
     /// `rdma`: the reason, if RDMA cannot reach the target.
-    pub fn of(choice: Choice, fallback: Option<Fallback>, rdma: Result<(), String>) -> Plan {
-        let fallback = fallback.unwrap_or(match choice {
-            Choice::Auto => Fallback::Tcp,
-            Choice::Rdma | Choice::Tcp => Fallback::None,
-        });
+    pub fn of(
+        choice: TransportChoice,
+        fallback: Option<Fallback>,
+        rdma: Result<(), String>,
+    ) -> Plan {
+        let fallback = fallback.unwrap_or(choice.default_fallback());
         let (order, remark) = match (choice, fallback, rdma) {
-            (Choice::Tcp, _, _) => (vec![Transport::Tcp], None),
+            (TransportChoice::Tcp, _, _) => (vec![IpTransport::Tcp], None),
             // No RDMA device, and another transport is allowed.
-            (Choice::Auto, Fallback::Tcp, Err(why)) => (
-                vec![Transport::Tcp],
+            (TransportChoice::Auto, Fallback::Tcp, Err(why)) => (
+                vec![IpTransport::Tcp],
                 Some(format!(
                     "no RDMA from here to the target: {why}; connecting over TCP"
                 )),
             ),
             // Requested by name: tried, because the device may appear later.
             (_, Fallback::Tcp, rdma) => (
-                vec![Transport::Rdma, Transport::Tcp],
+                vec![IpTransport::Rdma, IpTransport::Tcp],
                 rdma.err()
                     .map(|why| format!("RDMA will probably fail: {why}")),
             ),
             (_, Fallback::None, rdma) => (
-                vec![Transport::Rdma],
+                vec![IpTransport::Rdma],
                 rdma.err()
                     .map(|why| format!("RDMA will probably fail: {why}")),
             ),
         };
         Plan {
             order,
-            by_name: choice != Choice::Auto,
+            by_name: choice != TransportChoice::Auto,
             remark,
         }
     }
@@ -160,7 +142,7 @@ impl Plan {
 impl ConnectArgs {
     /// The subsystem that --nqn or the URI names.
     pub fn subsystem(&self) -> Result<String, Failure> {
-        match (&self.nqn, &self.address.nqn) {
+        match (&self.nqn, &self.address.endpoint.subnqn) {
             (Some(nqn), Some(other)) if nqn != other.as_str() => Err(Failure::Usage(format!(
                 "the URI names {other} and --nqn names {nqn}: leave one of them out"
             ))),
@@ -174,8 +156,8 @@ impl ConnectArgs {
     }
 
     /// The transport that --transport or the URI names.
-    pub fn choice(&self) -> Result<Choice, Failure> {
-        match (self.address.scheme, self.transport) {
+    pub fn choice(&self) -> Result<TransportChoice, Failure> {
+        match (self.address.endpoint.choice(), self.transport) {
             (Some(scheme), Some(asked)) if scheme != asked => Err(Failure::Usage(
                 "the URI and --transport name two transports: leave one of them out".into(),
             )),
@@ -187,10 +169,11 @@ impl ConnectArgs {
 pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     let mut args = args;
     args.nqn = Some(args.subsystem()?);
+    args.hostnqn = hostnqn(args.hostnqn.as_deref(), &args.address.endpoint)?;
     let system = System::real();
     let plan = Plan::of(
         args.choice()?,
-        args.fallback,
+        args.fallback.or(args.address.fallback()),
         check_rdma_route(&system, args.address.ip()),
     );
     let mut shell = Shell::new(args.json, args.cm_timeout);
@@ -207,9 +190,9 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     }
     if args.dry_run {
         for transport in &plan.order {
-            say(&format!("modprobe {}", transport.module()))?;
+            say(&format!("modprobe {}", module(*transport)))?;
         }
-        let here = |transport: &Transport| Path {
+        let here = |transport: &IpTransport| Path {
             transport: *transport,
             address: args.address.traddr(),
             port: args.address.port(),

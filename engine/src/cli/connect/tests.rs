@@ -102,25 +102,33 @@ fn the_target_in_every_form() {
         (
             format!("192.0.2.1 -n {nqn}"),
             "192.0.2.1:4420",
-            Choice::Auto,
+            TransportChoice::Auto,
         ),
-        (format!("[::1]:1 -n {nqn} -t tcp"), "[::1]:1", Choice::Tcp),
+        (
+            format!("[::1]:1 -n {nqn} -t tcp"),
+            "[::1]:1",
+            TransportChoice::Tcp,
+        ),
         (
             format!("tcp://192.0.2.1 -n {nqn}"),
             "192.0.2.1:4420",
-            Choice::Tcp,
+            TransportChoice::Tcp,
         ),
         (
             format!("rdma://192.0.2.1:7/{nqn}"),
             "192.0.2.1:7",
-            Choice::Rdma,
+            TransportChoice::Rdma,
         ),
         (
             format!("auto://[::1]/{nqn} -n {nqn}"),
             "[::1]:4420",
-            Choice::Auto,
+            TransportChoice::Auto,
         ),
-        (format!("192.0.2.1/{nqn}"), "192.0.2.1:4420", Choice::Auto),
+        (
+            format!("192.0.2.1/{nqn}"),
+            "192.0.2.1:4420",
+            TransportChoice::Auto,
+        ),
     ] {
         assert_eq!(
             read(&line),
@@ -135,7 +143,10 @@ fn the_target_in_every_form() {
             "name two transports",
         ),
         (format!("192.0.2.1/{nqn} -n {nqn}x"), "the URI names nqn"),
-        (format!("fc://192.0.2.1/{nqn}"), "write tcp, rdma or auto"),
+        (
+            format!("fc://192.0.2.1/{nqn}"),
+            "write tcp, rdma, rdma+tcp or auto",
+        ),
     ] {
         let error = read(&line).unwrap_err();
         assert!(error.contains(said), "{line}: {error}");
@@ -144,7 +155,7 @@ fn the_target_in_every_form() {
 
 #[test]
 fn the_order_of_transports() {
-    use Transport::{Rdma, Tcp};
+    use IpTransport::{Rdma, Tcp};
     let no = || Err("no_rdma_dev: no RDMA device belongs to interface eth0".to_owned());
     for (line, rdma, order, remark) in [
         ("", Ok(()), &[Rdma, Tcp][..], false),
@@ -172,18 +183,18 @@ fn commands_are_nvme_clis() {
         "--hostnqn nqn.2014-08.org.nvmexpress:uuid:1 --nr-io-queues 4 --queue-size 64 --ctrl-loss-tmo -1 --tos 104",
     );
     assert_eq!(
-        words(&command(&args, &path(Transport::Rdma, "192.0.2.1"))),
+        words(&command(&args, &path(IpTransport::Rdma, "192.0.2.1"))),
         "nvme connect -t rdma -a 192.0.2.1 -s 4420 -n nqn.2025-01.io.nacre:v --hostnqn \
          nqn.2014-08.org.nvmexpress:uuid:1 --nr-io-queues 4 --queue-size 64 --ctrl-loss-tmo=-1 --tos=104"
     );
     assert_eq!(
-        words(&discovery(&args, &path(Transport::Tcp, "192.0.2.1"))),
+        words(&discovery(&args, &path(IpTransport::Tcp, "192.0.2.1"))),
         "nvme discover -t tcp -a 192.0.2.1 -s 4420 --hostnqn nqn.2014-08.org.nvmexpress:uuid:1 -o json"
     );
     assert_eq!(words(&["a b".into(), "it's".into()]), r"'a b' 'it'\''s'");
 }
 
-fn path(transport: Transport, address: &str) -> Path {
+fn path(transport: IpTransport, address: &str) -> Path {
     Path {
         transport,
         address: address.into(),
@@ -244,7 +255,7 @@ fn every_path_of_the_discovery_log() {
         failures: 0,
         outcome: Ok(false),
     };
-    assert_eq!(tried, [of(Transport::Rdma), of(Transport::Tcp)]);
+    assert_eq!(tried, [of(IpTransport::Rdma), of(IpTransport::Tcp)]);
     assert_eq!(
         runner.ran,
         [
@@ -410,7 +421,7 @@ fn what_is_connected_already_is_connected() {
         let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
         assert_eq!(
             (tried.len(), &tried[0].outcome, tried[0].path.transport),
-            (1, &Ok(true), Transport::Rdma)
+            (1, &Ok(true), IpTransport::Rdma)
         );
     }
 }
@@ -461,7 +472,7 @@ fn timeouts_name_their_stage() {
             "CONNECT",
         ),
     ] {
-        let command = command(&args(""), &path(Transport::Rdma, "192.0.2.1"));
+        let command = command(&args(""), &path(IpTransport::Rdma, "192.0.2.1"));
         let cause = Cause::TimedOut {
             what: purpose(&command),
             after: Duration::from_secs(5),
@@ -473,7 +484,7 @@ fn timeouts_name_their_stage() {
         );
     }
     let tcp = Cause::TimedOut {
-        what: purpose(&command(&args(""), &path(Transport::Tcp, "192.0.2.1"))),
+        what: purpose(&command(&args(""), &path(IpTransport::Tcp, "192.0.2.1"))),
         after: Duration::from_secs(1),
         kernel: Vec::new(),
     };

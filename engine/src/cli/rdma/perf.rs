@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use nacre_nvmf::address::{Grammar, Scheme};
 use nacre_rdma_perf::{
     ClientOptions, DEFAULT_PORT, Length, MAX_MESSAGE, Measure, Op, PerfError, Server,
     ServerOptions, Test, measure,
@@ -17,7 +18,7 @@ use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 use super::perf_show;
 use crate::cli::Failure;
 use crate::doctor::{self, System};
-use crate::values::address::{AddressError, Written};
+use crate::values::address::{AddressError, socket_of};
 use crate::values::size;
 
 #[derive(Debug, Subcommand)]
@@ -387,15 +388,12 @@ fn parse_port(text: &str) -> Result<u16, Failure> {
 /// `192.0.2.1:18515`, `192.0.2.1`, `[::1]:18515`, `[::1]`, `::1`, or a name in place of the
 /// address.
 pub(super) fn parse_server(text: &str) -> Result<SocketAddr, AddressError> {
-    const FORM: &str = "ADDRESS[:PORT] or rdma://ADDRESS[:PORT]";
-    let written = Written::bare(text, FORM)?;
-    match written.scheme {
-        None | Some("rdma") => written.resolve(DEFAULT_PORT),
-        Some(other) => Err(AddressError::Transport {
-            found: other.to_owned(),
-            allowed: "rdma",
-        }),
-    }
+    const SERVER: Grammar = Grammar {
+        form: "ADDRESS[:PORT] or rdma://ADDRESS[:PORT]",
+        schemes: &[Scheme::Rdma],
+        ..Grammar::LISTENER
+    };
+    socket_of(&SERVER.parse(text)?, DEFAULT_PORT)
 }
 
 fn parse_message(text: &str) -> Result<u32, String> {

@@ -1,7 +1,8 @@
 //! Transport addresses in SPDK's JSON form: `trtype`, `adrfam`, `traddr`, `trsvcid`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
+use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::transport::{Address, TransportType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -37,7 +38,7 @@ impl AddressReply {
         let (adrfam, traddr, trsvcid) = match address {
             Address::Ip(socket) => {
                 let ip = ScopedIp::from(socket);
-                (family(ip.ip), ip.to_string(), socket.port().to_string())
+                (adrfam(ip.ip), ip.to_string(), socket.port().to_string())
             }
             Address::Loopback(name) => ("intra_host", name.clone(), String::new()),
         };
@@ -58,14 +59,6 @@ pub(super) fn place(address: &Address) -> String {
     }
 }
 
-/// The address family, as SPDK spells it.
-fn family(ip: IpAddr) -> &'static str {
-    match ip {
-        IpAddr::V4(_) => "IPv4",
-        IpAddr::V6(_) => "IPv6",
-    }
-}
-
 impl TransportAddress {
     /// Resolves the address. `at` names the parameter that holds it, for error messages.
     pub fn parse(&self, at: &str) -> Result<(TransportType, SocketAddr), RpcError> {
@@ -78,17 +71,13 @@ impl TransportAddress {
 
     /// As [`TransportAddress::parse`], but does not resolve the interface, which may be gone.
     pub fn read(&self, at: &str) -> Result<(TransportType, ScopedIp, u16), RpcError> {
-        let kind = match self.trtype.to_ascii_uppercase().as_str() {
-            "TCP" => TransportType::Tcp,
-            "RDMA" => TransportType::Rdma,
-            other => {
-                return Err(RpcError::invalid_params(format!(
-                    "\"{other}\" is not a transport type known here"
-                ))
+        let transport: IpTransport = self.trtype.parse().map_err(|_| {
+            let cause = format!("\"{}\" is not a transport type known here", self.trtype);
+            RpcError::invalid_params(cause)
                 .field(format!("{at}.trtype"))
-                .remedy("use TCP"));
-            }
-        };
+                .remedy("use TCP or RDMA")
+        })?;
+        let kind = TransportType::from(transport);
         let refused = |error: AddressError| match error {
             AddressError::Name { .. } => {
                 RpcError::invalid_params(format!("\"{}\" is not an IP address", self.traddr))

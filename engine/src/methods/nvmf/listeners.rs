@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 
 use super::address::AddressReply;
 use super::check_target;
-use crate::config::listener::Transport;
 use crate::engine::Engine;
 use crate::listeners::{self, Actual, PathStatus};
 use crate::plane::Plane;
@@ -96,10 +95,7 @@ fn describe(status: PathStatus) -> ListenerReply {
         subsystems,
     } = status;
     let address = Address::Ip(path.address());
-    let kind = match path.transport {
-        Transport::Tcp => TransportType::Tcp,
-        Transport::Rdma => TransportType::Rdma,
-    };
+    let kind = path.transport.into();
     let (word, reason, evidence, remedy) = in_words(actual);
     ListenerReply {
         wanted: listeners::wanted(&path),

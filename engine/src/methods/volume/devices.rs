@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_remote::RemoteUri;
+use nacre_nvmf::address::{AddressError, Grammar};
 use serde_json::json;
 use tracing::warn;
 
@@ -91,10 +91,10 @@ impl FoundDevices {
         uri: &str,
         field: &str,
     ) -> Result<String, RpcError> {
-        let uri: RemoteUri = uri.parse().map_err(|e: nacre_bdev_remote::UriError| {
-            RpcError::invalid_params(e.to_string()).field(field)
-        })?;
-        let base = default_name(uri.subnqn.as_str());
+        let refused = |e: AddressError| RpcError::invalid_params(e.to_string()).field(field);
+        let uri = Grammar::NAMESPACE.parse(uri).map_err(refused)?;
+        let subnqn = uri.subnqn.as_ref().map_or("", |nqn| nqn.as_str());
+        let base = default_name(subnqn);
         let names = (1..).map(|n| match n {
             1 => base.clone(),
             n => format!("{base}-{n}"),
@@ -103,7 +103,8 @@ impl FoundDevices {
         for name in names {
             match engine.remotes.find(&name) {
                 Some(remote)
-                    if remote.wanted.subnqn == uri.subnqn && remote.wanted.host == uri.host =>
+                    if remote.wanted.subnqn.as_str() == subnqn
+                        && remote.wanted.host == uri.host =>
                 {
                     let devices = remote.attachment.devices();
                     if let [device] = devices.as_slice() {
@@ -128,8 +129,7 @@ impl FoundDevices {
             (found, others) => Err(RpcError::errno(
                 Errno::EINVAL,
                 format!(
-                    "{} has {} namespaces: a replica is on one",
-                    uri.subnqn,
+                    "{subnqn} has {} namespaces: a replica is on one",
                     others + usize::from(found.is_some())
                 ),
             )

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_remote::State;
+use nacre_nvmf::address::adrfam;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -113,11 +114,7 @@ impl Controller {
             state: status.state.word(),
             trid: Trid {
                 trtype: status.transport.to_string(),
-                adrfam: Some(if wanted.address.is_ipv4() {
-                    "IPv4"
-                } else {
-                    "IPv6"
-                }),
+                adrfam: Some(adrfam(wanted.address.ip())),
                 traddr: wanted.host.clone(),
                 trsvcid: Some(wanted.address.port().to_string()),
                 subnqn: Some(wanted.subnqn.to_string()),

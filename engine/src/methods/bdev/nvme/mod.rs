@@ -18,6 +18,7 @@ use futures_util::future::join_all;
 use nacre_bdev::Bdev;
 use nacre_bdev::registry::DeleteTicket;
 use nacre_bdev_remote::State;
+use nacre_nvmf::address::adrfam;
 use nacre_nvmf::host::HostError;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -292,11 +293,7 @@ impl DetachParams {
     /// Checks that the optional parameters match the attached controller.
     fn fits(&self, remote: &Remote) -> Result<(), RpcError> {
         let (wanted, status) = (&remote.wanted, remote.attachment.status());
-        let family = if wanted.address.is_ipv4() {
-            "IPv4"
-        } else {
-            "IPv6"
-        };
+        let family = adrfam(wanted.address.ip());
         let hostaddr = wanted.hostaddr.map(|ip| ip.to_string()).unwrap_or_default();
         let is = [
             ("trtype", &self.trtype, status.transport.to_string()),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_bdev_remote::Select;
+use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
 use nacre_nvmf::host::ControllerId;
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::Nqn;
@@ -15,9 +15,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::options::{Options, timeouts};
-use crate::config::replication::Fallback;
 use crate::engine::Engine;
-use crate::remotes::{Remote, Transport, Wanted};
+use crate::remotes::{Remote, Wanted};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
@@ -135,18 +134,13 @@ impl AttachParams {
         self.check_name()?;
         let wrong =
             |field: &'static str, cause: String| RpcError::invalid_params(cause).field(field);
-        let transport = match self.trtype.to_ascii_uppercase().as_str() {
-            "TCP" => Transport::Tcp,
-            "RDMA" => Transport::Rdma,
-            "AUTO" => Transport::Auto,
-            other => {
-                let cause = format!("\"{other}\" is not a transport type known here");
-                return Err(RpcError::errno(Errno::ENODEV, cause)
-                    .field("trtype")
-                    .remedy("use TCP, RDMA, AUTO or PCIe"));
-            }
-        };
-        if self.fallback == Some(Fallback::Tcp) && transport == Transport::Tcp {
+        let transport: TransportChoice = self.trtype.parse().map_err(|_| {
+            let cause = format!("\"{}\" is not a transport type known here", self.trtype);
+            RpcError::errno(Errno::ENODEV, cause)
+                .field("trtype")
+                .remedy("use TCP, RDMA, AUTO or PCIe")
+        })?;
+        if self.fallback == Some(Fallback::Tcp) && transport == TransportChoice::Tcp {
             return Err(wrong(
                 "fallback",
                 "TCP has nothing to fall back to".to_owned(),
@@ -186,7 +180,7 @@ impl AttachParams {
         let address = address
             .map_err(late)?
             .map_err(|e| RpcError::internal(e.to_string()))??;
-        let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+        let family = adrfam(address.ip());
         if self
             .adrfam
             .as_ref()
