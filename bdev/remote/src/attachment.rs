@@ -19,7 +19,6 @@ use nacre_nvmf::host::{HostOptions, Link, LinkState, NamespaceInfo};
 use nacre_nvmf::transport::TransportType;
 use nacre_reactor::{CoreHandle, Nanos};
 use parking_lot::Mutex;
-use uuid::Uuid;
 
 use crate::connector::Connector;
 use crate::device::RemoteBdev;

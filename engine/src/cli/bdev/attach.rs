@@ -14,15 +14,16 @@ use super::super::{Connection, Failure, output};
 #[derive(Debug, Args)]
 #[command(
     after_help = "pcie:// (or vfio://) is a drive of this machine that was given to userspace: \
-        nacre nvme bind. nvmf:// is connected as [replication] says, nvmf+tcp:// by TCP, \
-        nvmf+rdma:// by RDMA, nvmf+rdma+tcp:// by RDMA and, while that does not work, by \
+        nacre nvme bind. auto:// (or nvmf://) is connected as [replication] says, tcp:// by TCP, \
+        rdma:// by RDMA, rdma+tcp:// by RDMA and, while that fails, by \
         TCP.\n\nExamples:\n  nacre bdev attach \
-        nvmf://192.0.2.1:4420/nqn.2025-01.io.example:volume\n  nacre bdev attach \
-        'nvmf+tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1\n  nacre bdev \
+        auto://192.0.2.1:4420/nqn.2025-01.io.example:volume\n  nacre bdev attach \
+        'tcp://[fd00::1]/nqn.2025-01.io.example:volume?nsid=1' --name replica1\n  nacre bdev \
         attach pcie://0000:5e:00.0 --name Nvme0"
 )]
 pub struct AttachArgs {
-    /// nvmf://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN], or pcie://BDF
+    /// auto://ADDRESS[:PORT]/NQN[?nsid=N|uuid=UUID&hostnqn=NQN], or tcp://, rdma://, rdma+tcp://,
+    /// or pcie://BDF
     #[arg(value_name = "URI")]
     uri: String,
     /// Name of the controller; its devices get this name, with n and the namespace identifier

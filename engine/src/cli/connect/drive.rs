@@ -226,7 +226,7 @@ fn failed(path: Path, failures: u64, cause: Cause, plan: &Plan, listed: bool) ->
 fn load(plan: &Plan, runner: &mut impl Runner) -> Result<(), ConnectError> {
     let mut causes = Vec::new();
     for transport in &plan.order {
-        let module = module(transport);
+        let module = module(*transport);
         if let Err(cause) = runner.run(&["modprobe".into(), module.into()]) {
             causes.push(format!("modprobe {module}: {cause}"));
         }

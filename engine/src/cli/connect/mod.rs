@@ -17,7 +17,7 @@ mod log;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use nacre_nvmf::address::{Fallback, IpTransport, TransportChoice};
 use serde_json::{Value, json};
 

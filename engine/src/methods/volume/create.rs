@@ -32,8 +32,7 @@ struct Create;
 struct CreateParams {
     name: String,
     /// One to five block devices, one per replica: by name, alias or UUID, or as the URI of a
-    /// remote namespace (`nvmf://`, `nvmf+tcp://`, `nvmf+rdma://`, `nvmf+rdma+tcp://`), which is
-    /// attached.
+    /// remote namespace (`auto://`, `tcp://`, `rdma://`, `rdma+tcp://`), which is attached.
     devices: Vec<String>,
     /// In MiB, or text such as "10GiB". Default: the largest size that fits the smallest device,
     /// less 1 MiB for the label and the dirty-region log.
