@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::reservation::{Ask, ReservationReport, Reserve};
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Registry, Status};
-use nacre_bdev_remote::{Attachment, Changes, Config, Connector, Select, State, TcpConnector};
+use nacre_bdev_remote::{Attachment, Changes, Config, Connector, State, TcpConnector};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
+use nacre_nvmf::address::Select;
 use nacre_nvmf::host::HostOptions;
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::tcp::Digests;
