@@ -40,7 +40,11 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("bdev_nvme", &["nacre_bdev_nvme", "nacre_engine::drives"]),
     (
         "bdev_remote",
-        &["nacre_bdev_remote", "nacre_engine::remotes"],
+        &[
+            "nacre_nvmf_remote",
+            "nacre_transport_connect",
+            "nacre_engine::remotes",
+        ],
     ),
     ("bdev_uring", &["nacre_bdev_uring"]),
     ("config", &["nacre_engine::config"]),

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Identity   host NQN and identifier, stable on this machine          (identity.rs)
-//!   Connector  makes transport connections; shared by threads           (nacre_bdev_remote)
-//!     Rdma       RDMA of this process, opened at first use              (nacre_bdev_remote)
+//!   Connector  makes transport connections; shared by threads           (nacre_transport_connect)
+//!     Rdma       RDMA of this process, opened at first use              (nacre_transport_connect)
 //!   Session    a controller driven by one thread, with blocking calls   (session.rs)
 //! ```
 //!
@@ -14,7 +14,8 @@ mod identity;
 mod rdma_route;
 mod session;
 
-pub use nacre_bdev_remote::{Connector, PathConnector, Rdma, RdmaTuning, TcpConnector};
+pub use nacre_nvmf::host::Connector;
+pub use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning, TcpConnector};
 
 pub use identity::{Identity, IdentityError, Origin};
 pub use rdma_route::check_rdma_route;

@@ -1,6 +1,6 @@
 //! Metrics of attached controllers of other targets.
 
-use nacre_bdev_remote::State;
+use nacre_nvmf_remote::State;
 
 use super::reactors::family;
 use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};

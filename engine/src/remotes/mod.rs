@@ -19,9 +19,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_bdev_remote::{Attachment, Changes, Rdma, RdmaTuning, Source, State, Status};
 use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_remote::{Attachment, Changes, State, Status};
 use nacre_rdma_verbs::VerbsError;
+use nacre_transport_connect::{Rdma, RdmaTuning, Source};
 use tokio::sync::Notify;
 use tracing::{info, warn};
 

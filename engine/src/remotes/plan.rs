@@ -5,12 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev_remote::{Config, Connector, PathConnector, Source, TcpConnector};
 use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
+use nacre_nvmf::host::Connector;
 use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
 use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_remote::Config;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_transport_connect::{PathConnector, Source, TcpConnector};
 
 use crate::config::replication::Replication;
 use crate::doctor::{System, select};
@@ -205,7 +207,7 @@ impl RemotePlan {
         identity: Identity,
         source: Option<IpAddr>,
         no_way: Option<String>,
-        rdma: Option<Result<Arc<nacre_bdev_remote::Rdma>, String>>,
+        rdma: Option<Result<Arc<nacre_transport_connect::Rdma>, String>>,
     ) -> Result<RemotePlan, PlanError> {
         let from = Source::default();
         from.set(source);

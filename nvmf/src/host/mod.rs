@@ -34,6 +34,6 @@ pub use discovery::fetch_discovery_log;
 pub use io::{IoQueue, IoStats};
 pub use link::{Link, LinkState};
 pub use namespace::NamespaceInfo;
-pub use options::{ControllerId, Dial, HostError, HostOptions, Wanted};
+pub use options::{Connector, ControllerId, Dial, HostError, HostOptions, Wanted};
 pub use paths::{PathCounts, PathOptions, Paths};
 pub use queue::{CommandQueue, Finished};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::fabrics::{ConnectData, InvalidParameter};
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
@@ -35,6 +36,18 @@ pub trait Dial {
 impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
     fn dial(&mut self, qid: u16) -> std::io::Result<Box<dyn HostTransport>> {
         self(qid)
+    }
+}
+
+/// Makes transport connections to one controller, from any thread. Shared by all threads that
+/// connect queues to it.
+pub trait Connector: Send + Sync {
+    /// For one [`crate::host::Controller`] or [`crate::host::IoQueue`] of this thread.
+    fn dialer(&self) -> Box<dyn Dial>;
+
+    /// Buffers for this thread that every connection made here can use.
+    fn memory(&self, classes: &[ClassSpec]) -> std::io::Result<Pool> {
+        Ok(Pool::heap(classes))
     }
 }
 

@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev::conformance::Suite;
-use nacre_bdev_remote::{Connector, PathConnector, Rdma, RdmaTuning};
 use nacre_hugepages::Pool;
+use nacre_nvmf::host::Connector;
 use nacre_nvmf::host::PathOptions;
 use nacre_nvmf::transport::{Address, Plug, TransportType};
 use nacre_rdma::{RdmaConfig, RdmaPlug};
 use nacre_rdma_verbs::VerbsError;
 use nacre_rdma_verbs::sim::{Fabric, attributes};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
+use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning};
 
 use super::rig::{Attached, ENTRIES, config, options, tcp};
 

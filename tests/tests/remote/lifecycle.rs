@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::{Bdev, Op, Status, Support, malloc};
-use nacre_bdev_remote::{NoQueue, State};
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::address::Select;
+use nacre_nvmf_remote::{NoQueue, State};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
 use uuid::Uuid;
 

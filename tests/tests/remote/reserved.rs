@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::reservation::{Ask, Held, ReservationReport};
 use nacre_bdev::{Io, Op, Queue, Status};
-use nacre_bdev_remote::State;
+use nacre_nvmf_remote::State;
 use nacre_tests::target::{TestTarget, nqn, ram};
 
 use super::rig::{Attached, User, config, options, tcp};

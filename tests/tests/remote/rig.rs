@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use nacre_bdev::reservation::{Ask, ReservationReport, Reserve};
 use nacre_bdev::{Bdev, Completion, Done, Flags, Io, Op, Queue, Registry, Status};
-use nacre_bdev_remote::{Attachment, Changes, Config, Connector, State, TcpConnector};
 use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::address::Select;
+use nacre_nvmf::host::Connector;
 use nacre_nvmf::host::HostOptions;
 use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_remote::{Attachment, Changes, Config, State};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::{Clock, Poller};
 use nacre_tests::target::{SUBNQN, nqn};
+use nacre_transport_connect::TcpConnector;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const ENTRIES: u16 = 65;

@@ -20,10 +20,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
     ),
     ("bdev/nvme/sim", &["drive function", "features post state"]),
     ("bdev/nvme/vfio", &["function vfio"]),
-    (
-        "bdev/remote",
-        &["attachment channel device poller", "connector rdma"],
-    ),
     ("bdev/replica", &["handle prepared", "lane volume"]),
     ("bdev/replica/sim", &["setup trouble world"]),
     ("bdev/uring", &["channel device"]),
@@ -33,6 +29,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
             "cli config daemon declared deferred demand descriptors devices doctor drives engine initiator journal listeners logs methods metrics perf plane rdma reload remotes rpc spdk_file store values volumes",
         ],
     ),
+    ("nvmf/remote", &["attachment channel device poller"]),
     (
         "reactor",
         &["core handle mailbox reactor stats tasks turn wake_set"],

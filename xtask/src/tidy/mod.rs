@@ -1,6 +1,7 @@
 //! The repository's own rules. Each finding names its place and what to do instead.
 
 mod documents;
+mod folders;
 mod layers;
 mod literal;
 mod names;
@@ -53,13 +54,14 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 12] = [
+    let checks: [(&str, Vec<String>); 13] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
         ("machine paths", machine_paths(root, &files)?),
         ("files that end in a newline", ragged_files(root, &files)?),
         ("imports that run up", layers::findings(root, &files)?),
+        ("folders", folders::findings(root, &files)?),
         ("large types", types::findings(root, &files)?),
         ("names of types", names::findings(root, &files)?),
         ("repeated lines", repeats::findings(root, &files)?),

@@ -18,7 +18,7 @@ const RUN: usize = 10;
 const ALLOWED: &[(&str, &str, &str)] = &[
     (
         "bdev/nvme/src/device.rs",
-        "bdev/remote/src/device.rs",
+        "nvmf/remote/src/device.rs",
         "both are namespaces of NVMe: their names and sizes come from their own fields",
     ),
     (

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use nacre_bdev::Bdev;
-use nacre_bdev_remote::State;
 use nacre_nvmf::address::adrfam;
+use nacre_nvmf_remote::State;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

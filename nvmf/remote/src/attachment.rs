@@ -15,12 +15,11 @@ use nacre_bdev::registry::{DeleteTicket, Registry, Removal};
 use nacre_bdev::{Bdev, RegistryError};
 use nacre_hugepages::Pool;
 use nacre_nvmf::address::Select;
-use nacre_nvmf::host::{HostOptions, Link, LinkState, NamespaceInfo};
+use nacre_nvmf::host::{Connector, HostOptions, Link, LinkState, NamespaceInfo};
 use nacre_nvmf::transport::TransportType;
 use nacre_reactor::{CoreHandle, Nanos};
 use parking_lot::Mutex;
 
-use crate::connector::Connector;
 use crate::device::RemoteBdev;
 use crate::poller::ControllerPoller;
 use crate::qids::Qids;

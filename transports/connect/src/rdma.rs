@@ -17,7 +17,7 @@ use nacre_rdma_verbs::real::VerbsProvider;
 use nacre_rdma_verbs::{Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::connector::Source;
+use crate::source::Source;
 
 /// Queue pairs that one dialer can have at a time: one in use, one that is being closed, and one
 /// that probes.

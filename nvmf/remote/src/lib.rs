@@ -5,8 +5,9 @@
 //!     ├ ControllerPoller   its admin queue, polled by one reactor         (poller.rs)
 //!     └ RemoteBdev         a namespace: a nacre_bdev::Bdev                (device.rs)
 //!         └ RemoteQueue      an I/O queue of the controller per core      (channel.rs)
-//!   Connector    makes the transport connections, TCP or RDMA             (connector.rs, rdma.rs)
 //! ```
+//!
+//! A [`nacre_nvmf::host::Connector`] makes the connections, over any transport.
 //!
 //! A namespace keeps its identity while it is attached: its identity, block size and size are
 //! compared after every reconnect, and when the target reports a change. A namespace with another
@@ -18,16 +19,12 @@
 
 mod attachment;
 mod channel;
-mod connector;
 mod device;
 mod poller;
 mod qids;
-mod rdma;
 mod status;
 
 pub use attachment::{Attachment, Changes, Config};
-pub use connector::{Connector, PathConnector, Source, TcpConnector};
 pub use device::{NoQueue, RemoteBdev};
 pub use poller::ControllerPoller;
-pub use rdma::{Rdma, RdmaTuning};
 pub use status::{ControllerInfo, State, Status};

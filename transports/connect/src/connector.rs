@@ -1,44 +1,17 @@
-//! Makes transport connections to one controller, from any thread.
+//! Connectors over TCP, and over RDMA with TCP as the fallback.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{Dial, Wanted};
+use nacre_nvmf::host::{Connector, Dial, Wanted};
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{HostTransport, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_transport_tcp::{HostOptions, connect_host};
-use parking_lot::Mutex;
 
-use super::rdma::{Rdma, RdmaDial};
-
-/// Shared by all threads that connect queues to one controller.
-pub trait Connector: Send + Sync {
-    /// For one [`nacre_nvmf::host::Controller`] or [`nacre_nvmf::host::IoQueue`] of this thread.
-    fn dialer(&self) -> Box<dyn Dial>;
-
-    /// Buffers for this thread that every connection made here can use.
-    fn memory(&self, classes: &[ClassSpec]) -> std::io::Result<Pool> {
-        Ok(Pool::heap(classes))
-    }
-}
-
-/// The local address of connections; the kernel chooses it unless it is set. Clones share the
-/// value, so it can follow an interface whose address changes: the next connection uses the new
-/// address.
-#[derive(Debug, Clone, Default)]
-pub struct Source(Arc<Mutex<Option<IpAddr>>>);
-
-impl Source {
-    pub fn get(&self) -> Option<IpAddr> {
-        *self.0.lock()
-    }
-
-    pub fn set(&self, address: Option<IpAddr>) {
-        *self.0.lock() = address;
-    }
-}
+use crate::rdma::{Rdma, RdmaDial};
+use crate::source::Source;
 
 /// A controller behind a TCP address.
 pub struct TcpConnector {

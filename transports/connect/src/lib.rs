@@ -1,0 +1,21 @@
+//! Connections of this process as a host: over TCP, over RDMA, or over either.
+//!
+//! ```text
+//!   TcpConnector    TCP                                             (connector.rs)
+//!   PathConnector   RDMA, and TCP if that is allowed                (connector.rs)
+//!     Rdma            RDMA of this process, opened at first use     (rdma.rs)
+//!   Source          the local address of connections                (source.rs)
+//! ```
+//!
+//! Both implement [`nacre_nvmf::host::Connector`]. Attached controllers and tools use them; the
+//! choice between the transports is made in [`nacre_nvmf::host`].
+
+#![forbid(unsafe_code)]
+
+mod connector;
+mod rdma;
+mod source;
+
+pub use connector::{PathConnector, TcpConnector};
+pub use rdma::{Rdma, RdmaTuning};
+pub use source::Source;
