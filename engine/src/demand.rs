@@ -9,7 +9,7 @@
 
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::subsystems::TargetConfig;
-use nacre_rdma::RdmaConfig;
+use nacre_transport_rdma::RdmaConfig;
 
 use crate::config::Settings;
 use crate::config::settings::{Hugepages, Mode};

@@ -54,7 +54,7 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("nvmf_failed", &["nacre_nvmf::failed"]),
     ("nvmf_loopback", &["nacre_transport_loopback"]),
     ("nvmf_tcp", &["nacre_transport_tcp"]),
-    ("rdma", &["nacre_rdma"]),
+    ("rdma", &["nacre_transport_rdma"]),
     ("reactor", &["nacre_reactor"]),
     ("rpc", &["nacre_engine::rpc"]),
     ("store", &["nacre_engine::store", "nacre_engine::journal"]),
@@ -398,7 +398,10 @@ mod tests {
     #[test]
     fn levels_and_all_reach_every_crate() {
         let crates = crates();
-        assert!(crates.iter().any(|name| name == "nacre_rdma"), "{crates:?}");
+        assert!(
+            crates.iter().any(|name| name == "nacre_transport_rdma"),
+            "{crates:?}"
+        );
         let silent = |logs: &Logs, level: Level| {
             let mut names = crates.iter();
             names.find(|name| !passes(logs, name, level)).cloned()
@@ -408,7 +411,11 @@ mod tests {
         logs.set_flag("all", true).unwrap();
         assert_eq!(silent(&logs, Level::DEBUG), None);
         logs.set_flag("all", false).unwrap();
-        assert!(!passes(&logs, "nacre_rdma::control", Level::DEBUG));
+        assert!(!passes(
+            &logs,
+            "nacre_transport_rdma::control",
+            Level::DEBUG
+        ));
         logs.set_level(LogLevel::Debug);
         assert_eq!(silent(&logs, Level::DEBUG), None);
     }

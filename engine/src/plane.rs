@@ -23,10 +23,10 @@ use nacre_hugepages::{
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{Backing, GroupHandle, Target, TargetConfig};
 use nacre_nvmf::transport::Pools;
-use nacre_rdma::RdmaConfig;
 use nacre_reactor::{
     CoreSet, Mode, ReactorConfig, ReactorHandle, SpawnError, Watchdog, numa_node, spawn,
 };
+use nacre_transport_rdma::RdmaConfig;
 
 use crate::config::Cores;
 use crate::demand::Demand;

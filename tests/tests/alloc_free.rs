@@ -18,11 +18,11 @@ use nacre_nvmf::subsystems::{
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{Address, HostTransport, Plug, Pools, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
-use nacre_rdma::{HostOptions as RdmaOptions, RdmaConfig, RdmaHosts, RdmaPlug};
-use nacre_rdma_verbs::sim::{Fabric, attributes};
 use nacre_reactor::Nanos;
 use nacre_tests::target::{SUBNQN, nqn, ram};
 use nacre_transport_loopback::{LoopbackConfig, LoopbackPlug};
+use nacre_transport_rdma::{HostOptions as RdmaOptions, RdmaConfig, RdmaHosts, RdmaPlug};
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 use nacre_transport_tcp::{HostOptions as TcpOptions, TcpConfig, TcpPlug, connect_host};
 
 const DEPTH: usize = 32;

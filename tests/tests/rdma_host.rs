@@ -13,10 +13,10 @@ use nacre_engine::perf::{self, Job, Limit, PerfError, Progress, Report, Rw, Size
 use nacre_nvmf::host::{HostOptions, PathOptions};
 use nacre_nvmf::transport::{Address, Plug, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
-use nacre_rdma::{RdmaConfig, RdmaPlug};
-use nacre_rdma_verbs::sim::{ConnectFault, Fabric, attributes};
-use nacre_rdma_verbs::{DeviceId, VerbsError};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
+use nacre_transport_rdma_verbs::sim::{ConnectFault, Fabric, attributes};
+use nacre_transport_rdma_verbs::{DeviceId, VerbsError};
 
 /// The target's IP address: TCP listens on it and the simulated device has it.
 const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

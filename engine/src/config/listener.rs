@@ -402,7 +402,12 @@ mod tests {
                 RdmaSetting::Off,
                 "[fd00::4]:1",
             ),
-            ("tcp://[::]", IpTransport::Tcp, RdmaSetting::Off, "[::]:4420"),
+            (
+                "tcp://[::]",
+                IpTransport::Tcp,
+                RdmaSetting::Off,
+                "[::]:4420",
+            ),
             (
                 "tcp://[fe80::4%eth7]:1",
                 IpTransport::Tcp,

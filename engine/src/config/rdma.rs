@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nacre_rdma::RdmaConfig;
+use nacre_transport_rdma::RdmaConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::values::read;
@@ -104,7 +104,7 @@ impl Rdma {
     /// Keys out of range, with the reason.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let mut problems = Vec::new();
-        for nacre_rdma::ConfigError::OutOfRange {
+        for nacre_transport_rdma::ConfigError::OutOfRange {
             option,
             actual,
             allowed,

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use nacre_nvmf::address::IpTransport;
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::{Nqn, NqnError};
-use nacre_rdma::RdmaConfig;
+use nacre_transport_rdma::RdmaConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;

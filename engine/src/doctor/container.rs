@@ -1,6 +1,6 @@
 //! Checks inside a container: devices, capabilities and network that it must have.
 
-use nacre_rdma_link::{Access, NoDevice};
+use nacre_transport_rdma_link::{Access, NoDevice};
 
 use super::{Finding, Scope, System, memory, rdma};
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use nacre_rdma_link::{CounterGroup, counters};
+use nacre_transport_rdma_link::{CounterGroup, counters};
 
 use super::net::{rdma_netdevs, select_all};
 use super::rdma::in_container;

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use nacre_rdma_link::{Access, Environment, Memlock, ModuleState, Uverbs, Want, capability};
+use nacre_transport_rdma_link::{
+    Access, Environment, Memlock, ModuleState, Uverbs, Want, capability,
+};
 
 use super::{Finding, Report, System};
 
@@ -192,7 +194,7 @@ pub fn rdma_path(
     system: &System,
     netdev: &str,
     source: IpAddr,
-) -> Result<nacre_rdma_link::Chosen, nacre_rdma_link::Reason> {
+) -> Result<nacre_transport_rdma_link::Chosen, nacre_transport_rdma_link::Reason> {
     let uverbs = system.fabric.devices.iter().map(|device| Uverbs {
         device: device.name.clone(),
         node: Default::default(),

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use nacre_rdma::{QueueNeed, RdmaConfig, shared_receives};
-use nacre_rdma_link::{CounterGroup, counters};
-use nacre_rdma_perf::wire::Refusal;
-use nacre_rdma_perf::{
+use nacre_transport_rdma::{QueueNeed, RdmaConfig, shared_receives};
+use nacre_transport_rdma_link::{CounterGroup, counters};
+use nacre_transport_rdma_perf::wire::Refusal;
+use nacre_transport_rdma_perf::{
     Answer, ClientOptions, DEFAULT_PORT, Length, Measure, Op, PerfError, Report, Test, around,
     measure, probe,
 };
-use nacre_rdma_verbs::{Provider, VerbsError};
+use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
 use super::net::{NVME_PORT, select_all};
 use super::rdma::{reason_without_rdma, with_devices};
@@ -367,7 +367,7 @@ pub fn completion_queues(system: &System, scope: &Scope, findings: &mut Vec<Find
 
 /// The libraries of this machine, with at least one device.
 pub fn real_provider() -> Result<Arc<dyn Provider>, VerbsError> {
-    let provider = nacre_rdma_verbs::VerbsProvider::open()?;
+    let provider = nacre_transport_rdma_verbs::VerbsProvider::open()?;
     if provider.devices()?.is_empty() {
         Err(provider.absence().into_error())
     } else {

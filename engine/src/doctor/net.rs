@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use nacre_rdma_link::{Fabric, NodeType};
+use nacre_transport_rdma_link::{Fabric, NodeType};
 
 use super::{Finding, Interface, Scope, System, live};
 use crate::config::listener::{Selector, mac};

@@ -1,6 +1,6 @@
 //! Checks of RDMA: modules, devices, links, GIDs, drivers.
 
-use nacre_rdma_link::{
+use nacre_transport_rdma_link::{
     Access, Device, Firmware, GidKind, LinkLayer, ModuleState, NoDevice, NodeType, Port, Want,
     capability,
 };
@@ -99,7 +99,7 @@ fn named(device: &Device) -> String {
 
 /// True if this process runs in a container, as far as it can detect.
 pub fn in_container(system: &System) -> bool {
-    nacre_rdma_link::in_container(&system.roots)
+    nacre_transport_rdma_link::in_container(&system.roots)
 }
 
 /// Checks of each device by itself.
@@ -169,7 +169,8 @@ fn firmware(device: &Device) -> Finding {
     let Some(version) = &device.fw else {
         return Finding::skip(ID, "it has no firmware version");
     };
-    match nacre_rdma_link::firmware(device.driver.as_deref().unwrap_or_default(), version) {
+    match nacre_transport_rdma_link::firmware(device.driver.as_deref().unwrap_or_default(), version)
+    {
         Firmware::Bad(all) => {
             let what = all
                 .iter()
@@ -265,7 +266,7 @@ pub fn interfaces(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     for selected in &selected {
         let subject = format!("{} {}", selected.netdev, selected.ip);
         let want = Want::new(&selected.netdev, selected.ip);
-        let environment = nacre_rdma_link::Environment {
+        let environment = nacre_transport_rdma_link::Environment {
             memory_needed: scope.memory,
             ..system.environment.clone()
         };
@@ -297,7 +298,7 @@ pub(super) fn with_devices(system: &System) -> Vec<Selected> {
         .collect()
 }
 
-type Outcome = Result<nacre_rdma_link::Chosen, nacre_rdma_link::Reason>;
+type Outcome = Result<nacre_transport_rdma_link::Chosen, nacre_transport_rdma_link::Reason>;
 
 fn capable(scope: &Scope, outcome: Outcome) -> Finding {
     const ID: &str = "rdma.capable";

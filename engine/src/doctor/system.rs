@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use nacre_bdev_nvme_vfio::pci;
 use nacre_hugepages::NodePages;
-use nacre_rdma_link::{Environment, Fabric, Modules, Roots};
-use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
+use nacre_transport_rdma_link::{Environment, Fabric, Modules, Roots};
+use nacre_transport_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 use crate::listeners::plan::interface_of_label;
 

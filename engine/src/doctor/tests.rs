@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use nacre_hugepages::NodePages;
-use nacre_rdma_link::testing::{self, Tree};
-use nacre_rdma_link::{Access, Environment, Fabric, Memlock, Modules};
-use nacre_rdma_verbs::{Provider, VerbsError};
+use nacre_transport_rdma_link::testing::{self, Tree};
+use nacre_transport_rdma_link::{Access, Environment, Fabric, Memlock, Modules};
+use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
 use super::*;
 
@@ -25,7 +25,7 @@ pub(crate) struct ScriptedProbe {
     echo: Option<u32>,
     output: HashMap<&'static str, &'static str>,
     /// Simulated devices; `None`: the libraries are missing.
-    rdma: Option<nacre_rdma_verbs::sim::Fabric>,
+    rdma: Option<nacre_transport_rdma_verbs::sim::Fabric>,
     pub(crate) io_uring_refused: Option<&'static str>,
 }
 

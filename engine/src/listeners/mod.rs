@@ -30,7 +30,7 @@ use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::subsystems::Withheld;
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_nvmf_wire::Nqn;
-use nacre_rdma_link::GidKind;
+use nacre_transport_rdma_link::GidKind;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tracing::{debug, info, warn};

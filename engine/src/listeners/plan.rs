@@ -17,7 +17,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use nacre_nvmf::address::IpTransport;
-use nacre_rdma_link::{Chosen, Want};
+use nacre_transport_rdma_link::{Chosen, Want};
 use serde::Serialize;
 
 use crate::config::listener::{AnaSetting, Listener, RdmaSetting, Selector};

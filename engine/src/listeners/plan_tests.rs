@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nacre_rdma_link::GidKind;
+use nacre_transport_rdma_link::GidKind;
 
 use super::*;
 use crate::config::listener::Ana;

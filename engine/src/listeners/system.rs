@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use nacre_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capability};
+use nacre_transport_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capability};
 use rustix::io::Errno;
 
 use super::plan::{Interface, Lack, Machine, interface_of_label};

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use nacre_rdma::{
+use nacre_transport_rdma::{
     DomainInfo, LatencySnapshot, QueuePairInfo, QueuePairState, RegionInfo, StatsSnapshot, Timed,
 };
-use nacre_rdma_link::{Fabric, Roots};
-use nacre_rdma_verbs::Access;
+use nacre_transport_rdma_link::{Fabric, Roots};
+use nacre_transport_rdma_verbs::Access;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev_replica::store::VolumeStore;
-use nacre_rdma_verbs::sim::Fabric;
+use nacre_transport_rdma_verbs::sim::Fabric;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;

@@ -25,7 +25,7 @@ use std::fmt::Write;
 use std::rc::Rc;
 use std::time::Duration;
 
-use nacre_rdma_link::{Counter, Fabric, Roots};
+use nacre_transport_rdma_link::{Counter, Fabric, Roots};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, EncodeMetric, LabelSetEncoder, MetricEncoder,
@@ -99,10 +99,13 @@ pub struct PortCounters {
 fn port_counters() -> Vec<PortCounters> {
     let roots = Roots::real();
     let fabric = Fabric::read(&roots.sys);
-    let of = |(device, port): (&nacre_rdma_link::Device, &nacre_rdma_link::Port)| PortCounters {
+    let of = |(device, port): (
+        &nacre_transport_rdma_link::Device,
+        &nacre_transport_rdma_link::Port,
+    )| PortCounters {
         device: device.name.clone(),
         port: port.num,
-        counters: nacre_rdma_link::counters(&roots.sys, &device.name, port.num, None),
+        counters: nacre_transport_rdma_link::counters(&roots.sys, &device.name, port.num, None),
     };
     fabric.ports().map(of).collect()
 }

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use nacre_rdma::{BATCH_CLASSES, StatsSnapshot, Timed};
-use nacre_rdma_link::CounterGroup;
+use nacre_transport_rdma::{BATCH_CLASSES, StatsSnapshot, Timed};
+use nacre_transport_rdma_link::CounterGroup;
 
 use super::reactors::family;
 use super::{Desc, MetricKind, MetricsSource, Moment, Sample, Scrape};

@@ -1,7 +1,7 @@
 //! Device descriptions for `nacre rdma devices` and `rdma_get_devices`.
 
-use nacre_rdma_link::{Device, Fabric};
-use nacre_rdma_verbs::DeviceAttributes;
+use nacre_transport_rdma_link::{Device, Fabric};
+use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::{Value, json};
 
 /// Adds `limits`, or `limits_unknown` with the reason.

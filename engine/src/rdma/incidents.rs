@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use nacre_rdma::{Incident, StatsSnapshot};
-use nacre_rdma_link::{Fabric, Roots, counters};
+use nacre_transport_rdma::{Incident, StatsSnapshot};
+use nacre_transport_rdma_link::{Fabric, Roots, counters};
 use serde_json::{Value, json};
 
 use crate::engine::Engine;

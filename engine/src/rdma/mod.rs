@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_hugepages::Arena;
-use nacre_rdma::{RdmaConfig, RdmaPlug};
-use nacre_rdma_verbs::Provider;
-use nacre_rdma_verbs::real::{Absence, VerbsProvider};
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
+use nacre_transport_rdma_verbs::Provider;
+use nacre_transport_rdma_verbs::real::{Absence, VerbsProvider};
 use tokio::sync::Notify;
 
 use crate::engine::Engine;

@@ -4,8 +4,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_link::netlink::{self, LinkError};
-use nacre_rdma_link::{Fabric, Roots};
+use nacre_transport_rdma_link::netlink::{self, LinkError};
+use nacre_transport_rdma_link::{Fabric, Roots};
 use tracing::{info, warn};
 
 /// Limit for the GID table, which the kernel fills after it has answered.
@@ -36,7 +36,7 @@ pub async fn make(interfaces: Vec<String>) {
 /// Creates a device if the interface has none. Returns its name.
 fn ensure(roots: &Roots, netdev: &str) -> Result<Option<String>, LinkError> {
     let fabric = Fabric::read(&roots.sys);
-    let on_it = |port: &nacre_rdma_link::Port| port.netdev.as_deref() == Some(netdev);
+    let on_it = |port: &nacre_transport_rdma_link::Port| port.netdev.as_deref() == Some(netdev);
     if fabric.ports().any(|(_, port)| on_it(port)) {
         return Ok(None);
     }
@@ -73,7 +73,7 @@ pub fn settled(roots: &Roots, name: &str) -> Fabric {
 
 #[cfg(test)]
 mod tests {
-    use nacre_rdma_link::testing;
+    use nacre_transport_rdma_link::testing;
 
     use super::*;
 

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_remote::{Attachment, Changes, State, Status};
-use nacre_rdma_verbs::VerbsError;
 use nacre_transport_connect::{Rdma, RdmaTuning, Source};
+use nacre_transport_rdma_verbs::VerbsError;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
@@ -122,7 +122,7 @@ impl Remotes {
     /// The RDMA resources shared by all controllers, with the memory of the data path.
     pub fn rdma(
         &self,
-        provider: Arc<dyn nacre_rdma_verbs::Provider>,
+        provider: Arc<dyn nacre_transport_rdma_verbs::Provider>,
         plane: &Plane,
         cm_timeout: Duration,
     ) -> Arc<Rdma> {

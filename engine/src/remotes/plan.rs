@@ -93,7 +93,7 @@ struct Machine {
     source: Option<IpAddr>,
     /// Why the route to the target has no RDMA.
     no_way: Option<String>,
-    verbs: Option<Result<Arc<dyn nacre_rdma_verbs::Provider>, String>>,
+    verbs: Option<Result<Arc<dyn nacre_transport_rdma_verbs::Provider>, String>>,
 }
 
 /// Resolves `host`; queries the network for a name.
@@ -219,8 +219,8 @@ impl RemotePlan {
             TransportChoice::Tcp | TransportChoice::Rdma => Fallback::None,
         });
         let fallback = fallback == Fallback::Tcp;
-        let insists =
-            wanted.transport == TransportChoice::Rdma || replication.transport == TransportChoice::Rdma;
+        let insists = wanted.transport == TransportChoice::Rdma
+            || replication.transport == TransportChoice::Rdma;
         let mut paths = None;
         let connector: Arc<dyn Connector> = match rdma {
             None => Arc::new(tcp),

@@ -12,11 +12,11 @@ use nacre_hugepages::Pool;
 use nacre_nvmf::host::Connector;
 use nacre_nvmf::host::PathOptions;
 use nacre_nvmf::transport::{Address, Plug, TransportType};
-use nacre_rdma::{RdmaConfig, RdmaPlug};
-use nacre_rdma_verbs::VerbsError;
-use nacre_rdma_verbs::sim::{Fabric, attributes};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
 use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning};
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
+use nacre_transport_rdma_verbs::VerbsError;
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{Attached, ENTRIES, config, options, tcp};
 

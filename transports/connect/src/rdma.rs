@@ -12,9 +12,9 @@ use std::time::Duration;
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::host::Wanted;
 use nacre_nvmf::transport::HostTransport;
-use nacre_rdma::{HostOptions, RdmaDialer, RdmaHosts};
-use nacre_rdma_verbs::real::VerbsProvider;
-use nacre_rdma_verbs::{Provider, VerbsError};
+use nacre_transport_rdma::{HostOptions, RdmaDialer, RdmaHosts};
+use nacre_transport_rdma_verbs::real::VerbsProvider;
+use nacre_transport_rdma_verbs::{Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::source::Source;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_nvmf::transport::{ListenerId, QueueKind};
 use nacre_nvmf_wire::rdma::{AcceptData, RejectStatus, Request};
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::{
     CmId, ConnParams, ConnectionManager, DeviceAttributes, DeviceId, QpCaps, Queues, VerbsError,
 };
 use zerocopy::IntoBytes;

@@ -7,8 +7,8 @@ use nacre_hugepages::Buf;
 use nacre_nvmf::transport::{Closed, ListenerId, ReqTag, Response, TransportCaps};
 use nacre_nvmf_wire::opcode::io as opcode;
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
-use nacre_rdma_verbs::{CmId, Lane, PostError};
 use nacre_reactor::Nanos;
+use nacre_transport_rdma_verbs::{CmId, Lane, PostError};
 use zerocopy::IntoBytes;
 
 use crate::sgl::{Remote, Remotes};
@@ -371,7 +371,7 @@ fn write_all(
     data: &[Buf],
     remotes: &Remotes<'_>,
     stats: &Stats,
-) -> Result<(), nacre_rdma_verbs::NotRegistered> {
+) -> Result<(), nacre_transport_rdma_verbs::NotRegistered> {
     let mut targets = remotes.iter();
     let mut room = 0u32;
     let (mut address, mut key) = (0, 0);

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{ListenerCounts, ListenerId};
 use nacre_nvmf_wire::rdma::{RejectData, RejectStatus};
-use nacre_rdma_verbs::{
+use nacre_reactor::{Clock, EventSet, Events, Repeats};
+use nacre_transport_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, DeviceId, VerbsError,
 };
-use nacre_reactor::{Clock, EventSet, Events, Repeats};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 

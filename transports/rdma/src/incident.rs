@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use crossbeam_queue::ArrayQueue;
 use nacre_nvmf_wire::rdma::RejectStatus;
-use nacre_rdma_verbs::{WcOpcode, WcStatus};
+use nacre_transport_rdma_verbs::{WcOpcode, WcStatus};
 
 const KEPT: usize = 64;
 

@@ -14,8 +14,8 @@
 //! capsule, and RDMA WRITE returns data. A response and its preceding writes form one chain, and
 //! all requests of a turn go with one doorbell per connection.
 //!
-//! A ring of `nacre_rdma_verbs` owns every buffer that a device may still touch. A connection that
-//! ends is drained to its last completion first.
+//! A ring of `nacre_transport_rdma_verbs` owns every buffer that a device may still touch. A
+//! connection that ends is drained to its last completion first.
 
 #![forbid(unsafe_code)]
 

@@ -10,7 +10,7 @@ use nacre_nvmf::transport::{
     Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, Transport,
     TransportType,
 };
-use nacre_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
+use nacre_transport_rdma_verbs::{Access, ProtectionDomain, Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::{RdmaConfig, in_capsule_fits};

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_queue::SegQueue;
 use nacre_hugepages::{Arena, GRAIN, Piece, register_all_in};
 use nacre_nvmf::transport::{CoreLoad, ListenerId, QueueKind};
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::{
     Access, CmId, DeviceAttributes, DeviceId, Endpoint, MrKey, ProtectionDomain, Provider, Queues,
     VerbsError,
 };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nacre_nvmf::subsystems::{LATENCY_BUCKETS, latency_bucket};
 use nacre_nvmf_wire::rdma::RejectStatus;
-use nacre_rdma_verbs::{CmEventKind, WcStatus};
+use nacre_transport_rdma_verbs::{CmEventKind, WcStatus};
 
 /// Bounds of the classes of the poll batch histogram: completions of one poll, at most.
 pub const BATCH_CLASSES: [usize; 8] = [0, 1, 2, 4, 8, 16, 32, usize::MAX];

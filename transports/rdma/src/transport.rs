@@ -16,8 +16,8 @@ use nacre_nvmf::transport::{
     TransportCaps,
 };
 use nacre_nvmf_wire::{Sgl, Sqe};
-use nacre_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Receiver, WcOpcode};
 use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_transport_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Receiver, WcOpcode};
 use zerocopy::FromBytes;
 
 use crate::conn::Conn;
@@ -298,8 +298,8 @@ struct Capsule {
 /// connection's in-capsule size counts as absent, whatever room the buffer has.
 #[inline]
 fn take(
-    mut message: nacre_rdma_verbs::Received<'_>,
-    wc: &nacre_rdma_verbs::WorkCompletion,
+    mut message: nacre_transport_rdma_verbs::Received<'_>,
+    wc: &nacre_transport_rdma_verbs::WorkCompletion,
     (in_capsule, descriptors): (u32, u8),
 ) -> Option<Capsule> {
     if !wc.status.is_success() {

@@ -109,7 +109,7 @@ struct Example {
 }
 
 const PINGPONG: Example = Example {
-    package: "nacre-rdma-verbs",
+    package: "nacre-transport-rdma-verbs",
     name: "pingpong",
     is_optimised: false,
     cases: "rdma-verbs",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_link::{CounterGroup, Fabric, Roots, counters};
+use nacre_transport_rdma_link::{CounterGroup, Fabric, Roots, counters};
 use serde_json::{Value, json};
 
 use super::{devices, none_there};

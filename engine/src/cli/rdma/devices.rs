@@ -1,7 +1,7 @@
 //! `nacre rdma devices`, `link` and `gids`.
 
-use nacre_rdma_link::{Device, Fabric, Gid, Port};
-use nacre_rdma_verbs::DeviceAttributes;
+use nacre_transport_rdma_link::{Device, Fabric, Gid, Port};
+use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
 use super::none_there;

@@ -1,7 +1,7 @@
 //! The limits of devices. The kernel reports them only through verbs, so this needs libibverbs and
 //! access to the device.
 
-use nacre_rdma_verbs::{DeviceAttributes, Provider, VerbsProvider};
+use nacre_transport_rdma_verbs::{DeviceAttributes, Provider, VerbsProvider};
 
 use super::size::Limits;
 

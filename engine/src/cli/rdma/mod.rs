@@ -13,7 +13,7 @@ pub mod size;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use nacre_rdma_link::{Fabric, Roots};
+use nacre_transport_rdma_link::{Fabric, Roots};
 
 use super::{Failure, output};
 

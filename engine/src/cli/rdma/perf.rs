@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use nacre_nvmf::address::{Grammar, Scheme};
-use nacre_rdma_perf::{
+use nacre_transport_rdma_perf::{
     ClientOptions, DEFAULT_PORT, Length, MAX_MESSAGE, Measure, Op, PerfError, Server,
     ServerOptions, Test, measure,
 };
-use nacre_rdma_verbs::{Provider, VerbsError, VerbsProvider};
+use nacre_transport_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 use super::perf_show;
 use crate::cli::Failure;

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use nacre_rdma_perf::wire::Terms;
-use nacre_rdma_perf::{Happened, LatencyOf, Progress, Report};
+use nacre_transport_rdma_perf::wire::Terms;
+use nacre_transport_rdma_perf::{Happened, LatencyOf, Progress, Report};
 use serde_json::{Value, json};
 
 use crate::cli::{Failure, output};
@@ -211,7 +211,7 @@ pub(super) fn head(system: &System, report: &Report) -> Vec<String> {
 
 pub(super) fn rows(report: &Report) -> Vec<Vec<String>> {
     let micros = |nanos: u64| format!("{:.2}", nanos as f64 / 1000.0);
-    let row = |result: &nacre_rdma_perf::SizeReport| {
+    let row = |result: &nacre_transport_rdma_perf::SizeReport| {
         let latency = &result.latency_ns;
         vec![
             result.size.to_string(),

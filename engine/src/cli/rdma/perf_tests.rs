@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use clap::Parser;
-use nacre_rdma_link::testing;
-use nacre_rdma_perf::wire::{Refusal, Reject, Terms};
-use nacre_rdma_perf::{
+use nacre_transport_rdma_link::testing;
+use nacre_transport_rdma_perf::wire::{Refusal, Reject, Terms};
+use nacre_transport_rdma_perf::{
     Happened, Latency, LatencyOf, Measure, Op, PerfError, Report, SCHEMA, Served, SizeReport,
 };
 
@@ -39,7 +39,7 @@ fn machine() -> System {
         ScriptedProbe::default(),
     );
     // The process's permissions are not simulated here.
-    machine.environment.rdma_cm = nacre_rdma_link::Access::Granted;
+    machine.environment.rdma_cm = nacre_transport_rdma_link::Access::Granted;
     machine
 }
 
@@ -156,7 +156,7 @@ fn exit_codes_and_explanations() {
         (exit, text.as_str()),
         (1, "10.0.0.1:18515 closed the connection (measuring)")
     );
-    let invalid = nacre_rdma_perf::Invalid::NoSize;
+    let invalid = nacre_transport_rdma_perf::Invalid::NoSize;
     assert_eq!(code(PerfError::Invalid(invalid)).0, 2);
 }
 

@@ -1,7 +1,7 @@
 //! `nacre rdma rxe`: creates and deletes soft-RoCE devices, without iproute2.
 
 use clap::Subcommand;
-use nacre_rdma_link::{Roots, netlink};
+use nacre_transport_rdma_link::{Roots, netlink};
 use serde_json::json;
 
 use crate::cli::{Failure, output};

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::Args;
-use nacre_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig};
-use nacre_rdma_verbs::DeviceAttributes;
+use nacre_transport_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig};
+use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
 use crate::cli::{Failure, output};

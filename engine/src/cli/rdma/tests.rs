@@ -3,10 +3,10 @@
 use std::num::NonZeroU32;
 
 use clap::Parser;
-use nacre_rdma::RdmaConfig;
-use nacre_rdma_link::Fabric;
-use nacre_rdma_link::testing;
-use nacre_rdma_verbs::{DeviceAttributes, Wire};
+use nacre_transport_rdma::RdmaConfig;
+use nacre_transport_rdma_link::Fabric;
+use nacre_transport_rdma_link::testing;
+use nacre_transport_rdma_verbs::{DeviceAttributes, Wire};
 
 use super::counters::{Sample, chosen};
 use super::devices::{device_row, gid_row, link_row};

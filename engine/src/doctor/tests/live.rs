@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-use nacre_rdma_perf::{DEFAULT_PORT, Server, ServerOptions};
-use nacre_rdma_verbs::sim::{self, ConnectFault};
-use nacre_rdma_verbs::{CmEventKind, CmOptions, DeviceAttributes};
+use nacre_transport_rdma_perf::{DEFAULT_PORT, Server, ServerOptions};
+use nacre_transport_rdma_verbs::sim::{self, ConnectFault};
+use nacre_transport_rdma_verbs::{CmEventKind, CmOptions, DeviceAttributes};
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use nacre_bdev_nvme_vfio::pci::Options;
 use nacre_bdev_nvme_vfio::pci::testing::Machine;
-use nacre_rdma_link::Memlock;
+use nacre_transport_rdma_link::Memlock;
 
 use super::*;
 

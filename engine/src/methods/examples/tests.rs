@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::sim::attributes;
+use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 
 use super::{Example, REST, all, of};

@@ -9,7 +9,7 @@ use nacre_nvmf::subsystems::{
     Association, GroupHandle, ListenerStats, Phase, QueueInfo, SubsystemKind,
 };
 use nacre_nvmf::transport::TransportType;
-use nacre_rdma::StatsSnapshot;
+use nacre_transport_rdma::StatsSnapshot;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nacre_nvmf::subsystems::{QueueLimits, TargetError};
 use nacre_nvmf::transport::{Plug, TransportType};
-use nacre_rdma::{RdmaConfig, RdmaPlug};
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use nacre_rdma_verbs::sim::attributes;
+use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Value, json};
 
 use super::super::testing::TestDaemon;

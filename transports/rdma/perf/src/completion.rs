@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{WcStatus, WorkCompletion};
+use nacre_transport_rdma_verbs::{WcStatus, WorkCompletion};
 
 use crate::error::{Failed, PerfError};
 

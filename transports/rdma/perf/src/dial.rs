@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId,
 };
 

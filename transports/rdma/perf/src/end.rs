@@ -9,10 +9,10 @@ use std::time::Duration;
 use nacre_hugepages::{
     Arena, ArenaOptions, ClassSpec, GRAIN, Piece, Pool, REGION_MAX, register_all_in,
 };
-use nacre_rdma_verbs::{
+use nacre_reactor::{EventSet, Events};
+use nacre_transport_rdma_verbs::{
     Access, Batch, CmId, ConnectionManager, Device, Lane, LaneConfig, QpCaps, Queues, RecvConfig,
 };
-use nacre_reactor::{EventSet, Events};
 
 use crate::error::PerfError;
 use crate::params::{Measure, Op};

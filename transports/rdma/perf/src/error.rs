@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use nacre_hugepages::{ArenaError, CarveError, RegisterError};
-use nacre_rdma_verbs::{NotRegistered, PostError, VerbsError, WcStatus};
+use nacre_transport_rdma_verbs::{NotRegistered, PostError, VerbsError, WcStatus};
 
 use crate::params::Invalid;
 use crate::wire::{Ending, Message, Reject, WireError};

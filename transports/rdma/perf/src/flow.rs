@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_hugepages::{Buf, Pool};
-use nacre_rdma_verbs::{CmId, Completion, Lane};
+use nacre_transport_rdma_verbs::{CmId, Completion, Lane};
 
 use crate::completion::failed;
 use crate::end::HEAD;

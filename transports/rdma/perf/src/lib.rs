@@ -15,8 +15,9 @@
 //! ```
 //!
 //! [`Server`] serves one client after another; [`measure`] is a client's run. Both work over any
-//! provider of `nacre_rdma_verbs`, and so over the simulated one with its faults. [`wire`] has the
-//! messages between the ends, [`Test`] the possible requests, and [`PerfError`] every failure.
+//! provider of `nacre_transport_rdma_verbs`, and so over the simulated one with its faults.
+//! [`wire`] has the messages between the ends, [`Test`] the possible requests, and [`PerfError`]
+//! every failure.
 
 #![forbid(unsafe_code)]
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use nacre_rdma_verbs::{Access, CmOptions, ConnParams, Provider};
+use nacre_transport_rdma_verbs::{Access, CmOptions, ConnParams, Provider};
 
 use crate::client::{ClientOptions, measure};
 use crate::dial::{Dial, Way};

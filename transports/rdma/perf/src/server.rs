@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId, Provider,
 };
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_hugepages::{Buf, ClassSpec};
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::{
     Access, CmEventKind, CmId, Completion, ConnParams, ConnectionManager, Device, Lane, MrKey,
 };
 

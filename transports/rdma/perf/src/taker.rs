@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use nacre_hugepages::Buf;
-use nacre_rdma_verbs::{CmId, Lane};
+use nacre_transport_rdma_verbs::{CmId, Lane};
 
 use crate::end::HEAD;
 use crate::error::{Mismatch, PerfError};

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{AsyncEvent, CmId, Device, DeviceId, Queues, VerbsError};
+use nacre_transport_rdma_verbs::{AsyncEvent, CmId, Device, DeviceId, Queues, VerbsError};
 
 use super::Control;
 use crate::accept::Offered;

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::rdma::{AcceptData, RejectData, Request};
-use nacre_rdma_verbs::{
+use nacre_reactor::{EventSet, Events, Interest};
+use nacre_transport_rdma_verbs::{
     CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, DeviceId, QpCaps, Queues,
     VerbsError,
 };
-use nacre_reactor::{EventSet, Events, Interest};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 

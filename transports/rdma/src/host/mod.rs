@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_rdma_verbs::{Access, CmId, Endpoint, ProtectionDomain, Provider, VerbsError};
 use nacre_reactor::EventSet;
+use nacre_transport_rdma_verbs::{Access, CmId, Endpoint, ProtectionDomain, Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 

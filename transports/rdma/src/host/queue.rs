@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 use nacre_hugepages::Buf;
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
-use nacre_rdma_verbs::{
+use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_transport_rdma_verbs::{
     Batch, CmId, Completion, Endpoint, Lane, LaneConfig, MrKey, RecvConfig, WcStatus,
 };
-use nacre_reactor::{EventSet, Idle, Nanos};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{Ask, HostOptions, HostShared, Link, News, RingMemory};
@@ -209,7 +209,7 @@ impl RdmaHost {
                         lane.send(command.sqe.as_bytes(), None);
                         Ok(())
                     }
-                    None => Err(nacre_rdma_verbs::NotRegistered {
+                    None => Err(nacre_transport_rdma_verbs::NotRegistered {
                         len: data.map_or(0, |data| data.len()),
                     }),
                 }

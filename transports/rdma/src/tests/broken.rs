@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{Address, Closed, ListenerId, Plug};
-use nacre_rdma_verbs::AsyncEvent;
-use nacre_rdma_verbs::sim::{Fabric, attributes};
+use nacre_transport_rdma_verbs::AsyncEvent;
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{ENTRIES, TARGET};
 use super::several::{Several, config, devices};

@@ -11,8 +11,8 @@ use nacre_nvmf::transport::{Closed, ConnId, Event, Events, Pools, ReqTag, Respon
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::rdma::Request;
 use nacre_nvmf_wire::{Cqe, Sgl, SglDescriptor, Sqe, StatusCode};
-use nacre_rdma_verbs::sim::Target;
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::sim::Target;
+use nacre_transport_rdma_verbs::{
     Access, Batch, CmEventKind, CmOptions, ConnParams, ConnectionManager, Lane, LaneConfig, MrKey,
     QpCaps, Queues, RecvConfig, WcStatus,
 };

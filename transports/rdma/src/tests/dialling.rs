@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{Closed, HostEvent, HostTransport};
 use nacre_nvmf_wire::rdma::AcceptData;
-use nacre_rdma_verbs::{CmEventKind, ConnParams};
+use nacre_transport_rdma_verbs::{CmEventKind, ConnParams};
 use zerocopy::IntoBytes;
 
 use super::rig::{ENTRIES, Options, TestRig};

@@ -15,9 +15,9 @@ use nacre_nvmf::transport::{
 };
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe};
-use nacre_rdma_verbs::sim::{ConnectFault, Target};
-use nacre_rdma_verbs::{AsyncEvent, CmEventKind, ConnParams, PortState, WcStatus};
 use nacre_reactor::Idle;
+use nacre_transport_rdma_verbs::sim::{ConnectFault, Target};
+use nacre_transport_rdma_verbs::{AsyncEvent, CmEventKind, ConnParams, PortState, WcStatus};
 
 use super::rig::{ENTRIES, Options, TARGET, TestRig};
 use crate::{HostOptions, RdmaConfig, RdmaHost};
@@ -373,7 +373,7 @@ fn removal_and_return() {
     );
     // A driver waits for the last of them before it lets its device go.
     assert_eq!(world.rig.fabric.completion_queues(), 0);
-    let attributes = nacre_rdma_verbs::sim::attributes("sim_target");
+    let attributes = nacre_transport_rdma_verbs::sim::attributes("sim_target");
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
     world.turns(2);
     assert_eq!(world.rig.plug.listening(), (1, 1));

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nacre_rdma_verbs::WcStatus;
-use nacre_rdma_verbs::sim::Target;
+use nacre_transport_rdma_verbs::WcStatus;
+use nacre_transport_rdma_verbs::sim::Target;
 
 use super::faults::World;
 use super::rig::{Options, TARGET, TestRig};
@@ -68,7 +68,7 @@ fn incidents() {
     assert_eq!(lost, [Incident::DeviceLost { device, why }]);
     world.settle("lost");
     // Incidents that no caller takes are bounded.
-    let attributes = nacre_rdma_verbs::sim::attributes("sim_target");
+    let attributes = nacre_transport_rdma_verbs::sim::attributes("sim_target");
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
     world.turns(2);
     for _ in 0..70 {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use nacre_bdev::{Op, Queue, Status};
 use nacre_nvmf::host::{PathCounts, PathOptions};
 use nacre_nvmf::transport::{Plug, TransportType};
-use nacre_rdma_verbs::sim::{ConnectFault, Target, attributes};
-use nacre_rdma_verbs::{PortState, WcStatus};
+use nacre_transport_rdma_verbs::sim::{ConnectFault, Target, attributes};
+use nacre_transport_rdma_verbs::{PortState, WcStatus};
 
 use super::rig::{HOST, TARGET};
 use super::stack::{Setup, Stack};

@@ -3,8 +3,8 @@
 use nacre_hugepages::{Buf, ClassSpec, GRAIN};
 use nacre_nvmf::transport::conformance::{self, Rig};
 use nacre_nvmf::transport::{Address, ListenerId, Plug};
-use nacre_rdma_verbs::MrKey;
-use nacre_rdma_verbs::sim::{Fabric, attributes};
+use nacre_transport_rdma_verbs::MrKey;
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{Options, TARGET, TestRig};
 use crate::{RdmaConfig, RdmaPlug};

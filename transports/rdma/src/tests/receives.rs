@@ -2,7 +2,7 @@
 //! the reason.
 
 use nacre_nvmf::transport::{Closed, ListenerId, Plug};
-use nacre_rdma_verbs::sim::attributes;
+use nacre_transport_rdma_verbs::sim::attributes;
 
 use super::rig::ENTRIES;
 use super::several::{Several, config, devices};

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::transport::conformance::Rig;
 use nacre_nvmf::transport::{Address, HostTransport, ListenerId, ListenerOptions, Plug, Transport};
-use nacre_rdma_verbs::DeviceAttributes;
-use nacre_rdma_verbs::DeviceId;
-use nacre_rdma_verbs::sim::{Fabric, attributes};
 use nacre_reactor::{Nanos, VirtualClock};
+use nacre_transport_rdma_verbs::DeviceAttributes;
+use nacre_transport_rdma_verbs::DeviceId;
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};
 

@@ -13,9 +13,9 @@ use nacre_nvmf::transport::{
 };
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_rdma_verbs::sim::{Fabric, attributes};
-use nacre_rdma_verbs::{DeviceAttributes, DeviceId};
 use nacre_reactor::{Nanos, VirtualClock};
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
+use nacre_transport_rdma_verbs::{DeviceAttributes, DeviceId};
 
 use super::rig::{ENTRIES, HOST, TestRig};
 use crate::{HostOptions, RdmaConfig, RdmaDialer, RdmaHost, RdmaHosts, RdmaPlug};

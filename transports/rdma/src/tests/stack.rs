@@ -17,10 +17,10 @@ use nacre_nvmf::subsystems::{
 };
 use nacre_nvmf::transport::{Address, HostTransport, ListenerOptions, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;
-use nacre_rdma_verbs::sim::{Fabric, Target as Faulty, attributes};
-use nacre_rdma_verbs::{DeviceAttributes, DeviceId, WcStatus};
 use nacre_reactor::Nanos;
 use nacre_transport_loopback::{LoopbackConfig, LoopbackPlug};
+use nacre_transport_rdma_verbs::sim::{Fabric, Target as Faulty, attributes};
+use nacre_transport_rdma_verbs::{DeviceAttributes, DeviceId, WcStatus};
 
 use super::rig::{HOST, TARGET};
 use crate::{RdmaConfig, RdmaHosts, RdmaPlug, Timed};

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_nvmf::transport::{Address, Closed, ConnId, Event, Events};
-use nacre_rdma_verbs::{Queues, WcOpcode, WcStatus};
 use nacre_reactor::Nanos;
+use nacre_transport_rdma_verbs::{Queues, WcOpcode, WcStatus};
 
 use super::RdmaTransport;
 use crate::accept::CROWDED_PATIENCE;
@@ -42,7 +42,7 @@ impl RdmaTransport {
     pub(super) fn failed(
         &mut self,
         index: u32,
-        wc: &nacre_rdma_verbs::WorkCompletion,
+        wc: &nacre_transport_rdma_verbs::WorkCompletion,
         opcode: WcOpcode,
     ) {
         let flushed = wc.status == WcStatus::WorkRequestFlushed;

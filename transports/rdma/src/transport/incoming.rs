@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use nacre_nvmf::transport::{Closed, QueueKind};
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
+use nacre_transport_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
 use super::{ByNumber, Device, RdmaTransport, Slot};
 use crate::accept::CROWDED;

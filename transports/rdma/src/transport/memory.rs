@@ -5,7 +5,7 @@
 
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf_wire::Sqe;
-use nacre_rdma_verbs::{DeviceAttributes, Provider};
+use nacre_transport_rdma_verbs::{DeviceAttributes, Provider};
 
 use crate::RdmaConfig;
 use crate::accept::{message_bytes, shared_receives};

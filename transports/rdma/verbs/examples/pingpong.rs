@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, Pool, register_all};
-use nacre_rdma_verbs::*;
+use nacre_transport_rdma_verbs::*;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 

@@ -459,7 +459,7 @@ fn the_transport_is_chosen_by_trtype() {
 /// the stage.
 #[test]
 fn an_rdma_attempt_times_out() {
-    use nacre_rdma_verbs::sim::{ConnectFault, attributes};
+    use nacre_transport_rdma_verbs::sim::{ConnectFault, attributes};
     let mut settings = Settings::default();
     settings.nvmf.discovery_port = 0;
     settings.replication.cm_timeout_ms = 321;

@@ -191,7 +191,7 @@ fn listeners_of_the_file_report_their_state() {
             "{rdma}"
         );
         // Matches the doctor's result for this machine.
-        match nacre_rdma_link::NoDevice::of(&nacre_rdma_link::Roots::real()) {
+        match nacre_transport_rdma_link::NoDevice::of(&nacre_transport_rdma_link::Roots::real()) {
             Some(missing) => assert_eq!(rdma["remedy"], missing.remedy()),
             None => assert!(rdma["remedy"].is_string(), "{rdma}"),
         }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::opcode::io;
-use nacre_rdma::{HostOptions, RdmaHosts};
-use nacre_rdma_verbs::WcStatus;
-use nacre_rdma_verbs::sim::{Target, attributes};
 use nacre_reactor::Nanos;
+use nacre_transport_rdma::{HostOptions, RdmaHosts};
+use nacre_transport_rdma_verbs::WcStatus;
+use nacre_transport_rdma_verbs::sim::{Target, attributes};
 use serde_json::{Value, json};
 
 use super::super::super::testing::{TestDaemon, test_daemon};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use nacre_rdma_verbs::{Access, CmOptions, ConnParams, PrivateData, Provider};
+use nacre_transport_rdma_verbs::{Access, CmOptions, ConnParams, PrivateData, Provider};
 
 use super::{AGAIN, Client, Control};
 use crate::dial::{Dial, Found, Way};

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{CmId, ConnectionManager, Lane, Provider};
+use nacre_transport_rdma_verbs::{CmId, ConnectionManager, Lane, Provider};
 
 use crate::completion::{Causes, Rank};
 use crate::dial::Found;

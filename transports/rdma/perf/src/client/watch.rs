@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::{CmEvent, CmEventKind, Completion};
+use nacre_transport_rdma_verbs::{CmEvent, CmEventKind, Completion};
 
 use super::{Client, Progress, SIGNS, Stage, TELL, TICK};
 use crate::completion::{Rank, failed};

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::sim::Target;
-use nacre_rdma_verbs::{CmEventKind, PortState, WcStatus};
+use nacre_transport_rdma_verbs::sim::Target;
+use nacre_transport_rdma_verbs::{CmEventKind, PortState, WcStatus};
 
 use super::rig::{CLIENT, PATIENCE, Rig, Running, endless};
 use crate::*;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use nacre_rdma_verbs::sim::{ConnectFault, attributes};
+use nacre_transport_rdma_verbs::sim::{ConnectFault, attributes};
 
 use super::rig::{CLIENT, PATIENCE, Rig, SERVER, network};
 use crate::*;

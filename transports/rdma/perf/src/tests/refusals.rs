@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::sim::{ConnectFault, attributes};
+use nacre_transport_rdma_verbs::sim::{ConnectFault, attributes};
 
 use super::rig::{CLIENT, PATIENCE, Rig, SERVER, network};
 use crate::wire::Refusal;
@@ -252,7 +252,7 @@ fn memory_of_the_client() {
 /// device. Method: devices with low limits.
 #[test]
 fn limits_of_devices() {
-    type Change = fn(&mut nacre_rdma_verbs::DeviceAttributes);
+    type Change = fn(&mut nacre_transport_rdma_verbs::DeviceAttributes);
     let cases: [(Change, &str); 4] = [
         (
             |a| a.max_qp = 1,

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nacre_rdma_verbs::sim::{Fabric, attributes};
-use nacre_rdma_verbs::{DeviceAttributes, DeviceId};
+use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
+use nacre_transport_rdma_verbs::{DeviceAttributes, DeviceId};
 
 use crate::*;
 

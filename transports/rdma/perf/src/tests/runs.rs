@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::sim::attributes;
+use nacre_transport_rdma_verbs::sim::attributes;
 
 use super::rig::{CLIENT, Rig, SERVER, endless};
 use crate::*;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use nacre_rdma_verbs::sim::attributes;
-use nacre_rdma_verbs::{
+use nacre_transport_rdma_verbs::sim::attributes;
+use nacre_transport_rdma_verbs::{
     Access, CmEvent, CmEventKind, CmId, CmOptions, ConnParams, ConnectionManager, QpCaps, Queues,
 };
 
@@ -20,7 +20,10 @@ struct Raw {
 }
 
 impl Raw {
-    fn new(rig: &nacre_rdma_verbs::sim::Fabric, device: nacre_rdma_verbs::DeviceId) -> Raw {
+    fn new(
+        rig: &nacre_transport_rdma_verbs::sim::Fabric,
+        device: nacre_transport_rdma_verbs::DeviceId,
+    ) -> Raw {
         let provider = rig.provider();
         let domain = provider
             .device(device)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use nacre_rdma_link::{NoDevice, Roots, in_container};
+use nacre_transport_rdma_link::{NoDevice, Roots, in_container};
 
 use crate::sys::LoadError;
 use crate::sys::api::{LIBIBVERBS, LIBRDMACM};

@@ -12,7 +12,7 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use nacre_rdma_link::Roots;
+use nacre_transport_rdma_link::Roots;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::absence::Absence;

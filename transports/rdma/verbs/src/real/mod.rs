@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use nacre_rdma_link::Roots;
+use nacre_transport_rdma_link::Roots;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::provider::{ConnectionManager, Device, Provider};
