@@ -35,7 +35,7 @@ use crate::config::settings::{Log, LogFormat, LogLevel};
 /// Flags, each with the prefixes of the targets that it enables. Each crate belongs to one.
 pub const FLAGS: [(&str, &[&str]); 17] = [
     ("all", &["nacre"]),
-    ("app", &["nacre_engine"]),
+    ("app", &["nacre_engine", "nacre_random"]),
     ("bdev", &["nacre_bdev"]),
     ("bdev_nvme", &["nacre_bdev_nvme", "nacre_engine::drives"]),
     (
