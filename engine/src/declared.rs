@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::config::Settings;
-use crate::config::settings::{Bdev, ControllerModel, DEFAULT_BLOCK, Kind, Subsystem};
+use crate::config::settings::{Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Subsystem};
 use crate::engine::Engine;
 use crate::journal::Entry;
 use crate::methods::bdev::modules;
@@ -311,7 +311,7 @@ pub fn params_of(declared: &Bdev) -> Value {
 /// The create method and its parameters for a type with keys of its own.
 fn own_params(declared: &Bdev) -> (&'static str, Value) {
     let uuid = uuid_of(declared);
-    if declared.kind == Kind::FILE {
+    if declared.kind == BdevKind::FILE {
         let mut params = json!({
             "name": declared.name,
             "filename": declared.path,
@@ -330,7 +330,7 @@ fn own_params(declared: &Bdev) -> (&'static str, Value) {
     let blocks = declared
         .size
         .map_or(0, |size| size.0 / u64::from(block_size.max(1)));
-    let method = if declared.kind == Kind::MALLOC {
+    let method = if declared.kind == BdevKind::MALLOC {
         modules::MALLOC.create
     } else {
         modules::NULL.create

@@ -29,7 +29,7 @@ mod transport;
 
 pub use endpoint::{Endpoint, Select, SpdkFields, adrfam};
 pub use grammar::{
-    AddressError, Grammar, Subsystem, parse_nqn, parse_nsid, parse_port, split_authority,
+    AddressError, Grammar, SubsystemPart, parse_nqn, parse_nsid, parse_port, split_authority,
 };
 pub use transport::{Fallback, IpTransport, Scheme, TransportChoice, UnknownTransport};
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_path_to_error::Segment;
 
 use super::listener::{Listener, Selector};
-use super::settings::{Bdev, DEFAULT_BLOCK, Kind, Subsystem};
+use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
 use crate::declared;
 use crate::methods::bdev::modules::Entry;
@@ -202,15 +202,15 @@ impl Check<'_> {
                 self.refuse(&format!("{key}.{field}"), cause, remedy);
             }
             match (bdev.kind, &bdev.path, bdev.size) {
-                (Kind::FILE, None, _) => {
+                (BdevKind::FILE, None, _) => {
                     let key = format!("{key}.path");
                     self.refuse(&key, "a file device without a path", "add path = \"/…\"");
                 }
-                (Kind::MALLOC | Kind::NULL, _, None) => {
+                (BdevKind::MALLOC | BdevKind::NULL, _, None) => {
                     let key = format!("{key}.size");
                     self.refuse(&key, "a device without a size", "add size = \"64MiB\"");
                 }
-                (Kind::MALLOC | Kind::NULL, Some(_), _) => {
+                (BdevKind::MALLOC | BdevKind::NULL, Some(_), _) => {
                     let remedy = "leave it out, or set type = \"file\"";
                     self.refuse(
                         &format!("{key}.path"),

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
 use super::listener::Selector;
-use super::settings::{Bdev, Hugepages, Kind};
+use super::settings::{Bdev, BdevKind, Hugepages};
 use super::{Loaded, Problem, Settings, origin_of};
 use crate::engine::Personality;
 use crate::listeners::plan::{Machine, interface_of, matches};
@@ -209,7 +209,10 @@ fn has_address(address: SocketAddr) -> Result<(), String> {
 }
 
 fn file_missing(bdev: &Bdev) -> Option<String> {
-    let path = bdev.path.as_deref().filter(|_| bdev.kind == Kind::FILE)?;
+    let path = bdev
+        .path
+        .as_deref()
+        .filter(|_| bdev.kind == BdevKind::FILE)?;
     let shown = path.display();
     match std::fs::metadata(path) {
         Ok(found) if found.is_dir() => Some(format!("{shown} is a directory")),

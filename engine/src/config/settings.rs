@@ -409,7 +409,7 @@ pub struct Namespace {
 pub struct Bdev {
     pub name: String,
     #[serde(rename = "type")]
-    pub kind: Kind,
+    pub kind: BdevKind,
     /// `file` only.
     pub path: Option<PathBuf>,
     /// `malloc` and `null`: the size; `file`: creates a missing file with this size.
@@ -430,7 +430,7 @@ impl Default for Bdev {
     fn default() -> Bdev {
         Bdev {
             name: String::new(),
-            kind: Kind::FILE,
+            kind: BdevKind::FILE,
             path: None,
             size: None,
             block_size: None,
@@ -445,17 +445,17 @@ impl Default for Bdev {
 /// whose parameters are the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Kind(&'static str);
+pub struct BdevKind(&'static str);
 
-impl Kind {
+impl BdevKind {
     /// A file or a block device, through io_uring.
-    pub const FILE: Kind = Kind("file");
-    pub const MALLOC: Kind = Kind("malloc");
-    pub const NULL: Kind = Kind("null");
+    pub const FILE: BdevKind = BdevKind("file");
+    pub const MALLOC: BdevKind = BdevKind("malloc");
+    pub const NULL: BdevKind = BdevKind("null");
 
     fn all() -> &'static [&'static str] {
         static ALL: LazyLock<Vec<&str>> = LazyLock::new(|| {
-            let own = [Kind::FILE, Kind::MALLOC, Kind::NULL].map(|kind| kind.0);
+            let own = [BdevKind::FILE, BdevKind::MALLOC, BdevKind::NULL].map(|kind| kind.0);
             let declared = MODULES.iter().filter(|module| module.declared.is_some());
             own.into_iter().chain(declared.map(|m| m.kind)).collect()
         });
@@ -470,12 +470,12 @@ impl Kind {
     }
 }
 
-impl<'de> Deserialize<'de> for Kind {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
+impl<'de> Deserialize<'de> for BdevKind {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<BdevKind, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let known = Kind::all().iter().find(|kind| **kind == text);
-        let unknown = || serde::de::Error::unknown_variant(&text, Kind::all());
-        known.map(|kind| Kind(kind)).ok_or_else(unknown)
+        let known = BdevKind::all().iter().find(|kind| **kind == text);
+        let unknown = || serde::de::Error::unknown_variant(&text, BdevKind::all());
+        known.map(|kind| BdevKind(kind)).ok_or_else(unknown)
     }
 }
 

@@ -13,12 +13,12 @@ pub struct Grammar {
     pub schemes: &'static [Scheme],
     /// Refuses an address without a scheme.
     pub needs_scheme: bool,
-    pub subsystem: Subsystem,
+    pub subsystem: SubsystemPart,
 }
 
 /// Whether an address names a subsystem, and with it a namespace and a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subsystem {
+pub enum SubsystemPart {
     Refused,
     Optional,
     Required,
@@ -67,7 +67,7 @@ impl Grammar {
             Scheme::Pcie,
         ],
         needs_scheme: false,
-        subsystem: Subsystem::Optional,
+        subsystem: SubsystemPart::Optional,
     };
 
     /// A controller that a tool connects to.
@@ -81,7 +81,7 @@ impl Grammar {
     pub const NAMESPACE: Grammar = Grammar {
         form: "auto://ADDRESS[:PORT]/NQN[?nsid=N], with an IPv6 address in brackets",
         needs_scheme: true,
-        subsystem: Subsystem::Required,
+        subsystem: SubsystemPart::Required,
         ..Grammar::CONTROLLER
     };
 
@@ -90,7 +90,7 @@ impl Grammar {
         form: "tcp://ADDRESS[:PORT] or rdma://ADDRESS[:PORT], with an IPv6 address in brackets",
         schemes: &[Scheme::Tcp, Scheme::Rdma],
         needs_scheme: false,
-        subsystem: Subsystem::Refused,
+        subsystem: SubsystemPart::Refused,
     };
 
     /// A drive of this machine. The caller checks the PCI address.
@@ -98,7 +98,7 @@ impl Grammar {
         form: "pcie://BDF[?nsid=N]",
         schemes: &[Scheme::Pcie],
         needs_scheme: true,
-        subsystem: Subsystem::Optional,
+        subsystem: SubsystemPart::Optional,
     };
 
     pub fn parse(&self, text: &str) -> Result<Endpoint, AddressError> {
@@ -128,7 +128,7 @@ impl Grammar {
             return Err(refused());
         }
         let names_more = !path.is_empty() || query.is_some();
-        if self.subsystem == Subsystem::Refused && names_more {
+        if self.subsystem == SubsystemPart::Refused && names_more {
             return Err(refused());
         }
         let mut endpoint = Endpoint {
@@ -142,7 +142,7 @@ impl Grammar {
             select: Select::All,
             hostnqn: None,
         };
-        if self.subsystem == Subsystem::Required && endpoint.subnqn.is_none() {
+        if self.subsystem == SubsystemPart::Required && endpoint.subnqn.is_none() {
             return Err(AddressError::NoSubsystem {
                 text: text.to_owned(),
                 form: self.form,

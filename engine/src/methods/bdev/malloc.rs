@@ -12,7 +12,7 @@ use crate::rpc::RpcError;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateParams {
+pub struct MallocCreateParams {
     /// Default: Malloc0, Malloc1, and so on.
     name: Option<String>,
     num_blocks: u64,
@@ -63,16 +63,16 @@ impl Single for RamDisk {
         name: "bdev_malloc_delete",
         about: "Deletes a RAM disk and the devices stacked on it.",
     };
-    type Config = CreateParams;
+    type Config = MallocCreateParams;
     type Created = String;
     type Error = RpcError;
 
-    fn name(params: &CreateParams) -> Option<String> {
+    fn name(params: &MallocCreateParams) -> Option<String> {
         params.name.clone()
     }
 
     fn create(
-        params: &mut CreateParams,
+        params: &mut MallocCreateParams,
         registry: &nacre_bdev::Registry,
     ) -> Result<Arc<dyn Bdev>, RpcError> {
         no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;

@@ -87,14 +87,14 @@ pub struct Entry {
     pub names: fn(&Value) -> Vec<String>,
     pub register: fn(&mut Registry<Engine>),
     /// If the create method's parameters are the keys of a `[[bdev]]`.
-    pub declared: Option<Declared>,
+    pub declared: Option<Declaration>,
     /// If the create method's parameters are the arguments of `nacre bdev create`.
     pub command: Option<Command>,
 }
 
 /// The keys of a `[[bdev]]`.
 #[derive(Clone, Copy)]
-pub struct Declared {
+pub struct Declaration {
     pub schema: fn() -> schemars::Schema,
     /// Finds the first wrong parameter.
     pub check: fn(&Value) -> Option<(read::Place, read::ValueError)>,
@@ -141,7 +141,7 @@ where
     RpcError: From<M::Error>,
 {
     Entry {
-        declared: Some(Declared {
+        declared: Some(Declaration {
             schema: || schemars::schema_for!(M::Config),
             check: |params| read::first::<M::Config>(params, Texts::Read).err(),
         }),

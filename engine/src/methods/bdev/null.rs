@@ -26,7 +26,7 @@ pub const MODULE: Entry = Entry {
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CreateParams {
+pub struct NullCreateParams {
     name: String,
     num_blocks: u64,
     /// A power of two from 512 to 65536.
@@ -74,16 +74,16 @@ impl Single for NullDisk {
         name: "bdev_null_delete",
         about: "Deletes a null device and the devices stacked on it.",
     };
-    type Config = CreateParams;
+    type Config = NullCreateParams;
     type Created = String;
     type Error = RpcError;
 
-    fn name(params: &CreateParams) -> Option<String> {
+    fn name(params: &NullCreateParams) -> Option<String> {
         Some(params.name.clone())
     }
 
     fn create(
-        params: &mut CreateParams,
+        params: &mut NullCreateParams,
         _registry: &nacre_bdev::Registry,
     ) -> Result<Arc<dyn Bdev>, RpcError> {
         no_metadata(&[("md_size", params.md_size), ("dif_type", params.dif_type)])?;
