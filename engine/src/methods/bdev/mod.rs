@@ -110,11 +110,10 @@ fn key(name: &str) -> String {
 fn refuse_taken(engine: &Engine, name: &str) -> Result<(), RpcError> {
     match engine.plane()?.bdevs.lookup(name) {
         None => Ok(()),
-        Some(_) => Err(RpcError::errno(
-            Errno::EEXIST,
-            format!("\"{name}\" is already the name, alias or UUID of a bdev"),
-        )
-        .field("name")),
+        Some(bdev) => Err(RpcError::from(RegistryError::Exists {
+            name: name.into(),
+            bdev: bdev.name().into(),
+        })),
     }
 }
 

@@ -185,7 +185,7 @@ fn errors_name_the_cause() {
         ),
         (
             "volume_create",
-            json!({ "name": "w", "devices": ["tcp://192.0.2.1/nqn.2026-01.x:s"] }),
+            json!({ "name": "w", "devices": ["iscsi://192.0.2.1/nqn.2026-01.x:s"] }),
             -32602,
             Some("devices[0]"),
         ),
