@@ -7,6 +7,8 @@
 //!
 //! The parts share one claim on the base, so no other user writes to it. A part keeps its place
 //! and size: a larger base changes nothing, and a smaller one cuts off the parts beyond its end.
+//! The stored call names the size of the parts, so a start on a larger base makes the same ones.
+//! The UUID of a part covers its place: other blocks never appear under a known UUID.
 //! The parts are deleted together, or with the base.
 
 mod channel;
@@ -32,6 +34,8 @@ use crate::stack::{Base, Stacked, derived_uuid};
 /// Largest number of parts: each has queues on every core.
 pub const MAX_PARTS: u32 = 1024;
 
+const MIB: u64 = 1 << 20;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(deny_unknown_fields)]
@@ -46,6 +50,14 @@ pub struct Config {
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "MIB", default_value_t = 0))]
     pub split_size_mb: u64,
+    /// Size of each part in bytes, a multiple of the block size; not with `split_size_mb`. An
+    /// equal division that is not in whole MiB is stored with it. SPDK has no such parameter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "BYTES", conflicts_with = "split_size_mb")
+    )]
+    pub part_bytes: Option<u64>,
 }
 
 /// Names the base, in the parameters of `bdev_split_delete`.
@@ -146,6 +158,18 @@ impl Config {
         format!("{}p{index}", self.base_bdev)
     }
 
+    /// Names the size of the parts, so that the call makes the same ones on a larger base.
+    fn fix_size(&mut self, bytes: u64) {
+        if self.split_size_mb != 0 || self.part_bytes.is_some() {
+            return;
+        }
+        if bytes.is_multiple_of(MIB) {
+            self.split_size_mb = bytes / MIB;
+        } else {
+            self.part_bytes = Some(bytes);
+        }
+    }
+
     /// The number of parts and the blocks of each, on a base of this geometry.
     fn layout(&self, base: Geometry) -> Result<(u32, u64), CreateError> {
         let refused = |field, cause: String, remedy| CreateError::Parameter {
@@ -153,21 +177,38 @@ impl Config {
             cause,
             remedy,
         };
-        let size = self.split_size_mb;
         let block_size = u64::from(base.block_size);
-        let each = match size {
+        let (field, bytes) = match (self.part_bytes, self.split_size_mb) {
+            (None, 0) => ("split_count", 0),
+            (None, size) => ("split_size_mb", size.saturating_mul(MIB)),
+            (Some(bytes), 0) if bytes != 0 && bytes.is_multiple_of(block_size) => {
+                ("part_bytes", bytes)
+            }
+            (Some(bytes), size) => {
+                let cause = match size {
+                    0 => format!("{bytes} bytes are not whole blocks of {block_size}"),
+                    _ => "the size is given twice".to_owned(),
+                };
+                let remedy = "give whole blocks, or split_size_mb instead";
+                return Err(refused("part_bytes", cause, remedy));
+            }
+        };
+        let each = match bytes {
             0 => base.blocks / u64::from(self.split_count.max(1)),
-            _ => size.saturating_mul(1 << 20) / block_size,
+            _ => bytes / block_size,
         };
         let most = base.blocks.checked_div(each).unwrap_or(0);
-        if most == 0 && size == 0 {
+        if most == 0 && bytes == 0 {
             let cause = format!("{} parts of {} blocks", self.split_count, base.blocks);
             let remedy = "a part has at least one block: give fewer parts";
-            return Err(refused("split_count", cause, remedy));
+            return Err(refused(field, cause, remedy));
         }
         if most == 0 {
-            let cause = format!("{size} MiB do not fit the device of {} bytes", base.bytes());
-            return Err(refused("split_size_mb", cause, "give a smaller size"));
+            let cause = format!(
+                "{bytes} bytes do not fit the device of {} bytes",
+                base.bytes()
+            );
+            return Err(refused(field, cause, "give a smaller size"));
         }
         let count = u64::from(self.split_count).min(most);
         match u32::try_from(count) {
@@ -180,11 +221,13 @@ impl Config {
     }
 }
 
-/// Claims the base for all parts. The caller registers them.
-pub fn create(config: &Config, registry: &Registry) -> Result<Vec<Arc<Part>>, CreateError> {
+/// Claims the base for all parts, and names their size in `config`. The caller registers them.
+pub fn create(config: &mut Config, registry: &Registry) -> Result<Vec<Arc<Part>>, CreateError> {
     Part::check(config)?;
     let base = registry.get(&config.base_bdev)?.layer;
-    let (count, blocks) = config.layout(base.geometry())?;
+    let geometry = base.geometry();
+    let (count, blocks) = config.layout(geometry)?;
+    let bytes = blocks * u64::from(geometry.block_size);
     if count < config.split_count {
         let (bdev, asked) = (&config.base_bdev, config.split_count);
         warn!(bdev, asked, count, "no more parts fit on the device");
@@ -194,9 +237,11 @@ pub fn create(config: &Config, registry: &Registry) -> Result<Vec<Arc<Part>>, Cr
         base: Base::claim(registry, &config.base_bdev, &names)?,
         least_of_base: Mutex::new(vec![u64::MAX; names.len()]),
     });
+    config.fix_size(bytes);
     let part = |(index, name): (usize, String)| {
+        let place = format!("{name} {bytes} bytes from {}", index as u64 * bytes);
         Arc::new(Part {
-            uuid: derived_uuid(None, parts.base.uuid(), &name),
+            uuid: derived_uuid(None, parts.base.uuid(), &place),
             name,
             index,
             offset: index as u64 * blocks,

@@ -18,11 +18,13 @@ fn config(count: u32, size_mb: u64) -> Config {
         base_bdev: "Base".into(),
         split_count: count,
         split_size_mb: size_mb,
+        part_bytes: None,
     }
 }
 
 fn base(registry: &Registry, blocks: u64) -> Arc<Malloc> {
-    let config = serde_json::json!({"name": "Base", "block_size": BLOCK, "num_blocks": blocks});
+    let uuid = "33333333-2222-3333-4444-555555555555";
+    let config = serde_json::json!({"name": "Base", "block_size": BLOCK, "num_blocks": blocks, "uuid": uuid});
     let config = serde_json::from_value(config).expect("a complete configuration");
     let device = malloc::create(config).expect("a good one");
     registry
@@ -64,7 +66,7 @@ fn conforms() {
         crate::conformance::run(|| {
             let registry = Registry::new();
             base(&registry, 3 * PART);
-            let mut parts = create(&config(3, 0), &registry).expect("the base is there");
+            let mut parts = create(&mut config(3, 0), &registry).expect("the base is there");
             parts.swap_remove(part)
         });
     }
@@ -77,7 +79,7 @@ fn conforms() {
 fn each_part_has_bounds() {
     let registry = Registry::new();
     base(&registry, 3 * PART);
-    let parts = create(&config(3, 0), &registry).expect("the base is there");
+    let parts = create(&mut config(3, 0), &registry).expect("the base is there");
     let pool = pool();
     let mut queues: Vec<Box<dyn Queue>> = parts
         .iter()
@@ -128,7 +130,7 @@ fn the_layout_is_that_of_spdk() {
     let registry = Registry::new();
     base(&registry, 5 * PART + 7);
     let layout = |count, size_mb| {
-        let made = create(&config(count, size_mb), &registry)?;
+        let made = create(&mut config(count, size_mb), &registry)?;
         Ok::<_, CreateError>((made.len(), made[0].blocks, made[made.len() - 1].offset))
     };
     assert_eq!(
@@ -153,6 +155,49 @@ fn the_layout_is_that_of_spdk() {
     assert_eq!(Part::names(&config(u32::MAX, 0)).len(), MAX_PARTS as usize);
 }
 
+/// Goal: a call that divides a base equally makes the same parts on a larger base. Without that
+/// record the places differ, and so do the UUIDs: no UUID ever serves other blocks.
+#[test]
+fn parts_stay_where_they_are_on_a_larger_base() {
+    let places = |config: &mut Config, blocks| {
+        let registry = Registry::new();
+        base(&registry, blocks);
+        let made = create(config, &registry).expect("they fit");
+        let place = |part: &Arc<Part>| (part.offset, part.blocks, part.uuid);
+        made.iter().map(place).collect::<Vec<_>>()
+    };
+    for (blocks, size_mb, part_bytes) in [
+        (3 * PART, 1, None),
+        (3 * PART + 3, 0, Some((PART + 1) * BLOCK as u64)),
+    ] {
+        let mut call = config(3, 0);
+        let first = places(&mut call, blocks);
+        assert_eq!((call.split_size_mb, call.part_bytes), (size_mb, part_bytes));
+        assert_eq!(places(&mut call, 9 * PART), first);
+        let moved = places(&mut config(3, 0), 9 * PART);
+        for (before, now) in first.iter().zip(moved) {
+            assert_ne!(before.2, now.2);
+        }
+    }
+}
+
+/// Goal: a size in bytes is whole blocks, and the only size given.
+#[test]
+fn a_size_in_bytes_is_checked() {
+    let registry = Registry::new();
+    base(&registry, 5 * PART);
+    for (size_mb, bytes) in [(0, 0), (0, 511), (1, 512), (0, 6 * PART * BLOCK as u64)] {
+        let mut call = Config {
+            part_bytes: Some(bytes),
+            ..config(1, size_mb)
+        };
+        match create(&mut call, &registry) {
+            Err(CreateError::Parameter { field, .. }) => assert_eq!(field, "part_bytes"),
+            other => panic!("{bytes}: {:?}", other.map(|made| made.len())),
+        }
+    }
+}
+
 /// Goal: only parts that begin at a multiple of the base's units have these units.
 #[test]
 fn units_hold_for_aligned_parts() {
@@ -161,8 +206,8 @@ fn units_hold_for_aligned_parts() {
         "physical_block_size": 4096, "optimal_io_boundary": 2048});
     let device = malloc::create(serde_json::from_value(config_of_base).unwrap()).unwrap();
     registry.register(device).expect("free");
-    let of = |config: &Config| {
-        let parts = create(config, &registry).expect("the base is there");
+    let of = |mut config: Config| {
+        let parts = create(&mut config, &registry).expect("the base is there");
         let unit = |part: &Arc<Part>| {
             let limits = Bdev::limits(&**part);
             let physical = Bdev::geometry(&**part).physical_block_size;
@@ -170,8 +215,8 @@ fn units_hold_for_aligned_parts() {
         };
         parts.iter().map(unit).collect::<Vec<_>>()
     };
-    assert_eq!(of(&config(3, 1)), [(4096, 2048); 3]);
-    assert_eq!(of(&config(3, 0)), [(4096, 2048), (512, 0), (512, 0)]);
+    assert_eq!(of(config(3, 1)), [(4096, 2048); 3]);
+    assert_eq!(of(config(3, 0)), [(4096, 2048), (512, 0), (512, 0)]);
 }
 
 /// Goal: the parts exclude other users of the base; the last one to go gives the base back.
@@ -179,14 +224,14 @@ fn units_hold_for_aligned_parts() {
 fn the_base_is_claimed() {
     let registry = Registry::new();
     base(&registry, 3 * PART);
-    for part in create(&config(3, 0), &registry).expect("the base is there") {
+    for part in create(&mut config(3, 0), &registry).expect("the base is there") {
         registry.register(part).expect("free");
     }
     assert!(matches!(
         registry.open("Base", &pool()),
         Err(RegistryError::Claimed { .. })
     ));
-    let again = create(&config(3, 0), &registry);
+    let again = create(&mut config(3, 0), &registry);
     assert!(matches!(
         again,
         Err(CreateError::Registry(RegistryError::Claimed { .. }))
@@ -204,7 +249,7 @@ fn the_base_is_claimed() {
 fn the_base_goes_under_io() {
     let registry = Registry::new();
     base(&registry, 3 * PART);
-    for part in create(&config(3, 0), &registry).expect("the base is there") {
+    for part in create(&mut config(3, 0), &registry).expect("the base is there") {
         registry.register(part).expect("free");
     }
     let pool = pool();
@@ -243,7 +288,7 @@ fn the_base_changes_its_size() {
     registry
         .register(Arc::clone(&device) as Arc<dyn Bdev>)
         .expect("free");
-    for part in create(&config(3, 0), &registry).expect("the base is there") {
+    for part in create(&mut config(3, 0), &registry).expect("the base is there") {
         registry.register(part).expect("free");
     }
     let sizes = || {

@@ -37,8 +37,9 @@ const SPDKS: [&str; 22] = [
 ];
 
 /// Our own parameters, which SPDK refuses or would have to honour.
-const OWN: [(&str, &[&str]); 6] = [
+const OWN: [(&str, &[&str]); 7] = [
     ("bdev_aio_create", &["size"]),
+    ("bdev_split_create", &["part_bytes"]),
     ("bdev_uring_create", &["size", "readonly"]),
     (
         "bdev_nvme_attach_controller",

@@ -148,6 +148,47 @@ fn parts_are_restored_and_saved() {
     assert!(left_out.is_empty(), "{left_out:?}");
 }
 
+/// Goal: an equal division keeps its places over a start on a file that grew meanwhile. SPDK would
+/// divide the larger file anew, so its export leaves the call out.
+#[test]
+fn parts_of_a_grown_file_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("f.img");
+    let size = |bytes| {
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&image);
+        file.unwrap().set_len(bytes).unwrap();
+    };
+    let start = || TestDaemon::with(Settings::default(), Some(Store::open(dir.path()).unwrap()));
+    let place = |daemon: &TestDaemon| {
+        let part = &daemon.call("bdev_get_bdevs", json!({ "name": "fp1" }))[0];
+        let offset = part["driver_specific"]["split"]["offset_blocks"].clone();
+        (offset, part["num_blocks"].clone(), part["uuid"].clone())
+    };
+    size(3 << 20);
+    let before = {
+        let daemon = start();
+        let file = json!({ "name": "f", "filename": image, "block_size": 512 });
+        daemon.call("bdev_aio_create", file);
+        daemon.call("bdev_split_create", split("f", 4, 0));
+        place(&daemon)
+    };
+    assert_eq!((&before.0, &before.1), (&json!(1536), &json!(1536)));
+    size(8 << 20);
+    let daemon = start();
+    assert_eq!(place(&daemon), before);
+    let (_, left_out) = crate::methods::spdk_export::for_spdk(
+        &crate::methods::framework::whole_config(&daemon.engine),
+    );
+    assert_eq!(
+        left_out,
+        ["bdev_split_create bdev fp0: SPDK has no part_bytes"]
+    );
+}
+
 /// Goal: `[[bdev]]` takes the parameters of the call, and refuses what the call would refuse.
 #[test]
 fn parts_are_declared() {
