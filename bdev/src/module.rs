@@ -64,8 +64,8 @@ pub trait Module: 'static {
         Ok(())
     }
 
-    /// Makes the devices; the caller registers them. Completes `config` by what was chosen, so
-    /// that it makes the same devices again.
+    /// Makes the devices; the caller registers them. Writes each default that it chose into
+    /// `config`, so that the stored call makes the same devices again.
     fn create(
         config: &mut Self::Config,
         registry: &Registry,

@@ -1,8 +1,8 @@
 //! The random generator of simulators, tests and chances: the same seed gives the same numbers.
 //!
-//! A seed that a failing test prints must replay for ever, and a table of seeds must stay valid. So
-//! the sequence is part of this crate's interface, and a test pins it. Generators of other crates
-//! may change theirs with a version. Not for secrets.
+//! A seed that a failing test prints must replay in every later version. So the sequence is part of
+//! this crate's interface, and a test pins it. Generators of other crates may change their sequence
+//! with a version. Not for secrets.
 
 #![forbid(unsafe_code)]
 

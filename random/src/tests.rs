@@ -1,7 +1,7 @@
 use super::*;
 
-/// Goal: seeds replay for ever. Method: the first numbers of two seeds, from the definition of the
-/// generator in other code.
+/// Goal: seeds replay in every version. Method: compare the first numbers of two seeds with those
+/// of an independent implementation.
 #[test]
 fn a_seed_gives_the_same_numbers_in_every_version() {
     let first = |seed| {

@@ -58,7 +58,7 @@ impl Single for Passthru {
 
     fn create(config: &mut Config, registry: &Registry) -> Result<Arc<dyn Bdev>, RegistryError> {
         let device = create(config.clone(), registry)?;
-        config.uuid = Some(device.uuid);
+        *config = device.config();
         Ok(device)
     }
 }

@@ -240,13 +240,18 @@ pub fn split_authority(authority: &str) -> Option<(&str, Option<&str>)> {
 
 /// A port to connect to.
 pub fn parse_port(text: &str) -> Result<u16, AddressError> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    match text.parse() {
-        Ok(port) if port > 0 && digits => Ok(port),
+    match parse_digits(text) {
+        Some(port) if port > 0 => Ok(port),
         _ => Err(AddressError::Port {
             found: text.to_owned(),
         }),
     }
+}
+
+/// A number without a sign, which `parse` would accept.
+fn parse_digits<T: std::str::FromStr>(text: &str) -> Option<T> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| digits)
 }
 
 /// `key` names the part that holds the name, for refusals.
@@ -259,8 +264,8 @@ pub fn parse_nqn(key: &'static str, text: &str) -> Result<Nqn, AddressError> {
 }
 
 pub fn parse_nsid(text: &str) -> Result<u32, AddressError> {
-    match text.parse() {
-        Ok(nsid) if (1..u32::MAX).contains(&nsid) => Ok(nsid),
+    match parse_digits(text) {
+        Some(nsid) if (1..u32::MAX).contains(&nsid) => Ok(nsid),
         _ => Err(AddressError::Nsid {
             found: text.to_owned(),
         }),

@@ -145,7 +145,7 @@ fn malformed_texts() {
         let error = refused(Grammar::ANY, &text);
         assert!(matches!(error, E::Nqn { key: found, .. } if found == key));
     }
-    for nsid in ["", "0", "4294967295", "-1", "one"] {
+    for nsid in ["", "0", "4294967295", "-1", "+1", "one"] {
         let error = refused(Grammar::ANY, &format!("h?nsid={nsid}"));
         assert_eq!(error, E::Nsid { found: nsid.into() });
     }

@@ -46,7 +46,7 @@ fn idle_devices_clear_away() {
     let idle = polls(&scripted);
     scripted.script(|state| state.leftovers = 3);
     rig.turn();
-    assert_eq!(polls(&scripted), idle, "nobody has looked");
+    assert_eq!(polls(&scripted), idle, "no poll came");
     rig.target.wake_groups();
     (0..8).for_each(|_| rig.turn());
     assert_eq!((left(&scripted), polls(&scripted)), (0, idle + 3));

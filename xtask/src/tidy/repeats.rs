@@ -1,8 +1,8 @@
 //! Finds code that stands twice: ten lines in a row, outside tests.
 //!
 //! Blank lines, comments, attributes and imports do not count, and neither does indentation.
-//! Lines that differ in one name are different lines: what is alike in shape only may well be
-//! clearer written out.
+//! Lines that differ in one name are different lines. Code of the same shape with other names is
+//! often clearer than a shared helper.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
