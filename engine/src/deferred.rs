@@ -8,9 +8,10 @@
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use nacre_bdev::Bdev;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tracing::info;
 
@@ -133,10 +134,7 @@ pub async fn settle(engine: &Rc<Engine>) {
     let _one = deferred.settling.lock().await;
     loop {
         let arrived: Vec<String> = {
-            let mut arrived = deferred
-                .arrived
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut arrived = deferred.arrived.lock();
             arrived.drain(..).collect()
         };
         if arrived.is_empty() {

@@ -3,10 +3,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use nacre_bdev::Registry;
 use nacre_bdev::registry::Subscription;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use crate::methods::bdev::sampling::Samplers;
@@ -44,7 +45,7 @@ impl Devices {
         let (told, events) = mpsc::unbounded_channel();
         let subscription = registry.on_event(move |event| {
             if let nacre_bdev::Event::Registered { name } = event {
-                let mut arrived = arrived.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut arrived = arrived.lock();
                 arrived.push(name.clone());
             }
             drop(told.send(event.clone()));

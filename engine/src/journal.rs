@@ -507,7 +507,9 @@ mod tests {
     use crate::store::StateStore;
     use serde_json::json;
     use std::path::Path;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     /// A store in memory that can be made to fail.
     #[derive(Clone, Default)]
@@ -519,11 +521,11 @@ mod tests {
                 Edit::Put(r) => Some(r.clone()),
                 _ => None,
             };
-            Ok(self.0.lock().unwrap().0.iter().filter_map(put).collect())
+            Ok(self.0.lock().0.iter().filter_map(put).collect())
         }
 
         fn commit(&mut self, change: &Change) -> Result<(), StoreError> {
-            let mut inner = self.0.lock().unwrap();
+            let mut inner = self.0.lock();
             if inner.1 {
                 return Err(StoreError::Gone);
             }
@@ -554,7 +556,7 @@ mod tests {
             journal.commit(put("a")).await.unwrap();
         });
         assert_eq!(
-            fake.0.lock().unwrap().0,
+            fake.0.lock().0,
             [put("a")],
             "neither the declared one nor the unchanged one"
         );
@@ -583,7 +585,7 @@ mod tests {
                 .unwrap();
             declaring(journal.commit(fact(1))).await.unwrap();
         });
-        assert_eq!(fake.0.lock().unwrap().0, [fact(1)], "once, and alone");
+        assert_eq!(fake.0.lock().0, [fact(1)], "once, and alone");
         let journal = start();
         assert_eq!(run(journal.load()).unwrap(), 0);
         assert_eq!(journal.seen(uuid), Some(json!({ "inode": 1 })));
@@ -597,7 +599,7 @@ mod tests {
     #[test]
     fn a_failing_store_refuses_the_change() {
         let fake = Fake::default();
-        fake.0.lock().unwrap().1 = true;
+        fake.0.lock().1 = true;
         let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
         let refused = run(journal.commit(put("a"))).unwrap_err();
         assert_eq!(refused.code, crate::rpc::error::INTERNAL_ERROR);
@@ -609,7 +611,7 @@ mod tests {
     #[test]
     fn parts_follow_their_parent() {
         let fake = Fake::default();
-        fake.0.lock().unwrap().0 = vec![
+        fake.0.lock().0 = vec![
             put("nvmf/a/part"),
             put("nvmf/b"),
             put("nvmf/a/part/of"),
@@ -667,7 +669,7 @@ mod tests {
     #[test]
     fn failed_records_are_kept_and_retried() {
         let fake = Fake::default();
-        fake.0.lock().unwrap().0 = vec![put("a"), put("b")];
+        fake.0.lock().0 = vec![put("a"), put("b")];
         let journal = Journal::new(Some(Store::on(fake, Path::new("x"))));
         run(journal.load()).unwrap();
         assert_eq!(journal.waiting().len(), 2);

@@ -21,7 +21,7 @@ use std::time::Duration;
 use anyhow::Context;
 use flood::Flood;
 use lines::Lines;
-use parking::Mutex;
+use parking_lot::Mutex;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
@@ -330,24 +330,6 @@ impl FormatTime for Timestamps {
             SystemTime.format_time(w)
         } else {
             Ok(())
-        }
-    }
-}
-
-/// A mutex that ignores poisoning: the guarded state is consistent at all times.
-mod parking {
-    #[derive(Debug, Default)]
-    pub struct Mutex<T>(std::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub fn new(value: T) -> Mutex<T> {
-            Mutex(std::sync::Mutex::new(value))
-        }
-
-        pub fn lock(&self) -> std::sync::MutexGuard<'_, T> {
-            self.0
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
         }
     }
 }

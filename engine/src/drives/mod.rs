@@ -18,12 +18,13 @@ mod watch;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
 use nacre_bdev::registry::{DeleteTicket, Removal};
 use nacre_bdev_nvme::{Controller, Event, Function, NvmeBdev, Observer, Options, State};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tracing::{info, warn};
 
@@ -88,7 +89,7 @@ impl Observer for Inbox {
         if is_namespace {
             return self.changed.notify_one();
         }
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events.lock();
         if events.len() == EVENTS {
             events.pop_front();
         }
@@ -100,7 +101,7 @@ impl Observer for Inbox {
 
 impl Inbox {
     fn take(&self) -> VecDeque<Event> {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = self.events.lock();
         std::mem::take(&mut *events)
     }
 }

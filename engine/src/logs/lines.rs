@@ -146,7 +146,7 @@ impl Drop for Line<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
     use std::sync::mpsc::Sender;
 
     use super::*;
@@ -188,7 +188,7 @@ mod tests {
         };
         let lines = Lines::to(stuck, |lost| format!("{lost} lost")).unwrap();
         let log = |text: String| lines.make_writer().write_all(text.as_bytes()).unwrap();
-        let closed = gate.lock().unwrap();
+        let closed = gate.lock();
         log("0\n".into());
         // The thread holds this line, so the queue gets no free slot during the loop.
         is_there.recv_timeout(Duration::from_secs(60)).unwrap();

@@ -6,8 +6,9 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::*;
@@ -89,11 +90,11 @@ enum Op {
 
 impl redb::StorageBackend for Recorder {
     fn len(&self) -> Result<u64, std::io::Error> {
-        Ok(self.0.lock().unwrap().0.len() as u64)
+        Ok(self.0.lock().0.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), std::io::Error> {
-        let inner = self.0.lock().unwrap();
+        let inner = self.0.lock();
         let at = offset as usize;
         out.copy_from_slice(
             inner
@@ -105,19 +106,19 @@ impl redb::StorageBackend for Recorder {
     }
 
     fn set_len(&self, len: u64) -> Result<(), std::io::Error> {
-        let mut inner = self.0.lock().unwrap();
+        let mut inner = self.0.lock();
         inner.0.resize(len as usize, 0);
         inner.1.push(Op::Len(len));
         Ok(())
     }
 
     fn sync_data(&self) -> Result<(), std::io::Error> {
-        self.0.lock().unwrap().1.push(Op::Sync);
+        self.0.lock().1.push(Op::Sync);
         Ok(())
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), std::io::Error> {
-        let mut inner = self.0.lock().unwrap();
+        let mut inner = self.0.lock();
         let at = offset as usize;
         inner.0[at..at + data.len()].copy_from_slice(data);
         inner.1.push(Op::Write(offset, data.to_vec()));
@@ -131,17 +132,17 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
     let storage = live.clone();
     let mut store = RedbStore::on_backend(move || storage.clone()).unwrap();
     // The expected content after each commit, and the number of operations until then.
-    let mut states = vec![(live.0.lock().unwrap().1.len(), Vec::new())];
+    let mut states = vec![(live.0.lock().1.len(), Vec::new())];
     for n in 0..12u64 {
         let change = match n % 4 {
             3 => Change::remove(format!("k{}", n - 3)).and(put(&format!("k{n}"), n)),
             _ => put(&format!("k{n}"), n),
         };
         store.commit(&change).unwrap();
-        states.push((live.0.lock().unwrap().1.len(), keys(&mut store)));
+        states.push((live.0.lock().1.len(), keys(&mut store)));
     }
     drop(store);
-    let ops = live.0.lock().unwrap().1.clone();
+    let ops = live.0.lock().1.clone();
     let mut image = Vec::new();
     let mut cuts = 0;
     for (at, op) in ops.iter().enumerate() {
@@ -157,7 +158,7 @@ fn a_power_cut_after_any_write_leaves_old_or_new() {
             continue;
         };
         let cut = Recorder::default();
-        cut.0.lock().unwrap().0 = image.clone();
+        cut.0.lock().0 = image.clone();
         let found = keys(&mut RedbStore::on_backend(move || cut.clone()).unwrap());
         let old = &states[acknowledged].1;
         let new = &states[(acknowledged + 1).min(states.len() - 1)].1;
@@ -179,7 +180,7 @@ struct Failing {
 
 impl Failing {
     fn step(&self) -> Result<(), std::io::Error> {
-        let mut left = self.left.lock().unwrap();
+        let mut left = self.left.lock();
         match &mut *left {
             Some((0, 0)) => *left = None,
             Some((0, more)) => {
@@ -229,23 +230,23 @@ fn a_failed_write_is_refused_and_does_not_return() {
             let mut store = RedbStore::on_backend(move || shared.clone()).unwrap();
             store.commit(&put("a", 1)).unwrap();
             store.commit(&put("b", 2)).unwrap();
-            *storage.left.lock().unwrap() = Some((at, more));
+            *storage.left.lock() = Some((at, more));
             let refused = put("x", 3).and(Change::remove("a")).and(put("b", 4));
             if store.commit(&refused).is_ok() {
                 break;
             }
             refusals += 1;
             assert_eq!(keys(&mut store), ["a", "b"], "operation {at}");
-            let is_over = storage.left.lock().unwrap().is_none();
+            let is_over = storage.left.lock().is_none();
             if is_over {
                 // A crash now.
                 let crashed = Recorder::default();
-                crashed.0.lock().unwrap().0 = disk.0.lock().unwrap().0.clone();
+                crashed.0.lock().0 = disk.0.lock().0.clone();
                 let mut found = RedbStore::on_backend(move || crashed.clone()).unwrap();
                 assert_eq!(keys(&mut found), ["a", "b"], "operation {at}");
                 assert_eq!(found.load().unwrap()[1].params["n"], 2, "operation {at}");
             }
-            while storage.left.lock().unwrap().is_some() {
+            while storage.left.lock().is_some() {
                 // While the disk is full, changes are refused with the reason.
                 match store.commit(&put("c", 5)) {
                     Ok(()) => break,
@@ -278,7 +279,7 @@ fn a_damaged_file_is_refused_with_a_message() {
         store.commit(&put(&format!("k{n}"), n)).unwrap();
     }
     drop(store);
-    let image = whole.0.lock().unwrap().0.clone();
+    let image = whole.0.lock().0.clone();
     let mut refused = 0;
     let is_used = |at: &usize| image[*at..].iter().take(PAGE).any(|byte| *byte != 0);
     for at in (0..image.len()).step_by(PAGE).filter(is_used) {
@@ -290,7 +291,7 @@ fn a_damaged_file_is_refused_with_a_message() {
         };
         for image in [filled(0), filled(0xff), image[..at].to_vec()] {
             let damaged = Recorder::default();
-            damaged.0.lock().unwrap().0 = image;
+            damaged.0.lock().0 = image;
             let opened = RedbStore::on_backend(move || damaged.clone());
             let used = opened.and_then(|mut store| {
                 store.load()?;

@@ -12,11 +12,11 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use parking_lot::Mutex;
 
 use super::case::Case;
 use super::events::{Event, Events, Verdict, Watch};
@@ -197,7 +197,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    let work = suite.work.into_inner().expect("no lane panicked");
+    let work = suite.work.into_inner();
     let mut tally = work.tally;
     for name in work.queue.rest() {
         tally.fail(format!("vm {name}: no guest ran it to its end"));
@@ -255,23 +255,19 @@ struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    fn work(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().expect("no lane panicked")
-    }
-
     /// A lane: boots guests until no test waits.
     fn run(&self) -> Result<()> {
         loop {
-            let Some(boot) = self.work().next() else {
+            let Some(boot) = self.work.lock().next() else {
                 return Ok(());
             };
             let ended = self.boot(&boot).and_then(|(out, outcome)| {
-                let mut work = self.work();
+                let mut work = self.work.lock();
                 work.over(boot.hardware);
                 self.judge(&mut work, &boot, &out, outcome)
             });
             if ended.is_err() {
-                self.work().queue.close();
+                self.work.lock().queue.close();
                 return ended;
             }
         }
@@ -327,7 +323,7 @@ impl Suite<'_> {
         let line = format!(
             "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} bash {} {}",
             self.target,
-            quoted(&self.work().queue.dir),
+            quoted(&self.work.lock().queue.dir),
             quoted(&self.programs.nacre),
             quoted(&self.programs.pingpong),
             quoted(&self.programs.probe),
@@ -360,7 +356,7 @@ impl Suite<'_> {
                 } = event
                 {
                     // Print under the lock, so that the reports of two tests do not mix.
-                    let mut work = self.work();
+                    let mut work = self.work.lock();
                     report(&out, &name, verdict, took, &mut work.tally);
                     work.queue.ended(&name);
                     ran += 1;
@@ -376,7 +372,7 @@ impl Suite<'_> {
             std::thread::sleep(Duration::from_millis(250));
         }
         drives::clean(&out);
-        let _one_at_a_time = self.work();
+        let _one_at_a_time = self.work.lock();
         if let Some(name) = &watch.begun {
             println!("vm {name} ... the guest hung or died");
             show_tail("log", &out.join("logs").join(format!("{name}.log")));

@@ -5,11 +5,12 @@
 use std::io::{BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -48,7 +49,7 @@ impl Daemon {
                 if stop.load(Ordering::SeqCst) {
                     return;
                 }
-                streams.lock().unwrap().push(stream.try_clone().unwrap());
+                streams.lock().push(stream.try_clone().unwrap());
                 serve(stream, &mut script, &heard);
             }
         });
@@ -62,14 +63,14 @@ impl Daemon {
     }
 
     fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+        self.asked.lock().clone()
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::SeqCst);
-        for stream in self.open.lock().unwrap().iter() {
+        for stream in self.open.lock().iter() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         // Wakes it from waiting for the next client.
@@ -89,7 +90,7 @@ fn serve(
         serde_json::Deserializer::from_reader(BufReader::new(stream)).into_iter::<Value>();
     for request in requests.map_while(Result::ok) {
         let (method, params) = (request["method"].as_str().unwrap(), &request["params"]);
-        heard.lock().unwrap().push(match method {
+        heard.lock().push(match method {
             "bdev_enable_histogram" => format!("{method} {} {}", params["name"], params["enable"]),
             _ => method.to_owned(),
         });

@@ -4,12 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev_nvme::Function;
 use nacre_bdev_nvme_sim::{Config, Drive, Keep, NamespaceConfig, Running};
 use nacre_hugepages::{Arena, RegisterError};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -31,21 +32,18 @@ pub(crate) struct Chassis {
 
 impl Chassis {
     pub(crate) fn put(&self, place: &str, drive: &Drive) {
-        self.places
-            .lock()
-            .unwrap()
-            .insert(place.to_owned(), drive.clone());
+        self.places.lock().insert(place.to_owned(), drive.clone());
     }
 
     fn pull(&self, place: &str) {
-        let drive = self.places.lock().unwrap().remove(place).unwrap();
+        let drive = self.places.lock().remove(place).unwrap();
         drive.pull(Keep::Nothing);
     }
 }
 
 impl Bus for Chassis {
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError> {
-        let places = self.places.lock().unwrap();
+        let places = self.places.lock();
         let drive = places.get(address).ok_or_else(|| {
             RpcError::errno(Errno::ENODEV, format!("nothing at {address}")).field("traddr")
         })?;
@@ -60,7 +58,7 @@ impl Bus for Chassis {
     }
 
     fn ready(&self) -> Vec<String> {
-        self.places.lock().unwrap().keys().cloned().collect()
+        self.places.lock().keys().cloned().collect()
     }
 }
 
