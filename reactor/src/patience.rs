@@ -7,9 +7,6 @@ use crate::clock::Nanos;
 /// A yield that takes this long gave the core to another busy thread, for a slice of the
 /// scheduler's. The kernel's workers, for which a reactor yields, are done sooner.
 const SLICE: Duration = Duration::from_millis(1);
-/// So many long yields in a row mean a shared core. A single one also happens on a core of its own:
-/// a hypervisor runs something else, or a kernel worker has much to do.
-const LONG_YIELDS: u32 = 3;
 /// How long a reactor then takes its core for shared.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
@@ -32,8 +29,6 @@ const MOST: u32 = 8;
 pub(crate) struct Patience {
     times: u32,
     yielded_at: Option<Nanos>,
-    /// Long yields since the last short one.
-    long_yields: u32,
     shared_until: Nanos,
 }
 
@@ -42,7 +37,6 @@ impl Patience {
         Patience {
             times: 1,
             yielded_at: None,
-            long_yields: 0,
             shared_until: Nanos::ZERO,
         }
     }
@@ -56,16 +50,8 @@ impl Patience {
     /// last yield.
     #[inline]
     pub(crate) fn runs(&mut self, now: Nanos) -> bool {
-        let Some(since) = self.yielded_at.take() else {
-            return false;
-        };
-        let taken = now.since(since) >= SLICE;
-        self.long_yields = if taken {
-            self.long_yields.saturating_add(1)
-        } else {
-            0
-        };
-        if self.long_yields >= LONG_YIELDS {
+        let taken = (self.yielded_at.take()).is_some_and(|since| now.since(since) >= SLICE);
+        if taken {
             self.shared_until = now + SHARED_FOR;
         }
         taken
@@ -117,32 +103,22 @@ mod tests {
         assert_eq!(after(LONG, false), 100);
     }
 
-    /// Goal: long yields in a row mean a shared core for a while; with a short one between, no.
+    /// Goal: a long yield means a shared core for a while, a short one does not.
     #[test]
     fn a_core_that_another_thread_takes_is_shared() {
         let at = |micros: u64| Nanos(micros * 1000);
         let mut patience = Patience::new();
         assert!(!patience.runs(at(9_000)), "it never yielded");
-        let mut now = 10_000;
-        let yields = |patience: &mut Patience, now: &mut u64, micros: u64| {
-            patience.yields(at(*now));
-            *now += micros;
-            (patience.runs(at(*now)), patience.shares_core(at(*now)))
-        };
-        assert_eq!(yields(&mut patience, &mut now, 999), (false, false));
-        assert_eq!(yields(&mut patience, &mut now, 1_000), (true, false));
-        assert_eq!(yields(&mut patience, &mut now, 1_000), (true, false));
-        assert_eq!(yields(&mut patience, &mut now, 10), (false, false));
-        assert_eq!(yields(&mut patience, &mut now, 4_000), (true, false));
-        assert_eq!(yields(&mut patience, &mut now, 4_000), (true, false));
-        assert_eq!(yields(&mut patience, &mut now, 4_000), (true, true));
+        patience.yields(at(10_000));
+        assert!(!patience.runs(at(10_999)));
+        assert!(!patience.shares_core(at(10_999)));
+        patience.yields(at(11_000));
+        assert!(patience.runs(at(12_000)));
+        assert!(patience.shares_core(at(12_000)));
         // Work for longer than a slice is no yield.
-        assert!(!patience.runs(at(now + 2_000)));
-        assert!(patience.shares_core(at(now + 999_999)));
-        assert!(!patience.shares_core(at(now + 1_000_000)));
-        // The other thread is still there: one more long yield suffices.
-        now += 1_000_000;
-        assert_eq!(yields(&mut patience, &mut now, 4_000), (true, true));
+        assert!(!patience.runs(at(20_000)));
+        assert!(patience.shares_core(at(1_011_999)));
+        assert!(!patience.shares_core(at(1_012_000)));
     }
 
     /// Goal: a reactor configured not to poll does not poll, however soon work arrives.
