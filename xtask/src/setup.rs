@@ -172,17 +172,6 @@ pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Runs cargo beside other work: it gets only the time that this work leaves. The output is shown
-/// by the error only.
-pub fn cargo_build_aside(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
-    let cargo = cargo();
-    let mut command = Command::new("nice");
-    command.current_dir(root);
-    command.args(["-n", "19"]).arg(cargo.get_program());
-    command.arg("build").args(args);
-    process::capture(&mut command, limit).map(drop)
-}
-
 /// Memory that programs can take, from `/proc/meminfo`.
 pub fn available_mib() -> Option<u64> {
     available_mib_of(&std::fs::read_to_string("/proc/meminfo").ok()?)

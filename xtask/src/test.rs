@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::Args;
 
 use crate::process::{self, End};
@@ -105,10 +104,6 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         guests: None,
     };
     let has_guests = !options.no_vm && vm::matches(root, filter);
-    let mut aside = None;
-    if has_guests && !options.vm_only {
-        aside = build_aside(root, &selection);
-    }
     if !options.vm_only {
         if filter.is_empty() {
             suite("format", &mut || format(root));
@@ -124,40 +119,11 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         }
     }
     if has_guests {
-        if aside.is_some() {
-            suite(
-                "rest of the build for the virtual machine",
-                &mut || match aside.take().map(JoinHandle::join) {
-                    Some(Err(_)) => Err(anyhow!("the building thread panicked")),
-                    _ => Ok(Tally::default()),
-                },
-            );
-        }
         suite("virtual machine", &mut || {
             virtual_machine(root, &selection, strict)
         });
     }
     (total, stages)
-}
-
-/// Memory for two sets of compilers at once.
-const MEMORY_FOR_TWO_BUILDS_MIB: u64 = 10 << 10;
-
-/// Builds the programs of the virtual machine's tests while other suites run, in the time that
-/// those leave. `None` if this machine has too little memory; the virtual machine's suite builds
-/// them then.
-fn build_aside(root: &Path, selection: &vm::Selection) -> Option<JoinHandle<()>> {
-    if setup::available_mib().is_none_or(|mib| mib < MEMORY_FOR_TWO_BUILDS_MIB) {
-        return None;
-    }
-    let (root, selection) = (root.to_path_buf(), selection.clone());
-    let build = move || {
-        if let Err(error) = vm::build_aside(&root, &selection) {
-            // The virtual machine's suite tries again, and fails by it.
-            println!("building for the virtual machine: {error:#}");
-        }
-    };
-    Some(std::thread::spawn(build))
 }
 
 fn format(root: &Path) -> Result<Tally> {

@@ -278,7 +278,8 @@ fn attach_and_detach_by_command() {
 /// cores too.
 #[test]
 fn a_daemon_attached_to_itself_is_fast_enough() {
-    const ENOUGH: f64 = 1000.0;
+    // Twice that limit: a slow machine that runs other tests beside this one has reached 813.
+    const ENOUGH: f64 = 500.0;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if cores < 2 {
         eprintln!(

@@ -41,7 +41,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     if options.no_vm {
         return Ok(ExitCode::SUCCESS);
     }
-    let nacre = vm::nacre(root, options.vm.nacre.as_deref())?;
+    let nacre = vm::fast_nacre(root, options.vm.nacre.as_deref())?;
     let vm = Vm::prepare()?;
     let out = vm::scratch(root, "bench")?;
     println!("virtual machine: {}; {rounds} rounds", vm.describe());

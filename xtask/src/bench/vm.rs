@@ -46,7 +46,7 @@ pub fn run(root: &Path, options: &VmOptions, over: Over) -> Result<ExitCode> {
         options.rounds > 0,
         "without a round there is nothing to compare"
     );
-    let nacre = vm::nacre(root, options.nacre.as_deref())?;
+    let nacre = vm::fast_nacre(root, options.nacre.as_deref())?;
     let vm = Vm::prepare()?;
     let out = vm::scratch(root, "bench")?;
     println!(

@@ -32,7 +32,7 @@ use crate::process::{End, Group};
 use crate::{process, setup};
 
 pub use drives::clean as clean_drives;
-pub use suite::{Selection, Target, build_aside, matches, nacre, run as run_suite};
+pub use suite::{Selection, Target, fast_nacre, matches, run as run_suite};
 
 #[derive(Subcommand)]
 pub enum What {

@@ -52,7 +52,6 @@ impl fmt::Display for Target {
 }
 
 /// Which tests to run, against which target.
-#[derive(Clone)]
 pub struct Selection {
     pub filter: Vec<String>,
     pub target: Target,
@@ -73,19 +72,6 @@ const MOST_GUESTS: usize = 3;
 /// Memory of the host per guest: the guest's own, and QEMU's cache of translated code.
 const GUEST_MIB: u64 = 6 << 10;
 
-/// Builds the optimised programs of the selected tests beside other work: see
-/// [`setup::cargo_build_aside`]. [`run`] then finds them.
-pub fn build_aside(root: &Path, selection: &Selection) -> Result<()> {
-    let cases = case::list(root, &selection.filter)?;
-    if selection.target == Target::Nacre && selection.nacre.is_none() {
-        setup::cargo_build_aside(root, NACRE, BUILD_LIMIT)?;
-    }
-    if CONFORMANCE.is_needed(&cases) {
-        setup::cargo_build_aside(root, &CONFORMANCE.arguments(), BUILD_LIMIT)?;
-    }
-    Ok(())
-}
-
 /// Programs that the tests start in the guest.
 struct Programs {
     nacre: PathBuf,
@@ -97,33 +83,28 @@ struct Programs {
     conformance: PathBuf,
 }
 
-/// Optimised, because an unoptimised daemon is too slow when emulated.
-const NACRE: &[&str] = &["--release", "--locked", "--package", "nacre-engine"];
+const NACRE: &[&str] = &["--locked", "--package", "nacre-engine"];
 
 /// An example of a package, which the cases with names of this end start.
 struct Example {
     package: &'static str,
     name: &'static str,
-    is_optimised: bool,
     cases: &'static str,
 }
 
 const PINGPONG: Example = Example {
     package: "nacre-transport-rdma-verbs",
     name: "pingpong",
-    is_optimised: false,
     cases: "rdma-verbs",
 };
 const PROBE: Example = Example {
     package: "nacre-bdev-nvme-vfio",
     name: "probe",
-    is_optimised: false,
     cases: "vfio",
 };
 const CONFORMANCE: Example = Example {
     package: "nacre-bdev-nvme-vfio",
     name: "conformance",
-    is_optimised: true,
     cases: "conformance",
 };
 
@@ -132,25 +113,15 @@ impl Example {
         cases.iter().any(|case| case.name.ends_with(self.cases))
     }
 
-    fn arguments(&self) -> Vec<&'static str> {
-        let release = self.is_optimised.then_some("--release");
-        let names = ["--package", self.package, "--example", self.name];
-        let common = ["--locked"].into_iter().chain(names);
-        common.chain(release).collect()
-    }
-
     /// Its path; one that does not exist if no case needs it.
     fn build(&self, root: &Path, cases: &[Case]) -> Result<PathBuf> {
         if !self.is_needed(cases) {
             return Ok(PathBuf::from("/nonexistent"));
         }
-        setup::cargo_build(root, &self.arguments(), BUILD_LIMIT)?;
-        let folder = if self.is_optimised {
-            "release"
-        } else {
-            "debug"
-        };
-        let dir = crate::target_dir(root).join(folder).join("examples");
+        let names = ["--package", self.package, "--example", self.name];
+        let arguments = [&["--locked"], names.as_slice()].concat();
+        setup::cargo_build(root, &arguments, BUILD_LIMIT)?;
+        let dir = crate::target_dir(root).join("debug/examples");
         found(&dir.join(self.name))
     }
 }
@@ -165,7 +136,11 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     }
     let programs = Programs {
         nacre: match selection.target {
-            Target::Nacre => nacre(root, selection.nacre.as_deref())?,
+            Target::Nacre => match &selection.nacre {
+                Some(given) => found(given)?,
+                // The build that the other tests have made.
+                None => nacre(root, NACRE, "debug")?,
+            },
             // Not started in this case.
             Target::Nvmet => PathBuf::from("/nonexistent"),
         },
@@ -443,13 +418,15 @@ fn show_tail(what: &str, path: &Path) {
     }
 }
 
-/// The daemon under test: the given one, or an optimised build.
-pub fn nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
-    if let Some(path) = given {
-        return found(path);
-    }
-    setup::cargo_build(root, NACRE, BUILD_LIMIT)?;
-    found(&crate::target_dir(root).join("release/nacre"))
+/// The daemon for measurements: the given one, or an optimised build.
+pub fn fast_nacre(root: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    let arguments = [&["--release"], NACRE].concat();
+    given.map_or_else(|| nacre(root, &arguments, "release"), found)
+}
+
+fn nacre(root: &Path, arguments: &[&str], folder: &str) -> Result<PathBuf> {
+    setup::cargo_build(root, arguments, BUILD_LIMIT)?;
+    found(&crate::target_dir(root).join(folder).join("nacre"))
 }
 
 fn found(path: &Path) -> Result<PathBuf> {
