@@ -29,9 +29,8 @@ use serde_json::Value;
 use tracing::{error, info, warn};
 
 use crate::config::source::{COMMANDS_SOCKET, variable};
-use crate::config::{Loaded, Settings, default_data_dir, default_socket};
+use crate::config::{Loaded, Settings, default_socket};
 use crate::engine::{Engine, Personality, Phase};
-use crate::files::{self, Inode};
 use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
@@ -43,6 +42,7 @@ use crate::rpc::socket::Socket;
 use crate::signals::{Hangups, Stops};
 use crate::spdk_file;
 use crate::store::Store;
+use crate::values::files::{self, Inode};
 
 /// Interval of the reports on dropped events and log lines.
 const SETTLE_EVERY: Duration = Duration::from_secs(10);
@@ -437,7 +437,7 @@ pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
 fn open_store(settings: &Settings, personality: Personality) -> anyhow::Result<Option<Store>> {
     let dir = match (settings.data.dir.as_str(), personality) {
         ("none", _) | ("auto", Personality::NvmfTgt) => return Ok(None),
-        ("auto", Personality::Nacre) => match default_data_dir() {
+        ("auto", Personality::Nacre) => match files::default_data_dir() {
             Some(dir) => dir,
             None => {
                 warn!(

@@ -248,7 +248,7 @@ impl Engine {
             .ok_or_else(|| {
                 let unknown =
                     RpcError::method_not_found(format!("there is no method \"{method}\""));
-                match crate::config::suggest::closest(
+                match crate::values::suggest::closest(
                     method,
                     self.registry.names().filter(|n| self.allowed(n)),
                 ) {

@@ -34,8 +34,6 @@ pub mod devices;
 pub mod doctor;
 pub mod drives;
 pub mod engine;
-mod files;
-mod identity_file;
 pub mod initiator;
 pub mod journal;
 pub mod listeners;
@@ -52,5 +50,6 @@ pub mod rpc;
 pub mod signals;
 pub mod spdk_file;
 pub mod store;
-pub mod values;
 pub mod volumes;
+
+use nacre_engine_values as values;

@@ -311,7 +311,7 @@ fn open(path: &Path) -> std::io::Result<File> {
         found if found.is_file() => Ok(file),
         found => Err(std::io::Error::other(format!(
             "it is {}, not a regular file",
-            crate::files::kind(&found)
+            crate::values::files::kind(&found)
         ))),
     }
 }

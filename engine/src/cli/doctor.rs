@@ -23,7 +23,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     rdma: bool,
     /// Where it will listen: name:eth0, ip:192.0.2.1, subnet:192.0.2.0/24, mac:…, rdma:mlx5_0
-    #[arg(long, value_name = "SELECTOR", value_parser = crate::config::listener::Selector::checked)]
+    #[arg(long, value_name = "SELECTOR", value_parser = crate::values::selector::Selector::checked)]
     listener: Vec<String>,
     /// Another machine that must be reachable
     #[arg(long, value_name = "ADDRESS")]

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::Failure;
 use crate::rpc::client::ClientError;
+pub use crate::values::size::bytes;
 
 /// Prints `text` and a newline.
 pub fn line(text: &str) -> Result<(), Failure> {
@@ -69,11 +70,6 @@ pub fn cell(value: Option<&Value>) -> String {
             .join(","),
         Some(other) => other.to_string(),
     }
-}
-
-/// A number of bytes with a unit.
-pub fn bytes(count: u64) -> String {
-    bytesize::ByteSize(count).display().iec().to_string()
 }
 
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {

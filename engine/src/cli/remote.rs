@@ -19,9 +19,10 @@ use super::address::{fallback, hostnqn};
 use crate::doctor::System;
 use crate::drives::{DriveUri, DriveUriError};
 use crate::initiator::{
-    Connector, Identity, PathConnector, Rdma, RdmaTuning, Session, TcpConnector, check_rdma_route,
+    Connector, PathConnector, Rdma, RdmaTuning, Session, TcpConnector, check_rdma_route,
 };
 use crate::values::address::socket_of;
+use crate::values::host_identity::Identity;
 
 /// Exit code: no connection could be established.
 pub const CANNOT_CONNECT: u8 = 3;

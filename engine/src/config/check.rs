@@ -11,7 +11,7 @@ use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use serde_path_to_error::Segment;
 
-use super::listener::{Listener, Selector};
+use super::listener::Listener;
 use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
 use crate::declared;
@@ -19,6 +19,7 @@ use crate::methods::bdev::modules::Entry;
 use crate::methods::nvmf::host_nqn;
 use crate::rpc::RpcError;
 use crate::values::read::{self, ValueError};
+use crate::values::selector::Selector;
 use crate::values::size;
 
 /// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
@@ -362,7 +363,7 @@ impl Check<'_> {
             for (n, name) in subsystem.listeners.iter().enumerate() {
                 if !listeners.contains(name.as_str()) {
                     let known: Vec<&str> = listeners.iter().copied().collect();
-                    let close = super::suggest::closest(name, known.iter().copied());
+                    let close = crate::values::suggest::closest(name, known.iter().copied());
                     let remedy = match (close, known.is_empty()) {
                         (Some(close), _) => format!("did you mean \"{close}\"?"),
                         (None, true) => "declare it, or leave it out".into(),

@@ -4,7 +4,6 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use super::listener::Selector;
 use super::settings::{Bdev, BdevKind, Hugepages};
 use super::{Loaded, Problem, Settings, origin_of};
 use crate::engine::Personality;
@@ -12,6 +11,7 @@ use crate::listeners::plan::{Machine, interface_of, matches};
 use crate::listeners::system::System;
 use crate::methods::options::IobufOptions;
 use crate::values::address::ScopedIp;
+use crate::values::selector::Selector;
 use nacre_nvmf::address::IpTransport;
 
 /// Checks the settings against this machine. Reads files and queries the kernel; changes nothing.

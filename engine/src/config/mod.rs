@@ -19,7 +19,6 @@ pub mod reference;
 pub mod replication;
 pub mod settings;
 pub mod source;
-pub mod suggest;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -282,19 +281,6 @@ pub fn default_socket() -> PathBuf {
             rustix::process::geteuid().as_raw()
         )),
     }
-}
-
-/// Default data directory; `None` if the user has no home directory.
-pub fn default_data_dir() -> Option<PathBuf> {
-    if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/var/lib/nacre"));
-    }
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from);
-    let state = state
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
-    state
-        .filter(|dir| dir.is_absolute())
-        .map(|dir| dir.join("nacre"))
 }
 
 #[cfg(test)]

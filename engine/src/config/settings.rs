@@ -215,7 +215,8 @@ pub struct Metrics {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// A path, `auto`: see [`crate::config::default_data_dir`], or `none`: state is not stored.
+    /// A path, `auto`: see [`default_data_dir`](crate::values::files::default_data_dir), or `none`:
+    /// state is not stored.
     pub dir: String,
     /// Interval between retries of objects that could not be restored at start; 0: never.
     #[serde(deserialize_with = "read::seconds")]

@@ -7,8 +7,8 @@ use config::{Map, Source, Value, ValueKind};
 use toml_edit::{Document, Item};
 
 use super::settings::{item_template, known_keys};
-use super::suggest::closest;
 use super::{Flag, Problem, hints};
+use crate::values::suggest::closest;
 
 /// A layer of known values.
 #[derive(Debug, Clone, Default)]

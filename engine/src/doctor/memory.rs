@@ -1,7 +1,7 @@
 //! Checks of memory: the limit on locked memory, the effect of a fork, huge pages.
 
 use super::{Finding, Scope, System};
-use crate::cli::output::bytes;
+use crate::values::size::bytes;
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     findings.push(memlock(system, scope));

@@ -3,7 +3,7 @@
 use nacre_bdev_nvme_vfio::pci::{Drive, Driver, Iommu};
 
 use super::{Finding, Scope, System};
-use crate::cli::output::bytes;
+use crate::values::size::bytes;
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let drives = system.pci.drives();

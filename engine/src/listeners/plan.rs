@@ -20,8 +20,9 @@ use nacre_nvmf::address::IpTransport;
 use nacre_transport_rdma_link::{Chosen, Want};
 use serde::Serialize;
 
-use crate::config::listener::{AnaSetting, Listener, RdmaSetting, Selector};
+use crate::config::listener::{AnaSetting, Listener, RdmaSetting};
 use crate::values::address::{ScopedIp, is_link_local};
+use crate::values::selector::Selector;
 
 /// A network interface with its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,14 +30,6 @@ pub struct Interface {
     pub name: String,
     pub mac: Option<[u8; 6]>,
     pub addresses: Vec<IpAddr>,
-}
-
-/// The interface of an address from getifaddrs(3), which returns labels of IPv4 addresses
-/// (`eth0:1`) instead of interface names. Names never have a colon.
-pub fn interface_of_label(label: &str) -> &str {
-    label
-        .split_once(':')
-        .map_or(label, |(interface, _)| interface)
 }
 
 /// Why a path is not available.

@@ -9,9 +9,10 @@ use std::path::Path;
 use nacre_transport_rdma_link::{Chosen, Environment, Fabric, Reason, Roots, Want, capability};
 use rustix::io::Errno;
 
-use super::plan::{Interface, Lack, Machine, interface_of_label};
-use crate::config::listener::mac;
+use super::plan::{Interface, Lack, Machine};
 use crate::rdma::Verbs;
+use crate::values::address::interface_of_label;
+use crate::values::selector::mac;
 
 pub struct System {
     interfaces: Vec<Interface>,

@@ -77,7 +77,7 @@ impl From<UnknownFlag> for RpcError {
         let refused = RpcError::invalid_params_text("invalid log flag")
             .cause(unknown.to_string())
             .field("flag");
-        match crate::config::suggest::closest(&unknown.0, FLAGS.iter().map(|(name, _)| *name)) {
+        match crate::values::suggest::closest(&unknown.0, FLAGS.iter().map(|(name, _)| *name)) {
             Some(close) => refused.remedy(format!("did you mean \"{close}\"?")),
             None => refused.remedy("log_get_flags lists them"),
         }

@@ -17,10 +17,11 @@ use nacre_transport_connect::{PathConnector, Source, TcpConnector};
 use crate::config::replication::Replication;
 use crate::doctor::{System, select};
 use crate::engine::Engine;
-use crate::initiator::{Identity, IdentityError, check_rdma_route};
+use crate::initiator::check_rdma_route;
 use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
 use crate::values::address::{self, AddressError, is_link_local};
+use crate::values::host_identity::{Identity, IdentityError};
 
 /// Minimum number of entries of a queue pair.
 pub const ENTRIES: u16 = 32;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-use crate::identity_file;
+use crate::values::identity_file;
 
 const FILE: &str = "holder";
 

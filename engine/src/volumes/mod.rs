@@ -176,7 +176,7 @@ impl Volumes {
         found.cloned().ok_or_else(|| {
             let none = RpcError::errno(Errno::ENODEV, format!("there is no volume \"{name}\""));
             let names: Vec<String> = all.iter().map(Listed::name).collect();
-            let close = crate::config::suggest::closest(name, names.iter().map(String::as_str));
+            let close = crate::values::suggest::closest(name, names.iter().map(String::as_str));
             none.field("name").remedy(match close {
                 Some(close) => format!("did you mean \"{close}\"?"),
                 None => "volume_list lists them".into(),

@@ -107,7 +107,7 @@ fn a_listener_on_a_link_local_address() {
     let again = daemon.subsystem(NQN)["listen_addresses"].take();
     assert_eq!(again, json!([listed]));
     let socket = format!("[{traddr}]:{}", listed["trsvcid"].as_str().unwrap());
-    let socket = nacre_engine::values::address::endpoint(&socket).unwrap();
+    let socket = nacre_engine_values::address::endpoint(&socket).unwrap();
     drop(Host::connected(socket, options(NQN), &[]));
     daemon.call(
         "nvmf_subsystem_remove_listener",

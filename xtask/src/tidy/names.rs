@@ -37,11 +37,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
     ),
     (
         "engine",
-        "Identity",
-        "of a host, and the options of a device's identity",
-    ),
-    (
-        "engine",
         "Interface",
         "the doctor reads more of an interface than a listener needs",
     ),

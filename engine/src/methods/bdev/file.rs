@@ -117,7 +117,7 @@ fn is_zero(n: &u32) -> bool {
 
 /// Absolute path of the file, so that it does not depend on the working directory.
 fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
-    crate::files::absolute(path).map_err(|error| {
+    crate::values::files::absolute(path).map_err(|error| {
         let cause = format!("{}: {error}", path.display());
         // Same error as the kernel returns for an empty path.
         let errno = if path.as_os_str().is_empty() {

@@ -16,10 +16,10 @@ use super::address::{AddressReply, TransportAddress, place};
 use super::{check_target, key, refusal};
 use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
-use crate::identity_file;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
+use crate::values::identity_file;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

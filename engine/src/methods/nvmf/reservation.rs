@@ -283,9 +283,9 @@ fn write_file(path: &Path, uuid: Uuid, kept: Option<&StoredReservation>) -> std:
         found.belongs_to(uuid).map_err(std::io::Error::other)?;
     }
     match kept {
-        Some(kept) => crate::files::replace(path, &serde_json::to_vec_pretty(kept)?),
+        Some(kept) => crate::values::files::replace(path, &serde_json::to_vec_pretty(kept)?),
         None => match std::fs::remove_file(path) {
-            Ok(()) => crate::files::sync_folder(path),
+            Ok(()) => crate::values::files::sync_folder(path),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         },
@@ -297,7 +297,7 @@ pub(super) fn located(file: &str) -> Result<String, RpcError> {
     let refuse = |error: std::io::Error| {
         RpcError::errno(Errno::EINVAL, format!("{file}: {error}")).field("namespace.ptpl_file")
     };
-    let path = crate::files::absolute(Path::new(file)).map_err(refuse)?;
+    let path = crate::values::files::absolute(Path::new(file)).map_err(refuse)?;
     Ok(path.to_string_lossy().into_owned())
 }
 

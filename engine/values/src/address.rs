@@ -224,6 +224,14 @@ pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, AddressError> {
         .ok_or_else(|| fail(std::io::ErrorKind::NotFound.into()))
 }
 
+/// The interface of an address from getifaddrs(3), which returns labels of IPv4 addresses
+/// (`eth0:1`) instead of interface names. Names never have a colon.
+pub fn interface_of_label(label: &str) -> &str {
+    label
+        .split_once(':')
+        .map_or(label, |(interface, _)| interface)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

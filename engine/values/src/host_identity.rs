@@ -64,7 +64,7 @@ impl Default for Places {
         Places {
             nvme: "/etc/nvme".into(),
             machine_id: "/etc/machine-id".into(),
-            state: crate::config::default_data_dir(),
+            state: crate::files::default_data_dir(),
         }
     }
 }

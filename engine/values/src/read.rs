@@ -16,8 +16,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_path_to_error::Segment;
 
-use super::{address, size, time};
-use crate::config::suggest::closest;
+use crate::suggest::closest;
+use crate::{address, size, time};
 
 /// Why a value is not accepted at its place.
 #[derive(Debug, Clone, PartialEq, Eq)]

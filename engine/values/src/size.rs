@@ -2,6 +2,11 @@
 
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 
+/// A number of bytes with a binary unit: `64.0 MiB`.
+pub fn bytes(count: u64) -> String {
+    bytesize::ByteSize(count).display().iec().to_string()
+}
+
 /// `4096`, `4K`, `4KiB` (1024), `4KB` (1000), `1.5GiB`: a number of bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let said = || {

@@ -1,0 +1,26 @@
+//! Values as users write them, parsed alike in files, the environment, the command line and RPC
+//! calls; and the files that hold identities.
+//!
+//! ```text
+//!   address        [SCHEME://]HOST[:PORT][/PATH][?QUERY]
+//!   selector       name:eth0, subnet:10.0.0.0/24, rdma:mlx5_0: interfaces of this machine
+//!   size           512, 4k, 64MiB, 1.5GiB, 100GB
+//!   time           250ms, 5s, 1h 30m; a plain number has the unit of its key
+//!   read           parses any of these from JSON, with errors in plain English
+//!   suggest        the known word nearest to an unknown one
+//!   files          lock and PID files, replacing a file, the data directory
+//!   identity_file  an identity that is generated once and kept
+//!   host_identity  NQN and identifier of this host to targets
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod files;
+pub mod host_identity;
+pub mod identity_file;
+pub mod read;
+pub mod selector;
+pub mod size;
+pub mod suggest;
+pub mod time;
