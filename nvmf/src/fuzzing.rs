@@ -91,7 +91,6 @@ impl Fixture {
             address: Address::Loopback("fuzz".to_string()),
             ana: Default::default(),
             withheld: None,
-            fabric: Default::default(),
             options: Default::default(),
         };
         subsystem.add_listener(entry).expect("the first one");

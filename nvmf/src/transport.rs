@@ -29,6 +29,8 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::sqe::{SglDescriptor, Sqe};
 use nacre_nvmf_wire::status::StatusCode;
 use nacre_reactor::{Idle, Nanos};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 pub use load::{CoreLoad, QueueKind};
 
@@ -378,18 +380,36 @@ pub enum ListenError {
 }
 
 /// What one listener does differently from its transport; `None`: as the transport.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+///
+/// The only declaration of these options: the parameter `options` of the RPC method that adds a
+/// listener, and the keys of `[[nvmf.listener]]`, have these names, ranges and descriptions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
 pub struct ListenerOptions {
-    /// Largest in-capsule data of an I/O command, in bytes. A transport with less room uses its own
-    /// maximum: see [`Plug::in_capsule_data_size`].
+    /// Bytes of in-capsule data per command, a multiple of 16. TCP: at most max_io_size. RDMA: at
+    /// most the size of the transport's receive buffers; nvmf_subsystem_get_listeners shows the
+    /// result.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub in_capsule_data_size: Option<u32>,
-    /// Largest I/O queue, in entries: the target sees to it.
+    /// Entries of an I/O queue, 2 to 4096.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_queue_depth: Option<u16>,
-    /// Type of service of the packets sent (DSCP << 2).
+    /// Type of service of outgoing packets (DSCP << 2).
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tos: Option<u8>,
+    /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<RdmaFabric>,
 }
 
 impl ListenerOptions {
+    /// Allowed range of each number. A transport may allow less: see [`Plug::listen_with`].
+    pub const RANGES: &[(&str, u64, u64)] = &[
+        ("in_capsule_data_size", 0, 1 << 20),
+        ("max_queue_depth", 2, 4096),
+        ("tos", 0, 255),
+    ];
+
     /// Refuses the options that a transport without any would have to honour.
     pub fn refuse(&self, kind: TransportType) -> Result<(), ListenError> {
         let option = match self {
@@ -405,6 +425,20 @@ impl ListenerOptions {
             why: format!("listeners of {kind} have none of their own"),
         })
     }
+}
+
+/// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RdmaFabric {
+    #[serde(rename = "infiniband")]
+    InfiniBand,
+    #[serde(rename = "roce")]
+    RoceV1,
+    #[default]
+    #[serde(rename = "roce_v2")]
+    RoceV2,
+    #[serde(rename = "iwarp")]
+    Iwarp,
 }
 
 /// An option of a transport that cannot be.

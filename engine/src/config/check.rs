@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_bdev::{Registry, null};
 use nacre_nvmf::subsystems::{SubsystemConfig, Target, TargetConfig};
+use nacre_nvmf::transport::ListenerOptions;
 use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use serde_path_to_error::Segment;
@@ -24,7 +25,7 @@ use crate::values::size;
 
 /// Allowed range of each number: key, minimum and maximum. Keys within lists of tables have no
 /// indexes.
-pub const RANGES: &[(&str, u64, u64)] = &[
+const RANGES: &[(&str, u64, u64)] = &[
     ("reactor.busy_poll_us", 0, 1_000_000),
     ("memory.size_mb", 0, 1 << 24),
     ("rpc.max_clients", 1, 1024),
@@ -41,9 +42,6 @@ pub const RANGES: &[(&str, u64, u64)] = &[
     ("nvmf.listener.port", 1, 65_535),
     ("nvmf.listener.rdma_port", 1, 255),
     ("nvmf.listener.rdma_gid_index", 0, 65_535),
-    ("nvmf.listener.in_capsule_data_size", 0, 1 << 20),
-    ("nvmf.listener.max_queue_depth", 2, 4096),
-    ("nvmf.listener.tos", 0, 255),
     ("nvmf.subsystem.min_cntlid", 1, 65_519),
     ("nvmf.subsystem.max_cntlid", 1, 65_519),
     (
@@ -75,6 +73,16 @@ pub const RANGES: &[(&str, u64, u64)] = &[
     ("bdev.block_size", 512, 65_536),
 ];
 
+/// The ranges above, and those of the listener options.
+pub fn ranges() -> impl Iterator<Item = (String, u64, u64)> {
+    let options = ListenerOptions::RANGES.iter();
+    let options =
+        options.map(|(name, least, most)| (format!("nvmf.listener.{name}"), *least, *most));
+    let own = RANGES.iter();
+    own.map(|(key, least, most)| ((*key).to_owned(), *least, *most))
+        .chain(options)
+}
+
 /// The error, followed by the allowed range if the key is a number.
 pub fn in_range(place: &[Segment], error: &ValueError) -> String {
     let keys = place.iter().filter_map(|segment| match segment {
@@ -82,7 +90,7 @@ pub fn in_range(place: &[Segment], error: &ValueError) -> String {
         _ => None,
     });
     let path = keys.collect::<Vec<_>>().join(".");
-    let range = RANGES.iter().find(|(key, ..)| *key == path);
+    let range = ranges().find(|(key, ..)| *key == path);
     match (error, range) {
         (ValueError::Wrong { found, expected }, Some((_, least, most)))
             if expected.starts_with("a whole number") =>
@@ -139,11 +147,11 @@ impl Check<'_> {
 
     fn ranges(&mut self, settings: &Settings) {
         let all = serde_json::to_value(settings).expect("settings are plain data");
-        for (pattern, least, most) in RANGES {
+        for (pattern, least, most) in ranges() {
             let mut found = Vec::new();
-            find(&all, pattern, String::new(), &mut found);
+            find(&all, &pattern, String::new(), &mut found);
             for (key, number) in found {
-                if !(*least..=*most).contains(&number) {
+                if !(least..=most).contains(&number) {
                     self.refuse(&key, format!("{number} is not from {least} to {most}"), "");
                 }
             }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use nacre_nvmf::address::{Grammar, IpTransport, NVME_PORT, Scheme};
+use nacre_nvmf::transport::ListenerOptions;
 use serde::{Deserialize, Serialize};
 
 use crate::values::address::{AddressError, ScopedIp};
@@ -30,11 +31,10 @@ pub struct Listener {
     pub rdma_gid_index: Option<u16>,
     /// Allow soft-RoCE and soft-iWARP.
     pub allow_software: bool,
-    /// This and the next two: none means the transport's value.
+    /// This and the next ones: see [`ListenerOptions`].
     #[serde(deserialize_with = "read::some_bytes")]
     pub in_capsule_data_size: Option<u32>,
     pub max_queue_depth: Option<u16>,
-    /// DSCP << 2.
     pub tos: Option<u8>,
 }
 
@@ -98,6 +98,16 @@ impl Listener {
             (IpTransport::Rdma, _) => self.ana.rdma,
             (IpTransport::Tcp, AnaSetting::Auto) if self.wants_rdma() => AnaSetting::NonOptimized,
             (IpTransport::Tcp, setting) => setting,
+        }
+    }
+
+    /// The options as the listener's transport gets them.
+    pub fn options(&self) -> ListenerOptions {
+        ListenerOptions {
+            in_capsule_data_size: self.in_capsule_data_size,
+            max_queue_depth: self.max_queue_depth,
+            tos: self.tos,
+            ..ListenerOptions::default()
         }
     }
 

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::address::{IpTransport, adrfam};
 use nacre_nvmf::subsystems::Withheld;
-use nacre_nvmf::transport::{Address, TransportType};
+use nacre_nvmf::transport::{Address, ListenerOptions, RdmaFabric, TransportType};
 use nacre_nvmf_wire::Nqn;
 use nacre_transport_rdma_link::GidKind;
 use serde_json::{Value, json};
@@ -472,30 +472,17 @@ fn call(nqn: &str, ana: Option<String>, path: &Path, listener: Option<&Listener>
         params["withheld"] = true.into();
         params["withheld_reason"] = "tcp_fallback".into();
     }
-    if let Ok(Some(chosen)) = &path.verdict {
-        params["options"]["fabric"] = match chosen.gid_kind {
-            GidKind::InfiniBand => "infiniband",
-            GidKind::RoceV1 => "roce",
-            GidKind::RoceV2 => "roce_v2",
-            GidKind::Iwarp => "iwarp",
-        }
-        .into();
-    }
-    let Some(listener) = listener else {
-        return params;
-    };
-    let options = [
-        (
-            "in_capsule_data_size",
-            listener.in_capsule_data_size.map(u64::from),
-        ),
-        ("max_queue_depth", listener.max_queue_depth.map(u64::from)),
-        ("tos", listener.tos.map(u64::from)),
-    ];
-    for (name, value) in options {
-        if let Some(value) = value {
-            params["options"][name] = value.into();
-        }
+    let chosen = path.verdict.as_ref().ok().and_then(Option::as_ref);
+    let fabric = chosen.map(|chosen| match chosen.gid_kind {
+        GidKind::InfiniBand => RdmaFabric::InfiniBand,
+        GidKind::RoceV1 => RdmaFabric::RoceV1,
+        GidKind::RoceV2 => RdmaFabric::RoceV2,
+        GidKind::Iwarp => RdmaFabric::Iwarp,
+    });
+    let mut options = listener.map_or(ListenerOptions::default(), Listener::options);
+    options.fabric = fabric;
+    if options != ListenerOptions::default() {
+        params["options"] = json!(options);
     }
     params
 }

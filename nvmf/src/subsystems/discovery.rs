@@ -21,9 +21,9 @@ use nacre_nvmf_wire::log::discovery::{
 
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::cntlid::ControllerModel;
-use crate::subsystems::subsystem::{RdmaFabric, SubsystemListener};
+use crate::subsystems::subsystem::SubsystemListener;
 use crate::subsystems::target::Referral;
-use crate::transport::{Address, ListenerId, TransportType};
+use crate::transport::{Address, ListenerId, RdmaFabric, TransportType};
 
 /// Everything that one host's log is made of.
 #[derive(Debug, Clone)]
@@ -77,7 +77,6 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
         address: asker.local.clone(),
         ana: AnaStates::default(),
         withheld: None,
-        fabric: RdmaFabric::default(),
         options: Default::default(),
     };
     let explicit = snapshot.discovery.iter().filter(|l| l.id != own.id);
@@ -163,7 +162,7 @@ fn entry(
     checked(Record {
         record,
         secure_channel: false,
-        fabric: listener.fabric,
+        fabric: listener.options.fabric.unwrap_or_default(),
     })
 }
 

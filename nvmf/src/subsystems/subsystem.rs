@@ -140,21 +140,9 @@ pub struct SubsystemListener {
     /// Not in the discovery log, and no host is admitted: the subsystem is to be used over another
     /// transport only. A host that comes here is refused as by a listener of other subsystems.
     pub withheld: Option<Withheld>,
-    /// Of listeners over RDMA: the attributes of the fabric for hosts.
-    pub fabric: RdmaFabric,
     /// The options of the request. An address that several subsystems share has the options of the
     /// first.
     pub options: ListenerOptions,
-}
-
-/// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum RdmaFabric {
-    InfiniBand,
-    RoceV1,
-    #[default]
-    RoceV2,
-    Iwarp,
 }
 
 #[derive(Default)]

@@ -16,8 +16,7 @@ use crate::subsystems::core_handle::GroupHandle;
 use crate::subsystems::places::Places;
 use crate::subsystems::stats::Totals;
 use crate::subsystems::subsystem::{
-    NamespaceConfig, RdmaFabric, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
-    SubsystemListener,
+    NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
 };
 use crate::subsystems::withheld::Withheld;
 use crate::transport::{Address, ListenError, ListenerId, ListenerOptions, Plug, TransportType};
@@ -106,7 +105,6 @@ pub struct ListenOptions {
     pub ana: AnaStates,
     /// See [`SubsystemListener::withheld`].
     pub withheld: Option<Withheld>,
-    pub fabric: RdmaFabric,
     /// Of the address: the options of the first subsystem on it count.
     pub listener: ListenerOptions,
 }
@@ -421,7 +419,6 @@ impl Target {
             address: bound.clone(),
             ana: options.ana,
             withheld: options.withheld,
-            fabric: options.fabric,
             options: options.listener,
         };
         if let Err(error) = subsystem.add_listener(entry) {

@@ -17,10 +17,9 @@ use super::host::INVALID;
 use super::rig::*;
 use crate::subsystems::discovery::{Asker, Reachable, Record, Snapshot, records, write_page};
 use crate::subsystems::{
-    ControllerModel, RdmaFabric, Referral, SubsystemConfig, SubsystemListener, TargetConfig,
-    TargetError,
+    ControllerModel, Referral, SubsystemConfig, SubsystemListener, TargetConfig, TargetError,
 };
-use crate::transport::{Address, ConnId, ListenerId, TransportType};
+use crate::transport::{Address, ConnId, ListenerId, ListenerOptions, RdmaFabric, TransportType};
 
 fn ip(text: &str) -> Address {
     Address::Ip(text.parse().unwrap())
@@ -33,7 +32,6 @@ fn listener(id: u64, address: &str) -> SubsystemListener {
         address: ip(address),
         ana: Default::default(),
         withheld: None,
-        fabric: Default::default(),
         options: Default::default(),
     }
 }
@@ -255,7 +253,10 @@ fn rdma_says_what_carries_it() {
     ] {
         let rdma = SubsystemListener {
             transport: TransportType::Rdma,
-            fabric,
+            options: ListenerOptions {
+                fabric: Some(fabric),
+                ..ListenerOptions::default()
+            },
             ..listener(2, "[2001:db8::2]:4420")
         };
         let records = asked(&snapshot(vec![rdma]), 1, "192.0.2.1:4420");
@@ -346,7 +347,6 @@ fn names_that_do_not_fit() {
         address: Address::Loopback(name.to_owned()),
         ana: Default::default(),
         withheld: None,
-        fabric: Default::default(),
         options: Default::default(),
     };
     let log = snapshot(vec![

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_nvmf::subsystems::{
-    AnaStates, ListenOptions, RdmaFabric, Subsystem, SubsystemError, SubsystemListener, Target,
-    TargetError, Withheld,
+    AnaStates, ListenOptions, Subsystem, SubsystemError, SubsystemListener, Target, TargetError,
+    Withheld,
 };
 use nacre_nvmf::transport::{Address, ListenerOptions, TransportType};
 use nacre_nvmf_wire::Nqn;
@@ -84,64 +84,17 @@ impl From<AnaState> for AnaWord {
     }
 }
 
-/// Options of this listener that override its transport's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-struct OptionsParams {
-    /// Bytes of in-capsule data per command, a multiple of 16. TCP: at most max_io_size. RDMA: at
-    /// most the size of the transport's receive buffers; nvmf_subsystem_get_listeners shows the
-    /// result.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    in_capsule_data_size: Option<u32>,
-    /// Entries of an I/O queue, 2 to 4096.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_queue_depth: Option<u16>,
-    /// Type of service of outgoing packets (DSCP << 2).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tos: Option<u8>,
-    /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fabric: Option<FabricWord>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-enum FabricWord {
-    Infiniband,
-    Roce,
-    RoceV2,
-    Iwarp,
-}
-
-impl From<FabricWord> for RdmaFabric {
-    fn from(word: FabricWord) -> RdmaFabric {
-        match word {
-            FabricWord::Infiniband => RdmaFabric::InfiniBand,
-            FabricWord::Roce => RdmaFabric::RoceV1,
-            FabricWord::RoceV2 => RdmaFabric::RoceV2,
-            FabricWord::Iwarp => RdmaFabric::Iwarp,
+/// Refuses an option out of its range; transports refuse the values that they do not support.
+fn checked(options: ListenerOptions) -> Result<ListenerOptions, RpcError> {
+    let given = json!(options);
+    for (name, least, most) in ListenerOptions::RANGES {
+        let out_of_range = |number: &u64| !(*least..=*most).contains(number);
+        if let Some(number) = given[name].as_u64().filter(out_of_range) {
+            let cause = format!("{number} is not in {least}..={most}");
+            return Err(RpcError::invalid_params(cause).field(format!("options.{name}")));
         }
     }
-}
-
-impl OptionsParams {
-    fn parse(self) -> Result<ListenerOptions, RpcError> {
-        if self
-            .max_queue_depth
-            .is_some_and(|n| !(2..=4096).contains(&n))
-        {
-            return Err(RpcError::invalid_params(format!(
-                "{} is not in 2..=4096",
-                self.max_queue_depth.unwrap_or_default()
-            ))
-            .field("options.max_queue_depth"));
-        }
-        Ok(ListenerOptions {
-            in_capsule_data_size: self.in_capsule_data_size,
-            max_queue_depth: self.max_queue_depth,
-            tos: self.tos,
-        })
-    }
+    Ok(options)
 }
 
 /// Reason why a listener refuses the hosts of a subsystem.
@@ -195,7 +148,7 @@ struct AddParams {
     withheld_reason: Option<WithheldWord>,
     /// Options of this address that override the transport's.
     #[serde(default)]
-    options: OptionsParams,
+    options: ListenerOptions,
     /// Accepted: `posix` or `uring`; both select the same implementation.
     sock_impl: Option<String>,
     /// Accepted: for vfio-user only.
@@ -257,8 +210,7 @@ impl Method<Engine> for Add {
                 ana_state,
             ),
             withheld,
-            fabric: params.options.fabric.map(Into::into).unwrap_or_default(),
-            listener: params.options.parse()?,
+            listener: checked(params.options)?,
         };
         let bound = listen(&plane, nqn, kind, &address, options).await?;
         // Records the port as bound, so that hosts find it again after a restart.
@@ -271,7 +223,7 @@ impl Method<Engine> for Add {
             record["ana_state"] = json!(ana_state);
         }
         note_withheld(&mut record, withheld);
-        if params.options != OptionsParams::default() {
+        if params.options != ListenerOptions::default() {
             record["options"] = json!(params.options);
         }
         let stored = engine

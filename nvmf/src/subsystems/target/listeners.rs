@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Target;
 use crate::subsystems::config::QueueLimits;
 use crate::subsystems::stats::Totals;
-use crate::transport::{Address, ListenerCounts, ListenerId, TransportType};
+use crate::transport::{Address, ListenerCounts, ListenerId, ListenerOptions, TransportType};
 
 /// Connections of a listener since it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,12 +22,17 @@ impl Target {
     /// The bounds of the queue pairs that come through one listener.
     pub fn listener_limits(&self, kind: TransportType, listener: ListenerId) -> QueueLimits {
         let mut limits = self.queue_limits(kind);
-        let listeners = self.listeners();
-        let options = listeners.open.get(&listener).map(|l| l.options);
-        if let Some(entries) = options.and_then(|o| o.max_queue_depth) {
+        if let Some(entries) = self.listener_options(listener).max_queue_depth {
             limits.max_io_entries = entries.max(2);
         }
         limits
+    }
+
+    /// The options of a listener; none if it is closed.
+    pub fn listener_options(&self, listener: ListenerId) -> ListenerOptions {
+        let listeners = self.listeners();
+        let listener = listeners.open.get(&listener);
+        listener.map_or(ListenerOptions::default(), |listener| listener.options)
     }
 
     /// One subsystem less uses it; the last one closes it.
