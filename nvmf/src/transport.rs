@@ -384,21 +384,26 @@ pub enum ListenError {
 /// The only declaration of these options: the parameter `options` of the RPC method that adds a
 /// listener, and the keys of `[[nvmf.listener]]`, have these names, ranges and descriptions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(default, deny_unknown_fields)]
 pub struct ListenerOptions {
     /// Bytes of in-capsule data per command, a multiple of 16. TCP: at most max_io_size. RDMA: at
     /// most the size of the transport's receive buffers; nvmf_subsystem_get_listeners shows the
     /// result.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES"))]
     pub in_capsule_data_size: Option<u32>,
     /// Entries of an I/O queue, 2 to 4096.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ENTRIES"))]
     pub max_queue_depth: Option<u16>,
     /// Type of service of outgoing packets (DSCP << 2).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TOS"))]
     pub tos: Option<u8>,
     /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FABRIC"))]
     pub fabric: Option<RdmaFabric>,
 }
 
@@ -429,15 +434,20 @@ impl ListenerOptions {
 
 /// What carries RDMA (NVMe-oF: RDMA_PRTYPE of a discovery log entry).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum RdmaFabric {
     #[serde(rename = "infiniband")]
+    #[cfg_attr(feature = "clap", value(name = "infiniband"))]
     InfiniBand,
     #[serde(rename = "roce")]
+    #[cfg_attr(feature = "clap", value(name = "roce"))]
     RoceV1,
     #[default]
     #[serde(rename = "roce_v2")]
+    #[cfg_attr(feature = "clap", value(name = "roce_v2"))]
     RoceV2,
     #[serde(rename = "iwarp")]
+    #[cfg_attr(feature = "clap", value(name = "iwarp"))]
     Iwarp,
 }
 

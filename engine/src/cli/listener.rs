@@ -1,6 +1,7 @@
 //! `nacre listener`: the addresses where subsystems listen.
 
 use clap::{Args, Subcommand, ValueEnum};
+use nacre_nvmf::transport::ListenerOptions;
 use serde_json::{Value, json};
 
 use super::address::{self, ListenAddress};
@@ -36,6 +37,8 @@ enum ListenerCommand {
         /// ANA state reported for this path
         #[arg(long, value_name = "STATE")]
         ana_state: Option<AnaState>,
+        #[command(flatten)]
+        options: ListenerOptions,
     },
     /// Set the ANA state that hosts see for a listener; they move their I/O
     SetAna {
@@ -89,12 +92,17 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
             nqn,
             address,
             ana_state,
+            options,
         } => {
             let mut client = connection.open()?;
-            let more = match ana_state {
+            let mut more = match ana_state {
                 Some(state) => json!({ "ana_state": state.word() }),
                 None => json!({}),
             };
+            // SPDK's daemon does not have this parameter.
+            if options != ListenerOptions::default() {
+                more["options"] = json!(options);
+            }
             let mut added = Vec::new();
             for address in &address {
                 add(&mut client, &nqn, address, more.clone())?;

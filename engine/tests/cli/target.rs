@@ -262,6 +262,17 @@ fn listeners_come_and_go() {
             json!({ "nqn": NQN, "listen_address": there, "ana_state": "non_optimized" })
         )
     );
+    let words = format!("listener add {NQN} tcp://[::1]:4421 --max-queue-depth 64 --fabric roce");
+    daemon.nacre(&words).printed();
+    assert_eq!(
+        daemon.asked()[1].1["options"],
+        json!({ "max_queue_depth": 64, "fabric": "roce" })
+    );
+    let error = daemon.nacre(&format!("listener add {NQN} 127.0.0.1 --tos 256"));
+    assert!(
+        error.code == 2 && error.err.contains("256 is not in 0..=255"),
+        "{error:?}"
+    );
     daemon
         .nacre(&format!(
             "listener set-ana {NQN} tcp://[::1]:4421 persistent-loss --group 7"

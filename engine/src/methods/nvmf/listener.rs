@@ -518,6 +518,10 @@ struct ListenerReply {
     /// Reason for withholding.
     #[serde(skip_serializing_if = "Option::is_none")]
     withheld_reason: Option<WithheldWord>,
+    /// Options in effect at this address; left out if there are none. The first subsystem at an
+    /// address determines them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    options: Option<ListenerOptions>,
     /// Bytes of in-capsule data that hosts may send per command. Present if the listener has its
     /// own setting.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -570,11 +574,13 @@ impl Method<Engine> for Get {
         };
         let describe = |listener: SubsystemListener| {
             let (size, reason) = in_capsule(&plane.target, &listener).unzip();
+            let options = plane.target.listener_options(listener.id);
             ListenerReply {
                 address: AddressReply::new(listener.transport, &listener.address),
                 ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
                 withheld: listener.withheld.is_some(),
                 withheld_reason: listener.withheld.and_then(WithheldWord::of),
+                options: Some(options).filter(|options| *options != ListenerOptions::default()),
                 in_capsule_data_size: size,
                 in_capsule_reason: reason.flatten(),
             }

@@ -137,6 +137,8 @@ fn a_listener_starts_with_its_state_and_options() {
         .unwrap();
     assert_eq!(added["params"]["ana_state"], "inaccessible");
     assert_eq!(added["params"]["options"]["tos"], 104);
+    let shown = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    assert_eq!(shown[0]["options"], added["params"]["options"]);
     let all = daemon.call("nvmf_get_listeners", json!(null));
     assert_eq!(all["listeners"][0]["actual"], "listening");
     assert_eq!(all["listeners"][0]["subsystems"], json!([NQN]));
