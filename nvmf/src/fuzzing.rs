@@ -164,7 +164,7 @@ impl Fixture {
                 let ([seconds], rest) = take::<1>(rest);
                 self.now = self.now + Duration::from_secs(u64::from(seconds));
                 // The driver of the controller would now close it; here it has to continue.
-                self.controller.keep_alive_expired(self.now);
+                self.controller.expired(self.now);
                 rest
             }
         }

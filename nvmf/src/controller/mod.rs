@@ -30,7 +30,7 @@ use self::events::Events;
 use self::features::Features;
 use self::logs::DiscoveryLog;
 use self::registers::{Registers, Written};
-use crate::subsystems::association::{Association, Phase};
+use crate::subsystems::association::{Association, Phase, Teardown};
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::reservation::Several;
 use crate::subsystems::subsystem::SubsystemKind;
@@ -287,11 +287,13 @@ impl Controller {
         self.keep_alive.granted.as_millis() as u32
     }
 
-    pub fn keep_alive_expired(&mut self, now: Nanos) -> bool {
+    /// The reason to end the association if one of its timers has expired.
+    pub fn expired(&mut self, now: Nanos) -> Option<Teardown> {
         if self.association.take_touched() {
             self.keep_alive.last = now;
         }
         let timeout = self.keep_alive.timeout;
-        !timeout.is_zero() && now.since(self.keep_alive.last) > timeout
+        let is_silent = !timeout.is_zero() && now.since(self.keep_alive.last) > timeout;
+        is_silent.then_some(Teardown::KeepAliveExpired)
     }
 }

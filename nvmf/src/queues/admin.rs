@@ -14,7 +14,6 @@ use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::Step;
 use crate::queues::reservation::{self, Errand};
 use crate::queues::resources::{Abort, Resources};
-use crate::subsystems::association::Teardown;
 use crate::subsystems::reservation::Command as Change;
 use crate::transport::CloseWhy;
 
@@ -97,14 +96,17 @@ fn carry_out(command: &mut Command, outcome: Outcome) {
     }
 }
 
-/// Looks after the controller of an admin queue: its keep-alive timer, its events.
+/// Looks after the controller of an admin queue: its timers, its events.
 pub(super) fn upkeep(core: &mut Resources, qp: &mut QueuePair, now: Nanos) {
     let controller = qp.controller.as_mut().expect("admin queue");
-    if controller.keep_alive_expired(now) {
+    if let Some(why) = controller.expired(now) {
         let association = qp.association.as_ref().expect("admin queue");
-        let (host, cntlid) = (&association.hostnqn, association.cntlid);
-        tracing::warn!(subsystem = %association.subsystem.nqn(), %host, cntlid, "keep-alive timer expired");
-        association.tear_down(Teardown::KeepAliveExpired);
+        let (host, cntlid, peer) = (&association.hostnqn, association.cntlid, &qp.ends.peer);
+        tracing::warn!(
+            subsystem = %association.subsystem.nqn(), %host, cntlid, %peer,
+            "closing the host's connections: {}", why.text()
+        );
+        association.tear_down(why);
         return core.close(qp, CloseWhy::Now);
     }
     deliver_events(core, qp, now);
