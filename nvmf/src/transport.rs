@@ -401,6 +401,11 @@ pub struct ListenerOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOS"))]
     pub tos: Option<u8>,
+    /// Seconds without a command from the host, after which its connections are closed; 0: never.
+    /// Keep Alive is a command; an I/O command in progress stops the timer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS"))]
+    pub idle_timeout_s: Option<u32>,
     /// RDMA only, shown in the discovery log: `infiniband`, `roce`, `roce_v2` (default) or `iwarp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FABRIC"))]
@@ -413,6 +418,7 @@ impl ListenerOptions {
         ("in_capsule_data_size", 0, 1 << 20),
         ("max_queue_depth", 2, 4096),
         ("tos", 0, 255),
+        ("idle_timeout_s", 0, 86_400),
     ];
 
     /// Refuses the options that a transport without any would have to honour.

@@ -36,6 +36,8 @@ pub struct Listener {
     pub in_capsule_data_size: Option<u32>,
     pub max_queue_depth: Option<u16>,
     pub tos: Option<u8>,
+    #[serde(deserialize_with = "read::seconds")]
+    pub idle_timeout_s: u32,
 }
 
 impl Default for Listener {
@@ -56,6 +58,7 @@ impl Default for Listener {
             in_capsule_data_size: None,
             max_queue_depth: None,
             tos: None,
+            idle_timeout_s: 0,
         }
     }
 }
@@ -107,6 +110,7 @@ impl Listener {
             in_capsule_data_size: self.in_capsule_data_size,
             max_queue_depth: self.max_queue_depth,
             tos: self.tos,
+            idle_timeout_s: Some(self.idle_timeout_s).filter(|&seconds| seconds > 0),
             ..ListenerOptions::default()
         }
     }

@@ -335,6 +335,14 @@ pub const ROWS: &[Row] = &[
         &[("256", "256 is not a whole number from 0 to 255")],
     ),
     (
+        "nvmf.listener.idle_timeout_s",
+        &["0", "300", "\"5min\""],
+        &[
+            ("86401", "86401 is not from 0 to 86400"),
+            ("\"soon\"", "\"soon\" is not a time"),
+        ],
+    ),
+    (
         "nvmf.subsystem.nqn",
         &["\"nqn.2026-01.org.example:b\""],
         &[

@@ -262,11 +262,13 @@ fn listeners_come_and_go() {
             json!({ "nqn": NQN, "listen_address": there, "ana_state": "non_optimized" })
         )
     );
-    let words = format!("listener add {NQN} tcp://[::1]:4421 --max-queue-depth 64 --fabric roce");
+    let words = format!(
+        "listener add {NQN} tcp://[::1]:4421 --max-queue-depth 64 --fabric roce --idle-timeout-s 60"
+    );
     daemon.nacre(&words).printed();
     assert_eq!(
         daemon.asked()[1].1["options"],
-        json!({ "max_queue_depth": 64, "fabric": "roce" })
+        json!({ "max_queue_depth": 64, "idle_timeout_s": 60, "fabric": "roce" })
     );
     let error = daemon.nacre(&format!("listener add {NQN} 127.0.0.1 --tos 256"));
     assert!(

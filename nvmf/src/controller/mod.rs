@@ -71,6 +71,7 @@ pub(crate) struct Controller {
     events: Events,
     features: Features,
     keep_alive: KeepAlive,
+    idle_timer: IdleTimer,
     discovery_log: Option<DiscoveryLog>,
     aborts: u8,
 }
@@ -85,6 +86,13 @@ struct KeepAlive {
     last: Nanos,
 }
 
+/// The idle timer of the host's listener. Any command of any queue restarts it.
+struct IdleTimer {
+    /// Zero: never.
+    timeout: Duration,
+    since: Nanos,
+}
+
 impl Controller {
     pub fn new(
         target: &Arc<Target>,
@@ -97,6 +105,7 @@ impl Controller {
         let config = &target.config;
         let kind = association.subsystem.kind;
         let ana = association.subsystem.config.ana_reporting;
+        let options = target.listener_options(association.listener);
         let mut controller = Controller {
             registers: Registers::new(
                 &target.listener_limits(caps.kind, association.listener),
@@ -108,6 +117,10 @@ impl Controller {
                 granted: Duration::ZERO,
                 timeout: Duration::ZERO,
                 last: now,
+            },
+            idle_timer: IdleTimer {
+                timeout: Duration::from_secs(options.idle_timeout_s.unwrap_or(0).into()),
+                since: now,
             },
             limits: IoLimits::new(config, caps),
             caps: caps.clone(),
@@ -291,9 +304,23 @@ impl Controller {
     pub fn expired(&mut self, now: Nanos) -> Option<Teardown> {
         if self.association.take_touched() {
             self.keep_alive.last = now;
+            self.idle_timer.since = now;
         }
         let timeout = self.keep_alive.timeout;
-        let is_silent = !timeout.is_zero() && now.since(self.keep_alive.last) > timeout;
-        is_silent.then_some(Teardown::KeepAliveExpired)
+        if !timeout.is_zero() && now.since(self.keep_alive.last) > timeout {
+            return Some(Teardown::KeepAliveExpired);
+        }
+        self.idle_timer_expired(now).then_some(Teardown::Idle)
+    }
+
+    fn idle_timer_expired(&mut self, now: Nanos) -> bool {
+        let IdleTimer { timeout, since } = &mut self.idle_timer;
+        if timeout.is_zero() {
+            return false;
+        }
+        if self.association.has_io_in_progress() {
+            *since = now;
+        }
+        now.since(*since) > *timeout
     }
 }

@@ -38,6 +38,8 @@ pub enum Teardown {
     /// The admin connection ended.
     HostLeft,
     KeepAliveExpired,
+    /// No command within `idle_timeout_s` of the listener.
+    Idle,
     HostRemoved,
     SubsystemDeleted,
     ListenerRemoved,
@@ -49,6 +51,7 @@ impl Teardown {
         match self {
             Teardown::HostLeft => "the host left",
             Teardown::KeepAliveExpired => "the keep-alive timeout expired",
+            Teardown::Idle => "no command within idle_timeout_s of the listener",
             Teardown::HostRemoved => "the host is not allowed any more",
             Teardown::SubsystemDeleted => "the subsystem was deleted",
             Teardown::ListenerRemoved => "the listener was removed",
@@ -351,6 +354,13 @@ impl Association {
         if let Some(queue) = self.queues.lock().get_mut(&qid) {
             queue.ending = true;
         }
+    }
+
+    /// True while an I/O queue has a command in progress, as of the last upkeep of its core.
+    pub(crate) fn has_io_in_progress(&self) -> bool {
+        let queues = self.queues.lock();
+        let mut io_queues = queues.range(1..);
+        io_queues.any(|(_, queue)| queue.stats.inflight.load(Ordering::Relaxed) > 0)
     }
 
     /// Removes a queue and says how many are left.

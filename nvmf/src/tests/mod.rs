@@ -14,6 +14,7 @@ mod discovery;
 mod events;
 mod fused;
 mod host;
+mod idle;
 mod io;
 mod limits;
 mod listening;

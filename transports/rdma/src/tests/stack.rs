@@ -47,6 +47,8 @@ pub struct Setup {
     pub config: RdmaConfig,
     pub listener: ListenerOptions,
     pub paths: Option<PathOptions>,
+    /// Of the host; zero: none.
+    pub keep_alive: Duration,
     /// Of a connection by RDMA.
     pub cm_timeout: Duration,
 }
@@ -62,6 +64,7 @@ impl Default for Setup {
             },
             listener: ListenerOptions::default(),
             paths: None,
+            keep_alive: Duration::from_secs(15),
             cm_timeout: Duration::from_secs(5),
         }
     }
@@ -197,6 +200,7 @@ impl Stack {
         }));
         let mut options = HostOptions::new(nqn(HOSTNQN), [7; 16], nqn(SUBNQN));
         options.paths = setup.paths;
+        options.keep_alive = setup.keep_alive;
         options.io_queues = 2;
         // Longer than an attempt, and all else as much longer as it is.
         options.connect_timeout = setup.cm_timeout * 2;
@@ -336,6 +340,32 @@ fn host_and_target() {
     assert_eq!(before, after, "nothing is registered under load");
     let stats = stack.plug.total();
     assert!(stats.read_ops >= 3 && stats.write_ops >= 5, "{stats:?}");
+}
+
+/// Goal: the idle timeout of a listener applies over RDMA. A host with Keep Alive stays connected;
+/// without it, a silent host is disconnected.
+#[test]
+fn silent_hosts_are_disconnected() {
+    for keep_alive in [Duration::from_secs(10), Duration::ZERO] {
+        let mut stack = Stack::new(Setup {
+            listener: ListenerOptions {
+                idle_timeout_s: Some(20),
+                ..ListenerOptions::default()
+            },
+            keep_alive,
+            ..Setup::default()
+        });
+        stack.connect();
+        stack.write_and_read();
+        assert_eq!(stack.group.queue_pairs(), 2);
+        let end = stack.now + Duration::from_secs(60);
+        let mut closed = false;
+        while stack.now < end && !closed {
+            stack.step(Duration::from_millis(20));
+            closed = stack.group.queue_pairs() < 2;
+        }
+        assert_eq!(closed, keep_alive.is_zero(), "{keep_alive:?}");
+    }
 }
 
 /// Requests are timed from their post to their completion, and a WRITE until the response after it

@@ -35,6 +35,39 @@ pub fn connect_as(port: u16, options: HostOptions) -> Result<Session, SessionErr
     Session::connect("the target", options, &connector)
 }
 
+/// Goal: the idle timeout of a listener applies over TCP, as given in the call. A host with Keep
+/// Alive stays connected.
+#[test]
+fn silent_hosts_are_disconnected() {
+    let daemon = test_daemon();
+    subsystem(&daemon, NQN);
+    let params = json!({
+        "nqn": NQN, "listen_address": super::address("0"), "options": { "idle_timeout_s": 1 },
+    });
+    daemon.call("nvmf_subsystem_add_listener", params);
+    let port = super::ports(&daemon, NQN)[0].parse().unwrap();
+    let host = |keep_alive| {
+        let nqn = |text| Nqn::new(text).unwrap();
+        let options = HostOptions {
+            keep_alive,
+            ..HostOptions::new(nqn(HOST), [7; 16], nqn(NQN))
+        };
+        connect_as(port, options).unwrap()
+    };
+    let mut active = host(Duration::from_millis(800));
+    let silent = host(Duration::ZERO);
+    assert_eq!(controllers(&daemon).len(), 2);
+    let started = std::time::Instant::now();
+    while started.elapsed() < Duration::from_secs(3) {
+        active.poll();
+        daemon.run(async { tokio::time::sleep(Duration::from_millis(5)).await });
+    }
+    let left = controllers(&daemon);
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert!(active.controller_mut().is_live());
+    drop(silent);
+}
+
 fn active_namespaces(session: &mut Session) -> Vec<u32> {
     let list = session
         .identify(Identify::new(cns::ACTIVE_NAMESPACES), 0)

@@ -360,6 +360,10 @@ fn listeners_and_discovery() {
             "options.max_queue_depth",
         ),
         (
+            at("options", json!({ "idle_timeout_s": 86_401 })),
+            "options.idle_timeout_s",
+        ),
+        (
             at("options", json!({ "in_capsule_data_size": 7 })),
             "options.in_capsule_data_size",
         ),
