@@ -18,6 +18,7 @@ use tracing::info;
 use crate::engine::Engine;
 use crate::methods::bdev::modules;
 use crate::plane::Plane;
+use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::{Change, Record};
@@ -93,7 +94,7 @@ pub async fn wait_for_base(
     if crate::journal::is_replaying() || crate::journal::is_declaring() {
         return Err(missing);
     }
-    nacre_bdev::registry::check_name(name)?;
+    nacre_bdev::registry::check_name(name).or_refuse()?;
     let key = key(name);
     let there = engine.plane()?.bdevs.lookup(name).is_some() || engine.volumes.find(name).is_ok();
     if there

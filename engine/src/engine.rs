@@ -228,7 +228,7 @@ impl Engine {
         self.calls.set(self.calls.get() + 1);
         if let Err(error) = &outcome {
             self.refused.set(self.refused.get() + 1);
-            debug!(target: "nacre_engine::rpc", method, %error, "call refused");
+            debug!(target: "nacre_engine_rpc", method, %error, "call refused");
         }
         outcome
     }

@@ -44,12 +44,13 @@ pub mod notify;
 pub mod perf;
 pub mod plane;
 pub mod rdma;
+mod refusal;
 mod reload;
 pub mod remotes;
-pub mod rpc;
 pub mod signals;
 pub mod spdk_file;
 pub mod store;
 pub mod volumes;
 
+use nacre_engine_rpc as rpc;
 use nacre_engine_values as values;

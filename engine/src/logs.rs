@@ -56,7 +56,7 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("nvmf_tcp", &["nacre_transport_tcp"]),
     ("rdma", &["nacre_transport_rdma"]),
     ("reactor", &["nacre_reactor"]),
-    ("rpc", &["nacre_engine::rpc"]),
+    ("rpc", &["nacre_engine_rpc"]),
     ("store", &["nacre_engine::store", "nacre_engine::journal"]),
     ("volume", &["nacre_bdev_replica", "nacre_engine::volumes"]),
 ];

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
 
-use nacre_engine::rpc::client::{Client, ClientError};
+use nacre_engine_rpc::client::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 

@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use crate::engine::Engine;
 use crate::notify::{Severity, severity};
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
@@ -124,7 +125,7 @@ const RECORDED: Duration = Duration::from_secs(10);
 /// Makes volumes with a replica on the device, or on a device stacked on it, check it. Waits until
 /// the result is durable.
 pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcError> {
-    for device in engine.plane()?.bdevs.stacked_on(device)? {
+    for device in engine.plane()?.bdevs.stacked_on(device).or_refuse()? {
         let Some(opened) = engine.volumes.with_replica(&device) else {
             continue;
         };
@@ -133,7 +134,7 @@ pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcErro
         });
         match tokio::time::timeout(RECORDED, looked).await {
             Ok(Ok(()) | Err(VolumeError::Closed { .. })) => {}
-            Ok(Err(refused)) => return Err(refused.into()),
+            Ok(Err(refused)) => return Err(refused.refusal()),
             Err(_) => {
                 let cause = format!(
                     "volume \"{}\" cannot record within {RECORDED:?} what became of its replica on \"{device}\"",
@@ -150,7 +151,7 @@ pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcErro
 
 /// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
 pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
-    let devices = engine.plane()?.bdevs.stacked_on(device)?;
+    let devices = engine.plane()?.bdevs.stacked_on(device).or_refuse()?;
     for volume in engine.volumes.list() {
         let Some(status) = volume.status() else {
             continue;

@@ -24,6 +24,7 @@ use super::lifecycle::{PATIENCE, replay_waiting};
 use super::{OpenState, Volumes};
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
@@ -148,7 +149,7 @@ pub(super) async fn withdraw(
     let Some(bdev) = engine.volumes.shown(id) else {
         return Ok(());
     };
-    let ticket = plane.bdevs.remove(&bdev, how)?;
+    let ticket = plane.bdevs.remove(&bdev, how).or_refuse()?;
     if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
         entry.shown = None;
         if let Some(prepared) = entry.prepared.take() {

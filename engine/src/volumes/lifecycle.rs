@@ -22,6 +22,7 @@ use super::replica_devices::VolumeDevices;
 use super::{Entry, OpenState, Opened, events, frozen, holder};
 use crate::engine::Engine;
 use crate::plane::{Plane, pool_here};
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::{Change, Edit};
@@ -213,7 +214,7 @@ async fn try_open(engine: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, Rp
             entry.refused = Some(error.clone());
         }
     }
-    Some(outcome.map_err(RpcError::from))
+    Some(outcome.map_err(Refusal::refusal))
 }
 
 async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError> {
@@ -339,8 +340,13 @@ pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, R
     let id = on_reactor(reactor, move |core, pool| async move {
         control::create(&core, pool, on_store, Arc::new(replicas), new).await
     })
-    .await?;
-    let record = store.load(id).await.map_err(VolumeError::from)?;
+    .await
+    .or_refuse()?;
+    let record = store
+        .load(id)
+        .await
+        .map_err(VolumeError::from)
+        .or_refuse()?;
     let name = record.name.clone();
     volumes.entries.borrow_mut().insert(id, Entry::new(record));
     match try_open(engine, id).await {
@@ -378,7 +384,7 @@ async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), R
     let wiped = on_reactor(reactor, move |core, pool| async move {
         control::delete(&core, pool, store, Arc::new(replicas), id).await
     });
-    Ok(wiped.await?)
+    wiped.await.or_refuse()
 }
 
 /// Declares a replica of a volume that cannot be opened in sync, although it may lack writes.
@@ -422,7 +428,8 @@ pub async fn force_in_sync(
             let replicas = Arc::new(replicas);
             control::force_in_sync(&core, pool, store, replicas, id, seen, &replica, &force).await
         })
-        .await?;
+        .await
+        .or_refuse()?;
     }
     // Open at once, without waiting for the next retry.
     if let Some(Err(refused)) = try_open(engine, id).await {
@@ -485,7 +492,7 @@ pub async fn delete(
     }
     if let OpenState::Open(opened) = &listed.open_state {
         let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
-        let ticket = ticket.map_err(|error| RpcError::from(error).remedy(UNUSED))?;
+        let ticket = ticket.map_err(|error| error.refusal().remedy(UNUSED))?;
         if let Err(refused) = shut(opened, Some(ticket)).await {
             // The control keeps closing the volume; reopen it afterwards.
             let again = open_when_closed(Rc::clone(engine), id, Rc::clone(opened));
@@ -540,7 +547,7 @@ async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcEr
     let closed = tokio::time::timeout(PATIENCE, opened.handle.run(Command::Close)).await;
     match closed {
         Ok(Ok(()) | Err(VolumeError::Closed { .. })) => Ok(()),
-        Ok(Err(error)) => Err(error.into()),
+        Ok(Err(error)) => Err(error.refusal()),
         Err(_) => Err(late("its control does not close it")),
     }
 }

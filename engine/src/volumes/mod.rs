@@ -30,6 +30,7 @@ use nacre_bdev_replica::store::VolumeStore;
 use tokio::sync::{Mutex, Notify};
 use uuid::Uuid;
 
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 
@@ -230,7 +231,7 @@ impl Volumes {
     /// Runs a command on an open volume.
     pub async fn run(&self, name: &str, command: Command) -> Result<Rc<Opened>, RpcError> {
         let opened = self.opened(name)?;
-        opened.handle.run(command).await?;
+        opened.handle.run(command).await.or_refuse()?;
         Ok(opened)
     }
 
@@ -323,12 +324,12 @@ impl Entry {
     }
 }
 
-impl From<VolumeError> for RpcError {
-    fn from(error: VolumeError) -> RpcError {
+impl Refusal for VolumeError {
+    fn refusal(self) -> RpcError {
         use nacre_bdev_replica::store::StoreError;
-        let cause = error.to_string();
+        let cause = self.to_string();
         let of = |errno| RpcError::errno(errno, cause.clone());
-        match error {
+        match self {
             VolumeError::Store(StoreError::Exists { .. }) => of(Errno::EEXIST)
                 .field("name")
                 .remedy("volume_list lists them"),

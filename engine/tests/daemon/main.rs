@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nacre_engine::rpc::client::Client;
+use nacre_engine_rpc::client::Client;
 use serde_json::{Value, json};
 
 struct Place {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use nacre_engine::rpc::client::ClientError;
+use nacre_engine_rpc::client::ClientError;
 use nacre_random::Random;
 use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::seed;

@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "each module has one, with the module's path: null::Config",
     ),
     (
-        "engine",
+        "engine/rpc",
         "Client",
         "of the RPC client and of the RPC server, which meet in no file",
     ),
@@ -57,18 +57,12 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "Namespace",
         "cli::top shows it, the configuration declares it, a load uses it",
     ),
-    ("engine", "Order", "of calls, and of cli::top to its poller"),
     (
         "engine",
         "Path",
         "of a host to a target, and of a target's listener",
     ),
     ("engine", "Phase", "of the daemon, and of a load job"),
-    (
-        "engine",
-        "Place",
-        "of a client, of a load's block, of a value",
-    ),
     (
         "engine",
         "Rdma",

@@ -19,6 +19,7 @@ use super::modules::{self, Entry};
 use super::{ANNOUNCED, no_device_of_kind};
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, RpcError};
 use crate::values::read;
@@ -65,15 +66,15 @@ pub const URING: Entry = Entry {
     ..AIO
 };
 
-impl From<CreateError> for RpcError {
-    fn from(error: CreateError) -> RpcError {
-        let field = match &error {
+impl Refusal for CreateError {
+    fn refusal(self) -> RpcError {
+        let field = match &self {
             CreateError::BlockSize { .. } | CreateError::BelowSector { .. } => "block_size",
             CreateError::PartialBlock { is_block: true, .. } => "block_size",
             CreateError::CreateSize { .. } | CreateError::NoSpace { .. } => "size",
             _ => "filename",
         };
-        RpcError::os(error.errno(), error.to_string()).field(field)
+        RpcError::os(self.errno(), self.to_string()).field(field)
     }
 }
 
@@ -132,7 +133,7 @@ fn absolute_path(path: &Path) -> Result<PathBuf, RpcError> {
 /// Opens the file on another thread: it may wait for a lock or for a disk to spin up.
 async fn open(engine: &Engine, config: Config) -> Result<Arc<UringBdev>, RpcError> {
     let opened = on_other_thread(engine, move || nacre_bdev_uring::create(config)).await?;
-    Ok(opened?)
+    opened.or_refuse()
 }
 
 /// Runs `work` on another thread, with a time limit. Some disks and network file systems never
@@ -305,7 +306,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
         if params.force {
             crate::volumes::check_other_copies(engine, name, size)?
         } else {
-            plane.bdevs.may_shrink(name, size)?
+            plane.bdevs.may_shrink(name, size).or_refuse()?
         }
     }
     look(engine, &bdev, params.size).await?;
@@ -320,9 +321,9 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     if (taken.is_err() || known.is_err()) && params.size.is_some() {
         // A host or volume came to depend on the data meanwhile: undo the reduction.
         look(engine, &bdev, None).await?;
-        plane.bdevs.notify_resize(name)?;
+        plane.bdevs.notify_resize(name).or_refuse()?;
     }
-    taken?;
+    taken.or_refuse()?;
     known?;
     if let Err(error) = remember_size(engine, bdev.name()).await {
         warn!(bdev = name, %error, "after a restart it is announced as it was before");
@@ -333,7 +334,9 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
 /// Reads the present size, on another thread because a disk may be slow. `most` limits it.
 async fn look(engine: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Result<(), RpcError> {
     let bdev = Arc::clone(bdev);
-    on_other_thread(engine, move || bdev.rescan(most)).await??;
+    on_other_thread(engine, move || bdev.rescan(most))
+        .await?
+        .or_refuse()?;
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::iostat::TICK_RATE;
 use crate::devices::HistogramRequest;
 use crate::engine::Engine;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 
@@ -81,7 +82,7 @@ impl Method<Engine> for Enable {
 
     async fn apply(params: EnableParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
-        let layer = plane.bdevs.get(&params.name)?.layer;
+        let layer = plane.bdevs.get(&params.name).or_refuse()?.layer;
         if !(1..=16).contains(&params.granularity) {
             return Err(
                 RpcError::errno(Errno::EINVAL, "granularity is not in 1..=16").field("granularity"),
@@ -155,7 +156,7 @@ impl Method<Engine> for Get {
 /// The histogram enabled for a device, and the counts of all its buckets since then.
 fn since_enabled(engine: &Engine, name: &str) -> Result<(HistogramRequest, Vec<u64>), RpcError> {
     let plane = engine.plane()?;
-    let layer = plane.bdevs.get(name)?.layer;
+    let layer = plane.bdevs.get(name).or_refuse()?.layer;
     let Some(request) = engine
         .devices
         .histograms

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::sampling::Sampled;
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 
@@ -181,7 +182,7 @@ impl Method<Engine> for GetIostat {
             None => plane.bdevs.list().into_iter().map(|l| l.layer).collect(),
             Some(names) => names
                 .iter()
-                .map(|n| Ok(plane.bdevs.get(n)?.layer))
+                .map(|n| Ok(plane.bdevs.get(n).or_refuse()?.layer))
                 .collect::<Result<Vec<_>, RpcError>>()?,
         };
         let ticks = engine.started.elapsed().as_nanos() as u64;
@@ -263,7 +264,7 @@ impl Method<Engine> for ResetIostat {
         let plane = engine.plane()?;
         let layers = match &params.name {
             None => plane.bdevs.list(),
-            Some(name) => vec![plane.bdevs.get(name)?],
+            Some(name) => vec![plane.bdevs.get(name).or_refuse()?],
         };
         if let Some(what) = reset_of(params.mode) {
             layers

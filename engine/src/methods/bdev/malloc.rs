@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::no_metadata;
+use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -91,7 +92,8 @@ impl Single for RamDisk {
             uuid: params.uuid,
             optimal_io_boundary: some(params.optimal_io_boundary),
             numa_id: u32::try_from(params.numa_id).ok(),
-        })?;
+        })
+        .or_refuse()?;
         params.name = Some(name);
         params.uuid = bdev.config().uuid;
         Ok(bdev)

@@ -35,6 +35,7 @@ use crate::devices::BdevEvents;
 use crate::engine::Engine;
 use crate::journal::EntryState;
 use crate::plane::Plane;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::store::{Change, Edit, Record};
@@ -110,10 +111,11 @@ fn key(name: &str) -> String {
 fn refuse_taken(engine: &Engine, name: &str) -> Result<(), RpcError> {
     match engine.plane()?.bdevs.lookup(name) {
         None => Ok(()),
-        Some(bdev) => Err(RpcError::from(RegistryError::Exists {
+        Some(bdev) => Err(RegistryError::Exists {
             name: name.into(),
             bdev: bdev.name().into(),
-        })),
+        }
+        .refusal()),
     }
 }
 
@@ -162,7 +164,11 @@ fn register_one(
     let has = bdev.geometry();
     let stored_size = params.get(ANNOUNCED).and_then(Value::as_u64).unwrap_or(0);
     let announced = stored_size / u64::from(has.block_size);
-    let layer = engine.plane()?.bdevs.register_announced(bdev, announced)?;
+    let layer = engine
+        .plane()?
+        .bdevs
+        .register_announced(bdev, announced)
+        .or_refuse()?;
     if is_file {
         let announced = layer.geometry().bytes();
         params[ANNOUNCED] = announced.into();
@@ -303,7 +309,11 @@ pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
 /// Removes a device and waits until it is gone. The wait is limited, because I/O may never end and
 /// other changes wait.
 async fn remove(engine: &Engine, name: &str) -> Result<(), RpcError> {
-    let ticket = engine.plane()?.bdevs.remove(name, Removal::Hot)?;
+    let ticket = engine
+        .plane()?
+        .bdevs
+        .remove(name, Removal::Hot)
+        .or_refuse()?;
     match tokio::time::timeout(patience(engine), ticket).await {
         Ok(()) => Ok(()),
         Err(_) => Err(RpcError::errno(
@@ -425,10 +435,10 @@ pub fn no_device(name: &str) -> RpcError {
         .remedy("bdev_get_bdevs lists them")
 }
 
-impl From<RegistryError> for RpcError {
-    fn from(error: RegistryError) -> RpcError {
-        let cause = error.to_string();
-        let refused = match &error {
+impl Refusal for RegistryError {
+    fn refusal(self) -> RpcError {
+        let cause = self.to_string();
+        let refused = match &self {
             RegistryError::NotFound { .. } => RpcError::errno(Errno::ENODEV, cause),
             RegistryError::Exists { .. } => RpcError::errno(Errno::EEXIST, cause),
             RegistryError::BadName { .. } => RpcError::errno(Errno::EINVAL, cause),
@@ -447,18 +457,18 @@ impl From<RegistryError> for RpcError {
                 cause,
             ),
         };
-        match error {
+        match self {
             RegistryError::Queue(_) => refused,
             _ => refused.field("name"),
         }
     }
 }
 
-impl From<nacre_bdev::ConfigError> for RpcError {
-    fn from(error: nacre_bdev::ConfigError) -> RpcError {
+impl Refusal for nacre_bdev::ConfigError {
+    fn refusal(self) -> RpcError {
         use nacre_bdev::ConfigError::*;
-        let cause = error.to_string();
-        match error {
+        let cause = self.to_string();
+        match self {
             BlockSize { .. } => RpcError::errno(Errno::EINVAL, cause).field("block_size"),
             PhysicalBlockSize { .. } => {
                 RpcError::errno(Errno::EINVAL, cause).field("physical_block_size")

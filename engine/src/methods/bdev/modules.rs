@@ -19,6 +19,7 @@ use serde_json::Value;
 use super::{file, malloc, null};
 use crate::deferred;
 use crate::engine::Engine;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::values::read::{self, Texts};
@@ -111,7 +112,7 @@ pub struct Command {
 
 pub const fn entry<M: Module>() -> Entry
 where
-    RpcError: From<M::Error>,
+    M::Error: Refusal,
 {
     Entry {
         kind: M::KIND,
@@ -138,7 +139,7 @@ where
 /// A module whose configuration is also a `[[bdev]]`.
 const fn declared<M: Module>() -> Entry
 where
-    RpcError: From<M::Error>,
+    M::Error: Refusal,
 {
     Entry {
         declared: Some(Declaration {
@@ -152,7 +153,7 @@ where
 /// A module of which everything derives from its configuration.
 const fn derived<M: Module<Config: clap::Args>>() -> Entry
 where
-    RpcError: From<M::Error>,
+    M::Error: Refusal,
 {
     Entry {
         command: Some(Command {
@@ -207,7 +208,7 @@ struct Create<M>(PhantomData<M>);
 
 impl<M: Module> Method<Engine> for Create<M>
 where
-    RpcError: From<M::Error>,
+    M::Error: Refusal,
 {
     const NAME: &'static str = M::CREATE.name;
     const UNDECODABLE: i32 = M::UNDECODABLE;
@@ -233,11 +234,11 @@ where
 
 async fn create<M: Module>(config: &mut M::Config, engine: &Engine) -> Result<M::Created, RpcError>
 where
-    RpcError: From<M::Error>,
+    M::Error: Refusal,
 {
     let record =
         |config: &M::Config| serde_json::to_value(config).expect("a configuration is plain data");
-    M::check(config)?;
+    M::check(config).or_refuse()?;
     let names = M::names(config);
     for name in &names {
         super::refuse_taken(engine, name)?;
@@ -249,10 +250,10 @@ where
         && let Err(missing @ RegistryError::NotFound { .. }) = registry.get(base)
     {
         let name = names.first().cloned().unwrap_or_default();
-        deferred::wait_for_base(engine, &name, M::CREATE.name, params, missing.into()).await?;
+        deferred::wait_for_base(engine, &name, M::CREATE.name, params, missing.refusal()).await?;
         return Ok(M::deferred(names));
     }
-    let devices = M::create(config, registry)?;
+    let devices = M::create(config, registry).or_refuse()?;
     let names = super::create(engine, devices, M::CREATE.name, record(config)).await?;
     Ok(M::created(names))
 }
@@ -262,7 +263,7 @@ struct Delete<M>(PhantomData<M>);
 
 impl<M: Module> Method<Engine> for Delete<M>
 where
-    RpcError: From<M::Error>,
+    M::Error: Refusal,
 {
     const NAME: &'static str = M::DELETE.name;
     const UNDECODABLE: i32 = M::UNDECODABLE;
@@ -285,10 +286,10 @@ where
     }
 }
 
-impl From<CreateError> for RpcError {
-    fn from(error: CreateError) -> RpcError {
-        match error {
-            CreateError::Registry(error) => error.into(),
+impl Refusal for CreateError {
+    fn refusal(self) -> RpcError {
+        match self {
+            CreateError::Registry(error) => error.refusal(),
             CreateError::Parameter {
                 field,
                 cause,

@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::modules::{self, Entry};
 use super::{no_device_of_kind, no_metadata};
 use crate::engine::Engine;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, RpcError};
 
@@ -95,7 +96,8 @@ impl Single for NullDisk {
                 .then_some(params.physical_block_size),
             uuid: params.uuid,
             reads: null::Reads::default(),
-        })?;
+        })
+        .or_refuse()?;
         params.uuid = bdev.config().uuid;
         Ok(bdev)
     }
@@ -150,7 +152,7 @@ impl Method<Engine> for Resize {
             )
             .field("new_size"));
         };
-        bdev.resize(blocks)?;
+        bdev.resize(blocks).or_refuse()?;
         let mut record = engine
             .journal
             .find(&super::key(name))
@@ -158,10 +160,10 @@ impl Method<Engine> for Resize {
             .unwrap_or_default();
         record["num_blocks"] = blocks.into();
         if let Err(refused) = super::update(&engine, name, record).await {
-            bdev.resize(before.num_blocks)?;
+            bdev.resize(before.num_blocks).or_refuse()?;
             return Err(refused);
         }
-        plane.bdevs.notify_resize(name)?;
+        plane.bdevs.notify_resize(name).or_refuse()?;
         Ok(true)
     }
 }

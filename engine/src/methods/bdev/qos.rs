@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::engine::Engine;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
@@ -127,7 +128,7 @@ impl Method<Engine> for SetQosLimit {
 
     async fn apply(params: SetQosLimitParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
-        let layer = plane.bdevs.get(&params.name)?.layer;
+        let layer = plane.bdevs.get(&params.name).or_refuse()?.layer;
         let name = layer.name().to_owned();
         let before = layer.qos().limits();
         let mut limits = before;

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::deferred;
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, PARSE_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Record};
@@ -446,7 +447,7 @@ impl Method<Engine> for RemoveBase {
             replica: device,
             force: None,
         };
-        volume.handle.run(command).await?;
+        volume.handle.run(command).await.or_refuse()?;
         Ok(true)
     }
 }

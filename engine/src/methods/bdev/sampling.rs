@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::AbortHandle;
 
 use crate::engine::Engine;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 
@@ -143,7 +144,7 @@ impl Method<Engine> for SetPeriod {
     type Reply = bool;
 
     async fn apply(params: SetPeriodParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let layer = engine.plane()?.bdevs.get(&params.name)?.layer;
+        let layer = engine.plane()?.bdevs.get(&params.name).or_refuse()?.layer;
         match params.period {
             0 => engine.devices.samplers.stop(layer.name()),
             MIN_PERIOD_US..=MAX_PERIOD_US => engine.devices.samplers.start(&layer, params.period),

@@ -16,6 +16,7 @@ use super::address::{AddressReply, TransportAddress, place};
 use super::{check_target, key, refusal};
 use crate::config::settings::DiscoveryName;
 use crate::engine::Engine;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -95,7 +96,7 @@ impl Method<Engine> for SetNqn {
                 .remedy("choose a name that no subsystem has")
         })?;
         if let Err(refused) = engine.journal.commit(change).await {
-            target.set_discovery_nqn(before)?;
+            target.set_discovery_nqn(before).or_refuse()?;
             return Err(refused);
         }
         Ok(true)
@@ -180,7 +181,7 @@ impl Method<Engine> for Add {
         if plane.target.referrals().contains(&referral) {
             return Ok(true);
         }
-        plane.target.add_referral(referral.clone())?;
+        plane.target.add_referral(referral.clone()).or_refuse()?;
         let stored = engine
             .journal
             .commit(Change::put(
@@ -190,7 +191,7 @@ impl Method<Engine> for Add {
             ))
             .await;
         if let Err(refused) = stored {
-            plane.target.remove_referral(&referral)?;
+            plane.target.remove_referral(&referral).or_refuse()?;
             return Err(refused);
         }
         Ok(true)
@@ -223,13 +224,13 @@ impl Method<Engine> for Remove {
             return Err(TargetError::NoReferral {
                 address: wanted.address.to_string(),
             }
-            .into());
+            .refusal());
         }
         engine
             .journal
             .commit(Change::remove(key_of(&wanted)))
             .await?;
-        plane.target.remove_referral(&wanted)?;
+        plane.target.remove_referral(&wanted).or_refuse()?;
         Ok(true)
     }
 }

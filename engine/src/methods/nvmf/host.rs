@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
 use crate::engine::Engine;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -79,14 +80,14 @@ impl Method<Engine> for Add {
             ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
         ])?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
-        plane.target.add_host(nqn, &host)?;
+        plane.target.add_host(nqn, &host).or_refuse()?;
         let record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
         let stored = engine
             .journal
             .commit(Change::put(key::host(nqn, &host), Add::NAME, record))
             .await;
         if let Err(refused) = stored {
-            plane.target.remove_host(nqn, &host)?;
+            plane.target.remove_host(nqn, &host).or_refuse()?;
             return Err(refused);
         }
         Ok(true)
@@ -122,13 +123,13 @@ impl Method<Engine> for Remove {
             return Err(SubsystemError::NoHost {
                 host: host.to_string(),
             }
-            .into());
+            .refusal());
         }
         engine
             .journal
             .commit(Change::remove(key::host(nqn, &host)))
             .await?;
-        plane.target.remove_host(nqn, &host)?;
+        plane.target.remove_host(nqn, &host).or_refuse()?;
         let patience = params
             .timeout_ms
             .map_or(PATIENCE, Duration::from_millis)
@@ -181,7 +182,8 @@ impl Method<Engine> for AllowAny {
         }
         plane
             .target
-            .set_allow_any_host(nqn, params.allow_any_host)?;
+            .set_allow_any_host(nqn, params.allow_any_host)
+            .or_refuse()?;
         Ok(true)
     }
 }

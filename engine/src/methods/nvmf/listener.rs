@@ -20,6 +20,7 @@ use crate::engine::{Engine, Personality};
 use crate::journal::{is_declaring, is_replaying};
 use crate::methods::volume;
 use crate::plane::Plane;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit};
@@ -235,7 +236,10 @@ impl Method<Engine> for Add {
             ))
             .await;
         if let Err(refused) = stored {
-            plane.target.remove_listener(nqn, kind, &bound)?;
+            plane
+                .target
+                .remove_listener(nqn, kind, &bound)
+                .or_refuse()?;
             return Err(refused);
         }
         engine.notes.send("nvmf_listener_change", nqn.as_str());
@@ -292,7 +296,7 @@ pub async fn withhold(
             .commit(Change(vec![Edit::Put(record)]))
             .await?;
     }
-    plane.target.withhold(nqn, kind, address, why)?;
+    plane.target.withhold(nqn, kind, address, why).or_refuse()?;
     engine.notes.send("nvmf_listener_change", nqn.as_str());
     Ok(())
 }
@@ -312,7 +316,7 @@ async fn listen(
         target.add_listener_with(&nqn, kind, &address, options)
     });
     match listening.await {
-        Ok(outcome) => Ok(outcome?),
+        Ok(outcome) => Ok(outcome.or_refuse()?),
         Err(error) => Err(RpcError::internal(error.to_string())),
     }
 }
@@ -359,7 +363,10 @@ impl Method<Engine> for Remove {
         };
         engine.journal.commit(change).await?;
         if let Ok(live) = live {
-            plane.target.remove_listener(nqn, kind, &live.address)?;
+            plane
+                .target
+                .remove_listener(nqn, kind, &live.address)
+                .or_refuse()?;
             engine.notes.send("nvmf_listener_change", nqn.as_str());
         }
         Ok(true)
@@ -377,7 +384,7 @@ fn find(
             nqn: subsystem.nqn().to_string(),
             address: address.to_string(),
         }
-        .into()
+        .refusal()
     })
 }
 
@@ -428,9 +435,9 @@ impl Method<Engine> for SetAnaState {
             .set_ana_state(nqn, kind, &address, group, state);
         set.map_err(|error| match error {
             TargetError::Subsystem(SubsystemError::AnaGroupOutOfRange { .. }) => {
-                not_set(RpcError::from(error).field("anagrpid"))
+                not_set(error.refusal().field("anagrpid"))
             }
-            other => not_set(other.into()),
+            other => not_set(other.refusal()),
         })?;
         let mut record = json!({
             "nqn": nqn.as_str(),

@@ -51,6 +51,7 @@ use tracing::warn;
 
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Registry, RpcError};
 use crate::store::{Change, Edit};
@@ -119,7 +120,7 @@ fn any_subsystem(
 ) -> Result<Arc<Subsystem>, RpcError> {
     check_target_of_subsystem(tgt_name)?;
     match Nqn::new(nqn) {
-        Ok(name) => Ok(plane.target.subsystem(&name)?),
+        Ok(name) => plane.target.subsystem(&name).or_refuse(),
         Err(error) => Err(refusal::no_subsystem(nqn).cause(error.to_string())),
     }
 }

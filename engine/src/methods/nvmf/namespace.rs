@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, reservation, wait_until};
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit};
@@ -110,7 +111,7 @@ impl Method<Engine> for Add {
             auto_visible: !spec.no_auto_visible,
             reservations,
         };
-        plane.target.add_namespace(&nqn, config)?;
+        plane.target.add_namespace(&nqn, config).or_refuse()?;
         let mut namespace = json!({
             "nsid": nsid,
             "bdev_name": engine.volumes.lasting_name(device.name()),
@@ -133,7 +134,7 @@ impl Method<Engine> for Add {
             .commit(Change::put(key::namespace(&nqn, nsid), Add::NAME, record))
             .await;
         if let Err(refused) = stored {
-            subsystem.remove_namespace(nsid)?;
+            subsystem.remove_namespace(nsid).or_refuse()?;
             return Err(refused);
         }
         if find(&subsystem, nsid).is_err() {
@@ -226,7 +227,7 @@ fn choose_nsid(
                 nqn: nqn.to_string(),
                 max,
             }
-            .into()
+            .refusal()
         };
         return (1..=max).find(free).ok_or_else(none);
     }
@@ -286,7 +287,7 @@ impl Method<Engine> for Remove {
         if let Ok(entry) = live {
             let device = Arc::downgrade(&entry.namespace);
             drop(entry);
-            subsystem.remove_namespace(nsid)?;
+            subsystem.remove_namespace(nsid).or_refuse()?;
             engine.notes.send("nvmf_namespace_change", note(nqn, nsid));
             // A host command may have stored a reservation since the record was removed.
             if engine.journal.find(&key::reservation(nqn, nsid)).is_some() {
@@ -308,7 +309,7 @@ pub(super) fn find(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry, R
             nqn: subsystem.nqn().to_string(),
             nsid,
         }
-        .into()
+        .refusal()
     };
     subsystem
         .namespaces()
@@ -397,9 +398,9 @@ impl Method<Engine> for SetAnaGroup {
             .map_err(|error| match &error {
                 SubsystemError::AnaGroupOutOfRange { max, .. } => {
                     let range = format!("groups are 1 to {max}, the subsystem's max_namespaces");
-                    RpcError::from(error).field("anagrpid").remedy(range)
+                    error.refusal().field("anagrpid").remedy(range)
                 }
-                _ => error.into(),
+                _ => error.refusal(),
             })?;
         if before == group {
             return Ok(true);
@@ -417,7 +418,7 @@ impl Method<Engine> for SetAnaGroup {
             };
             let stored = engine.journal.commit(change).await;
             if let Err(refused) = stored {
-                subsystem.set_ana_group(nsid, before)?;
+                subsystem.set_ana_group(nsid, before).or_refuse()?;
                 return Err(refused);
             }
         }
@@ -452,7 +453,7 @@ impl Method<Engine> for AddHost {
         match subsystem.add_namespace_host(nsid, &host) {
             // Idempotent as in SPDK, because configurations are loaded more than once.
             Err(SubsystemError::HostExists { .. }) => return Ok(true),
-            added => added?,
+            added => added.or_refuse()?,
         }
         let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "host": host.as_str() });
         let stored = engine
@@ -464,7 +465,7 @@ impl Method<Engine> for AddHost {
             ))
             .await;
         if let Err(refused) = stored {
-            subsystem.remove_namespace_host(nsid, &host)?;
+            subsystem.remove_namespace_host(nsid, &host).or_refuse()?;
             return Err(refused);
         }
         Ok(true)
@@ -487,7 +488,7 @@ impl Method<Engine> for RemoveHost {
         let own = key::namespace_host(nqn, nsid, &host);
         match find(&subsystem, nsid) {
             Ok(entry) if entry.auto_visible => {
-                return Err(SubsystemError::AutoVisible { nsid }.into());
+                return Err(SubsystemError::AutoVisible { nsid }.refusal());
             }
             Ok(entry) if !entry.hosts.contains(&host) => return Ok(true),
             Ok(_) => {}
@@ -502,7 +503,7 @@ impl Method<Engine> for RemoveHost {
             Err(refused) => return Err(refused),
         }
         engine.journal.commit(Change::remove(own)).await?;
-        subsystem.remove_namespace_host(nsid, &host)?;
+        subsystem.remove_namespace_host(nsid, &host).or_refuse()?;
         Ok(true)
     }
 }

@@ -3,6 +3,7 @@
 use nacre_nvmf::subsystems::{SubsystemError, TargetError};
 use nacre_nvmf::transport::ListenError;
 
+use crate::refusal::Refusal;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 
@@ -23,10 +24,10 @@ pub(super) fn no_subsystem(nqn: &str) -> RpcError {
         .remedy("nvmf_get_subsystems lists them")
 }
 
-impl From<TargetError> for RpcError {
-    fn from(error: TargetError) -> RpcError {
-        let cause = error.to_string();
-        match error {
+impl Refusal for TargetError {
+    fn refusal(self) -> RpcError {
+        let cause = self.to_string();
+        match self {
             TargetError::SubsystemExists { nqn } => {
                 failed(format!("Unable to create subsystem {nqn}"), cause).field("nqn")
             }
@@ -55,7 +56,7 @@ impl From<TargetError> for RpcError {
             TargetError::NoReferral { .. } => failed("Unable to remove a referral.", cause)
                 .field("address")
                 .remedy("nvmf_discovery_get_referrals lists them"),
-            TargetError::Subsystem(error) => error.into(),
+            TargetError::Subsystem(error) => error.refusal(),
             TargetError::Listen(ListenError::Option { option, .. }) => {
                 RpcError::invalid_params(cause).field(format!("options.{option}"))
             }
@@ -64,11 +65,11 @@ impl From<TargetError> for RpcError {
     }
 }
 
-impl From<SubsystemError> for RpcError {
-    fn from(error: SubsystemError) -> RpcError {
-        let cause = error.to_string();
+impl Refusal for SubsystemError {
+    fn refusal(self) -> RpcError {
+        let cause = self.to_string();
         let refused = RpcError::invalid_params(&cause);
-        match error {
+        match self {
             SubsystemError::NsidTaken { .. } => refused
                 .field("namespace.nsid")
                 .remedy("leave nsid out to get the lowest free one"),

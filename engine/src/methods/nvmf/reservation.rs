@@ -26,6 +26,7 @@ use uuid::Uuid;
 
 use super::{key, nvm_subsystem};
 use crate::engine::Engine;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -372,7 +373,7 @@ fn damaged(what: &str, why: &str) -> RpcError {
 
 /// The reservation of a namespace that currently exists.
 fn find(engine: &Engine, nqn: &Nqn, nsid: u32, uuid: Uuid) -> Result<Arc<Reservation>, RpcError> {
-    let subsystem = engine.plane()?.target.subsystem(nqn)?;
+    let subsystem = engine.plane()?.target.subsystem(nqn).or_refuse()?;
     let entry = super::namespace::find(&subsystem, nsid)?;
     if entry.namespace.ids.uuid != uuid {
         return Err(RpcError::errno(

@@ -22,6 +22,7 @@ use super::{
 use crate::config::settings::ControllerModel;
 use crate::engine::{Engine, Personality};
 use crate::journal::is_declaring;
+use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit};
@@ -175,7 +176,7 @@ impl Method<Engine> for Create {
         };
         let record = record_of(&config);
         let plane = engine.plane()?;
-        plane.target.create_subsystem(config)?;
+        plane.target.create_subsystem(config).or_refuse()?;
         let mut change = Change::put(key::subsystem(&nqn), Create::NAME, record);
         // Drops settings that RPC made about a file-declared subsystem of this name: this call is
         // complete.
@@ -185,7 +186,7 @@ impl Method<Engine> for Create {
         }
         let stored = engine.journal.commit(change).await;
         if let Err(refused) = stored {
-            plane.target.delete_subsystem(&nqn)?;
+            plane.target.delete_subsystem(&nqn).or_refuse()?;
             return Err(refused);
         }
         engine.notes.send("nvmf_subsystem_add", nqn.as_str());
@@ -265,7 +266,7 @@ impl Method<Engine> for Delete {
             .map(|n| Arc::downgrade(&n.namespace))
             .collect();
         drop(subsystem);
-        let deleted = plane.target.delete_subsystem(&nqn)?;
+        let deleted = plane.target.delete_subsystem(&nqn).or_refuse()?;
         // A host command may have stored a reservation since the records were removed.
         let below = key::below(&key::subsystem(&nqn));
         if !engine.journal.below(&below).is_empty() {

@@ -19,6 +19,7 @@ use super::{PATIENCE, check_target, key, refusal, wait_until};
 use crate::engine::{Engine, Personality};
 use crate::plane::Plane;
 use crate::rdma::Rdma;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -485,7 +486,7 @@ async fn create(
     plane
         .target
         .set_queue_limits(kind, transport.queue_limits());
-    plane.target.add_plug(made.plug())?;
+    plane.target.add_plug(made.plug()).or_refuse()?;
     if let Made::Rdma(plug) = &made {
         Rdma::made(engine, Arc::clone(plug));
     }
@@ -508,7 +509,7 @@ fn accept_existing(
     kind: TransportType,
     asked: &Transport,
 ) -> Result<(), RpcError> {
-    let exists = RpcError::from(TargetError::TransportExists { kind });
+    let exists = TargetError::TransportExists { kind }.refusal();
     let made = engine.journal.find(&key::transport(kind));
     let Some(made) = made.filter(|entry| !entry.durable) else {
         return Err(exists);

@@ -15,6 +15,7 @@ use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
 use crate::engine::Engine;
+use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::{Change, Edit, Record};
@@ -195,7 +196,7 @@ impl Method<Engine> for Rename {
         if before.name == new {
             return Ok(true);
         }
-        let taken = |refused: nacre_bdev::RegistryError| RpcError::from(refused).field("new_name");
+        let taken = |refused: nacre_bdev::RegistryError| refused.refusal().field("new_name");
         // Reserve the name first, so that no other object takes it.
         let aliased = new != bdev;
         if aliased {
@@ -215,7 +216,12 @@ impl Method<Engine> for Rename {
         let renamed = Command::Rename {
             name: new.to_owned(),
         };
-        opened.handle.run(renamed).await.inspect_err(|_| undo())?;
+        opened
+            .handle
+            .run(renamed)
+            .await
+            .inspect_err(|_| undo())
+            .or_refuse()?;
         if before.name != bdev {
             // The alias of the previous rename.
             let _ = plane.bdevs.remove_alias(bdev, &before.name);

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::{NameParams, SettingsParams};
 use crate::engine::Engine;
 use crate::plane::Plane;
+use crate::refusal::OrRefuse;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 use crate::volumes::{Listed, OpenState, REMOTE_PRODUCT};
 
@@ -457,7 +458,9 @@ impl Method<Engine> for Records {
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<RecordsReply, RpcError> {
         let records = engine.volumes.store()?.list().await;
-        let records = records.map_err(nacre_bdev_replica::handle::VolumeError::from)?;
+        let records = records
+            .map_err(nacre_bdev_replica::handle::VolumeError::from)
+            .or_refuse()?;
         let file = engine.journal.store_path();
         let file = file.map(|dir| dir.join(nacre_bdev_replica::store::FILE));
         Ok(RecordsReply {

@@ -19,6 +19,7 @@ use super::publish::{PUBLISH, Published, published, published_as};
 use crate::config::listener::AnaSetting;
 use crate::engine::Engine;
 use crate::methods::nvmf::{self, ADD_LISTENER, AnaWord, CREATE_SUBSYSTEM};
+use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::store::Record;
@@ -114,7 +115,12 @@ pub(super) fn check_policy(
         return Ok(());
     };
     let nqn = Nqn::new(&volume.nqn).map_err(|e| RpcError::internal(e.to_string()))?;
-    let listeners = engine.plane()?.target.subsystem(&nqn)?.listeners();
+    let listeners = engine
+        .plane()?
+        .target
+        .subsystem(&nqn)
+        .or_refuse()?
+        .listeners();
     let mut used: BTreeSet<String> = listeners.iter().map(|l| l.transport.to_string()).collect();
     if volume.on_declared {
         used.extend(of_the_file(engine));
@@ -179,7 +185,13 @@ pub(super) async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), 
         return Ok(());
     };
     let nqn = Nqn::new(&volume.nqn).map_err(|e| RpcError::internal(e.to_string()))?;
-    for listener in engine.plane()?.target.subsystem(&nqn)?.listeners() {
+    for listener in engine
+        .plane()?
+        .target
+        .subsystem(&nqn)
+        .or_refuse()?
+        .listeners()
+    {
         let SubsystemListener {
             transport, address, ..
         } = listener;

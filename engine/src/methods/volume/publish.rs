@@ -24,6 +24,7 @@ use super::{NameParams, call};
 use crate::engine::Engine;
 use crate::journal::EntryState;
 use crate::methods::nvmf::{self, ADD_LISTENER, CREATE_SUBSYSTEM};
+use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::store::Change;
@@ -275,7 +276,7 @@ impl Method<Engine> for Publish {
 
 /// Checks that an adopted subsystem serves the volume. Returns true if it reports ANA states.
 fn check_adoptable(engine: &Engine, nqn: &Nqn, bdev: &str) -> Result<bool, RpcError> {
-    let subsystem = engine.plane()?.target.subsystem(nqn)?;
+    let subsystem = engine.plane()?.target.subsystem(nqn).or_refuse()?;
     let namespaces = subsystem.namespaces();
     if namespaces.iter().any(|n| n.bdev_name == bdev) {
         Ok(subsystem.config.ana_reporting)
@@ -344,7 +345,7 @@ async fn furnish(
 }
 
 fn reply(engine: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError> {
-    let subsystem = engine.plane()?.target.subsystem(nqn)?;
+    let subsystem = engine.plane()?.target.subsystem(nqn).or_refuse()?;
     let address = |l: &nacre_nvmf::subsystems::SubsystemListener| {
         let reply = nvmf::address_reply(l.transport, &l.address);
         serde_json::to_value(reply).unwrap_or(Value::Null)

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use serde_path_to_error::Segment;
 
 use super::error::{INVALID_PARAMS, RpcError};
-use crate::values::read::{self, Texts, ValueError};
+use nacre_engine_values::read::{self, Texts, ValueError};
 
 /// The phases of the daemon in which a method may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

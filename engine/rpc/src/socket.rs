@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
 use super::folder;
-use crate::values::files::{self, Inode};
+use nacre_engine_values::files::{self, Inode};
 
 /// A killed daemon takes some milliseconds to exit, and so does its child before exec.
 const ATTEMPTS: u32 = 25;

@@ -5,7 +5,7 @@ use super::*;
 use std::io::Write;
 use std::path::Path;
 
-use crate::rpc::client::Client as CommandLine;
+use crate::client::Client as CommandLine;
 
 struct Fake;
 

@@ -11,6 +11,8 @@
 //!   folder  ownership of a socket's folder                 perform
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod client;
 pub mod clients;
 pub mod error;

@@ -1,0 +1,27 @@
+//! Refusals of RPC calls, made from the errors of other crates.
+//!
+//! Those errors and [`RpcError`] belong to other crates, so `From` cannot convert them here.
+
+use crate::rpc::RpcError;
+
+/// An error that refuses a call: its code, and the field, cause and remedy.
+pub trait Refusal {
+    fn refusal(self) -> RpcError;
+}
+
+impl Refusal for RpcError {
+    fn refusal(self) -> RpcError {
+        self
+    }
+}
+
+/// Converts the error of a result: `registry.delete(name).or_refuse()?`.
+pub trait OrRefuse<T> {
+    fn or_refuse(self) -> Result<T, RpcError>;
+}
+
+impl<T, E: Refusal> OrRefuse<T> for Result<T, E> {
+    fn or_refuse(self) -> Result<T, RpcError> {
+        self.map_err(Refusal::refusal)
+    }
+}
