@@ -15,14 +15,13 @@ use nacre_nvmf_wire::log::{
 use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::{Sqe, StatusCode};
 use nacre_reactor::Nanos;
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32};
+use zerocopy::{Immutable, IntoBytes};
 
 use super::{Controller, features};
 use crate::subsystems::ana::AnaLogGroup;
 use crate::subsystems::association::{MAX_CHANGED_NAMESPACES, pending};
 use crate::subsystems::discovery::{self, Asker, Record};
-use crate::subsystems::subsystem::SubsystemKind;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
@@ -37,8 +36,147 @@ const FEATURE_SUPPORTED: u32 = 1 << 0;
 const FEATURE_NAMESPACE_SCOPE: u32 = 1 << 20;
 const FEATURE_CONTROLLER_SCOPE: u32 = 1 << 21;
 
+/// One log page. A new page is a row of [`PAGES`] and the method that makes it.
+struct LogPage {
+    lid: u8,
+    offered: fn(&Controller) -> bool,
+    contents: Contents,
+    /// The event that reading the page clears: a bit of [`pending`], or zero.
+    event: u32,
+    /// Reading empties the page, which has so many bytes.
+    emptied: Option<usize>,
+}
+
+enum Contents {
+    /// Makes the whole page.
+    Whole(fn(&Controller, &Reading) -> Page),
+    /// Writes the part at the command's offset.
+    Part(fn(&mut Controller, &Reading, &mut [u8]) -> Result<(), StatusCode>),
+}
+
+type Page = Result<Vec<u8>, StatusCode>;
+
+/// The command that reads a page, and its time.
+struct Reading {
+    command: GetLogPage,
+    now: Nanos,
+}
+
+impl LogPage {
+    const fn whole(
+        lid: u8,
+        offered: fn(&Controller) -> bool,
+        contents: fn(&Controller, &Reading) -> Page,
+    ) -> LogPage {
+        LogPage::new(lid, offered, Contents::Whole(contents))
+    }
+
+    const fn in_parts(
+        lid: u8,
+        offered: fn(&Controller) -> bool,
+        contents: fn(&mut Controller, &Reading, &mut [u8]) -> Result<(), StatusCode>,
+    ) -> LogPage {
+        LogPage::new(lid, offered, Contents::Part(contents))
+    }
+
+    const fn new(lid: u8, offered: fn(&Controller) -> bool, contents: Contents) -> LogPage {
+        LogPage {
+            lid,
+            offered,
+            contents,
+            event: 0,
+            emptied: None,
+        }
+    }
+
+    const fn clears(self, event: u32) -> LogPage {
+        LogPage { event, ..self }
+    }
+
+    const fn emptied(self, bytes: usize) -> LogPage {
+        LogPage {
+            emptied: Some(bytes),
+            ..self
+        }
+    }
+}
+
+const PAGES: &[LogPage] = &[
+    LogPage::whole(
+        lid::SUPPORTED_LOG_PAGES,
+        always,
+        Controller::supported_log_pages,
+    ),
+    LogPage::whole(
+        lid::ERROR_INFORMATION,
+        always,
+        Controller::error_information,
+    ),
+    LogPage::whole(lid::SMART_HEALTH, for_io, Controller::smart_health),
+    LogPage::whole(lid::FIRMWARE_SLOT, for_io, Controller::firmware_slots),
+    LogPage::whole(
+        lid::CHANGED_NAMESPACE_LIST,
+        for_io,
+        Controller::changed_namespaces,
+    )
+    .clears(pending::NAMESPACES)
+    .emptied(changed_namespaces::SIZE),
+    LogPage::whole(
+        lid::COMMANDS_SUPPORTED_AND_EFFECTS,
+        always,
+        Controller::command_effects,
+    ),
+    LogPage::whole(
+        lid::ASYMMETRIC_NAMESPACE_ACCESS,
+        for_ana,
+        Controller::asymmetric_access,
+    )
+    .clears(pending::ANA),
+    LogPage::whole(
+        lid::FEATURE_IDENTIFIERS_EFFECTS,
+        always,
+        Controller::feature_effects,
+    ),
+    LogPage::whole(LID_MI_COMMANDS, always, Controller::mi_commands),
+    LogPage::in_parts(
+        lid::DISCOVERY,
+        Controller::is_discovery,
+        Controller::discovery_page,
+    )
+    .clears(pending::DISCOVERY),
+    LogPage::whole(
+        lid::RESERVATION_NOTIFICATION,
+        for_io,
+        Controller::reservation_notification,
+    )
+    .clears(pending::RESERVATION)
+    .emptied(ReservationNotification::SIZE),
+];
+
+fn always(_: &Controller) -> bool {
+    true
+}
+
+fn for_io(controller: &Controller) -> bool {
+    !controller.is_discovery()
+}
+
+fn for_ana(controller: &Controller) -> bool {
+    for_io(controller) && controller.association.subsystem.config.ana_reporting
+}
+
+fn bytes(page: &(impl IntoBytes + Immutable + ?Sized)) -> Page {
+    Ok(page.as_bytes().to_vec())
+}
+
+/// The pages that hosts read in pieces, which must not change in between.
+#[derive(Default)]
+pub(crate) struct Logs {
+    discovery: Option<DiscoveryLog>,
+}
+
 /// The discovery log as of a generation.
-pub(crate) struct DiscoveryLog {
+struct DiscoveryLog {
     generation: u64,
     records: Vec<Record>,
 }
@@ -51,104 +189,61 @@ impl Controller {
         now: Nanos,
     ) -> Result<(), StatusCode> {
         let command = GetLogPage::parse(sqe).map_err(|error| error.status().with_dnr())?;
-        if !self.log_pages().contains(&command.lid) {
-            return Err(StatusCode::INVALID_LOG_PAGE.with_dnr());
-        }
+        let page = PAGES.iter().find(|page| page.lid == command.lid);
+        let page = page
+            .filter(|page| (page.offered)(self))
+            .ok_or(StatusCode::INVALID_LOG_PAGE.with_dnr())?;
         // No page is about one namespace, and none counts its offset in entries.
         if (sqe.nsid() != 0 && sqe.nsid() != nsid::BROADCAST) || command.index_offset {
             return Err(INVALID);
         }
-        let offset = command.offset;
         // Before anything is taken out of a page that is gone once it was read.
-        if read_once(command.lid).is_some_and(|bytes| offset > bytes as u64) {
+        if page
+            .emptied
+            .is_some_and(|size| command.offset > size as u64)
+        {
             return Err(INVALID);
         }
         if !command.retain_event {
-            self.clear_events(command.lid);
+            self.clear_event(page.event);
         }
-        match command.lid {
-            lid::SUPPORTED_LOG_PAGES => {
-                let page = SupportedLogPages::supporting(&self.log_pages());
-                part(page.as_bytes(), offset, data)
-            }
-            lid::ERROR_INFORMATION => part(self.error_information().as_bytes(), offset, data),
-            lid::SMART_HEALTH => part(self.smart_health(now).as_bytes(), offset, data),
-            lid::FIRMWARE_SLOT => part(self.firmware_slots().as_bytes(), offset, data),
-            lid::CHANGED_NAMESPACE_LIST => {
-                let page = self.changed_namespace_list(command.retain_event);
-                part(&page, offset, data)
-            }
-            lid::COMMANDS_SUPPORTED_AND_EFFECTS if command.csi != csi::NVM => Err(INVALID),
-            lid::COMMANDS_SUPPORTED_AND_EFFECTS => {
-                part(self.command_effects().as_bytes(), offset, data)
-            }
-            lid::FEATURE_IDENTIFIERS_EFFECTS => part(&self.feature_effects(), offset, data),
-            LID_MI_COMMANDS => part(&[0; MI_COMMANDS_PAGE_BYTES], offset, data),
-            lid::ASYMMETRIC_NAMESPACE_ACCESS => {
-                let groups_only = command.lsp & AnaHeader::LSP_GROUPS_ONLY != 0;
-                part(&self.asymmetric_access(groups_only), offset, data)
-            }
-            lid::RESERVATION_NOTIFICATION => {
-                let page = self.reservation_notification(command.retain_event);
-                part(page.as_bytes(), offset, data)
-            }
-            lid::DISCOVERY => {
-                let log = self.discovery_log();
-                let (generation, end) = (log.generation, discovery::page_bytes(log.records.len()));
-                discovery::write_page(generation, &log.records, offset, data)
-                    .map_err(|discovery::BeyondEnd { .. }| INVALID)?;
-                // Older libnvme sets Retain Asynchronous Event with every piece of a log that it
-                // reads in pieces, even the last one: its host would never get another event.
-                let last_piece = offset > 0 && offset + data.len() as u64 >= end;
-                if last_piece && generation == self.target.discovery_generation() {
-                    self.clear_events(lid::DISCOVERY);
-                }
-                Ok(())
-            }
-            _ => Err(StatusCode::INVALID_LOG_PAGE.with_dnr()),
+        let reading = Reading { command, now };
+        match page.contents {
+            Contents::Whole(contents) => part(&contents(self, &reading)?, command.offset, data),
+            Contents::Part(contents) => contents(self, &reading, data),
         }
     }
 
-    fn log_pages(&self) -> arrayvec::ArrayVec<u8, 16> {
-        let mut pages = arrayvec::ArrayVec::new();
-        pages.extend([
-            lid::SUPPORTED_LOG_PAGES,
-            lid::ERROR_INFORMATION,
-            lid::COMMANDS_SUPPORTED_AND_EFFECTS,
-            lid::FEATURE_IDENTIFIERS_EFFECTS,
-            LID_MI_COMMANDS,
-        ]);
-        match self.association.subsystem.kind {
-            SubsystemKind::Nvm => {
-                pages.extend([
-                    lid::SMART_HEALTH,
-                    lid::FIRMWARE_SLOT,
-                    lid::CHANGED_NAMESPACE_LIST,
-                    lid::RESERVATION_NOTIFICATION,
-                ]);
-                if self.association.subsystem.config.ana_reporting {
-                    pages.push(lid::ASYMMETRIC_NAMESPACE_ACCESS);
-                }
-            }
-            SubsystemKind::Discovery => pages.push(lid::DISCOVERY),
+    fn clear_event(&mut self, event: u32) {
+        if event != 0 {
+            self.events.notice(self.association.take_pending());
+            self.events.clear(event);
         }
-        pages
     }
 
-    fn clear_events(&mut self, lid: u8) {
-        let told = match lid {
-            lid::CHANGED_NAMESPACE_LIST => pending::NAMESPACES,
-            lid::ASYMMETRIC_NAMESPACE_ACCESS => pending::ANA,
-            lid::DISCOVERY => pending::DISCOVERY,
-            lid::RESERVATION_NOTIFICATION => pending::RESERVATION,
-            _ => return,
-        };
-        self.events.notice(self.association.take_pending());
-        self.events.clear(told);
+    fn discovery_page(&mut self, reading: &Reading, data: &mut [u8]) -> Result<(), StatusCode> {
+        let offset = reading.command.offset;
+        let log = self.discovery_log();
+        let (generation, end) = (log.generation, discovery::page_bytes(log.records.len()));
+        discovery::write_page(generation, &log.records, offset, data)
+            .map_err(|discovery::BeyondEnd { .. }| INVALID)?;
+        // Older libnvme sets Retain Asynchronous Event with every piece of a log that it reads in
+        // pieces, even the last one: its host would never get another event.
+        let last_piece = offset > 0 && offset + data.len() as u64 >= end;
+        if last_piece && generation == self.target.discovery_generation() {
+            self.clear_event(pending::DISCOVERY);
+        }
+        Ok(())
+    }
+
+    fn supported_log_pages(&self, _: &Reading) -> Page {
+        let offered = PAGES.iter().filter(|page| (page.offered)(self));
+        let lids: Vec<u8> = offered.map(|page| page.lid).collect();
+        bytes(&SupportedLogPages::supporting(&lids))
     }
 
     /// As many entries as ELPE announces; unused ones are zero.
-    fn error_information(&self) -> Vec<ErrorInformation> {
+    fn error_information(&self, _: &Reading) -> Page {
         let entries = usize::from(self.target.config.error_log_entries.max(1));
         let (records, _) = self.association.errors();
         let mut page = vec![ErrorInformation::zeroed(); entries];
@@ -165,11 +260,11 @@ impl Controller {
             entry.opcode = record.opcode;
             entry.log_page_version = 1;
         }
-        page
+        bytes(page.as_slice())
     }
 
     /// The life of a dynamic controller is its association: its counters begin with it.
-    fn smart_health(&self, now: Nanos) -> SmartHealth {
+    fn smart_health(&self, reading: &Reading) -> Page {
         let totals = self.association.totals();
         let (_, errors) = self.association.errors();
         let count = |value: u64| SmartHealth::counter(u128::from(value));
@@ -181,22 +276,22 @@ impl Controller {
         page.host_write_commands = count(totals.write.operations);
         page.power_cycles = count(1);
         // Time counts from the start of the process.
-        page.power_on_hours = count(now.0 / 3_600_000_000_000);
+        page.power_on_hours = count(reading.now.0 / 3_600_000_000_000);
         page.media_errors = count(self.association.media_errors());
         page.error_log_entries = count(errors);
-        page
+        bytes(&page)
     }
 
-    fn firmware_slots(&self) -> FirmwareSlots {
+    fn firmware_slots(&self, _: &Reading) -> Page {
         let mut page = FirmwareSlots::zeroed();
         page.afi = 1;
         write_ascii(&self.target.config.firmware_revision, &mut page.frs[0]);
-        page
+        bytes(&page)
     }
 
     /// Reading the list empties it, unless the host retains the event.
-    fn changed_namespace_list(&self, retain: bool) -> Vec<u8> {
-        let changed = if retain {
+    fn changed_namespaces(&self, reading: &Reading) -> Page {
+        let changed = if reading.command.retain_event {
             self.association.changed_namespaces()
         } else {
             self.association.take_changed_namespaces()
@@ -204,16 +299,17 @@ impl Controller {
         let mut page = vec![0; changed_namespaces::SIZE];
         if changed.len() > MAX_CHANGED_NAMESPACES {
             page[..4].copy_from_slice(&changed_namespaces::TOO_MANY.to_le_bytes());
-            return page;
+            return Ok(page);
         }
         for (place, nsid) in page.chunks_exact_mut(4).zip(changed) {
             place.copy_from_slice(&nsid.to_le_bytes());
         }
-        page
+        Ok(page)
     }
 
     /// The oldest notification; reading it lets the next one be reported.
-    fn reservation_notification(&self, retain: bool) -> ReservationNotification {
+    fn reservation_notification(&self, reading: &Reading) -> Page {
+        let retain = reading.command.retain_event;
         let (page, more) = {
             let mut log = self.association.reservations();
             (log.page(retain), !log.is_empty())
@@ -221,10 +317,13 @@ impl Controller {
         if more && !retain {
             self.association.notify(pending::RESERVATION);
         }
-        page
+        bytes(&page)
     }
 
-    fn command_effects(&self) -> CommandEffects {
+    fn command_effects(&self, reading: &Reading) -> Page {
+        if reading.command.csi != csi::NVM {
+            return Err(INVALID);
+        }
         let mut page = CommandEffects::zeroed();
         let supported = Effects::CSUPP;
         let changes_blocks = Effects::CSUPP | Effects::LBCC;
@@ -240,7 +339,7 @@ impl Controller {
             page.admin[usize::from(opcode)] = U32::new(supported.bits());
         }
         if self.is_discovery() {
-            return page;
+            return bytes(&page);
         }
         for (opcode, effects) in [
             (io::FLUSH, supported),
@@ -258,10 +357,10 @@ impl Controller {
         ] {
             page.io[usize::from(opcode)] = U32::new(effects.bits());
         }
-        page
+        bytes(&page)
     }
 
-    fn feature_effects(&self) -> Vec<u8> {
+    fn feature_effects(&self, _: &Reading) -> Page {
         let mut page = vec![0; FEATURES_PAGE_BYTES];
         for (fid, _) in features::known(self.association.subsystem.kind) {
             let at = usize::from(*fid) * 4;
@@ -273,10 +372,16 @@ impl Controller {
             let effects = FEATURE_SUPPORTED | scope;
             page[at..at + 4].copy_from_slice(&effects.to_le_bytes());
         }
-        page
+        Ok(page)
     }
 
-    fn asymmetric_access(&self, groups_only: bool) -> Vec<u8> {
+    /// None are supported.
+    fn mi_commands(&self, _: &Reading) -> Page {
+        Ok(vec![0; MI_COMMANDS_PAGE_BYTES])
+    }
+
+    fn asymmetric_access(&self, reading: &Reading) -> Page {
+        let groups_only = reading.command.lsp & AnaHeader::LSP_GROUPS_ONLY != 0;
         let association = &self.association;
         let log = association
             .subsystem
@@ -295,14 +400,15 @@ impl Controller {
             }
             ana::write_group(&mut page, group, state, change_count, &nsids);
         }
-        page
+        Ok(page)
     }
 
     /// The log as it is now, or as it was when the host began to read it if nothing changed since.
     fn discovery_log(&mut self) -> &DiscoveryLog {
         let current = self.target.discovery_generation();
         if self
-            .discovery_log
+            .logs
+            .discovery
             .as_ref()
             .is_none_or(|log| log.generation != current)
         {
@@ -314,21 +420,12 @@ impl Controller {
                 listener: self.association.listener,
                 local: &self.local,
             };
-            self.discovery_log = Some(DiscoveryLog {
+            self.logs.discovery = Some(DiscoveryLog {
                 generation: snapshot.generation,
                 records: discovery::records(&snapshot, &asker),
             });
         }
-        self.discovery_log.as_ref().expect("just made")
-    }
-}
-
-/// The length of a page that reading empties.
-fn read_once(lid: u8) -> Option<usize> {
-    match lid {
-        lid::CHANGED_NAMESPACE_LIST => Some(changed_namespaces::SIZE),
-        lid::RESERVATION_NOTIFICATION => Some(ReservationNotification::SIZE),
-        _ => None,
+        self.logs.discovery.as_ref().expect("just made")
     }
 }
 

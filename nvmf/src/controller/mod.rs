@@ -28,7 +28,7 @@ use nacre_reactor::Nanos;
 
 use self::events::Events;
 use self::features::Features;
-use self::logs::DiscoveryLog;
+use self::logs::Logs;
 use self::registers::{Registers, Written};
 use crate::subsystems::association::{Association, Phase, Teardown};
 use crate::subsystems::config::IoLimits;
@@ -72,7 +72,7 @@ pub(crate) struct Controller {
     features: Features,
     keep_alive: KeepAlive,
     idle_timer: IdleTimer,
-    discovery_log: Option<DiscoveryLog>,
+    logs: Logs,
     aborts: u8,
 }
 
@@ -125,7 +125,7 @@ impl Controller {
             limits: IoLimits::new(config, caps),
             caps: caps.clone(),
             local,
-            discovery_log: None,
+            logs: Logs::default(),
             target: Arc::clone(target),
             association,
             aborts: 0,
