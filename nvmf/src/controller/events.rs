@@ -56,6 +56,10 @@ const SMART: AsyncEvents = AsyncEvents::SMART_SPARE
     .union(AsyncEvents::SMART_VOLATILE_BACKUP)
     .union(AsyncEvents::SMART_PERSISTENT_MEMORY);
 
+/// Controllers with telemetry logs accept this notice, and never send it: they capture no data on
+/// their own.
+const TELEMETRY: AsyncEvents = AsyncEvents::TELEMETRY_LOG;
+
 pub(crate) struct Events {
     /// Held requests by command identifier, oldest first.
     requests: ArrayVec<u16, MAX_REQUESTS>,
@@ -117,12 +121,12 @@ impl Events {
     /// `None`: it asks for events that this controller does not have.
     pub fn configure(&mut self, dword: u32) -> Option<()> {
         let wanted = AsyncEvents::from_bits(dword)?;
-        let smart = if self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
+        let of_logs = if self.optional.contains(AsyncEvents::DISCOVERY_LOG) {
             AsyncEvents::empty()
         } else {
-            SMART
+            SMART | TELEMETRY
         };
-        if !(self.optional | smart).contains(wanted) {
+        if !(self.optional | of_logs).contains(wanted) {
             return None;
         }
         self.configuration = wanted;

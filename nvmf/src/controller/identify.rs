@@ -198,6 +198,7 @@ impl Controller {
             return id;
         }
         id.cntrltype = cntrltype::IO;
+        id.lpa |= Lpa::TELEMETRY.bits();
         self.io_controller_fields(&mut id);
         id
     }

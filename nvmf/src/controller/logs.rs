@@ -5,12 +5,14 @@
 //! Event clears its event. Events are cleared before the page is made, so that a change in between
 //! is reported again rather than lost.
 
+use std::sync::atomic::Ordering;
+
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::{csi, nsid, write_ascii};
-use nacre_nvmf_wire::log::ana::{self, AnaHeader};
+use nacre_nvmf_wire::log::ana::{self, AnaHeader, AnaState};
 use nacre_nvmf_wire::log::{
     CommandEffects, Effects, ErrorInformation, FirmwareSlots, ReservationNotification, SmartHealth,
-    SupportedLogPages, changed_namespaces, lid,
+    SupportedLogPages, TelemetryHeader, changed_namespaces, lid,
 };
 use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::{Sqe, StatusCode};
@@ -20,8 +22,10 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::{Controller, features};
 use crate::subsystems::ana::AnaLogGroup;
-use crate::subsystems::association::{MAX_CHANGED_NAMESPACES, pending};
+use crate::subsystems::association::{Association, MAX_CHANGED_NAMESPACES, QueueInfo, pending};
 use crate::subsystems::discovery::{self, Asker, Record};
+use crate::subsystems::stats::{KindTotals, Totals};
+use crate::subsystems::target::Target;
 
 const INVALID: StatusCode = StatusCode::INVALID_FIELD.with_dnr();
 
@@ -126,6 +130,8 @@ const PAGES: &[LogPage] = &[
         always,
         Controller::command_effects,
     ),
+    LogPage::in_parts(lid::TELEMETRY_HOST, for_io, Controller::telemetry_page),
+    LogPage::whole(lid::TELEMETRY_CONTROLLER, for_io, Controller::no_telemetry),
     LogPage::whole(
         lid::ASYMMETRIC_NAMESPACE_ACCESS,
         for_ana,
@@ -173,6 +179,26 @@ fn bytes(page: &(impl IntoBytes + Immutable + ?Sized)) -> Page {
 #[derive(Default)]
 pub(crate) struct Logs {
     discovery: Option<DiscoveryLog>,
+    telemetry: Telemetry,
+}
+
+/// Page 07h as it was captured, header included.
+#[derive(Default)]
+struct Telemetry {
+    page: Vec<u8>,
+    captures: u8,
+}
+
+impl Telemetry {
+    fn capture(&mut self, report: &str) {
+        const BLOCK: usize = TelemetryHeader::BLOCK;
+        let blocks = u16::try_from(report.len().div_ceil(BLOCK)).unwrap_or(u16::MAX);
+        self.captures = self.captures.wrapping_add(1);
+        let header = telemetry_header(self.captures, blocks);
+        self.page = header.as_bytes().to_vec();
+        self.page.extend_from_slice(report.as_bytes());
+        self.page.resize(BLOCK + BLOCK * usize::from(blocks), 0);
+    }
 }
 
 /// The discovery log as of a generation.
@@ -240,6 +266,31 @@ impl Controller {
         let offered = PAGES.iter().filter(|page| (page.offered)(self));
         let lids: Vec<u8> = offered.map(|page| page.lid).collect();
         bytes(&SupportedLogPages::supporting(&lids))
+    }
+
+    /// Telemetry Host-Initiated: the target's view of the host's association, as text. The host
+    /// asks for a capture with the command, and reads it in pieces.
+    fn telemetry_page(&mut self, reading: &Reading, data: &mut [u8]) -> Result<(), StatusCode> {
+        let GetLogPage { lsp, offset, .. } = reading.command;
+        if !offset.is_multiple_of(TelemetryHeader::BLOCK as u64) {
+            return Err(INVALID);
+        }
+        if lsp & TelemetryHeader::LSP_CREATE != 0 {
+            let report = report(&self.association, &self.target, reading.now);
+            self.logs.telemetry.capture(&report);
+        }
+        match &self.logs.telemetry.page[..] {
+            [] => part(telemetry_header(0, 0).as_bytes(), offset, data),
+            page => part(page, offset, data),
+        }
+    }
+
+    /// Telemetry Controller-Initiated: the controller never captures data on its own.
+    fn no_telemetry(&self, _: &Reading) -> Page {
+        let mut page = TelemetryHeader::zeroed();
+        page.lid = lid::TELEMETRY_CONTROLLER;
+        page.captures = TelemetryHeader::SCOPE_CONTROLLER;
+        bytes(&page)
     }
 
     /// As many entries as ELPE announces; unused ones are zero.
@@ -426,6 +477,81 @@ impl Controller {
             });
         }
         self.logs.discovery.as_ref().expect("just made")
+    }
+}
+
+fn telemetry_header(captures: u8, blocks: u16) -> TelemetryHeader {
+    let mut header = TelemetryHeader::zeroed();
+    header.lid = lid::TELEMETRY_HOST;
+    header.last_blocks = [U16::new(blocks); 3];
+    header.host_scope = TelemetryHeader::SCOPE_CONTROLLER;
+    header.captures = captures;
+    header
+}
+
+/// The telemetry data: one fact a line. Nothing about other hosts, as any host may read it.
+fn report(association: &Association, target: &Target, now: Nanos) -> String {
+    let subsystem = &association.subsystem;
+    let (errors, error_count) = association.errors();
+    let mut lines = vec![
+        format!("target: {}", subsystem.config.model_number),
+        format!("version: {}", target.config.firmware_revision),
+        format!("uptime: {} s", now.0 / 1_000_000_000),
+        format!("subsystem: {}", subsystem.nqn()),
+        format!("controller: {}", association.cntlid),
+        format!("transport: {}", association.transport),
+        format!("host: {}", association.hostnqn),
+        format!("errors: {error_count}"),
+    ];
+    lines.extend(association.queues().iter().map(describe_queue));
+    let view = association.view();
+    lines.extend(view.iter().map(|namespace| {
+        let geometry = namespace.geometry();
+        let state = view.access(namespace.nsid).map_or("unknown", ana_word);
+        format!(
+            "namespace {}: {}, {} blocks of {} bytes, {state}",
+            namespace.nsid, namespace.ids.uuid, geometry.blocks, geometry.block_size
+        )
+    }));
+    lines.extend(errors.iter().map(|error| {
+        format!(
+            "error {}: queue {}, command {}, opcode {:#04x}, {}, namespace {}, block {}",
+            error.number, error.sqid, error.cid, error.opcode, error.status, error.nsid, error.lba
+        )
+    }));
+    lines.join("\n") + "\n"
+}
+
+fn describe_queue(queue: &QueueInfo) -> String {
+    let kind = |name, totals: KindTotals| {
+        let KindTotals {
+            operations,
+            bytes,
+            errors,
+        } = totals;
+        format!("{name} {operations} ({bytes} bytes, {errors} errors)")
+    };
+    let Totals { read, write, other } = queue.stats.totals();
+    format!(
+        "queue {}: {} entries, from {} to {}, in progress {}, {}, {}, {}",
+        queue.qid,
+        queue.entries,
+        queue.peer,
+        queue.local,
+        queue.stats.inflight.load(Ordering::Relaxed),
+        kind("reads", read),
+        kind("writes", write),
+        kind("others", other),
+    )
+}
+
+fn ana_word(state: AnaState) -> &'static str {
+    match state {
+        AnaState::Optimized => "optimized",
+        AnaState::NonOptimized => "non-optimized",
+        AnaState::Inaccessible => "inaccessible",
+        AnaState::PersistentLoss => "persistent loss",
+        AnaState::Change => "change",
     }
 }
 

@@ -10,12 +10,13 @@ use nacre_nvmf_wire::commands::admin::{
     Abort, GetFeatures, GetLogPage, Select, async_event_request,
 };
 use nacre_nvmf_wire::commands::io::ReadWrite;
-use nacre_nvmf_wire::features::fid;
-use nacre_nvmf_wire::identify::controller::Cmic;
+use nacre_nvmf_wire::features::{AsyncEvents, fid};
+use nacre_nvmf_wire::identify::controller::{Cmic, Lpa};
 use nacre_nvmf_wire::identify::{IdentifyController, read_ascii};
 use nacre_nvmf_wire::log::ana::{self, AnaState};
 use nacre_nvmf_wire::log::{
-    CommandEffects, Effects, ErrorInformation, FirmwareSlots, SmartHealth, SupportedLogPages, lid,
+    CommandEffects, Effects, ErrorInformation, FirmwareSlots, SmartHealth, SupportedLogPages,
+    TelemetryHeader, lid,
 };
 use nacre_nvmf_wire::opcode::{admin, io as opcode};
 use nacre_nvmf_wire::{Sgl, Sqe, StatusCode};
@@ -277,6 +278,84 @@ fn ana_log() {
     };
     let page = rig.log_page(conn, only).unwrap();
     assert!(ana::groups(&page).all(|group| group.unwrap().1.is_empty()));
+}
+
+/// Goal: a capture is the target's view of the association, and stays until the next one.
+#[test]
+fn telemetry() {
+    let mut rig = Rig::with_malloc();
+    let (conn, cntlid) = rig.admin();
+    let lpa = Lpa::from_bits(rig.identify_controller(conn).lpa).unwrap();
+    assert!(lpa.contains(Lpa::TELEMETRY));
+    let io = rig.io_queue(cntlid, 1);
+    let read = |cid, lba| {
+        let bytes = Sgl::Transport { length: 512 };
+        ReadWrite::new(lba, 1)
+            .to_sqe(opcode::READ, cid, 1)
+            .with_sgl(bytes)
+    };
+    assert!(rig.status(io, read(7, 0), &[]).is_success());
+    let header = |page: &[u8]| TelemetryHeader::read_from_bytes(&page[..512]).unwrap();
+    let page = |lsp, offset| GetLogPage {
+        lsp,
+        ..GetLogPage::new(lid::TELEMETRY_HOST, 512, offset)
+    };
+    let empty = header(&rig.log_page(conn, page(0, 0)).unwrap());
+    assert_eq!((empty.lid, empty.captures, empty.host_scope), (7, 0, 1));
+    assert_eq!(empty.last_blocks, [0; 3]);
+
+    let first = header(
+        &rig.log_page(conn, page(TelemetryHeader::LSP_CREATE, 0))
+            .unwrap(),
+    );
+    let blocks = first.last_blocks[0].get();
+    assert!(first.captures == 1 && blocks > 0, "{first:?}");
+    assert!(first.last_blocks.iter().all(|last| last.get() == blocks));
+    // This error happened after the capture.
+    assert!(!rig.status(io, read(8, BLOCKS), &[]).is_success());
+    let report = |rig: &mut Rig, blocks: u16| {
+        let block = |rig: &mut Rig, at: u16| {
+            let offset = 512 * u64::from(at);
+            rig.log_page(conn, page(0, offset)).unwrap()
+        };
+        let whole: Vec<u8> = (1..=blocks).flat_map(|at| block(rig, at)).collect();
+        let text = String::from_utf8(whole).unwrap();
+        text.trim_end_matches('\0').to_owned()
+    };
+    let text = report(&mut rig, blocks);
+    for line in [
+        format!("subsystem: {SUBNQN}\n"),
+        format!("host: {HOSTNQN}\n"),
+        format!("controller: {cntlid}\n"),
+        "reads 1 (512 bytes, 0 errors)".to_owned(),
+        format!("{BLOCKS} blocks of 512 bytes, optimized\n"),
+        "errors: 0\n".to_owned(),
+    ] {
+        assert!(text.contains(&line), "{line} is not in {text}");
+    }
+
+    let second = header(
+        &rig.log_page(conn, page(TelemetryHeader::LSP_CREATE, 0))
+            .unwrap(),
+    );
+    assert_eq!(second.captures, 2);
+    let text = report(&mut rig, second.last_blocks[0].get());
+    let error = "queue 1, command 8, opcode 0x02, LBA Out of Range";
+    assert!(text.contains(error), "{text}");
+    let beyond = page(0, 512 * (u64::from(second.last_blocks[0].get()) + 2));
+    for refused in [page(0, 4), beyond] {
+        assert_eq!(rig.log_page(conn, refused).unwrap_err(), INVALID);
+    }
+
+    let none = header(&rig.log(conn, lid::TELEMETRY_CONTROLLER, 512));
+    assert_eq!((none.lid, none.controller_data_available), (8, 0));
+    // The notice of such data.
+    let notice = AsyncEvents::TELEMETRY_LOG.bits();
+    rig.set_feature(conn, fid::ASYNC_EVENT_CONFIGURATION, notice)
+        .unwrap();
+    let discovery = rig.discovery(HOSTNQN);
+    let refused = rig.set_feature(discovery, fid::ASYNC_EVENT_CONFIGURATION, notice);
+    assert_eq!(refused, Err(INVALID));
 }
 
 /// Goal: event requests that end with their controller are no errors of the host.

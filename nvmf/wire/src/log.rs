@@ -200,6 +200,35 @@ bitflags::bitflags! {
 }
 
 wire! {
+    /// The header of the Telemetry Host-Initiated (07h) and Controller-Initiated (08h) logs. Blocks
+    /// of 512 bytes follow, numbered from 1.
+    512 bytes: pub struct TelemetryHeader {
+        0 lid: u8,
+        1 reserved1: [u8; 4],
+        5 ieee: [u8; 3],
+        /// The last block of the areas 1 to 3, which all begin at block 1; 0: no data.
+        8 last_blocks: [U16; 3],
+        14 reserved14: [u8; 2],
+        16 area4_last_block: U32,
+        20 reserved20: [u8; 360],
+        /// Page 07h: its scope.
+        380 host_scope: u8,
+        /// Page 07h: counts captures. Page 08h: its scope.
+        381 captures: u8,
+        382 controller_data_available: u8,
+        383 controller_captures: u8,
+        384 reason: [u8; 128],
+    }
+}
+
+impl TelemetryHeader {
+    pub const BLOCK: usize = 512;
+    /// Log specific parameter of page 07h: capture the data now.
+    pub const LSP_CREATE: u8 = 1 << 0;
+    pub const SCOPE_CONTROLLER: u8 = 1;
+}
+
+wire! {
     /// Reservation Notification (80h).
     64 bytes: pub struct ReservationNotification {
         /// Counts pages since the last reset; 0 when there is none.

@@ -28,7 +28,12 @@ effect() { od -An -tu4 -j "$(($1 * 4))" -N 4 "$WORK/effects"; }
 expect "Identify supported (CSUPP)" $(($(effect 6) & 1)) 1
 for opcode in 0 1 2; do expect "I/O command $opcode supported" $(($(effect $((256 + opcode))) & 1)) 1; done
 nvme changed-ns-list-log "/dev/$CTRL"
-if [ "$TARGET" = nacre ]; then nvme supported-log-pages "/dev/$CTRL"; fi
+if [ "$TARGET" = nacre ]; then
+    nvme supported-log-pages "/dev/$CTRL"
+    nvme telemetry-log "/dev/$CTRL" --output-file="$WORK/telemetry"
+    tail -c +513 "$WORK/telemetry" | tr -d '\0' | tee "$WORK/report"
+    grep -qx "subsystem: $NQN" "$WORK/report" || die "the telemetry log does not name the subsystem"
+fi
 
 step "features"
 nvme get-feature "/dev/$CTRL" -f 0x07
