@@ -122,3 +122,98 @@ impl QueuePairs {
         self.current(name).is_some_and(|request| request.waiting)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nacre_nvmf_wire::Sqe;
+    use nacre_reactor::Nanos;
+
+    use super::*;
+    use crate::queues::queue_pair::Ends;
+    use crate::subsystems::TargetConfig;
+    use crate::subsystems::config::IoLimits;
+    use crate::transport::{Address, ConnId, ListenerId, TransportCaps, TransportType};
+
+    fn open(table: &mut QueuePairs) -> Option<QueueId> {
+        let caps = TransportCaps {
+            kind: TransportType::Loopback,
+            in_capsule_bytes: 0,
+            admin_in_capsule_bytes: 8192,
+            max_transfer_bytes: 1 << 17,
+            max_sgl_descriptors: 1,
+            keyed_sgl: false,
+        };
+        let place = Address::Loopback("test".into());
+        let ends = Ends {
+            listener: ListenerId(1),
+            local: place.clone(),
+            peer: place,
+        };
+        let limits = IoLimits::new(&TargetConfig::default(), &caps);
+        let id = table.reserve()?;
+        let conn = ConnId {
+            index: id.index,
+            generation: id.generation,
+        };
+        table.insert(QueuePair::new(id, (0, conn), ends, limits, Nanos::ZERO));
+        Some(id)
+    }
+
+    /// Goal: the table holds at most `max` queue pairs, and reuses places with a new generation.
+    #[test]
+    fn places_are_bounded_and_reused() {
+        let mut table = QueuePairs::new(3);
+        let ids: Vec<QueueId> = std::iter::from_fn(|| open(&mut table)).collect();
+        assert_eq!(ids.iter().map(|id| id.index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!((table.len(), table.places(), table.max()), (3, 3, 3));
+        assert_eq!(table.remove(1).id, ids[1]);
+        assert_eq!((table.len(), table.places()), (2, 3));
+        assert!(table.get(1).is_none() && table.get_mut(3).is_none());
+        assert_eq!(
+            table.iter().map(|qp| qp.id.index).collect::<Vec<_>>(),
+            [0, 2]
+        );
+        let again = open(&mut table).unwrap();
+        assert!(
+            again.index == 1 && again.generation > ids[2].generation,
+            "{again:?}"
+        );
+        assert!(open(&mut table).is_none());
+    }
+
+    /// Goal: the name of a command is good until the command ends, its queue pair ends, or another
+    /// command or queue pair has its place.
+    #[test]
+    fn names_of_commands_go_out_of_date() {
+        let mut table = QueuePairs::new(1);
+        let id = open(&mut table).unwrap();
+        let begin = |table: &mut QueuePairs, cid: u16| {
+            let qp = table.present(id.index);
+            let index = qp.requests.begin(Sqe::new(0, cid), Nanos::ZERO).unwrap();
+            qp.name_of(index)
+        };
+        let first = begin(&mut table, 1);
+        assert!(table.current(&first).is_some());
+        assert!(!table.waits_for_room(&first) && !table.waits_for_buffer(&first));
+        table.present(id.index).requests[first.request].step = Step::Buffer;
+        table.present(id.index).requests[first.request].waiting = true;
+        assert!(table.waits_for_room(&first) && table.waits_for_buffer(&first));
+        table.present(id.index).requests.end(first.request);
+        assert!(table.current(&first).is_none(), "it ended");
+
+        let second = begin(&mut table, 2);
+        assert_eq!(second.request, first.request);
+        assert!(table.current(&first).is_none() && table.current(&second).is_some());
+        table.present(id.index).stage = Stage::Ending;
+        assert!(table.current(&second).is_none(), "its queue pair is ending");
+
+        table.remove(id.index);
+        assert!(table.current(&second).is_none(), "its queue pair went");
+        assert_eq!(open(&mut table).unwrap().index, id.index);
+        begin(&mut table, 2);
+        assert!(
+            table.current(&second).is_none(),
+            "another queue pair has its place"
+        );
+    }
+}

@@ -62,3 +62,80 @@ impl WaitingList {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn command(begun: u32) -> ReqRef {
+        ReqRef {
+            queue: 0,
+            generation: 1,
+            request: 0,
+            begun,
+        }
+    }
+
+    fn all(list: &mut WaitingList) -> Vec<u32> {
+        std::iter::from_fn(|| list.pop())
+            .map(|command| command.begun)
+            .collect()
+    }
+
+    /// Goal: commands leave in the order in which they came; one that is put back is the next.
+    #[test]
+    fn the_oldest_is_first() {
+        let mut list = WaitingList::new();
+        assert!(list.is_empty() && list.first().is_none() && list.pop().is_none());
+        (1..=3).for_each(|begun| list.push(command(begun)));
+        let first = list.pop().unwrap();
+        assert_eq!((first.begun, list.len()), (1, 2));
+        list.push_first(first);
+        assert_eq!(list.first(), Some(command(1)));
+        assert_eq!(all(&mut list), [1, 2, 3]);
+    }
+
+    /// Goal: a short list is not searched. A long one keeps the waiting commands in their order,
+    /// and is searched again only when it has twice their number.
+    #[test]
+    fn a_long_list_is_tidied() {
+        let looks = Cell::new(0);
+        let waits = |command: &ReqRef| {
+            looks.set(looks.get() + 1);
+            command.begun.is_multiple_of(2)
+        };
+        let mut list = WaitingList::new();
+        let most = ROOM as u32 / 2;
+        (1..most).for_each(|begun| list.push(command(begun)));
+        list.tidy(waits);
+        assert_eq!((looks.get(), list.len()), (0, ROOM / 2 - 1));
+        list.push(command(most));
+        list.tidy(waits);
+        assert_eq!((looks.get(), list.len()), (most, ROOM / 4));
+        list.tidy(waits);
+        assert_eq!(looks.get(), most, "it is short again");
+        let even: Vec<u32> = (1..=most).filter(|begun| begun.is_multiple_of(2)).collect();
+        assert_eq!(all(&mut list), even);
+    }
+
+    /// Goal: the list stays in proportion to the commands that wait, whatever hosts give up.
+    /// Method: in each turn some commands come, and one of ten waits until the end.
+    #[test]
+    fn entries_are_bounded() {
+        let mut list = WaitingList::new();
+        let (mut begun, mut waiting) = (0, 0);
+        for turn in 0..1_000 {
+            for _ in 0..turn % 50 {
+                begun += 1;
+                waiting += usize::from(begun % 10 == 0);
+                list.push(command(begun));
+            }
+            list.tidy(|command| command.begun.is_multiple_of(10));
+            let most = (ROOM / 2).max(2 * waiting);
+            assert!(list.len() <= most, "{} entries, {waiting} wait", list.len());
+        }
+        assert!(waiting > ROOM);
+    }
+}
