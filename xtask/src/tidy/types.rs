@@ -26,7 +26,6 @@ const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Pair", 1_041, 21),
     ("bdev/nvme/sim", "Config", 54, 41),
     ("bdev/nvme/sim", "State", 1_663, 36),
-    ("bdev/replica", "Request", 126, 30),
     ("bdev/replica/sim", "World", 1_241, 33),
     ("engine", "AttachParams", 282, 32),
     ("engine", "CreateParams", 0, 34),

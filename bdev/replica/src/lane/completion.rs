@@ -118,25 +118,26 @@ impl Lane {
             return true;
         }
         let request = &mut self.requests[index];
-        let all = request.with | request.queued | request.ok | request.failed | request.orphans;
-        let alone = all.count_ones() == 1;
+        let alone = request.children.all().count_ones() == 1;
         if request.writes() && !alone {
-            let held = request.awaited() == 0 && request.held && request.data_home();
+            let held = request.children.awaited() == 0 && request.held && request.data_home();
             if held {
                 self.hold(index);
             }
             return held;
         }
         if request.is_read() {
-            request.leave_late();
+            request.children.leave_late();
         }
-        request.given_up |= request.queued != 0;
+        request.given_up |= request.children.queued != 0;
         self.replicas.drop_waiting(request, index);
         let mut asked = false;
-        for slot in slots(request.with) {
+        for slot in slots(request.children.with) {
             asked |= self.replicas.abort(request, index, slot);
         }
-        if request.with | request.orphans != 0 && !(request.with == 0 && request.data_home()) {
+        if request.children.at_devices() != 0
+            && !(request.children.with == 0 && request.data_home())
+        {
             return asked;
         }
         self.abort_ended(index);
@@ -146,7 +147,7 @@ impl Lane {
     /// A child of an aborted request was given up, or none is left.
     pub(super) fn abort_ended(&mut self, index: usize) {
         let request = &self.requests[index];
-        if request.with | request.queued == 0 {
+        if request.children.with | request.children.queued == 0 {
             self.replicas.leave_request_unequal(request);
             self.finish(index, Status::Aborted);
         }
@@ -165,10 +166,10 @@ impl Drop for Lane {
                 continue;
             }
             let request = &self.requests[index];
-            if request.writes() && request.with | request.orphans != 0 {
+            if request.writes() && request.children.at_devices() != 0 {
                 self.shared.abandon();
             }
-            if request.locked {
+            if request.locked.is_some() {
                 self.replicas.leave_request_unequal(request);
                 self.admission.unlock(&mut self.requests, index);
             }

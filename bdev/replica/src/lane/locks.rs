@@ -104,8 +104,7 @@ impl Locks {
     #[inline]
     pub fn lock(&mut self, request: &mut Request, index: usize) -> Result<(), Blocked> {
         self.enter(request.lba, u64::from(request.blocks))?;
-        request.locked = true;
-        request.place = self.writes.len() as u32;
+        request.locked = Some(self.writes.len() as u32);
         self.writes.push(Span {
             lba: request.lba,
             end: request.end(),
@@ -118,14 +117,13 @@ impl Locks {
     #[inline]
     pub fn unlock(&mut self, requests: &mut Requests, index: usize) -> bool {
         let request = &mut requests[index];
-        if !std::mem::replace(&mut request.locked, false) {
+        let Some(place) = request.locked.take() else {
             return false;
-        }
+        };
         let (lba, blocks) = (request.lba, u64::from(request.blocks));
-        let place = request.place as usize;
-        self.writes.swap_remove(place);
-        if let Some(moved) = self.writes.get(place) {
-            requests[moved.index as usize].place = place as u32;
+        self.writes.swap_remove(place as usize);
+        if let Some(moved) = self.writes.get(place as usize) {
+            requests[moved.index as usize].locked = Some(place);
         }
         self.leave(lba, blocks);
         true

@@ -34,6 +34,7 @@
 
 mod admission;
 mod at_once;
+mod children;
 mod completion;
 mod counters;
 mod locks;
@@ -205,7 +206,7 @@ impl Lane {
     fn orphan_ended(&mut self, index: usize) {
         let request = &self.requests[index];
         match request.stage {
-            Stage::Orphaned if request.orphans == 0 => self.requests.remove(index),
+            Stage::Orphaned if request.children.orphans == 0 => self.requests.remove(index),
             Stage::Flying => self.judge(index),
             _ => {}
         }

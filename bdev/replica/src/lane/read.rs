@@ -108,7 +108,7 @@ impl Lane {
     ) -> bool {
         if completion.status.is_ok() && self.replicas.may_answer(slot) {
             self.counters.read(slot);
-            if self.requests[index].unread != 0 {
+            if self.requests[index].children.unread != 0 {
                 self.want_repairs(index);
             }
             let pending = self.completions.close(&mut self.requests, index, self.now);
@@ -120,7 +120,7 @@ impl Lane {
         }
         let request = &mut self.requests[index];
         std::mem::swap(&mut request.data, &mut completion.data);
-        let late = request.failed & bit(slot) != 0;
+        let late = request.children.failed & bit(slot) != 0;
         match completion.status {
             Status::Ok if !self.replicas.has_lost(slot) => self.read_held(index),
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
@@ -137,23 +137,23 @@ impl Lane {
     #[cold]
     fn read_short(&mut self, index: usize, slot: usize) {
         let request = &mut self.requests[index];
-        request.shorts = request.shorts.saturating_add(1);
-        if request.shorts < SHORTS {
+        request.children.shorts = request.children.shorts.saturating_add(1);
+        if request.children.shorts < SHORTS {
             return self.submit_later(index, slot);
         }
-        request.tried |= bit(slot);
+        request.children.tried |= bit(slot);
         if self.replicas.may_read(request) != 0 {
-            request.shorts = 0;
+            request.children.shorts = 0;
             return self.read_elsewhere(index);
         }
         // No replica is left. Do not ask failed ones again: each would fail once more.
-        request.tried &= !bit(slot);
+        request.children.tried &= !bit(slot);
         self.submit_later(index, slot);
     }
 
     fn read_elsewhere(&mut self, index: usize) {
         self.counters.read_moved();
-        self.requests[index].leave_late();
+        self.requests[index].children.leave_late();
         self.start_read(index);
     }
 
@@ -169,16 +169,16 @@ impl Lane {
     #[cold]
     pub(super) fn read_failed(&mut self, index: usize, slot: usize, why: Failure) {
         if matches!(why, Failure::Status(Status::ReadError | Status::Integrity)) {
-            self.requests[index].unread |= bit(slot);
+            self.requests[index].children.unread |= bit(slot);
         }
         self.try_next(index, slot);
     }
 
     fn try_next(&mut self, index: usize, slot: usize) {
         let request = &mut self.requests[index];
-        request.tried |= bit(slot);
+        request.children.tried |= bit(slot);
         if request.aborted {
-            request.leave_late();
+            request.children.leave_late();
             return self.finish(index, Status::Aborted);
         }
         if self.replicas.may_read(request) != 0 {
@@ -192,19 +192,19 @@ impl Lane {
     #[cold]
     pub(super) fn judge_read(&mut self, index: usize) {
         let request = &mut self.requests[index];
-        if request.stage != Stage::Flying || request.awaited() != 0 {
+        if request.stage != Stage::Flying || request.children.awaited() != 0 {
             return;
         }
         if let Some(status) = self.replicas.refusal(request.op) {
-            request.leave_late();
+            request.children.leave_late();
             return self.finish(index, status);
         }
         if self.replicas.may_read(request) != 0 {
             // Another replica is available now.
-            request.leave_late();
+            request.children.leave_late();
             return self.start_read(index);
         }
-        if request.with != 0 {
+        if request.children.with != 0 {
             // Late, and no other replica has it: its final status counts.
             request.held = true;
             return;
@@ -216,7 +216,7 @@ impl Lane {
             return;
         };
         // The replicas not asked lack part of it.
-        let others = self.replicas.sync.in_sync & !request.tried != 0;
+        let others = self.replicas.sync.in_sync & !request.children.tried != 0;
         match verdict {
             Some(_) if others && !request.equalled => self.wait_for_equal(index),
             Some(status) => self.finish(index, status),
@@ -241,7 +241,7 @@ impl Lane {
     #[cold]
     fn want_repairs(&mut self, index: usize) {
         let request = &self.requests[index];
-        for slot in slots(request.unread) {
+        for slot in slots(request.children.unread) {
             if let Some(replica) = &self.replicas.view.replicas[slot] {
                 self.shared.want_repair(Repair {
                     slot,

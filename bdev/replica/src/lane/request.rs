@@ -4,6 +4,7 @@ use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
 use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
+use super::children::Children;
 use crate::model::MAX_REPLICAS;
 use crate::shared::Failure;
 
@@ -73,35 +74,14 @@ pub(super) struct Request {
     pub op: Op,
     pub flags: Flags,
 
-    // Sets of slots. A slot that left the view is only in the last two.
-    /// Its device has the child.
-    pub with: Slots,
-    /// The child waits for room in the device's queue, or for a delay.
-    pub queued: Slots,
-    /// Completed without an error.
-    pub ok: Slots,
-    /// Reported to the control; the ticket is in the trouble. With `with`: it is late. With `ok`:
-    /// it was late.
-    pub failed: Slots,
-    /// Tried for reading, without success.
-    pub tried: Slots,
-    /// Could not read the blocks.
-    pub unread: Slots,
-    /// The device has the child, and no request waits for it.
-    pub orphans: Slots,
-    /// The child was passed through the replica's layer, which has no state of it.
-    pub passed: Slots,
-
-    /// How often its replica lacked resources.
-    pub shorts: u8,
-    /// Age of each child in upkeeps.
-    pub ages: [u8; MAX_REPLICAS],
+    pub children: Children,
     /// Its host asked for an abort.
     pub aborted: bool,
     /// A child was given up for the abort: the request can only end aborted.
     pub given_up: bool,
-    /// It holds its stripes, and is inside its regions.
-    pub locked: bool,
+    /// While it holds its stripes, and is inside its regions: its index among the lane's writes in
+    /// flight.
+    pub locked: Option<u32>,
     /// It was counted as waiting for the log, on behalf of others.
     pub waited_log: bool,
     pub waited_overlap: bool,
@@ -110,8 +90,6 @@ pub(super) struct Request {
     /// It waits for a change of the replicas' states: the hold time counts.
     pub held: bool,
     pub since: Option<Nanos>,
-    /// Its index among the lane's writes in flight.
-    pub place: u32,
     pub trouble: u32,
     /// Data that no device has. A write to several replicas stays here, and each gets a handle on
     /// it.
@@ -131,25 +109,15 @@ impl Request {
             first: 0,
             op: Op::Flush,
             flags: Flags::empty(),
-            with: 0,
-            queued: 0,
-            ok: 0,
-            failed: 0,
-            tried: 0,
-            unread: 0,
-            orphans: 0,
-            passed: 0,
-            shorts: 0,
-            ages: [0; MAX_REPLICAS],
+            children: Children::default(),
             aborted: false,
             given_up: false,
-            locked: false,
+            locked: None,
             waited_log: false,
             waited_overlap: false,
             equalled: false,
             held: false,
             since: None,
-            place: 0,
             trouble: NO_TROUBLE,
             data: Extents::new(),
         }
@@ -185,33 +153,23 @@ impl Request {
         if let Stage::Swift(slot) = self.stage {
             self.stage = Stage::Flying;
             self.clear();
-            self.with = bit(usize::from(slot));
-            self.passed = self.with;
+            self.children.with = bit(usize::from(slot));
+            self.children.passed = self.children.with;
         }
     }
 
     /// Sets the initial values of a request, except its data.
     #[inline]
     fn clear(&mut self) {
-        self.with = 0;
-        self.queued = 0;
-        self.ok = 0;
-        self.failed = 0;
-        self.tried = 0;
-        self.unread = 0;
-        self.orphans = 0;
-        self.passed = 0;
-        self.shorts = 0;
-        self.ages = [0; MAX_REPLICAS];
+        self.children = Children::default();
         self.aborted = false;
         self.given_up = false;
-        self.locked = false;
+        self.locked = None;
         self.waited_log = false;
         self.waited_overlap = false;
         self.equalled = false;
         self.held = false;
         self.since = None;
-        self.place = 0;
         self.trouble = NO_TROUBLE;
     }
 
@@ -234,45 +192,6 @@ impl Request {
         self.op != Op::Write || !self.data.is_empty()
     }
 
-    /// Late children: their devices have them, and no request has to wait for them.
-    pub fn late(&self) -> Slots {
-        self.with & self.failed
-    }
-
-    /// Forgets the children that late replicas still have: no request waits for them any longer.
-    #[cold]
-    pub fn leave_late(&mut self) {
-        let late = self.late();
-        self.with &= !late;
-        self.orphans |= late;
-    }
-
-    /// Forgets the replicas of these slots, which left; orphans stay.
-    pub fn forget(&mut self, slots: Slots) {
-        for set in [
-            &mut self.with,
-            &mut self.queued,
-            &mut self.ok,
-            &mut self.failed,
-            &mut self.tried,
-            &mut self.unread,
-        ] {
-            *set &= !slots;
-        }
-    }
-
-    /// One upkeep passed. Returns the slots whose children are older than `limit` and not reported.
-    pub fn age(&mut self, limit: u8) -> Slots {
-        let mut late = 0;
-        for slot in slots(self.with & !self.failed) {
-            self.ages[slot] = self.ages[slot].saturating_add(1);
-            if self.ages[slot] > limit {
-                late |= bit(slot);
-            }
-        }
-        late
-    }
-
     /// True when it waits for a change of the replicas, or may do so.
     pub fn is_held_up(&self) -> bool {
         match self.stage {
@@ -280,7 +199,7 @@ impl Request {
             Stage::Parked(_) => true,
             // No device has any part of it: its children are resubmitted repeatedly, and never
             // accepted.
-            Stage::Flying if self.awaited() != 0 => self.with & !self.failed == 0,
+            Stage::Flying if self.children.awaited() != 0 => self.children.at_work() == 0,
             Stage::Flying => self.held,
             _ => false,
         }
@@ -303,11 +222,6 @@ impl Request {
             self.data.push(buf);
         }
         true
-    }
-
-    /// All children that are still awaited.
-    pub fn awaited(&self) -> Slots {
-        (self.with | self.queued) & !self.failed
     }
 }
 

@@ -133,7 +133,7 @@ impl Requests {
             self.troubles.remove(request.trouble as usize);
             request.trouble = NO_TROUBLE;
         }
-        if request.orphans == 0 {
+        if request.children.orphans == 0 {
             self.remove(index);
         } else {
             request.stage = Stage::Orphaned;
@@ -149,7 +149,7 @@ impl Requests {
         }
         let trouble = &mut self.troubles[request.trouble as usize];
         (trouble.tickets[slot], trouble.why[slot]) = (ticket, why);
-        request.failed |= bit(slot);
+        request.children.failed |= bit(slot);
     }
 
     /// A request, and the reasons of its failed children.
@@ -168,11 +168,11 @@ impl Requests {
     /// Ends the wait for the orphans that a closed queue had in `slot`.
     pub fn give_up_orphans(&mut self, slot: usize) {
         for (_, request) in self.iter_mut() {
-            request.orphans &= !bit(slot);
+            request.children.orphans &= !bit(slot);
         }
         for index in 0..self.end() {
             let request = &self.places[index];
-            if request.stage == Stage::Orphaned && request.orphans == 0 {
+            if request.stage == Stage::Orphaned && request.children.orphans == 0 {
                 self.remove(index);
             }
         }
@@ -255,8 +255,8 @@ mod tests {
         );
         assert_eq!((requests.len(), requests.end()), (2, 2));
         let first = &mut requests[a];
-        (first.tried, first.aborted, first.held) = (1, true, true);
-        first.ages = [9; 5];
+        (first.children.tried, first.aborted, first.held) = (1, true, true);
+        first.children.ages = [9; 5];
         end(&mut requests, a);
         assert!(!requests.contains(a) && requests.get_mut(a).is_none());
         assert_eq!(
@@ -266,8 +266,8 @@ mod tests {
         let again = requests.insert(io(3), 9, Nanos(3));
         assert_eq!((again, requests.end()), (a, 2));
         let second = &requests[again];
-        assert_eq!((second.tried, second.generation), (0, 9));
-        assert!(!second.aborted && !second.held && second.ages == [0; 5]);
+        assert_eq!((second.children.tried, second.generation), (0, 9));
+        assert!(!second.aborted && !second.held && second.children.ages == [0; 5]);
         assert_eq!(requests.iter_mut().count(), 2);
         end(&mut requests, a);
         end(&mut requests, b);

@@ -49,7 +49,7 @@ impl Lane {
     }
 
     fn age(&mut self, index: usize, deadline_ages: u8) {
-        let late = self.requests[index].age(deadline_ages);
+        let late = self.requests[index].children.age(deadline_ages);
         for slot in slots(late) {
             self.replicas.abort(&self.requests[index], index, slot);
             self.fail(index, slot, Failure::Deadline);
@@ -78,7 +78,7 @@ impl Lane {
             }
             _ if request.is_read() => {
                 self.replicas.drop_waiting(request, index);
-                request.leave_late();
+                request.children.leave_late();
                 self.finish(index, Status::Gone);
             }
             _ => return,

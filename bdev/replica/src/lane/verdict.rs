@@ -19,7 +19,7 @@ pub(super) enum ReadVerdict {
 /// `trouble`: the request's, if a child failed.
 pub(super) fn of_read(request: &Request, trouble: Option<&Trouble>, view: &View) -> ReadVerdict {
     let mut verdict = None;
-    for slot in slots(request.failed) {
+    for slot in slots(request.children.failed) {
         let (Some(replica), Some(trouble)) = (&view.replicas[slot], trouble) else {
             continue;
         };
@@ -54,18 +54,18 @@ pub(super) fn of_write(
 ) -> WriteVerdict {
     let mut again: Slots = 0;
     let mut verdict = None;
-    for slot in slots(request.failed) {
+    for slot in slots(request.children.failed) {
         let (Some(replica), Some(trouble)) = (&view.replicas[slot], trouble) else {
             continue;
         };
-        if replica.judged < trouble.tickets[slot] || request.with & bit(slot) != 0 {
+        if replica.judged < trouble.tickets[slot] || request.children.with & bit(slot) != 0 {
             return WriteVerdict::Pending;
         }
         // Judged, and still a replica.
         let last = replica.role == Role::InSync && sync.in_sync == bit(slot);
         match trouble.why[slot] {
             // It was late, but it succeeded.
-            _ if request.ok & bit(slot) != 0 => {}
+            _ if request.children.ok & bit(slot) != 0 => {}
             _ if !last => again |= bit(slot),
             Failure::Status(status) if !trouble.why[slot].is_path() => verdict = Some(status),
             _ => verdict = Some(Status::Gone),

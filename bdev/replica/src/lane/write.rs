@@ -29,7 +29,7 @@ impl Lane {
                     None => self.admission.park(&mut self.requests, index, Why::View),
                 };
             }
-            if writes && !self.requests[index].locked {
+            if writes && self.requests[index].locked.is_none() {
                 let requests = &mut self.requests;
                 let counters = &mut self.counters;
                 if let Err(why) = self.admission.lock(requests, index, self.now, counters) {
@@ -78,7 +78,7 @@ impl Lane {
         }
         let request = &mut self.requests[index];
         request.stage = Stage::Flying;
-        (request.ok, request.failed, request.held) = (0, 0, false);
+        (request.children.ok, request.children.failed, request.held) = (0, 0, false);
         let sole = targets.count_ones() == 1;
         // A failed submission is reported; the next view shows the consequence, not this one.
         for slot in slots(targets) {
@@ -116,8 +116,8 @@ impl Lane {
         let request = &mut self.requests[index];
         if completion.status.is_ok() && !lost {
             self.counters.write(slot);
-            request.ok |= bit(slot);
-            let all = (request.with | request.queued | request.failed) == 0;
+            request.children.ok |= bit(slot);
+            let all = request.children.unfinished() == 0;
             if !all || request.given_up || !self.replicas.sync.may_acknowledge(request) {
                 self.judge_write(index);
                 return false;
@@ -131,7 +131,7 @@ impl Lane {
             *completion = pending.complete(Status::Ok, data);
             return true;
         }
-        let late = request.failed & bit(slot) != 0;
+        let late = request.children.failed & bit(slot) != 0;
         match completion.status {
             // A flush, too, then covered less than it seems.
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
@@ -174,13 +174,13 @@ impl Lane {
     #[cold]
     pub(super) fn judge_write(&mut self, index: usize) {
         let (request, trouble) = self.requests.with_trouble(index);
-        if request.stage != Stage::Flying || request.awaited() != 0 {
+        if request.stage != Stage::Flying || request.children.awaited() != 0 {
             return;
         }
         if request.given_up {
             return self.abort_ended(index);
         }
-        if request.failed != 0 && self.replicas.view.mode == Mode::Suspended {
+        if request.children.failed != 0 && self.replicas.view.mode == Mode::Suspended {
             // Whatever the judgement: nothing is acknowledged, and nothing is sent again.
             return self.hold(index);
         }
@@ -195,7 +195,7 @@ impl Lane {
                 self.hold(index)
             }
             WriteVerdict::Judged(again) => {
-                request.failed = 0;
+                request.children.failed = 0;
                 if again == 0 {
                     return self.write_judged(index);
                 }
@@ -205,7 +205,7 @@ impl Lane {
                 }
             }
             WriteVerdict::Failed(status) => {
-                request.failed = 0;
+                request.children.failed = 0;
                 self.replicas.leave_request_unequal(&self.requests[index]);
                 match status {
                     Status::Gone => self.wait_for_replicas(index),
@@ -219,7 +219,7 @@ impl Lane {
     fn write_judged(&mut self, index: usize) {
         let request = &self.requests[index];
         let sync = &self.replicas.sync;
-        if request.ok & sync.in_sync == 0 {
+        if request.children.ok & sync.in_sync == 0 {
             self.start_over(index)
         } else if sync.may_acknowledge(request) {
             self.finish(index, Status::Ok)
@@ -250,7 +250,7 @@ impl Lane {
         if request.pending.is_none() || request.aborted {
             return self.finish(index, Status::Aborted);
         }
-        (request.ok, request.failed, request.tried) = (0, 0, 0);
+        request.children.restart();
         request.held = true;
         if let Some(status) = self.replicas.refusal(request.op) {
             return self.finish(index, status);
@@ -262,7 +262,7 @@ impl Lane {
     /// It waits for a judgement, or until the volume may acknowledge it.
     pub(super) fn hold(&mut self, index: usize) {
         let request = &mut self.requests[index];
-        let open = request.failed != 0 || request.with != 0;
+        let open = request.children.failed != 0 || request.children.with != 0;
         if let Some(status) = self.replicas.refusal(request.op) {
             if !open {
                 return self.finish(index, status);

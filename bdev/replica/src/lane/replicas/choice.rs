@@ -132,7 +132,7 @@ impl Replicas {
             _ if slots(in_sync).all(|slot| self.shared.missing[slot].is_none()) => in_sync,
             _ => self.whole(request, in_sync),
         };
-        whole & !(request.tried | request.with | request.orphans)
+        whole & !(request.children.tried | request.children.at_devices())
     }
 
     #[cold]
@@ -190,7 +190,7 @@ impl Replicas {
     /// blocks, and others not.
     #[cold]
     pub fn leave_request_unequal(&self, request: &Request) {
-        if request.writes() && request.locked {
+        if request.writes() && request.locked.is_some() {
             self.leave_unequal(request.lba, u64::from(request.blocks));
         }
     }

@@ -94,7 +94,9 @@ impl Sync {
     /// True when a write with these completions may be acknowledged.
     #[inline]
     pub fn may_acknowledge(&self, request: &Request) -> bool {
-        self.answers && request.ok & self.in_sync != 0 && (self.enough || !request.writes())
+        self.answers
+            && request.children.ok & self.in_sync != 0
+            && (self.enough || !request.writes())
     }
 }
 
@@ -173,16 +175,16 @@ impl Replicas {
         queue.waiting.clear();
         let set = bit(slot);
         for (index, request) in requests.iter_mut() {
-            if request.queued & set != 0 {
+            if request.children.queued & set != 0 {
                 self.loads[slot] -= 1;
             }
-            if request.with & set != 0 {
-                request.orphans |= set;
+            if request.children.with & set != 0 {
+                request.children.orphans |= set;
                 queue
                     .queue
                     .abort(child_token(index, slot, request.generation));
             }
-            request.forget(set);
+            request.children.forget(set);
         }
         self.publish_load(slot);
         if queue.inflight == 0 {
@@ -390,7 +392,7 @@ impl Replicas {
         let Some(queue) = &mut self.queues[slot] else {
             return Ok(());
         };
-        request.ages[slot] = 0;
+        request.children.ages[slot] = 0;
         if !queue.waiting.is_empty() || !queue.hand(request, index, slot, sole) {
             queue.wait(request, index, slot, Nanos::ZERO);
             self.waiting |= bit(slot);
@@ -440,7 +442,7 @@ impl Replicas {
             let (index, set) = (first.index as usize, bit(slot));
             let request = requests
                 .get_mut(index)
-                .filter(|r| r.generation == first.generation && r.queued & set != 0);
+                .filter(|r| r.generation == first.generation && r.children.queued & set != 0);
             if let Some(request) = request {
                 if first.after > now {
                     return submitted;
@@ -449,8 +451,8 @@ impl Replicas {
                     queue.waiting[0].after = Nanos::ZERO;
                     return submitted;
                 }
-                request.queued &= !set;
-                request.ages[slot] = 0;
+                request.children.queued &= !set;
+                request.children.ages[slot] = 0;
                 submitted = true;
             }
             queue.waiting.pop_front();
@@ -461,13 +463,13 @@ impl Replicas {
 
     /// Removes a request's children from the queues of waiting ones.
     pub fn drop_waiting(&mut self, request: &mut Request, index: usize) {
-        for slot in slots(request.queued) {
+        for slot in slots(request.children.queued) {
             if let Some(queue) = &mut self.queues[slot] {
                 queue.waiting.retain(|child| child.index as usize != index);
             }
             self.leave(slot);
         }
-        request.queued = 0;
+        request.children.queued = 0;
     }
 
     /// Asks a replica to abort a child. `true`: it does.
@@ -488,16 +490,16 @@ impl Replicas {
     ) -> bool {
         if let Some(queue) = self.queue_of(slot, old) {
             queue.inflight -= 1;
-            if request.passed & bit(slot) != 0 {
-                request.passed &= !bit(slot);
+            if request.children.passed & bit(slot) != 0 {
+                request.children.passed &= !bit(slot);
                 queue.passed_ended(request.blocks, status, request.start);
             }
         }
-        let orphan = old || request.with & bit(slot) == 0;
+        let orphan = old || request.children.with & bit(slot) == 0;
         if orphan {
-            request.orphans &= !bit(slot);
+            request.children.orphans &= !bit(slot);
         } else {
-            request.with &= !bit(slot);
+            request.children.with &= !bit(slot);
         }
         self.leave(slot);
         orphan

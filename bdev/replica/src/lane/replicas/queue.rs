@@ -116,7 +116,7 @@ impl ReplicaQueue {
         };
         match self.queue.submit(io) {
             Ok(()) => {
-                request.with |= bit(slot);
+                request.children.with |= bit(slot);
                 self.inflight += 1;
                 true
             }
@@ -131,7 +131,7 @@ impl ReplicaQueue {
 
     /// Adds a child to those that the device has not accepted yet.
     pub fn wait(&mut self, request: &mut Request, index: usize, slot: usize, after: Nanos) {
-        request.queued |= bit(slot);
+        request.children.queued |= bit(slot);
         self.waiting.push_back(Child {
             index: index as u32,
             generation: request.generation,
