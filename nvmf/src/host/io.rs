@@ -13,12 +13,14 @@
 //! exist or has another identity, or when there was no connection for longer than
 //! [`HostOptions::fast_io_fail`].
 
+mod attempts;
 mod reserve;
 mod sleep;
 mod waiting;
+mod watch;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,9 +28,12 @@ use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
 use nacre_hugepages::Pool;
 use nacre_nvmf_wire::StatusCode;
-use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
+use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
+use self::waiting::Waits;
+use self::watch::Watch;
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
@@ -37,10 +42,6 @@ use super::queue::{CommandQueue, Finished};
 use super::step::connect;
 use crate::transport::Closed;
 
-/// Delay before a lost I/O queue is connected again while its controller lives; doubles up to
-/// [`RECONNECT_DELAY_MAX`] while that fails.
-const RECONNECT_DELAY: Duration = Duration::from_millis(20);
-const RECONNECT_DELAY_MAX: Duration = Duration::from_secs(2);
 /// How long I/O waits for a namespace that a live controller does not have: one that comes back
 /// may get its namespaces one by one.
 const NAMESPACE_GRACE: Duration = Duration::from_secs(5);
@@ -96,12 +97,7 @@ pub struct IoQueue {
     /// The namespace at the queue's first connection: I/O that is sent again must not reach another
     /// namespace that has its identifier now.
     namespace: Option<NamespaceInfo>,
-    /// Since when a live controller has no such namespace.
-    missing_since: Option<Nanos>,
-    /// Since when I/O waits: there is no connection, or no access.
-    away_since: Option<Nanos>,
-    /// The namespace is inaccessible by this path: send nothing until then, or until that changes.
-    no_access_until: Option<Nanos>,
+    waits: Waits,
     /// The namespaces, and how they can be reached, as this queue has seen them.
     version: u64,
     queue: Option<Box<CommandQueue>>,
@@ -110,10 +106,7 @@ pub struct IoQueue {
     /// The association that must end because the target still has commands of this queue: not used
     /// again.
     spent: Option<u64>,
-    /// Attempts to connect that failed since the last that did not.
-    failures: u32,
-    /// Why the last of them failed, and whether the target refused it.
-    failure: Option<(String, bool)>,
+    attempts: Attempts,
     depth: usize,
     pending: Slab<Pending>,
     /// Waiting for the connection or for room in it, in order.
@@ -124,8 +117,7 @@ pub struct IoQueue {
     now: Nanos,
     check_at: Nanos,
     stats: IoStats,
-    sleepers: EventSet,
-    watched: Option<RawFd>,
+    watch: Watch,
 }
 
 impl IoQueue {
@@ -149,16 +141,13 @@ impl IoQueue {
             qid,
             nsid,
             namespace: None,
-            missing_since: None,
-            away_since: None,
-            no_access_until: None,
+            waits: Waits::default(),
             version: 0,
             queue: None,
             phase: Phase::Down { retry_at: now },
             generation: 0,
             spent: None,
-            failures: 0,
-            failure: None,
+            attempts: Attempts::default(),
             depth,
             pending: Slab::with_capacity(depth),
             unsent: VecDeque::with_capacity(depth),
@@ -168,8 +157,7 @@ impl IoQueue {
             now,
             check_at: now,
             stats: IoStats::default(),
-            sleepers: EventSet::new()?,
-            watched: None,
+            watch: Watch::new()?,
         })
     }
 
@@ -207,7 +195,7 @@ impl IoQueue {
         if self.phase == Phase::Live
             && self.link.goes_on(self.generation)
             && self.link.version() == self.version
-            && self.no_access_until.is_none()
+            && self.waits.no_access_until.is_none()
             && now < self.check_at
         {
             return;
@@ -223,14 +211,14 @@ impl IoQueue {
         if self.queue.is_some() && generation != Some(self.generation) {
             self.disconnect(now);
             // The association's end, not this queue's fault: no delay once there is a new one.
-            self.failures = 0;
+            self.attempts.in_a_row = 0;
             self.phase = Phase::Down { retry_at: now };
         }
         match (self.link.is_moving(), self.phase) {
             (true, _) => return self.make_way(now),
             // It stays after all.
             (false, Phase::Draining) => {
-                (self.phase, self.away_since) = (Phase::Live, None);
+                (self.phase, self.waits.away_since) = (Phase::Live, None);
             }
             (false, _) => {}
         }
@@ -276,7 +264,7 @@ impl IoQueue {
         }
         self.phase = Phase::Down { retry_at: now };
         self.disconnect(now);
-        self.failures = 0;
+        self.attempts.in_a_row = 0;
         self.phase = Phase::Down { retry_at: now };
     }
 
@@ -301,7 +289,7 @@ impl IoQueue {
         };
         let known = self.namespace.get_or_insert_with(|| namespace.clone());
         if let Some(why) = known.difference(namespace) {
-            if self.failures == 0 {
+            if self.attempts.in_a_row == 0 {
                 let nsid = self.nsid;
                 tracing::error!(nsid, why, "the namespace is not used any more");
             }
@@ -309,7 +297,7 @@ impl IoQueue {
             return self.retry_later(now);
         }
         known.blocks = namespace.blocks;
-        self.missing_since = None;
+        self.waits.missing_since = None;
         self.generation = generation;
         let entries = link.queue_entries.min(self.options.queue_entries);
         let wanted = Wanted {
@@ -324,13 +312,7 @@ impl IoQueue {
                 queue
                     .transport()
                     .set_in_capsule_bytes(link.in_capsule_bytes);
-                self.watched = queue.transport().wake_fd();
-                if let Some(fd) = self.watched
-                    && let Err(error) = self.sleepers.add_raw(fd, 0)
-                {
-                    tracing::error!(%error, "cannot watch a connection");
-                    self.watched = None;
-                }
+                self.watch.start(queue.transport().wake_fd());
                 self.queue = Some(queue);
                 self.link.enter();
                 self.phase = Phase::Dialling { since: now };
@@ -344,7 +326,7 @@ impl IoQueue {
     }
 
     fn without_namespace(&mut self, now: Nanos) {
-        let since = *self.missing_since.get_or_insert(now);
+        let since = *self.waits.missing_since.get_or_insert(now);
         if now.since(since) >= NAMESPACE_GRACE {
             self.fail_all();
         }
@@ -353,20 +335,18 @@ impl IoQueue {
     }
 
     fn retry_later(&mut self, now: Nanos) {
-        let delay = RECONNECT_DELAY * 2u32.saturating_pow(self.failures.min(16));
-        self.failures += 1;
-        let retry_at = now + delay.min(RECONNECT_DELAY_MAX);
+        let retry_at = now + self.attempts.next_delay();
         self.phase = Phase::Down { retry_at };
     }
 
     fn not_connected(&mut self, why: String, refused: bool) {
         self.give_up_transport(&why);
-        self.failure = Some((why, refused));
+        self.attempts.last = Some(Failure { why, refused });
     }
 
     /// Why the last attempt to connect failed, if none came through since.
     pub fn failure(&self) -> Option<&str> {
-        self.failure.as_ref().map(|(why, _)| why.as_str())
+        self.attempts.last.as_ref().map(|last| last.why.as_str())
     }
 
     /// Why the target refuses this queue, where there is no other transport to try.
@@ -375,8 +355,10 @@ impl IoQueue {
         let falls_back = paths.is_some_and(|paths| {
             paths.fallback.is_some() && self.link.state().transport == Some(paths.preferred)
         });
-        let refused = self.failure.as_ref().filter(|(_, refused)| *refused);
-        refused.filter(|_| !falls_back).map(|(why, _)| why.as_str())
+        let refused = self.attempts.last.as_ref().filter(|last| last.refused);
+        refused
+            .filter(|_| !falls_back)
+            .map(|last| last.why.as_str())
     }
 
     /// This queue cannot connect although its controller lives: use the other transport, if there
@@ -388,10 +370,10 @@ impl IoQueue {
         };
         let here = self.link.generation() == Some(self.generation);
         if here
-            && self.failures >= UNREACHABLE
+            && self.attempts.in_a_row >= UNREACHABLE
             && self.link.state().transport == Some(paths.preferred)
         {
-            self.failures = 0;
+            self.attempts.in_a_row = 0;
             self.link.set_unreachable(why.to_owned());
         }
     }
@@ -415,10 +397,9 @@ impl IoQueue {
             return self.not_connected(status.to_string(), true);
         }
         self.phase = Phase::Live;
-        self.failures = 0;
-        self.failure = None;
-        self.away_since = None;
-        self.no_access_until = None;
+        self.attempts = Attempts::default();
+        self.waits.away_since = None;
+        self.waits.no_access_until = None;
         self.stats.connections += 1;
         self.check_at = now + TIMEOUT_CHECK;
     }
@@ -428,10 +409,7 @@ impl IoQueue {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
-        if let Some(fd) = self.watched.take() {
-            // The transport may have closed it already, which took it out of the set.
-            let _ = self.sleepers.delete_raw(fd);
-        }
+        self.watch.stop();
         queue.transport().close();
         while let Some(command) = queue.transport().reclaim() {
             let token = queue.token_of(command.sqe.cid());
@@ -490,7 +468,7 @@ impl IoQueue {
     #[inline]
     fn send_unsent(&mut self, now: Nanos) {
         while self.phase == Phase::Live
-            && self.no_access_until.is_none()
+            && self.waits.no_access_until.is_none()
             && let Some(&index) = self.unsent.front()
         {
             let Some(queue) = &mut self.queue else { return };
@@ -565,7 +543,7 @@ impl Queue for IoQueue {
         match &mut self.queue {
             Some(queue)
                 if self.phase == Phase::Live
-                    && self.no_access_until.is_none()
+                    && self.waits.no_access_until.is_none()
                     && self.unsent.is_empty()
                     && queue.room() >= pending.commands() =>
             {
@@ -679,16 +657,14 @@ impl Queue for IoQueue {
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.sleepers.as_raw_fd())
+        Some(self.watch.fd())
     }
 }
 
 /// Where the transport cannot hand a buffer back, dropping the queue does.
 impl Drop for IoQueue {
     fn drop(&mut self) {
-        if let Some(fd) = self.watched.take() {
-            let _ = self.sleepers.delete_raw(fd);
-        }
+        self.watch.stop();
         if self.queue.take().is_some() {
             self.link.leave();
         }

@@ -31,7 +31,6 @@ const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("engine", "CreateParams", 0, 34),
     ("engine", "Engine", 355, 29),
     ("nvmf", "Controller", 1_046, 38),
-    ("nvmf", "IoQueue", 728, 28),
     ("transports/rdma", "Conn", 267, 33),
     ("transports/rdma/verbs", "DeviceAttributes", 0, 25),
     ("transports/rdma/verbs", "ibv_device_attr", 0, 40),

@@ -16,7 +16,7 @@ impl IoQueue {
             }
             (Some(queue), Phase::Live) => {
                 let idle = queue.transport().arm(now);
-                if let Some(until) = self.no_access_until {
+                if let Some(until) = self.waits.no_access_until {
                     return idle.and(Idle::Until(until));
                 }
                 if self.unsent.is_empty() || queue.room() < 2 {
