@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::Bdev;
-use nacre_engine::initiator::{Connector, Session, TcpConnector};
-use nacre_engine::perf::{self, Job, Limit, Report, Rw, Sizes, Verify, Wrong};
-use nacre_nvmf::host::HostOptions;
+use nacre_engine_load::{self as load, Job, Limit, Report, Rw, Sizes, Verify, Wrong};
+use nacre_nvmf::host::{Connector, HostOptions};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
+use nacre_transport_connect::{Session, TcpConnector};
 
 fn job(rw: Rw, size: u32, ios: u64) -> Job {
     Job {
@@ -46,9 +46,9 @@ fn run(target: &TestTarget, job: &Job, digests: Digests) -> Report {
     let connector: Arc<dyn Connector> =
         Arc::new(TcpConnector::new(target.address, digests, entries));
     let mut session = Session::connect(&target.uri(), options, &connector).unwrap();
-    let mut watch = |_: &perf::Progress| true;
+    let mut watch = |_: &load::Progress| true;
     let uri = target.uri();
-    let report = perf::run(job, &mut session, &connector, (&uri, None), &mut watch).unwrap();
+    let report = load::run(job, &mut session, &connector, (&uri, None), &mut watch).unwrap();
     session.disconnect();
     report
 }

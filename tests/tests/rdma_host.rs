@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nacre_engine::initiator::{
-    Connector, PathConnector, Rdma, RdmaTuning, Session, SessionError, TcpConnector,
-};
-use nacre_engine::perf::{self, Job, Limit, PerfError, Progress, Report, Rw, Sizes, Verify};
-use nacre_nvmf::host::{HostOptions, PathOptions};
+use nacre_engine_load::{self as load, Job, Limit, PerfError, Progress, Report, Rw, Sizes, Verify};
+use nacre_nvmf::host::{Connector, HostOptions, PathOptions};
 use nacre_nvmf::transport::{Address, Plug, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
+use nacre_transport_connect::{
+    PathConnector, Rdma, RdmaTuning, Session, SessionError, TcpConnector,
+};
 use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_rdma_verbs::sim::{ConnectFault, Fabric, attributes};
 use nacre_transport_rdma_verbs::{DeviceId, VerbsError};
@@ -104,7 +104,7 @@ impl World {
         let (connector, options) = (self.connector(fallback), self.options(fallback));
         let mut session = Session::connect("here", options, &connector).unwrap();
         let mut watch = watch;
-        let report = perf::run(
+        let report = load::run(
             &job(limit),
             &mut session,
             &connector,
@@ -293,7 +293,7 @@ fn queues_beyond_the_rdma_limit_use_tcp() {
         .fabric
         .fault_connects(TARGET, Some(ConnectFault::ConnectError));
     let mut watch = |_: &Progress| true;
-    let report = perf::run(
+    let report = load::run(
         &job(Limit::Ios(200)),
         &mut session,
         &connector,

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::remote::{Needs, RemoteArgs};
 use super::{Failure, output};
-use crate::initiator::Session;
+use nacre_transport_connect::Session;
 
 #[derive(Debug, Args)]
 #[command(

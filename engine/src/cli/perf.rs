@@ -13,12 +13,12 @@ use nacre_reactor::CoreSet;
 use super::remote::{Needs, RemoteArgs, usage};
 use super::{Failure, output};
 use crate::drives::DriveUri;
-use crate::perf::{
-    self, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw, Sizes,
-    Verify,
-};
 use crate::values::size::parse_bytes;
 use crate::values::time;
+use nacre_engine_load::{
+    self as load, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw,
+    Sizes, Verify,
+};
 use nacre_nvmf::address::NVME_PORT;
 
 #[derive(Debug, Args)]
@@ -117,7 +117,7 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
         subnqn: None,
         port: NVME_PORT,
         entries,
-        memory: perf::memory(&job),
+        memory: load::memory(&job),
     })?;
     target.options.io_queues = job.queues;
     if target.options.loss_timeout.is_some() {
@@ -144,7 +144,7 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
         line.show(progress);
         !interrupt.seen()
     };
-    let outcome = perf::run(&job, &mut session, &target.connector, wanted, &mut watch);
+    let outcome = load::run(&job, &mut session, &target.connector, wanted, &mut watch);
     line.clear();
     session.disconnect();
     told(&args, &outcome.map_err(failure)?)
@@ -158,7 +158,7 @@ fn on_drive(args: &PerfArgs, job: &Job, uri: &DriveUri) -> Result<(), Failure> {
         line.show(progress);
         !interrupt.seen()
     };
-    let outcome = perf::run_drive(job, uri, &mut watch);
+    let outcome = load::run_drive(job, &uri.address, uri.nsid, &mut watch);
     line.clear();
     told(args, &outcome.map_err(failure)?)
 }
@@ -252,7 +252,7 @@ fn parse_range(text: &str) -> Result<Sizes, String> {
 fn failure(error: PerfError) -> Failure {
     match error {
         PerfError::Worker(
-            perf::WorkerError::Connect { .. } | perf::WorkerError::Refused { .. },
+            load::WorkerError::Connect { .. } | load::WorkerError::Refused { .. },
         ) => super::remote::cannot_connect(error),
         PerfError::Job(_)
         | PerfError::Which { .. }
@@ -432,7 +432,7 @@ fn row(name: &str, d: &Direction) -> String {
 }
 
 fn mismatch(found: &Mismatch) -> String {
-    use perf::Wrong;
+    use load::Wrong;
     let e = &found.expected;
     let expected = format!("LBA {}, write {} of run {:x}", e.lba, e.generation, e.run);
     let actual = match found.found {

@@ -8,19 +8,17 @@ use clap::Args;
 use nacre_nvmf::address::{
     Endpoint, Fallback, Grammar, Scheme, Select, TransportChoice, parse_nqn, parse_nsid, parse_port,
 };
-use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
+use nacre_nvmf::host::{Connector, ControllerId, HostOptions, PathOptions};
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning, Session, TcpConnector};
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
-use crate::doctor::System;
+use crate::doctor::{System, check_rdma_route};
 use crate::drives::{DriveUri, DriveUriError};
-use crate::initiator::{
-    Connector, PathConnector, Rdma, RdmaTuning, Session, TcpConnector, check_rdma_route,
-};
 use crate::values::address::socket_of;
 use crate::values::host_identity::Identity;
 

@@ -17,6 +17,7 @@ mod memory;
 mod net;
 mod nvme;
 mod rdma;
+mod rdma_route;
 mod system;
 
 use std::fmt;
@@ -28,6 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use initiator::{Target, examine as examine_initiator, rdma_path};
 pub use net::{no_interface, select};
 pub use rdma::reason_without_rdma;
+pub use rdma_route::check_rdma_route;
 pub use system::{Interface, Limit, Probe, RealProbe, System};
 
 /// The result of a check.

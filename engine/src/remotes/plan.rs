@@ -15,9 +15,9 @@ use nacre_nvmf_wire::tcp::Digests;
 use nacre_transport_connect::{PathConnector, Source, TcpConnector};
 
 use crate::config::replication::Replication;
+use crate::doctor::check_rdma_route;
 use crate::doctor::{System, select};
 use crate::engine::Engine;
-use crate::initiator::check_rdma_route;
 use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;
 use crate::values::address::{self, AddressError, is_link_local};

@@ -5,17 +5,20 @@
 //!   PathConnector   RDMA, and TCP if that is allowed                (connector.rs)
 //!     Rdma            RDMA of this process, opened at first use     (rdma.rs)
 //!   Source          the local address of connections                (source.rs)
+//!   Session         a controller driven by one thread, for tools    (session.rs)
 //! ```
 //!
-//! Both implement [`nacre_nvmf::host::Connector`]. Attached controllers and tools use them; the
-//! choice between the transports is made in [`nacre_nvmf::host`].
+//! The connectors implement [`nacre_nvmf::host::Connector`]. Attached controllers and tools use
+//! them; the choice between the transports is made in [`nacre_nvmf::host`].
 
 #![forbid(unsafe_code)]
 
 mod connector;
 mod rdma;
+mod session;
 mod source;
 
 pub use connector::{PathConnector, TcpConnector};
 pub use rdma::{Rdma, RdmaTuning};
+pub use session::{Session, SessionError};
 pub use source::Source;

@@ -40,11 +40,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "Interface",
         "the doctor reads more of an interface than a listener needs",
     ),
-    (
-        "engine",
-        "Limit",
-        "a kernel limit, and the end of a load job",
-    ),
     ("engine", "Line", "two tables of cli::rdma"),
     (
         "engine",
@@ -62,7 +57,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "Path",
         "of a host to a target, and of a target's listener",
     ),
-    ("engine", "Phase", "of the daemon, and of a load job"),
     (
         "engine",
         "Rdma",
@@ -73,7 +67,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "Reactor",
         "cli::top shows it, the configuration declares it",
     ),
-    ("engine", "Report", "of the doctor, and of a load"),
     ("engine", "Sample", "of cli::top, and of the metrics"),
     (
         "engine",
@@ -90,7 +83,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "Target",
         "of a command, and of the doctor's checks",
     ),
-    ("engine", "Watch", "of network links, and of a running load"),
     ("xtask", "Options", "each command has one"),
     (
         "xtask",

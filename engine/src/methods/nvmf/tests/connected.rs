@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::host::{Controller, HostOptions};
+use nacre_nvmf::host::{Connector, Controller, HostOptions};
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::commands::admin::Identify;
 use nacre_nvmf_wire::identify::cns;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::super::super::testing::{TestDaemon, test_daemon};
 use super::{DISCOVERY, HOST, NQN, events, get, listen, malloc, namespace, subsystem, turn_until};
-use crate::initiator::{Connector, Session, SessionError, TcpConnector};
+use nacre_transport_connect::{Session, SessionError, TcpConnector};
 
 fn connect(port: u16, subnqn: &str) -> Result<Session, SessionError> {
     let subnqn = Nqn::new(subnqn).unwrap();

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::doctor::{System, rdma_path};
+use super::{System, rdma_path};
 
 /// Follows the route to `target`. `Err`: why RDMA is not possible there.
 pub fn check_rdma_route(system: &System, target: IpAddr) -> Result<(), String> {

@@ -8,77 +8,14 @@ use std::time::Duration;
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_reactor::{Clock, Nanos};
 
-use super::job::{Area, Job, JobError};
+use super::error::PerfError;
+use super::job::{Area, Job};
 use super::lane::{Lane, Load, Namespace, Phase};
 use super::report::Tally;
 use super::worker::{Crew, Member, Worker, WorkerError, phases, pin};
 
 /// Interval at which the main thread polls the controller.
 const TICK: Duration = Duration::from_millis(10);
-
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum PerfError {
-    #[error(transparent)]
-    Job(#[from] JobError),
-    #[error("the {owner} has no namespace {nsid}{}{}", owner.narrowed(), names(.there))]
-    NoNamespace {
-        owner: Owner,
-        nsid: u32,
-        there: Vec<u32>,
-    },
-    #[error("the {owner} has no namespace{}", owner.narrowed())]
-    Empty { owner: Owner },
-    #[error("the {owner} has {} namespaces: choose one with --nsid{}", .there.len(), names(.there))]
-    Which { owner: Owner, there: Vec<u32> },
-    #[error("the controller grants {granted} I/O queues, of {asked} asked for: fewer --queues")]
-    Queues { asked: u16, granted: u16 },
-    #[error(transparent)]
-    Worker(#[from] WorkerError),
-    #[error("cannot make an I/O queue: {0}")]
-    Queue(#[from] std::io::Error),
-    #[error("no memory for I/O: {0}")]
-    Memory(std::io::Error),
-    #[error("a worker panicked")]
-    Panicked,
-    #[error(transparent)]
-    Drive(#[from] super::drive::DriveError),
-}
-
-/// The kind of object that has the namespaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    Subsystem,
-    Drive,
-}
-
-impl Owner {
-    /// Which of its namespaces count, for messages.
-    fn narrowed(self) -> &'static str {
-        match self {
-            Owner::Subsystem => " for this host",
-            Owner::Drive => " that can be used",
-        }
-    }
-}
-
-impl std::fmt::Display for Owner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Owner::Subsystem => "subsystem",
-            Owner::Drive => "drive",
-        })
-    }
-}
-
-fn names(nsids: &[u32]) -> String {
-    let shown: Vec<String> = nsids.iter().take(16).map(u32::to_string).collect();
-    match shown.len() {
-        0 => String::new(),
-        n if n < nsids.len() => format!(" (there are {}, …)", shown.join(", ")),
-        _ => format!(" (there are {})", shown.join(", ")),
-    }
-}
 
 /// Progress of a run.
 #[derive(Debug, Clone, Default)]
@@ -298,42 +235,5 @@ impl<S: Stage> Plan<'_, S> {
             }
         }
         Ok(pool)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: messages about a missing namespace name its owner.
-    #[test]
-    fn owners_are_named() {
-        let there = vec![1, 2];
-        let of = |owner| {
-            let there = there.clone();
-            let missing = PerfError::NoNamespace {
-                owner,
-                nsid: 3,
-                there: there.clone(),
-            };
-            let which = PerfError::Which { owner, there };
-            [missing, PerfError::Empty { owner }, which].map(|error| error.to_string())
-        };
-        assert_eq!(
-            of(Owner::Subsystem),
-            [
-                "the subsystem has no namespace 3 for this host (there are 1, 2)",
-                "the subsystem has no namespace for this host",
-                "the subsystem has 2 namespaces: choose one with --nsid (there are 1, 2)",
-            ]
-        );
-        assert_eq!(
-            of(Owner::Drive),
-            [
-                "the drive has no namespace 3 that can be used (there are 1, 2)",
-                "the drive has no namespace that can be used",
-                "the drive has 2 namespaces: choose one with --nsid (there are 1, 2)",
-            ]
-        );
     }
 }

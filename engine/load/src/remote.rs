@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
-use nacre_nvmf::host::{ControllerState, HostOptions, IoQueue, Link, NamespaceInfo};
+use nacre_nvmf::host::{Connector, ControllerState, HostOptions, IoQueue, Link, NamespaceInfo};
 use nacre_reactor::Nanos;
+use nacre_transport_connect::Session;
 
+use super::error::{Owner, PerfError};
 use super::job::{Job, JobError};
 use super::lane::{Load, Namespace, Troubles};
 use super::report::{PathReport, Report};
-use super::run::{Owner, PerfError, Stage, Watch, progress, run_id, run_on};
-use crate::initiator::{Connector, Session};
+use super::run::{Stage, Watch, progress, run_id, run_on};
 
 impl Load for IoQueue {
     fn qid(&self) -> u16 {

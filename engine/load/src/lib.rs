@@ -10,14 +10,17 @@
 //!         access.rs   chooses blocks: random or in order, of one size or several
 //!         pattern.rs  contents of written blocks, and verification of read ones
 //!         ledger.rs   tracks the writes of each place, for the verification
-//!   job.rs      parameters          report.rs   results
+//!   job.rs      parameters          report.rs   results          error.rs   why there are none
 //! ```
 //!
 //! The path of one I/O allocates nothing, takes no lock, and reads no clock: time is read once per
 //! turn of a worker, which is also the resolution of the latencies.
 
+#![forbid(unsafe_code)]
+
 mod access;
 mod drive;
+mod error;
 mod job;
 mod lane;
 mod ledger;
@@ -27,10 +30,11 @@ mod report;
 mod run;
 mod worker;
 
-pub use drive::{DriveError, run_drive};
+pub use drive::run_drive;
+pub use error::{DriveError, PerfError};
 pub use job::{Job, JobError, Limit, Rw, Sizes, Verify};
 pub use pattern::Wrong;
 pub use remote::run;
 pub use report::{Direction, Mismatch, PathReport, Report, VerifyReport};
-pub use run::{PerfError, Progress, Watch, memory};
+pub use run::{Progress, Watch, memory};
 pub use worker::WorkerError;

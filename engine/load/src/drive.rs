@@ -3,41 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Busy, Done, Io, OpenError, Queue, Token};
-use nacre_bdev_nvme::{AttachError, Controller, NvmeBdev, Options};
-use nacre_bdev_nvme_vfio::{Vfio, VfioError};
-use nacre_hugepages::{Arena, ArenaError, ArenaOptions, CarveError, ClassSpec, Pool};
-use nacre_reactor::{CallError, Nanos, ReactorConfig, ReactorHandle, SpawnError};
+use nacre_bdev::{Bdev, Busy, Done, Io, Queue, Token};
+use nacre_bdev_nvme::{Controller, NvmeBdev, Options};
+use nacre_bdev_nvme_vfio::Vfio;
+use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_reactor::{Nanos, ReactorConfig, ReactorHandle};
 
+use super::error::{DriveError, Owner, PerfError};
 use super::job::{Job, JobError};
 use super::lane::{Load, Namespace};
 use super::report::Report;
-use super::run::{Owner, PerfError, Stage, Watch, memory, progress, run_id, run_on};
-use crate::drives::DriveUri;
+use super::run::{Stage, Watch, memory, progress, run_id, run_on};
 
 /// Limit for the initialisation of a drive: CAP.TO is up to two minutes.
 const PATIENCE: Duration = Duration::from_secs(150);
-
-/// Why no drive is available for the load.
-#[derive(Debug, thiserror::Error)]
-pub enum DriveError {
-    #[error(transparent)]
-    Vfio(#[from] VfioError),
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    #[error(transparent)]
-    Arena(#[from] ArenaError),
-    #[error(transparent)]
-    Carve(#[from] CarveError),
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    #[error("cannot start a reactor: {0}")]
-    Reactor(#[from] SpawnError),
-    #[error("the drive's reactor ended: {0}")]
-    Ended(#[from] CallError),
-    #[error("the drive was not brought up within {PATIENCE:?}")]
-    Late,
-}
 
 /// A queue of the drive.
 struct DriveQueue {
@@ -100,14 +79,19 @@ impl Stage for Drive {
 
 /// Runs `job` on a namespace of the drive, which must be bound to vfio-pci. The drive is released
 /// at the end.
-pub fn run_drive(job: &Job, uri: &DriveUri, watch: &mut dyn Watch) -> Result<Report, PerfError> {
+pub fn run_drive(
+    job: &Job,
+    address: &str,
+    nsid: Option<u32>,
+    watch: &mut dyn Watch,
+) -> Result<Report, PerfError> {
     let arena = Arena::allocate(ArenaOptions::new(memory(job) as u64)).map_err(DriveError::from)?;
     let function = Vfio::new(std::slice::from_ref(&arena))
-        .open(&uri.address)
+        .open(address)
         .map_err(DriveError::from)?;
     let home = nacre_reactor::spawn(ReactorConfig::default(), |_| {}).map_err(DriveError::from)?;
     let outcome = bring_up(&home, function).and_then(|controller| {
-        let report = on_drive(job, &controller, arena, uri, watch);
+        let report = on_drive(job, &controller, arena, (address, nsid), watch);
         // An orderly shutdown makes the drive write its cache to the media.
         block_on(controller.detach());
         report
@@ -131,7 +115,7 @@ fn bring_up(
         async move { Controller::attach(&core, function, options, Arc::new(())).await }
     });
     let limited = async { tokio::time::timeout(PATIENCE, attached).await };
-    let attached = block_on(limited).map_err(|_| DriveError::Late)?;
+    let attached = block_on(limited).map_err(|_| DriveError::Late(PATIENCE))?;
     Ok(attached
         .map_err(DriveError::from)?
         .map_err(DriveError::from)?)
@@ -149,13 +133,13 @@ fn on_drive(
     job: &Job,
     controller: &Controller,
     arena: Arena,
-    uri: &DriveUri,
+    (address, nsid): (&str, Option<u32>),
     watch: &mut dyn Watch,
 ) -> Result<Report, PerfError> {
     let namespaces = controller.namespaces();
     let there: Vec<u32> = namespaces.iter().map(|device| device.nsid()).collect();
     let owner = Owner::Drive;
-    let nsid = match (uri.nsid, there.as_slice()) {
+    let nsid = match (nsid, there.as_slice()) {
         (Some(nsid), _) => nsid,
         (None, [only]) => *only,
         (None, []) => return Err(PerfError::Empty { owner }),
@@ -184,6 +168,6 @@ fn on_drive(
     let (sum, interrupted) = run_on(job, &stage, area, namespace, &mut |crew| {
         watch.tick(&progress(job, crew, None))
     })?;
-    let target = format!("pcie://{}", uri.address);
+    let target = format!("pcie://{address}");
     Ok(sum.report(job, &target, nsid, interrupted))
 }

@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf::host::{
-    Controller, ControllerState, HostError, HostOptions, Paths, fetch_discovery_log,
+    Connector, Controller, ControllerState, HostError, HostOptions, Paths, fetch_discovery_log,
 };
 use nacre_nvmf_wire::commands::admin::{GetLogPage, Identify};
 use nacre_nvmf_wire::identify;
 use nacre_nvmf_wire::log::discovery::DiscoveryRecord;
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Clock;
-
-use super::Connector;
 
 /// Buffer sizes for admin commands; the large ones are for log pages.
 const CLASSES: [ClassSpec; 2] = [
