@@ -22,7 +22,6 @@ const MOST_FIELDS: usize = 24;
 const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Controller", 1_684, 21),
     ("bdev/nvme", "ControllerInfo", 0, 26),
-    ("bdev/nvme", "Facts", 21, 26),
     ("bdev/nvme", "Pair", 1_041, 21),
     ("bdev/nvme/sim", "Config", 54, 41),
     ("bdev/nvme/sim", "State", 1_663, 36),

@@ -53,8 +53,6 @@ pub(crate) struct Facts {
     pub awupf: u16,
     pub acwu: u16,
     pub oncs: Oncs,
-    pub fuses: u16,
-    pub volatile_cache: bool,
     pub aerl: u8,
     pub rtd3e: Duration,
     pub delays: [Duration; 4],
@@ -64,7 +62,6 @@ pub(crate) struct Facts {
     pub dmrsl: u32,
     pub dmsl: u64,
     pub elpe: u8,
-    pub nn: u32,
     pub warning_kelvin: u16,
 }
 
@@ -321,8 +318,6 @@ impl Controller {
             awupf: said.awupf.get(),
             acwu: said.acwu.get(),
             oncs,
-            fuses: said.fuses.get(),
-            volatile_cache,
             aerl: said.aerl,
             rtd3e: Duration::from_micros(said.rtd3e.get().into()),
             delays: [
@@ -336,7 +331,6 @@ impl Controller {
             dmrsl: nvm.dmrsl.get(),
             dmsl: nvm.dmsl.get(),
             elpe: said.elpe,
-            nn: said.nn.get(),
             warning_kelvin: said.wctemp.get(),
         })
     }

@@ -116,7 +116,7 @@ impl Controller {
         facts: &Facts,
     ) -> Result<Vec<u32>, ControlError> {
         if facts.version < Version::new(1, 1, 0) {
-            return Ok((1..=facts.nn).take(NAMESPACES_MAX).collect());
+            return Ok((1..=facts.info.nn).take(NAMESPACES_MAX).collect());
         }
         let mut page = vec![0; identify::SIZE];
         let sqe = Identify::new(cns::ACTIVE_NAMESPACES).to_sqe(0, 0);
@@ -262,7 +262,7 @@ fn describe(
     ops[Op::WriteZeroes.index()] = has(Oncs::WRITE_ZEROES);
     ops[Op::Compare.index()] = has(Oncs::COMPARE);
     ops[Op::CompareAndWrite.index()] =
-        has(Oncs::COMPARE) && facts.fuses & FUSES_COMPARE_AND_WRITE != 0;
+        has(Oncs::COMPARE) && facts.info.fuses & FUSES_COMPARE_AND_WRITE != 0;
     ops[Op::Copy.index()] = copy.is_some();
     ops[Op::Verify.index()] = has(Oncs::VERIFY);
     if protected {
@@ -291,7 +291,7 @@ fn describe(
         optimal_boundary_blocks: boundary(said, max_blocks),
         unmap_granularity_blocks: granularity(said.npdg.get()),
         unmap_alignment_blocks: granularity(said.npda.get()),
-        volatile_cache: facts.volatile_cache,
+        volatile_cache: facts.info.volatile_cache,
         // Deallocation is advice, which a controller may follow for some blocks and not for others.
         // DLFEAT describes deallocated blocks only, not the blocks that the command named.
         unmap_zeroes: false,
