@@ -434,19 +434,23 @@ pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
     }
 }
 
+/// The directory of the state; `None` if nothing is kept.
+pub fn state_dir(settings: &Settings, personality: Personality) -> Option<PathBuf> {
+    match (settings.data.dir.as_str(), personality) {
+        ("none", _) | ("auto", Personality::NvmfTgt) => None,
+        ("auto", Personality::Nacre) => files::default_data_dir(),
+        (dir, _) => Some(PathBuf::from(dir)),
+    }
+}
+
 fn open_store(settings: &Settings, personality: Personality) -> anyhow::Result<Option<Store>> {
-    let dir = match (settings.data.dir.as_str(), personality) {
-        ("none", _) | ("auto", Personality::NvmfTgt) => return Ok(None),
-        ("auto", Personality::Nacre) => match files::default_data_dir() {
-            Some(dir) => dir,
-            None => {
-                warn!(
-                    "nothing configured will survive: there is no home directory; name one with --data-dir"
-                );
-                return Ok(None);
-            }
-        },
-        (dir, _) => PathBuf::from(dir),
+    let Some(dir) = state_dir(settings, personality) else {
+        if personality == Personality::Nacre && settings.data.dir == "auto" {
+            warn!(
+                "nothing configured will survive: there is no home directory; name one with --data-dir"
+            );
+        }
+        return Ok(None);
     };
     let store = Store::open(&dir).with_context(|| {
         format!(

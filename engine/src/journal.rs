@@ -88,7 +88,7 @@ const TREE: &str = "nvmf/";
 
 /// Prefix of facts about the files of devices, followed by the UUID of the device. Facts are not
 /// replayed.
-const SEEN: &str = "seen/";
+pub const SEEN: &str = "seen/";
 
 fn is_fact(edit: &Edit) -> bool {
     match edit {

@@ -31,6 +31,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Registry, reload};
 
 use crate::config::settings::{Log, LogFormat, LogLevel};
+use crate::values::suggest;
 
 /// Flags, each with the prefixes of the targets that it enables. Each crate belongs to one.
 pub const FLAGS: [(&str, &[&str]); 17] = [
@@ -90,6 +91,23 @@ struct State {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no log flag is called \"{0}\"")]
 pub struct UnknownFlag(pub String);
+
+impl UnknownFlag {
+    pub fn remedy(&self) -> String {
+        match suggest::closest(&self.0, FLAGS.iter().map(|(name, _)| *name)) {
+            Some(close) => format!("did you mean \"{close}\"?"),
+            None => "`nacre rpc log_get_flags` lists them".to_owned(),
+        }
+    }
+}
+
+/// The names that are no log flags.
+pub fn unknown_flags(names: &[String]) -> impl Iterator<Item = (usize, UnknownFlag)> {
+    let is_known = |name: &str| FLAGS.iter().any(|(known, _)| *known == name);
+    let all = names.iter().enumerate();
+    all.filter(move |(_, name)| !is_known(name))
+        .map(|(at, name)| (at, UnknownFlag(name.clone())))
+}
 
 impl Logs {
     /// Installs the process's subscriber, writing to the log file or to standard error.
@@ -213,9 +231,8 @@ impl Logs {
 
     /// Sets the named flags and clears all others.
     pub fn set_flags(&self, names: &[String]) -> Result<(), UnknownFlag> {
-        let unknown = |name: &&String| !FLAGS.iter().any(|(known, _)| known == name);
-        if let Some(name) = names.iter().find(unknown) {
-            return Err(UnknownFlag(name.clone()));
+        if let Some((_, unknown)) = unknown_flags(names).next() {
+            return Err(unknown);
         }
         self.set_flag("all", false)?;
         names.iter().try_for_each(|name| self.set_flag(name, true))

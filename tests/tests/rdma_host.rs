@@ -269,7 +269,7 @@ fn unreachable_targets_are_reported() {
     options.subnqn = nqn("nqn.2025-01.io.nacre:another");
     let text = refused(options.clone());
     assert!(
-        text.contains("1 attempts failed"),
+        text.contains("1 attempt failed"),
         "refused for good: {text}"
     );
     assert!(text.contains("nacre discover"), "{text}");

@@ -111,7 +111,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// The kind of the file at `path`, unless it is a socket.
-fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
+pub fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(None),
         Ok(there) => Ok(Some(files::kind(&there))),

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Failure;
 use crate::rpc::client::ClientError;
-pub use crate::values::size::bytes;
+pub use crate::values::{count, size::bytes};
 
 /// Prints `text` and a newline.
 pub fn line(text: &str) -> Result<(), Failure> {
@@ -129,14 +129,6 @@ fn in_commands(text: &str) -> String {
     }
     typed.push_str(rest);
     typed
-}
-
-/// `1 warning`, `2 warnings`.
-pub fn count(number: u64, noun: &str) -> String {
-    match number {
-        1 => format!("1 {noun}"),
-        _ => format!("{number} {noun}s"),
-    }
 }
 
 #[cfg(test)]

@@ -295,7 +295,7 @@ impl Line {
         self.bar.set_position(progress.permille);
         let mut message = format!("{}  {}/s", count(ios), output::bytes(rate as u64));
         if progress.errors > 0 {
-            message.push_str(&format!("  {} errors", progress.errors));
+            message.push_str(&format!("  {}", output::count(progress.errors, "error")));
         }
         match progress.reconnecting {
             Some(0) => message.push_str("  connecting"),
@@ -384,8 +384,10 @@ fn text(report: &Report) -> String {
             n => format!(", {n} read whose contents are unknown"),
         };
         lines.push(format!(
-            "verified: {} blocks written, {} compared, {} wrong{unknown}",
-            v.blocks_written, v.blocks_checked, v.blocks_wrong
+            "verified: {} written, {} compared, {} wrong{unknown}",
+            output::count(v.blocks_written, "block"),
+            v.blocks_checked,
+            v.blocks_wrong
         ));
         lines.extend(v.first_mismatch.as_ref().map(mismatch));
     }
@@ -476,14 +478,20 @@ fn paths(p: &PathReport) -> String {
     }
     if p.failed_attempts + p.failed_probes > 0 {
         let (attempts, probes) = (p.failed_attempts, p.failed_probes);
-        text.push_str(&format!("; {attempts} attempts and {probes} probes failed"));
+        text.push_str(&format!(
+            "; {} and {} failed",
+            output::count(attempts, "attempt"),
+            output::count(probes, "probe")
+        ));
     }
     text
 }
 
 fn verdict(report: &Report) -> String {
     match &report.verification {
-        Some(v) if v.blocks_wrong > 0 => format!("{} blocks were wrong", v.blocks_wrong),
+        Some(v) if v.blocks_wrong > 0 => {
+            format!("wrong: {}", output::count(v.blocks_wrong, "block"))
+        }
         _ if report.unfinished > 0 => format!(
             "{} did not complete",
             output::count(report.unfinished, "I/O")

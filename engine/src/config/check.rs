@@ -177,6 +177,9 @@ impl Check<'_> {
             self.refuse_unless_refused(&format!("replication.{key}"), cause);
         }
         self.selectors("replication.iface", &settings.replication.iface);
+        for (at, unknown) in crate::logs::unknown_flags(&settings.log.flags) {
+            self.refuse(&format!("log.flags[{at}]"), &unknown, &unknown.remedy());
+        }
     }
 
     fn refuse_unless_refused(&mut self, key: &str, cause: String) {

@@ -1,6 +1,8 @@
 //! Checks of a configuration on this machine: entries that `nacre serve` would refuse here, or
 //! retry without end.
 
+mod files;
+
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
@@ -14,11 +16,14 @@ use crate::values::address::ScopedIp;
 use crate::values::selector::Selector;
 use nacre_nvmf::address::IpTransport;
 
+/// Reports a key, the cause, and the remedy or nothing.
+type Refuse<'a> = dyn FnMut(&str, String, String) + 'a;
+
 /// Checks the settings against this machine. Reads files and queries the kernel; changes nothing.
 pub fn check(loaded: &Loaded) -> Vec<Problem> {
     let settings = &loaded.settings;
     let mut problems = Vec::new();
-    let mut refuse = |key: &str, cause: String, remedy: String| {
+    let refuse: &mut Refuse<'_> = &mut |key: &str, cause: String, remedy: String| {
         let origin = origin_of(&loaded.origins, key);
         let problem = Problem::new(origin, key, format!("{key}: {cause}"));
         problems.push(if remedy.is_empty() {
@@ -36,6 +41,11 @@ pub fn check(loaded: &Loaded) -> Vec<Problem> {
         };
         refuse(key, error.to_string(), String::new());
     }
+    if let Some(cause) = beyond_memory(settings) {
+        let remedy = "choose less; the default suits most machines".into();
+        refuse("memory.size_mb", cause, remedy);
+    }
+    files::check(settings, refuse);
     if let Some((cause, remedy)) = no_pages(settings) {
         refuse("memory.hugepages", cause, remedy);
     }
@@ -53,7 +63,7 @@ pub fn check(loaded: &Loaded) -> Vec<Problem> {
     }
     match crate::listeners::check_here(settings) {
         Ok((machine, listeners)) => {
-            on_network(settings, &machine, &mut refuse);
+            on_network(settings, &machine, refuse);
             problems.extend(
                 listeners
                     .into_iter()
@@ -69,7 +79,7 @@ pub fn check(loaded: &Loaded) -> Vec<Problem> {
     problems
 }
 
-fn on_network(settings: &Settings, machine: &System, refuse: &mut dyn FnMut(&str, String, String)) {
+fn on_network(settings: &Settings, machine: &System, refuse: &mut Refuse<'_>) {
     let interfaces = machine.interfaces();
     let names: Vec<&str> = interfaces.iter().map(|i| i.name.as_str()).collect();
     let have = format!("there are: {}", names.join(", "));
@@ -170,6 +180,17 @@ fn located(problem: Problem, loaded: &Loaded) -> Problem {
     }
 }
 
+/// More memory than this machine has.
+fn beyond_memory(settings: &Settings) -> Option<String> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let total = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = total.trim().strip_suffix(" kB")?.parse().ok()?;
+    let (asked, there) = (settings.memory.size_mb, kib / 1024);
+    (asked > there).then(|| format!("{asked} MiB are more than this machine has ({there} MiB)"))
+}
+
 /// Required huge pages of a size that this machine has none of. Pages in use count, because the
 /// running daemon may have them.
 fn no_pages(settings: &Settings) -> Option<(String, String)> {
@@ -228,3 +249,6 @@ fn file_missing(bdev: &Bdev) -> Option<String> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

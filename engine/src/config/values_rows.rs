@@ -133,7 +133,18 @@ pub const ROWS: &[Row] = &[
         ],
     ),
     ("log.timestamps", BOOL, NO_BOOL),
-    ("log.flags", &["[]", "[\"nvmf\"]"], NAMES),
+    (
+        "log.flags",
+        &["[]", "[\"nvmf\"]"],
+        &[
+            ("3", "is not a list"),
+            ("[[]]", "is not text in quotes"),
+            (
+                "[\"rpc\", \"nvmff\"]",
+                "no log flag is called \"nvmff\"; did you mean \"nvmf\"?",
+            ),
+        ],
+    ),
     (
         "metrics.listen",
         &["\"127.0.0.1:9464\"", "\"[::]:9464\""],

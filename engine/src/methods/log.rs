@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::settings::LogLevel;
 use crate::engine::Engine;
-use crate::logs::{FLAGS, UnknownFlag};
+use crate::logs::UnknownFlag;
 use crate::rpc::error::INTERNAL_ERROR;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 
@@ -74,13 +74,10 @@ struct FlagParams {
 
 impl From<UnknownFlag> for RpcError {
     fn from(unknown: UnknownFlag) -> RpcError {
-        let refused = RpcError::invalid_params_text("invalid log flag")
+        RpcError::invalid_params_text("invalid log flag")
             .cause(unknown.to_string())
-            .field("flag");
-        match crate::values::suggest::closest(&unknown.0, FLAGS.iter().map(|(name, _)| *name)) {
-            Some(close) => refused.remedy(format!("did you mean \"{close}\"?")),
-            None => refused.remedy("log_get_flags lists them"),
-        }
+            .remedy(unknown.remedy())
+            .field("flag")
     }
 }
 

@@ -50,6 +50,9 @@ impl std::fmt::Debug for Opener {
     }
 }
 
+/// Name of the database in the data directory.
+const FILE: &str = "state.redb";
+
 impl RedbStore {
     pub fn open(dir: &Path) -> Result<RedbStore, StoreError> {
         let io = |what, path: &Path| {
@@ -65,7 +68,7 @@ impl RedbStore {
             },
             crate::rpc::socket::LockError::Io(source) => io("lock", &lock_path)(source),
         })?;
-        let path = dir.join("state.redb");
+        let path = dir.join(FILE);
         let file = path.clone();
         let opener = Opener(Box::new(move || Database::create(&file)));
         let store = RedbStore::on(opener, path, Some(lock))?;
@@ -74,6 +77,21 @@ impl RedbStore {
             .and_then(|d| d.sync_all())
             .map_err(io("sync", dir))?;
         Ok(store)
+    }
+
+    /// The records of a state that no daemon has open. Reads a copy, because opening a database can
+    /// change it.
+    pub fn records(dir: &Path) -> Result<Vec<Record>, StoreError> {
+        let io = |what, path: &Path| {
+            let path = path.to_owned();
+            move |source| StoreError::Io { what, path, source }
+        };
+        let path = dir.join(FILE);
+        let copy = tempfile::NamedTempFile::new().map_err(io("copy", &path))?;
+        std::fs::copy(&path, copy.path()).map_err(io("copy", &path))?;
+        let file = copy.path().to_owned();
+        let opener = Opener(Box::new(move || Database::create(&file)));
+        RedbStore::on(opener, path, None)?.load()
     }
 
     /// Opens the store on any storage backend, recreated at each opening: for tests of failures.

@@ -24,3 +24,11 @@ pub mod selector;
 pub mod size;
 pub mod suggest;
 pub mod time;
+
+/// `1 warning`, `2 warnings`.
+pub fn count(number: u64, noun: &str) -> String {
+    match number {
+        1 => format!("1 {noun}"),
+        _ => format!("{number} {noun}s"),
+    }
+}

@@ -181,7 +181,7 @@ fn lost(why: &Closed) -> String {
         Closed::Broken(why) | Closed::Refused(why) => why.clone(),
         Closed::Protocol(what) => format!("connection lost: {what}"),
         Closed::Peer => "connection lost: closed by the target".into(),
-        Closed::TimedOut => "connection lost: no answer in time".into(),
+        Closed::TimedOut => "no answer in time".into(),
         Closed::Local => "connection lost: closed by this host".into(),
     }
 }

@@ -80,6 +80,6 @@ step "no listener over RDMA: without a fallback it is a failure that says what t
 rpc nvmf_subsystem_remove_listener \
     "{\"nqn\":\"$NQN\",\"listen_address\":{\"trtype\":\"rdma\",\"adrfam\":\"ipv4\",\"traddr\":\"$ADDR\",\"trsvcid\":\"$PORT\"}}"
 expect_failure "${perf[@]}" -t rdma -a "$ADDR" -s "$PORT" --retries 2 --ios 10
-[[ $FAILURE == *"2 attempts failed"* || $FAILURE == *"1 attempts failed"* ]] || die "it does not say how often it tried"
+[[ $FAILURE == *"2 attempts failed"* || $FAILURE == *"1 attempt failed"* ]] || die "it does not say how often it tried"
 "${perf[@]}" -t rdma --fallback tcp -a "$ADDR" -s "$PORT" --ios 10 | jq -e '.paths.transport == "tcp" and .paths.fallbacks == 1'
 nacre_stop

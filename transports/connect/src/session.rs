@@ -34,7 +34,7 @@ const DISCOVERY_ATTEMPTS: u32 = 8;
 pub enum SessionError {
     #[error("cannot connect to {remote}: {error}{}", remedy(.error))]
     Connect { remote: String, error: HostError },
-    #[error("cannot connect to {remote}: {attempts} attempts failed: {causes}; {remedy}")]
+    #[error("cannot connect to {remote}: {attempts} attempt{} failed: {causes}; {remedy}", if *.attempts == 1 { "" } else { "s" })]
     Exhausted {
         remote: String,
         attempts: u64,
@@ -62,7 +62,7 @@ fn remedy(error: &HostError) -> &'static str {
     use nacre_nvmf_wire::fabrics::InvalidParameter as Invalid;
     match error {
         HostError::Refused { status, .. } if status.code() == StatusCode::CONNECT_INVALID_HOST => {
-            "; this host is not allowed there: nvmf_subsystem_add_host, or --hostnqn another"
+            "; the target does not allow this host: `nacre host allow SUBSYSTEM HOSTNQN` there, or --hostnqn another here"
         }
         HostError::InvalidParameter { parameter, .. } if *parameter == Invalid::SUBNQN => {
             "; no such subsystem there: `nacre discover` lists the subsystems"

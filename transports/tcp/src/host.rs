@@ -180,7 +180,11 @@ impl TcpHost {
                 Ok(Err(errno)) | Err(errno) => State::Failed(refused(self.address, errno)),
             }
         } else if now >= since + self.options.connect_timeout {
-            State::Failed(Closed::TimedOut)
+            let limit = self.options.connect_timeout;
+            State::Failed(Closed::Broken(format!(
+                "cannot connect to {}: no answer within {limit:?}",
+                self.address
+            )))
         } else {
             State::Connecting { since: Some(since) }
         };
