@@ -51,6 +51,9 @@ fn daemon() -> Fake {
             "code": -1, "message": "Operation not permitted",
             "data": { "field": "force", "cause": "that would take the last good replica of \"v\" away", "remedy": "do this" },
         })),
+        "volume_publish" if params["name"] == "w" => {
+            Ok(json!({ "nqn": "nqn.w", "nsid": 1, "uuid": "u", "listen_addresses": [] }))
+        }
         "volume_publish" => Ok(json!({ "nqn": "nqn.x", "nsid": 1, "uuid": "u",
             "listen_addresses": [{ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "4420" }] })),
         "volume_get_connections" => Ok(
@@ -216,12 +219,22 @@ fn commands_are_calls() {
         assert_eq!(daemon.asked(), [(method.to_owned(), params)], "{words}");
     }
     assert_eq!(daemon.nacre("volume create v a").printed(), "v\n");
-    let published = daemon
-        .nacre("volume publish v -a --listen 127.0.0.1:4420")
-        .printed();
+    // The addresses are those of the answer.
+    for words in [
+        "volume publish v -a --listen 127.0.0.1:4420",
+        "volume publish v -a",
+    ] {
+        assert_eq!(
+            daemon.nacre(words).printed(),
+            "nqn.x\nnvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.x\n",
+            "{words}"
+        );
+    }
+    let unreachable = daemon.nacre("volume publish w -a");
+    assert_eq!((unreachable.code, unreachable.out.as_str()), (0, "nqn.w\n"));
     assert_eq!(
-        published,
-        "nqn.x\nnvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.x\n"
+        unreachable.err,
+        "no host can connect yet: `nacre listener add nqn.w tcp://ADDRESS`\n"
     );
     daemon.asked();
     for (words, code) in [

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Status;
-use nacre_tests::daemon::{Daemon, Place};
+use nacre_tests::daemon::{Daemon, Place, free_address};
 use nacre_tests::host::{Host, options, pattern};
 use nacre_tests::skip;
 use serde_json::{Value, json};
@@ -269,4 +269,78 @@ fn a_missing_interface_is_named() {
     assert!(!status.success());
     let said = "listener \"data\": no interface matches \"name:eth99\"; have: ";
     assert!(log.contains(said) && log.contains("lo 127.0.0.1"), "{log}");
+}
+
+/// Goal: a first start and a first publication are not the return of a lost path. Method: a listener
+/// of the file and one of a published volume, then the notifications.
+#[test]
+fn a_first_start_restores_nothing() {
+    let place = Place::new();
+    let (config, port) = (place.path("nacre.toml"), free_address("127.0.0.1").port());
+    let text =
+        format!("[[nvmf.listener]]\nname = \"data\"\naddress = \"127.0.0.1\"\nport = {port}\n");
+    std::fs::write(&config, text).unwrap();
+    let place = place.with("NACRE_CONFIG", config.display());
+    let mut daemon = place.start();
+    daemon.create_ram("disk", 512, 8 << 20);
+    daemon.call(
+        "volume_create",
+        json!({ "name": "vol", "devices": ["disk"] }),
+    );
+    daemon.call(
+        "volume_publish",
+        json!({ "name": "vol", "allow_any_host": true }),
+    );
+    let told = daemon.call("notify_get_notifications", json!({}));
+    let types = told.as_array().unwrap().iter().map(|event| &event["type"]);
+    assert!(
+        types.clone().all(|kind| kind != "transport_restored"),
+        "{told}"
+    );
+    assert!(types.count() > 0, "there are notifications at all");
+    daemon.stop();
+}
+
+/// Goal: what `config check --here` calls good starts and serves, and stays good while it is served.
+/// Method: a file with a device, a subsystem, a listener, a log and metrics, all on this machine.
+#[test]
+fn a_checked_configuration_serves() {
+    let place = Place::new();
+    let (listener, metrics) = (free_address("127.0.0.1"), free_address("127.0.0.1"));
+    std::fs::write(place.path("disk"), vec![0; 1 << 20]).unwrap();
+    let at = |name: &str| place.path(name).display().to_string();
+    let text = format!(
+        "[rpc]\nsocket = \"{}\"\n[data]\ndir = \"{}\"\n[log]\nfile = \"{}\"\n\
+         [metrics]\nlisten = \"{metrics}\"\n\
+         [[bdev]]\nname = \"disk\"\npath = \"{}\"\nblock_size = 512\n\
+         [[nvmf.listener]]\nname = \"data\"\naddress = \"127.0.0.1\"\nport = {}\n\
+         [[nvmf.subsystem]]\nnqn = \"{NQN}\"\nallow_any_host = true\n\
+         [[nvmf.subsystem.namespace]]\nbdev = \"disk\"\n",
+        at("nacre.sock"),
+        at("data"),
+        at("log"),
+        at("disk"),
+        listener.port()
+    );
+    let config = place.path("nacre.toml");
+    std::fs::write(&config, text).unwrap();
+    let check = |place: &Place| {
+        let mut command = place.nacre();
+        let output = command
+            .args(["config", "check", "--here"])
+            .arg(&config)
+            .output();
+        let output = output.unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.ends_with("nacre.toml: good\n"), "{said}{output:?}");
+    };
+    check(&place);
+    let place = place.with("NACRE_CONFIG", config.display());
+    let daemon = place.start();
+    check(&place);
+    let mut host = Host::connected(listener, options(NQN), &[1]);
+    let data = pattern(512, 3);
+    assert_eq!(host.write(0, 1, 1, &data), Status::Ok);
+    assert_eq!(host.read(0, 1, 1, data.len()), data);
+    daemon.stop();
 }

@@ -13,11 +13,11 @@ use crate::config::Settings;
 use crate::config::settings::{Bdev, BdevKind};
 use crate::daemon::{socket_path, state_dir};
 use crate::engine::Personality;
-use crate::files;
 use crate::journal::{SEEN, seen_key};
 use crate::rpc::socket::obstacle;
 use crate::store::{Record, RedbStore};
 use crate::values::address::ScopedIp;
+use crate::values::files;
 
 pub(super) fn check(settings: &Settings, refuse: &mut Refuse<'_>) {
     let socket = socket_path(settings, Personality::Nacre);

@@ -11,7 +11,7 @@ use nacre_nvmf::transport::{
 };
 
 use super::rig::{ENTRIES, Options, TestRig};
-use crate::RdmaHost;
+use crate::{Incident, RdmaHost};
 
 const CLASSES: [ClassSpec; 1] = [ClassSpec {
     size: 16 << 10,
@@ -97,6 +97,14 @@ fn idle_connections_make_room() {
         panic!("{:?}", world.hosts[third].1);
     };
     assert!(why.contains("no resources"), "{why}");
+    // The administrator learns which setting it was.
+    match &world.rig.plug.incidents()[..] {
+        [Incident::Refused { why, .. }] => assert_eq!(
+            why,
+            "2 queue pairs are open, as many as [rdma] max_qpairs allows"
+        ),
+        other => panic!("{other:?}"),
+    }
     // The second, which has said nothing, has a second; the first, which is a queue, stays.
     world.rig.clock.advance(Duration::from_millis(1100));
     world.turns(50);

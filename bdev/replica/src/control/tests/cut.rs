@@ -305,6 +305,22 @@ fn another_device_in_its_place() {
     world.open().unwrap();
 }
 
+/// A disk with blocks of another size is not the replica, and is not written.
+#[test]
+fn with_another_block_size() {
+    let mut world = World::with(2);
+    world.write(KEPT, 2, 8);
+    world.close();
+    world.shelf.exchange("d1", 4096, DISK_BLOCKS / 8);
+    world.open().unwrap();
+    world.pass(Duration::from_secs(2));
+    assert_ne!(world.replica_state("d1"), ReplicaState::InSync);
+    let why = world.why("d1");
+    assert!(why.contains("it has blocks of 4096 bytes"), "{why}");
+    world.write(KEPT, 2, 9);
+    assert_eq!(world.read(KEPT), 9);
+}
+
 /// The loss of a part beyond the volume's end costs a larger device no copying.
 #[test]
 fn what_it_does_not_need() {

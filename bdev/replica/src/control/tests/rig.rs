@@ -67,8 +67,28 @@ impl Shelf {
         blocks: u64,
         medium: impl FnOnce(Arc<dyn Bdev>) -> Arc<dyn Bdev>,
     ) {
+        self.add_formatted(name, BLOCK, blocks, medium);
+    }
+
+    /// The disk is taken out, and another one with blocks of this size put in.
+    pub fn exchange(&self, name: &str, block_size: u32, blocks: u64) {
         let base = format!("{name}-medium");
-        let config = serde_json::json!({"name": base, "block_size": BLOCK, "num_blocks": blocks});
+        for device in [format!("EE_{base}"), base] {
+            self.registry.remove(&device, Removal::Hot).unwrap();
+        }
+        self.add_formatted(name, block_size, blocks, |memory| memory);
+    }
+
+    fn add_formatted(
+        &self,
+        name: &str,
+        block_size: u32,
+        blocks: u64,
+        medium: impl FnOnce(Arc<dyn Bdev>) -> Arc<dyn Bdev>,
+    ) {
+        let base = format!("{name}-medium");
+        let config =
+            serde_json::json!({"name": base, "block_size": block_size, "num_blocks": blocks});
         let config = serde_json::from_value(config).unwrap();
         let memory = malloc::create(config).unwrap();
         self.registry.register(medium(memory)).unwrap();

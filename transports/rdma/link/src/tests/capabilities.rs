@@ -194,7 +194,13 @@ fn links_that_cannot_carry_it() {
     let tree = tree::rxe_on_eth();
     let mut strict = want("eth0", "10.0.0.4");
     strict.allow_software = false;
-    assert_eq!(reason(ask(&tree, &strict)).word(), "unsupported_link");
+    let software = reason(ask(&tree, &strict));
+    assert_eq!(software.word(), "unsupported_link");
+    let remedy = software.remedy();
+    assert!(
+        remedy.starts_with("set allow_software = true in [rdma] and in the [[nvmf.listener]]"),
+        "{remedy}"
+    );
 
     let tree = tree::mlx5_dual_port();
     tree.remove("sys/devices/pci0/0000:3b:00.0/driver");

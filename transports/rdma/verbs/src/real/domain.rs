@@ -188,8 +188,8 @@ pub enum RegisterMemoryError {
     /// The text is the one that people look for; RLIMIT_MEMLOCK is nearly always the cause.
     #[error(
         "ibv_reg_mr failed: Cannot allocate memory: {asked} bytes asked, RLIMIT_MEMLOCK is {limit} bytes with \
-         {pinned} registered already, {needed} are needed; in a shell `ulimit -l {needed_kib}`, in \
-         /etc/security/limits.conf `* soft memlock unlimited` and `* hard memlock unlimited`, in a systemd unit \
+         {pinned} registered already, {needed} are needed so far (`nacre doctor --rdma` gives the sum); in a shell \
+         `ulimit -l unlimited`, in /etc/security/limits.conf `* soft memlock unlimited` and `* hard memlock unlimited`, in a systemd unit \
          `LimitMEMLOCK=infinity`, for a container `--ulimit memlock=-1` or `--cap-add=IPC_LOCK`"
     )]
     Memlock {
@@ -197,7 +197,6 @@ pub enum RegisterMemoryError {
         limit: u64,
         pinned: u64,
         needed: u64,
-        needed_kib: u64,
     },
     /// There is no limit, or it is not the cause.
     #[error("ibv_reg_mr failed: {source}: {asked} bytes asked")]
@@ -220,7 +219,6 @@ impl RegisterMemoryError {
                     limit,
                     pinned,
                     needed,
-                    needed_kib: needed.div_ceil(1024),
                 }
             }
             _ => RegisterMemoryError::Other { asked, source },
@@ -252,8 +250,8 @@ mod tests {
         for part in [
             "ibv_reg_mr failed: Cannot allocate memory: 1073741824 bytes asked",
             "RLIMIT_MEMLOCK is 8388608 bytes with 65536 registered already",
-            "1073807360 are needed",
-            "`ulimit -l 1048640`",
+            "1073807360 are needed so far (`nacre doctor --rdma` gives the sum)",
+            "`ulimit -l unlimited`",
             "limits.conf",
             "`LimitMEMLOCK=infinity`",
             "`--ulimit memlock=-1`",
