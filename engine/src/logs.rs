@@ -94,9 +94,10 @@ pub struct UnknownFlag(pub String);
 
 impl UnknownFlag {
     pub fn remedy(&self) -> String {
-        match suggest::closest(&self.0, FLAGS.iter().map(|(name, _)| *name)) {
+        let known = || FLAGS.iter().map(|(name, _)| *name);
+        match suggest::closest(&self.0, known()) {
             Some(close) => format!("did you mean \"{close}\"?"),
-            None => "`nacre rpc log_get_flags` lists them".to_owned(),
+            None => format!("there are: {}", known().collect::<Vec<_>>().join(", ")),
         }
     }
 }

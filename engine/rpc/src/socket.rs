@@ -110,7 +110,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The kind of the file at `path`, unless it is a socket.
+/// The kind of the file at `path`, unless it is a socket or nothing.
 pub fn obstacle(path: &Path) -> std::io::Result<Option<&'static str>> {
     match std::fs::symlink_metadata(path) {
         Ok(there) if there.file_type().is_socket() => Ok(None),

@@ -318,7 +318,7 @@ fn a_checked_configuration_serves() {
          [[nvmf.subsystem.namespace]]\nbdev = \"disk\"\n",
         at("nacre.sock"),
         at("data"),
-        at("log"),
+        at("daemon.log"),
         at("disk"),
         listener.port()
     );
