@@ -201,6 +201,13 @@ impl HostError {
 mod tests {
     use super::*;
 
+    /// A host that never answered was not connected.
+    #[test]
+    fn silence_is_no_lost_connection() {
+        let silent = HostError::Lost(Closed::TimedOut);
+        assert_eq!(silent.to_string(), "no answer in time");
+    }
+
     /// 181h is "busy" as the answer to Connect, and something about data as the answer to a read.
     #[test]
     fn a_status_is_named_by_its_command() {

@@ -267,3 +267,31 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_host_learns_the_command() {
+        let refused = HostError::Refused {
+            step: "connect",
+            status: StatusCode::CONNECT_INVALID_HOST,
+            fabrics: true,
+        };
+        assert!(remedy(&refused).contains("`nacre host allow SUBSYSTEM HOSTNQN`"));
+    }
+
+    #[test]
+    fn one_attempt_is_no_plural() {
+        let exhausted = |attempts| SessionError::Exhausted {
+            remote: "x".into(),
+            attempts,
+            causes: "no way".into(),
+            remedy: "go home",
+        };
+        let text = exhausted(1).to_string();
+        assert_eq!(text, "cannot connect to x: 1 attempt failed: no way; go home");
+        assert!(exhausted(2).to_string().contains("2 attempts failed"));
+    }
+}
