@@ -271,8 +271,8 @@ fn a_missing_interface_is_named() {
     assert!(log.contains(said) && log.contains("lo 127.0.0.1"), "{log}");
 }
 
-/// Goal: a first start and a first publication are not the return of a lost path. Method: a listener
-/// of the file and one of a published volume, then the notifications.
+/// Goal: a first start and a first publication are not the return of a lost path. Method: the
+/// notifications after a listener of the file has a published volume.
 #[test]
 fn a_first_start_restores_nothing() {
     let place = Place::new();
@@ -301,8 +301,8 @@ fn a_first_start_restores_nothing() {
     daemon.stop();
 }
 
-/// Goal: what `config check --here` calls good starts and serves, and stays good while it is served.
-/// Method: a file with a device, a subsystem, a listener, a log and metrics, all on this machine.
+/// Goal: what `config check --here` calls good starts and serves, and stays good meanwhile. Method:
+/// a file with a device, a subsystem, a listener, a log and metrics, all on this machine.
 #[test]
 fn a_checked_configuration_serves() {
     let place = Place::new();
