@@ -291,7 +291,10 @@ mod tests {
             remedy: "go home",
         };
         let text = exhausted(1).to_string();
-        assert_eq!(text, "cannot connect to x: 1 attempt failed: no way; go home");
+        assert_eq!(
+            text,
+            "cannot connect to x: 1 attempt failed: no way; go home"
+        );
         assert!(exhausted(2).to_string().contains("2 attempts failed"));
     }
 }
