@@ -540,6 +540,9 @@ def stacked_calls(t):
     passthru = {"name": "p", "base_bdev_name": "d", "uuid": "f81d4fae-7dec-41d0-a765-00a0c91e6b02"}
     t.make("bdev_passthru_create", passthru)
     t.send("bdev_passthru_create", {"name": "p9", "base_bdev_name": "d"}, "base in use")
+    t.good("bdev_malloc_create", {"name": "s", "num_blocks": 16384, "block_size": 512})
+    t.make("bdev_split_create", {"base_bdev": "s", "split_count": 4, "split_size_mb": 1})
+    t.send("bdev_get_bdevs", {"name": "sp3"}, "a part")
     t.make("bdev_error_create", {"base_name": "m2", "uuid": "f81d4fae-7dec-41d0-a765-00a0c91e6b03"})
     inject = {"name": "EE_m2", "io_type": "read", "error_type": "failure", "num": 1, "queue_depth": 0,
               "corrupt_offset": 0, "corrupt_value": 0, "nvme_sct": 0, "nvme_sc": 0}
@@ -580,6 +583,9 @@ def stacked_calls(t):
 
 def bdev_removals(t):
     t.remove("bdev_raid_delete", {"name": "r"})
+    t.send("bdev_split_delete", {"base_bdev": "zz"}, "unknown object")
+    t.remove("bdev_split_delete", {"base_bdev": "s"})
+    t.send("bdev_get_bdevs", {"name": "sp3"}, "a part that is gone")
     for method, name in [("passthru", "p"), ("delay", "d"), ("error", "EE_m2"), ("aio", "a"), ("uring", "u"),
                          ("null", "n"), ("malloc", "m3")]:
         if f"bdev_{method}_delete" not in t.shared:
