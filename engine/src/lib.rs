@@ -31,7 +31,6 @@ pub mod deferred;
 pub mod demand;
 mod descriptors;
 pub mod devices;
-pub mod doctor;
 pub mod drives;
 pub mod engine;
 pub mod journal;
@@ -50,5 +49,6 @@ pub mod spdk_file;
 pub mod store;
 pub mod volumes;
 
+use nacre_engine_doctor as doctor;
 use nacre_engine_rpc as rpc;
 use nacre_engine_values as values;

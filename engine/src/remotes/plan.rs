@@ -15,8 +15,7 @@ use nacre_nvmf_wire::tcp::Digests;
 use nacre_transport_connect::{PathConnector, Source, TcpConnector};
 
 use crate::config::replication::Replication;
-use crate::doctor::check_rdma_route;
-use crate::doctor::{System, select};
+use crate::doctor::{System, check_rdma_route, select};
 use crate::engine::Engine;
 use crate::rdma::{Rdma, Verbs};
 use crate::rpc::RpcError;

@@ -35,11 +35,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "Entry",
         "of the journal, and of the RPC server's clients",
     ),
-    (
-        "engine",
-        "Interface",
-        "the doctor reads more of an interface than a listener needs",
-    ),
     ("engine", "Line", "two tables of cli::rdma"),
     (
         "engine",
@@ -72,16 +67,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "engine",
         "Source",
         "of cli::top's values, and of a configuration",
-    ),
-    (
-        "engine",
-        "System",
-        "the doctor's view of the machine, and the listeners'",
-    ),
-    (
-        "engine",
-        "Target",
-        "of a command, and of the doctor's checks",
     ),
     ("xtask", "Options", "each command has one"),
     (

@@ -25,8 +25,7 @@ use self::drive::{Path, Tried, drive};
 use self::host::Shell;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::{Failure, output};
-use crate::doctor::System;
-use crate::doctor::check_rdma_route;
+use crate::doctor::{System, check_rdma_route};
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\

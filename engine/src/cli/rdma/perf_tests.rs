@@ -14,7 +14,7 @@ use super::perf_show::{described, event, head, rows, sentence};
 use super::{RdmaArgs, RdmaCommand};
 use crate::cli::Failure;
 use crate::doctor::System;
-use crate::doctor::tests::{ScriptedProbe, system};
+use crate::doctor::testing::{ScriptedProbe, system};
 
 #[derive(Debug, Parser)]
 struct Line {

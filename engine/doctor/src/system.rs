@@ -13,7 +13,7 @@ use nacre_hugepages::NodePages;
 use nacre_transport_rdma_link::{Environment, Fabric, Modules, Roots};
 use nacre_transport_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
-use crate::values::address::interface_of_label;
+use nacre_engine_values::address::interface_of_label;
 
 /// A network interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ fn examined(machine: &Machine, memlock: Memlock) -> Report {
         memory: 64 << 20,
         ..Scope::default()
     };
-    crate::doctor::nvme::checks(&system, &scope, &mut findings);
+    crate::nvme::checks(&system, &scope, &mut findings);
     Report::of(findings)
 }
 
@@ -117,7 +117,7 @@ fn missing_parts_are_reported_if_there_are_drives() {
     let tree = testing::rxe_on_eth();
     let none = system(&tree, &[], ScriptedProbe::default());
     let mut findings = Vec::new();
-    crate::doctor::nvme::checks(&none, &Scope::default(), &mut findings);
+    crate::nvme::checks(&none, &Scope::default(), &mut findings);
     let report = Report::of(findings);
     expect(&report, "nvme.drives", Status::Skip, "no NVMe drive");
     assert_eq!(report.findings.len(), 1);

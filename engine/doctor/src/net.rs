@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use nacre_transport_rdma_link::{Fabric, NodeType};
 
 use super::{Finding, Interface, Scope, System, live};
-use crate::values::selector::{Selector, mac};
+use nacre_engine_values::selector::{Selector, mac};
 
 /// Ports of NVMe over TCP and RDMA, of discovery, and of RoCE v2 (IANA).
 pub(super) use nacre_nvmf::address::NVME_PORT;

@@ -2,7 +2,7 @@
 
 use super::super::net::same_subnet;
 use super::*;
-use crate::values::selector::Selector;
+use nacre_engine_values::selector::Selector;
 
 #[test]
 fn packet_filters() {

@@ -3,7 +3,7 @@
 use nacre_bdev_nvme_vfio::pci::{Drive, Driver, Iommu};
 
 use super::{Finding, Scope, System};
-use crate::values::size::bytes;
+use nacre_engine_values::size::bytes;
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     let drives = system.pci.drives();

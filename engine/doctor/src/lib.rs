@@ -9,6 +9,8 @@
 //! facts: an undecidable check is a SKIP with the reason. Questions to peers and devices go through
 //! its [`Probe`].
 
+#![forbid(unsafe_code)]
+
 mod container;
 mod hardware;
 mod initiator;
@@ -19,6 +21,8 @@ mod nvme;
 mod rdma;
 mod rdma_route;
 mod system;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -235,4 +239,4 @@ pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,7 +1,7 @@
 //! Checks of memory: the limit on locked memory, the effect of a fork, huge pages.
 
 use super::{Finding, Scope, System};
-use crate::values::size::bytes;
+use nacre_engine_values::size::bytes;
 
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     findings.push(memlock(system, scope));

@@ -18,7 +18,7 @@ use nacre_transport_rdma_verbs::{Provider, VerbsError};
 use super::net::{NVME_PORT, select_all};
 use super::rdma::{reason_without_rdma, with_devices};
 use super::{Finding, Scope, System};
-use crate::values::size::bytes;
+use nacre_engine_values::size::bytes;
 
 /// Limit for a connection, and for an answer of the peer.
 const PATIENCE: Duration = Duration::from_secs(5);

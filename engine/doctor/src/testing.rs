@@ -1,0 +1,84 @@
+//! A simulated machine, for tests here and of callers.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use nacre_transport_rdma_link::testing::Tree;
+use nacre_transport_rdma_link::{Environment, Fabric, Memlock, Modules};
+use nacre_transport_rdma_verbs::{Provider, VerbsError};
+
+use super::{Interface, Probe, System};
+
+/// A network and tools with scripted answers.
+#[derive(Default)]
+pub struct ScriptedProbe {
+    pub source: Option<IpAddr>,
+    pub open: Vec<u16>,
+    /// The largest echo that passes.
+    pub echo: Option<u32>,
+    pub output: HashMap<&'static str, &'static str>,
+    /// Simulated devices; `None`: the libraries are missing.
+    pub rdma: Option<nacre_transport_rdma_verbs::sim::Fabric>,
+    pub io_uring_refused: Option<&'static str>,
+}
+
+impl Probe for ScriptedProbe {
+    fn source_for(&self, _: IpAddr) -> io::Result<IpAddr> {
+        self.source
+            .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
+    }
+    fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        if self.open.contains(&to.port()) {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::ConnectionRefused.into())
+        }
+    }
+    fn output(&self, program: &str, _: &[&str]) -> io::Result<String> {
+        let text = self.output.get(program);
+        text.map(|text| (*text).to_owned())
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+    fn ping(&self, _: IpAddr, size: u32) -> io::Result<bool> {
+        Ok(self.echo.is_some_and(|largest| size <= largest))
+    }
+    fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError> {
+        let missing = || VerbsError::Unavailable {
+            what: "there are no libraries here".into(),
+            remedy: "install them".into(),
+        };
+        self.rdma
+            .as_ref()
+            .map(|fabric| fabric.provider())
+            .ok_or_else(missing)
+    }
+    fn io_uring(&self) -> Result<&'static str, String> {
+        self.io_uring_refused
+            .map_or(Ok("plain"), |why| Err(why.to_owned()))
+    }
+}
+
+/// A machine with the files of `tree` and the interfaces `addresses`: names and addresses.
+pub fn system(tree: &Tree, addresses: &[(&str, &str)], told: ScriptedProbe) -> System {
+    let roots = tree.roots();
+    let interfaces = addresses.iter().map(|(name, address)| Interface {
+        name: (*name).to_owned(),
+        ip: address.parse().expect("an address"),
+        prefix: 24,
+    });
+    System {
+        fabric: Fabric::read(&roots.sys),
+        modules: Modules::read(&roots),
+        environment: Environment {
+            memlock: Memlock::default(),
+            ..Environment::read(&roots)
+        },
+        interfaces: interfaces.collect(),
+        hugepages: Vec::new(),
+        pci: nacre_bdev_nvme_vfio::pci::System::below(tree.path("")),
+        probe: Box::new(told),
+        roots,
+    }
+}
