@@ -61,4 +61,4 @@ pub use register::{
     RegisterHook,
 };
 pub use shared::{Lender, Lent, Shared};
-pub use system::{NodePages, reserve, show};
+pub use system::{NodePages, machine_memory, reserve, show};

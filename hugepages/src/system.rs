@@ -42,6 +42,11 @@ pub fn show() -> Vec<NodePages> {
     System::real().show()
 }
 
+/// Bytes of memory of this machine; `None` if the kernel does not say.
+pub fn machine_memory() -> Option<u64> {
+    System::real().meminfo("MemTotal")
+}
+
 /// Sets a pool of huge pages, of one node or of the whole machine, to `pages` pages of `size`
 /// bytes. Returns the number of pages in the pool afterwards, never less than requested.
 pub fn reserve(size: u64, pages: u64, node: Option<u32>) -> Result<u64, ReserveError> {

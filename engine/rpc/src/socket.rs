@@ -144,6 +144,11 @@ fn clear(path: &Path) -> Result<(), ListenError> {
     Err(ListenError::Foreign { path })
 }
 
+/// Whether a program listens on the socket, also if it accepts nothing now.
+pub fn is_served(path: &Path) -> bool {
+    matches!(probe(path), Ok(()) | Err(Errno::AGAIN))
+}
+
 /// Connects without waiting for a slot in the listener's backlog.
 fn probe(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -283,6 +288,33 @@ mod tests {
         let _theirs = Listener::bind(&path).unwrap();
         drop(socket);
         assert!(path.exists());
+    }
+
+    /// A daemon that accepts nothing is asked without waiting for it.
+    #[test]
+    fn a_busy_daemon_serves_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        assert!(!is_served(&path));
+        let busy = Listener::bind(&path).unwrap();
+        rustix::net::listen(&busy, 0).unwrap();
+        for _ in 0..4 {
+            assert!(is_served(&path));
+        }
+        let held: Vec<_> = (0..8).map_while(|_| connected(&path)).collect();
+        assert!(is_served(&path), "{} connections wait", held.len());
+        drop(busy);
+        assert!(!is_served(&path));
+    }
+
+    /// A connection, unless it would have to wait.
+    fn connected(path: &Path) -> Option<rustix::fd::OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let kind = SocketType::STREAM;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let address = SocketAddrUnix::new(path).unwrap();
+        rustix::net::connect(&socket, &address).ok()?;
+        Some(socket)
     }
 
     /// Goal: two daemons never hold the same lock. Method: one waits for the lock while its holder

@@ -182,12 +182,8 @@ fn located(problem: Problem, loaded: &Loaded) -> Problem {
 
 /// More memory than this machine has.
 fn beyond_memory(settings: &Settings) -> Option<String> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let total = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = total.trim().strip_suffix(" kB")?.parse().ok()?;
-    let (asked, there) = (settings.memory.size_mb, kib / 1024);
+    let asked = settings.memory.size_mb;
+    let there = nacre_hugepages::machine_memory()? >> 20;
     (asked > there).then(|| format!("{asked} MiB are more than this machine has ({there} MiB)"))
 }
 

@@ -2,7 +2,6 @@
 //! running daemon of this configuration holds is not an obstacle.
 
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use nacre_bdev_uring::{Config, Identity};
@@ -14,14 +13,14 @@ use crate::config::settings::{Bdev, BdevKind};
 use crate::daemon::{socket_path, state_dir};
 use crate::engine::Personality;
 use crate::journal::{SEEN, seen_key};
-use crate::rpc::socket::obstacle;
+use crate::rpc::socket::{is_served, obstacle};
 use crate::store::{Record, RedbStore};
 use crate::values::address::ScopedIp;
 use crate::values::files;
 
 pub(super) fn check(settings: &Settings, refuse: &mut Refuse<'_>) {
     let socket = socket_path(settings, Personality::Nacre);
-    let is_running = settings.rpc.enabled && UnixStream::connect(&socket).is_ok();
+    let is_running = settings.rpc.enabled && is_served(&socket);
     if settings.rpc.enabled {
         match obstacle(&socket) {
             Ok(Some(kind)) => refuse(
