@@ -465,7 +465,7 @@ async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
 fn replace_deferred(mut change: Change) -> Change {
     let replayed = REPLAYED.try_with(|record| record.key.clone());
     if let Ok(key) = replayed
-        && key.starts_with(crate::deferred::PREFIX)
+        && key.starts_with(crate::services::deferred::PREFIX)
         && change.0.iter().any(|edit| matches!(edit, Edit::Put(_)))
     {
         change.0.push(Edit::Remove(key));

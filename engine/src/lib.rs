@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - Every change is an RPC method call: the socket, startup files, the replay of the store and
-//!   declared objects all go through [`engine::Engine::call`].
+//!   declared objects all go through [`services::engine::Engine::call`].
 //! - A method is its types ([`rpc::Method`]): parameters and reply are the schema from which
 //!   reference, command line and error messages derive.
 //! - A change is applied, made durable as one transaction ([`journal::Journal::commit`]), and then
@@ -26,28 +26,17 @@
 pub mod cli;
 pub mod config;
 pub mod daemon;
-pub mod declared;
-pub mod deferred;
-pub mod demand;
 mod descriptors;
-pub mod devices;
-pub mod drives;
-pub mod engine;
 pub mod journal;
-pub mod listeners;
 pub mod logs;
 pub mod methods;
 pub mod metrics;
 pub mod notify;
 pub mod plane;
-pub mod rdma;
 mod refusal;
-mod reload;
-pub mod remotes;
+pub mod services;
 pub mod signals;
-pub mod spdk_file;
 pub mod store;
-pub mod volumes;
 
 use nacre_engine_doctor as doctor;
 use nacre_engine_rpc as rpc;

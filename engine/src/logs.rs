@@ -38,13 +38,16 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("all", &["nacre"]),
     ("app", &["nacre_engine", "nacre_random"]),
     ("bdev", &["nacre_bdev"]),
-    ("bdev_nvme", &["nacre_bdev_nvme", "nacre_engine::drives"]),
+    (
+        "bdev_nvme",
+        &["nacre_bdev_nvme", "nacre_engine::services::drives"],
+    ),
     (
         "bdev_remote",
         &[
             "nacre_nvmf_remote",
             "nacre_transport_connect",
-            "nacre_engine::remotes",
+            "nacre_engine::services::remotes",
         ],
     ),
     ("bdev_uring", &["nacre_bdev_uring"]),
@@ -59,7 +62,10 @@ pub const FLAGS: [(&str, &[&str]); 17] = [
     ("reactor", &["nacre_reactor"]),
     ("rpc", &["nacre_engine_rpc"]),
     ("store", &["nacre_engine::store", "nacre_engine::journal"]),
-    ("volume", &["nacre_bdev_replica", "nacre_engine::volumes"]),
+    (
+        "volume",
+        &["nacre_bdev_replica", "nacre_engine::services::volumes"],
+    ),
 ];
 
 /// Prefix of the names of this program's crates.

@@ -64,7 +64,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             // Only the file: the environment here is not the daemon's.
             let problems = match config::load(Some(&file), [], &[]) {
                 Err(ConfigError { problems }) => problems,
-                Ok(loaded) if here => config::here::check(&loaded),
+                Ok(loaded) if here => crate::daemon::machine_check::check(&loaded),
                 Ok(_) => Vec::new(),
             };
             if json {
@@ -118,7 +118,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             if !spdk {
                 return output::json(&whole);
             }
-            let (config, left_out) = crate::methods::spdk_export::for_spdk(&whole);
+            let (config, left_out) = crate::methods::spdk::export::for_spdk(&whole);
             for what in left_out {
                 eprintln!("left out: {what}");
             }

@@ -7,10 +7,10 @@ use clap::Args;
 
 use super::{Failure, output};
 use crate::config;
-use crate::demand::{self, Demand};
 use crate::doctor::{Report, Scope, Status, System, examine};
-use crate::engine::Personality;
 use crate::methods::options::IobufOptions;
+use crate::plane::demand::{self, Demand};
+use crate::services::engine::Personality;
 use crate::values::size;
 
 #[derive(Debug, Args)]

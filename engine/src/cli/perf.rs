@@ -12,7 +12,7 @@ use nacre_reactor::CoreSet;
 
 use super::remote::{Needs, RemoteArgs, usage};
 use super::{Failure, output};
-use crate::drives::DriveUri;
+use crate::services::drives::DriveUri;
 use crate::values::size::parse_bytes;
 use crate::values::time;
 use nacre_engine_load::{

@@ -18,7 +18,7 @@ use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning, Session, TcpConne
 use super::Failure;
 use super::address::{fallback, hostnqn};
 use crate::doctor::{System, check_rdma_route};
-use crate::drives::{DriveUri, DriveUriError};
+use crate::services::drives::{DriveUri, DriveUriError};
 use crate::values::address::socket_of;
 use crate::values::host_identity::Identity;
 

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::{Failure, absolute, lcores};
 use crate::config::{self, Flag, Loaded, Problem};
 use crate::daemon::ServeOptions;
-use crate::engine::Personality;
-use crate::reload::Source;
+use crate::daemon::reload::Source;
+use crate::services::engine::Personality;
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -282,7 +282,7 @@ fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
     use anyhow::Context;
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let read = crate::spdk_file::read(path, &text).transpose();
+    let read = crate::daemon::spdk_file::read(path, &text).transpose();
     Ok(read.with_context(|| format!("{} is not JSON", path.display()))?)
 }
 

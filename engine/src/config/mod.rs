@@ -10,7 +10,6 @@
 //! ```
 
 mod check;
-pub mod here;
 mod hints;
 pub mod listener;
 mod paths;
@@ -215,7 +214,7 @@ fn note_origins(path: &str, value: &config::Value, into: &mut BTreeMap<String, S
 }
 
 /// Where `key` was set: its own origin, or that of the nearest enclosing table.
-fn origin_of(origins: &BTreeMap<String, String>, key: &str) -> String {
+pub(crate) fn origin_of(origins: &BTreeMap<String, String>, key: &str) -> String {
     let mut key = key;
     loop {
         if let Some(origin) = origins.get(key) {

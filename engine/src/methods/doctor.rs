@@ -7,11 +7,11 @@ use nacre_hugepages::Arena;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::demand::{self, Demand};
 use crate::doctor::{Report, Scope, System, examine};
-use crate::engine::Engine;
-use crate::rdma::Rdma;
+use crate::plane::demand::{self, Demand};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::rdma::Rdma;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -95,8 +95,8 @@ impl Method<Engine> for Run {
 mod tests {
     use serde_json::json;
 
-    use crate::demand::{Demand, data_path};
     use crate::methods::testing::test_daemon;
+    use crate::plane::demand::{Demand, data_path};
 
     #[test]
     fn the_daemon_examines_its_machine() {

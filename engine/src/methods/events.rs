@@ -6,9 +6,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Engine, Phase};
 use crate::notify::{Category, EventDetails, KEPT};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::{Engine, Phase};
 use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::bdev::{ANNOUNCED, modules};
-use super::sock::{SET_SOCK_OPTIONS, SockOptions};
-use crate::engine::{Engine, Phase};
+use super::spdk::sock::{SET_SOCK_OPTIONS, SockOptions};
 use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::services::engine::{Engine, Phase};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -302,7 +302,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             calls.extend(below);
             calls.extend(super::volume::config(engine));
             calls.extend(above);
-            calls.extend(made(crate::deferred::PREFIX));
+            calls.extend(made(crate::services::deferred::PREFIX));
             calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));
             Some(calls)
@@ -314,7 +314,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
 
 fn volume_names(engine: &Engine) -> Vec<String> {
     let all = engine.volumes.list();
-    let names = |v: &crate::volumes::Listed| {
+    let names = |v: &crate::services::volumes::Listed| {
         let bdev = v.bdev().map(str::to_owned);
         [v.name(), v.id().to_string()].into_iter().chain(bdev)
     };

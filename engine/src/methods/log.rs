@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::settings::LogLevel;
-use crate::engine::Engine;
 use crate::logs::UnknownFlag;
 use crate::rpc::error::INTERNAL_ERROR;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

@@ -6,9 +6,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::engine::Engine;
 use crate::metrics::Scrape;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>();

@@ -9,10 +9,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::nvmf::DiscoveryFilter;
-use super::sock::SockOptions;
-use crate::engine::Engine;
+use super::spdk::sock::SockOptions;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError, When};
+use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<IobufSetOptions>().add::<BdevSetOptions>();
@@ -204,7 +204,7 @@ fn set<T>(option: &mut T, given: Option<T>) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::TestDaemon;
-    use crate::engine::Phase;
+    use crate::services::engine::Phase;
     use serde_json::json;
 
     /// Goal: sizes beyond any memory are refused with the field's name and change nothing.

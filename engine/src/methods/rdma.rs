@@ -13,9 +13,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::engine::Engine;
-use crate::rdma::{Rdma, describe};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::rdma::{Rdma, describe};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry

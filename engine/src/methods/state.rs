@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::engine::Engine;
 use crate::journal::EntryState;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -60,9 +60,9 @@ impl Method<Engine> for Get {
                 EntryState::Live => ("live", None, None, None),
                 EntryState::Waiting => {
                     let plane = engine.plane().ok();
-                    let base = plane
-                        .as_ref()
-                        .and_then(|plane| crate::deferred::missing_base(plane, &entry.record));
+                    let base = plane.as_ref().and_then(|plane| {
+                        crate::services::deferred::missing_base(plane, &entry.record)
+                    });
                     let error = base.map(|base| format!("there is no bdev \"{base}\" yet"));
                     ("waiting", error, None, None)
                 }

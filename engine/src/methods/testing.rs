@@ -10,12 +10,12 @@ use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
 use crate::config::Settings;
-use crate::drives::Drives;
-use crate::engine::{Engine, Personality, Phase};
 use crate::journal::Journal;
 use crate::logs::Logs;
-use crate::rdma::Rdma;
 use crate::rpc::RpcError;
+use crate::services::drives::Drives;
+use crate::services::engine::{Engine, Personality, Phase};
+use crate::services::rdma::Rdma;
 use crate::store::Store;
 
 pub struct TestDaemon {

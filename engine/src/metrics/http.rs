@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Scrape;
-use crate::engine::{Engine, Phase};
+use crate::services::engine::{Engine, Phase};
 
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 64;

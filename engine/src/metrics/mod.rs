@@ -33,8 +33,8 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use serde::Serialize;
 
-use crate::engine::Engine;
 use crate::plane::{Plane, PoolUse};
+use crate::services::engine::Engine;
 
 /// Limit for reactors to report their buffers.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -26,7 +26,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
     (
         "engine",
         &[
-            "cli config daemon declared deferred demand descriptors devices drives engine journal listeners logs methods metrics plane rdma reload remotes spdk_file volumes",
+            "cli config daemon descriptors journal logs methods metrics plane services",
         ],
     ),
     ("nvmf/remote", &["attachment channel device poller"]),

@@ -6,7 +6,7 @@ use nacre_nvmf::address::Grammar;
 use nacre_nvmf::host::ControllerId;
 use serde_json::{Value, json};
 
-use crate::drives::{DriveUri, DriveUriError};
+use crate::services::drives::{DriveUri, DriveUriError};
 
 use super::super::remote::parse_cntlid;
 use super::super::{Connection, Failure, output};
@@ -98,7 +98,7 @@ fn params(args: &AttachArgs) -> Result<Value, String> {
     let uri = Grammar::NAMESPACE
         .parse(&args.uri)
         .map_err(|e| e.to_string())?;
-    let mut params = crate::remotes::attach_params(&uri, args.name.clone());
+    let mut params = crate::services::remotes::attach_params(&uri, args.name.clone());
     let mut set = |key: &str, value: Option<Value>| {
         if let Some(value) = value {
             params[key] = value;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::none_there;
 use crate::cli::{Failure, output, record};
-use crate::rdma::describe::{add_limits, described};
+use crate::services::rdma::describe::{add_limits, described};
 
 /// Returns every device's limits, or the reason for their absence.
 type AskLimits = dyn Fn() -> Result<Vec<DeviceAttributes>, String>;

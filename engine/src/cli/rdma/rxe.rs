@@ -5,7 +5,7 @@ use nacre_transport_rdma_link::{Roots, netlink};
 use serde_json::json;
 
 use crate::cli::{Failure, output};
-use crate::rdma::soft;
+use crate::services::rdma::soft;
 
 #[derive(Debug, Subcommand)]
 pub enum RxeCommand {

@@ -11,10 +11,10 @@ use serde_json::json;
 
 use crate::cli::{Failure, output};
 use crate::config::{self, Settings};
-use crate::demand::data_path;
-use crate::engine::Personality;
 use crate::methods::options::IobufOptions;
 use crate::plane::PlaneError;
+use crate::plane::demand::data_path;
+use crate::services::engine::Personality;
 use crate::values::size;
 
 #[derive(Debug, Clone, Args)]

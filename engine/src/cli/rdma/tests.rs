@@ -12,9 +12,9 @@ use super::counters::{Sample, chosen};
 use super::devices::{device_row, gid_row, link_row};
 use super::size::{Configured, Limits, Need, SizeArgs};
 use crate::config::Settings;
-use crate::demand::{Demand, data_path};
-use crate::engine::Personality;
-use crate::rdma::describe::{add_limits, described};
+use crate::plane::demand::{Demand, data_path};
+use crate::services::engine::Personality;
+use crate::services::rdma::describe::{add_limits, described};
 
 #[test]
 fn a_card_in_tables() {

@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{key, no_device};
-use crate::engine::Engine;
 use crate::journal::{self, EntryState, seen_key};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::{Edit, Record};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

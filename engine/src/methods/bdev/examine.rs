@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use nacre_bdev::module::ByName;
 
-use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Registry, RpcError};
+use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Examine>().add::<WaitForExamine>();

@@ -17,11 +17,11 @@ use uuid::Uuid;
 
 use super::modules::{self, Entry};
 use super::{ANNOUNCED, no_device_of_kind};
-use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, RpcError};
+use crate::services::engine::Engine;
 use crate::values::read;
 
 /// `bdev_aio_*`.
@@ -304,7 +304,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     };
     if let Some(size) = params.size {
         if params.force {
-            crate::volumes::check_other_copies(engine, name, size)?
+            crate::services::volumes::check_other_copies(engine, name, size)?
         } else {
             plane.bdevs.may_shrink(name, size).or_refuse()?
         }
@@ -317,7 +317,7 @@ async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Resu
     };
     let taken = plane.bdevs.take_size(name, how);
     // The volume must record the smaller replica before the reply permits truncating the file.
-    let known = crate::volumes::recheck_device(engine, name).await;
+    let known = crate::services::volumes::recheck_device(engine, name).await;
     if (taken.is_err() || known.is_err()) && params.size.is_some() {
         // A host or volume came to depend on the data meanwhile: undo the reduction.
         look(engine, &bdev, None).await?;

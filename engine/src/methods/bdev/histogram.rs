@@ -16,11 +16,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::iostat::TICK_RATE;
-use crate::devices::HistogramRequest;
-use crate::engine::Engine;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::devices::HistogramRequest;
+use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Enable>().add::<Get>().add::<GetBorders>();

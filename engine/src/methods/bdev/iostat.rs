@@ -12,11 +12,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::sampling::Sampled;
-use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetIostat>().add::<ResetIostat>();

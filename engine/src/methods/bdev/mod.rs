@@ -15,7 +15,6 @@ pub mod modules;
 mod null;
 pub mod nvme;
 mod qos;
-mod raid;
 pub mod sampling;
 mod stacked;
 
@@ -31,13 +30,13 @@ use serde_json::Value;
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::devices::BdevEvents;
-use crate::engine::Engine;
 use crate::journal::EntryState;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
+use crate::services::devices::BdevEvents;
+use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
 pub use file::watch as watch_files;
@@ -52,7 +51,6 @@ pub fn register(registry: &mut Registry<Engine>) {
     nvme::register(registry);
     accept::register(registry);
     qos::register(registry);
-    raid::register(registry);
     sampling::register(registry);
     stacked::register(registry);
     for module in modules::MODULES {
@@ -69,12 +67,14 @@ pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
         | Event::Cut { name }
         | Event::Removing { name }
         | Event::Unregistered { name }) = &event;
-        crate::volumes::device_changed(&engine, name);
+        crate::services::volumes::device_changed(&engine, name);
         match event {
             Event::Registered { name } => {
                 engine.notes.send("bdev_register", name);
                 let engine = Rc::clone(&engine);
-                tokio::task::spawn_local(async move { crate::deferred::settle(&engine).await });
+                tokio::task::spawn_local(async move {
+                    crate::services::deferred::settle(&engine).await
+                });
             }
             Event::Resized { name, .. } => {
                 plane.target.bdev_resized(&name);
@@ -227,7 +227,7 @@ async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcE
     let plane = engine.plane()?;
     let Ok(listed) = plane.bdevs.get(name) else {
         // A device that could not be restored can be deleted.
-        let deferred = crate::deferred::key(name);
+        let deferred = crate::services::deferred::key(name);
         let stored = [key(name), deferred]
             .iter()
             .any(|key| engine.journal.find(key).is_some());
@@ -267,7 +267,7 @@ async fn delete(engine: &Engine, name: &str, product: &str) -> Result<bool, RpcE
 /// Refuses to delete a device that holds the last good replica of a volume. A replica whose volume
 /// has another good one may go.
 fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError> {
-    let last = |volume: &crate::volumes::Listed| {
+    let last = |volume: &crate::services::volumes::Listed| {
         let status = volume.status()?;
         let good = |m: &&ReplicaStatus| m.state == ReplicaState::InSync && m.attached;
         let stays = |m: &ReplicaStatus| !going.contains(&m.device);
@@ -288,7 +288,7 @@ fn refuse_last_copies(engine: &Engine, going: &[String]) -> Result<(), RpcError>
 
 /// Edits that remove devices from the journal, with their limits and namespaces.
 fn forget(engine: &Engine, names: &[String]) -> Vec<Edit> {
-    let keys = |name: &String| [key(name), crate::deferred::key(name)];
+    let keys = |name: &String| [key(name), crate::services::deferred::key(name)];
     let mut edits: Vec<Edit> = names.iter().flat_map(keys).map(Edit::Remove).collect();
     edits.extend(
         names
@@ -378,7 +378,7 @@ pub fn forget_lost(engine: &Engine, key: &str) -> Option<Vec<Edit>> {
 /// The name of the device that a record creates.
 fn device_of(key: &str) -> Option<&str> {
     key.strip_prefix("bdev/")
-        .or_else(|| key.strip_prefix(crate::deferred::PREFIX))
+        .or_else(|| key.strip_prefix(crate::services::deferred::PREFIX))
 }
 
 /// As `with_dependents`, from the journal records of devices that do not exist at present.

@@ -17,11 +17,11 @@ use nacre_bdev::{Bdev, Module, RegistryError};
 use serde_json::Value;
 
 use super::{file, malloc, null};
-use crate::deferred;
-use crate::engine::Engine;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::deferred;
+use crate::services::engine::Engine;
 use crate::values::read::{self, Texts};
 
 /// All modules that management can create devices of.

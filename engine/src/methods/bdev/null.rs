@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::modules::{self, Entry};
 use super::{no_device_of_kind, no_metadata};
-use crate::engine::Engine;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, RpcError};
+use crate::services::engine::Engine;
 
 pub const MODULE: Entry = Entry {
     resize: Some(Resize::NAME),

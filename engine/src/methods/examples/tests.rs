@@ -10,9 +10,9 @@ use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Map, Value, json};
 
 use super::{Example, REST, all, of};
-use crate::drives::{Bus, Drives};
 use crate::methods::bdev::nvme::drive_tests::{Chassis, PLACE, drive};
 use crate::methods::testing::TestDaemon;
+use crate::services::drives::{Bus, Drives};
 
 /// Folder and port in the examples; the test substitutes its own.
 const FOLDER: &str = "/srv/nacre";

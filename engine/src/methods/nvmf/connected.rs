@@ -16,10 +16,10 @@ use uuid::Uuid;
 
 use super::address::AddressReply;
 use super::{any_subsystem, check_target};
-use crate::engine::Engine;
 use crate::methods::bdev::TICK_RATE;
 use crate::plane::Plane;
 use crate::rpc::{Method, Registry, RpcError};
+use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

@@ -15,10 +15,10 @@ use uuid::Uuid;
 use super::address::{AddressReply, TransportAddress, place};
 use super::{check_target, key, refusal};
 use crate::config::settings::DiscoveryName;
-use crate::engine::Engine;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::Change;
 use crate::values::identity_file;
 

@@ -12,10 +12,10 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
-use crate::engine::Engine;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

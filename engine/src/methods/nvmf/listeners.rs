@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::address::AddressReply;
 use super::check_target;
-use crate::engine::Engine;
-use crate::listeners::{self, Actual, PathStatus};
 use crate::plane::Plane;
 use crate::rpc::{Method, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::listeners::{self, Actual, PathStatus};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Get>();

@@ -49,11 +49,11 @@ use nacre_nvmf::subsystems::{Subsystem, SubsystemKind};
 use nacre_nvmf_wire::Nqn;
 use tracing::warn;
 
-use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::{Change, Edit};
 
 pub use discovery::configured_nqn;

@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, reservation, wait_until};
-use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

@@ -25,10 +25,10 @@ use tracing::warn;
 use uuid::Uuid;
 
 use super::{key, nvm_subsystem};
-use crate::engine::Engine;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

@@ -20,11 +20,11 @@ use super::{
     wait_until,
 };
 use crate::config::settings::ControllerModel;
-use crate::engine::{Engine, Personality};
 use crate::journal::is_declaring;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::{Engine, Personality};
 use crate::store::{Change, Edit};
 
 pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use super::reservation::RESTORE;
 use super::{TARGET, refusal};
-use crate::engine::Engine;
 use crate::methods::volume;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use super::{PATIENCE, check_target, key, refusal, wait_until};
-use crate::engine::{Engine, Personality};
 use crate::plane::Plane;
-use crate::rdma::Rdma;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::{Engine, Personality};
+use crate::services::rdma::Rdma;
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

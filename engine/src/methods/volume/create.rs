@@ -14,13 +14,13 @@ use super::super::bdev::{modules, refuse_nil};
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
-use crate::engine::Engine;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::volumes;
 use crate::store::{Change, Edit, Record};
 use crate::values::read;
-use crate::volumes;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>().add::<Rename>();

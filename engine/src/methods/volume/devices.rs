@@ -9,11 +9,11 @@ use serde_json::json;
 use tracing::warn;
 
 use super::call;
-use crate::drives::{DriveUri, DriveUriError};
-use crate::engine::Engine;
-use crate::remotes::{attach_params, default_name};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::drives::{DriveUri, DriveUriError};
+use crate::services::engine::Engine;
+use crate::services::remotes::{attach_params, default_name};
 
 /// Devices of new replicas, by their own names: stored replicas must not depend on an alias.
 /// `detach_attached` detaches controllers that were attached for them.

@@ -278,7 +278,7 @@ fn a_closing_volume_refuses_changes() {
     daemon.call("volume_unpublish", json!({ "name": "v" }));
     let records = || daemon.call("volume_get_records", json!(null));
     let before = records();
-    crate::volumes::stop_opening(&daemon.engine);
+    crate::services::volumes::stop_opening(&daemon.engine);
     hide(dir.path(), false);
     for name in REPLICAS {
         file(&daemon, dir.path(), name, 8);

@@ -14,11 +14,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{NameParams, SettingsParams};
-use crate::engine::Engine;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
-use crate::volumes::{Listed, OpenState, REMOTE_PRODUCT};
+use crate::services::engine::Engine;
+use crate::services::volumes::{Listed, OpenState, REMOTE_PRODUCT};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<List>().add::<Get>().add::<Records>();

@@ -46,9 +46,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
 
-use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
+use crate::services::engine::Engine;
 
 pub use list::{REPLICA_STATES, STATES, kind_word, replica_word, state_word};
 pub use paths::{AnaByTransport, of_listener, with_ana};

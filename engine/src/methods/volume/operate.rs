@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use super::list::{VolumeReply, describe};
 use super::{NameParams, SettingsParams, blocks, paths};
-use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::volumes::{OpenState, RESERVED};
 use crate::values::read;
-use crate::volumes::{OpenState, RESERVED};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -205,7 +205,7 @@ impl Method<Engine> for Thaw {
                 run(&engine, &params.name, Command::Thaw { replica, force }).await
             }
             // The volume was failing I/O; ending that is all there was to do.
-            (_, None) if crate::volumes::thaw(&engine, &params.name)? => {
+            (_, None) if crate::services::volumes::thaw(&engine, &params.name)? => {
                 describe(&engine, &engine.volumes.find(&params.name)?)
             }
             (_, None) => Err(RpcError::errno(
@@ -216,7 +216,8 @@ impl Method<Engine> for Thaw {
             .remedy("bring one back; or name the replica to serve from, whatever it missed")),
             (_, Some(chosen)) => {
                 let force = params.force.unwrap_or_default();
-                crate::volumes::force_in_sync(&engine, &params.name, chosen, force).await?;
+                crate::services::volumes::force_in_sync(&engine, &params.name, chosen, force)
+                    .await?;
                 describe(&engine, &engine.volumes.find(&params.name)?)
             }
         }
@@ -236,7 +237,7 @@ impl Method<Engine> for FailIo {
 
     async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.settled().await;
-        if crate::volumes::fail_io(&engine, &params.name)? {
+        if crate::services::volumes::fail_io(&engine, &params.name)? {
             describe(&engine, &engine.volumes.find(&params.name)?)
         } else {
             run(&engine, &params.name, Command::FailIo).await

@@ -17,11 +17,11 @@ use uuid::Uuid;
 
 use super::publish::{PUBLISH, Published, published, published_as};
 use crate::config::listener::AnaSetting;
-use crate::engine::Engine;
 use crate::methods::nvmf::{self, ADD_LISTENER, AnaWord, CREATE_SUBSYSTEM};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
 use crate::store::Record;
 
 /// Initial ANA states of the listeners of a published volume.

@@ -21,12 +21,12 @@ use uuid::Uuid;
 
 use super::paths::{AnaByTransport, admits, check_listeners};
 use super::{NameParams, call};
-use crate::engine::Engine;
 use crate::journal::EntryState;
 use crate::methods::nvmf::{self, ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

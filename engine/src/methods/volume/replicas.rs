@@ -10,9 +10,9 @@ use serde::Deserialize;
 
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
-use crate::engine::Engine;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry

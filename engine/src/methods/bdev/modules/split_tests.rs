@@ -142,7 +142,7 @@ fn parts_are_restored_and_saved() {
     let mut saved = saved.filter(|call| call["method"] == "bdev_split_create");
     assert_eq!(saved.next().unwrap()["params"], split("m", 2, 1));
     assert!(saved.next().is_none());
-    let (_, left_out) = crate::methods::spdk_export::for_spdk(
+    let (_, left_out) = crate::methods::spdk::export::for_spdk(
         &crate::methods::framework::whole_config(&daemon.engine),
     );
     assert!(left_out.is_empty(), "{left_out:?}");
@@ -180,7 +180,7 @@ fn parts_of_a_grown_file_stay() {
     size(8 << 20);
     let daemon = start();
     assert_eq!(place(&daemon), before);
-    let (_, left_out) = crate::methods::spdk_export::for_spdk(
+    let (_, left_out) = crate::methods::spdk::export::for_spdk(
         &crate::methods::framework::whole_config(&daemon.engine),
     );
     assert_eq!(

@@ -11,11 +11,11 @@ use tokio::time::timeout;
 
 use super::options::Options;
 use super::params::AttachParams;
-use crate::drives::Drive;
-use crate::drives::bus;
-use crate::engine::Engine;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
+use crate::services::drives::Drive;
+use crate::services::drives::bus;
+use crate::services::engine::Engine;
 use crate::store::Change;
 
 /// Default number of I/O queues to request: one for each core that uses the drive.

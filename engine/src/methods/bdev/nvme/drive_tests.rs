@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::config::Settings;
-use crate::drives::{Bus, Drives};
 use crate::methods::testing::TestDaemon;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::drives::{Bus, Drives};
 use crate::store::Store;
 
 pub(crate) const PLACE: &str = "0000:5e:00.0";

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::drive::failed;
 use super::no_controller;
-use crate::drives::Drive;
-use crate::engine::Engine;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::drives::Drive;
+use crate::services::engine::Engine;
 
 /// Bytes per data unit of the SMART log.
 const DATA_UNIT: u128 = 512_000;

@@ -7,9 +7,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::drives::HotPlug;
-use crate::engine::Engine;
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::drives::HotPlug;
+use crate::services::engine::Engine;
 use crate::store::Change;
 
 const KEY: &str = "nvme/hotplug";

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::no_controller;
-use crate::drives::{Drive, state_word};
-use crate::engine::Engine;
-use crate::remotes::Remote;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Registry, RpcError};
+use crate::services::drives::{Drive, state_word};
+use crate::services::engine::Engine;
+use crate::services::remotes::Remote;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetControllers>();

@@ -25,10 +25,10 @@ use serde::Deserialize;
 use tracing::warn;
 
 use self::params::AttachParams;
-use crate::engine::Engine;
-use crate::remotes::{self, Remote, RemotePlan};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+use crate::services::remotes::{self, Remote, RemotePlan};
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -59,7 +59,7 @@ pub fn address_of(record: &Record) -> Option<String> {
     let params: AttachParams = serde_json::from_value(record.params.clone()).ok()?;
     let is_drive = params.is_drive();
     is_drive
-        .then(|| crate::drives::bus::address(&params.traddr))
+        .then(|| crate::services::drives::bus::address(&params.traddr))
         .flatten()
 }
 

@@ -15,10 +15,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::options::{Options, timeouts};
-use crate::engine::Engine;
-use crate::remotes::{Remote, Wanted};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::services::remotes::{Remote, Wanted};
 
 /// Default number of I/O queues to request from a controller.
 const IO_QUEUES: u16 = 128;
@@ -168,7 +168,8 @@ impl AttachParams {
         };
         let host = self.traddr.trim_matches(['[', ']']).to_owned();
         let name = host.clone();
-        let lookup = tokio::task::spawn_blocking(move || crate::remotes::resolve(&name, port));
+        let lookup =
+            tokio::task::spawn_blocking(move || crate::services::remotes::resolve(&name, port));
         let address = tokio::time::timeout(Duration::from_secs(3), lookup).await;
         let late = |_| {
             RpcError::errno(

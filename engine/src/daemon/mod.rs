@@ -1,0 +1,514 @@
+//! The phases of `nacre serve`: start, initialise, run, drain, end.
+//!
+//! ```text
+//!   serve   settings, logs, locks (socket, data directory), the runtime
+//!     ├ socket answers from here on (with --wait-for-rpc: startup methods only)
+//!     ├ init    data plane ▸ replay of the store ▸ declared objects ▸ stored objects that depend
+//!     │         on them ▸ hosts are admitted                                     phase Runtime
+//!     ├ -c JSON the calls of an SPDK configuration, in its order
+//!     ├ ready   sd_notify READY=1, one log line with sockets, listeners and paths
+//!     ├ …       RPC, metrics, retries of failed replays, watchdog pings, SIGHUP
+//!     └ stop    SIGTERM, SIGINT or spdk_kill_instance: fini, STOPPING=1, exit 0; a second signal
+//!               ends at once
+//! ```
+//!
+//! Everything here runs on one thread with one tokio current-thread runtime; no future needs to be
+//! `Send`. Slow work (the store) has a helper thread; the data path has its reactors and is only
+//! reached by messages.
+
+pub mod machine_check;
+pub mod reload;
+pub mod spdk_file;
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use futures_util::FutureExt;
+use nacre_nvmf::subsystems::TargetConfig;
+use serde_json::Value;
+use tracing::{error, info, warn};
+
+use crate::config::source::{COMMANDS_SOCKET, variable};
+use crate::config::{Loaded, Settings, default_socket};
+use crate::journal::Journal;
+use crate::logs::Logs;
+use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
+use crate::metrics::http;
+use crate::plane::{Plane, PlaneConfig};
+use crate::rpc::When;
+use crate::rpc::socket::Socket;
+use crate::services::engine::{Engine, Personality, Phase};
+use crate::signals::{Hangups, Stops};
+use crate::store::Store;
+use crate::values::files::{self, Inode};
+
+/// Interval of the reports on dropped events and log lines.
+const SETTLE_EVERY: Duration = Duration::from_secs(10);
+/// Limit for disconnecting the hosts.
+const HOST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long hosts wait at most for volumes to open.
+const VOLUME_PATIENCE: Duration = Duration::from_secs(10);
+/// Limit of the drain; the process ends after it in any case.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct ServeOptions {
+    pub personality: Personality,
+    pub loaded: Loaded,
+    /// How `loaded` was read; a reload reads it again.
+    pub source: reload::Source,
+    /// An SPDK configuration to execute, with its path.
+    pub json_config: Option<(PathBuf, Value)>,
+    pub ignore_json_errors: bool,
+    pub wait_for_rpc: bool,
+    pub pid_file: Option<PathBuf>,
+}
+
+/// Runs the daemon until it is asked to stop.
+pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
+    let settings = &options.loaded.settings;
+    let logs = Logs::install(&settings.log)?;
+    crate::descriptors::raise();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs.clone()));
+    // A stuck helper thread must not keep the process alive.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    if let (Err(error), Some(_)) = (&outcome, &settings.log.file) {
+        // The command line prints the error to stderr.
+        error!("{}", crate::rpc::error::causes(error));
+    }
+    logs.flush();
+    outcome
+}
+
+async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
+    // First of all: a signal may arrive at any time.
+    let (stops, hangups) = (Stops::new()?, Hangups::new()?);
+    let settings = options.loaded.settings.clone();
+    let socket_path = socket_path(&settings, options.personality);
+    let socket = if settings.rpc.enabled {
+        Some(Socket::bind(&socket_path)?)
+    } else {
+        None
+    };
+    let commands = std::env::var_os(COMMANDS_SOCKET).map(PathBuf::from);
+    if let Some(path) = commands.filter(|path| *path != socket_path) {
+        warn!(
+            "{COMMANDS_SOCKET} is {} and the daemon serves {}: that variable is for the commands, {} moves the daemon",
+            path.display(),
+            socket_path.display(),
+            variable("rpc.socket")
+        );
+    }
+    let store = open_store(&settings, options.personality)?;
+    // Only now: if another daemon holds the state, the pid file belongs to that daemon.
+    let _pid_file = options
+        .pid_file
+        .as_deref()
+        .map(PidFile::write)
+        .transpose()?;
+    let listener = match settings.metrics.listen {
+        Some(address) => Some(http::bind(address).await?),
+        None => None,
+    };
+    let engine = Rc::new(Engine::new(
+        options.personality,
+        settings,
+        logs,
+        Journal::new(store),
+    ));
+    let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
+    tokio::task::spawn_local(following);
+    if let Some(listener) = listener {
+        info!(address = %listener.local_addr()?, "metrics over HTTP");
+        tokio::task::spawn_local(http::serve(listener, Rc::clone(&engine)));
+    }
+    let serving = {
+        let engine = Rc::clone(&engine);
+        let clients = engine.settings.rpc.max_clients;
+        let path = socket.as_ref().map(|s| s.path().to_owned());
+        async move {
+            match socket {
+                Some(socket) => socket.serve(engine, clients).await,
+                None => std::future::pending().await,
+            }
+            drop(path);
+        }
+    };
+    tokio::pin!(serving);
+    let living = live(&engine, options, &socket_path);
+    tokio::select! {
+        () = &mut serving => unreachable!("the socket is served forever"),
+        outcome = living => outcome?,
+        () = stops.next() => {}
+        () = engine.stopping() => {}
+    }
+    info!("stopping");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    engine.set_phase(Phase::Stopping);
+    // Keep serving: clients may watch the drain, and the answer to spdk_kill_instance has to be
+    // sent.
+    tokio::select! {
+        () = &mut serving => {}
+        () = drain(&engine) => {}
+        () = stops.next() => warn!("a second signal: not waiting for the drain"),
+    }
+    info!("stopped");
+    match engine.failure() {
+        Some(why) => Err(anyhow::anyhow!(why)),
+        None => Ok(()),
+    }
+}
+
+async fn drain(engine: &Rc<Engine>) {
+    if tokio::time::timeout(DRAIN_DEADLINE, fini(engine))
+        .await
+        .is_err()
+    {
+        error!(
+            seconds = DRAIN_DEADLINE.as_secs(),
+            "the drain did not end; stopping without it"
+        );
+    }
+    // Leave time to send pending answers.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}
+
+/// Runs until the daemon stops; returns only if the start fails.
+async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> anyhow::Result<()> {
+    let calls = match &options.json_config {
+        Some((path, config)) => {
+            spdk_file::calls(config).with_context(|| format!("{}", path.display()))?
+        }
+        None => Vec::new(),
+    };
+    let startup = |method: &str| {
+        engine
+            .registry
+            .find(method)
+            .is_some_and(|m| m.when == When::Startup)
+    };
+    let (before, after): (Vec<_>, Vec<_>) =
+        calls.into_iter().partition(|call| startup(&call.method));
+    engine.more_to_come.send_replace(!after.is_empty());
+    spdk_file::carry_out(engine, before, options, &[]).await?;
+    if options.wait_for_rpc {
+        info!(socket = %socket.display(), "waiting for framework_start_init");
+    } else if engine.phase() == Phase::Startup {
+        // Unless a client has called it already.
+        init(engine).await?;
+    }
+    engine.reached(Phase::Runtime).await;
+    hold(engine, true);
+    let restored = engine.journal.select(|entry| entry.durable);
+    spdk_file::carry_out(engine, after, options, &restored).await?;
+    engine.more_to_come.send_replace(false);
+    release(engine);
+    info!(
+        pid = std::process::id(),
+        socket = %socket.display(),
+        state = %engine.journal.store_path().map_or("not kept".into(), |p| p.display().to_string()),
+        objects = engine.journal.len(),
+        "ready"
+    );
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::join!(watchdog(), retry(engine), settle(engine));
+    Ok(())
+}
+
+/// Holds connecting hosts while their subsystems are being created; see
+/// [`nacre_nvmf::subsystems::Target::hold`].
+fn hold(engine: &Engine, held: bool) {
+    engine.holds.set(engine.holds.get() + u64::from(held));
+    if let Ok(plane) = engine.plane() {
+        plane.target.hold(held);
+    }
+}
+
+/// Admits hosts once every volume has been opened or has failed, at the latest after
+/// [`VOLUME_PATIENCE`]. A host admitted earlier would find its namespace missing and take it for
+/// deleted.
+fn release(engine: &Rc<Engine>) {
+    let (engine, holds) = (Rc::clone(engine), engine.holds.get());
+    tokio::task::spawn_local(async move {
+        let tried = crate::services::volumes::settled(&engine);
+        if tokio::time::timeout(VOLUME_PATIENCE, tried).await.is_err() {
+            warn!("hosts are let in although volumes are still being opened");
+        }
+        // Unless hosts were held again since.
+        if engine.holds.get() == holds {
+            hold(&engine, false);
+        }
+    });
+}
+
+/// Starts the data plane, then creates all configured objects. Called once.
+///
+/// A panic becomes an error, and the caller ends the daemon. Otherwise a daemon that waits for
+/// framework_start_init would stay in [`Phase::Starting`] forever.
+pub async fn init(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    let starting = AssertUnwindSafe(start(engine)).catch_unwind();
+    starting.await.unwrap_or_else(|panic| {
+        let said = panic_text(&*panic);
+        Err(anyhow::anyhow!("{said}; this is a bug: please report it"))
+    })
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    let fixed = panic.downcast_ref::<&str>().copied();
+    owned.or(fixed).unwrap_or("it panicked")
+}
+
+async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    engine.set_phase(Phase::Starting);
+    let plane = Plane::start(plane_config(engine)?)?;
+    let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();
+    info!(
+        reactors = cores.join(","),
+        mode = engine.settings.reactor.mode.word(),
+        "data plane started"
+    );
+    plane.target.hold(true);
+    let arrivals = engine.deferred.arrivals();
+    let events = engine.devices.follow(&plane.bdevs, arrivals);
+    engine.set_plane(Some(Rc::new(plane)));
+    tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
+    tokio::task::spawn_local(crate::methods::bdev::watch_files(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::methods::nvmf::store_reservations(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::services::remotes::follow(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::services::drives::follow(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::services::drives::watch(Rc::clone(engine)));
+    crate::services::volumes::begin(engine).await?;
+    let found = engine
+        .journal
+        .load()
+        .await
+        .context("reading the stored state")?;
+    if found > 0 {
+        info!(objects = found, "restoring");
+    }
+    crate::services::deferred::restore(engine);
+    engine.declared.plan(&engine.settings);
+    crate::methods::bdev::attach_stored(engine, &engine.journal.waiting()).await;
+    replay_waiting(engine).await;
+    crate::services::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
+    engine.declared.make(engine).await;
+    engine.listeners.start(engine).await?;
+    // Changes made by RPC to declared objects can be replayed only now. Hosts are not admitted yet.
+    if engine.declared.has_come() {
+        replay_waiting(engine).await;
+    }
+    crate::services::deferred::settle(engine).await;
+    crate::services::volumes::open_all(engine);
+    if !*engine.more_to_come.borrow() {
+        release(engine);
+    }
+    engine.set_phase(Phase::Runtime);
+    Ok(())
+}
+
+async fn replay_waiting(engine: &Rc<Engine>) {
+    for record in engine.journal.waiting() {
+        engine.replay(&record).await;
+    }
+}
+
+/// The first generation counter of the discovery log. It exceeds that of any earlier daemon, unless
+/// that one made more than CHANGES_PER_SECOND changes per second, or the clock was set back.
+fn first_generation(now: SystemTime) -> u64 {
+    const CHANGES_PER_SECOND: u64 = 1 << 16;
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_secs().saturating_mul(CHANGES_PER_SECOND).max(1)
+}
+
+/// The data plane's configuration from the settings and the startup options.
+fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
+    let (settings, options) = (&engine.settings, engine.options.borrow());
+    let mut target = TargetConfig {
+        max_subsystems: options
+            .nvmf
+            .max_subsystems
+            .unwrap_or(settings.nvmf.max_subsystems) as usize,
+        max_connections: settings.nvmf.max_connections as usize,
+        max_io_entries: settings.nvmf.max_queue_depth,
+        max_io_queues: settings.nvmf.max_io_qpairs_per_ctrlr,
+        // SPDK's nvmf_tgt listens only on configured addresses.
+        discovery_port: (engine.personality == Personality::Nacre
+            && settings.nvmf.discovery_port != 0)
+            .then_some(settings.nvmf.discovery_port),
+        discovery_nqn: configured_nqn(engine),
+        discovery_generation: first_generation(SystemTime::now()),
+        ..TargetConfig::default()
+    };
+    for filter in &options.nvmf.discovery_filters {
+        match filter {
+            DiscoveryFilter::Transport => target.discovery_same_transport = true,
+            DiscoveryFilter::Address => target.discovery_same_address = true,
+            DiscoveryFilter::Svcid => target.discovery_same_service = true,
+        }
+    }
+    if let Some(delays) = options.nvmf.command_retry_delay {
+        target.command_retry_delay = delays;
+    }
+    Ok(PlaneConfig {
+        target,
+        ..crate::plane::demand::data_path(settings, &options.iobuf, engine.personality)?
+    })
+}
+
+/// Takes down the objects that [`init`] created.
+pub async fn fini(engine: &Rc<Engine>) {
+    let Ok(plane) = engine.plane() else { return };
+    crate::services::volumes::stop_opening(engine);
+    if !plane.disconnect_hosts(HOST_PATIENCE).await {
+        warn!("hosts were still connected when the reactors ended");
+    }
+    // Volumes close first: writing their last state needs everything else.
+    crate::services::volumes::close_all(engine, &plane).await;
+    engine.set_plane(None);
+    engine.devices.clear();
+    engine.remotes.close().await;
+    engine.drives.close().await;
+    if !plane.stop(HOST_PATIENCE).await {
+        warn!("the reactors did not end in time");
+    }
+    engine.rdma.close();
+    drop(plane);
+    crate::services::volumes::end(engine);
+}
+
+/// Retries objects that could not be restored.
+async fn retry(engine: &Rc<Engine>) {
+    loop {
+        let every = match engine.tunables().retry_s {
+            0 => {
+                engine.tuned.notified().await;
+                continue;
+            }
+            seconds => Duration::from_secs(seconds),
+        };
+        tokio::select! {
+            () = engine.tuned.notified() => continue,
+            () = tokio::time::sleep(every) => {}
+            // Objects on a remote device or drive that is back need not wait.
+            () = engine.remotes.bdevs_appeared() => {}
+            () = engine.drives.bdevs_appeared() => {}
+        }
+        replay_waiting(engine).await;
+        if engine.declared.make(engine).await {
+            replay_waiting(engine).await;
+        }
+    }
+}
+
+/// Pings systemd's watchdog, if it is enabled, as long as the management thread runs.
+async fn watchdog() {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return std::future::pending().await;
+    };
+    loop {
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        tokio::time::sleep(limit / 2).await;
+    }
+}
+
+/// Reports dropped events and log lines periodically.
+async fn settle(engine: &Engine) {
+    loop {
+        tokio::time::sleep(SETTLE_EVERY).await;
+        engine.notes.settle();
+        engine.logs.settle();
+    }
+}
+
+pub fn socket_path(settings: &Settings, personality: Personality) -> PathBuf {
+    match (settings.rpc.socket.as_str(), personality) {
+        ("auto", Personality::Nacre) => default_socket(),
+        ("auto", Personality::NvmfTgt) => PathBuf::from("/var/tmp/spdk.sock"),
+        (path, _) => PathBuf::from(path),
+    }
+}
+
+/// The directory of the state; `None` if nothing is kept.
+pub fn state_dir(settings: &Settings, personality: Personality) -> Option<PathBuf> {
+    match (settings.data.dir.as_str(), personality) {
+        ("none", _) | ("auto", Personality::NvmfTgt) => None,
+        ("auto", Personality::Nacre) => files::default_data_dir(),
+        (dir, _) => Some(PathBuf::from(dir)),
+    }
+}
+
+fn open_store(settings: &Settings, personality: Personality) -> anyhow::Result<Option<Store>> {
+    let Some(dir) = state_dir(settings, personality) else {
+        if personality == Personality::Nacre && settings.data.dir == "auto" {
+            warn!(
+                "nothing configured will survive: there is no home directory; name one with --data-dir"
+            );
+        }
+        return Ok(None);
+    };
+    let store = Store::open(&dir).with_context(|| {
+        format!(
+            "the state in {}; choose another with --data-dir, or keep none with --data-dir none",
+            dir.display()
+        )
+    })?;
+    Ok(Some(store))
+}
+
+struct PidFile {
+    path: PathBuf,
+    inode: Inode,
+}
+
+impl PidFile {
+    fn write(path: &Path) -> anyhow::Result<PidFile> {
+        let io = || format!("cannot write the pid file {}", path.display());
+        let (file, pid) = files::open_pid_file(path).with_context(io)?;
+        let metadata = file.metadata().with_context(io)?;
+        let theirs = pid.filter(|pid| *pid != std::process::id());
+        let written = metadata.modified().with_context(io)?;
+        if let Some((pid, name)) = theirs.and_then(|pid| Some((pid, files::writer(pid, written)?)))
+        {
+            let file = path.display();
+            anyhow::bail!(
+                "{file} is the pid file of process {pid} ({name}), which runs: name another with --pid-file"
+            );
+        }
+        files::write_pid(&file).with_context(io)?;
+        Ok(PidFile {
+            path: path.to_owned(),
+            inode: Inode::of(&metadata),
+        })
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        self.inode.remove(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a new daemon's generation counter exceeds its predecessor's, even one that started a
+    /// second ago and changed every 20 us.
+    #[test]
+    fn a_restart_raises_the_discovery_generation() {
+        let started = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
+        let reached = first_generation(started) + 50_000;
+        assert!(first_generation(started + Duration::from_secs(1)) > reached);
+        // Must be exact in programs that use floating point numbers.
+        assert!(first_generation(started) < 1 << 53);
+        assert_eq!(first_generation(UNIX_EPOCH - Duration::from_secs(1)), 1);
+    }
+}

@@ -1,0 +1,233 @@
+//! SIGHUP: reopens the log file and rereads the configuration.
+//!
+//! Some settings are applied while the daemon runs. New `[[bdev]]`, hosts and namespaces are
+//! created; listeners start, stop and move as in the file. The log names every other difference,
+//! which takes effect at the next start.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tracing::{error, info, warn};
+
+use crate::cli::Failure;
+use crate::config::{Loaded, Settings};
+use crate::services::engine::{Engine, Phase};
+use crate::signals::Hangups;
+
+/// Reads the configuration as at start: the same file, environment and flags.
+#[derive(Clone)]
+pub struct Source(Arc<dyn Fn() -> Result<Loaded, Failure> + Send + Sync>);
+
+impl Source {
+    pub fn new(load: impl Fn() -> Result<Loaded, Failure> + Send + Sync + 'static) -> Source {
+        Source(Arc::new(load))
+    }
+
+    /// Reads on another thread, because the file may be on a disk that does not respond.
+    async fn load(&self) -> Result<Loaded, Failure> {
+        let load = Arc::clone(&self.0);
+        let loaded = tokio::task::spawn_blocking(move || load()).await;
+        loaded.unwrap_or_else(|panic| Err(Failure::Failed(panic.into())))
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+/// Handles every SIGHUP.
+pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
+    let mut effective = flat(&engine.settings);
+    loop {
+        hangups.next().await;
+        info!("SIGHUP: reopening the log file and reading the configuration again");
+        if let Err(error) = engine.logs.reopen().await {
+            warn!(%error, "cannot reopen the log file; the open file stays in use");
+        }
+        engine.reached(Phase::Runtime).await;
+        if engine.phase() == Phase::Stopping {
+            return;
+        }
+        match source.load().await {
+            Ok(loaded) => apply(&engine, &mut effective, &loaded.settings).await,
+            Err(refused) => error!("the configuration stays as it was: {refused}"),
+        }
+    }
+}
+
+/// The settings in effect, by key.
+type Effective = BTreeMap<String, Value>;
+
+async fn apply(engine: &Rc<Engine>, effective: &mut Effective, new: &Settings) {
+    let (mut applied, mut later) = (Vec::new(), Vec::new());
+    for (key, value) in flat(new) {
+        if effective.get(&key) == Some(&value) {
+            continue;
+        }
+        match apply_one(engine, &key, new).await {
+            Ok(true) => {
+                applied.push(key.clone());
+                effective.insert(key, value);
+            }
+            Ok(false) => later.push(key),
+            Err(error) => warn!(key, %error, "not applied"),
+        }
+    }
+    let declared = engine.declared.amend(new).await;
+    if !declared.added.is_empty() {
+        engine.declared.make(engine).await;
+        for record in engine.journal.waiting() {
+            engine.replay(&record).await;
+        }
+    }
+    applied.extend(declared.added);
+    later.extend(declared.later);
+    if applied.is_empty() && later.is_empty() {
+        info!("the configuration has not changed");
+    }
+    if !applied.is_empty() {
+        info!("applied: {}", applied.join(", "));
+    }
+    if !later.is_empty() {
+        warn!("takes effect at the next start: {}", later.join(", "));
+    }
+}
+
+/// Applies one setting; false if it needs a restart.
+async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Result<bool> {
+    let mut tunables = engine.tunables();
+    match key {
+        "log.level" => engine.logs.set_level(new.log.level),
+        "log.timestamps" => engine.logs.set_timestamps(new.log.timestamps),
+        "log.flags" => engine.logs.set_flags(&new.log.flags)?,
+        "log.file" => return Ok(engine.logs.move_to(new.log.file.as_deref()).await?),
+        "rpc.deadline_s" => tunables.deadline_s = new.rpc.deadline_s,
+        "rpc.allowed" => tunables.allowed = new.rpc.allowed.clone(),
+        "data.retry_s" => tunables.retry_s = new.data.retry_s,
+        "nvmf.listener" | "nvmf.listen" => {
+            engine.listeners.declare(engine, new.listeners()).await?;
+        }
+        _ => return Ok(false),
+    }
+    engine.tune(tunables);
+    Ok(true)
+}
+
+/// Every setting by its key. Declared devices and subsystems are left out, except for listeners:
+/// [`crate::services::declared`] compares the others.
+fn flat(settings: &Settings) -> Effective {
+    let value = serde_json::to_value(settings).expect("settings are plain data");
+    let mut flat = Effective::new();
+    flatten("", value, &mut flat);
+    flat.remove("bdev");
+    flat.remove("nvmf.subsystem");
+    let subsystems = settings.nvmf.subsystem.iter();
+    let listeners: BTreeMap<_, _> = subsystems.map(|s| (&s.nqn, &s.listeners)).collect();
+    flat.insert("nvmf.subsystem.listeners".into(), json!(listeners));
+    flat
+}
+
+fn flatten(path: &str, value: Value, into: &mut Effective) {
+    match value {
+        Value::Object(table) => {
+            for (key, value) in table {
+                let path = match path {
+                    "" => key,
+                    path => format!("{path}.{key}"),
+                };
+                flatten(&path, value, into);
+            }
+        }
+        value => drop(into.insert(path.to_owned(), value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a changed file is applied where possible, and each other difference is reported.
+
+    use super::*;
+    use crate::config::load_text;
+    use crate::config::settings::LogLevel;
+    use crate::methods::testing::TestDaemon;
+
+    const NQN: &str = "nqn.2026-01.org.example:reloaded";
+
+    fn free_port() -> u16 {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        taken.local_addr().unwrap().port()
+    }
+
+    fn settings(text: &str) -> Settings {
+        load_text(Some(("/etc/n.toml", text)), [], &[])
+            .unwrap()
+            .settings
+    }
+
+    #[test]
+    fn applicable_changes_are_applied() {
+        let before = &format!(
+            "[data]\nretry_s = 3600\n[[bdev]]\nname = \"a\"\ntype = \"malloc\"\nsize = \"1MiB\"\n\
+             [[nvmf.subsystem]]\nnqn = \"{NQN}\"\n"
+        );
+        let daemon = TestDaemon::with(settings(before), None);
+        let engine = &daemon.engine;
+        let mut effective = flat(&engine.settings);
+        let after = "[log]\nlevel = \"debug\"\nflags = [\"nvmf\"]\n[rpc]\ndeadline_s = 7\nmax_clients = 9\n\
+            allowed = [\"bdev_get_bdevs\"]\n[data]\nretry_s = 5\n\
+            [[bdev]]\nname = \"b\"\ntype = \"malloc\"\nsize = \"1MiB\"\n";
+        daemon.run(apply(engine, &mut effective, &settings(after)));
+        assert_eq!(engine.logs.level(), LogLevel::Debug);
+        assert!(engine.logs.flags()["nvmf"]);
+        assert_eq!(engine.deadline().as_secs(), 7);
+        assert_eq!(engine.tunables().retry_s, 5);
+        assert!(engine.allowed("bdev_get_bdevs") && !engine.allowed("bdev_null_create"));
+        let devices = daemon.call("bdev_get_bdevs", json!(null));
+        let names: Vec<&str> = devices
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|d| d["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            names,
+            ["a", "b"],
+            "the one that is gone from the file stays"
+        );
+        assert_eq!(effective["rpc.deadline_s"], 7);
+        assert_eq!(effective["rpc.max_clients"], 64, "as at the start");
+        // A listener is added, moved, refused and removed.
+        let places = || -> Vec<String> {
+            let found = daemon.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
+            let listeners = found[0]["listen_addresses"].as_array().unwrap().clone();
+            let place = |l: &Value| format!("{}:{}", l["traddr"], l["trsvcid"]).replace('"', "");
+            listeners.iter().map(place).collect()
+        };
+        let subsystem = format!("[[nvmf.subsystem]]\nnqn = \"{NQN}\"\n");
+        let (one, two) = (free_port(), free_port());
+        let none = subsystem.clone();
+        let at = |port: u16| {
+            format!("{subsystem}[[nvmf.listener]]\naddress = \"127.0.0.1\"\nport = {port}\n")
+        };
+        let nowhere = format!("{subsystem}[[nvmf.listener]]\niface = [\"name:eth99\"]\n");
+        for (text, expected) in [
+            (&none, vec![]),
+            (&at(one), vec![format!("127.0.0.1:{one}")]),
+            (&at(two), vec![format!("127.0.0.1:{two}")]),
+            (&nowhere, vec![format!("127.0.0.1:{two}")]),
+            (&none, vec![]),
+        ] {
+            daemon.run(apply(engine, &mut effective, &settings(text)));
+            assert_eq!(places(), expected, "{text}");
+        }
+        // Restore the old configuration.
+        daemon.run(apply(engine, &mut effective, &settings(before)));
+        assert!(engine.allowed("bdev_null_create") && !engine.logs.flags()["nvmf"]);
+        assert_eq!(engine.deadline().as_secs(), 55);
+    }
+}

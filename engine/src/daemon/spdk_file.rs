@@ -1,0 +1,292 @@
+//! SPDK's configuration files, which `serve -c` executes at start.
+//!
+//! A file is an ordered list of calls. If state is kept, a later start restores their objects
+//! before it reads the file. Calls that would create an existing object are then skipped, so the
+//! object keeps its stored configuration.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::Context;
+use serde_json::Value;
+use tracing::{info, warn};
+
+use crate::daemon::ServeOptions;
+use crate::journal::Entry;
+use crate::methods::bdev::modules;
+use crate::services::engine::Engine;
+use crate::store::Record;
+
+/// SPDK's subsystems that this daemon implements: a method of theirs must be known. Files of SPDK's
+/// programs also configure others (iscsi, nbd, vhost, fsdev, ...), which are skipped.
+const SUBSYSTEMS: [&str; 6] = ["scheduler", "sock", "iobuf", "accel", "bdev", "nvmf"];
+
+/// Options of modules that are missing here. SPDK saves them even if the module has no devices.
+const IDLE_OPTIONS: [&str; 2] = ["bdev_iscsi_set_options", "bdev_virtio_blk_set_hotplug"];
+
+/// One entry of a configuration file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileCall {
+    pub subsystem: String,
+    pub method: String,
+    pub params: Value,
+}
+
+/// Parses the text as a JSON configuration, with comments as SPDK allows them. `None` if it is in
+/// another format: neither a file named `.json`, nor text that begins with a brace or a slash (TOML
+/// begins with neither).
+pub fn read(path: &Path, text: &str) -> Option<serde_json::Result<Value>> {
+    let named = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("json"));
+    let json = named || text.trim_start().starts_with(['{', '/']);
+    json.then(|| serde_json::from_str(&without_comments(text)))
+}
+
+/// The text with blanks in place of comments, so that errors name the right line and column.
+fn without_comments(text: &str) -> String {
+    #[derive(PartialEq)]
+    enum In {
+        Json,
+        String,
+        Line,
+        Block,
+    }
+    let mut within = In::Json;
+    let mut plain = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let next = chars.peek().copied();
+        let (is, comment, pair) = match (&within, c, next) {
+            (In::Json, '/', Some('/')) => (In::Line, true, true),
+            (In::Json, '/', Some('*')) => (In::Block, true, true),
+            (In::Json, '"', _) => (In::String, false, false),
+            (In::String, '\\', Some(_)) => (In::String, false, true),
+            (In::String, '"', _) => (In::Json, false, false),
+            (In::Line, '\n', _) => (In::Json, false, false),
+            (In::Block, '*', Some('/')) => (In::Json, true, true),
+            (In::Line | In::Block, ..) => (within, true, false),
+            (In::Json | In::String, ..) => (within, false, false),
+        };
+        within = is;
+        for c in std::iter::once(c).chain(chars.next_if(|_| pair)) {
+            plain.push(if comment && c != '\n' { ' ' } else { c });
+        }
+    }
+    // The parser refuses an unterminated block comment.
+    if within == In::Block {
+        plain.push('/');
+    }
+    plain
+}
+
+/// The calls of an SPDK configuration file, in order, with batches flattened.
+pub fn calls(config: &Value) -> anyhow::Result<Vec<FileCall>> {
+    anyhow::ensure!(config.is_object(), "the file is not an object in braces");
+    let subsystems = match config.get("subsystems") {
+        Some(Value::Array(subsystems)) => subsystems.as_slice(),
+        Some(_) => anyhow::bail!("\"subsystems\" is not an array"),
+        None => {
+            warn!("the configuration has no \"subsystems\": nothing is configured");
+            &[]
+        }
+    };
+    let mut calls = Vec::new();
+    for subsystem in subsystems {
+        let name = subsystem.get("subsystem").and_then(Value::as_str);
+        let name = name.context("an entry of \"subsystems\" without its name (\"subsystem\")")?;
+        let elements = subsystem
+            .get("config")
+            .and_then(Value::as_array)
+            .map_or(&[][..], Vec::as_slice);
+        for element in elements {
+            for call in element
+                .as_array()
+                .map_or(std::slice::from_ref(element), Vec::as_slice)
+            {
+                let method = call
+                    .get("method")
+                    .and_then(Value::as_str)
+                    .with_context(|| {
+                        format!("subsystem \"{name}\": an entry without a \"method\"")
+                    })?;
+                calls.push(FileCall {
+                    subsystem: name.to_owned(),
+                    method: method.to_owned(),
+                    params: call.get("params").cloned().unwrap_or(Value::Null),
+                });
+            }
+        }
+    }
+    Ok(calls)
+}
+
+/// Executes the calls. `restored` are the objects of the state; calls that would create one of them
+/// are skipped.
+pub async fn carry_out(
+    engine: &Rc<Engine>,
+    calls: Vec<FileCall>,
+    options: &ServeOptions,
+    restored: &[Entry],
+) -> anyhow::Result<()> {
+    for FileCall {
+        subsystem,
+        method,
+        params,
+    } in calls
+    {
+        let here = SUBSYSTEMS.contains(&subsystem.as_str());
+        let idle = IDLE_OPTIONS.contains(&method.as_str());
+        if (!here || idle) && engine.registry.find(&method).is_none() {
+            info!(
+                subsystem,
+                method, "entry skipped: there is no such subsystem or module here"
+            );
+            continue;
+        }
+        if stands(engine, restored, &method, &params) {
+            info!(method, %params, "it was made at an earlier start, and stands as it is now");
+            continue;
+        }
+        let raw = match &params {
+            Value::Null => None,
+            Value::Object(map) if map.is_empty() => None,
+            params => Some(serde_json::value::to_raw_value(params)?),
+        };
+        if let Err(refused) = engine.call(&method, raw.as_deref()).await {
+            let path = options
+                .json_config
+                .as_ref()
+                .map(|(p, _)| p.display().to_string())
+                .unwrap_or_default();
+            if !options.ignore_json_errors {
+                anyhow::bail!(
+                    "{path}: {method}: {refused}; --json-ignore-init-errors carries on regardless"
+                );
+            }
+            warn!(method, %refused, "{path}: entry skipped");
+        }
+    }
+    Ok(())
+}
+
+/// True if the state has the object that the call would create.
+fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> bool {
+    let text = |at: &str| params.pointer(at).and_then(Value::as_str);
+    let same = |record: &Record, at: &[&str]| {
+        record.method == method
+            && at.iter().all(|at| {
+                match (params.pointer(at), record.params.pointer(at)) {
+                    // Transports and address families are case-insensitive.
+                    (Some(Value::String(asked)), Some(Value::String(is))) => {
+                        asked.eq_ignore_ascii_case(is)
+                    }
+                    (asked, is) => asked == is,
+                }
+            })
+    };
+    let any = |at: &[&str]| restored.iter().any(|entry| same(&entry.record, at));
+    let waits = |name: &str| {
+        let key = crate::services::deferred::key(name);
+        restored.iter().any(|entry| entry.record.key == key)
+    };
+    let device = |name: String| {
+        let key = format!("bdev/{name}");
+        waits(&name) || restored.iter().any(|entry| entry.record.key == key)
+    };
+    let address = |at: &'static str| ["trtype", "traddr", "trsvcid"].map(|f| format!("/{at}/{f}"));
+    let any_at = |at: &'static str, other: &str| {
+        let address = address(at);
+        let mut all: Vec<&str> = address.iter().map(String::as_str).collect();
+        all.push(other);
+        any(&all)
+    };
+    match method {
+        "bdev_nvme_attach_controller" => any(&["/name"]),
+        "bdev_raid_create" | "volume_create" => {
+            text("/name").is_some_and(|name| engine.volumes.find(name).is_ok() || waits(name))
+        }
+        _ if modules::by_create(method).is_some() => modules::names(method, params)
+            .into_iter()
+            .next()
+            .is_some_and(device),
+        "nvmf_create_transport" => any(&["/trtype"]),
+        "nvmf_create_subsystem" => any(&["/nqn"]),
+        "nvmf_subsystem_add_host" => any(&["/nqn", "/host"]),
+        "nvmf_ns_add_host" => any(&["/nqn", "/nsid", "/host"]),
+        "nvmf_subsystem_add_ns" => match params.pointer("/namespace/nsid") {
+            Some(nsid) if nsid.as_u64() != Some(0) => any(&["/nqn", "/namespace/nsid"]),
+            _ => any(&["/nqn", "/namespace/bdev_name"]),
+        },
+        "nvmf_subsystem_add_listener" => any_at("listen_address", "/nqn"),
+        "nvmf_discovery_add_referral" => any_at("address", "/subnqn"),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: everything that SPDK parses is parsed. Method: texts with the extensions that its
+    //! parser accepts.
+
+    use super::*;
+
+    fn parsed(name: &str, text: &str) -> Option<Value> {
+        read(Path::new(name), text).map(|read| read.unwrap_or_else(|e| panic!("{text}: {e}")))
+    }
+
+    #[test]
+    fn comments_are_blanks() {
+        let plain = serde_json::json!({ "a": "/* no // comment \\\" */", "b": [1, 2] });
+        for text in [
+            r#"{"a":"/* no // comment \\\" */","b":[1,2]}"#,
+            r#"/* first */ {"a":"/* no // comment \\\" */",/**/"b":[1,/* two: * / */2]} // end"#,
+            "// a line\n{\"a\":\"/* no // comment \\\\\\\" */\",\n// another \"\n\"b\":[1,2]}\n// last",
+        ] {
+            assert_eq!(parsed("c", text), Some(plain.clone()), "{text}");
+        }
+        // Neither a division nor an unterminated comment is a comment.
+        for text in ["{\"a\": 1 / 2}", "{} /* open", "{} /", "/"] {
+            assert!(read(Path::new("c"), text).unwrap().is_err(), "{text}");
+        }
+        let error = read(Path::new("c"), "// é\n{ /* x */ \"a\": }")
+            .unwrap()
+            .unwrap_err();
+        assert_eq!((error.line(), error.column()), (2, 16));
+    }
+
+    #[test]
+    fn a_json_file_name_selects_json() {
+        assert_eq!(read(Path::new("c.toml"), "[log]\n").map(|_| ()), None);
+        assert_eq!(read(Path::new("c"), "# text\n[log]\n").map(|_| ()), None);
+        assert!(read(Path::new("c.json"), "[log]\n").unwrap().is_err());
+        assert!(read(Path::new("C.JSON"), "# text").unwrap().is_err());
+    }
+
+    #[test]
+    fn calls_keep_their_order_and_subsystem() {
+        let config = serde_json::json!({ "subsystems": [
+            { "subsystem": "vmd", "config": null },
+            { "subsystem": "bdev", "config": [{ "method": "a" }, [{ "method": "b", "params": { "x": 1 } }]] },
+        ], "other": 1 });
+        let call = |method: &str, params| FileCall {
+            subsystem: "bdev".into(),
+            method: method.into(),
+            params,
+        };
+        let expected = vec![
+            call("a", Value::Null),
+            call("b", serde_json::json!({ "x": 1 })),
+        ];
+        assert_eq!(calls(&config).unwrap(), expected);
+        assert_eq!(calls(&serde_json::json!({})).unwrap(), vec![]);
+        for wrong in [
+            serde_json::json!([]),
+            serde_json::json!({ "subsystems": {} }),
+            serde_json::json!({ "subsystems": [{ "config": [] }] }),
+            serde_json::json!({ "subsystems": [{ "subsystem": "bdev", "config": [{}] }] }),
+        ] {
+            assert!(calls(&wrong).is_err(), "{wrong}");
+        }
+    }
+}

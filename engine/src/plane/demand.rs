@@ -1,0 +1,178 @@
+//! The DMA memory that a daemon allocates. One computation serves the daemon itself, the doctor's
+//! checks and all advice on huge pages and locked memory.
+//!
+//! ```text
+//!   settings ─▶ data_path ─▶ PlaneConfig ─▶ arenas: one per NUMA node, by Plane::start
+//!                                    └────▶ Demand ◀── RdmaConfig: per core, for the first RDMA
+//!                                                      listener
+//! ```
+
+use nacre_hugepages::{ClassSpec, HugepagePolicy};
+use nacre_nvmf::subsystems::TargetConfig;
+use nacre_transport_rdma::RdmaConfig;
+
+use crate::config::Settings;
+use crate::config::settings::{Hugepages, Mode};
+use crate::methods::options::IobufOptions;
+use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
+use crate::services::engine::Personality;
+
+/// DMA memory per reactor unless configured.
+const DEFAULT_MEMORY: u64 = 64 << 20;
+const TWO_MIB: u64 = 2 << 20;
+
+/// The data plane's configuration from the settings, except for the target.
+pub fn data_path(
+    settings: &Settings,
+    iobuf: &IobufOptions,
+    personality: Personality,
+) -> Result<PlaneConfig, PlaneError> {
+    let cores = choose_cores(cores_text(settings, personality))?;
+    let reactors = cores.len().max(1) as u64;
+    let max_io_size = settings.nvmf.max_io_size as usize;
+    Ok(PlaneConfig {
+        cores,
+        mode: match settings.reactor.mode {
+            Mode::Poll => nacre_reactor::Mode::Poll,
+            Mode::Adaptive => nacre_reactor::Mode::Adaptive,
+            Mode::Interrupt => nacre_reactor::Mode::Interrupt,
+        },
+        busy_poll_us: settings.reactor.busy_poll_us,
+        hugepages: match settings.memory.hugepages {
+            Hugepages::Auto => HugepagePolicy::Auto,
+            Hugepages::TwoMiB => HugepagePolicy::TwoMiB,
+            Hugepages::OneGiB => HugepagePolicy::OneGiB,
+            Hugepages::Off => HugepagePolicy::Off,
+        },
+        memory_per_reactor: match settings.memory.size_mb {
+            0 => DEFAULT_MEMORY,
+            mb => (mb << 20) / reactors,
+        },
+        max_io_size,
+        classes: iobuf_classes(iobuf, max_io_size, reactors),
+        rdma: wants_rdma(settings).then(|| settings.rdma_transport()),
+        target: TargetConfig::default(),
+    })
+}
+
+/// True if a configured listener uses RDMA.
+pub fn wants_rdma(settings: &Settings) -> bool {
+    let mut all = settings.nvmf.listeners().into_iter();
+    all.any(|listener| listener.wants_rdma())
+}
+
+/// Memory that a daemon allocates, in bytes; multiples of 2 MiB.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Demand {
+    /// Size of each arena of the data path.
+    pub data_path: Vec<u64>,
+    /// Per core, for RDMA receives and responses.
+    pub rdma: Vec<u64>,
+}
+
+impl Demand {
+    /// Computes the demand; with `rdma` it includes that transport.
+    pub fn of(config: &PlaneConfig, rdma: Option<&RdmaConfig>) -> Result<Demand, PlaneError> {
+        let whole = |bytes: u64| bytes.next_multiple_of(TWO_MIB);
+        let data_path = arenas(config)?.into_values().map(whole);
+        let cores = config.cores.len().max(1);
+        let of_core = rdma.map(|config| whole(config.bytes_per_core()));
+        Ok(Demand {
+            data_path: data_path.collect(),
+            rdma: of_core.map_or(Vec::new(), |bytes| vec![bytes; cores]),
+        })
+    }
+
+    /// The sum, which is locked and registered with each RDMA device.
+    pub fn bytes(&self) -> u64 {
+        self.data_path.iter().chain(&self.rdma).sum()
+    }
+
+    /// 2 MiB pages that hold all of it.
+    pub fn pages(&self) -> u64 {
+        self.bytes() / TWO_MIB
+    }
+}
+
+/// SPDK's program runs on one core unless configured otherwise.
+fn cores_text(settings: &Settings, personality: Personality) -> &str {
+    match (settings.reactor.cores.as_str(), personality) {
+        ("auto", Personality::NvmfTgt) => "auto:1",
+        (text, _) => text,
+    }
+}
+
+/// The buffers requested by `iobuf_set_options`, divided among the reactors; `None` without such a
+/// request.
+fn iobuf_classes(
+    iobuf: &IobufOptions,
+    max_io_size: usize,
+    reactors: u64,
+) -> Option<Vec<ClassSpec>> {
+    if *iobuf == IobufOptions::default() {
+        return None;
+    }
+    let share = |count: u64| count.div_ceil(reactors).max(8) as usize;
+    let size = |bytes: u32| (bytes as usize).next_multiple_of(4096);
+    let mut classes = vec![
+        ClassSpec {
+            size: size(iobuf.small_bufsize),
+            count: share(iobuf.small_pool_count),
+        },
+        ClassSpec {
+            size: size(iobuf.large_bufsize),
+            count: share(iobuf.large_pool_count),
+        },
+    ];
+    if max_io_size > size(iobuf.large_bufsize) {
+        classes.push(ClassSpec {
+            size: max_io_size,
+            count: 4,
+        });
+    }
+    Some(classes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plane::Plane;
+
+    /// Goal: the computed demand is what the daemon allocates. Method: compute it, and start a data
+    /// plane with the same settings.
+    #[test]
+    fn the_demand_matches_the_allocation() {
+        let mut settings = Settings::default();
+        settings.reactor.cores = "auto:2".into();
+        settings.memory.hugepages = Hugepages::Off;
+        for size_mb in [0, 40] {
+            settings.memory.size_mb = size_mb;
+            let config =
+                data_path(&settings, &IobufOptions::default(), Personality::Nacre).unwrap();
+            let demand = Demand::of(&config, None).unwrap();
+            let plane = Plane::start(config).unwrap();
+            let taken: u64 = plane.arenas.iter().map(|a| a.report().bytes).sum();
+            let excess = demand.bytes() - taken;
+            assert!(excess < TWO_MIB * plane.arenas.len() as u64, "{excess}");
+        }
+    }
+
+    /// Goal: each reactor needs memory, and RDMA needs more.
+    #[test]
+    fn reactors_and_rdma_add_to_the_demand() {
+        let mut settings = Settings::default();
+        let mut pages = |cores: &str, rdma: bool| {
+            settings.reactor.cores = cores.into();
+            let config =
+                data_path(&settings, &IobufOptions::default(), Personality::Nacre).unwrap();
+            let rdma = rdma.then(|| settings.rdma_transport());
+            Demand::of(&config, rdma.as_ref()).unwrap().pages()
+        };
+        let (one, two) = (pages("auto:1", false), pages("auto:2", false));
+        assert!(one > 32, "64 MiB, and what manages it: {one}");
+        assert!(two > one);
+        let over_rdma = pages("auto:1", true) - one;
+        let of_core = Settings::default().rdma_transport().bytes_per_core();
+        assert_eq!(over_rdma, of_core.div_ceil(TWO_MIB));
+    }
+}

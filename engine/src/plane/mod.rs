@@ -1,0 +1,410 @@
+//! The data plane: reactors, their memory, the bdevs and the NVMe-oF target.
+//!
+//! ```text
+//!   Plane ─┬─ Arena per NUMA node ──▶ a Pool per reactor (I/O and admin buffers apart)
+//!          ├─ Registry of bdevs
+//!          ├─ Target ──▶ a QueueGroup per reactor, added to it as a poller
+//!          └─ Watchdog
+//! ```
+//!
+//! Created at start and taken down at the end. In between, management uses the [`Target`] and the
+//! [`Registry`], which are thread-safe, or sends messages to the reactors.
+
+pub mod demand;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nacre_bdev::registry::{Holder, Registry, Usage};
+use nacre_hugepages::{
+    Arena, ArenaError, ArenaOptions, CarveError, ClassSpec, ClassStats, HugepagePolicy, Pool,
+};
+use nacre_nvmf::queues::{GroupConfig, QueueGroup};
+use nacre_nvmf::subsystems::{Backing, GroupHandle, Target, TargetConfig};
+use nacre_nvmf::transport::Pools;
+use nacre_reactor::{
+    CoreSet, Mode, ReactorConfig, ReactorHandle, SpawnError, Watchdog, numa_node, spawn,
+};
+use nacre_transport_rdma::RdmaConfig;
+
+use crate::config::Cores;
+use crate::plane::demand::Demand;
+
+/// A longer turn is reported.
+const STALL: Duration = Duration::from_millis(200);
+
+/// Buffers of admin and fabrics commands per reactor.
+const ADMIN_CLASS: ClassSpec = ClassSpec {
+    size: 8192,
+    count: 128,
+};
+
+/// The configuration of a data plane.
+#[derive(Debug, Clone)]
+pub struct PlaneConfig {
+    /// Cores to pin reactors to, one each; empty: one unpinned reactor.
+    pub cores: Vec<usize>,
+    pub mode: Mode,
+    pub busy_poll_us: u64,
+    pub hugepages: HugepagePolicy,
+    /// DMA memory of each reactor, in bytes.
+    pub memory_per_reactor: u64,
+    /// Largest transfer of one command, in bytes.
+    pub max_io_size: usize,
+    /// Buffer classes of a reactor; `None`: computed from the two above.
+    pub classes: Option<Vec<ClassSpec>>,
+    /// The planned RDMA transport; memory advice includes its part.
+    pub rdma: Option<RdmaConfig>,
+    pub target: TargetConfig,
+}
+
+/// Why the data plane could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaneError {
+    #[error("cores \"{text}\": {why}")]
+    Cores { text: String, why: String },
+    #[error("memory of reactor {reactor}: {source}")]
+    Memory { reactor: String, source: ArenaError },
+    #[error(
+        "memory of reactor {reactor}: {bytes} bytes do not hold buffers of {max_io_size} bytes; \
+         set [memory] size_mb to {needed_mb} or more, or lower [nvmf] max_io_size"
+    )]
+    TooSmall {
+        reactor: String,
+        bytes: u64,
+        max_io_size: usize,
+        needed_mb: u64,
+    },
+    #[error("memory of reactor {reactor}: {source}")]
+    Carve { reactor: String, source: CarveError },
+    #[error(transparent)]
+    Reactor(#[from] SpawnError),
+    #[error("reactor {reactor}: {what}")]
+    Group { reactor: String, what: String },
+}
+
+/// Current buffers of one reactor.
+#[derive(Debug, Clone)]
+pub struct PoolUse {
+    pub reactor: String,
+    pub io: Vec<ClassStats>,
+    pub admin: Vec<ClassStats>,
+}
+
+/// Copied bytes, by the component that copied them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copied {
+    pub by_target: u64,
+    pub by_devices: u64,
+}
+
+/// A running data plane.
+pub struct Plane {
+    pub reactors: Vec<ReactorHandle>,
+    pub bdevs: Registry,
+    pub target: Arc<Target>,
+    /// All memory of the data path, for devices that must register it in advance.
+    pub arenas: Vec<Arena>,
+    /// One line per arena about its memory.
+    pub memory: Vec<String>,
+    _watchdog: Option<Watchdog>,
+}
+
+thread_local! {
+    /// The pools of this thread's reactor.
+    static POOLS: RefCell<Option<Pools>> = const { RefCell::new(None) };
+}
+
+/// Buffers of up to 8 KiB of the calling reactor, for its own admin queues.
+pub fn admin_pool() -> Option<Pool> {
+    POOLS.with_borrow(|pools| pools.as_ref().map(|pools| pools.admin.clone()))
+}
+
+/// The I/O buffers of the calling reactor; `None` on other threads.
+pub fn pool_here() -> Option<Pool> {
+    POOLS.with_borrow(|pools| pools.as_ref().map(|p| p.io.clone()))
+}
+
+impl Plane {
+    pub fn start(config: PlaneConfig) -> Result<Plane, PlaneError> {
+        let cores: Vec<Option<usize>> = if config.cores.is_empty() {
+            vec![None]
+        } else {
+            config.cores.iter().copied().map(Some).collect()
+        };
+        let target = Target::new(config.target.clone(), cores.len());
+        let mut plane = Plane {
+            reactors: Vec::new(),
+            bdevs: Registry::new(),
+            target,
+            arenas: Vec::new(),
+            memory: Vec::new(),
+            _watchdog: None,
+        };
+        let planned = arenas(&config)?;
+        let mut beside = Demand::of(&config, config.rdma.as_ref())?.bytes();
+        let mut arenas: BTreeMap<Option<u32>, Arena> = BTreeMap::new();
+        for (index, core) in cores.iter().enumerate() {
+            let node = core.and_then(numa_node);
+            let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
+            let classes = plane_classes(&config, &name)?;
+            let arena = match arenas.entry(node) {
+                std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+                std::collections::btree_map::Entry::Vacant(entry) => {
+                    let bytes = planned[&node];
+                    beside = beside.saturating_sub(bytes.next_multiple_of(2 << 20));
+                    let options = ArenaOptions {
+                        hugepages: config.hugepages,
+                        numa_node: node,
+                        beside,
+                        ..ArenaOptions::new(bytes)
+                    };
+                    let arena = Arena::allocate(options).map_err(|source| PlaneError::Memory {
+                        reactor: name.clone(),
+                        source,
+                    })?;
+                    let report = arena.report().to_string();
+                    tracing::info!("{report}");
+                    plane.memory.push(report);
+                    entry.insert(arena)
+                }
+            };
+            let carve = |classes: &[ClassSpec]| {
+                arena
+                    .carve(Pool::bytes_for(classes))
+                    .map_err(|source| PlaneError::Carve {
+                        reactor: name.clone(),
+                        source,
+                    })
+            };
+            let slices = (carve(&classes)?, carve(&[ADMIN_CLASS])?);
+            let handle = plane.start_reactor(&config, index, *core, &name, slices, classes)?;
+            plane.reactors.push(handle);
+        }
+        plane.arenas = arenas.into_values().collect();
+        plane._watchdog = Watchdog::start(plane.reactors.clone(), STALL)
+            .inspect_err(|error| tracing::warn!(%error, "no watchdog"))
+            .ok();
+        Ok(plane)
+    }
+
+    fn start_reactor(
+        &self,
+        config: &PlaneConfig,
+        index: usize,
+        core: Option<usize>,
+        name: &str,
+        (io, admin): (nacre_hugepages::ArenaSlice, nacre_hugepages::ArenaSlice),
+        classes: Vec<ClassSpec>,
+    ) -> Result<ReactorHandle, PlaneError> {
+        let reactor = ReactorConfig {
+            name: name.to_string(),
+            core,
+            mode: config.mode,
+            busy_poll_us: config.busy_poll_us,
+            ..ReactorConfig::default()
+        };
+        let target = Arc::clone(&self.target);
+        let (told, outcome) = std::sync::mpsc::channel();
+        let handle = spawn(reactor, move |core| {
+            let made = || -> Result<(), String> {
+                let pools = Pools {
+                    io: Pool::on_slice(io, &classes).map_err(|e| e.to_string())?,
+                    admin: Pool::on_slice(admin, &[ADMIN_CLASS]).map_err(|e| e.to_string())?,
+                };
+                POOLS.set(Some(pools.clone()));
+                let waker = core.handle().waker();
+                let wake = Arc::new(move || waker.wake());
+                let group = QueueGroup::new(target, index, pools, wake, GroupConfig::default())
+                    .map_err(|e| e.to_string())?;
+                core.add_poller(Box::new(group))
+                    .map_err(|e| e.to_string())?;
+                Ok(())
+            };
+            // The receiver waits until spawn has returned.
+            let _ = told.send(made());
+        })?;
+        match outcome.recv() {
+            Ok(Ok(())) => Ok(handle),
+            Ok(Err(what)) => Err(PlaneError::Group {
+                reactor: name.to_string(),
+                what,
+            }),
+            Err(_) => Err(PlaneError::Group {
+                reactor: name.to_string(),
+                what: "it ended".into(),
+            }),
+        }
+    }
+
+    /// A namespace's access to a bdev of the registry: a shared claim, which lasts as long as the
+    /// namespace.
+    pub fn backing(
+        &self,
+        bdev: &str,
+        holder: String,
+    ) -> Result<Backing, nacre_bdev::registry::RegistryError> {
+        let (target, name) = (Arc::downgrade(&self.target), bdev.to_owned());
+        // While no host is connected, the size may change freely.
+        let watch = Arc::new(move || target.upgrade()?.host_of_bdev(&name));
+        let holder = Holder::User(holder);
+        let claim = self
+            .bdevs
+            .claim_watched(bdev, holder, Usage::Shared, watch)?;
+        let layer = Arc::clone(claim.layer());
+        let open = move |pool: &Pool| {
+            claim
+                .open(pool)
+                .map(|queue| Box::new(queue) as Box<dyn nacre_bdev::Queue>)
+        };
+        Ok(Backing::new(layer, Arc::new(open)))
+    }
+
+    /// Data copied between hosts and devices since the start, over all transports.
+    pub fn copied_bytes(&self) -> Copied {
+        let groups = self.target.groups();
+        let of = |group: &GroupHandle| group.counts().copied_bytes.load(Ordering::Relaxed);
+        Copied {
+            by_target: groups.iter().map(of).sum(),
+            by_devices: self
+                .bdevs
+                .list()
+                .iter()
+                .map(|listed| listed.layer.module().copied_bytes())
+                .sum(),
+        }
+    }
+
+    /// Buffers in use, by reactor.
+    pub async fn pools(&self) -> Vec<PoolUse> {
+        let mut all = Vec::with_capacity(self.reactors.len());
+        for reactor in &self.reactors {
+            let name = reactor.name().to_string();
+            let stats = reactor.run(|_| {
+                POOLS.with_borrow(|p| p.as_ref().map(|p| (p.io.stats(), p.admin.stats())))
+            });
+            if let Ok(Some((io, admin))) = stats.await {
+                all.push(PoolUse {
+                    reactor: name,
+                    io,
+                    admin,
+                });
+            }
+        }
+        all
+    }
+
+    /// Disconnects every host and waits until none is left, at most for `patience`. Returns whether
+    /// all left in time.
+    pub async fn disconnect_hosts(&self, patience: Duration) -> bool {
+        self.target.stop();
+        let deadline = tokio::time::Instant::now() + patience;
+        while self.target.controller_count() > 0 {
+            if tokio::time::Instant::now() >= deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        true
+    }
+
+    /// Ends the reactors. Returns whether they ended in time.
+    pub async fn stop(&self, patience: Duration) -> bool {
+        for reactor in &self.reactors {
+            reactor.stop();
+        }
+        let reactors = self.reactors.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            for reactor in reactors {
+                if let Err(error) = reactor.join() {
+                    tracing::error!(%error, "a reactor ended badly");
+                }
+            }
+        });
+        tokio::time::timeout(patience, joined).await.is_ok()
+    }
+}
+
+/// The cores selected by `text`: `auto` is every allowed core up to four, `auto:2` two of them,
+/// anything else a list or a mask.
+pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
+    let bad = |why: String| PlaneError::Cores {
+        text: text.to_string(),
+        why,
+    };
+    let allowed = CoreSet::allowed().map_err(|e| bad(e.to_string()))?;
+    let set = match Cores::parse(text).map_err(bad)? {
+        Cores::Auto => return Ok(allowed.iter().take(4).collect()),
+        Cores::Count(count) if count <= allowed.len() => {
+            return Ok(allowed.iter().take(count).collect());
+        }
+        Cores::Count(_) => {
+            let most = allowed.len();
+            return Err(bad(format!("this process may use {most} cores: {allowed}")));
+        }
+        Cores::These(set) => set,
+    };
+    if let Some(missing) = set.iter().find(|c| !allowed.contains(*c)) {
+        return Err(bad(format!(
+            "core {missing} is not among those of this process: {allowed}"
+        )));
+    }
+    Ok(set.iter().collect())
+}
+
+/// Bytes of the data path's arenas, by NUMA node.
+pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneError> {
+    let cores: Vec<Option<usize>> = if config.cores.is_empty() {
+        vec![None]
+    } else {
+        config.cores.iter().copied().map(Some).collect()
+    };
+    let mut arenas = BTreeMap::new();
+    for core in cores {
+        let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
+        let classes = plane_classes(config, &name)?;
+        let bytes = Pool::bytes_for(&classes) + Pool::bytes_for(&[ADMIN_CLASS]);
+        *arenas.entry(core.and_then(numa_node)).or_default() += bytes as u64;
+    }
+    Ok(arenas)
+}
+
+/// A quarter of the memory for 4 KiB buffers, an eighth for 16 KiB, the rest for large ones. If
+/// transfers can exceed 128 KiB, half of the rest is for 128 KiB buffers, the size that Linux hosts
+/// send most.
+fn plane_classes(config: &PlaneConfig, reactor: &str) -> Result<Vec<ClassSpec>, PlaneError> {
+    if let Some(classes) = &config.classes {
+        return Ok(classes.clone());
+    }
+    const COMMON: u64 = 128 << 10;
+    let bytes = config.memory_per_reactor;
+    let max = config.max_io_size.max(64 << 10) as u64;
+    let large = bytes / 16 * 10;
+    let of_max = if max > COMMON { large / 2 } else { large };
+    if of_max < 4 * max {
+        // size_mb is that of all reactors together.
+        let reactors = config.cores.len().max(1) as u64;
+        return Err(PlaneError::TooSmall {
+            reactor: reactor.to_string(),
+            bytes,
+            max_io_size: max as usize,
+            needed_mb: (13 * max).div_ceil(1 << 20) * reactors,
+        });
+    }
+    let class = |size: u64, bytes: u64| ClassSpec {
+        size: size as usize,
+        count: (bytes / size) as usize,
+    };
+    let mut classes = vec![
+        class(4096, bytes / 4),
+        class(16 << 10, bytes / 8),
+        class(max, of_max),
+    ];
+    if max > COMMON {
+        classes.push(class(COMMON, large - of_max));
+    }
+    Ok(classes)
+}

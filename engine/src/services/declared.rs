@@ -1,0 +1,528 @@
+//! Objects declared in the configuration file ([[bdev]], [[nvmf.subsystem]]), created by ordinary
+//! RPC calls. Their listeners are handled by [`super::listeners`]. The file is their only home:
+//! declared objects are not stored.
+//!
+//! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
+//! declared subsystem or namespace are records of their own, replayed after it. An object that
+//! cannot be created is reported, does not stop the others, and is retried.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use nacre_nvmf::address::IpTransport;
+use nacre_nvmf::subsystems;
+use nacre_nvmf::subsystems::SubsystemConfig;
+use nacre_nvmf_wire::Nqn;
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::config::Settings;
+use crate::config::settings::{Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Subsystem};
+use crate::journal::Entry;
+use crate::methods::bdev::modules;
+use crate::rpc::RpcError;
+use crate::services::engine::Engine;
+
+/// Namespace of the UUIDs derived from device names. Declared devices have the same UUID at every
+/// start, and on every machine with the same file.
+const IDENTITIES: Uuid = Uuid::from_u128(0x0b5c_4a0e_7d1f_4c6a_9a52_6e61_6372_6500);
+
+/// One call that creates a part of a declaration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeclaredCall {
+    /// The declaration, for messages: `[[bdev]] "disk0"`.
+    pub what: String,
+    pub method: &'static str,
+    pub params: Value,
+}
+
+impl DeclaredCall {
+    fn makes_bdev(&self, name: &str) -> bool {
+        let names = modules::names(self.method, &self.params);
+        names.iter().any(|made| made == name)
+    }
+}
+
+#[derive(Debug)]
+struct Planned {
+    call: DeclaredCall,
+    made: bool,
+    refused: Option<RpcError>,
+}
+
+/// The planned calls, and which of them have succeeded.
+#[derive(Debug, Default)]
+pub struct Declared {
+    calls: RefCell<Vec<Planned>>,
+    /// True from the planning of the calls until each was tried.
+    coming: Cell<bool>,
+    /// Held while objects are created: no two tasks create the same one.
+    making: Mutex<()>,
+}
+
+/// The differences of a new configuration.
+#[derive(Debug, Default, PartialEq)]
+pub struct Amended {
+    /// Objects that can be created now.
+    pub added: Vec<String>,
+    /// Changes that take effect at the next start.
+    pub later: Vec<String>,
+}
+
+impl Declared {
+    /// Plans the calls.
+    pub fn plan(&self, settings: &Settings) {
+        let calls = calls(settings);
+        let anything = !calls.is_empty() || !settings.listeners().is_empty();
+        self.coming.set(anything);
+        let planned = calls.into_iter().map(|call| Planned {
+            call,
+            made: false,
+            refused: None,
+        });
+        *self.calls.borrow_mut() = planned.collect();
+    }
+
+    /// True while an object that fails now may depend on a declared object that was not tried yet.
+    pub fn is_coming(&self) -> bool {
+        self.coming.get()
+    }
+
+    /// Marks all declarations as tried, including listeners. Returns whether the plan had been
+    /// pending.
+    pub fn has_come(&self) -> bool {
+        self.coming.replace(false)
+    }
+
+    /// Creates missing objects, in order. Returns whether any was created.
+    pub async fn make(&self, engine: &Rc<Engine>) -> bool {
+        let _one = self.making.lock().await;
+        let mut any = false;
+        let waiting: Vec<(usize, DeclaredCall)> = {
+            let calls = self.calls.borrow();
+            calls
+                .iter()
+                .enumerate()
+                .filter(|(_, p)| !p.made)
+                .map(|(at, p)| (at, p.call.clone()))
+                .collect()
+        };
+        for (at, call) in waiting {
+            let outcome = if stored_already(engine, &call) {
+                info!("{}: the configuration by RPC stands", call.what);
+                Ok(())
+            } else {
+                engine
+                    .declared_call(call.method, &call.params)
+                    .await
+                    .map(drop)
+            };
+            let mut calls = self.calls.borrow_mut();
+            let planned = &mut calls[at];
+            match outcome {
+                Ok(()) => {
+                    if planned.refused.take().is_some() {
+                        info!("{}: made at last", call.what);
+                    }
+                    planned.made = true;
+                    any = true;
+                }
+                Err(error) => {
+                    if planned.refused.is_none() {
+                        warn!(%error, "{}: not made; it is tried again", call.what);
+                    }
+                    planned.refused = Some(error);
+                }
+            }
+        }
+        any
+    }
+
+    /// Plans the additions of a new configuration, and the changes to objects that do not exist
+    /// yet.
+    pub async fn amend(&self, settings: &Settings) -> Amended {
+        let _one = self.making.lock().await;
+        let (mut amended, new) = (Amended::default(), calls(settings));
+        let mut planned = self.calls.borrow_mut();
+        let subsystem = |call: &DeclaredCall| call.params.get("nqn").cloned();
+        let known: Vec<Value> = planned.iter().filter_map(|p| subsystem(&p.call)).collect();
+        planned.retain(|p| {
+            let stays = new.iter().any(|call| call.what == p.call.what);
+            if !stays && p.made {
+                amended.later.push(format!("{}: removed", p.call.what));
+            }
+            stays || p.made
+        });
+        for call in new {
+            let what = call.what.clone();
+            match planned.iter_mut().find(|p| p.call.what == what) {
+                Some(p) if p.call == call => {}
+                Some(p) if p.made => amended.later.push(format!("{what}: changed")),
+                Some(p) => {
+                    (p.call, p.refused) = (call, None);
+                    amended.added.push(what);
+                }
+                // A subsystem needs listeners, which this module does not handle.
+                None if call.method == "nvmf_create_subsystem"
+                    || call.method == "nvmf_create_transport" =>
+                {
+                    amended.later.push(what);
+                }
+                None if subsystem(&call).is_some_and(|nqn| !known.contains(&nqn)) => {}
+                None => {
+                    amended.added.push(what);
+                    planned.push(Planned {
+                        call,
+                        made: false,
+                        refused: None,
+                    });
+                }
+            }
+        }
+        amended
+    }
+
+    /// The parameters of a declared device that does not exist yet.
+    pub fn missing_bdev(&self, name: &str) -> Option<Value> {
+        let calls = self.calls.borrow();
+        let mut missing = calls.iter().filter(|p| !p.made && p.call.makes_bdev(name));
+        missing.next().map(|p| p.call.params.clone())
+    }
+
+    /// Why the declared device `name` could not be created.
+    pub fn refusal_of_bdev(&self, name: &str) -> Option<RpcError> {
+        let calls = self.calls.borrow();
+        let mut all = calls.iter().filter(|p| p.call.makes_bdev(name));
+        all.next()?.refused.clone()
+    }
+
+    /// Objects that could not be created, with the error.
+    pub fn missing(&self) -> Vec<(DeclaredCall, RpcError)> {
+        let calls = self.calls.borrow();
+        calls
+            .iter()
+            .filter_map(|p| Some((p.call.clone(), p.refused.clone()?)))
+            .collect()
+    }
+}
+
+/// True if the store has the object that the call would create.
+fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
+    let same = |field: &str, params: &Value| {
+        params.get(field).is_some() && params.get(field) == call.params.get(field)
+    };
+    engine.journal.any(|e| match call.method {
+        "nvmf_create_transport" => {
+            e.record.method == call.method && same("trtype", &e.record.params)
+        }
+        _ if !e.durable => false,
+        method if modules::by_create(method).is_some() => {
+            let (made, here) = (
+                modules::names(&e.record.method, &e.record.params),
+                modules::names(method, &call.params),
+            );
+            e.record.key.starts_with("bdev/") && made.iter().any(|name| here.contains(name))
+        }
+        // RPC owns all parts of a subsystem that was created by RPC.
+        _ => e.record.method == "nvmf_create_subsystem" && same("nqn", &e.record.params),
+    })
+}
+
+/// The subsystems that were created by RPC; RPC owns their parts.
+pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
+    let of_rpc = |e: &Entry| e.durable && e.record.method == "nvmf_create_subsystem";
+    let made = engine.journal.select(of_rpc);
+    made.iter()
+        .filter_map(|e| Some(e.record.params.get("nqn")?.as_str()?.to_owned()))
+        .collect()
+}
+
+/// The calls that create all declared objects, in an order that satisfies their dependencies.
+pub fn calls(settings: &Settings) -> Vec<DeclaredCall> {
+    let mut calls: Vec<DeclaredCall> = settings.bdev.iter().map(bdev).collect();
+    let nvmf = &settings.nvmf;
+    if nvmf.listeners().iter().any(|l| l.uses(IpTransport::Tcp)) {
+        calls.push(DeclaredCall {
+            what: "[[nvmf.listener]]: the TCP transport".into(),
+            method: "nvmf_create_transport",
+            params: json!({ "trtype": "TCP" }),
+        });
+    }
+    for declared in &nvmf.subsystem {
+        subsystem(declared, &mut calls);
+    }
+    calls
+}
+
+/// The UUID of a declared device.
+pub fn uuid_of(declared: &Bdev) -> Uuid {
+    let derived = || Uuid::new_v5(&IDENTITIES, declared.name.as_bytes());
+    declared.uuid.unwrap_or_else(derived)
+}
+
+/// The configuration of the declared subsystem, for validation in advance.
+pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
+    let default = SubsystemConfig::new(nqn.clone());
+    let or = |given: &Option<String>, default: String| given.clone().unwrap_or(default);
+    SubsystemConfig {
+        serial_number: or(&declared.serial_number, default.serial_number.clone()),
+        model_number: or(&declared.model_number, default.model_number.clone()),
+        allow_any_host: declared.allow_any_host,
+        ana_reporting: declared.ana_reporting,
+        controller_model: match declared.controller_model {
+            ControllerModel::Dynamic => subsystems::ControllerModel::Dynamic,
+            ControllerModel::Static => subsystems::ControllerModel::Static,
+        },
+        min_cntlid: declared.min_cntlid,
+        max_cntlid: declared.max_cntlid,
+        ..default
+    }
+}
+
+fn bdev(declared: &Bdev) -> DeclaredCall {
+    let (method, params) = match declared.kind.module() {
+        Some(module) => (module.create, params_of(declared)),
+        None => own_params(declared),
+    };
+    let names = modules::names(method, &params);
+    let name = names.first().unwrap_or(&declared.name);
+    DeclaredCall {
+        what: format!("[[bdev]] \"{name}\""),
+        method,
+        params,
+    }
+}
+
+/// The parameters of the create method of a device whose keys they are.
+pub fn params_of(declared: &Bdev) -> Value {
+    let mut params = declared.params.clone();
+    if !declared.name.is_empty() {
+        params.insert("name".into(), declared.name.as_str().into());
+    }
+    if let Some(uuid) = declared.uuid {
+        params.insert("uuid".into(), uuid.to_string().into());
+    }
+    Value::Object(params)
+}
+
+/// The create method and its parameters for a type with keys of its own.
+fn own_params(declared: &Bdev) -> (&'static str, Value) {
+    let uuid = uuid_of(declared);
+    if declared.kind == BdevKind::FILE {
+        let mut params = json!({
+            "name": declared.name,
+            "filename": declared.path,
+            "readonly": declared.read_only,
+            "uuid": uuid,
+        });
+        if let Some(block_size) = declared.block_size {
+            params["block_size"] = block_size.into();
+        }
+        if let Some(size) = declared.size {
+            params["size"] = size.0.into();
+        }
+        return (modules::FILE.create, params);
+    }
+    let block_size = declared.block_size.unwrap_or(DEFAULT_BLOCK);
+    let blocks = declared
+        .size
+        .map_or(0, |size| size.0 / u64::from(block_size.max(1)));
+    let method = if declared.kind == BdevKind::MALLOC {
+        modules::MALLOC.create
+    } else {
+        modules::NULL.create
+    };
+    (
+        method,
+        json!({ "name": declared.name, "num_blocks": blocks, "block_size": block_size, "uuid": uuid }),
+    )
+}
+
+fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
+    let nqn = &declared.nqn;
+    let mut call = |what: String, method, params| {
+        calls.push(DeclaredCall {
+            what: format!("[[nvmf.subsystem]] {nqn}{what}"),
+            method,
+            params,
+        });
+    };
+    let mut create = json!({
+        "nqn": nqn,
+        "allow_any_host": declared.allow_any_host,
+        "ana_reporting": declared.ana_reporting,
+    });
+    let default = Subsystem::default();
+    if declared.controller_model != default.controller_model {
+        create["controller_model"] = json!(declared.controller_model);
+    }
+    let ids = (declared.min_cntlid, declared.max_cntlid);
+    if ids != (default.min_cntlid, default.max_cntlid) {
+        (create["min_cntlid"], create["max_cntlid"]) = (ids.0.into(), ids.1.into());
+    }
+    if let Some(serial) = &declared.serial_number {
+        create["serial_number"] = serial.as_str().into();
+    }
+    if let Some(model) = &declared.model_number {
+        create["model_number"] = model.as_str().into();
+    }
+    call(String::new(), "nvmf_create_subsystem", create);
+    for host in &declared.hosts {
+        call(
+            format!(", host {host}"),
+            "nvmf_subsystem_add_host",
+            json!({ "nqn": nqn, "host": host }),
+        );
+    }
+    for namespace in &declared.namespace {
+        let mut params = json!({ "bdev_name": namespace.bdev });
+        if namespace.nsid != 0 {
+            params["nsid"] = namespace.nsid.into();
+        }
+        if let Some(uuid) = namespace.uuid {
+            params["uuid"] = uuid.to_string().into();
+        }
+        let params = json!({ "nqn": nqn, "namespace": params });
+        call(
+            format!(", namespace on \"{}\"", namespace.bdev),
+            "nvmf_subsystem_add_ns",
+            params,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a declaration becomes its calls, or an error that names the alternatives.
+
+    use super::*;
+    use crate::config::load_text;
+    use crate::methods::testing::TestDaemon;
+
+    fn settings(text: &str) -> Settings {
+        load_text(Some(("nacre.toml", text)), [], &[])
+            .unwrap()
+            .settings
+    }
+
+    const WHOLE: &str = r#"
+        [[bdev]]
+        name = "disk0"
+        path = "/srv/disk0"
+        size = "1GiB"
+        [[bdev]]
+        name = "ram"
+        type = "malloc"
+        size = "8MiB"
+        block_size = 4096
+        [[nvmf.listener]]
+        name = "data"
+        iface = ["name:eth0"]
+        [[nvmf.listener]]
+        name = "local"
+        port = 4421
+        [[nvmf.subsystem]]
+        nqn = "nqn.2026-01.org.example:a"
+        hosts = ["nqn.2026-01.org.example:host"]
+        listeners = ["data"]
+        namespace = [{ bdev = "disk0", nsid = 3 }, { bdev = "ram" }]
+    "#;
+
+    #[test]
+    fn declarations_become_calls() {
+        insta::assert_json_snapshot!(
+            calls(&settings(WHOLE))
+                .into_iter()
+                .map(|c| json!([c.what, c.method, c.params]))
+                .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn a_new_configuration_is_compared() {
+        let declared = Declared::default();
+        declared.plan(&settings(WHOLE));
+        let amend = |text: &str| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.unwrap().block_on(declared.amend(&settings(text)))
+        };
+        assert_eq!(amend(WHOLE), Amended::default());
+        // Nothing exists yet: a changed call replaces the old one.
+        let changed = WHOLE.replace("8MiB", "16MiB");
+        assert_eq!(amend(&changed).added, ["[[bdev]] \"ram\""]);
+        for planned in declared.calls.borrow_mut().iter_mut() {
+            planned.made = true;
+        }
+        let more = "\n[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.org.example:b\"\nhosts = [\"nqn.2026-01.org.example:h\"]\n\
+            [[bdev]]\nname = \"new\"\ntype = \"null\"\nsize = \"1MiB\"\n";
+        let text = WHOLE
+            .replace(
+                "org.example:host\"]",
+                "org.example:host\", \"nqn.2026-01.org.example:c\"]",
+            )
+            .replace(", { bdev = \"ram\" }", "");
+        let amended = amend(&format!("{text}{more}"));
+        assert_eq!(
+            amended.added,
+            [
+                "[[bdev]] \"new\"",
+                "[[nvmf.subsystem]] nqn.2026-01.org.example:a, host nqn.2026-01.org.example:c"
+            ]
+        );
+        assert_eq!(
+            amended.later,
+            [
+                "[[nvmf.subsystem]] nqn.2026-01.org.example:a, namespace on \"ram\": removed",
+                "[[bdev]] \"ram\": changed",
+                "[[nvmf.subsystem]] nqn.2026-01.org.example:b"
+            ]
+        );
+    }
+
+    #[test]
+    fn declared_devices_are_made_not_stored_and_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let text = format!(
+            "[[bdev]]\nname = \"ram\"\ntype = \"malloc\"\nsize = \"1MiB\"\n[[bdev]]\nname = \"disk\"\npath = {path:?}\n"
+        );
+        let state = dir.path().join("state");
+        let open = || Some(crate::store::Store::open(&state).unwrap());
+        let uuid = {
+            let daemon = TestDaemon::with(settings(&text), open());
+            let made = daemon.call("bdev_get_bdevs", json!({ "name": "ram" }));
+            assert_eq!(made[0]["num_blocks"], 2048);
+            let objects = daemon.call("state_get", json!(null))["objects"].clone();
+            assert_eq!(
+                (&objects[0]["kept_in"], &objects[0]["state"]),
+                (&json!("config"), &json!("live")),
+                "{objects}"
+            );
+            assert_eq!(
+                (&objects[1]["key"], &objects[1]["state"]),
+                (&json!("[[bdev]] \"disk\""), &json!("failed")),
+                "{objects}"
+            );
+            std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+            daemon.run(daemon.engine.declared.make(&daemon.engine));
+            daemon.call("bdev_get_bdevs", json!({ "name": "disk" }));
+            made[0]["uuid"].clone()
+        };
+        let daemon = TestDaemon::with(Settings::default(), open());
+        assert_eq!(
+            daemon.call("state_get", json!(null))["objects"],
+            json!([]),
+            "nothing of it was stored"
+        );
+        drop(daemon);
+        let daemon = TestDaemon::with(settings(&text), open());
+        assert_eq!(
+            daemon.call("bdev_get_bdevs", json!({ "name": "ram" }))[0]["uuid"],
+            uuid,
+            "the same identity again"
+        );
+    }
+}

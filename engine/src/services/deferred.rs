@@ -1,0 +1,172 @@
+//! Calls that wait for a missing base device.
+//!
+//! SPDK accepts the creation of a stacked device before its base exists, and creates the device
+//! when the base appears: its saved configurations list stacked devices first. Here such a call
+//! becomes a journal record `deferred/<name>`. The record is stored, exported and listed by
+//! `state_get`. The device's own record replaces it once the device exists.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::Bdev;
+use parking_lot::Mutex;
+use serde_json::Value;
+use tracing::info;
+
+use crate::methods::bdev::modules;
+use crate::plane::Plane;
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::store::{Change, Record};
+
+/// Prefix of the keys of deferred calls.
+pub const PREFIX: &str = "deferred/";
+
+pub fn key(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
+/// The deferred calls, by the devices that they wait for.
+#[derive(Default)]
+pub struct Deferred {
+    /// Keys of deferred calls by the device that they wait for.
+    waiting: RefCell<HashMap<String, BTreeSet<String>>>,
+    /// New devices that were not handled yet.
+    arrived: Arc<Mutex<Vec<String>>>,
+    /// Held while deferred calls run.
+    settling: tokio::sync::Mutex<()>,
+}
+
+impl Deferred {
+    /// The list to which the registry's event handler adds new devices.
+    pub fn arrivals(&self) -> Arc<Mutex<Vec<String>>> {
+        Arc::clone(&self.arrived)
+    }
+
+    fn expect(&self, record: &Record) {
+        let mut waiting = self.waiting.borrow_mut();
+        for base in bases(record) {
+            let keys = waiting.entry(base.to_owned()).or_default();
+            keys.insert(record.key.clone());
+        }
+    }
+
+    /// Takes the keys of the calls that wait for one of `names`.
+    fn take(&self, names: impl Iterator<Item = String>) -> BTreeSet<String> {
+        let mut waiting = self.waiting.borrow_mut();
+        names
+            .filter_map(|name| waiting.remove(&name))
+            .flatten()
+            .collect()
+    }
+}
+
+/// The base devices of a call.
+fn bases(record: &Record) -> impl Iterator<Item = &str> {
+    let one = modules::base(&record.method, &record.params);
+    let many = record.params.get("base_bdevs").and_then(Value::as_array);
+    one.into_iter()
+        .chain(many.into_iter().flatten().filter_map(Value::as_str))
+}
+
+/// The missing base of a deferred call; `None` if all its bases exist, or if it is not a deferred
+/// call.
+pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
+    if !record.key.starts_with(PREFIX) {
+        return None;
+    }
+    bases(record).find(|base| plane.bdevs.lookup(base).is_none())
+}
+
+/// Defers the creation of `name` until its base exists. The daemon's own calls (from the store or
+/// the TOML file) get the error `missing` instead, because the daemon retries those itself.
+pub async fn wait_for_base(
+    engine: &Engine,
+    name: &str,
+    method: &str,
+    params: Value,
+    missing: RpcError,
+) -> Result<(), RpcError> {
+    if crate::journal::is_replaying() || crate::journal::is_declaring() {
+        return Err(missing);
+    }
+    nacre_bdev::registry::check_name(name).or_refuse()?;
+    let key = key(name);
+    let there = engine.plane()?.bdevs.lookup(name).is_some() || engine.volumes.find(name).is_ok();
+    if there
+        || engine.journal.find(&key).is_some()
+        || engine.journal.find(&format!("bdev/{name}")).is_some()
+    {
+        let taken = format!("there is a device \"{name}\", or one that waits for its base");
+        return Err(RpcError::errno(Errno::EEXIST, taken).field("name"));
+    }
+    let record = Record {
+        key,
+        method: method.to_owned(),
+        params,
+    };
+    engine.deferred.expect(&record);
+    let base = missing_or(&record);
+    info!(
+        bdev = name,
+        base, "the device is made when its base is there"
+    );
+    engine.journal.defer(record).await
+}
+
+fn missing_or(record: &Record) -> String {
+    bases(record).collect::<Vec<_>>().join(", ")
+}
+
+/// Finds the deferred calls in the restored journal.
+pub fn restore(engine: &Engine) {
+    for entry in engine.journal.below(PREFIX) {
+        engine.deferred.expect(&entry.record);
+    }
+}
+
+/// Runs the deferred calls whose bases have appeared. Returns when each has succeeded or failed.
+pub async fn settle(engine: &Rc<Engine>) {
+    let deferred = &engine.deferred;
+    let _one = deferred.settling.lock().await;
+    loop {
+        let arrived: Vec<String> = {
+            let mut arrived = deferred.arrived.lock();
+            arrived.drain(..).collect()
+        };
+        if arrived.is_empty() {
+            return;
+        }
+        if deferred.waiting.borrow().is_empty() {
+            continue;
+        }
+        let Ok(plane) = engine.plane() else { return };
+        let names = arrived.into_iter().flat_map(|name| {
+            let listed = plane.bdevs.get(&name).ok();
+            let others = listed.map(|l| (l.layer.uuid().to_string(), l.aliases));
+            let (uuid, aliases) = others.map_or((None, Vec::new()), |(u, a)| (Some(u), a));
+            std::iter::once(name).chain(uuid).chain(aliases)
+        });
+        for key in deferred.take(names) {
+            let Some(entry) = engine.journal.find(&key) else {
+                continue;
+            };
+            match missing_base(&plane, &entry.record) {
+                Some(_) => deferred.expect(&entry.record),
+                None => engine.replay(&entry.record).await,
+            }
+        }
+    }
+}
+
+/// Removes the record of a deferred call that succeeded, if it still exists.
+pub async fn done(engine: &Engine, record: &Record) {
+    if record.key.starts_with(PREFIX) && engine.journal.find(&record.key).is_some() {
+        // On failure the next attempt removes it.
+        let _ = engine.journal.commit(Change::remove(&record.key)).await;
+    }
+}

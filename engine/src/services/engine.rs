@@ -1,0 +1,466 @@
+//! The state that RPC methods act on, and the single entry point for calls.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard, watch};
+use tracing::{debug, warn};
+
+use crate::config::Settings;
+use crate::journal::{Entry, Journal};
+use crate::logs::Logs;
+use crate::methods::nvmf::ReservationJobs;
+use crate::methods::options::StartupOptions;
+use crate::notify::Notifications;
+use crate::plane::Plane;
+use crate::rpc::error::{Errno, STARTING};
+use crate::rpc::method::{CallFuture, MethodEntry};
+use crate::rpc::server::Dispatch;
+use crate::rpc::{Order, Registry, RpcError};
+use crate::services::declared::Declared;
+use crate::services::deferred::{self, Deferred};
+use crate::services::devices::Devices;
+use crate::services::drives::Drives;
+use crate::services::listeners::Listeners;
+use crate::services::rdma::Rdma;
+use crate::services::remotes::Remotes;
+use crate::services::volumes::Volumes;
+use crate::store::Record;
+
+/// The program that the daemon was started as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Personality {
+    Nacre,
+    /// SPDK's `nvmf_tgt`: its socket, its flags, and no state of its own.
+    NvmfTgt,
+}
+
+/// The phase of the daemon's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Waiting for `framework_start_init`.
+    Startup,
+    /// Starting up: only methods allowed in every phase may be called.
+    Starting,
+    Runtime,
+    Stopping,
+}
+
+/// Settings that a new configuration changes while the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tunables {
+    pub deadline_s: u64,
+    pub allowed: Vec<String>,
+    pub retry_s: u64,
+}
+
+/// The state of a daemon. Lives on the management thread.
+pub struct Engine {
+    pub personality: Personality,
+    /// The settings at start; [`Engine::tunables`] has the ones that can change.
+    pub settings: Settings,
+    pub registry: Registry<Engine>,
+    pub journal: Journal,
+    pub notes: Notifications,
+    pub logs: Logs,
+    tunables: RefCell<Tunables>,
+    pub tuned: Notify,
+    /// Options set by startup-only methods, before the data plane starts.
+    pub options: RefCell<StartupOptions>,
+    pub started: Instant,
+    pub devices: Devices,
+    pub declared: Declared,
+    pub deferred: Deferred,
+    pub listeners: Listeners,
+    pub rdma: Rdma,
+    pub remotes: Remotes,
+    pub drives: Drives,
+    /// Reservations that are being stored.
+    pub reservation_jobs: ReservationJobs,
+    pub volumes: Volumes,
+    /// Set by `init`, cleared by `fini`.
+    plane: RefCell<Option<Rc<Plane>>>,
+    phase: watch::Sender<Phase>,
+    stop: watch::Sender<bool>,
+    /// The error if the daemon stops because of a failure.
+    failure: RefCell<Option<String>>,
+    /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
+    gate: RwLock<()>,
+    /// Held during a replay: no two tasks create the same object.
+    replaying: Mutex<()>,
+    /// Number of times that hosts were held.
+    pub holds: Cell<u64>,
+    /// True while calls of an SPDK file follow the start; hosts wait for them too.
+    pub more_to_come: watch::Sender<bool>,
+    calls: Cell<u64>,
+    refused: Cell<u64>,
+}
+
+impl Engine {
+    pub fn new(
+        personality: Personality,
+        settings: Settings,
+        logs: Logs,
+        journal: Journal,
+    ) -> Engine {
+        Engine {
+            personality,
+            registry: crate::methods::all(),
+            journal,
+            notes: Notifications::default(),
+            logs,
+            options: RefCell::default(),
+            tunables: RefCell::new(Tunables {
+                deadline_s: settings.rpc.deadline_s,
+                allowed: settings.rpc.allowed.clone(),
+                retry_s: settings.data.retry_s,
+            }),
+            tuned: Notify::new(),
+            settings,
+            started: Instant::now(),
+            devices: Devices::default(),
+            declared: Declared::default(),
+            deferred: Deferred::default(),
+            listeners: Listeners::default(),
+            rdma: Rdma::default(),
+            remotes: Remotes::default(),
+            drives: Drives::default(),
+            reservation_jobs: ReservationJobs::default(),
+            volumes: Volumes::default(),
+            plane: RefCell::default(),
+            phase: watch::channel(Phase::Startup).0,
+            stop: watch::channel(false).0,
+            failure: RefCell::default(),
+            gate: RwLock::new(()),
+            replaying: Mutex::new(()),
+            holds: Cell::new(0),
+            more_to_come: watch::channel(false).0,
+            calls: Cell::new(0),
+            refused: Cell::new(0),
+        }
+    }
+
+    /// The data plane. Methods that need it are callable only while it exists.
+    pub fn plane(&self) -> Result<Rc<Plane>, RpcError> {
+        let plane = self.plane.borrow();
+        plane
+            .clone()
+            .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "the data plane is not running"))
+    }
+
+    pub fn set_plane(&self, plane: Option<Rc<Plane>>) -> Option<Rc<Plane>> {
+        self.plane.replace(plane)
+    }
+
+    /// Waits for changes that were called earlier.
+    pub async fn settled(&self) {
+        drop(self.gate.read().await);
+    }
+
+    /// For changing methods of [`Order::Free`]: other calls run while they wait without this gate.
+    pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.gate.write().await
+    }
+
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    /// Resolves once the daemon is in `phase` or later.
+    pub async fn reached(&self, phase: Phase) {
+        let mut phases = self.phase.subscribe();
+        // The sender lives as long as the engine.
+        let _ = phases.wait_for(|now| *now >= phase).await;
+    }
+
+    /// Resolves once the daemon runs and every call of its SPDK file was tried.
+    pub async fn configured(&self) {
+        self.reached(Phase::Runtime).await;
+        // The sender lives as long as the engine.
+        let _ = self.more_to_come.subscribe().wait_for(|more| !more).await;
+    }
+
+    /// True if [`Engine::configured`] would not wait.
+    pub fn is_configured(&self) -> bool {
+        self.phase() >= Phase::Runtime && !*self.more_to_come.borrow()
+    }
+
+    /// Asks the daemon to stop.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Asks the daemon to stop and exit with a failure.
+    pub fn fail(&self, why: String) {
+        self.failure.replace(Some(why));
+        self.stop();
+    }
+
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
+    pub async fn stopping(&self) {
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+
+    /// Number of answered calls, and of those answered with an error.
+    pub fn call_counts(&self) -> (u64, u64) {
+        (self.calls.get(), self.refused.get())
+    }
+
+    /// Finds, checks and runs a method, within the deadline. The single entry point for the socket,
+    /// startup files and replay.
+    pub async fn call(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Box<RawValue>, RpcError> {
+        let outcome = self.try_call(method, params, Caller::Client).await;
+        // This call may name deferred devices whose bases exist by now: create them first.
+        deferred::settle(self).await;
+        self.calls.set(self.calls.get() + 1);
+        if let Err(error) = &outcome {
+            self.refused.set(self.refused.get() + 1);
+            debug!(target: "nacre_engine_rpc", method, %error, "call refused");
+        }
+        outcome
+    }
+
+    async fn try_call(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+        caller: Caller,
+    ) -> Result<Box<RawValue>, RpcError> {
+        let client = caller == Caller::Client;
+        let allowed = |name: &str| !client || self.allowed(name);
+        let entry = self
+            .registry
+            .find(method)
+            .filter(|entry| allowed(entry.name))
+            .ok_or_else(|| {
+                let unknown =
+                    RpcError::method_not_found(format!("there is no method \"{method}\""));
+                match crate::values::suggest::closest(
+                    method,
+                    self.registry.names().filter(|n| self.allowed(n)),
+                ) {
+                    Some(close) => unknown.remedy(format!("did you mean \"{close}\"?")),
+                    None => unknown.remedy("rpc_get_methods lists them all"),
+                }
+            })?;
+        if caller == Caller::Client {
+            self.check_phase(entry)?;
+        }
+        let (order, changes, name) = (entry.order, entry.changes, entry.name);
+        let work = entry.call(params, Rc::clone(self))?;
+        let engine = Rc::clone(self);
+        let part_of = crate::journal::part_of();
+        // A separate task: a change that outlives its deadline still completes, so that nothing is
+        // left half done.
+        let mut running = tokio::task::spawn_local(async move {
+            let _changing;
+            let _reading;
+            match order {
+                Order::Exclusive => _changing = engine.gate.write().await,
+                Order::Read => _reading = engine.gate.read().await,
+                Order::Free => {}
+            }
+            match caller {
+                Caller::Config => crate::journal::declaring(work).await,
+                Caller::Daemon => crate::journal::as_part(part_of, work).await,
+                Caller::Client => {
+                    // Earlier calls ran first; the daemon may have started by now.
+                    if let Some(entry) = engine.registry.find(name) {
+                        engine.check_phase(entry)?;
+                    }
+                    work.await
+                }
+                Caller::Replay(entry) => {
+                    let work = async {
+                        engine.refuse_overtaken()?;
+                        work.await
+                    };
+                    let work = crate::journal::replaying(entry.record, work);
+                    if entry.durable {
+                        work.await
+                    } else {
+                        crate::journal::declaring(work).await
+                    }
+                }
+            }
+        });
+        match tokio::time::timeout(self.deadline(), &mut running).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(panic)) => {
+                warn!(method, %panic, "a method failed");
+                Err(RpcError::internal(format!("the method failed: {panic}"))
+                    .remedy("this is a bug: please report it"))
+            }
+            Err(_) => {
+                let seconds = self.deadline().as_secs();
+                let late = format!("{method} has not ended within {seconds} s");
+                let cause = if changes {
+                    format!("{late}; its change will be completed")
+                } else {
+                    // No client waits for the answer, and exclusive calls would wait for this one.
+                    running.abort();
+                    late
+                };
+                Err(RpcError::errno(Errno::ETIMEDOUT, cause))
+            }
+        }
+    }
+
+    /// Checks whether a client may call the method in this phase.
+    pub fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
+        match self.phase() {
+            Phase::Startup if !entry.callable(false) => {
+                Err(RpcError::invalid_state(
+                    "Method may only be called after framework is initialized using framework_start_init RPC.",
+                ))
+            }
+            Phase::Starting if !entry.callable(false) || !entry.callable(true) => {
+                Err(RpcError::invalid_state("Method may only be called after framework is initialized using framework_start_init RPC.")
+                    .cause(STARTING)
+                    .remedy("wait with framework_wait_init"))
+            }
+            Phase::Runtime | Phase::Stopping if !entry.callable(true) => {
+                Err(RpcError::invalid_state(
+                    "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then issue this RPC before the framework_start_init RPC.",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A call by the daemon itself, exempt from the allow-list and the phase check.
+    pub async fn own_call(
+        self: &Rc<Self>,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Box<RawValue>, RpcError> {
+        self.try_call(method, params, Caller::Daemon).await
+    }
+
+    /// A call for an object that the configuration file declares.
+    pub async fn declared_call(
+        self: &Rc<Self>,
+        method: &str,
+        params: &serde_json::Value,
+    ) -> Result<Box<RawValue>, RpcError> {
+        let params = serde_json::value::to_raw_value(params)
+            .map_err(|e| RpcError::internal(e.to_string()))?;
+        self.try_call(method, Some(&params), Caller::Config).await
+    }
+
+    /// For methods that lock the gate themselves: fails if the replayed object has since been
+    /// deleted or changed.
+    pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
+        if self.journal.is_overtaken() {
+            let cause = "the object was deleted, changed or created meanwhile";
+            Err(RpcError::errno(Errno::EAGAIN, cause))
+        } else {
+            Ok(())
+        }
+    }
+
+    pub fn tunables(&self) -> Tunables {
+        self.tunables.borrow().clone()
+    }
+
+    pub fn tune(&self, tunables: Tunables) {
+        self.tunables.replace(tunables);
+        self.tuned.notify_waiters();
+    }
+
+    pub fn deadline(&self) -> Duration {
+        Duration::from_secs(self.tunables.borrow().deadline_s)
+    }
+
+    pub fn allowed(&self, method: &str) -> bool {
+        let allowed = &self.tunables.borrow().allowed;
+        allowed.is_empty() || allowed.iter().any(|name| name == method)
+    }
+
+    /// Creates a stored object again, unless it exists or was deleted. Call it without the gate.
+    pub async fn replay(self: &Rc<Self>, record: &Record) {
+        use crate::journal::EntryState;
+        let _one = self.replaying.lock().await;
+        // Find the entry before the call, which makes it live on success. It may have changed since
+        // the replay was scheduled.
+        let Some(entry) = self.journal.find(&record.key) else {
+            return;
+        };
+        let record = entry.record.clone();
+        let again = match entry.state {
+            EntryState::Live => return,
+            EntryState::Waiting => false,
+            EntryState::Failed { .. } => true,
+        };
+        if self
+            .plane()
+            .is_ok_and(|plane| deferred::missing_base(&plane, &record).is_some())
+        {
+            return;
+        }
+        let outcome = match serde_json::value::to_raw_value(&record.params) {
+            Ok(params) => {
+                let called = self.try_call(&record.method, Some(&params), Caller::Replay(entry));
+                called.await.map(drop)
+            }
+            Err(error) => Err(RpcError::internal(error.to_string())),
+        };
+        if outcome.is_ok() {
+            deferred::done(self, &record).await;
+        }
+        let now = self.journal.find(&record.key);
+        let waits = now.is_some_and(|e| e.record == record && e.state != EntryState::Live);
+        if outcome.is_err() && !waits {
+            return;
+        }
+        // It may depend on a volume that is being opened, or on a declared object, which is created
+        // after the stored ones. Whatever creates the last of them retries.
+        if let Err(error) = &outcome
+            && !again
+            && (self.volumes.are_opening() || self.declared.is_coming())
+        {
+            debug!(object = record.key, %error, "not restored yet");
+            return;
+        }
+        let kind = if outcome.is_ok() {
+            "state_restored"
+        } else {
+            "state_restore_failed"
+        };
+        // A repeated failure is not reported again; nor is a success at the first attempt.
+        if outcome.is_ok() == again {
+            self.notes.send(kind, record.key.clone());
+        }
+        self.journal.restored(&record.key, outcome);
+    }
+}
+
+/// The origin of a call.
+#[derive(Debug, Clone, PartialEq)]
+enum Caller {
+    Client,
+    Daemon,
+    /// Replay of this entry.
+    Replay(Entry),
+    /// The configuration file; the result is not stored.
+    Config,
+}
+
+impl Dispatch for Engine {
+    fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture {
+        Box::pin(async move { Engine::call(&self, &method, params.as_deref()).await })
+    }
+}

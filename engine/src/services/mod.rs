@@ -1,0 +1,25 @@
+//! The services: each owns one kind of object of the daemon. [`engine::Engine`] has one of each.
+//!
+//! ```text
+//!   methods ─▶ Engine ─┬─ volumes     replicated volumes: open, close, events
+//!                      ├─ devices     requested histograms and samples, device events
+//!                      ├─ drives      NVMe drives of this machine
+//!                      ├─ remotes     namespaces of other machines
+//!                      ├─ listeners   addresses that hosts connect to
+//!                      ├─ rdma        RDMA devices
+//!                      ├─ declared    objects of the configuration file
+//!                      └─ deferred    devices whose base does not exist yet
+//! ```
+//!
+//! RPC methods use services. Services never use methods; a service that needs a method's work calls
+//! it by name, through the engine.
+
+pub mod declared;
+pub mod deferred;
+pub mod devices;
+pub mod drives;
+pub mod engine;
+pub mod listeners;
+pub mod rdma;
+pub mod remotes;
+pub mod volumes;

@@ -1,0 +1,135 @@
+//! RDMA in the daemon: the machine's verbs, loaded at first use, and the single RDMA plug.
+
+pub mod describe;
+mod incidents;
+pub mod soft;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use nacre_hugepages::Arena;
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
+use nacre_transport_rdma_verbs::Provider;
+use nacre_transport_rdma_verbs::real::{Absence, VerbsProvider};
+use tokio::sync::Notify;
+
+use crate::services::engine::Engine;
+
+/// Longest delay for a removal of a device that this process has open, if no event announces it.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// The verbs of this machine. Clones share them.
+#[derive(Clone, Default)]
+pub struct Verbs(Arc<OnceLock<Arc<dyn Provider>>>);
+
+impl Verbs {
+    /// Wraps another provider, for tests.
+    #[cfg(test)]
+    pub fn of(provider: Arc<dyn Provider>) -> Verbs {
+        Verbs(Arc::new(OnceLock::from(provider)))
+    }
+
+    /// Loads the libraries at first use. This reads files, so call it on a thread that may block.
+    pub fn open(&self) -> Result<Arc<dyn Provider>, Absence> {
+        if let Some(open) = self.0.get() {
+            return Ok(Arc::clone(open));
+        }
+        let provider = VerbsProvider::find()?;
+        // Of two concurrent loads the first one is used.
+        Ok(Arc::clone(self.0.get_or_init(|| Arc::new(provider))))
+    }
+}
+
+/// The daemon's RDMA state: verbs, the transport if one was created, and change notifications.
+#[derive(Default)]
+pub struct Rdma {
+    pub verbs: Verbs,
+    plug: RefCell<Option<Arc<RdmaPlug>>>,
+    changed: Arc<Notify>,
+    incidents: Arc<Notify>,
+    watched: Cell<bool>,
+}
+
+impl Rdma {
+    #[cfg(test)]
+    pub fn with(provider: Arc<dyn Provider>) -> Rdma {
+        Rdma {
+            verbs: Verbs::of(provider),
+            ..Rdma::default()
+        }
+    }
+
+    /// The transport, once created.
+    pub fn plug(&self) -> Option<Arc<RdmaPlug>> {
+        self.plug.borrow().clone()
+    }
+
+    /// Follows a new transport.
+    pub fn made(engine: &Rc<Engine>, plug: Arc<RdmaPlug>) {
+        let of = &engine.rdma;
+        let (changed, incidents) = (Arc::clone(&of.changed), Arc::clone(&of.incidents));
+        // Notify stores one permit, so a change without a waiter is not lost.
+        plug.on_change(move || changed.notify_one());
+        plug.on_incident(move || incidents.notify_one());
+        of.plug.replace(Some(plug));
+        incidents::follow(engine);
+        Rdma::watch_for_removal(engine);
+    }
+
+    /// Notified when an unreported failure occurred.
+    fn incidents(&self) -> Arc<Notify> {
+        Arc::clone(&self.incidents)
+    }
+
+    /// Resolves when devices, ports or addresses have changed since the last call.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// From now on, releases devices that are gone. An opened device, even one opened only for a
+    /// description, stays open in librdmacm, and removing a software device waits for all processes
+    /// that have it open.
+    pub fn watch_for_removal(engine: &Rc<Engine>) {
+        if engine.rdma.watched.replace(true) {
+            return;
+        }
+        let weak = Rc::downgrade(engine);
+        tokio::task::spawn_local(async move {
+            while let Some(engine) = weak.upgrade() {
+                let verbs = engine.rdma.verbs.clone();
+                drop(engine);
+                let found = tokio::task::spawn_blocking(move || {
+                    let provider = verbs.open().ok()?;
+                    provider.devices().ok().map(|devices| devices.len())
+                });
+                let none = matches!(found.await, Ok(None | Some(0)));
+                let Some(engine) = weak.upgrade() else { return };
+                if none && engine.rdma.plug().is_none() {
+                    engine.rdma.watched.set(false);
+                    return;
+                }
+                drop(engine);
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+    }
+
+    /// Bytes of memory that the next device has to register: the whole data path, and the memory of
+    /// each of `cores`. 0 once a device has registered it.
+    pub fn memory_needed(&self, arenas: &[Arena], cores: usize, config: &RdmaConfig) -> u64 {
+        let sum = |arenas: &[Arena]| arenas.iter().map(|arena| arena.report().bytes).sum::<u64>();
+        match self.plug() {
+            Some(plug) if !plug.domains().is_empty() => 0,
+            Some(plug) => sum(&plug.arenas()),
+            None => sum(arenas) + cores as u64 * config.bytes_per_core().next_multiple_of(2 << 20),
+        }
+    }
+
+    /// Drops the transport, which ends with the data plane.
+    pub fn close(&self) {
+        self.plug.replace(None);
+        self.incidents.notify_one();
+    }
+}

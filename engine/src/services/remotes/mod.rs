@@ -1,0 +1,296 @@
+//! Remote controllers that this daemon is attached to, and their namespaces as devices.
+//!
+//! ```text
+//!   bdev_nvme_attach_controller ──▶ Plan ── begin ──▶ Attachment, polled by one reactor
+//!        (methods/bdev/nvme)      (plan.rs)              │ its status changed
+//!                                                        ▼
+//!                                    follow: devices registered, resized, removed; events sent
+//! ```
+//!
+//! Failed connections are retried. The journal restores objects stacked on the devices when the
+//! devices appear.
+
+mod plan;
+mod uri;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_remote::{Attachment, Changes, State, Status};
+use nacre_transport_connect::{Rdma, RdmaTuning, Source};
+use nacre_transport_rdma_verbs::VerbsError;
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use crate::plane::{Plane, admin_pool};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+
+pub use plan::{PlanError, RemotePlan, Wanted, resolve};
+pub use uri::{attach_params, default_name};
+
+/// Time limit for an orderly shutdown of the controllers.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An attached controller, on the management thread.
+pub struct Remote {
+    pub attachment: Arc<Attachment>,
+    /// The parameters as requested, for replies.
+    pub wanted: Wanted,
+    source: Source,
+    /// Start of the attempt; the time limit of the first connection counts from here.
+    pub begun: Instant,
+    reported: RefCell<Status>,
+}
+
+#[derive(Default)]
+pub struct Remotes {
+    all: RefCell<BTreeMap<String, Rc<Remote>>>,
+    rdma: RefCell<Option<Arc<Rdma>>>,
+    /// Index of the reactor that polls the next controller.
+    next: Cell<usize>,
+    /// A status changed.
+    changed: Arc<Notify>,
+    bdevs_appeared: Notify,
+    /// Notified after a change was handled.
+    pub settled: Notify,
+}
+
+impl Remotes {
+    pub fn find(&self, name: &str) -> Option<Rc<Remote>> {
+        self.all.borrow().get(name).cloned()
+    }
+
+    /// All controllers, by name.
+    pub fn list(&self) -> Vec<(String, Rc<Remote>)> {
+        let all = self.all.borrow();
+        all.iter()
+            .map(|(name, remote)| (name.clone(), Rc::clone(remote)))
+            .collect()
+    }
+
+    /// Removes a controller from the list; the caller ends its devices and connection.
+    pub fn take(&self, name: &str) -> Option<Rc<Remote>> {
+        self.all.borrow_mut().remove(name)
+    }
+
+    /// Resolves when new devices exist.
+    pub async fn bdevs_appeared(&self) {
+        self.bdevs_appeared.notified().await;
+    }
+
+    /// Starts to connect; does not wait for the connection.
+    pub async fn begin(&self, engine: &Engine, plan: RemotePlan) -> Result<Rc<Remote>, RpcError> {
+        let plane = engine.plane()?;
+        let name = plan.config.name.clone();
+        let changed = Arc::clone(&self.changed);
+        // `Notify` keeps a notification that arrives while no task waits.
+        let attachment = Attachment::new(plan.config, plan.connector, move || changed.notify_one());
+        let attachment = Arc::new(attachment);
+        let at = self.next.get();
+        self.next.set(at + 1);
+        let reactor = &plane.reactors[at % plane.reactors.len()];
+        let theirs = Arc::clone(&attachment);
+        let polled = reactor.run(move |core| -> Result<(), String> {
+            let pool = admin_pool().ok_or("the reactor has no memory")?;
+            let waker = core.handle().waker();
+            let wake = move || waker.wake();
+            let poller = theirs
+                .poller(pool, Some(core.clone()), wake, core.now())
+                .map_err(|error| error.to_string())?;
+            let added = core.add_poller(Box::new(poller));
+            added.map(drop).map_err(|error| error.to_string())
+        });
+        let polled = polled.await.map_err(|error| error.to_string());
+        polled.and_then(|made| made).map_err(RpcError::internal)?;
+        let remote = Rc::new(Remote {
+            reported: RefCell::new(attachment.status()),
+            attachment,
+            wanted: plan.wanted,
+            source: plan.source,
+            begun: Instant::now(),
+        });
+        self.all.borrow_mut().insert(name, Rc::clone(&remote));
+        Ok(remote)
+    }
+
+    /// The RDMA resources shared by all controllers, with the memory of the data path.
+    pub fn rdma(
+        &self,
+        provider: Arc<dyn nacre_transport_rdma_verbs::Provider>,
+        plane: &Plane,
+        cm_timeout: Duration,
+    ) -> Arc<Rdma> {
+        let tuning = RdmaTuning {
+            entries: plan::ENTRIES,
+            cm_timeout,
+            tos: 0,
+        };
+        let absence = || VerbsError::Unavailable {
+            what: "No RDMA devices found".into(),
+            remedy: "`nacre doctor` names the reason".into(),
+        };
+        let made = || {
+            let rdma = Rdma::over(provider, Box::new(absence), tuning);
+            Arc::new(rdma.with_memory(plane.arenas.clone()))
+        };
+        Arc::clone(self.rdma.borrow_mut().get_or_insert_with(made))
+    }
+
+    /// Shuts all controllers down in order, within `PATIENCE`.
+    pub async fn close(&self) {
+        let all = std::mem::take(&mut *self.all.borrow_mut());
+        for remote in all.values() {
+            remote.attachment.close();
+        }
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        for remote in all.values() {
+            closed(&remote.attachment, deadline).await;
+        }
+        self.rdma.replace(None);
+    }
+}
+
+/// Waits until the controller is shut down or the deadline passes: an unreachable target cannot
+/// confirm.
+pub async fn closed(attachment: &Attachment, deadline: tokio::time::Instant) {
+    while !matches!(attachment.status().state, State::Closed | State::Failed(_))
+        && tokio::time::Instant::now() < deadline
+    {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Deadline for the shutdown of a detached controller.
+pub fn close_deadline() -> tokio::time::Instant {
+    tokio::time::Instant::now() + PATIENCE
+}
+
+/// Handles status changes of attached controllers until the data plane ends.
+pub async fn follow(engine: Rc<Engine>) {
+    let changed = Arc::clone(&engine.remotes.changed);
+    let mut again: Option<Duration> = None;
+    loop {
+        let later = async {
+            match again {
+                Some(after) => tokio::time::sleep(after).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = changed.notified() => {}
+            () = later => {}
+        }
+        let Ok(plane) = engine.plane() else { return };
+        again = None;
+        for (name, remote) in engine.remotes.list() {
+            let changes = remote.sync(&engine, &plane, &name);
+            again = match (again, changes) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        engine.remotes.settled.notify_waiters();
+    }
+}
+
+impl Remote {
+    /// Updates the devices from the controller's namespaces and reports changes. Returns when to
+    /// call again, if needed.
+    pub fn sync(&self, engine: &Rc<Engine>, plane: &Plane, name: &str) -> Option<Duration> {
+        let status = self.attachment.status();
+        let before = self.reported.replace(status.clone());
+        self.report(engine, name, &before, &status);
+        if before.state == State::Live && status.state != State::Live {
+            self.look_for_source(engine);
+        }
+        let Changes {
+            added,
+            resized,
+            removed,
+            refused,
+            again,
+        } = self.attachment.sync(&plane.bdevs, Instant::now());
+        for device in &added {
+            info!(controller = name, device, "a remote namespace is a device");
+        }
+        for (device, blocks) in resized {
+            info!(device, blocks, "a remote namespace has another size");
+        }
+        for (device, _) in removed {
+            warn!(device, "a remote namespace is gone");
+        }
+        for (device, why) in refused {
+            warn!(device, why, "a remote namespace is not used");
+            engine
+                .notes
+                .send("remote_refused", format!("{device}: {why}"));
+        }
+        if !added.is_empty() {
+            engine.remotes.bdevs_appeared.notify_one();
+        }
+        again
+    }
+
+    fn report(&self, engine: &Engine, name: &str, before: &Status, now: &Status) {
+        let why = || match now.state.error() {
+            Some(error) => format!("{name}: {error}"),
+            None => name.to_owned(),
+        };
+        if now.losses > before.losses {
+            engine.notes.send("remote_lost", why());
+        }
+        if now.connects > before.connects {
+            engine
+                .notes
+                .send("remote_connected", format!("{name}: {}", now.transport));
+            let (was, is) = (before.transport, now.transport);
+            if was == TransportType::Rdma && is == TransportType::Tcp {
+                engine
+                    .notes
+                    .send("transport_downgraded", format!("{name}: {}", now.causes));
+            } else if was == TransportType::Tcp && is == TransportType::Rdma {
+                engine.notes.send("transport_restored", name);
+            }
+        }
+        let failed = |state: &State| matches!(state, State::Failed(_));
+        if failed(&now.state) && !failed(&before.state) {
+            engine.notes.send("remote_failed", why());
+        }
+    }
+
+    /// Selects the source address again for the next connection: an interface may have a new
+    /// address.
+    fn look_for_source(&self, engine: &Rc<Engine>) {
+        let selectors = match self.wanted.hostaddr {
+            Some(_) => return,
+            None => engine.settings.replication.iface.clone(),
+        };
+        let (target, source) = (self.wanted.address.ip(), self.source.clone());
+        if !selectors.is_empty() {
+            tokio::task::spawn_blocking(move || match plan::source(&selectors, target) {
+                Ok(found) => source.set(found),
+                Err(error) => warn!(%error, "connections begin where they did before"),
+            });
+        }
+    }
+}
+
+impl From<PlanError> for RpcError {
+    fn from(error: PlanError) -> RpcError {
+        let cause = error.to_string();
+        let (errno, field) = match &error {
+            PlanError::Resolve(_) => (Errno::ENOENT, "traddr"),
+            PlanError::NoSource { .. } => (Errno::ENODEV, "hostaddr"),
+            PlanError::Rdma(_) => (Errno::ENODEV, "trtype"),
+            PlanError::Digests => (Errno::EINVAL, "hdgst"),
+            PlanError::Identity(_) => (Errno::EINVAL, "hostnqn"),
+        };
+        RpcError::errno(errno, cause).field(field)
+    }
+}

@@ -1,0 +1,299 @@
+//! Turns attach parameters and the machine's state into a controller that can be connected.
+
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
+use nacre_nvmf::host::Connector;
+use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
+use nacre_nvmf::transport::TransportType;
+use nacre_nvmf_remote::Config;
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::tcp::Digests;
+use nacre_transport_connect::{PathConnector, Source, TcpConnector};
+
+use crate::config::replication::Replication;
+use crate::doctor::{System, check_rdma_route, select};
+use crate::rpc::RpcError;
+use crate::services::engine::Engine;
+use crate::services::rdma::{Rdma, Verbs};
+use crate::values::address::{self, AddressError, is_link_local};
+use crate::values::host_identity::{Identity, IdentityError};
+
+/// Minimum number of entries of a queue pair.
+pub const ENTRIES: u16 = 32;
+
+/// Validated attach parameters, with global options filled in.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    pub name: String,
+    pub transport: TransportChoice,
+    /// `None`: no fallback with `RDMA`; decided by `[replication]` with `AUTO`.
+    pub fallback: Option<Fallback>,
+    /// The address or host name as given.
+    pub host: String,
+    /// The resolved address.
+    pub address: SocketAddr,
+    pub subnqn: Nqn,
+    pub controller: ControllerId,
+    pub hostnqn: Option<Nqn>,
+    pub hostaddr: Option<IpAddr>,
+    pub digests: Digests,
+    pub select: Select,
+    pub max_devices: usize,
+    pub io_queues: u16,
+    pub queue_entries: u16,
+    pub connect_timeout: Duration,
+    pub io_timeout: Duration,
+    pub admin_timeout: Duration,
+    pub keep_alive: Duration,
+    /// `None`: no limit.
+    pub loss_timeout: Option<Duration>,
+    /// `None`: grows with each failure.
+    pub reconnect_delay: Option<Duration>,
+    pub fast_io_fail: Option<Duration>,
+    pub failback: bool,
+    pub tos: u8,
+    pub disable_sq_flow_control: bool,
+}
+
+/// Everything needed to connect.
+pub struct RemotePlan {
+    pub config: Config,
+    pub connector: Arc<dyn Connector>,
+    pub source: Source,
+    pub wanted: Wanted,
+}
+
+/// Why the controller cannot be connected from this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    #[error(transparent)]
+    Resolve(#[from] AddressError),
+    #[error(
+        "connections are to begin at {selectors}, and no interface that this selects has an {family} address"
+    )]
+    NoSource {
+        selectors: String,
+        family: &'static str,
+    },
+    #[error("no RDMA on this machine: {0}; use TCP, or allow it as the fallback")]
+    Rdma(String),
+    #[error("digests are of TCP: over RDMA the network has checksums of its own")]
+    Digests,
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+}
+
+/// The machine's state.
+struct Machine {
+    identity: Identity,
+    source: Option<IpAddr>,
+    /// Why the route to the target has no RDMA.
+    no_way: Option<String>,
+    verbs: Option<Result<Arc<dyn nacre_transport_rdma_verbs::Provider>, String>>,
+}
+
+/// Resolves `host`; queries the network for a name.
+pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, PlanError> {
+    Ok(address::resolve(host, port)?)
+}
+
+/// The address of a selected interface, in the address family of `target`.
+pub fn source(selectors: &[String], target: IpAddr) -> Result<Option<IpAddr>, PlanError> {
+    if selectors.is_empty() {
+        return Ok(None);
+    }
+    let system = System::real();
+    let found = selectors
+        .iter()
+        .flat_map(|selector| select(&system, selector));
+    let mut fitting = found
+        .map(|selected| selected.ip)
+        .filter(|ip| ip.is_ipv4() == target.is_ipv4())
+        .filter(|ip| is_link_local(*ip) == is_link_local(target));
+    match fitting.next() {
+        Some(ip) => Ok(Some(ip)),
+        None => Err(PlanError::NoSource {
+            selectors: selectors.join(", "),
+            family: adrfam(target),
+        }),
+    }
+}
+
+/// Reads the machine's state. Blocks: reads files, and may load libraries.
+fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Machine, PlanError> {
+    let hostnqn = wanted.hostnqn.as_ref().map(Nqn::to_string);
+    let identity = Identity::find(hostnqn.as_deref(), None)?;
+    let target = wanted.address.ip();
+    let source = match wanted.hostaddr {
+        Some(address) => Some(address),
+        None => source(&replication.iface, target)?,
+    };
+    let auto = wanted.transport == TransportChoice::Auto;
+    let by_rdma = match wanted.transport {
+        TransportChoice::Tcp => false,
+        TransportChoice::Rdma => true,
+        TransportChoice::Auto => replication.transport != TransportChoice::Tcp,
+    };
+    let no_way = (by_rdma && auto && replication.transport == TransportChoice::Auto)
+        .then(|| check_rdma_route(&System::real(), target).err())
+        .flatten();
+    let open = || {
+        verbs
+            .open()
+            .map_err(|absence| absence.into_error().to_string())
+    };
+    Ok(Machine {
+        identity,
+        source,
+        no_way,
+        verbs: by_rdma.then(open),
+    })
+}
+
+impl RemotePlan {
+    pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<RemotePlan, RpcError> {
+        let replication = engine.settings.replication.clone();
+        let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
+        let (patience, looked) = (Duration::from_secs(5), {
+            let replication = replication.clone();
+            tokio::task::spawn_blocking(move || look(&theirs, &replication, &verbs))
+        });
+        let late = |_| {
+            RpcError::internal(format!(
+                "looking at this machine took longer than {patience:?}"
+            ))
+        };
+        let looked = tokio::time::timeout(patience, looked).await.map_err(late)?;
+        let mut machine = looked.map_err(|e| RpcError::internal(e.to_string()))??;
+        // Each daemon is a separate host to its targets, regardless of its NQN: a reservation then
+        // excludes other daemons, even on this machine.
+        let holder = engine.volumes.holder();
+        if !holder.is_nil() {
+            machine.identity.id = holder.into_bytes();
+        }
+        let plane = engine.plane()?;
+        let rdma = match machine.verbs {
+            None => None,
+            Some(Ok(provider)) => {
+                let rdma = engine
+                    .remotes
+                    .rdma(provider, &plane, replication.cm_timeout());
+                let theirs = Arc::clone(&rdma);
+                let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
+                let _ = tokio::time::timeout(patience, prepared).await;
+                // Releases the device when it is removed.
+                Rdma::watch_for_removal(engine);
+                Some(Ok(rdma))
+            }
+            Some(Err(why)) => Some(Err(why)),
+        };
+        Ok(RemotePlan::made(
+            wanted,
+            &replication,
+            machine.identity,
+            machine.source,
+            machine.no_way,
+            rdma,
+        )?)
+    }
+
+    fn made(
+        wanted: Wanted,
+        replication: &Replication,
+        identity: Identity,
+        source: Option<IpAddr>,
+        no_way: Option<String>,
+        rdma: Option<Result<Arc<nacre_transport_connect::Rdma>, String>>,
+    ) -> Result<RemotePlan, PlanError> {
+        let from = Source::default();
+        from.set(source);
+        let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
+            .tuned(wanted.tos, wanted.connect_timeout)
+            .from(from.clone());
+        let fallback = wanted.fallback.unwrap_or(match wanted.transport {
+            TransportChoice::Auto => replication.fallback,
+            TransportChoice::Tcp | TransportChoice::Rdma => Fallback::None,
+        });
+        let fallback = fallback == Fallback::Tcp;
+        let insists = wanted.transport == TransportChoice::Rdma
+            || replication.transport == TransportChoice::Rdma;
+        let mut paths = None;
+        let connector: Arc<dyn Connector> = match rdma {
+            None => Arc::new(tcp),
+            Some(Err(why)) if insists && !fallback => return Err(PlanError::Rdma(why)),
+            Some(Err(_)) => Arc::new(tcp),
+            // RDMA cannot work, and without a fallback there is nothing to return from.
+            Some(Ok(_)) if no_way.is_some() && !fallback => Arc::new(tcp),
+            Some(Ok(_)) if !fallback && wanted.digests != Digests::NONE => {
+                return Err(PlanError::Digests);
+            }
+            Some(Ok(rdma)) => {
+                let other = fallback.then_some(TransportType::Tcp);
+                let mut choice = PathOptions::new(TransportType::Rdma, other);
+                choice.connection_retries = replication.connection_retries;
+                choice.retry_delay = Duration::from_millis(replication.retry_delay_ms);
+                choice.reprobe = if wanted.failback {
+                    Duration::from_secs(replication.rdma_reprobe_s)
+                } else {
+                    Duration::ZERO
+                };
+                choice.reprobe_max = choice.reprobe * 10;
+                choice.unusable = no_way;
+                paths = Some(choice);
+                let by_tcp = fallback.then_some(tcp);
+                let connector = PathConnector::new(rdma, wanted.address, by_tcp);
+                Arc::new(connector.from(from.clone()))
+            }
+        };
+        let config = Config {
+            name: wanted.name.clone(),
+            address: (wanted.host.clone(), wanted.address.port().to_string()),
+            select: wanted.select,
+            max_devices: wanted.max_devices,
+            transport: TransportType::Tcp,
+            options: options(&wanted, identity, paths, replication),
+        };
+        Ok(RemotePlan {
+            config,
+            connector,
+            source: from,
+            wanted,
+        })
+    }
+}
+
+fn options(
+    wanted: &Wanted,
+    identity: Identity,
+    paths: Option<PathOptions>,
+    replication: &Replication,
+) -> HostOptions {
+    let mut options = HostOptions::new(identity.nqn, identity.id, wanted.subnqn.clone());
+    options.controller = wanted.controller;
+    options.queue_entries = wanted.queue_entries;
+    options.io_queues = wanted.io_queues;
+    options.keep_alive = wanted.keep_alive;
+    options.disable_sq_flow_control = wanted.disable_sq_flow_control;
+    options.connect_timeout = match paths {
+        // Time for enabling and identifying a connected controller comes on top.
+        Some(_) => wanted
+            .connect_timeout
+            .max(replication.cm_timeout() + Duration::from_secs(5)),
+        None => wanted.connect_timeout,
+    };
+    options.io_timeout = wanted.io_timeout;
+    options.admin_timeout = wanted.admin_timeout;
+    match wanted.reconnect_delay {
+        Some(delay) => (options.reconnect_delay, options.reconnect_delay_max) = (delay, delay),
+        None => options.reconnect_delay_max = Duration::from_secs(5),
+    }
+    options.loss_timeout = wanted.loss_timeout;
+    options.fast_io_fail = wanted.fast_io_fail;
+    options.wait_for_access = true;
+    options.paths = paths;
+    options
+}

@@ -1,0 +1,356 @@
+//! Events of volumes, and of the devices of their replicas.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nacre_bdev_replica::handle::{
+    Command, Happened, Observer, ReplicaStatus, ResyncKind, VolumeError, VolumeEvent,
+};
+use nacre_bdev_replica::model::{RESERVED, ReplicaState};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tracing::{debug, info, warn};
+
+use crate::notify::{Severity, severity};
+use crate::refusal::{OrRefuse, Refusal};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+
+/// Capacity of the queue to the management thread.
+const WAITING: usize = 1024;
+
+/// Receives events on reactors and sends them to the management thread.
+pub struct EventSender {
+    events: mpsc::Sender<VolumeEvent>,
+    lost: Arc<AtomicU64>,
+}
+
+pub struct EventReceiver {
+    events: mpsc::Receiver<VolumeEvent>,
+    lost: Arc<AtomicU64>,
+}
+
+impl EventSender {
+    pub fn new() -> (EventSender, EventReceiver) {
+        let (sender, events) = mpsc::channel(WAITING);
+        let lost = Arc::new(AtomicU64::new(0));
+        let receiver = EventReceiver {
+            events,
+            lost: Arc::clone(&lost),
+        };
+        (
+            EventSender {
+                events: sender,
+                lost,
+            },
+            receiver,
+        )
+    }
+}
+
+impl Observer for EventSender {
+    fn event(&self, event: VolumeEvent) {
+        // Reactors never wait.
+        if self.events.try_send(event).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+pub async fn follow(engine: Rc<Engine>, mut receiver: EventReceiver) {
+    while let Some(event) = receiver.events.recv().await {
+        let lost = receiver.lost.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            warn!(
+                lost,
+                "events of volumes were lost: there were too many at once"
+            );
+        }
+        act(&engine, &event);
+        report(&engine, &event);
+    }
+}
+
+/// Performs the consequences of an event.
+fn act(engine: &Engine, event: &VolumeEvent) {
+    let Ok(plane) = engine.plane() else { return };
+    match &event.what {
+        // Notify hosts of the new size.
+        Happened::Grown { .. } => {
+            let listed = engine.volumes.find(&event.volume.to_string());
+            if let Some(bdev) = listed.ok().and_then(|l| l.bdev().map(str::to_owned))
+                && let Err(error) = plane.bdevs.notify_resize(&bdev)
+            {
+                debug!(%error, "grown, and gone meanwhile");
+            }
+        }
+        // Idle queues must read the new view and release the replica's device.
+        Happened::ReplicaOut { .. }
+        | Happened::ReplicaRemoved { .. }
+        | Happened::ResyncStopped { .. } => poll_queues(&plane),
+        _ => {}
+    }
+}
+
+/// Makes every core poll its queues.
+pub fn poll_queues(plane: &crate::plane::Plane) {
+    plane.target.groups().iter().for_each(|group| group.wake());
+}
+
+/// Handles a device that appeared, changed or is being removed: volumes with a replica on it check
+/// it, and volumes waiting for a device retry.
+pub fn device_changed(engine: &Rc<Engine>, device: &str) {
+    engine.volumes.again.notify_waiters();
+    let Some(opened) = engine.volumes.with_replica(device) else {
+        return;
+    };
+    let (engine, device) = (Rc::clone(engine), device.to_owned());
+    tokio::task::spawn_local(async move {
+        let changed = Command::DevicesChanged { device };
+        if let Err(error) = opened.handle.run(changed).await {
+            debug!(volume = opened.bdev, %error, "a device changed, and was not looked at");
+        }
+        if let Ok(plane) = engine.plane() {
+            poll_queues(&plane);
+        }
+    });
+}
+
+/// How long volumes may take to record the change of a device.
+const RECORDED: Duration = Duration::from_secs(10);
+
+/// Makes volumes with a replica on the device, or on a device stacked on it, check it. Waits until
+/// the result is durable.
+pub async fn recheck_device(engine: &Engine, device: &str) -> Result<(), RpcError> {
+    for device in engine.plane()?.bdevs.stacked_on(device).or_refuse()? {
+        let Some(opened) = engine.volumes.with_replica(&device) else {
+            continue;
+        };
+        let looked = opened.handle.run(Command::DevicesChanged {
+            device: device.clone(),
+        });
+        match tokio::time::timeout(RECORDED, looked).await {
+            Ok(Ok(()) | Err(VolumeError::Closed { .. })) => {}
+            Ok(Err(refused)) => return Err(refused.refusal()),
+            Err(_) => {
+                let cause = format!(
+                    "volume \"{}\" cannot record within {RECORDED:?} what became of its replica on \"{device}\"",
+                    opened.bdev
+                );
+                return Err(RpcError::errno(Errno::ETIMEDOUT, cause)
+                    .field("name")
+                    .remedy("see volume_get: its store may be full or away"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to shrink a device to `bytes` if a volume would lose its last copy of data beyond.
+pub fn check_other_copies(engine: &Engine, device: &str, bytes: u64) -> Result<(), RpcError> {
+    let devices = engine.plane()?.bdevs.stacked_on(device).or_refuse()?;
+    for volume in engine.volumes.list() {
+        let Some(status) = volume.status() else {
+            continue;
+        };
+        let needed = RESERVED + status.blocks * u64::from(status.block_size);
+        let in_sync = |m: &&ReplicaStatus| m.state == ReplicaState::InSync;
+        let Some(replica) = status
+            .replicas
+            .iter()
+            .filter(in_sync)
+            .find(|m| devices.contains(&m.device))
+        else {
+            continue;
+        };
+        let whole = |m: &&ReplicaStatus| m.attached && m.resync.is_none() && m.id != replica.id;
+        let others = status.replicas.iter().filter(in_sync).any(|m| whole(&m));
+        if bytes < needed && !others {
+            let cause = format!(
+                "\"{}\" has the last good replica of volume \"{}\", which needs {needed} bytes of it: data past \
+                 {bytes} would be lost for good, and nothing was changed",
+                replica.device, status.name
+            );
+            return Err(RpcError::errno(Errno::EPERM, cause)
+                .field("size")
+                .remedy("bring another replica in sync first, or delete the volume"));
+        }
+    }
+    Ok(())
+}
+
+fn report(engine: &Engine, event: &VolumeEvent) {
+    let volume = &event.name;
+    let Report { kind, device, text } = words(event);
+    let ctx = match device {
+        Some(device) => format!("{volume}/{device}"),
+        None => volume.clone(),
+    };
+    let mut facts = serde_json::to_value(event).unwrap_or(Value::Null);
+    if let Value::Object(facts) = &mut facts {
+        facts.remove("event");
+        facts.remove("name");
+        facts.insert("volume_name".into(), json!(volume));
+    }
+    let text = format!("volume \"{volume}\": {text}");
+    match severity(kind) {
+        Severity::Info => info!("{text}"),
+        Severity::Warning | Severity::Error => warn!("{text}"),
+    }
+    engine.notes.report(kind, ctx, text, facts);
+    // A verification that found differences is a warning.
+    if let Happened::VerifyEnded {
+        different_blocks, ..
+    } = &event.what
+        && *different_blocks > 0
+    {
+        let text =
+            format!("volume \"{volume}\": {different_blocks} blocks differ between replicas");
+        engine.notes.report(
+            "volume_differences",
+            volume.clone(),
+            text,
+            json!({ "different_blocks": different_blocks }),
+        );
+    }
+}
+
+struct Report<'a> {
+    kind: &'static str,
+    device: Option<&'a str>,
+    text: String,
+}
+
+fn words(event: &VolumeEvent) -> Report<'_> {
+    let of = |kind, text: String| Report {
+        kind,
+        device: None,
+        text,
+    };
+    let at = |kind, device, text: String| Report {
+        kind,
+        device: Some(device),
+        text,
+    };
+    let how = |kind: &ResyncKind| match kind {
+        ResyncKind::Partial => "missed writes",
+        ResyncKind::Full => "everything",
+        ResyncKind::Reconcile => "writes in flight at the stop",
+    };
+    match &event.what {
+        Happened::Opened {
+            epoch,
+            degraded,
+            clean,
+        } => {
+            let degraded = if *degraded { ", degraded" } else { "" };
+            let clean = if *clean {
+                ""
+            } else {
+                ", after an unclean stop"
+            };
+            of(
+                "volume_open",
+                format!("open in epoch {epoch}{degraded}{clean}"),
+            )
+        }
+        Happened::Closed => of("volume_close", "closed".into()),
+        Happened::ReplicaOut { device, why, .. } => at(
+            "replica_out",
+            device,
+            format!("the replica on \"{device}\" is out of sync: {why}"),
+        ),
+        Happened::ResyncStarted {
+            device,
+            kind,
+            bytes,
+            ..
+        } => at(
+            "replica_resync_start",
+            device,
+            format!(
+                "the replica on \"{device}\" gets {}: {}",
+                how(kind),
+                crate::cli::output::bytes(*bytes)
+            ),
+        ),
+        Happened::ResyncEnded { device, bytes, .. } => at(
+            "replica_resync_end",
+            device,
+            format!(
+                "the replica on \"{device}\" is in sync: {} were copied",
+                crate::cli::output::bytes(*bytes)
+            ),
+        ),
+        Happened::ResyncStopped { device, why, .. } => at(
+            "replica_resync_stop",
+            device,
+            format!("copying to the replica on \"{device}\" stopped: {why}"),
+        ),
+        Happened::SourceChanged { from, to } => of(
+            "replica_source_change",
+            format!("copied from replica {to} instead of {from}"),
+        ),
+        Happened::ReplicaAdded { device, .. } => at(
+            "replica_add",
+            device,
+            format!("there is a new replica on \"{device}\""),
+        ),
+        Happened::ReplicaRemoved { device, .. } => at(
+            "replica_remove",
+            device,
+            format!("there is no replica on \"{device}\" any more"),
+        ),
+        Happened::ReadRepaired {
+            replica,
+            lba,
+            blocks,
+        } => of(
+            "replica_read_repair",
+            format!(
+                "{blocks} blocks at {lba} of replica {replica} were rewritten: it could not read them"
+            ),
+        ),
+        Happened::Salvaged {
+            replica,
+            from,
+            lba,
+            blocks,
+        } => of(
+            "replica_salvage",
+            format!(
+                "{blocks} blocks at {lba} of replica {replica}, which the others are made equal to, cannot be read: what replica {from} has there counts"
+            ),
+        ),
+        Happened::Frozen { why } => of("volume_frozen", format!("frozen: {why}; hosts wait")),
+        Happened::Thawed => of("volume_thaw", "serves again".into()),
+        Happened::Fenced { why } => of("volume_fenced", format!("another holder has it: {why}")),
+        Happened::StoreLost { why } => of(
+            "volume_store_lost",
+            format!("the volume store cannot be reached, nothing is acknowledged: {why}"),
+        ),
+        Happened::StoreBack => of("volume_store_back", "the volume store is back".into()),
+        Happened::VerifyStarted { repair } => of(
+            "volume_verify_start",
+            match repair {
+                true => "replicas are compared, and differences repaired".into(),
+                false => "replicas are compared".into(),
+            },
+        ),
+        Happened::VerifyEnded {
+            compared_bytes,
+            different_blocks,
+            repaired_blocks,
+        } => of(
+            "volume_verify_end",
+            format!(
+                "{} compared, {different_blocks} blocks differed, {repaired_blocks} were repaired",
+                crate::cli::output::bytes(*compared_bytes)
+            ),
+        ),
+        Happened::Grown { blocks } => of("volume_grow", format!("it has {blocks} blocks now")),
+    }
+}

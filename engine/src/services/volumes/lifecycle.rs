@@ -1,0 +1,600 @@
+//! Opening, closing, creating and deleting volumes.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::future::join_all;
+use nacre_bdev::registry::{DeleteTicket, Removal};
+use nacre_bdev_replica::control;
+use nacre_bdev_replica::handle::{Command, NewVolume, VolumeError};
+use nacre_bdev_replica::model::VolumeRecord;
+use nacre_bdev_replica::store::{EmbeddedStore, MemoryStore, StoreError, VolumeStore};
+use nacre_hugepages::Pool;
+use nacre_reactor::{CoreHandle, ReactorHandle};
+use serde_json::json;
+use tracing::{error, info, warn};
+use uuid::Uuid;
+
+use super::replica_devices::VolumeDevices;
+use super::{Entry, OpenState, Opened, events, frozen, holder};
+use crate::plane::{Plane, pool_here};
+use crate::refusal::{OrRefuse, Refusal};
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::store::{Change, Edit};
+
+/// Pause after the first attempt to open, and the maximum.
+const PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Time limit of the first attempt before the volume is shown as frozen. Longer than the wait for
+/// missing replicas, and shorter than hosts are refused at the start.
+const FIRST: Duration = Duration::from_secs(7);
+/// Remedy for a volume in use that cannot be deleted.
+const UNUSED: &str = "unpublish it, or delete the devices on it, first";
+/// How long cores may take to close their queues on a volume, and its control to close the volume.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Opens the volume store and reads its records.
+pub async fn begin(engine: &Rc<Engine>) -> anyhow::Result<()> {
+    let volumes = &engine.volumes;
+    let given = volumes.store.take();
+    let (store, holder): (Arc<dyn VolumeStore>, Uuid) = match (given, engine.journal.store_path()) {
+        (Some(given), _) => (given, Uuid::new_v4()),
+        (None, None) => (Arc::new(MemoryStore::alone()), Uuid::new_v4()),
+        (None, Some(dir)) => {
+            let dir = dir.to_owned();
+            let shown = dir.display().to_string();
+            let open = move || -> anyhow::Result<(EmbeddedStore, Uuid)> {
+                let holder = holder::id(&dir)?;
+                Ok((EmbeddedStore::open(&dir)?, holder))
+            };
+            let (store, holder) = tokio::task::spawn_blocking(open)
+                .await
+                .context("the thread that opens the volume store failed")?
+                .with_context(|| format!("the volumes in {shown}"))?;
+            (Arc::new(store), holder)
+        }
+    };
+    let records = load_records(&*store)
+        .await
+        .context("reading the volume store")?;
+    if !records.is_empty() {
+        info!(volumes = records.len(), "opening");
+    }
+    volumes
+        .untried
+        .replace(records.iter().map(|r| r.id).collect());
+    let entries = records.into_iter().map(|r| (r.id, Entry::new(r)));
+    *volumes.entries.borrow_mut() = entries.collect();
+    volumes.store.replace(Some(store));
+    volumes.holder.set(holder);
+    let (sender, receiver) = events::EventSender::new();
+    volumes.observer.replace(Some(Arc::new(sender)));
+    tokio::task::spawn_local(events::follow(Rc::clone(engine), receiver));
+    Ok(())
+}
+
+/// All records, without a time limit: they determine which namespaces exist. Hosts admitted earlier
+/// would consider theirs removed.
+async fn load_records(store: &dyn VolumeStore) -> Result<Vec<VolumeRecord>, StoreError> {
+    let mut list = store.list();
+    loop {
+        match tokio::time::timeout(LONGEST_PAUSE, &mut list).await {
+            Ok(records) => return records,
+            Err(_) => warn!("the volume store does not answer; the start waits for it"),
+        }
+    }
+}
+
+/// Starts to open every volume and returns at once.
+pub fn open_all(engine: &Rc<Engine>) {
+    let ids: Vec<Uuid> = engine.volumes.entries.borrow().keys().copied().collect();
+    for id in ids {
+        tokio::task::spawn_local(keep_opening(Rc::clone(engine), id));
+    }
+}
+
+/// Resolves when each volume that existed at the start was tried once.
+pub async fn settled(engine: &Engine) {
+    loop {
+        let tried = engine.volumes.tried.notified();
+        if !engine.volumes.are_opening() {
+            return;
+        }
+        tried.await;
+    }
+}
+
+/// Retries until the volume is open, or no longer wanted.
+async fn keep_opening(engine: Rc<Engine>, id: Uuid) {
+    let volumes = &engine.volumes;
+    let mut pause = PAUSE;
+    let mut first = true;
+    loop {
+        let again = volumes.again.notified();
+        let mut attempt = pin!(try_open(&engine, id));
+        let early = if first {
+            tokio::time::timeout(FIRST, &mut attempt).await.ok()
+        } else {
+            None
+        };
+        if early.is_none() && std::mem::take(&mut first) {
+            frozen::show(&engine, id).await;
+            tried(&engine, id).await;
+        }
+        let outcome = match early {
+            Some(outcome) => outcome,
+            None => attempt.await,
+        };
+        match &outcome {
+            Some(Ok(_)) => replay_waiting(&engine).await,
+            Some(Err(_)) => frozen::show(&engine, id).await,
+            None => {}
+        }
+        if std::mem::take(&mut first) {
+            tried(&engine, id).await;
+        }
+        if !matches!(outcome, Some(Err(_))) {
+            return;
+        }
+        // A device appeared, or the pause ended.
+        let _ = tokio::time::timeout(pause, again).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Marks a volume as tried; idempotent.
+async fn tried(engine: &Rc<Engine>, id: Uuid) {
+    let volumes = &engine.volumes;
+    volumes.untried.borrow_mut().remove(&id);
+    if !volumes.are_opening() {
+        // Objects that do not depend on volumes have already been tried.
+        replay_waiting(engine).await;
+    }
+    volumes.tried.notify_waiters();
+}
+
+/// Tries to open a volume. `None`: it is open already, or must not be opened.
+async fn try_open(engine: &Rc<Engine>, id: Uuid) -> Option<Result<Rc<Opened>, RpcError>> {
+    let volumes = &engine.volumes;
+    let lock = volumes
+        .entries
+        .borrow()
+        .get(&id)
+        .map(|e| Rc::clone(&e.lock))?;
+    let _one = lock.lock().await;
+    let open_already = volumes.entries.borrow().get(&id)?.open.is_some();
+    if open_already || volumes.closing.get() {
+        return None;
+    }
+    let outcome = open_once(engine, id).await;
+    // A volume that is not open is listed as its record in the store says.
+    let store = volumes.store.borrow().clone();
+    let record = match (&outcome, store) {
+        (Err(_), Some(store)) => store.load(id).await.ok(),
+        _ => None,
+    };
+    let mut entries = volumes.entries.borrow_mut();
+    let entry = entries.get_mut(&id)?;
+    entry.attempts += 1;
+    if let Some(record) = record {
+        entry.record = record;
+    }
+    match &outcome {
+        Ok(opened) => {
+            entry.refused = None;
+            entry.open = Some(Rc::clone(opened));
+            entry.prepared = None;
+            entry.shown = None;
+            if std::mem::take(&mut entry.reported_frozen) {
+                let name = opened.handle.status().name;
+                let text = format!("volume \"{name}\": serves again");
+                engine
+                    .notes
+                    .report("volume_thaw", name, text, json!({ "id": id }));
+            }
+        }
+        Err(error) => {
+            // Report the same error only once.
+            if entry.refused.as_ref() != Some(error) {
+                let name = entry.record.name.clone();
+                warn!(volume = name, %error, "not opened; it is tried again");
+                let text = format!("volume \"{name}\" could not be opened: {error}");
+                engine.notes.report(
+                    "volume_open_failed",
+                    name,
+                    text,
+                    json!({ "why": error.to_string() }),
+                );
+            }
+            entry.refused = Some(error.clone());
+        }
+    }
+    Some(outcome.map_err(Refusal::refusal))
+}
+
+async fn open_once(engine: &Rc<Engine>, id: Uuid) -> Result<Rc<Opened>, VolumeError> {
+    let gone = || VolumeError::Closed {
+        name: id.to_string(),
+    };
+    let plane = engine.plane().map_err(|_| gone())?;
+    let (store, observer) = (
+        engine.volumes.store.borrow().clone().ok_or_else(gone)?,
+        engine.volumes.observer.borrow().clone().ok_or_else(gone)?,
+    );
+    let (holder, replicas) = (
+        engine.volumes.holder.get(),
+        VolumeDevices(plane.bdevs.clone()),
+    );
+    let reactor = least_loaded(engine, &plane).ok_or_else(gone)?;
+    let name = reactor.name().to_owned();
+    let prepared = engine.volumes.prepared(id).ok_or_else(gone)?;
+    let is = prepared.clone();
+    let handle = on_reactor(reactor, move |core, pool| async move {
+        let replicas = Arc::new(replicas);
+        control::open_prepared(&core, pool, store, replicas, observer, holder, &prepared).await
+    })
+    .await?;
+    let registered = if engine.volumes.closing.get() {
+        Err(gone())
+    } else {
+        frozen::settle(engine, &plane, id, &is, &handle).await
+    };
+    match registered {
+        Ok(bdev) => Ok(Rc::new(Opened {
+            handle,
+            bdev,
+            reactor: name,
+        })),
+        Err(refused) => {
+            // Without a bdev the volume must not stay open, and a placeholder that has served
+            // cannot be reused.
+            if let Err(error) = frozen::withdraw(engine, &plane, id, Removal::Hot).await {
+                warn!(volume = %id, %error, "still in use");
+            }
+            engine.volumes.forget_prepared(id);
+            if let Err(error) = handle.run(Command::Close).await {
+                warn!(volume = %id, %error, "not closed in order");
+            }
+            Err(refused)
+        }
+    }
+}
+
+/// Runs `work` on a reactor, with its memory.
+async fn on_reactor<T, Work>(
+    reactor: ReactorHandle,
+    work: impl FnOnce(CoreHandle, Pool) -> Work + Send + 'static,
+) -> Result<T, VolumeError>
+where
+    T: Send + 'static,
+    Work: Future<Output = Result<T, VolumeError>> + 'static,
+{
+    let name = reactor.name().to_owned();
+    let failed = |what: String| VolumeError::Io {
+        device: format!("reactor {name}"),
+        what,
+    };
+    let answer = reactor.run_future(move |core| async move {
+        match pool_here() {
+            Some(pool) => Some(work(core, pool).await),
+            None => None,
+        }
+    });
+    match answer.await {
+        Ok(Some(outcome)) => outcome,
+        Ok(None) => Err(failed("it has no buffers".into())),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The reactor with the fewest controls; among equals the least busy one.
+fn least_loaded(engine: &Engine, plane: &Plane) -> Option<ReactorHandle> {
+    let controls = |name: &str| {
+        let all = engine.volumes.list();
+        let here =
+            |l: &super::Listed| matches!(&l.open_state, OpenState::Open(o) if o.reactor == name);
+        all.iter().filter(|l| here(l)).count()
+    };
+    let load = |reactor: &&ReactorHandle| (controls(reactor.name()), reactor.stats().busy_ns);
+    plane.reactors.iter().min_by_key(load).cloned()
+}
+
+/// Restores namespaces, limits and devices on new volumes, in order. If many volumes appear at
+/// once, one pass serves all that appeared before it began.
+pub(super) async fn replay_waiting(engine: &Rc<Engine>) {
+    let volumes = &engine.volumes;
+    let request = volumes.replays_requested.get() + 1;
+    volumes.replays_requested.set(request);
+    let mut done = volumes.replays_done.lock().await;
+    if *done >= request {
+        return;
+    }
+    let upto = volumes.replays_requested.get();
+    for record in engine.journal.waiting() {
+        engine.replay(&record).await;
+    }
+    *done = upto;
+}
+
+/// Creates a volume and opens it.
+pub async fn create(engine: &Rc<Engine>, new: NewVolume) -> Result<Rc<Opened>, RpcError> {
+    let volumes = &engine.volumes;
+    let _one = volumes.changing.lock().await;
+    let plane = engine.plane()?;
+    let store = volumes.store()?;
+    if plane.bdevs.lookup(&new.name).is_some() {
+        return Err(RpcError::errno(
+            Errno::EEXIST,
+            format!("\"{}\" is the name of a bdev already", new.name),
+        )
+        .field("name"));
+    }
+    let reactor = least_loaded(engine, &plane)
+        .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
+    let (on_store, replicas) = (Arc::clone(&store), VolumeDevices(plane.bdevs.clone()));
+    let id = on_reactor(reactor, move |core, pool| async move {
+        control::create(&core, pool, on_store, Arc::new(replicas), new).await
+    })
+    .await
+    .or_refuse()?;
+    let record = store
+        .load(id)
+        .await
+        .map_err(VolumeError::from)
+        .or_refuse()?;
+    let name = record.name.clone();
+    volumes.entries.borrow_mut().insert(id, Entry::new(record));
+    match try_open(engine, id).await {
+        Some(Ok(opened)) => {
+            let text = format!("volume \"{name}\" was made");
+            engine
+                .notes
+                .report("volume_create", name, text, json!({ "id": id }));
+            Ok(opened)
+        }
+        refused => {
+            // A volume that cannot be opened is deleted again.
+            volumes.entries.borrow_mut().remove(&id);
+            if let Err(error) = delete_record_and_labels(engine, id).await {
+                error!(volume = name, %error, "made, not opened, and not deleted again");
+            }
+            Err(match refused {
+                Some(Err(refused)) => refused,
+                _ => stopping(),
+            })
+        }
+    }
+}
+
+fn stopping() -> RpcError {
+    RpcError::errno(Errno::EAGAIN, "the daemon is stopping")
+}
+
+/// Removes the record from the store, and the labels from the replicas.
+async fn delete_record_and_labels(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+    let plane = engine.plane()?;
+    let (store, replicas) = (engine.volumes.store()?, VolumeDevices(plane.bdevs.clone()));
+    let reactor = least_loaded(engine, &plane)
+        .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
+    let wiped = on_reactor(reactor, move |core, pool| async move {
+        control::delete(&core, pool, store, Arc::new(replicas), id).await
+    });
+    wiped.await.or_refuse()
+}
+
+/// Declares a replica of a volume that cannot be opened in sync, although it may lack writes.
+pub async fn force_in_sync(
+    engine: &Rc<Engine>,
+    name: &str,
+    replica: String,
+    force: String,
+) -> Result<(), RpcError> {
+    let plane = engine.plane()?;
+    let listed = engine.volumes.find(name)?;
+    let id = listed.id();
+    let lock = {
+        let entries = engine.volumes.entries.borrow();
+        entries.get(&id).map(|e| Rc::clone(&e.lock))
+    };
+    {
+        let _alone = match &lock {
+            Some(lock) => Some(lock.lock().await),
+            None => None,
+        };
+        let listed = engine.volumes.find(name)?;
+        if let OpenState::Open(_) = &listed.open_state {
+            return Err(RpcError::errno(
+                Errno::EBUSY,
+                "the volume was opened meanwhile: look at it again",
+            ));
+        }
+        // The volume's control may still be closing it.
+        if engine.volumes.closing.get() {
+            return Err(stopping());
+        }
+        if let OpenState::Frozen { prepared, .. } = &listed.open_state {
+            prepared.set_failing(false);
+        }
+        let seen = listed.record.version();
+        let (store, replicas) = (engine.volumes.store()?, VolumeDevices(plane.bdevs.clone()));
+        let reactor = least_loaded(engine, &plane)
+            .ok_or_else(|| RpcError::errno(Errno::EAGAIN, "there is no reactor"))?;
+        on_reactor(reactor, move |core, pool| async move {
+            let replicas = Arc::new(replicas);
+            control::force_in_sync(&core, pool, store, replicas, id, seen, &replica, &force).await
+        })
+        .await
+        .or_refuse()?;
+    }
+    // Open at once, without waiting for the next retry.
+    if let Some(Err(refused)) = try_open(engine, id).await {
+        return Err(refused);
+    }
+    replay_waiting(engine).await;
+    Ok(())
+}
+
+/// Deletes a volume that is not in use.
+pub async fn delete(
+    engine: &Rc<Engine>,
+    name: &str,
+    force: Option<String>,
+) -> Result<(), RpcError> {
+    let volumes = &engine.volumes;
+    let _one = volumes.changing.lock().await;
+    let plane = engine.plane()?;
+    let id = volumes.find(name)?.id();
+    let lock = volumes
+        .entries
+        .borrow()
+        .get(&id)
+        .map(|e| Rc::clone(&e.lock));
+    let _alone = match &lock {
+        Some(lock) => Some(lock.lock().await),
+        None => None,
+    };
+    // The volume's control may still be closing it.
+    if volumes.closing.get() {
+        return Err(stopping());
+    }
+    // The state now that the lock is held.
+    let listed = volumes.find(&id.to_string())?;
+    let (name, bdev) = (listed.name(), listed.bdev().map(str::to_owned));
+    let replicas: Vec<String> = match listed.status() {
+        Some(status) => status.replicas.into_iter().map(|m| m.device).collect(),
+        None => {
+            let replicas = listed.record.replicas.iter();
+            replicas.map(|m| m.device.clone()).collect()
+        }
+    };
+    let away = replicas.iter().find(|m| plane.bdevs.lookup(m).is_none());
+    if let Some(away) = away.filter(|_| force.as_deref() != Some(name.as_str())) {
+        return Err(RpcError::errno(
+            Errno::EPERM,
+            format!("the replica on \"{away}\" cannot be reached: it would go on saying that it is one of \"{name}\""),
+        )
+        .field("force")
+        .remedy("bring its device back, or force with the volume's name"));
+    }
+    let was_open = matches!(listed.open_state, OpenState::Open(_));
+    if let OpenState::Frozen { .. } = &listed.open_state {
+        volumes.set_going(id, true);
+        let withdrawn = frozen::withdraw(engine, &plane, id, Removal::IfUnused).await;
+        withdrawn.map_err(|error| {
+            volumes.set_going(id, false);
+            error.remedy(UNUSED)
+        })?;
+    }
+    if let OpenState::Open(opened) = &listed.open_state {
+        let ticket = plane.bdevs.remove(&opened.bdev, Removal::IfUnused);
+        let ticket = ticket.map_err(|error| error.refusal().remedy(UNUSED))?;
+        if let Err(refused) = shut(opened, Some(ticket)).await {
+            // The control keeps closing the volume; reopen it afterwards.
+            let again = open_when_closed(Rc::clone(engine), id, Rc::clone(opened));
+            tokio::task::spawn_local(again);
+            return Err(refused);
+        }
+        if let Some(entry) = volumes.entries.borrow_mut().get_mut(&id) {
+            entry.open = None;
+        }
+    }
+    drop(listed);
+    volumes.set_going(id, true);
+    let deleted = delete_record_and_labels(engine, id).await;
+    volumes.set_going(id, false);
+    drop(_alone);
+    if let Err(refused) = deleted {
+        if was_open {
+            drop(tokio::task::spawn_local(keep_opening(
+                Rc::clone(engine),
+                id,
+            )))
+        } else {
+            volumes.again.notify_waiters()
+        }
+        return Err(refused);
+    }
+    volumes.entries.borrow_mut().remove(&id);
+    // Journal records about the volume could never be restored.
+    let names = [
+        vec![id.to_string(), name.clone()],
+        bdev.into_iter().collect(),
+    ]
+    .concat();
+    let mut edits = crate::methods::bdev::forget_uses_of(engine, &names);
+    edits.push(Edit::Remove(crate::methods::volume::published_key(id)));
+    engine.journal.commit(Change(edits)).await?;
+    let text = format!("volume \"{name}\" was deleted");
+    engine
+        .notes
+        .report("volume_delete", name, text, json!({ "id": id }));
+    Ok(())
+}
+
+/// Waits for the queues of a volume whose bdev is being removed, then closes the volume.
+async fn shut(opened: &Opened, ticket: Option<DeleteTicket>) -> Result<(), RpcError> {
+    let late = |what: &str| RpcError::errno(Errno::ETIMEDOUT, what.to_owned());
+    if let Some(ticket) = ticket
+        && tokio::time::timeout(PATIENCE, ticket).await.is_err()
+    {
+        warn!(volume = opened.bdev, "queues are still open");
+    }
+    let closed = tokio::time::timeout(PATIENCE, opened.handle.run(Command::Close)).await;
+    match closed {
+        Ok(Ok(()) | Err(VolumeError::Closed { .. })) => Ok(()),
+        Ok(Err(error)) => Err(error.refusal()),
+        Err(_) => Err(late("its control does not close it")),
+    }
+}
+
+/// Reopens a volume whose deletion failed, once its control has closed it.
+async fn open_when_closed(engine: Rc<Engine>, id: Uuid, opened: Rc<Opened>) {
+    // The control handles commands in order: this waits for the earlier close.
+    while let Err(error) = opened.handle.run(Command::Close).await {
+        if matches!(error, VolumeError::Closed { .. }) {
+            break;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    if let Some(entry) = engine.volumes.entries.borrow_mut().get_mut(&id) {
+        entry.open.take_if(|open| Rc::ptr_eq(open, &opened));
+    }
+    drop(opened);
+    keep_opening(engine, id).await;
+}
+
+/// Closes all volumes after the hosts have disconnected. Clean labels avoid a reconcile.
+pub async fn close_all(engine: &Rc<Engine>, plane: &Plane) {
+    engine.volumes.closing.set(true);
+    let open: Vec<Rc<Opened>> = {
+        let mut entries = engine.volumes.entries.borrow_mut();
+        entries.values_mut().filter_map(|e| e.open.take()).collect()
+    };
+    let close = async |opened: &Rc<Opened>| {
+        // Every core releases the namespaces on it.
+        for subsystem in plane.target.subsystems() {
+            subsystem.bdev_removed(&opened.bdev);
+        }
+        let ticket = plane.bdevs.remove(&opened.bdev, Removal::Hot).ok();
+        match shut(opened, ticket).await {
+            Ok(()) => info!(volume = opened.bdev, "closed"),
+            Err(error) => {
+                warn!(volume = opened.bdev, %error, "not closed in order: it is reconciled when it is opened")
+            }
+        }
+    };
+    join_all(open.iter().map(close)).await;
+    frozen::close_all(engine, plane).await;
+}
+
+/// Releases the store after the reactors have ended.
+pub fn end(engine: &Engine) {
+    engine.volumes.entries.borrow_mut().clear();
+    engine.volumes.observer.replace(None);
+    engine.volumes.store.replace(None);
+}
