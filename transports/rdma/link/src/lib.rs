@@ -1,7 +1,9 @@
 //! The kernel's facts about RDMA devices, without libibverbs.
 //!
 //! Devices, ports, GIDs and the network interfaces behind them come from sysfs ([`Fabric::read`]).
-//! Soft-RoCE links are added and deleted over RDMA netlink ([`netlink`]). [`capability`] answers
+//! Soft-RoCE links are added and deleted over RDMA netlink ([`netlink`]). What makes an Ethernet
+//! lossless is in [`dcb`] (the card's settings), [`ethtool`] (pause and counters) and [`lldp`] (the
+//! switch's settings). [`capability`] answers
 //! whether an address can have an RDMA listener, and if not, why. Nothing here opens a device,
 //! allocates DMA memory or speaks verbs: this crate works, and explains, where those do not.
 //!
@@ -12,13 +14,18 @@
 mod absence;
 mod capability;
 mod counters;
+pub mod dcb;
 mod driver;
 mod environment;
+pub mod ethtool;
 mod fabric;
 mod firmware;
+pub mod fuzzing;
 mod gid;
+pub mod lldp;
 mod modules;
 pub mod netlink;
+mod nlmsg;
 
 mod sysfs;
 #[cfg(any(test, feature = "testing"))]

@@ -4,26 +4,23 @@
 //! error code, 0 for success ([`read_answer`]).
 
 use std::io;
-use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with,
-};
+use rustix::net::netlink;
 
 use crate::absence::NoDevice;
 use crate::fabric::Fabric;
 use crate::modules::{ModuleState, Modules};
+use crate::nlmsg::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, Request, attribute_of, c_string,
+    exchange, read_answer,
+};
 use crate::sysfs::Roots;
 
 /// The longest name of a device and of an interface (IB_DEVICE_NAME_MAX 64, IFNAMSIZ 16), the
 /// terminator included.
 const DEVICE_NAME_MAX: usize = 64;
 const NETDEV_NAME_MAX: usize = 16;
-/// The kernel answers as soon as it has done it; making a link takes milliseconds.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a link was not added or deleted.
 #[derive(Debug, thiserror::Error)]
@@ -256,19 +253,12 @@ mod attribute {
 
 /// RDMA_NL_NLDEV: the client of RDMA netlink that knows devices.
 const NLDEV: u16 = 5;
-const NLM_F_REQUEST: u16 = 0x1;
-const NLM_F_ACK: u16 = 0x4;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-const HEADER: usize = 16;
-const ANSWER_MAX: usize = 32 * 1024;
 
 /// One command, and the kernel's yes or no.
 fn request(command: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Result<(), Errno>> {
     let message = message(command, NLM_F_REQUEST | NLM_F_ACK, attributes);
     let mut outcome = None;
-    exchange(&message, |answer| {
+    exchange(Some(netlink::RDMA), &message, |answer| {
         outcome = read_answer(answer);
         outcome.is_some()
     })?;
@@ -279,7 +269,7 @@ fn request(command: u16, attributes: &[(u16, Vec<u8>)]) -> io::Result<Result<(),
 fn device_index(name: &str) -> io::Result<Option<u32>> {
     let message = message(command::GET, NLM_F_REQUEST | NLM_F_DUMP, &[]);
     let mut found = None;
-    exchange(&message, |part| {
+    exchange(Some(netlink::RDMA), &message, |part| {
         let is_it = attribute_of(part.body, attribute::DEV_NAME)
             .is_some_and(|value| value.strip_suffix(&[0]) == Some(name.as_bytes()));
         if is_it {
@@ -291,109 +281,13 @@ fn device_index(name: &str) -> io::Result<Option<u32>> {
     Ok(found)
 }
 
-/// Sends `message` and gives the messages of the answer to `take` until that has enough.
-fn exchange(message: &[u8], mut take: impl FnMut(Part<'_>) -> bool) -> io::Result<()> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::RDMA),
-    )?;
-    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
-    sendto(
-        &socket,
-        message,
-        SendFlags::empty(),
-        &SocketAddrNetlink::new(0, 0),
-    )?;
-    let mut buffer = vec![0; ANSWER_MAX];
-    loop {
-        let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-        if length == 0 {
-            return Ok(());
-        }
-        for part in parts(&buffer[..length]) {
-            if take(part) {
-                return Ok(());
-            }
-        }
-    }
-}
-
 /// A request of RDMA netlink.
 fn message(command: u16, flags: u16, attributes: &[(u16, Vec<u8>)]) -> Vec<u8> {
-    let mut message = vec![0; HEADER];
-    message[4..6].copy_from_slice(&((NLDEV << 10) | command).to_ne_bytes());
-    message[6..8].copy_from_slice(&flags.to_ne_bytes());
-    // The sequence number; each socket has one exchange.
-    message[8..12].copy_from_slice(&1u32.to_ne_bytes());
+    let mut request = Request::new((NLDEV << 10) | command, flags, &[]);
     for (kind, value) in attributes {
-        let length = u16::try_from(4 + value.len()).expect("names are short");
-        message.extend(length.to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend(value);
-        message.resize(message.len().next_multiple_of(4), 0);
+        request = request.attribute(*kind, value);
     }
-    let length = u32::try_from(message.len()).expect("names are short");
-    message[..4].copy_from_slice(&length.to_ne_bytes());
-    message
-}
-
-fn c_string(text: &str) -> Vec<u8> {
-    let mut bytes = text.as_bytes().to_vec();
-    bytes.push(0);
-    bytes
-}
-
-/// One message of an answer.
-#[derive(Debug, Clone, Copy)]
-struct Part<'a> {
-    kind: u16,
-    body: &'a [u8],
-}
-
-/// The messages in what one receive brought. Ends at the first that is cut off.
-fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Part<'_>> {
-    std::iter::from_fn(move || {
-        let length = u32_at(bytes, 0)? as usize;
-        let message = bytes.get(..length).filter(|m| m.len() >= HEADER)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(Part {
-            kind: u16_at(message, 4)?,
-            body: &message[HEADER..],
-        })
-    })
-}
-
-/// The yes or no in a message, if it is one.
-fn read_answer(part: Part<'_>) -> Option<Result<(), Errno>> {
-    if part.kind != NLMSG_ERROR {
-        return None;
-    }
-    match u32_at(part.body, 0)?.cast_signed() {
-        0 => Some(Ok(())),
-        code => Some(Err(Errno::from_raw_os_error(code.saturating_neg()))),
-    }
-}
-
-fn attribute_of(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
-    loop {
-        let length = usize::from(u16_at(bytes, 0)?);
-        let kind = u16_at(bytes, 2)?;
-        let value = bytes.get(4..length)?;
-        if kind == wanted {
-            return Some(value);
-        }
-        bytes = bytes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+    request.finish()
 }
 
 #[cfg(test)]

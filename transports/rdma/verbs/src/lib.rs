@@ -18,7 +18,10 @@
 //! get a key of ours. The host side's domain allows remote reads and writes, because an NVMe/RDMA
 //! controller moves data that way. As a separate domain, its keys are of no use on the target's
 //! queue pairs.
+//!
+//! [`netdev`] reads a network card's statistics and LLDP frames.
 
+pub mod netdev;
 pub mod provider;
 mod queues;
 pub mod real;

@@ -1,6 +1,7 @@
 //! The bytes of requests and answers, and refusals before the kernel is asked.
 
 use super::*;
+use crate::nlmsg::{HEADER, parts, u16_at, u32_at};
 use crate::testing::{self as tree, Tree};
 
 #[test]

@@ -1,0 +1,669 @@
+//! Data center bridging of an interface over netlink (dcbnl.h, IEEE 802.1Qaz): which priorities
+//! pause (PFC), how classes share the link (ETS), which packets belong to a priority, who decides.
+//!
+//! One request answers everything ([`read`]); a [`Change`] is one request, or two. All parsing is
+//! pure ([`Dcb::parse`], [`message`]).
+
+use std::fmt;
+use std::io;
+
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::nlmsg::{
+    NLM_F_ACK, NLM_F_REQUEST, Request, attribute_of, attributes, c_string, exchange, read_answer,
+    u16_at, u32_at, u64_at,
+};
+
+/// Priorities of an Ethernet frame (IEEE 802.1Q), and the most traffic classes.
+pub const PRIORITIES: usize = 8;
+
+/// A set of priorities, one bit each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub struct Priorities(pub u8);
+
+impl Priorities {
+    pub fn contains(self, priority: u8) -> bool {
+        priority < 8 && self.0 & (1 << priority) != 0
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = u8> {
+        (0..8).filter(move |priority| self.contains(*priority))
+    }
+
+    pub fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl FromIterator<u8> for Priorities {
+    /// Numbers above 7 are no priorities, and are left out.
+    fn from_iter<I: IntoIterator<Item = u8>>(all: I) -> Priorities {
+        let bits = all.into_iter().filter(|priority| *priority < 8);
+        Priorities(bits.fold(0, |set, priority| set | 1 << priority))
+    }
+}
+
+impl fmt::Display for Priorities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.iter().map(|priority| priority.to_string()).collect();
+        f.write_str(if all.is_empty() { "none" } else { "" })?;
+        f.write_str(&all.join(","))
+    }
+}
+
+/// How a traffic class is sent (IEEE 802.1Q, table 8-5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// Before all classes of a lower number.
+    Strict,
+    CreditShaper,
+    /// By its share of the bandwidth.
+    Ets,
+    Other(u8),
+}
+
+impl Algorithm {
+    pub fn of(code: u8) -> Algorithm {
+        match code {
+            0 => Algorithm::Strict,
+            1 => Algorithm::CreditShaper,
+            2 => Algorithm::Ets,
+            other => Algorithm::Other(other),
+        }
+    }
+
+    pub fn code(self) -> u8 {
+        match self {
+            Algorithm::Strict => 0,
+            Algorithm::CreditShaper => 1,
+            Algorithm::Ets => 2,
+            Algorithm::Other(other) => other,
+        }
+    }
+}
+
+/// Enhanced transmission selection. Arrays are by class, `class_of` by priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Ets {
+    pub willing: bool,
+    /// Number of classes that the device has; 0: not said.
+    pub classes: u8,
+    pub credit_shaper: bool,
+    /// Percent of the bandwidth, of classes whose algorithm is ETS.
+    pub share: [u8; PRIORITIES],
+    pub algorithm: [Algorithm; PRIORITIES],
+    pub class_of: [u8; PRIORITIES],
+}
+
+impl Ets {
+    /// Sum of the shares of the ETS classes, which must be 100 if there are any.
+    pub fn sum(&self) -> u32 {
+        let classes = self.share.iter().zip(self.algorithm);
+        let shares = classes.filter(|(_, algorithm)| *algorithm == Algorithm::Ets);
+        shares.map(|(share, _)| u32::from(*share)).sum()
+    }
+
+    pub fn has_shares(&self) -> bool {
+        self.algorithm.contains(&Algorithm::Ets)
+    }
+
+    /// The class of a priority.
+    pub fn class(&self, priority: u8) -> u8 {
+        self.class_of[usize::from(priority & 7)]
+    }
+
+    /// The priorities of a class.
+    pub fn priorities(&self, class: u8) -> Priorities {
+        (0..8)
+            .filter(|priority| self.class(*priority) == class)
+            .collect()
+    }
+
+    /// struct ieee_ets.
+    fn parse(bytes: &[u8]) -> Option<Ets> {
+        let array = |at: usize| -> Option<[u8; PRIORITIES]> {
+            bytes
+                .get(3 + at * PRIORITIES..3 + (at + 1) * PRIORITIES)?
+                .try_into()
+                .ok()
+        };
+        array(6)?;
+        Some(Ets {
+            willing: bytes[0] != 0,
+            classes: bytes[1],
+            credit_shaper: bytes[2] != 0,
+            share: array(0)?,
+            algorithm: array(2)?.map(Algorithm::of),
+            class_of: array(3)?,
+        })
+    }
+
+    /// The recommendation to the switch is the same as the configuration.
+    fn to_bytes(self) -> [u8; 59] {
+        let mut bytes = [0; 59];
+        bytes[..3].copy_from_slice(&[
+            u8::from(self.willing),
+            self.classes,
+            u8::from(self.credit_shaper),
+        ]);
+        let algorithm = self.algorithm.map(Algorithm::code);
+        let arrays = [
+            self.share,
+            self.share,
+            algorithm,
+            self.class_of,
+            self.share,
+            algorithm,
+            self.class_of,
+        ];
+        for (array, at) in arrays.iter().zip((3..59).step_by(PRIORITIES)) {
+            bytes[at..at + PRIORITIES].copy_from_slice(array);
+        }
+        bytes
+    }
+}
+
+/// Priority flow control.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Pfc {
+    /// Number of priorities that may be lossless at once; 0: not said.
+    pub capability: u8,
+    pub enabled: Priorities,
+    /// MACsec bypass.
+    pub bypass: bool,
+    /// Link delay in bit times.
+    pub delay: u16,
+    /// Pause frames sent, by priority.
+    pub sent: [u64; PRIORITIES],
+    /// Pause frames received, by priority.
+    pub received: [u64; PRIORITIES],
+}
+
+impl Pfc {
+    /// struct ieee_pfc.
+    fn parse(bytes: &[u8]) -> Option<Pfc> {
+        Some(Pfc {
+            capability: *bytes.first()?,
+            enabled: Priorities(*bytes.get(1)?),
+            bypass: *bytes.get(2)? != 0,
+            delay: u16_at(bytes, 4)?,
+            sent: numbers(bytes, 8)?,
+            received: numbers(bytes, 72)?,
+        })
+    }
+
+    /// Counters are not set.
+    fn to_bytes(self) -> [u8; 136] {
+        let mut bytes = [0; 136];
+        bytes[0] = self.capability;
+        bytes[1] = self.enabled.0;
+        bytes[2] = u8::from(self.bypass);
+        bytes[4..6].copy_from_slice(&self.delay.to_ne_bytes());
+        bytes
+    }
+}
+
+fn numbers(bytes: &[u8], at: usize) -> Option<[u64; PRIORITIES]> {
+    let mut numbers = [0; PRIORITIES];
+    for (index, number) in numbers.iter_mut().enumerate() {
+        *number = u64_at(bytes, at + 8 * index)?;
+    }
+    Some(numbers)
+}
+
+/// A field of packets that selects their priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selector {
+    Ethertype,
+    /// Port of TCP or SCTP.
+    Stream,
+    /// Port of UDP or DCCP.
+    Datagram,
+    /// Port of any of these.
+    Port,
+    Dscp,
+    /// The priority in a VLAN tag.
+    Pcp,
+    Other(u8),
+}
+
+impl Selector {
+    pub fn of(code: u8) -> Selector {
+        match code {
+            1 => Selector::Ethertype,
+            2 => Selector::Stream,
+            3 => Selector::Datagram,
+            4 => Selector::Port,
+            5 => Selector::Dscp,
+            255 => Selector::Pcp,
+            other => Selector::Other(other),
+        }
+    }
+
+    pub fn code(self) -> u8 {
+        match self {
+            Selector::Ethertype => 1,
+            Selector::Stream => 2,
+            Selector::Datagram => 3,
+            Selector::Port => 4,
+            Selector::Dscp => 5,
+            Selector::Pcp => 255,
+            Selector::Other(other) => other,
+        }
+    }
+
+    /// IEEE's selectors and the kernel's own have attributes of their own kinds.
+    fn attribute(self) -> u16 {
+        if self.code() <= 5 {
+            ieee::APP
+        } else {
+            ieee::DCB_APP
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Selector::Ethertype => f.write_str("ethertype"),
+            Selector::Stream => f.write_str("stream-port"),
+            Selector::Datagram => f.write_str("dgram-port"),
+            Selector::Port => f.write_str("port"),
+            Selector::Dscp => f.write_str("dscp"),
+            Selector::Pcp => f.write_str("pcp"),
+            Selector::Other(code) => write!(f, "selector {code}"),
+        }
+    }
+}
+
+/// Packets whose `selector` is `value` have this priority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct App {
+    pub selector: Selector,
+    pub value: u16,
+    pub priority: u8,
+}
+
+impl App {
+    pub fn dscp(dscp: u8, priority: u8) -> App {
+        App {
+            selector: Selector::Dscp,
+            value: dscp.into(),
+            priority,
+        }
+    }
+
+    /// struct dcb_app.
+    fn parse(bytes: &[u8]) -> Option<App> {
+        Some(App {
+            selector: Selector::of(*bytes.first()?),
+            priority: *bytes.get(1)?,
+            value: u16_at(bytes, 2)?,
+        })
+    }
+
+    fn to_bytes(self) -> [u8; 4] {
+        let [low, high] = self.value.to_ne_bytes();
+        [self.selector.code(), self.priority, low, high]
+    }
+}
+
+/// Receive buffers of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Buffers {
+    pub buffer_of: [u8; PRIORITIES],
+    pub bytes: [u32; PRIORITIES],
+    pub total: u32,
+}
+
+impl Buffers {
+    /// struct dcbnl_buffer.
+    fn parse(bytes: &[u8]) -> Option<Buffers> {
+        let mut sizes = [0; PRIORITIES];
+        for (index, size) in sizes.iter_mut().enumerate() {
+            *size = u32_at(bytes, 8 + 4 * index)?;
+        }
+        Some(Buffers {
+            buffer_of: bytes.get(..8)?.try_into().ok()?,
+            bytes: sizes,
+            total: u32_at(bytes, 40)?,
+        })
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        let sizes = self.bytes.iter().chain([&self.total]);
+        let sizes = sizes.flat_map(|size| size.to_ne_bytes());
+        self.buffer_of.into_iter().chain(sizes).collect()
+    }
+}
+
+/// Who negotiates with the switch, and in which language.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(transparent)]
+pub struct DcbxMode(pub u8);
+
+impl DcbxMode {
+    /// This host decides, with the objects of IEEE 802.1Qaz.
+    pub const HOST_IEEE: DcbxMode = DcbxMode(0x09);
+
+    pub fn is_host(self) -> bool {
+        self.0 & 0x01 != 0
+    }
+
+    /// An agent in the firmware decides.
+    pub fn is_firmware(self) -> bool {
+        self.0 & 0x02 != 0
+    }
+
+    pub fn is_cee(self) -> bool {
+        self.0 & 0x04 != 0
+    }
+
+    pub fn is_ieee(self) -> bool {
+        self.0 & 0x08 != 0
+    }
+
+    pub fn is_static(self) -> bool {
+        self.0 & 0x10 != 0
+    }
+}
+
+impl fmt::Display for DcbxMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The words of dcb-dcbx(8).
+        let words = [
+            (self.is_host(), "host"),
+            (self.is_firmware(), "lld-managed"),
+            (self.is_cee(), "cee"),
+            (self.is_ieee(), "ieee"),
+            (self.is_static(), "static"),
+        ];
+        let words = words
+            .into_iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, word)| word);
+        let words: Vec<&str> = words.collect();
+        f.write_str(if words.is_empty() { "none" } else { "" })?;
+        f.write_str(&words.join(" "))
+    }
+}
+
+/// The settings of an interface, as far as its driver has them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Dcb {
+    pub mode: Option<DcbxMode>,
+    pub ets: Option<Ets>,
+    pub pfc: Option<Pfc>,
+    pub apps: Vec<App>,
+    pub buffers: Option<Buffers>,
+    /// Kilobits per second, by class; 0: no limit.
+    pub rates: Option<[u64; PRIORITIES]>,
+    /// Selectors in the order of trust. `None`: this kernel or driver does not say.
+    pub trust: Option<Vec<Selector>>,
+    /// The switch's settings, where the driver has an agent in firmware.
+    pub peer_ets: Option<Ets>,
+    pub peer_pfc: Option<Pfc>,
+    pub peer_apps: Vec<App>,
+}
+
+impl Dcb {
+    /// Reads the attributes of an answer to `DCB_CMD_IEEE_GET`, `bytes` being its body.
+    pub fn parse(bytes: &[u8]) -> Result<Dcb, DcbError> {
+        let malformed = |field| DcbError::Malformed { field };
+        let all = bytes.get(DCBMSG..).ok_or(malformed("dcbmsg"))?;
+        let ieee = attribute_of(all, attribute::IEEE).ok_or(malformed("ieee"))?;
+        let mut dcb = Dcb::default();
+        for (kind, value) in attributes(ieee) {
+            match kind {
+                ieee::ETS => dcb.ets = Some(Ets::parse(value).ok_or(malformed("ets"))?),
+                ieee::PFC => dcb.pfc = Some(Pfc::parse(value).ok_or(malformed("pfc"))?),
+                ieee::APP_TABLE => dcb.apps = apps(value).ok_or(malformed("app"))?,
+                ieee::PEER_ETS => {
+                    dcb.peer_ets = Some(Ets::parse(value).ok_or(malformed("peer_ets"))?);
+                }
+                ieee::PEER_PFC => {
+                    dcb.peer_pfc = Some(Pfc::parse(value).ok_or(malformed("peer_pfc"))?);
+                }
+                ieee::PEER_APP => dcb.peer_apps = apps(value).ok_or(malformed("peer_app"))?,
+                ieee::MAXRATE => {
+                    dcb.rates = Some(numbers(value, 0).ok_or(malformed("maxrate"))?);
+                }
+                ieee::BUFFER => {
+                    dcb.buffers = Some(Buffers::parse(value).ok_or(malformed("buffer"))?);
+                }
+                ieee::APP_TRUST_TABLE => {
+                    let selectors = attributes(value).filter_map(|(_, value)| value.first());
+                    dcb.trust = Some(selectors.map(|code| Selector::of(*code)).collect());
+                }
+                _ => {}
+            }
+        }
+        dcb.apps.sort_unstable();
+        dcb.peer_apps.sort_unstable();
+        Ok(dcb)
+    }
+
+    /// The selectors that decide a packet's priority. Without a trust table, entries for DSCP mean
+    /// trust in DSCP.
+    pub fn trusted(&self) -> Vec<Selector> {
+        match &self.trust {
+            Some(trust) => trust.clone(),
+            None if self.apps.iter().any(|app| app.selector == Selector::Dscp) => {
+                vec![Selector::Dscp]
+            }
+            None => vec![Selector::Pcp],
+        }
+    }
+
+    /// The priority of packets of this DSCP, by the table; of several the highest (IEEE 802.1Qaz).
+    pub fn priority_of_dscp(&self, dscp: u8) -> Option<u8> {
+        let of = self
+            .apps
+            .iter()
+            .filter(|app| app.selector == Selector::Dscp && app.value == u16::from(dscp));
+        of.map(|app| app.priority).max()
+    }
+}
+
+fn apps(bytes: &[u8]) -> Option<Vec<App>> {
+    attributes(bytes)
+        .filter(|(kind, _)| [ieee::APP, ieee::DCB_APP].contains(kind))
+        .map(|(_, value)| App::parse(value))
+        .collect()
+}
+
+/// One change of an interface's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    Mode(DcbxMode),
+    Ets(Ets),
+    Pfc(Pfc),
+    Buffers(Buffers),
+    AddApps(Vec<App>),
+    DeleteApps(Vec<App>),
+    Trust(Vec<Selector>),
+}
+
+/// Why settings were not read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum DcbError {
+    #[error("the driver of {interface} has no DCB")]
+    NotSupported { interface: String },
+    #[error("there is no network interface \"{interface}\"")]
+    NoInterface { interface: String },
+    #[error("not permitted: changing DCB takes CAP_NET_ADMIN")]
+    Permission,
+    #[error("the driver of {interface} refused it")]
+    Refused {
+        interface: String,
+        source: io::Error,
+    },
+    #[error("the kernel's answer has a malformed {field}")]
+    Malformed { field: &'static str },
+    #[error("netlink does not answer")]
+    Socket(#[source] io::Error),
+}
+
+/// Reads all settings of an interface. Needs no privilege.
+pub fn read(interface: &str) -> Result<Dcb, DcbError> {
+    let body = answer(interface, RTM_GETDCB, request(command::IEEE_GET, interface))?;
+    let mut dcb = Dcb::parse(&body)?;
+    // Drivers without a choice do not answer this.
+    if let Ok(body) = answer(interface, RTM_GETDCB, request(command::GDCBX, interface)) {
+        dcb.mode = parse_mode(&body);
+    }
+    Ok(dcb)
+}
+
+/// The mode in an answer to `DCB_CMD_GDCBX`.
+pub fn parse_mode(body: &[u8]) -> Option<DcbxMode> {
+    let value = attribute_of(body.get(DCBMSG..)?, attribute::DCBX)?;
+    value.first().copied().map(DcbxMode)
+}
+
+/// Makes one change. Needs CAP_NET_ADMIN.
+pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
+    let body = answer(interface, RTM_SETDCB, message(interface, change))?;
+    match parse_status(&body, change) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(errno)) => Err(error_of(interface, errno)),
+        None => Err(DcbError::Malformed { field: "status" }),
+    }
+}
+
+/// The driver's yes or no: a byte that is 0, or an error number as a negative one.
+pub fn parse_status(body: &[u8], change: &Change) -> Option<Result<(), Errno>> {
+    let (kind, refused) = match change {
+        Change::Mode(_) => (attribute::DCBX, Some(Errno::OPNOTSUPP)),
+        _ => (attribute::IEEE, None),
+    };
+    let status = *attribute_of(body.get(DCBMSG..)?, kind)?.first()?;
+    Some(match status {
+        0 => Ok(()),
+        code => Err(refused.unwrap_or(Errno::from_raw_os_error(256 - i32::from(code)))),
+    })
+}
+
+/// The request for a change, byte for byte.
+pub fn message(interface: &str, change: &Change) -> Vec<u8> {
+    let command = match change {
+        Change::Mode(_) => command::SDCBX,
+        Change::DeleteApps(_) => command::IEEE_DEL,
+        _ => command::IEEE_SET,
+    };
+    let head = Request::new(RTM_SETDCB, NLM_F_REQUEST, &[0, command, 0, 0])
+        .attribute(attribute::IFNAME, &c_string(interface));
+    let put = |kind: u16, value: &[u8]| {
+        head.clone()
+            .nested(attribute::IEEE, |ieee| ieee.attribute(kind, value))
+    };
+    let request = match change {
+        Change::Mode(mode) => head.attribute(attribute::DCBX, &[mode.0]),
+        Change::Ets(ets) => put(ieee::ETS, &ets.to_bytes()),
+        Change::Pfc(pfc) => put(ieee::PFC, &pfc.to_bytes()),
+        Change::Buffers(buffers) => put(ieee::BUFFER, &buffers.to_bytes()),
+        Change::AddApps(apps) | Change::DeleteApps(apps) => head.nested(attribute::IEEE, |ieee| {
+            ieee.nested(ieee::APP_TABLE, |table| {
+                apps.iter().fold(table, |table, app| {
+                    table.attribute(app.selector.attribute(), &app.to_bytes())
+                })
+            })
+        }),
+        Change::Trust(order) => head.nested(attribute::IEEE, |ieee| {
+            ieee.nested(ieee::APP_TRUST_TABLE | NESTED, |table| {
+                order.iter().fold(table, |table, selector| {
+                    table.attribute(selector.attribute(), &[selector.code()])
+                })
+            })
+        }),
+    };
+    request.finish()
+}
+
+fn request(command: u8, interface: &str) -> Vec<u8> {
+    Request::new(RTM_GETDCB, NLM_F_REQUEST | NLM_F_ACK, &[0, command, 0, 0])
+        .attribute(attribute::IFNAME, &c_string(interface))
+        .finish()
+}
+
+/// The body of the answer. Answers are told apart by their type: the kernel repeats the request's
+/// flags in them.
+fn answer(interface: &str, kind: u16, message: Vec<u8>) -> Result<Vec<u8>, DcbError> {
+    let mut body = None;
+    let mut refused = None;
+    exchange(None, &message, |part| {
+        if part.kind == kind {
+            body = Some(part.body.to_vec());
+        } else if let Some(Err(errno)) = read_answer(part) {
+            refused = Some(errno);
+        }
+        body.is_some() || refused.is_some()
+    })
+    .map_err(DcbError::Socket)?;
+    match (body, refused) {
+        (Some(body), _) => Ok(body),
+        (None, Some(errno)) => Err(error_of(interface, errno)),
+        (None, None) => Err(DcbError::Socket(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn error_of(interface: &str, errno: Errno) -> DcbError {
+    let interface = interface.to_owned();
+    match errno {
+        Errno::OPNOTSUPP => DcbError::NotSupported { interface },
+        Errno::NODEV => DcbError::NoInterface { interface },
+        Errno::PERM | Errno::ACCESS => DcbError::Permission,
+        errno => DcbError::Refused {
+            interface,
+            source: errno.into(),
+        },
+    }
+}
+
+const RTM_GETDCB: u16 = 78;
+const RTM_SETDCB: u16 = 79;
+/// struct dcbmsg: family, command, padding.
+const DCBMSG: usize = 4;
+/// NLA_F_NESTED, which the table of trust needs.
+const NESTED: u16 = 0x8000;
+
+/// Numbers of linux/dcbnl.h.
+mod command {
+    pub const IEEE_SET: u8 = 20;
+    pub const IEEE_GET: u8 = 21;
+    pub const GDCBX: u8 = 22;
+    pub const SDCBX: u8 = 23;
+    pub const IEEE_DEL: u8 = 27;
+}
+
+mod attribute {
+    pub const IFNAME: u16 = 1;
+    pub const IEEE: u16 = 13;
+    pub const DCBX: u16 = 14;
+}
+
+mod ieee {
+    pub const ETS: u16 = 1;
+    pub const PFC: u16 = 2;
+    pub const APP_TABLE: u16 = 3;
+    pub const PEER_ETS: u16 = 4;
+    pub const PEER_PFC: u16 = 5;
+    pub const PEER_APP: u16 = 6;
+    pub const MAXRATE: u16 = 7;
+    pub const BUFFER: u16 = 10;
+    pub const APP_TRUST_TABLE: u16 = 11;
+    /// Inside a table of applications or of trust.
+    pub const APP: u16 = 1;
+    pub const DCB_APP: u16 = 2;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Whole-port pause over ethtool's netlink family, and the counters of each priority among a
+//! driver's own statistics.
+//!
+//! Pause of the whole port and PFC exclude each other: PFC pauses one priority. Drivers count PFC
+//! only among their private statistics, each with its own names; [`PriorityCounters::of`] knows
+//! them. Reading those statistics takes an ioctl, which is not in this crate.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::net::netlink;
+use serde::Serialize;
+
+use crate::dcb::PRIORITIES;
+use crate::nlmsg::{
+    NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR, Request, attribute_of, c_string, exchange, read_answer,
+    u16_at, u64_at,
+};
+
+/// Pause of the whole port (IEEE 802.3x).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Pause {
+    pub autoneg: bool,
+    pub rx: bool,
+    pub tx: bool,
+    /// Frames since the driver was loaded; `None`: the driver does not count them.
+    pub rx_frames: Option<u64>,
+    pub tx_frames: Option<u64>,
+}
+
+/// `None`: the driver has no pause, or the kernel no ethtool netlink (before 5.6).
+pub fn pause(interface: &str) -> io::Result<Option<Pause>> {
+    let Some(family) = family()? else {
+        return Ok(None);
+    };
+    let mut outcome = Ok(None);
+    exchange(
+        Some(netlink::GENERIC),
+        &pause_request(family, interface),
+        |part| match read_answer(part) {
+            Some(Ok(())) => true,
+            Some(Err(Errno::OPNOTSUPP)) => true,
+            Some(Err(errno)) => {
+                outcome = Err(errno.into());
+                true
+            }
+            None if part.kind == family => {
+                outcome = Ok(parse_pause(part.body));
+                true
+            }
+            None => false,
+        },
+    )?;
+    outcome
+}
+
+/// The number that the kernel gave the family "ethtool".
+fn family() -> io::Result<Option<u16>> {
+    const GENL_ID_CTRL: u16 = 16;
+    const CTRL_CMD_GETFAMILY: u8 = 3;
+    const CTRL_ATTR_FAMILY_ID: u16 = 1;
+    const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+    let request = Request::new(
+        GENL_ID_CTRL,
+        NLM_F_REQUEST | NLM_F_ACK,
+        &[CTRL_CMD_GETFAMILY, 1, 0, 0],
+    )
+    .attribute(CTRL_ATTR_FAMILY_NAME, &c_string("ethtool"))
+    .finish();
+    let mut family = None;
+    exchange(Some(netlink::GENERIC), &request, |part| {
+        if part.kind == GENL_ID_CTRL {
+            let attributes = part.body.get(GENL_HEADER..).unwrap_or_default();
+            family = attribute_of(attributes, CTRL_ATTR_FAMILY_ID).and_then(|id| u16_at(id, 0));
+        }
+        part.kind == NLMSG_ERROR || family.is_some()
+    })?;
+    Ok(family)
+}
+
+/// Command and version, then padding.
+const GENL_HEADER: usize = 4;
+
+fn pause_request(family: u16, interface: &str) -> Vec<u8> {
+    const PAUSE_GET: u8 = 21;
+    const PAUSE_HEADER: u16 = 1;
+    const HEADER_DEV_NAME: u16 = 2;
+    const HEADER_FLAGS: u16 = 3;
+    const FLAG_STATS: u32 = 4;
+    const NESTED: u16 = 0x8000;
+    Request::new(family, NLM_F_REQUEST | NLM_F_ACK, &[PAUSE_GET, 1, 0, 0])
+        .nested(PAUSE_HEADER | NESTED, |header| {
+            header
+                .attribute(HEADER_DEV_NAME, &c_string(interface))
+                .attribute(HEADER_FLAGS, &FLAG_STATS.to_ne_bytes())
+        })
+        .finish()
+}
+
+/// `body`: an answer after netlink's header.
+pub fn parse_pause(body: &[u8]) -> Option<Pause> {
+    const AUTONEG: u16 = 2;
+    const RX: u16 = 3;
+    const TX: u16 = 4;
+    const STATS: u16 = 5;
+    const TX_FRAMES: u16 = 2;
+    const RX_FRAMES: u16 = 3;
+    let attributes = body.get(GENL_HEADER..)?;
+    let is_on = |kind| attribute_of(attributes, kind).and_then(|value| value.first().copied());
+    let stats = attribute_of(attributes, STATS).unwrap_or_default();
+    // Drivers leave a counter that they do not have at its highest value.
+    let count = |kind| {
+        attribute_of(stats, kind)
+            .and_then(|value| u64_at(value, 0))
+            .filter(|count| *count != u64::MAX)
+    };
+    Some(Pause {
+        autoneg: is_on(AUTONEG)? != 0,
+        rx: is_on(RX)? != 0,
+        tx: is_on(TX)? != 0,
+        rx_frames: count(RX_FRAMES),
+        tx_frames: count(TX_FRAMES),
+    })
+}
+
+/// Counts of one direction of one priority; a field that the driver does not count is `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct PriorityCount {
+    pub bytes: Option<u64>,
+    pub packets: Option<u64>,
+    /// Frames that ask the other end to stop (xoff).
+    pub pauses: Option<u64>,
+    /// Time spent paused, in microseconds.
+    pub pause_us: Option<u64>,
+    /// Packets lost for want of a buffer.
+    pub discards: Option<u64>,
+}
+
+/// What a driver counts by priority, and its counters of loss.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PriorityCounters {
+    pub rx: [PriorityCount; PRIORITIES],
+    pub tx: [PriorityCount; PRIORITIES],
+    /// Loss and pause storms, by the driver's names.
+    pub loss: BTreeMap<String, u64>,
+}
+
+impl PriorityCounters {
+    /// Picks the counters out of a driver's statistics, by the names of mlx5, mlx4, ice, i40e,
+    /// bnxt and hns3. Other names are ignored.
+    pub fn of(statistics: &[(String, u64)]) -> PriorityCounters {
+        let mut counters = PriorityCounters::default();
+        for (name, value) in statistics {
+            if let Some((direction, priority, field)) = by_priority(name) {
+                let counts = match direction {
+                    Direction::Rx => &mut counters.rx,
+                    Direction::Tx => &mut counters.tx,
+                };
+                let count = &mut counts[usize::from(priority)];
+                let slot = match field {
+                    Field::Bytes => &mut count.bytes,
+                    Field::Packets => &mut count.packets,
+                    Field::Pauses => &mut count.pauses,
+                    Field::PauseTime => &mut count.pause_us,
+                    Field::Discards => &mut count.discards,
+                };
+                *slot = Some(*value);
+            }
+            if is_loss(name) {
+                counters.loss.insert(name.clone(), *value);
+            }
+        }
+        counters
+    }
+
+    /// True if the driver counts pause frames by priority.
+    pub fn has_pauses(&self) -> bool {
+        self.rx.iter().any(|count| count.pauses.is_some())
+    }
+
+    pub fn has_bytes(&self) -> bool {
+        self.rx.iter().any(|count| count.bytes.is_some())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Rx,
+    Tx,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Bytes,
+    Packets,
+    Pauses,
+    PauseTime,
+    Discards,
+}
+
+/// A pattern: what stands before the priority, and the endings with their fields.
+type Pattern = (&'static str, &'static [(&'static str, Field)]);
+
+/// `{dir}` is rx or tx.
+const PATTERNS: &[Pattern] = &[
+    // mlx5
+    (
+        "{dir}_prio",
+        &[
+            ("_bytes", Field::Bytes),
+            ("_packets", Field::Packets),
+            ("_pause", Field::Pauses),
+            ("_pause_duration", Field::PauseTime),
+            ("_discards", Field::Discards),
+            ("_buf_discard", Field::Discards),
+        ],
+    ),
+    // mlx4
+    ("{dir}_pause_prio_", &[("", Field::Pauses)]),
+    ("{dir}_pause_duration_prio_", &[("", Field::PauseTime)]),
+    (
+        "{dir}_prio_",
+        &[("_bytes", Field::Bytes), ("_packets", Field::Packets)],
+    ),
+    // ice; i40e with "port." before it
+    (
+        "{dir}_priority_",
+        &[("_xoff.nic", Field::Pauses), ("_xoff", Field::Pauses)],
+    ),
+    ("port.{dir}_priority_", &[("_xoff", Field::Pauses)]),
+    // Intel's own ice driver
+    ("port-{dir}-xoff_prio-", &[("_events", Field::Pauses)]),
+    // bnxt
+    ("{dir}_pfc_ena_frames_pri", &[("", Field::Pauses)]),
+    ("{dir}_bytes_pri", &[("", Field::Bytes)]),
+    ("{dir}_packets_pri", &[("", Field::Packets)]),
+    ("pfc_pri", &[]),
+    // hns3
+    ("mac_{dir}_pri", &[("_pfc_num", Field::Pauses)]),
+];
+
+fn by_priority(name: &str) -> Option<(Direction, u8, Field)> {
+    for (pattern, endings) in PATTERNS {
+        for (direction, word) in [(Direction::Rx, "rx"), (Direction::Tx, "tx")] {
+            let before = pattern.replace("{dir}", word);
+            let Some(rest) = name.strip_prefix(&before) else {
+                continue;
+            };
+            let Some(priority) = rest.bytes().next().filter(|c| (b'0'..=b'7').contains(c)) else {
+                continue;
+            };
+            let ending = &rest[1..];
+            if let Some((_, field)) = endings.iter().find(|(text, _)| *text == ending) {
+                return Some((direction, priority - b'0', *field));
+            }
+        }
+    }
+    None
+}
+
+/// Loss on the way between wire and memory, and storms of pauses.
+fn is_loss(name: &str) -> bool {
+    const NAMES: [&str; 12] = [
+        // mlx5
+        "rx_discards_phy",
+        "tx_discards_phy",
+        "rx_out_of_buffer",
+        "outbound_pci_stalled_wr",
+        "tx_pause_storm_warning_events",
+        "tx_pause_storm_error_events",
+        "rx_steer_missed_packets",
+        // bnxt
+        "rx_total_discard_pkts",
+        "rx_stat_discard",
+        // ice, i40e
+        "rx_dropped.nic",
+        "port.rx_dropped",
+        // dcbsim, as mlx5
+        "rx_prio_discards",
+    ];
+    NAMES.contains(&name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Netlink messages: building requests, walking answers, one exchange with the kernel.
+//!
+//! ```text
+//!   ┌ length u32 ┬ kind u16 ┬ flags u16 ┬ sequence u32 ┬ port u32 ┐ body
+//!   body: a header of the family, then attributes
+//!   ┌ length u16 ┬ kind u16 ┐ value, padded to 4 bytes; a value may be attributes itself
+//! ```
+//!
+//! Numbers are in the byte order of the machine, except where an attribute says otherwise.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto,
+    socket_with,
+};
+
+pub(crate) const NLM_F_REQUEST: u16 = 0x1;
+pub(crate) const NLM_F_ACK: u16 = 0x4;
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
+pub(crate) const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_DONE: u16 = 3;
+pub(crate) const HEADER: usize = 16;
+/// The upper bits of an attribute's kind are flags: nested, and network byte order.
+const KIND_MASK: u16 = 0x3fff;
+const ANSWER_MAX: usize = 32 * 1024;
+/// The kernel answers as soon as it has done it; making a link takes milliseconds.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A request under construction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    bytes: Vec<u8>,
+}
+
+impl Request {
+    /// `body`: the family's own header.
+    pub(crate) fn new(kind: u16, flags: u16, body: &[u8]) -> Request {
+        let mut bytes = vec![0; HEADER];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        // The sequence number; each socket has one exchange.
+        bytes[8..12].copy_from_slice(&1u32.to_ne_bytes());
+        bytes.extend(body);
+        Request { bytes }
+    }
+
+    pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Request {
+        let length = u16::try_from(4 + value.len()).expect("values are short");
+        self.bytes.extend(length.to_ne_bytes());
+        self.bytes.extend(kind.to_ne_bytes());
+        self.bytes.extend(value);
+        let padded = self.bytes.len().next_multiple_of(4);
+        self.bytes.resize(padded, 0);
+        self
+    }
+
+    /// An attribute whose value is the attributes that `fill` adds.
+    pub(crate) fn nested(mut self, kind: u16, fill: impl FnOnce(Request) -> Request) -> Request {
+        let at = self.bytes.len();
+        self.bytes.extend([0; 2]);
+        self.bytes.extend(kind.to_ne_bytes());
+        self = fill(self);
+        let length = u16::try_from(self.bytes.len() - at).expect("values are short");
+        self.bytes[at..at + 2].copy_from_slice(&length.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        let length = u32::try_from(self.bytes.len()).expect("values are short");
+        self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
+        self.bytes
+    }
+}
+
+pub(crate) fn c_string(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    bytes
+}
+
+/// Sends `message` and gives the messages of the answer to `take` until that has enough.
+/// `protocol`: the netlink family; `None` is NETLINK_ROUTE.
+pub(crate) fn exchange(
+    protocol: Option<Protocol>,
+    message: &[u8],
+    mut take: impl FnMut(Part<'_>) -> bool,
+) -> io::Result<()> {
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        protocol,
+    )?;
+    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+    sendto(
+        &socket,
+        message,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
+    let mut buffer = vec![0; ANSWER_MAX];
+    loop {
+        let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+        if length == 0 {
+            return Ok(());
+        }
+        for part in parts(&buffer[..length]) {
+            if take(part) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// One message of an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) kind: u16,
+    pub(crate) body: &'a [u8],
+}
+
+/// The messages in what one receive brought. Ends at the first that is cut off.
+pub(crate) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Part<'_>> {
+    std::iter::from_fn(move || {
+        let length = u32_at(bytes, 0)? as usize;
+        let message = bytes.get(..length).filter(|m| m.len() >= HEADER)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(Part {
+            kind: u16_at(message, 4)?,
+            body: &message[HEADER..],
+        })
+    })
+}
+
+/// The yes or no in a message, if it is one.
+pub(crate) fn read_answer(part: Part<'_>) -> Option<Result<(), Errno>> {
+    if part.kind != NLMSG_ERROR {
+        return None;
+    }
+    match u32_at(part.body, 0)?.cast_signed() {
+        0 => Some(Ok(())),
+        code => Some(Err(Errno::from_raw_os_error(code.saturating_neg()))),
+    }
+}
+
+/// The attributes in `bytes`: kind without its flags, and value. Ends at the first that is cut off.
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16_at(bytes, 0)?);
+        let kind = u16_at(bytes, 2)? & KIND_MASK;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+pub(crate) fn attribute_of(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes)
+        .find(|(kind, _)| *kind == wanted)
+        .map(|(_, value)| value)
+}
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
