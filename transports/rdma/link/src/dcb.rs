@@ -1,5 +1,5 @@
 //! Data center bridging of an interface over netlink (dcbnl.h, IEEE 802.1Qaz): which priorities
-//! pause (PFC), how classes share the link (ETS), which packets belong to a priority, who decides.
+//! pause (PFC), how classes share the link (ETS), which packets belong to a priority, and the deciding agent.
 //!
 //! One request answers everything ([`read`]); a [`Change`] is one request, or two. All parsing is
 //! pure ([`Dcb::parse`], [`message`]).
@@ -345,7 +345,7 @@ impl Buffers {
     }
 }
 
-/// Who negotiates with the switch, and in which language.
+/// The agent that negotiates with the switch, and its protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(transparent)]
 pub struct DcbxMode(pub u8);

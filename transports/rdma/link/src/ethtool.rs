@@ -137,7 +137,7 @@ pub struct PriorityCount {
     pub discards: Option<u64>,
 }
 
-/// What a driver counts by priority, and its counters of loss.
+/// The counters of a driver by priority, and its counters of loss.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PriorityCounters {
     pub rx: [PriorityCount; PRIORITIES],
@@ -199,7 +199,7 @@ enum Field {
     Discards,
 }
 
-/// A pattern: what stands before the priority, and the endings with their fields.
+/// A pattern: the text before the priority, and the endings with their fields.
 type Pattern = (&'static str, &'static [(&'static str, Field)]);
 
 /// `{dir}` is rx or tx.

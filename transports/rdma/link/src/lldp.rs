@@ -1,4 +1,4 @@
-//! LLDP frames (IEEE 802.1AB) with the DCBX TLVs of IEEE 802.1Qaz: what the switch says of itself.
+//! LLDP frames (IEEE 802.1AB) with the DCBX TLVs of IEEE 802.1Qaz: a switch's own settings.
 //!
 //! ```text
 //!   ┌ to 6 ┬ from 6 ┬ 88-cc ┐ TLV, TLV, …, end TLV

@@ -182,7 +182,7 @@ fn changes_as_bytes() {
         &[0; 128],
     ];
     assert_eq!(body(&Change::Pfc(pfc)), bytes.concat());
-    // What is set reads back the same.
+    // A change reads back the same.
     assert_eq!(
         Dcb::parse(&body(&Change::Ets(ets()))).unwrap().ets,
         Some(ets())
