@@ -5,6 +5,8 @@
 //! `framework_get_config` (all objects), and the objects that could not be restored (kept, listed,
 //! retried).
 
+mod upgrade;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -16,6 +18,9 @@ use uuid::Uuid;
 
 use crate::rpc::RpcError;
 use crate::store::{Change, Edit, Record, Store, StoreError};
+
+/// Prefix of the keys of calls that wait for a base device.
+pub const DEFERRED: &str = "deferred/";
 
 /// State of an object in the journal.
 #[derive(Debug, Clone, PartialEq)]
@@ -439,7 +444,7 @@ impl Journal {
 /// Loads the records of the store, upgrading those of earlier versions.
 async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
     let mut records = store.load().await?;
-    let changed = crate::methods::volume::with_ana(&records);
+    let changed = upgrade::with_ana(&records);
     if changed.is_empty() {
         return Ok(records);
     }
@@ -465,7 +470,7 @@ async fn upgraded(store: &Store) -> Result<Vec<Record>, StoreError> {
 fn replace_deferred(mut change: Change) -> Change {
     let replayed = REPLAYED.try_with(|record| record.key.clone());
     if let Ok(key) = replayed
-        && key.starts_with(crate::services::deferred::PREFIX)
+        && key.starts_with(DEFERRED)
         && change.0.iter().any(|edit| matches!(edit, Edit::Put(_)))
     {
         change.0.push(Edit::Remove(key));

@@ -7,10 +7,10 @@ use clap::Args;
 
 use super::{Failure, output};
 use crate::config;
+use crate::config::Personality;
 use crate::doctor::{Report, Scope, Status, System, examine};
 use crate::methods::options::IobufOptions;
 use crate::plane::demand::{self, Demand};
-use crate::services::engine::Personality;
 use crate::values::size;
 
 #[derive(Debug, Args)]

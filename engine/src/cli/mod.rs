@@ -40,8 +40,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::Value;
 
+use crate::config::Personality;
 use crate::rpc::client::{Client, ClientError};
-use crate::services::engine::Personality;
 
 /// Userspace NVMe-oF storage engine: the daemon, and the commands to manage it.
 #[derive(Debug, Parser)]

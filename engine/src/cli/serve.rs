@@ -11,10 +11,10 @@ use nacre_reactor::CoreSet;
 use serde_json::{Value, json};
 
 use super::{Failure, absolute, lcores};
+use crate::config::Personality;
 use crate::config::{self, Flag, Loaded, Problem};
 use crate::daemon::ServeOptions;
 use crate::daemon::reload::Source;
-use crate::services::engine::Personality;
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -163,9 +163,9 @@ pub fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
         ignore_json_errors: args.json_ignore_init_errors,
         wait_for_rpc: args.wait_for_rpc,
         pid_file: args.pid_file.clone(),
-        source: Source::new(move || args.load()),
+        source: Source::new(move || Ok(args.load()?)),
     };
-    crate::daemon::serve(options).map_err(Failure::Failed)
+    crate::daemon::serve(options, crate::methods::all()).map_err(Failure::Failed)
 }
 
 pub fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {

@@ -177,7 +177,7 @@ impl Check<'_> {
             self.refuse_unless_refused(&format!("replication.{key}"), cause);
         }
         self.selectors("replication.iface", &settings.replication.iface);
-        for (at, unknown) in crate::logs::unknown_flags(&settings.log.flags) {
+        for (at, unknown) in super::log_flags::unknown_flags(&settings.log.flags) {
             self.refuse(&format!("log.flags[{at}]"), &unknown, &unknown.remedy());
         }
     }

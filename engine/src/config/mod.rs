@@ -12,6 +12,7 @@
 mod check;
 mod hints;
 pub mod listener;
+pub mod log_flags;
 mod paths;
 pub mod rdma;
 pub mod reference;
@@ -266,6 +267,14 @@ impl Cores {
 /// The system's configuration file, used if no file is named; `None` if it does not exist.
 pub fn system_file() -> Option<PathBuf> {
     Some(PathBuf::from("/etc/nacre/nacre.toml")).filter(|path| path.exists())
+}
+
+/// The program that the daemon was started as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Personality {
+    Nacre,
+    /// SPDK's `nvmf_tgt`: its socket, its flags, and no state of its own.
+    NvmfTgt,
 }
 
 /// Default path of the RPC socket: root's runtime directory, else the user's.

@@ -32,6 +32,7 @@ use nacre_nvmf::subsystems::TargetConfig;
 use serde_json::Value;
 use tracing::{error, info, warn};
 
+use crate::config::Personality;
 use crate::config::source::{COMMANDS_SOCKET, variable};
 use crate::config::{Loaded, Settings, default_socket};
 use crate::journal::Journal;
@@ -39,9 +40,9 @@ use crate::logs::Logs;
 use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig};
-use crate::rpc::When;
 use crate::rpc::socket::Socket;
-use crate::services::engine::{Engine, Personality, Phase};
+use crate::rpc::{Registry, When};
+use crate::services::engine::{Engine, Phase};
 use crate::signals::{Hangups, Stops};
 use crate::store::Store;
 use crate::values::files::{self, Inode};
@@ -68,15 +69,16 @@ pub struct ServeOptions {
     pub pid_file: Option<PathBuf>,
 }
 
-/// Runs the daemon until it is asked to stop.
-pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
+/// Runs a daemon with these RPC methods until it is asked to stop.
+pub fn serve(options: ServeOptions, methods: Registry<Engine>) -> anyhow::Result<()> {
     let settings = &options.loaded.settings;
     let logs = Logs::install(&settings.log)?;
     crate::descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let outcome = tokio::task::LocalSet::new().block_on(&runtime, run(&options, logs.clone()));
+    let outcome =
+        tokio::task::LocalSet::new().block_on(&runtime, run(&options, methods, logs.clone()));
     // A stuck helper thread must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let (Err(error), Some(_)) = (&outcome, &settings.log.file) {
@@ -87,7 +89,7 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     outcome
 }
 
-async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
+async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> anyhow::Result<()> {
     // First of all: a signal may arrive at any time.
     let (stops, hangups) = (Stops::new()?, Hangups::new()?);
     let settings = options.loaded.settings.clone();
@@ -122,6 +124,7 @@ async fn run(options: &ServeOptions, logs: Logs) -> anyhow::Result<()> {
         settings,
         logs,
         Journal::new(store),
+        methods,
     ));
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
     tokio::task::spawn_local(following);

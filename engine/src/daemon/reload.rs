@@ -12,25 +12,24 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
-use crate::cli::Failure;
 use crate::config::{Loaded, Settings};
 use crate::services::engine::{Engine, Phase};
 use crate::signals::Hangups;
 
 /// Reads the configuration as at start: the same file, environment and flags.
 #[derive(Clone)]
-pub struct Source(Arc<dyn Fn() -> Result<Loaded, Failure> + Send + Sync>);
+pub struct Source(Arc<dyn Fn() -> anyhow::Result<Loaded> + Send + Sync>);
 
 impl Source {
-    pub fn new(load: impl Fn() -> Result<Loaded, Failure> + Send + Sync + 'static) -> Source {
+    pub fn new(load: impl Fn() -> anyhow::Result<Loaded> + Send + Sync + 'static) -> Source {
         Source(Arc::new(load))
     }
 
     /// Reads on another thread, because the file may be on a disk that does not respond.
-    async fn load(&self) -> Result<Loaded, Failure> {
+    async fn load(&self) -> anyhow::Result<Loaded> {
         let load = Arc::clone(&self.0);
         let loaded = tokio::task::spawn_blocking(move || load()).await;
-        loaded.unwrap_or_else(|panic| Err(Failure::Failed(panic.into())))
+        loaded.unwrap_or_else(|panic| Err(panic.into()))
     }
 }
 

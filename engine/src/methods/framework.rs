@@ -302,7 +302,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             calls.extend(below);
             calls.extend(super::volume::config(engine));
             calls.extend(above);
-            calls.extend(made(crate::services::deferred::PREFIX));
+            calls.extend(made(crate::journal::DEFERRED));
             calls.extend(made("qos/"));
             calls.push(json!({ "method": "bdev_wait_for_examine" }));
             Some(calls)

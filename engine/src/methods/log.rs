@@ -6,8 +6,8 @@ use std::rc::Rc;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::config::log_flags::UnknownFlag;
 use crate::config::settings::LogLevel;
-use crate::logs::UnknownFlag;
 use crate::rpc::error::INTERNAL_ERROR;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;

@@ -9,12 +9,13 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
+use crate::config::Personality;
 use crate::config::Settings;
 use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::rpc::RpcError;
 use crate::services::drives::Drives;
-use crate::services::engine::{Engine, Personality, Phase};
+use crate::services::engine::{Engine, Phase};
 use crate::services::rdma::Rdma;
 use crate::store::Store;
 
@@ -93,7 +94,9 @@ impl TestDaemon {
             .build()
             .expect("a runtime");
         let logs = Logs::detached(&settings.log).expect("known flags");
-        let mut engine = Engine::new(Personality::Nacre, settings, logs, Journal::new(store));
+        let journal = Journal::new(store);
+        let registry = super::all();
+        let mut engine = Engine::new(Personality::Nacre, settings, logs, journal, registry);
         let fabric = Fabric::new();
         engine.rdma = Rdma::with(fabric.provider());
         TestDaemon {

@@ -11,11 +11,11 @@ use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::subsystems::TargetConfig;
 use nacre_transport_rdma::RdmaConfig;
 
+use crate::config::Personality;
 use crate::config::Settings;
 use crate::config::settings::{Hugepages, Mode};
 use crate::methods::options::IobufOptions;
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
-use crate::services::engine::Personality;
 
 /// DMA memory per reactor unless configured.
 const DEFAULT_MEMORY: u64 = 64 << 20;

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tracing::info;
 
+use crate::journal::DEFERRED;
 use crate::methods::bdev::modules;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
@@ -23,11 +24,8 @@ use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 use crate::store::{Change, Record};
 
-/// Prefix of the keys of deferred calls.
-pub const PREFIX: &str = "deferred/";
-
 pub fn key(name: &str) -> String {
-    format!("{PREFIX}{name}")
+    format!("{DEFERRED}{name}")
 }
 
 /// The deferred calls, by the devices that they wait for.
@@ -76,7 +74,7 @@ fn bases(record: &Record) -> impl Iterator<Item = &str> {
 /// The missing base of a deferred call; `None` if all its bases exist, or if it is not a deferred
 /// call.
 pub fn missing_base<'a>(plane: &Plane, record: &'a Record) -> Option<&'a str> {
-    if !record.key.starts_with(PREFIX) {
+    if !record.key.starts_with(DEFERRED) {
         return None;
     }
     bases(record).find(|base| plane.bdevs.lookup(base).is_none())
@@ -124,7 +122,7 @@ fn missing_or(record: &Record) -> String {
 
 /// Finds the deferred calls in the restored journal.
 pub fn restore(engine: &Engine) {
-    for entry in engine.journal.below(PREFIX) {
+    for entry in engine.journal.below(DEFERRED) {
         engine.deferred.expect(&entry.record);
     }
 }
@@ -165,7 +163,7 @@ pub async fn settle(engine: &Rc<Engine>) {
 
 /// Removes the record of a deferred call that succeeded, if it still exists.
 pub async fn done(engine: &Engine, record: &Record) {
-    if record.key.starts_with(PREFIX) && engine.journal.find(&record.key).is_some() {
+    if record.key.starts_with(DEFERRED) && engine.journal.find(&record.key).is_some() {
         // On failure the next attempt removes it.
         let _ = engine.journal.commit(Change::remove(&record.key)).await;
     }

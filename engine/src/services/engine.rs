@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard, watch};
 use tracing::{debug, warn};
 
-use crate::config::Settings;
+use crate::config::{Personality, Settings};
 use crate::journal::{Entry, Journal};
 use crate::logs::Logs;
 use crate::methods::nvmf::ReservationJobs;
@@ -28,14 +28,6 @@ use crate::services::rdma::Rdma;
 use crate::services::remotes::Remotes;
 use crate::services::volumes::Volumes;
 use crate::store::Record;
-
-/// The program that the daemon was started as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Personality {
-    Nacre,
-    /// SPDK's `nvmf_tgt`: its socket, its flags, and no state of its own.
-    NvmfTgt,
-}
 
 /// The phase of the daemon's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,10 +96,11 @@ impl Engine {
         settings: Settings,
         logs: Logs,
         journal: Journal,
+        registry: Registry<Engine>,
     ) -> Engine {
         Engine {
             personality,
-            registry: crate::methods::all(),
+            registry,
             journal,
             notes: Notifications::default(),
             logs,

@@ -26,7 +26,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
     (
         "engine",
         &[
-            "cli config daemon descriptors journal logs methods metrics plane services",
+            "config daemon descriptors logs methods metrics plane services",
         ],
     ),
     ("nvmf/remote", &["attachment channel device poller"]),

@@ -10,11 +10,11 @@ use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
 use crate::cli::{Failure, output};
+use crate::config::Personality;
 use crate::config::{self, Settings};
 use crate::methods::options::IobufOptions;
 use crate::plane::PlaneError;
 use crate::plane::demand::data_path;
-use crate::services::engine::Personality;
 use crate::values::size;
 
 #[derive(Debug, Clone, Args)]

@@ -11,9 +11,9 @@ use nacre_transport_rdma_verbs::{DeviceAttributes, Wire};
 use super::counters::{Sample, chosen};
 use super::devices::{device_row, gid_row, link_row};
 use super::size::{Configured, Limits, Need, SizeArgs};
+use crate::config::Personality;
 use crate::config::Settings;
 use crate::plane::demand::{Demand, data_path};
-use crate::services::engine::Personality;
 use crate::services::rdma::describe::{add_limits, described};
 
 #[test]

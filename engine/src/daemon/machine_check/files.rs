@@ -8,12 +8,12 @@ use nacre_bdev_uring::{Config, Identity};
 use rustix::fs::Access;
 
 use super::Refuse;
+use crate::config::Personality;
 use crate::config::Settings;
 use crate::config::settings::{Bdev, BdevKind};
 use crate::daemon::{socket_path, state_dir};
 use crate::journal::{SEEN, seen_key};
 use crate::rpc::socket::{is_served, obstacle};
-use crate::services::engine::Personality;
 use crate::store::{Record, RedbStore};
 use crate::values::address::ScopedIp;
 use crate::values::files;

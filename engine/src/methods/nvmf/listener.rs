@@ -16,13 +16,14 @@ use serde_json::{Value, json};
 
 use super::address::{AddressReply, TransportAddress, place};
 use super::{any_subsystem, key, transport};
+use crate::config::Personality;
 use crate::journal::{is_declaring, is_replaying};
 use crate::methods::volume;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
-use crate::services::engine::{Engine, Personality};
+use crate::services::engine::Engine;
 use crate::store::{Change, Edit};
 use crate::values::address::with_port;
 

@@ -19,12 +19,13 @@ use super::{
     PATIENCE, any_subsystem, check_target, check_target_of_subsystem, key, nvm_subsystem, refusal,
     wait_until,
 };
+use crate::config::Personality;
 use crate::config::settings::ControllerModel;
 use crate::journal::is_declaring;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
-use crate::services::engine::{Engine, Personality};
+use crate::services::engine::Engine;
 use crate::store::{Change, Edit};
 
 pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";

@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use super::{PATIENCE, check_target, key, refusal, wait_until};
+use crate::config::Personality;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
-use crate::services::engine::{Engine, Personality};
+use crate::services::engine::Engine;
 use crate::services::rdma::Rdma;
 use crate::store::Change;
 

@@ -251,7 +251,7 @@ impl Method<Engine> for GetBdevs {
         let plane = engine.plane()?;
         let all = engine.volumes.list();
         let all = all.iter().map(|volume| describe(&plane, volume));
-        let waiting = engine.journal.below(deferred::PREFIX).into_iter();
+        let waiting = engine.journal.below(crate::journal::DEFERRED).into_iter();
         let waiting = waiting.filter(|entry| entry.record.method == Create::NAME);
         let all = all.chain(waiting.filter_map(|entry| waiting_mirror(&plane, &entry.record)));
         let wanted =

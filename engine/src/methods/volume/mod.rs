@@ -51,7 +51,7 @@ use crate::rpc::{Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub use list::{REPLICA_STATES, STATES, kind_word, replica_word, state_word};
-pub use paths::{AnaByTransport, of_listener, with_ana};
+pub use paths::{AnaByTransport, of_listener};
 pub use publish::{Published, published, published_key};
 pub use settings::SettingsParams;
 

@@ -15,14 +15,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::publish::{PUBLISH, Published, published, published_as};
+use super::publish::{Published, published, published_as};
 use crate::config::listener::AnaSetting;
-use crate::methods::nvmf::{self, ADD_LISTENER, AnaWord, CREATE_SUBSYSTEM};
+use crate::methods::nvmf::{self, AnaWord};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
-use crate::store::Record;
 
 /// Initial ANA states of the listeners of a published volume.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -203,37 +202,4 @@ pub(super) async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), 
     }
     engine.listeners.look_again(engine).await;
     Ok(())
-}
-
-/// Updates records of volumes published by an earlier version, which reported no ANA states. Hosts
-/// then used the path that they connected first. Returns the records that enable ANA, with TCP
-/// after RDMA.
-pub fn with_ana(records: &[Record]) -> Vec<Record> {
-    let silent = |r: &&Record| r.method == PUBLISH && r.params["ana_reporting"] != false;
-    let nqns: BTreeSet<&str> = records
-        .iter()
-        .filter(silent)
-        .filter_map(|r| r.params["nqn"].as_str())
-        .collect();
-    let of = |r: &Record| r.params["nqn"].as_str().is_some_and(|n| nqns.contains(n));
-    let old: BTreeSet<&str> = records
-        .iter()
-        .filter(|r| r.method == CREATE_SUBSYSTEM && of(r) && r.params["ana_reporting"] != true)
-        .filter_map(|r| r.params["nqn"].as_str())
-        .collect();
-    let changed = |record: &Record| {
-        if !old.contains(record.params["nqn"].as_str()?) {
-            return None;
-        }
-        let mut record = record.clone();
-        match record.method.as_str() {
-            CREATE_SUBSYSTEM => record.params["ana_reporting"] = true.into(),
-            ADD_LISTENER if record.params["listen_address"]["trtype"] == "TCP" => {
-                record.params["ana_state"] = "non_optimized".into();
-            }
-            _ => return None,
-        }
-        Some(record)
-    };
-    records.iter().filter_map(changed).collect()
 }

@@ -18,6 +18,7 @@ use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
+use crate::values::size;
 
 /// Capacity of the queue to the management thread.
 const WAITING: usize = 1024;
@@ -274,7 +275,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
             format!(
                 "the replica on \"{device}\" gets {}: {}",
                 how(kind),
-                crate::cli::output::bytes(*bytes)
+                size::bytes(*bytes)
             ),
         ),
         Happened::ResyncEnded { device, bytes, .. } => at(
@@ -282,7 +283,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
             device,
             format!(
                 "the replica on \"{device}\" is in sync: {} were copied",
-                crate::cli::output::bytes(*bytes)
+                size::bytes(*bytes)
             ),
         ),
         Happened::ResyncStopped { device, why, .. } => at(
@@ -348,7 +349,7 @@ fn words(event: &VolumeEvent) -> Report<'_> {
             "volume_verify_end",
             format!(
                 "{} compared, {different_blocks} blocks differed, {repaired_blocks} were repaired",
-                crate::cli::output::bytes(*compared_bytes)
+                size::bytes(*compared_bytes)
             ),
         ),
         Happened::Grown { blocks } => of("volume_grow", format!("it has {blocks} blocks now")),
