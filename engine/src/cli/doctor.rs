@@ -9,7 +9,7 @@ use super::{Failure, output};
 use crate::config;
 use crate::config::Personality;
 use crate::doctor::{Report, Scope, Status, System, examine};
-use crate::methods::options::IobufOptions;
+use crate::plane::demand::IobufOptions;
 use crate::plane::demand::{self, Demand};
 use crate::values::size;
 

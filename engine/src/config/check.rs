@@ -15,7 +15,7 @@ use serde_path_to_error::Segment;
 use super::listener::Listener;
 use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
-use crate::methods::bdev::modules::Entry;
+use crate::bdev_modules::Entry;
 use crate::methods::nvmf::host_nqn;
 use crate::rpc::RpcError;
 use crate::services::declared;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::listener::AnaSetting;
-use crate::methods::bdev::modules::{Entry, MODULES};
+use crate::bdev_modules::{Entry, MODULES};
 use crate::values::read;
 
 pub use super::listener::{Listener, RdmaSetting};

@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::config::Personality;
 use crate::config::settings::{Bdev, BdevKind, Hugepages};
 use crate::config::{Loaded, Problem, Settings, in_order, origin_of};
-use crate::methods::options::IobufOptions;
+use crate::plane::demand::IobufOptions;
 use crate::services::listeners::plan::{Machine, interface_of, matches};
 use crate::services::listeners::system::System;
 use crate::values::address::ScopedIp;

@@ -37,12 +37,13 @@ use crate::config::source::{COMMANDS_SOCKET, variable};
 use crate::config::{Loaded, Settings, default_socket};
 use crate::journal::Journal;
 use crate::logs::Logs;
-use crate::methods::nvmf::{DiscoveryFilter, configured_nqn};
 use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
 use crate::rpc::{Registry, When};
 use crate::services::engine::{Engine, Phase};
+use crate::services::startup::DiscoveryFilter;
+use crate::services::subsystems::configured_nqn;
 use crate::signals::{Hangups, Stops};
 use crate::store::Store;
 use crate::values::files::{self, Inode};
@@ -282,9 +283,11 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     let arrivals = engine.deferred.arrivals();
     let events = engine.devices.follow(&plane.bdevs, arrivals);
     engine.set_plane(Some(Rc::new(plane)));
-    tokio::task::spawn_local(crate::methods::bdev::follow(Rc::clone(engine), events));
-    tokio::task::spawn_local(crate::methods::bdev::watch_files(Rc::clone(engine)));
-    tokio::task::spawn_local(crate::methods::nvmf::store_reservations(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::services::devices::follow(Rc::clone(engine), events));
+    tokio::task::spawn_local(crate::services::devices::watch_files(Rc::clone(engine)));
+    tokio::task::spawn_local(crate::services::reservations::store_reservations(
+        Rc::clone(engine),
+    ));
     tokio::task::spawn_local(crate::services::remotes::follow(Rc::clone(engine)));
     tokio::task::spawn_local(crate::services::drives::follow(Rc::clone(engine)));
     tokio::task::spawn_local(crate::services::drives::watch(Rc::clone(engine)));

@@ -11,9 +11,9 @@ use anyhow::Context;
 use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::bdev_modules;
 use crate::daemon::ServeOptions;
 use crate::journal::Entry;
-use crate::methods::bdev::modules;
 use crate::services::engine::Engine;
 use crate::store::Record;
 
@@ -206,7 +206,7 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
         "bdev_raid_create" | "volume_create" => {
             text("/name").is_some_and(|name| engine.volumes.find(name).is_ok() || waits(name))
         }
-        _ if modules::by_create(method).is_some() => modules::names(method, params)
+        _ if bdev_modules::by_create(method).is_some() => bdev_modules::names(method, params)
             .into_iter()
             .next()
             .is_some_and(device),

@@ -6,11 +6,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::bdev::{ANNOUNCED, modules};
-use super::spdk::sock::{SET_SOCK_OPTIONS, SockOptions};
+use super::bdev::ANNOUNCED;
+use super::spdk::sock::SET_SOCK_OPTIONS;
+use crate::bdev_modules;
 use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::{Engine, Phase};
+use crate::services::startup::SockOptions;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -292,10 +294,10 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             let (above, below): (Vec<Value>, Vec<Value>) =
                 made("bdev/").into_iter().partition(|call| {
                     let method = call["method"].as_str().unwrap_or_default();
-                    let base = modules::base(method, &call["params"]);
+                    let base = bdev_modules::base(method, &call["params"]);
                     let stands = base.is_some_and(|base| on_volumes.iter().any(|on| on == base));
                     if stands {
-                        on_volumes.extend(modules::names(method, &call["params"]));
+                        on_volumes.extend(bdev_modules::names(method, &call["params"]));
                     }
                     stands
                 });

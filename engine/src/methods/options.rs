@@ -6,76 +6,14 @@
 use std::rc::Rc;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::nvmf::DiscoveryFilter;
-use super::spdk::sock::SockOptions;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<IobufSetOptions>().add::<BdevSetOptions>();
-}
-
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct StartupOptions {
-    pub iobuf: IobufOptions,
-    pub bdev: BdevOptions,
-    pub nvmf: NvmfOptions,
-    pub sock: SockOptions,
-}
-
-/// Options of `nvmf_set_max_subsystems`, `nvmf_set_crdt` and `nvmf_set_config`.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct NvmfOptions {
-    pub max_subsystems: Option<u32>,
-    /// In units of 100 ms.
-    pub command_retry_delay: Option<[u16; 3]>,
-    pub discovery_filters: Vec<DiscoveryFilter>,
-}
-
-/// SPDK's buffer pools, with SPDK's defaults.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct IobufOptions {
-    pub small_pool_count: u64,
-    pub large_pool_count: u64,
-    pub small_bufsize: u32,
-    pub large_bufsize: u32,
-    pub enable_numa: bool,
-}
-
-impl Default for IobufOptions {
-    fn default() -> IobufOptions {
-        IobufOptions {
-            small_pool_count: 8192,
-            large_pool_count: 1024,
-            small_bufsize: 8192,
-            large_bufsize: 132 * 1024,
-            enable_numa: false,
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct BdevOptions {
-    pub bdev_io_pool_size: u32,
-    pub bdev_io_cache_size: u32,
-    pub bdev_auto_examine: bool,
-    pub iobuf_small_cache_size: u32,
-    pub iobuf_large_cache_size: u32,
-}
-
-impl Default for BdevOptions {
-    fn default() -> BdevOptions {
-        BdevOptions {
-            bdev_io_pool_size: 64 * 1024 - 1,
-            bdev_io_cache_size: 256,
-            bdev_auto_examine: true,
-            iobuf_small_cache_size: 128,
-            iobuf_large_cache_size: 16,
-        }
-    }
 }
 
 struct IobufSetOptions;

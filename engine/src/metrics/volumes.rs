@@ -4,7 +4,7 @@ use nacre_bdev_replica::handle::{ReplicaStatus, VolumeStatus};
 
 use super::reactors::family;
 use super::{Desc, MetricKind, MetricsSource, Moment, Scrape};
-use crate::methods::volume::{REPLICA_STATES, STATES, replica_word, state_word};
+use crate::services::volumes::words::{REPLICA_STATES, STATES, replica_word, state_word};
 
 family!(
     STATE,
@@ -188,7 +188,7 @@ fn volume(status: &VolumeStatus, into: &mut Scrape) {
         into.value(&WRITES, &[name, device], replica.writes);
         into.value(&ERRORS, &[name, device], replica.errors);
         if let Some(resync) = &replica.resync {
-            let kind = crate::methods::volume::kind_word(resync.kind);
+            let kind = crate::services::volumes::words::kind_word(resync.kind);
             into.value(&RESYNC_LEFT, &[name, device, kind], resync.left_bytes);
             into.value(&RESYNC_RATE, &[name, device, kind], resync.bytes_per_s);
         }

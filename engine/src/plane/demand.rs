@@ -10,16 +10,38 @@
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::subsystems::TargetConfig;
 use nacre_transport_rdma::RdmaConfig;
+use serde::Serialize;
 
 use crate::config::Personality;
 use crate::config::Settings;
 use crate::config::settings::{Hugepages, Mode};
-use crate::methods::options::IobufOptions;
 use crate::plane::{PlaneConfig, PlaneError, arenas, choose_cores};
 
 /// DMA memory per reactor unless configured.
 const DEFAULT_MEMORY: u64 = 64 << 20;
 const TWO_MIB: u64 = 2 << 20;
+
+/// SPDK's buffer pools, with SPDK's defaults.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct IobufOptions {
+    pub small_pool_count: u64,
+    pub large_pool_count: u64,
+    pub small_bufsize: u32,
+    pub large_bufsize: u32,
+    pub enable_numa: bool,
+}
+
+impl Default for IobufOptions {
+    fn default() -> IobufOptions {
+        IobufOptions {
+            small_pool_count: 8192,
+            large_pool_count: 1024,
+            small_bufsize: 8192,
+            large_bufsize: 132 * 1024,
+            enable_numa: false,
+        }
+    }
+}
 
 /// The data plane's configuration from the settings, except for the target.
 pub fn data_path(

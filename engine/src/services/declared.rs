@@ -19,10 +19,10 @@ use tokio::sync::Mutex;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::bdev_modules;
 use crate::config::Settings;
 use crate::config::settings::{Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Subsystem};
 use crate::journal::Entry;
-use crate::methods::bdev::modules;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 
@@ -41,7 +41,7 @@ pub struct DeclaredCall {
 
 impl DeclaredCall {
     fn makes_bdev(&self, name: &str) -> bool {
-        let names = modules::names(self.method, &self.params);
+        let names = bdev_modules::names(self.method, &self.params);
         names.iter().any(|made| made == name)
     }
 }
@@ -219,10 +219,10 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
             e.record.method == call.method && same("trtype", &e.record.params)
         }
         _ if !e.durable => false,
-        method if modules::by_create(method).is_some() => {
+        method if bdev_modules::by_create(method).is_some() => {
             let (made, here) = (
-                modules::names(&e.record.method, &e.record.params),
-                modules::names(method, &call.params),
+                bdev_modules::names(&e.record.method, &e.record.params),
+                bdev_modules::names(method, &call.params),
             );
             e.record.key.starts_with("bdev/") && made.iter().any(|name| here.contains(name))
         }
@@ -287,7 +287,7 @@ fn bdev(declared: &Bdev) -> DeclaredCall {
         Some(module) => (module.create, params_of(declared)),
         None => own_params(declared),
     };
-    let names = modules::names(method, &params);
+    let names = bdev_modules::names(method, &params);
     let name = names.first().unwrap_or(&declared.name);
     DeclaredCall {
         what: format!("[[bdev]] \"{name}\""),
@@ -324,16 +324,16 @@ fn own_params(declared: &Bdev) -> (&'static str, Value) {
         if let Some(size) = declared.size {
             params["size"] = size.0.into();
         }
-        return (modules::FILE.create, params);
+        return (bdev_modules::FILE.create, params);
     }
     let block_size = declared.block_size.unwrap_or(DEFAULT_BLOCK);
     let blocks = declared
         .size
         .map_or(0, |size| size.0 / u64::from(block_size.max(1)));
     let method = if declared.kind == BdevKind::MALLOC {
-        modules::MALLOC.create
+        bdev_modules::MALLOC.create
     } else {
-        modules::NULL.create
+        bdev_modules::NULL.create
     };
     (
         method,

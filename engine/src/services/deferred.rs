@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tracing::info;
 
+use crate::bdev_modules;
 use crate::journal::DEFERRED;
-use crate::methods::bdev::modules;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
@@ -65,7 +65,7 @@ impl Deferred {
 
 /// The base devices of a call.
 fn bases(record: &Record) -> impl Iterator<Item = &str> {
-    let one = modules::base(&record.method, &record.params);
+    let one = bdev_modules::base(&record.method, &record.params);
     let many = record.params.get("base_bdevs").and_then(Value::as_array);
     one.into_iter()
         .chain(many.into_iter().flatten().filter_map(Value::as_str))

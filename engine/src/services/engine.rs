@@ -8,11 +8,11 @@ use serde_json::value::RawValue;
 use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard, watch};
 use tracing::{debug, warn};
 
+use super::reservations::ReservationJobs;
+use super::startup::StartupOptions;
 use crate::config::{Personality, Settings};
 use crate::journal::{Entry, Journal};
 use crate::logs::Logs;
-use crate::methods::nvmf::ReservationJobs;
-use crate::methods::options::StartupOptions;
 use crate::notify::Notifications;
 use crate::plane::Plane;
 use crate::rpc::error::{Errno, STARTING};

@@ -22,4 +22,7 @@ pub mod engine;
 pub mod listeners;
 pub mod rdma;
 pub mod remotes;
+pub mod reservations;
+pub mod startup;
+pub mod subsystems;
 pub mod volumes;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
-use crate::methods::bdev::modules::{self, Entry, MODULES};
+use crate::bdev_modules::{self, Entry, MODULES};
 use crate::values::size;
 
 #[derive(Debug, Subcommand)]
@@ -85,7 +85,7 @@ pub struct ModuleKind {
 }
 
 impl ModuleKind {
-    fn all() -> impl Iterator<Item = (&'static Entry, modules::Command)> {
+    fn all() -> impl Iterator<Item = (&'static Entry, bdev_modules::Command)> {
         let all = MODULES.iter();
         all.filter_map(|module| Some((module, module.command?)))
     }
@@ -146,14 +146,14 @@ pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     let params = Value::Object(params);
     // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a
     // mistyped name.
-    if let Some(base) = modules::base(method, &params) {
+    if let Some(base) = bdev_modules::base(method, &params) {
         connection.call("bdev_get_bdevs", json!({ "name": base }))?;
     }
     let names = match connection.call(method, params.clone())? {
         Value::String(name) => vec![name],
         Value::Array(names) => names.iter().map(|name| output::cell(Some(name))).collect(),
         // The reply of bdev_error_create contains no name.
-        _ => modules::names(method, &params),
+        _ => bdev_modules::names(method, &params),
     };
     match names.as_slice() {
         [name] if connection.json => output::json(&json!({ "name": name })),
@@ -170,7 +170,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             capacity,
             identity,
         } => (
-            modules::MALLOC.create,
+            bdev_modules::MALLOC.create,
             capacity.params(json!({ "name": name }))?,
             identity,
         ),
@@ -179,7 +179,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
             capacity,
             identity,
         } => (
-            modules::NULL.create,
+            bdev_modules::NULL.create,
             capacity.params(json!({ "name": name }))?,
             identity,
         ),
@@ -202,7 +202,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
                 "readonly": read_only.then_some(true),
                 "fallocate": no_unmap.then_some(false),
             });
-            (modules::AIO.create, params, identity)
+            (bdev_modules::AIO.create, params, identity)
         }
         Kind::Delay {
             name,
@@ -221,7 +221,7 @@ fn call(kind: Kind) -> Result<(&'static str, Map<String, Value>), Failure> {
                 "avg_write_latency": micros(write)?,
                 "p99_write_latency": micros(write_p99.unwrap_or(write))?,
             });
-            (modules::DELAY.create, params, identity)
+            (bdev_modules::DELAY.create, params, identity)
         }
         Kind::Module(ModuleKind { module, params }) => (module.create, params, Identity::default()),
     };

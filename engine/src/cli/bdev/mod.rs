@@ -12,7 +12,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output, record};
-use crate::methods::bdev::modules::{Entry, MODULES};
+use crate::bdev_modules::{Entry, MODULES};
 use crate::rpc::client::Client;
 use crate::values::size;
 

@@ -12,8 +12,8 @@ use serde_json::json;
 use crate::cli::{Failure, output};
 use crate::config::Personality;
 use crate::config::{self, Settings};
-use crate::methods::options::IobufOptions;
 use crate::plane::PlaneError;
+use crate::plane::demand::IobufOptions;
 use crate::plane::demand::data_path;
 use crate::values::size;
 

@@ -1,10 +1,8 @@
 //! `bdev_aio_*` and `bdev_uring_*`: files and block devices. Both use the io_uring module.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev::module::ByName;
@@ -12,59 +10,27 @@ use nacre_bdev::registry::Shrink;
 use nacre_bdev_uring::{Config, CreateError, Product, UringBdev};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tracing::{debug, warn};
+use tracing::warn;
 use uuid::Uuid;
 
-use super::modules::{self, Entry};
 use super::{ANNOUNCED, no_device_of_kind};
-use crate::plane::Plane;
+use crate::bdev_modules::{AIO, AIO_RESCAN, FILE, URING_RESCAN};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, RpcError};
+use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::devices;
 use crate::services::engine::Engine;
 use crate::values::read;
 
-/// `bdev_aio_*`.
-pub const AIO: Entry = Entry {
-    kind: "aio",
-    product: Product::Aio.name(),
-    create: AioCreate::NAME,
-    delete: AioDelete::NAME,
-    deleted_by: ("name", "/name"),
-    rescan: Some(AioRescan::NAME),
-    resize: None,
-    filename: Some("/driver_specific/aio/filename"),
-    base: None,
-    names: |params| {
-        let name = params["name"].as_str();
-        name.map(str::to_owned).into_iter().collect()
-    },
-    register: |registry| {
-        registry
-            .add::<AioCreate>()
-            .add::<AioDelete>()
-            .add::<AioRescan>();
-    },
-    declared: None,
-    command: None,
-};
-
-/// `bdev_uring_*`.
-pub const URING: Entry = Entry {
-    kind: "uring",
-    product: Product::Uring.name(),
-    create: UringCreate::NAME,
-    delete: UringDelete::NAME,
-    rescan: Some(UringRescan::NAME),
-    filename: Some("/driver_specific/uring/filename"),
-    register: |registry| {
-        registry
-            .add::<UringCreate>()
-            .add::<UringDelete>()
-            .add::<UringRescan>();
-    },
-    ..AIO
-};
+pub(super) fn register(registry: &mut Registry<Engine>) {
+    registry
+        .add::<AioCreate>()
+        .add::<AioDelete>()
+        .add::<AioRescan>()
+        .add::<UringCreate>()
+        .add::<UringDelete>()
+        .add::<UringRescan>();
+}
 
 impl Refusal for CreateError {
     fn refusal(self) -> RpcError {
@@ -155,7 +121,7 @@ async fn on_other_thread<T: Send + 'static>(
 }
 
 impl Method<Engine> for AioCreate {
-    const NAME: &'static str = "bdev_aio_create";
+    const NAME: &'static str = AIO.create;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
     const ORDER: Order = Order::Exclusive;
@@ -217,7 +183,7 @@ struct UringCreateParams {
 }
 
 impl Method<Engine> for UringCreate {
-    const NAME: &'static str = "bdev_uring_create";
+    const NAME: &'static str = FILE.create;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
     const ORDER: Order = Order::Exclusive;
@@ -249,7 +215,7 @@ impl Method<Engine> for UringCreate {
 struct AioDelete;
 
 impl Method<Engine> for AioDelete {
-    const NAME: &'static str = "bdev_aio_delete";
+    const NAME: &'static str = AIO.delete;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
@@ -265,7 +231,7 @@ impl Method<Engine> for AioDelete {
 struct UringDelete;
 
 impl Method<Engine> for UringDelete {
-    const NAME: &'static str = "bdev_uring_delete";
+    const NAME: &'static str = FILE.delete;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
@@ -294,7 +260,7 @@ struct RescanParams {
 async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {
     let plane = engine.plane()?;
     let name = params.name.as_str();
-    let found = modules::find::<UringBdev>(engine, name);
+    let found = devices::find::<UringBdev>(engine, name);
     let Some(bdev) = found.filter(|bdev| bdev.config().product == product) else {
         let (kind, maker) = match product {
             Product::Aio => ("an aio device", AioCreate::NAME),
@@ -340,45 +306,6 @@ async fn look(engine: &Engine, bdev: &Arc<UringBdev>, most: Option<u64>) -> Resu
     Ok(())
 }
 
-/// Interval at which files are checked for truncation by other programs.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Checks all files and block devices every `CHECK_INTERVAL` until the data plane ends.
-pub async fn watch(engine: Rc<Engine>) {
-    // Number of truncations already reported, by device.
-    let mut reported: HashMap<String, u64> = HashMap::new();
-    loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-        let Ok(plane) = engine.plane() else { return };
-        let files = files(&plane);
-        if files.is_empty() {
-            continue;
-        }
-        // A file on a server that does not respond delays only these checks.
-        let look = move || -> HashMap<String, u64> {
-            let files = files.iter().filter_map(Weak::upgrade);
-            files.map(|f| (f.name().to_owned(), f.look())).collect()
-        };
-        let Ok(seen) = tokio::task::spawn_blocking(look).await else {
-            continue;
-        };
-        for (name, cuts) in &seen {
-            if reported.get(name).copied().unwrap_or(0) != *cuts
-                && let Err(error) = plane.bdevs.tell_if_cut(name)
-            {
-                debug!(bdev = name, %error, "it was cut, and is gone");
-            }
-        }
-        reported = seen;
-    }
-}
-
-fn files(plane: &Plane) -> Vec<Weak<UringBdev>> {
-    let devices = plane.bdevs.list().into_iter();
-    let files = devices.filter_map(|listed| modules::device::<UringBdev>(listed.layer.module()));
-    files.map(|file| Arc::downgrade(&file)).collect()
-}
-
 /// Stores the announced size for the next start, unless the configuration file declares the device.
 async fn remember_size(engine: &Engine, name: &str) -> Result<(), RpcError> {
     let stored = engine
@@ -396,7 +323,7 @@ async fn remember_size(engine: &Engine, name: &str) -> Result<(), RpcError> {
 struct AioRescan;
 
 impl Method<Engine> for AioRescan {
-    const NAME: &'static str = "bdev_aio_rescan";
+    const NAME: &'static str = AIO_RESCAN;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device, and notifies hosts. A smaller size is refused \
          while a connected host knows the larger one, or a volume has the device.";
@@ -412,7 +339,7 @@ impl Method<Engine> for AioRescan {
 struct UringRescan;
 
 impl Method<Engine> for UringRescan {
-    const NAME: &'static str = "bdev_uring_rescan";
+    const NAME: &'static str = URING_RESCAN;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device, and notifies hosts. A smaller size is refused \
          while a connected host knows the larger one, or a volume has the device.";

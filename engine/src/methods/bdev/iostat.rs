@@ -11,11 +11,11 @@ use nacre_bdev::{Bdev, Op, Status};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::sampling::Sampled;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::devices::sampling::Sampled;
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {

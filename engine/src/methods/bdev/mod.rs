@@ -10,19 +10,17 @@ mod file;
 mod histogram;
 mod iostat;
 mod list;
-mod malloc;
-pub mod modules;
+mod modules;
 mod null;
 pub mod nvme;
 mod qos;
-pub mod sampling;
+mod sampling;
 mod stacked;
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_bdev::{Bdev, Event, Holder, RegistryError, Removal};
+use nacre_bdev::{Bdev, Holder, RegistryError, Removal};
 use nacre_bdev_replica::handle::ReplicaStatus;
 use nacre_bdev_replica::model::ReplicaState;
 use nacre_bdev_uring::UringBdev;
@@ -30,16 +28,16 @@ use serde_json::Value;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::bdev_modules;
 use crate::journal::EntryState;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
-use crate::services::devices::BdevEvents;
+use crate::services::devices::{forget_uses_of, key};
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
-pub use file::watch as watch_files;
 pub use iostat::TICK_RATE;
 pub use nvme::attach_stored;
 
@@ -53,47 +51,9 @@ pub fn register(registry: &mut Registry<Engine>) {
     qos::register(registry);
     sampling::register(registry);
     stacked::register(registry);
-    for module in modules::MODULES {
-        (module.register)(registry);
-    }
-}
-
-/// Handles device events until the data plane ends.
-pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
-    while let Some(event) = events.recv().await {
-        let Ok(plane) = engine.plane() else { return };
-        let (Event::Registered { name }
-        | Event::Resized { name, .. }
-        | Event::Cut { name }
-        | Event::Removing { name }
-        | Event::Unregistered { name }) = &event;
-        crate::services::volumes::device_changed(&engine, name);
-        match event {
-            Event::Registered { name } => {
-                engine.notes.send("bdev_register", name);
-                let engine = Rc::clone(&engine);
-                tokio::task::spawn_local(async move {
-                    crate::services::deferred::settle(&engine).await
-                });
-            }
-            Event::Resized { name, .. } => {
-                plane.target.bdev_resized(&name);
-                engine.notes.send("bdev_resize", name);
-            }
-            Event::Cut { .. } => {}
-            // Removes its namespaces, so that every core closes its queue and the removal
-            // completes.
-            Event::Removing { name } => super::nvmf::bdev_gone(&engine, &plane, &name),
-            Event::Unregistered { name } => {
-                // The name may already belong to another device.
-                if plane.bdevs.lookup(&name).is_none() {
-                    engine.devices.histograms.borrow_mut().remove(&name);
-                }
-                engine.notes.send("bdev_unregister", name);
-            }
-        }
-        engine.devices.changed.notify_waiters();
-    }
+    modules::register(registry);
+    file::register(registry);
+    null::register(registry);
 }
 
 /// How long to wait for pending I/O, or for a file to open.
@@ -101,10 +61,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Field in the record of a file or block device: the size in bytes that hosts know.
 pub const ANNOUNCED: &str = "announced_size";
-
-fn key(name: &str) -> String {
-    format!("bdev/{name}")
-}
 
 /// Refuses a name that is in use. Checked before the file or base is opened: the existing device
 /// has it open, so that error would name the wrong cause.
@@ -132,7 +88,7 @@ async fn create(
         let mut seen = None;
         for bdev in devices {
             refuse_nil(Some(bdev.uuid()))?;
-            let file = modules::device::<UringBdev>(&bdev);
+            let file = bdev_modules::device::<UringBdev>(&bdev);
             names.push(register_one(engine, bdev, file.is_some(), &mut params)?);
             seen = file.map(|file| accept::remember_file(&file));
         }
@@ -215,7 +171,7 @@ async fn update(engine: &Engine, name: &str, params: Value) -> Result<(), RpcErr
 
 /// Replaces the base's name in the parameters by the name that it has after the next start.
 fn with_lasting_name(engine: &Engine, method: &str, mut params: Value) -> Value {
-    if let Some(Value::String(base)) = modules::base_mut(method, &mut params) {
+    if let Some(Value::String(base)) = bdev_modules::base_mut(method, &mut params) {
         *base = engine.volumes.lasting_name(base);
     }
     params
@@ -296,13 +252,6 @@ fn forget(engine: &Engine, names: &[String]) -> Vec<Edit> {
             .filter_map(|name| accept::forget_file(engine, name)),
     );
     edits.extend(forget_uses_of(engine, names));
-    edits
-}
-
-/// Edits that remove the namespaces and limits of devices from the journal.
-pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
-    let mut edits: Vec<Edit> = names.iter().map(|name| qos::forget(name)).collect();
-    edits.extend(super::nvmf::forget_namespaces_of(engine, names));
     edits
 }
 
@@ -393,9 +342,9 @@ fn with_stored_dependents(engine: &Engine, name: &str) -> Vec<String> {
                 method,
                 params,
             } = entry.record;
-            let base = modules::base(&method, &params)?.to_owned();
+            let base = bdev_modules::base(&method, &params)?.to_owned();
             let mut uppers = vec![device_of(&key)?.to_owned()];
-            uppers.extend(modules::names(&method, &params));
+            uppers.extend(bdev_modules::names(&method, &params));
             Some((base, uppers))
         })
         .collect();
@@ -479,19 +428,6 @@ impl Refusal for nacre_bdev::ConfigError {
                 RpcError::errno(Errno::ENOMEM, format!("{cause}: {source}")).field("num_blocks")
             }
         }
-    }
-}
-
-/// Refuses metadata and protection information, which SPDK has and Nacre does not support.
-fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
-    match asked.iter().find(|(_, value)| *value != 0) {
-        None => Ok(()),
-        Some((field, value)) => Err(RpcError::errno(
-            Errno::ENOTSUP,
-            format!("{field} {value}: devices here have no metadata"),
-        )
-        .field(*field)
-        .remedy("leave it out, or 0")),
     }
 }
 

@@ -14,6 +14,7 @@ use serde_json::json;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::devices::{forget_limits, limits_key};
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
@@ -22,14 +23,6 @@ pub fn register(registry: &mut Registry<Engine>) {
 }
 
 const MIB: u64 = 1 << 20;
-
-pub(super) fn key(bdev: &str) -> String {
-    format!("qos/{bdev}")
-}
-
-pub(super) fn forget(bdev: &str) -> Edit {
-    Edit::Remove(key(bdev))
-}
 
 /// Limits in SPDK's units; 0: none.
 #[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
@@ -135,14 +128,14 @@ impl Method<Engine> for SetQosLimit {
         params.apply_to(&mut limits)?;
         layer.qos().set(limits);
         let lasting = engine.volumes.lasting_name(&name);
-        let mut edits = former(&engine, &name, &key(&lasting));
+        let mut edits = former(&engine, &name, &limits_key(&lasting));
         edits.push(if limits.is_none() {
-            forget(&lasting)
+            forget_limits(&lasting)
         } else {
             let mut params = json!(Assigned::of(limits));
             params["name"] = lasting.as_str().into();
             Edit::Put(Record {
-                key: key(&lasting),
+                key: limits_key(&lasting),
                 method: SetQosLimit::NAME.into(),
                 params,
             })

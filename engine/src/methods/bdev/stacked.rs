@@ -9,9 +9,10 @@ use nacre_bdev::{Bdev, Module};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{modules, no_device_of_kind};
+use super::no_device_of_kind;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
 use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::services::devices;
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -41,7 +42,7 @@ impl Method<Engine> for DelayUpdateLatency {
 
     async fn apply(params: UpdateLatencyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let which = params.latency_type;
-        let Some(bdev) = modules::find::<Delay>(&engine, &params.delay_bdev_name) else {
+        let Some(bdev) = devices::find::<Delay>(&engine, &params.delay_bdev_name) else {
             let (name, maker) = (&params.delay_bdev_name, Delay::CREATE.name);
             let refused = no_device_of_kind(&engine, name, "a delay device", maker);
             return Err(RpcError {
@@ -63,7 +64,7 @@ impl Method<Engine> for DelayUpdateLatency {
 fn no_error_device(engine: &Engine, name: &str) -> RpcError {
     let refused = no_device_of_kind(engine, name, "an error device", FaultDevice::CREATE.name);
     let above = format!("EE_{name}");
-    match modules::find::<FaultDevice>(engine, &above) {
+    match devices::find::<FaultDevice>(engine, &above) {
         Some(_) => refused.remedy(format!("the error device on it is \"{above}\"")),
         None => refused,
     }
@@ -132,7 +133,7 @@ impl Method<Engine> for ErrorInject {
             nvme_sct: byte("nvme_sct", params.nvme_sct)?,
             nvme_sc: byte("nvme_sc", params.nvme_sc)?,
         };
-        let Some(bdev) = modules::find::<FaultDevice>(&engine, &params.name) else {
+        let Some(bdev) = devices::find::<FaultDevice>(&engine, &params.name) else {
             return Err(no_error_device(&engine, &params.name));
         };
         bdev.inject_spdk(&injection).map_err(|e| {
@@ -156,7 +157,7 @@ impl Method<Engine> for ErrorResume {
     type Reply = bool;
 
     async fn apply(params: ByName, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let Some(bdev) = modules::find::<FaultDevice>(&engine, &params.name) else {
+        let Some(bdev) = devices::find::<FaultDevice>(&engine, &params.name) else {
             return Err(no_error_device(&engine, &params.name));
         };
         bdev.resume_pending();

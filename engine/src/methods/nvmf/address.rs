@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::RpcError;
-use crate::values::address::{AddressError, ScopedIp, shown};
+use crate::values::address::{AddressError, ScopedIp};
 
 /// An address in the parameters of a call.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -48,14 +48,6 @@ impl AddressReply {
             traddr,
             trsvcid,
         }
-    }
-}
-
-/// The address as part of a journal key. Uses the interface name, because indexes change.
-pub(super) fn place(address: &Address) -> String {
-    match address {
-        Address::Ip(address) => shown(address),
-        other => other.to_string(),
     }
 }
 

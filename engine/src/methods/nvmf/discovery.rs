@@ -9,18 +9,16 @@ use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tracing::warn;
-use uuid::Uuid;
 
-use super::address::{AddressReply, TransportAddress, place};
+use super::address::{AddressReply, TransportAddress};
 use super::{check_target, key, refusal};
-use crate::config::settings::DiscoveryName;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::subsystems::configured_nqn;
+use crate::services::subsystems::place;
 use crate::store::Change;
-use crate::values::identity_file;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -30,31 +28,6 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<Get>()
         .add::<PublishMdns>()
         .add::<StopMdns>();
-}
-
-/// File in the data directory that stores the name generated at the first start.
-const IDENTITY_FILE: &str = "discoverynqn";
-
-/// The configured unique name of the discovery subsystem. With `auto` and no data directory there
-/// is no unique name, as in SPDK. A name that changed at each start would be worse: hosts with a
-/// persistent discovery connection reconnect by this name and would be refused for good.
-pub fn configured_nqn(engine: &Engine) -> Option<Nqn> {
-    // Validated when the configuration was loaded.
-    match engine.settings.nvmf.discovery_name().ok()? {
-        DiscoveryName::WellKnown => None,
-        DiscoveryName::Unique(nqn) => Some(nqn),
-        DiscoveryName::Auto => {
-            let dir = engine.journal.store_path()?;
-            let made = Nqn::unique_discovery(Uuid::new_v4());
-            let kept = identity_file::read_or_create(dir, IDENTITY_FILE, made.as_str());
-            let nqn = kept.and_then(|line| Nqn::new(&line).map_err(std::io::Error::other));
-            let nqn = nqn.inspect_err(|error| {
-                let file = dir.join(IDENTITY_FILE);
-                warn!(%error, "no unique name for discovery: {}", file.display());
-            });
-            nqn.ok().filter(|nqn| !nqn.is_discovery())
-        }
-    }
 }
 
 struct SetNqn;

@@ -13,21 +13,7 @@
 //!   reservation storage of reservations that persist through power loss
 //! ```
 //!
-//! Error codes and messages are SPDK's; `data` adds the cause and the remedy. A journal key is the
-//! path of the object. NQNs are escaped in it, so that a name with a slash cannot match another
-//! object's key:
-//!
-//! ```text
-//!   nvmf/transport/TCP                 nvmf/referral/TCP/192.0.2.1:8009/<nqn>
-//!   nvmf/discovery_nqn
-//!   nvmf/subsystem/<nqn>               and below it /host/<nqn>, /listener/TCP/192.0.2.1:4420,
-//!                                      /listener/TCP/192.0.2.1:4420/ana, /ns/<nsid>,
-//!                                      /ns/<nsid>/host/<nqn>, /ns/<nsid>/reservation
-//! ```
-//!
-//! Settings of an object are part of its record. Settings of an object that the configuration file
-//! declares have their own records below it, /allow_any_host and /ns/<nsid>/ana_group: the object
-//! itself stays out of the store.
+//! Error codes and messages are SPDK's; `data` adds the cause and the remedy.
 
 mod address;
 mod connected;
@@ -54,14 +40,11 @@ use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INVALID_PARAMS};
 use crate::rpc::{Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::subsystems::key;
 use crate::store::{Change, Edit};
 
-pub use discovery::configured_nqn;
-pub use listener::{ADD_LISTENER, AnaWord, is_stored_listener, withhold};
-pub use namespace::{bdev_gone, forget_namespaces_of};
-pub use reservation::{ReservationJobs, store_reservations};
-pub use subsystem::{CREATE_SUBSYSTEM, derived_serial_number};
-pub use target::{DiscoveryFilter, config};
+pub use subsystem::derived_serial_number;
+pub use target::config;
 
 /// An address in the form that replies use.
 pub fn address_reply(
@@ -171,80 +154,6 @@ pub fn forget_lost(key: &str) -> Vec<Edit> {
 pub fn without_subsystem(nqn: &Nqn) -> Change {
     let own = key::subsystem(nqn);
     Change(vec![Edit::RemoveAll(key::below(&own)), Edit::Remove(own)])
-}
-
-/// Keys of journal records.
-mod key {
-    use std::fmt::Display;
-
-    use nacre_nvmf::transport::TransportType;
-    use nacre_nvmf_wire::Nqn;
-
-    fn part(nqn: &Nqn) -> String {
-        nqn.as_str().replace('%', "%25").replace('/', "%2F")
-    }
-
-    pub const DISCOVERY_NQN: &str = "nvmf/discovery_nqn";
-
-    pub fn transport(kind: TransportType) -> String {
-        format!("nvmf/transport/{kind}")
-    }
-
-    pub fn referral(kind: TransportType, address: &impl Display, nqn: &Nqn) -> String {
-        format!("nvmf/referral/{kind}/{address}/{}", part(nqn))
-    }
-
-    pub fn subsystem(nqn: &Nqn) -> String {
-        format!("nvmf/subsystem/{}", part(nqn))
-    }
-
-    /// Settings of a subsystem that the configuration file declares.
-    pub fn allow_any_host(nqn: &Nqn) -> String {
-        format!("{}/allow_any_host", subsystem(nqn))
-    }
-
-    pub fn host(nqn: &Nqn, host: &Nqn) -> String {
-        format!("{}/host/{}", subsystem(nqn), part(host))
-    }
-
-    pub fn listener(nqn: &Nqn, kind: TransportType, address: &impl Display) -> String {
-        format!("{}/listener/{kind}/{address}", subsystem(nqn))
-    }
-
-    /// ANA states set on a listener: all groups here, single groups below.
-    pub fn ana(listener: &str, group: Option<u32>) -> String {
-        match group {
-            None => format!("{listener}/ana"),
-            Some(group) => format!("{listener}/ana/{group}"),
-        }
-    }
-
-    pub fn namespaces(nqn: &Nqn) -> String {
-        format!("{}/ns/", subsystem(nqn))
-    }
-
-    pub fn namespace(nqn: &Nqn, nsid: u32) -> String {
-        format!("{}{nsid}", namespaces(nqn))
-    }
-
-    /// Settings of a namespace that the configuration file declares.
-    pub fn ana_group(nqn: &Nqn, nsid: u32) -> String {
-        format!("{}/ana_group", namespace(nqn, nsid))
-    }
-
-    /// The namespace's reservation, if it persists through power loss.
-    pub fn reservation(nqn: &Nqn, nsid: u32) -> String {
-        format!("{}/reservation", namespace(nqn, nsid))
-    }
-
-    pub fn namespace_host(nqn: &Nqn, nsid: u32, host: &Nqn) -> String {
-        format!("{}/host/{}", namespace(nqn, nsid), part(host))
-    }
-
-    /// Prefix of all keys below an object.
-    pub fn below(key: &str) -> String {
-        format!("{key}/")
-    }
 }
 
 /// Waits until `done` returns true. Returns `false` on timeout.

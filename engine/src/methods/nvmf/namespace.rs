@@ -8,23 +8,21 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nacre_bdev::{Bdev, Layer};
-use nacre_nvmf::subsystems::{
-    NamespaceConfig, NamespaceEntry, NamespaceIds, Subsystem, SubsystemError,
-};
-use nacre_nvmf_wire::Nqn;
+use nacre_bdev::Bdev;
+use nacre_nvmf::subsystems::{NamespaceConfig, NamespaceIds, Subsystem, SubsystemError};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{PATIENCE, host_nqn, key, nvm_subsystem, reservation, wait_until};
-use crate::plane::Plane;
+use super::{PATIENCE, host_nqn, key, nvm_subsystem, wait_until};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
-use crate::store::{Change, Edit};
+use crate::services::reservations;
+use crate::services::subsystems::{ADD_NAMESPACE, find_namespace, forget_namespace, named};
+use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -76,7 +74,7 @@ struct Namespace {
 }
 
 impl Method<Engine> for Add {
-    const NAME: &'static str = "nvmf_subsystem_add_ns";
+    const NAME: &'static str = ADD_NAMESPACE;
     const ABOUT: &'static str =
         "Adds a namespace on a block device to a subsystem; answers its id.";
     const ORDER: Order = Order::Exclusive;
@@ -97,9 +95,9 @@ impl Method<Engine> for Add {
         let nsid = choose_nsid(&engine, &subsystem, &spec, device.name(), &ids)?;
         let ana_group = (spec.anagrpid != 0).then_some(spec.anagrpid);
         let file = spec.ptpl_file.as_deref().filter(|file| !file.is_empty());
-        let file = file.map(reservation::located).transpose()?;
+        let file = file.map(reservations::located).transpose()?;
         let file = file.as_deref();
-        let reservations = reservation::initial(&engine, (&nqn, nsid, &ids), file)?;
+        let reservations = reservations::initial(&engine, (&nqn, nsid, &ids), file)?;
         let config = NamespaceConfig {
             nsid: Some(nsid),
             bdev_name: device.name().to_owned(),
@@ -137,7 +135,7 @@ impl Method<Engine> for Add {
             subsystem.remove_namespace(nsid).or_refuse()?;
             return Err(refused);
         }
-        if find(&subsystem, nsid).is_err() {
+        if find_namespace(&subsystem, nsid).is_err() {
             // The device went away while the record was being stored, so the removal found no
             // record to mark.
             let cause = format!("device \"{}\" went away", spec.bdev_name);
@@ -146,7 +144,9 @@ impl Method<Engine> for Add {
                 .journal
                 .restored(&key::namespace(&nqn, nsid), Err(away));
         }
-        engine.notes.send("nvmf_namespace_change", note(&nqn, nsid));
+        engine
+            .notes
+            .send("nvmf_namespace_change", named(&nqn, nsid));
         Ok(nsid)
     }
 }
@@ -155,10 +155,6 @@ fn refused_device(cause: &str) -> RpcError {
     RpcError::invalid_params(cause)
         .field("namespace.bdev_name")
         .remedy("bdev_get_bdevs lists the devices and their users")
-}
-
-fn note(nqn: &Nqn, nsid: u32) -> String {
-    format!("{nqn}/{nsid}")
 }
 
 fn identifiers(spec: &Namespace, own: Uuid) -> Result<NamespaceIds, RpcError> {
@@ -278,20 +274,20 @@ impl Method<Engine> for Remove {
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid) = (subsystem.nqn(), params.nsid);
         let own = key::namespace(nqn, nsid);
-        let live = find(&subsystem, nsid);
+        let live = find_namespace(&subsystem, nsid);
         // A namespace whose device is away can be removed.
         if let (Err(refused), None) = (&live, engine.journal.find(&own)) {
             return Err(refused.clone());
         }
-        engine.journal.commit(forget(&own)).await?;
+        engine.journal.commit(forget_namespace(&own)).await?;
         if let Ok(entry) = live {
             let device = Arc::downgrade(&entry.namespace);
             drop(entry);
             subsystem.remove_namespace(nsid).or_refuse()?;
-            engine.notes.send("nvmf_namespace_change", note(nqn, nsid));
+            engine.notes.send("nvmf_namespace_change", named(nqn, nsid));
             // A host command may have stored a reservation since the record was removed.
             if engine.journal.find(&key::reservation(nqn, nsid)).is_some() {
-                engine.journal.commit(forget(&own)).await?;
+                engine.journal.commit(forget_namespace(&own)).await?;
             }
             // The device is free once the reactors have closed their queues. Slow I/O delays the
             // reply for `PATIENCE` at most.
@@ -300,73 +296,6 @@ impl Method<Engine> for Remove {
             subsystem.forget_reservation(nsid);
         }
         Ok(true)
-    }
-}
-
-pub(super) fn find(subsystem: &Subsystem, nsid: u32) -> Result<NamespaceEntry, RpcError> {
-    let none = || {
-        SubsystemError::NoNamespace {
-            nqn: subsystem.nqn().to_string(),
-            nsid,
-        }
-        .refusal()
-    };
-    subsystem
-        .namespaces()
-        .into_iter()
-        .find(|n| n.namespace.nsid == nsid)
-        .ok_or_else(none)
-}
-
-/// Removes a namespace's record and the records of hosts that see it.
-fn forget(own: &str) -> Change {
-    Change(vec![
-        Edit::RemoveAll(key::below(own)),
-        Edit::Remove(own.to_owned()),
-    ])
-}
-
-/// Edits that remove the namespaces on `devices` from the journal, with their hosts.
-pub fn forget_namespaces_of(engine: &Engine, devices: &[String]) -> Vec<Edit> {
-    let on_one_of_them = |entry: &crate::journal::Entry| {
-        let device = entry
-            .record
-            .params
-            .pointer("/namespace/bdev_name")
-            .and_then(Value::as_str);
-        entry.record.method == Add::NAME && devices.iter().any(|name| Some(name.as_str()) == device)
-    };
-    let entries = engine.journal.select(on_one_of_them);
-    entries
-        .iter()
-        .flat_map(|entry| forget(&entry.record.key).0)
-        .collect()
-}
-
-/// Removes the namespaces of a device that goes away. They return with the device unless an
-/// operator removed them.
-pub fn bdev_gone(engine: &Engine, plane: &Plane, bdev: &str) {
-    // The name may already belong to a new device with its own namespaces.
-    let now = plane.bdevs.lookup(bdev);
-    let is_of_now = |entry: &NamespaceEntry| {
-        let backing = Arc::as_ptr(&entry.namespace.backing.bdev);
-        let same = |layer: &Arc<Layer>| std::ptr::addr_eq(Arc::as_ptr(layer), backing);
-        entry.bdev_name == bdev && now.as_ref().is_some_and(same)
-    };
-    for subsystem in plane.target.subsystems() {
-        if subsystem.namespaces().iter().any(is_of_now) {
-            continue;
-        }
-        let nqn = subsystem.nqn();
-        for nsid in subsystem.bdev_removed(bdev) {
-            engine.notes.send("nvmf_namespace_change", note(nqn, nsid));
-            let own = key::namespace(nqn, nsid);
-            let away = || RpcError::errno(Errno::ENODEV, format!("device \"{bdev}\" went away"));
-            for part in engine.journal.below(&key::below(&own)) {
-                engine.journal.restored(&part.record.key, Err(away()));
-            }
-            engine.journal.restored(&own, Err(away()));
-        }
     }
 }
 
@@ -486,7 +415,7 @@ impl Method<Engine> for RemoveHost {
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
         let own = key::namespace_host(nqn, nsid, &host);
-        match find(&subsystem, nsid) {
+        match find_namespace(&subsystem, nsid) {
             Ok(entry) if entry.auto_visible => {
                 return Err(SubsystemError::AutoVisible { nsid }.refusal());
             }

@@ -26,9 +26,8 @@ use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::subsystems::CREATE_SUBSYSTEM;
 use crate::store::{Change, Edit};
-
-pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>().add::<Get>();

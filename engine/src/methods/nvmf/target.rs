@@ -5,15 +5,16 @@ use std::rc::Rc;
 
 use nacre_nvmf::subsystems::TargetConfig;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::reservation::RESTORE;
 use super::{TARGET, refusal};
 use crate::methods::volume;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
+use crate::services::reservations::RESTORE;
+use crate::services::startup::DiscoveryFilter;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -214,16 +215,6 @@ impl Method<Engine> for SetCrdt {
 }
 
 /// Which listeners the discovery log shows: those that share this property with the queried one.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum DiscoveryFilter {
-    Transport,
-    Address,
-    Svcid,
-}
-
 struct SetConfig;
 
 #[derive(Debug, Deserialize, JsonSchema)]

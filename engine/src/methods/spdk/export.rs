@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use crate::methods::bdev::modules;
+use crate::bdev_modules;
 
 /// SPDK's methods that our configurations contain, beside the create methods of bdev modules.
 const SPDKS: [&str; 22] = [
@@ -94,7 +94,7 @@ fn method(call: &Value) -> &str {
 /// Why SPDK cannot load the call; `None` if it can.
 fn reason(call: &Value, gone: &BTreeSet<String>) -> Option<String> {
     let (method, params) = (method(call), &call["params"]);
-    if !SPDKS.contains(&method) && modules::by_create(method).is_none() {
+    if !SPDKS.contains(&method) && bdev_modules::by_create(method).is_none() {
         return Some("SPDK has no such method".to_owned());
     }
     let own = OWN.iter().find(|(of, _)| *of == method);
@@ -166,7 +166,7 @@ fn makes(call: &Value) -> Vec<String> {
         "nvmf_create_subsystem" => vec![text(params, "/nqn").map(|nqn| format!("subsystem {nqn}"))],
         "nvmf_subsystem_add_ns" => vec![namespace(params, "/namespace/nsid")],
         "nvmf_subsystem_add_listener" => vec![listener(params)],
-        method => match modules::by_create(method) {
+        method => match bdev_modules::by_create(method) {
             Some(module) => (module.names)(params)
                 .into_iter()
                 .map(|name| Some(format!("bdev {name}")))
@@ -188,7 +188,7 @@ fn needs(call: &Value) -> Vec<String> {
         "nvmf_subsystem_add_ns" => bdev("/namespace/bdev_name"),
         "nvmf_ns_add_host" | "nvmf_subsystem_set_ns_ana_group" => namespace(params, "/nsid"),
         "nvmf_subsystem_listener_set_ana_state" => listener(params),
-        method => modules::base(method, params).map(|base| format!("bdev {base}")),
+        method => bdev_modules::base(method, params).map(|base| format!("bdev {base}")),
     };
     subsystem.into_iter().chain(other).collect()
 }

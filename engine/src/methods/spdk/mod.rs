@@ -8,7 +8,7 @@ pub mod raid;
 pub mod scheduler;
 pub mod sock;
 
-use crate::methods::bdev::modules;
+use crate::bdev_modules;
 use crate::rpc::Registry;
 use crate::services::engine::Engine;
 
@@ -22,7 +22,10 @@ pub fn register(registry: &mut Registry<Engine>) {
 
 /// Reason, and names of the methods.
 pub fn not_offered() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
-    NOT_OFFERED.iter().chain([&modules::NOT_OFFERED]).copied()
+    NOT_OFFERED
+        .iter()
+        .chain([&bdev_modules::NOT_OFFERED])
+        .copied()
 }
 
 const NOT_OFFERED: &[(&str, &[&str])] = &[

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
+use crate::services::startup::POSIX;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -18,34 +19,12 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<SetOptions>();
 }
 
-/// SPDK's name for kernel sockets.
-const POSIX: &str = "posix";
-
 /// Implementations whose options SPDK always saves. They cannot be selected, so their options have
 /// no effect.
 const IGNORED_IMPLS: [&str; 2] = ["ssl", "uring"];
 
 /// Largest socket buffer that a call may request, in bytes.
 const MAX_BUFFER: u32 = 1 << 30;
-
-/// Socket options; set before the TCP transport is created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct SockOptions {
-    impl_name: &'static str,
-    /// Bytes; 0: the kernel sizes the buffer.
-    pub recv_buf_size: u32,
-    pub send_buf_size: u32,
-}
-
-impl Default for SockOptions {
-    fn default() -> SockOptions {
-        SockOptions {
-            impl_name: POSIX,
-            recv_buf_size: 0,
-            send_buf_size: 0,
-        }
-    }
-}
 
 /// The call that restores the options.
 pub const SET_SOCK_OPTIONS: &str = SetOptions::NAME;

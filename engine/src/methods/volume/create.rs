@@ -10,10 +10,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::bdev::{modules, refuse_nil};
+use super::super::bdev::refuse_nil;
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use super::{SettingsParams, blocks};
+use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
@@ -257,7 +258,7 @@ fn refer_by_uuid(engine: &Engine, name: &str, bdev: &str, id: Uuid) -> Change {
             params["namespace"]["bdev_name"] = id.to_string().into();
             changed = true;
         }
-        if let Some(base) = modules::base_mut(&method, &mut params)
+        if let Some(base) = bdev_modules::base_mut(&method, &mut params)
             && ours(Some(base))
         {
             *base = id.to_string().into();

@@ -7,9 +7,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::super::testing::TestDaemon;
-use super::publish::PUBLISH;
 use super::tests::{file, until};
 use crate::config::Settings;
+use crate::services::volumes::published::PUBLISH;
 use crate::store::{Change, Record, RedbStore, StateStore, Store, StoreError};
 
 const NQN: &str = "nqn.2025-01.io.nacre:v";

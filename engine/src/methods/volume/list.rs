@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use nacre_bdev::{Bdev, Op};
 use nacre_bdev_replica::handle::{
-    Fencing, ReplicaStatus, ResyncKind, ResyncStatus, VerifyStatus, VolumeState, VolumeStatus,
+    Fencing, ReplicaStatus, ResyncStatus, VerifyStatus, VolumeStatus,
 };
 use nacre_bdev_replica::model::{ReplicaState, Settings, VolumeRecord, shown};
 use schemars::JsonSchema;
@@ -18,6 +18,7 @@ use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::volumes::words::{kind_word, replica_word, state_word};
 use crate::services::volumes::{Listed, OpenState, REMOTE_PRODUCT};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -135,54 +136,6 @@ struct VerifyReply {
     repaired_blocks: u64,
     /// The first blocks that differ.
     examples: Vec<u64>,
-}
-
-pub fn state_word(state: VolumeState) -> &'static str {
-    match state {
-        VolumeState::Healthy => "healthy",
-        VolumeState::Degraded => "degraded",
-        VolumeState::Frozen => "frozen",
-        VolumeState::WritesHeld => "writes_held",
-        VolumeState::Failing => "failing",
-        VolumeState::Fenced => "fenced",
-        VolumeState::StoreLost => "store_lost",
-        VolumeState::Closed => "closed",
-    }
-}
-
-/// All volume states, for metrics.
-pub const STATES: [&str; 9] = [
-    "healthy",
-    "degraded",
-    "frozen",
-    "writes_held",
-    "failing",
-    "fenced",
-    "store_lost",
-    "closed",
-    "opening",
-];
-
-pub fn replica_word(replica: &ReplicaStatus) -> &'static str {
-    let kind = replica.resync.as_ref().map(|r| r.kind);
-    match (replica.state, kind) {
-        (ReplicaState::InSync, Some(ResyncKind::Reconcile)) => "reconciling",
-        (ReplicaState::InSync, _) => "in_sync",
-        (_, Some(_)) => "syncing",
-        (ReplicaState::Out { .. }, None) => "out",
-        (ReplicaState::Filling { .. }, None) => "filling",
-    }
-}
-
-/// All replica states, for metrics.
-pub const REPLICA_STATES: [&str; 5] = ["in_sync", "syncing", "reconciling", "out", "filling"];
-
-pub fn kind_word(kind: ResyncKind) -> &'static str {
-    match kind {
-        ResyncKind::Partial => "partial",
-        ResyncKind::Full => "full",
-        ResyncKind::Reconcile => "reconcile",
-    }
 }
 
 pub fn describe(engine: &Engine, listed: &Listed) -> Result<VolumeReply, RpcError> {

@@ -6,7 +6,6 @@
 //!   list        state and records
 //!   operate     verify, grow, set, thaw, fail I/O
 //!   publish     subsystem and connections
-//!   paths       transports and ANA states of the listeners
 //!   devices     devices for replicas
 //! ```
 //!
@@ -26,7 +25,6 @@ mod frozen_tests;
 mod half_tests;
 mod list;
 mod operate;
-mod paths;
 mod publish;
 #[cfg(test)]
 mod published_tests;
@@ -50,9 +48,6 @@ use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
 use crate::services::engine::Engine;
 
-pub use list::{REPLICA_STATES, STATES, kind_word, replica_word, state_word};
-pub use paths::{AnaByTransport, of_listener};
-pub use publish::{Published, published, published_key};
 pub use settings::SettingsParams;
 
 pub fn register(registry: &mut Registry<Engine>) {

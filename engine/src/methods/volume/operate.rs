@@ -8,10 +8,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::list::{VolumeReply, describe};
-use super::{NameParams, SettingsParams, blocks, paths};
+use super::{NameParams, SettingsParams, blocks};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::volumes::paths;
 use crate::services::volumes::{OpenState, RESERVED};
 use crate::values::read;
 

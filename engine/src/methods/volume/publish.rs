@@ -19,14 +19,16 @@ use serde_json::{Value, json};
 use tracing::warn;
 use uuid::Uuid;
 
-use super::paths::{AnaByTransport, admits, check_listeners};
 use super::{NameParams, call};
 use crate::journal::EntryState;
-use crate::methods::nvmf::{self, ADD_LISTENER, CREATE_SUBSYSTEM};
+use crate::methods::nvmf;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::subsystems::{ADD_LISTENER, CREATE_SUBSYSTEM};
+use crate::services::volumes::paths::{AnaByTransport, admits, check_listeners};
+use crate::services::volumes::published::{PUBLISH, Published, published, published_key};
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -36,58 +38,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<GetConnections>();
 }
 
-pub(super) const PUBLISH: &str = "volume_publish";
-
 /// Default NQN of a volume's subsystem: this prefix and the volume's name.
 const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
-
-pub fn published_key(id: Uuid) -> String {
-    format!("volume/published/{id}")
-}
-
-/// A subsystem made by publishing a volume.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Published {
-    pub volume: Uuid,
-    pub nqn: String,
-    /// Served on the listeners of the configuration file.
-    pub on_declared: bool,
-    pub policy: TransportPolicy,
-    /// None: the subsystem reports no ANA states.
-    pub ana: Option<AnaByTransport>,
-}
-
-/// Published volumes whose subsystem exists.
-pub fn published(engine: &Engine) -> Vec<Published> {
-    published_as(engine, |_| true)
-}
-
-/// Published volumes whose parameters satisfy `wanted`.
-pub(super) fn published_as(engine: &Engine, wanted: impl Fn(&Value) -> bool) -> Vec<Published> {
-    let Ok(plane) = engine.plane() else {
-        return Vec::new();
-    };
-    let read = |entry: crate::journal::Entry| {
-        let params = &entry.record.params;
-        let volume = Uuid::parse_str(params["name"].as_str()?).ok()?;
-        let nqn = Nqn::new(params["nqn"].as_str()?).ok()?;
-        // The subsystem may have been deleted by its own method.
-        let subsystem = plane.target.subsystem(&nqn).ok()?;
-        let ana = || serde_json::from_value(params["ana"].clone()).unwrap_or_default();
-        let listed = engine.volumes.find(&volume.to_string()).ok()?;
-        let settings = listed.status().map(|s| s.settings);
-        Some(Published {
-            volume,
-            nqn: nqn.to_string(),
-            on_declared: params["listeners"].as_array().is_none_or(Vec::is_empty),
-            policy: settings.unwrap_or(listed.record.settings).transport_policy,
-            ana: subsystem.config.ana_reporting.then(ana),
-        })
-    };
-    let ours = |e: &crate::journal::Entry| e.record.method == PUBLISH && wanted(&e.record.params);
-    let entries = engine.journal.select(ours);
-    entries.into_iter().filter_map(read).collect()
-}
 
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -8,9 +8,9 @@ use nacre_transport_rdma_verbs::sim::attributes;
 use serde_json::{Value, json};
 
 use super::super::testing::TestDaemon;
-use super::publish::PUBLISH;
 use super::tests::{facts, file, until};
 use crate::config::Settings;
+use crate::services::volumes::published::PUBLISH;
 use crate::store::{Change, Edit, Store};
 
 const NQN: &str = "nqn.2025-01.io.nacre:v";

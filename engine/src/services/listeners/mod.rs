@@ -41,11 +41,11 @@ use self::system::System;
 use self::watch::Watch;
 use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
-use crate::methods::nvmf::AnaWord;
-use crate::methods::volume::Published;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
 use crate::services::rdma::Verbs;
+use crate::services::subsystems::AnaWord;
+use crate::services::volumes::published::Published;
 use crate::values::address::ScopedIp;
 
 /// Polling interval without a notification. RDMA devices that are not in use change without one.
@@ -236,7 +236,7 @@ impl Listeners {
     /// Adds and removes listeners until they match the plan.
     async fn reconcile(&self, engine: &Rc<Engine>, plan: ListenerPlan) {
         let _one = self.making.lock().await;
-        let published = crate::methods::volume::published(engine);
+        let published = crate::services::volumes::published::published(engine);
         let mut by_rpc = crate::services::declared::subsystems_of_rpc(engine);
         // Volumes served on the listeners of the file.
         for volume in published.iter().filter(|p| p.on_declared) {
@@ -509,7 +509,7 @@ async fn withhold(engine: &Engine, key: &ListenerKey, params: &Value) -> bool {
         return false;
     };
     let address = Address::Ip(address);
-    let work = crate::methods::nvmf::withhold(engine, &nqn, kind, &address, why);
+    let work = crate::services::subsystems::withhold(engine, &nqn, kind, &address, why);
     match crate::journal::declaring(work).await {
         Ok(()) => true,
         Err(error) => {

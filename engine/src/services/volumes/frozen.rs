@@ -157,7 +157,7 @@ pub(super) async fn withdraw(
         }
     }
     // Now, not when the event is handled: another device may have the name by then.
-    crate::methods::nvmf::bdev_gone(engine, plane, &bdev);
+    crate::services::subsystems::bdev_gone(engine, plane, &bdev);
     match tokio::time::timeout(PATIENCE, ticket).await {
         Ok(()) => Ok(()),
         Err(_) => Err(RpcError::errno(

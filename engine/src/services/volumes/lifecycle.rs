@@ -526,8 +526,8 @@ pub async fn delete(
         bdev.into_iter().collect(),
     ]
     .concat();
-    let mut edits = crate::methods::bdev::forget_uses_of(engine, &names);
-    edits.push(Edit::Remove(crate::methods::volume::published_key(id)));
+    let mut edits = crate::services::devices::forget_uses_of(engine, &names);
+    edits.push(Edit::Remove(super::published::published_key(id)));
     engine.journal.commit(Change(edits)).await?;
     let text = format!("volume \"{name}\" was deleted");
     engine

@@ -16,7 +16,10 @@ mod events;
 mod frozen;
 mod holder;
 mod lifecycle;
+pub mod paths;
+pub mod published;
 mod replica_devices;
+pub mod words;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +43,7 @@ pub use self::lifecycle::{
     begin, close_all, create, delete, end, force_in_sync, open_all, settled,
 };
 pub use self::replica_devices::{REMOTE_PRODUCT, is_local};
+pub use paths::of_listener;
 
 pub use nacre_bdev_replica::model::RESERVED;
 

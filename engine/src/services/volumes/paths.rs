@@ -15,13 +15,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::publish::{Published, published, published_as};
+use super::published::{Published, published, published_as};
 use crate::config::listener::AnaSetting;
-use crate::methods::nvmf::{self, AnaWord};
 use crate::refusal::OrRefuse;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
+use crate::services::subsystems::{self, AnaWord};
 
 /// Initial ANA states of the listeners of a published volume.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -44,7 +44,7 @@ impl AnaByTransport {
         }
     }
 
-    pub(super) fn of(&self, trtype: &str) -> AnaWord {
+    pub fn of(&self, trtype: &str) -> AnaWord {
         self.given(trtype)
             .unwrap_or(if trtype.eq_ignore_ascii_case("RDMA") {
                 AnaWord::Optimized
@@ -84,7 +84,7 @@ impl Published {
 }
 
 /// True if the policy admits hosts over `trtype`.
-pub(super) fn admits(policy: TransportPolicy, trtype: &str) -> bool {
+pub fn admits(policy: TransportPolicy, trtype: &str) -> bool {
     match policy {
         TransportPolicy::Inherit | TransportPolicy::Any => true,
         TransportPolicy::RdmaOnly => trtype.eq_ignore_ascii_case("RDMA"),
@@ -105,11 +105,7 @@ pub fn of_listener(
 }
 
 /// Refuses a policy under which no host could reach a published volume.
-pub(super) fn check_policy(
-    engine: &Engine,
-    id: Uuid,
-    policy: TransportPolicy,
-) -> Result<(), RpcError> {
+pub fn check_policy(engine: &Engine, id: Uuid, policy: TransportPolicy) -> Result<(), RpcError> {
     let Some(volume) = published(engine).into_iter().find(|p| p.volume == id) else {
         return Ok(());
     };
@@ -135,7 +131,7 @@ pub(super) fn check_policy(
 
 /// Refuses to publish a volume that no host could reach. Without named listeners, checks those of
 /// the configuration file.
-pub(super) fn check_listeners<'a>(
+pub fn check_listeners<'a>(
     engine: &Engine,
     named: impl Iterator<Item = &'a str>,
     policy: TransportPolicy,
@@ -179,7 +175,7 @@ fn check(used: &BTreeSet<String>, policy: TransportPolicy) -> Result<(), RpcErro
 }
 
 /// Applies a changed policy to the listeners of a published volume. They stay open meanwhile.
-pub(super) async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
+pub async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), RpcError> {
     let Some(volume) = published(engine).into_iter().find(|p| p.volume == id) else {
         return Ok(());
     };
@@ -196,8 +192,8 @@ pub(super) async fn policy_changed(engine: &Rc<Engine>, id: Uuid) -> Result<(), 
         } = listener;
         let why = volume.withheld(&transport.to_string());
         // Listeners of the file may also be withheld for other reasons, so `look_again` decides.
-        if nvmf::is_stored_listener(engine, &nqn, transport, &address) {
-            nvmf::withhold(engine, &nqn, transport, &address, why).await?;
+        if subsystems::is_stored_listener(engine, &nqn, transport, &address) {
+            subsystems::withhold(engine, &nqn, transport, &address, why).await?;
         }
     }
     engine.listeners.look_again(engine).await;

@@ -1,0 +1,296 @@
+//! The table of block device modules. From it come the RPC methods that create and delete devices,
+//! `nacre bdev create` and `delete`, `[[bdev]]` in the configuration file, and what a record says
+//! about its devices.
+
+mod malloc;
+mod null;
+
+use std::any::Any;
+use std::sync::{Arc, LazyLock};
+
+use clap::FromArgMatches;
+use nacre_bdev::delay::Delay;
+use nacre_bdev::fault::FaultDevice;
+use nacre_bdev::module::CreateError;
+use nacre_bdev::passthru::Passthru;
+use nacre_bdev::split::Part;
+use nacre_bdev::{Bdev, Module};
+use nacre_bdev_uring::Product;
+use serde_json::Value;
+
+use crate::refusal::Refusal;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::values::read::{self, Texts};
+
+/// Every module that management can create devices of, one line each.
+pub fn visit(to: &mut impl Visitor) {
+    to.module::<malloc::RamDisk>(MALLOC);
+    to.module::<null::NullDisk>(NULL);
+    to.own_methods(AIO);
+    to.own_methods(FILE);
+    to.module::<Delay>(DELAY);
+    to.module::<FaultDevice>(derived::<FaultDevice>());
+    to.module::<Passthru>(derived::<Passthru>());
+    to.module::<Part>(derived::<Part>());
+}
+
+/// Receives each module with its type.
+pub trait Visitor {
+    /// A module whose create and delete methods derive from its type.
+    fn module<M: Module>(&mut self, entry: Entry)
+    where
+        M::Error: Refusal;
+
+    /// A module with create and delete methods of its own.
+    fn own_methods(&mut self, _entry: Entry) {}
+}
+
+/// The modules without their types.
+pub static MODULES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
+    let mut table = Table(Vec::new());
+    visit(&mut table);
+    table.0
+});
+
+struct Table(Vec<Entry>);
+
+impl Visitor for Table {
+    fn module<M: Module>(&mut self, entry: Entry)
+    where
+        M::Error: Refusal,
+    {
+        self.0.push(entry);
+    }
+
+    fn own_methods(&mut self, entry: Entry) {
+        self.0.push(entry);
+    }
+}
+
+pub const MALLOC: Entry = entry::<malloc::RamDisk>();
+pub const NULL: Entry = Entry {
+    resize: Some(NULL_RESIZE),
+    ..entry::<null::NullDisk>()
+};
+pub const DELAY: Entry = declared::<Delay>();
+
+/// `bdev_aio_*`: files and block devices.
+pub const AIO: Entry = Entry {
+    kind: "aio",
+    product: Product::Aio.name(),
+    create: "bdev_aio_create",
+    delete: "bdev_aio_delete",
+    deleted_by: ("name", "/name"),
+    rescan: Some(AIO_RESCAN),
+    resize: None,
+    filename: Some("/driver_specific/aio/filename"),
+    base: None,
+    names: |params| {
+        let name = params["name"].as_str();
+        name.map(str::to_owned).into_iter().collect()
+    },
+    declared: None,
+    command: None,
+};
+
+/// `bdev_uring_*`: the same devices under SPDK's other name, and what `type = "file"` in the
+/// configuration file makes.
+pub const FILE: Entry = Entry {
+    kind: "uring",
+    product: Product::Uring.name(),
+    create: "bdev_uring_create",
+    delete: "bdev_uring_delete",
+    rescan: Some(URING_RESCAN),
+    filename: Some("/driver_specific/uring/filename"),
+    ..AIO
+};
+
+pub const NULL_RESIZE: &str = "bdev_null_resize";
+pub const AIO_RESCAN: &str = "bdev_aio_rescan";
+pub const URING_RESCAN: &str = "bdev_uring_rescan";
+
+/// The create and delete methods of SPDK's modules that are missing here, and why.
+pub const NOT_OFFERED: (&str, &[&str]) = (
+    "There are no logical volumes: a namespace is a block device, a part of one, or a replicated volume.",
+    &[
+        "bdev_lvol_check_shallow_copy",
+        "bdev_lvol_clone",
+        "bdev_lvol_clone_bdev",
+        "bdev_lvol_create",
+        "bdev_lvol_create_lvstore",
+        "bdev_lvol_decouple_parent",
+        "bdev_lvol_delete",
+        "bdev_lvol_delete_lvstore",
+        "bdev_lvol_get_lvols",
+        "bdev_lvol_get_lvstores",
+        "bdev_lvol_grow_lvstore",
+        "bdev_lvol_inflate",
+        "bdev_lvol_rename",
+        "bdev_lvol_rename_lvstore",
+        "bdev_lvol_resize",
+        "bdev_lvol_set_parent",
+        "bdev_lvol_set_read_only",
+        "bdev_lvol_snapshot",
+        "bdev_lvol_start_shallow_copy",
+    ],
+);
+
+/// A module, with its types erased.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    pub kind: &'static str,
+    pub product: &'static str,
+    pub create: &'static str,
+    pub delete: &'static str,
+    /// See [`Module::DELETED_BY`].
+    pub deleted_by: (&'static str, &'static str),
+    pub rescan: Option<&'static str>,
+    pub resize: Option<&'static str>,
+    /// Path in its `driver_specific` to the file name.
+    pub filename: Option<&'static str>,
+    /// The parameter that names the base device.
+    pub base: Option<&'static str>,
+    /// The devices that the create method makes with these parameters.
+    pub names: fn(&Value) -> Vec<String>,
+    /// If the create method's parameters are the keys of a `[[bdev]]`.
+    pub declared: Option<Declaration>,
+    /// If the create method's parameters are the arguments of `nacre bdev create`.
+    pub command: Option<Command>,
+}
+
+/// The keys of a `[[bdev]]`.
+#[derive(Clone, Copy)]
+pub struct Declaration {
+    pub schema: fn() -> schemars::Schema,
+    /// Finds the first wrong parameter.
+    pub check: fn(&Value) -> Option<(read::Place, read::ValueError)>,
+}
+
+/// A subcommand of `nacre bdev create`.
+#[derive(Clone, Copy)]
+pub struct Command {
+    pub about: &'static str,
+    pub arguments: fn(clap::Command) -> clap::Command,
+    /// The parameters of the create method.
+    pub params: fn(&clap::ArgMatches) -> Result<Value, clap::Error>,
+}
+
+const fn entry<M: Module>() -> Entry
+where
+    M::Error: Refusal,
+{
+    Entry {
+        kind: M::KIND,
+        product: M::PRODUCT,
+        create: M::CREATE.name,
+        delete: M::DELETE.name,
+        deleted_by: M::DELETED_BY,
+        rescan: None,
+        resize: None,
+        filename: None,
+        base: M::BASE,
+        names: |params| {
+            let config = serde_json::from_value::<M::Config>(params.clone());
+            config.map_or(Vec::new(), |config| M::names(&config))
+        },
+        declared: None,
+        command: None,
+    }
+}
+
+/// A module whose configuration is also a `[[bdev]]`.
+const fn declared<M: Module>() -> Entry
+where
+    M::Error: Refusal,
+{
+    Entry {
+        declared: Some(Declaration {
+            schema: || schemars::schema_for!(M::Config),
+            check: |params| read::first::<M::Config>(params, Texts::Read).err(),
+        }),
+        ..entry::<M>()
+    }
+}
+
+/// A module of which everything derives from its configuration.
+const fn derived<M: Module<Config: clap::Args>>() -> Entry
+where
+    M::Error: Refusal,
+{
+    Entry {
+        command: Some(Command {
+            about: M::ABOUT,
+            arguments: <M::Config as clap::Args>::augment_args,
+            params: |matches| {
+                let config = M::Config::from_arg_matches(matches)?;
+                Ok(serde_json::to_value(config).expect("a configuration is plain data"))
+            },
+        }),
+        ..declared::<M>()
+    }
+}
+
+pub fn by_kind(kind: &str) -> Option<&'static Entry> {
+    MODULES.iter().find(|module| module.kind == kind)
+}
+
+/// The module that a create method belongs to.
+pub fn by_create(method: &str) -> Option<&'static Entry> {
+    MODULES.iter().find(|module| module.create == method)
+}
+
+/// The devices that a create call makes.
+pub fn names(method: &str, params: &Value) -> Vec<String> {
+    by_create(method).map_or(Vec::new(), |module| (module.names)(params))
+}
+
+/// The base device of a create call.
+pub fn base<'a>(method: &str, params: &'a Value) -> Option<&'a str> {
+    params.get(by_create(method)?.base?)?.as_str()
+}
+
+/// As [`base`], to replace it.
+pub fn base_mut<'a>(method: &str, params: &'a mut Value) -> Option<&'a mut Value> {
+    params.get_mut(by_create(method)?.base?)
+}
+
+/// The module's own type of a device; `None` if it is of another module.
+pub fn device<T: Bdev>(bdev: &Arc<dyn Bdev>) -> Option<Arc<T>> {
+    let bdev: Arc<dyn Any + Send + Sync> = Arc::clone(bdev) as _;
+    bdev.downcast::<T>().ok()
+}
+
+impl Refusal for CreateError {
+    fn refusal(self) -> RpcError {
+        match self {
+            CreateError::Registry(error) => error.refusal(),
+            CreateError::Parameter {
+                field,
+                cause,
+                remedy,
+            } => RpcError::errno(Errno::EINVAL, cause)
+                .field(field)
+                .remedy(remedy),
+        }
+    }
+}
+
+/// Refuses metadata and protection information, which SPDK has and Nacre does not support.
+fn no_metadata(asked: &[(&'static str, u32)]) -> Result<(), RpcError> {
+    match asked.iter().find(|(_, value)| *value != 0) {
+        None => Ok(()),
+        Some((field, value)) => Err(RpcError::errno(
+            Errno::ENOTSUP,
+            format!("{field} {value}: devices here have no metadata"),
+        )
+        .field(*field)
+        .remedy("leave it out, or 0")),
+    }
+}
+
+impl std::fmt::Debug for Entry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Entry").field(&self.kind).finish()
+    }
+}

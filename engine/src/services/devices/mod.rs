@@ -1,0 +1,137 @@
+//! State of bdevs that the management plane keeps in addition to the registry: requested
+//! histograms, and the subscription to device events.
+
+mod files;
+pub mod sampling;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_bdev::registry::Subscription;
+use nacre_bdev::{Bdev, Event, Registry};
+use parking_lot::Mutex;
+use sampling::Samplers;
+use tokio::sync::{Notify, mpsc};
+
+use crate::bdev_modules;
+use crate::services::engine::Engine;
+use crate::services::subsystems;
+use crate::store::Edit;
+
+pub use files::watch as watch_files;
+
+/// A latency histogram requested by `bdev_enable_histogram`.
+#[derive(Debug, Clone)]
+pub struct HistogramRequest {
+    pub granularity: u32,
+    pub min_ns: u64,
+    pub max_ns: u64,
+    pub opc: Option<String>,
+    /// The counts at the time of the request, which are subtracted.
+    pub before: Vec<u64>,
+}
+
+/// Device events, handled on the management thread.
+pub type BdevEvents = mpsc::UnboundedReceiver<Event>;
+
+/// Requested histograms by device name, and the subscription to device events.
+#[derive(Default)]
+pub struct Devices {
+    pub histograms: RefCell<BTreeMap<String, HistogramRequest>>,
+    pub samplers: Samplers,
+    /// Notified whenever a device is added, removed or changed.
+    pub changed: Notify,
+    subscription: Cell<Option<Subscription>>,
+}
+
+impl Devices {
+    /// Subscribes to the events of `registry`. Their number is bounded by the number of devices:
+    /// each event results from a call of this thread, or from a removal that it started.
+    ///
+    /// Names of new devices are also added to `arrived` at once.
+    pub fn follow(&self, registry: &Registry, arrived: Arc<Mutex<Vec<String>>>) -> BdevEvents {
+        let (told, events) = mpsc::unbounded_channel();
+        let subscription = registry.on_event(move |event| {
+            if let Event::Registered { name } = event {
+                let mut arrived = arrived.lock();
+                arrived.push(name.clone());
+            }
+            drop(told.send(event.clone()));
+        });
+        self.subscription.set(Some(subscription));
+        events
+    }
+
+    /// Drops everything, so that devices can be closed.
+    pub fn clear(&self) {
+        self.subscription.set(None);
+        self.histograms.borrow_mut().clear();
+        self.samplers.clear();
+    }
+}
+
+/// The journal key of a device.
+pub fn key(name: &str) -> String {
+    format!("bdev/{name}")
+}
+
+/// The journal key of a device's limits.
+pub fn limits_key(bdev: &str) -> String {
+    format!("qos/{bdev}")
+}
+
+pub fn forget_limits(bdev: &str) -> Edit {
+    Edit::Remove(limits_key(bdev))
+}
+
+/// A device of a module, by name, alias or UUID.
+pub fn find<T: Bdev>(engine: &Engine, name: &str) -> Option<Arc<T>> {
+    bdev_modules::device::<T>(engine.plane().ok()?.bdevs.lookup(name)?.module())
+}
+
+/// Handles device events until the data plane ends.
+pub async fn follow(engine: Rc<Engine>, mut events: BdevEvents) {
+    while let Some(event) = events.recv().await {
+        let Ok(plane) = engine.plane() else { return };
+        let (Event::Registered { name }
+        | Event::Resized { name, .. }
+        | Event::Cut { name }
+        | Event::Removing { name }
+        | Event::Unregistered { name }) = &event;
+        crate::services::volumes::device_changed(&engine, name);
+        match event {
+            Event::Registered { name } => {
+                engine.notes.send("bdev_register", name);
+                let engine = Rc::clone(&engine);
+                tokio::task::spawn_local(async move {
+                    crate::services::deferred::settle(&engine).await
+                });
+            }
+            Event::Resized { name, .. } => {
+                plane.target.bdev_resized(&name);
+                engine.notes.send("bdev_resize", name);
+            }
+            Event::Cut { .. } => {}
+            // Removes its namespaces, so that every core closes its queue and the removal
+            // completes.
+            Event::Removing { name } => subsystems::bdev_gone(&engine, &plane, &name),
+            Event::Unregistered { name } => {
+                // The name may already belong to another device.
+                if plane.bdevs.lookup(&name).is_none() {
+                    engine.devices.histograms.borrow_mut().remove(&name);
+                }
+                engine.notes.send("bdev_unregister", name);
+            }
+        }
+        engine.devices.changed.notify_waiters();
+    }
+}
+
+/// Edits that remove the namespaces and limits of devices from the journal.
+pub fn forget_uses_of(engine: &Engine, names: &[String]) -> Vec<Edit> {
+    let mut edits: Vec<Edit> = names.iter().map(|name| forget_limits(name)).collect();
+    edits.extend(subsystems::forget_namespaces_of(engine, names));
+    edits
+}

@@ -1,0 +1,531 @@
+//! Storage of reservations that persist through power loss (PTPL).
+//!
+//! A reservation is stored in the journal, below its namespace, or in the file that
+//! `nvmf_subsystem_add_ns` names (`ptpl_file`, in SPDK's format). It is durable before the host's
+//! command completes: the target sends the state with a ticket, and a task on the management thread
+//! stores it and completes the ticket. A namespace loads its reservation when it is added, so hosts
+//! never see it without. The record's own call only confirms that.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use nacre_nvmf::subsystems::NamespaceIds;
+use nacre_nvmf::subsystems::reservation::{
+    Held, Registrant, Reservation, ReservationStore, Reservations, State, Ticket,
+};
+use nacre_nvmf_wire::Nqn;
+use nacre_nvmf_wire::commands::reservation::ReservationType;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tracing::warn;
+use uuid::Uuid;
+
+use super::subsystems::{find_namespace, key};
+use crate::refusal::OrRefuse;
+use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
+use crate::store::Change;
+
+/// Method name in the record of a stored reservation.
+pub const RESTORE: &str = "nvmf_ns_restore_reservation";
+
+/// A reservation in stored form. Field names are those of SPDK's file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StoredReservation {
+    /// Always true: only persistent reservations are stored.
+    ptpl: bool,
+    /// 1 to 6; 0 or left out means no reservation.
+    #[serde(default)]
+    rtype: u8,
+    /// The holder's key.
+    #[serde(default)]
+    crkey: u64,
+    /// UUID of the namespace. Another namespace does not load this reservation.
+    #[schemars(with = "String")]
+    pub bdev_uuid: Uuid,
+    /// Host identifier of the holder; one of the registrants if all registrants hold it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "uuid_or_nothing"
+    )]
+    #[schemars(with = "Option<String>")]
+    holder_uuid: Option<Uuid>,
+    #[serde(default)]
+    registrants: Vec<KeptRegistrant>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    generation: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+struct KeptRegistrant {
+    rkey: u64,
+    /// Host identifier of the registrant.
+    #[schemars(with = "String")]
+    host_uuid: Uuid,
+}
+
+/// SPDK writes an empty holder if all registrants hold the reservation.
+fn uuid_or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Uuid>, D::Error> {
+    match Option::<String>::deserialize(from)?.as_deref() {
+        None | Some("") => Ok(None),
+        Some(text) => text.parse().map(Some).map_err(serde::de::Error::custom),
+    }
+}
+
+impl StoredReservation {
+    fn belongs_to(&self, uuid: Uuid) -> Result<(), String> {
+        if self.bdev_uuid == uuid {
+            Ok(())
+        } else {
+            Err(format!(
+                "it holds the reservation of namespace {}, and this one is {uuid}",
+                self.bdev_uuid
+            ))
+        }
+    }
+
+    pub fn of(state: &State, uuid: Uuid) -> StoredReservation {
+        let registrants = state.registrants.iter().map(|r| KeptRegistrant {
+            rkey: r.key,
+            host_uuid: Uuid::from_bytes(r.host),
+        });
+        let first = state.registrants.first().map(|r| r.host);
+        let holder = state.held.and_then(|held| held.holder.or(first));
+        StoredReservation {
+            ptpl: state.ptpl,
+            rtype: state.held.map_or(0, |held| held.kind as u8),
+            crkey: holder.and_then(|host| state.key_of(&host)).unwrap_or(0),
+            bdev_uuid: uuid,
+            holder_uuid: holder.map(Uuid::from_bytes),
+            registrants: registrants.collect(),
+            generation: Some(state.generation),
+        }
+    }
+
+    fn state(&self) -> Result<State, String> {
+        let kind = match self.rtype {
+            0 => None,
+            number => {
+                Some(ReservationType::from_u8(number).ok_or(format!("there is no type {number}"))?)
+            }
+        };
+        let held = kind.map(|kind| Held {
+            kind,
+            holder: match kind {
+                ReservationType::WriteExclusiveAllRegistrants
+                | ReservationType::ExclusiveAccessAllRegistrants => None,
+                _ => self.holder_uuid.map(Uuid::into_bytes),
+            },
+        });
+        let registrants = self.registrants.iter().map(|r| Registrant {
+            host: r.host_uuid.into_bytes(),
+            key: r.rkey,
+        });
+        let state = State {
+            registrants: registrants.collect(),
+            held,
+            generation: self.generation.unwrap_or(0),
+            ptpl: self.ptpl,
+        };
+        state.checked().map_err(str::to_owned)
+    }
+}
+
+/// Where the reservation of a namespace is stored.
+#[derive(Debug, Clone)]
+enum Place {
+    Journal { nqn: Nqn, nsid: u32, uuid: Uuid },
+    File { path: PathBuf, uuid: Uuid },
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Journal { nqn, nsid, .. } => write!(f, "namespace {nsid} of {nqn}"),
+            Place::File { path, .. } => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+struct Job {
+    place: Place,
+    state: Option<State>,
+    ticket: Ticket,
+}
+
+/// Queue from the target's cores to the task that stores reservations.
+#[derive(Debug)]
+pub struct ReservationJobs {
+    jobs: mpsc::UnboundedSender<Job>,
+    queue: RefCell<Option<mpsc::UnboundedReceiver<Job>>>,
+}
+
+impl Default for ReservationJobs {
+    fn default() -> ReservationJobs {
+        let (jobs, queue) = mpsc::unbounded_channel();
+        ReservationJobs {
+            jobs,
+            queue: RefCell::new(Some(queue)),
+        }
+    }
+}
+
+struct ToManagement {
+    place: Place,
+    jobs: mpsc::UnboundedSender<Job>,
+}
+
+impl ReservationStore for ToManagement {
+    /// A namespace has at most one job in flight, so the queue is bounded by the number of
+    /// namespaces.
+    fn store(&self, state: Option<&State>, ticket: Ticket) {
+        // If the task is gone, the dropped ticket reports the failure.
+        let _ = self.jobs.send(Job {
+            place: self.place.clone(),
+            state: state.cloned(),
+            ticket,
+        });
+    }
+}
+
+/// Serves store requests of the target until the daemon ends.
+pub async fn store_reservations(engine: Rc<Engine>) {
+    let queue = engine.reservation_jobs.queue.take();
+    let Some(mut queue) = queue else { return };
+    while let Some(job) = queue.recv().await {
+        // A file that cannot be written delays only its own namespace, which has one job at a time.
+        tokio::task::spawn_local(store(Rc::clone(&engine), job));
+    }
+}
+
+async fn store(engine: Rc<Engine>, job: Job) {
+    let Job {
+        place,
+        state,
+        ticket,
+    } = job;
+    let stored = match &place {
+        Place::Journal { nqn, nsid, uuid } => {
+            let kept = state
+                .as_ref()
+                .map(|state| StoredReservation::of(state, *uuid));
+            in_journal(&engine, nqn, *nsid, *uuid, kept).await
+        }
+        Place::File { path, uuid } => {
+            let kept = state.as_ref().map(|state| StoredReservation {
+                generation: None,
+                ..StoredReservation::of(state, *uuid)
+            });
+            in_file(path.clone(), *uuid, kept).await
+        }
+    };
+    match stored {
+        Ok(()) => ticket.stored(),
+        Err(error) => {
+            warn!(%place, %error, "a reservation could not be stored; the host's command is refused");
+            ticket.failed();
+        }
+    }
+}
+
+async fn in_journal(
+    engine: &Engine,
+    nqn: &Nqn,
+    nsid: u32,
+    uuid: Uuid,
+    kept: Option<StoredReservation>,
+) -> Result<(), RpcError> {
+    let own = key::reservation(nqn, nsid);
+    // Must not leave a record behind for a namespace that was removed meanwhile.
+    find(engine, nqn, nsid, uuid)?;
+    let change = match kept {
+        None => Change::remove(own.clone()),
+        Some(kept) => {
+            let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "reservation": kept });
+            Change::put(own.clone(), RESTORE, record)
+        }
+    };
+    engine.journal.commit(change).await?;
+    // The namespace may also be removed while the record is being stored.
+    match find(engine, nqn, nsid, uuid) {
+        Err(gone) if engine.plane().is_ok() => {
+            engine.journal.commit(Change::remove(own)).await?;
+            Err(gone)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Replaces the file atomically: after a power loss it holds the old or the new reservation.
+async fn in_file(
+    path: PathBuf,
+    uuid: Uuid,
+    kept: Option<StoredReservation>,
+) -> Result<(), RpcError> {
+    let work = move || write_file(&path, uuid, kept.as_ref());
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|e| RpcError::internal(e.to_string()))?
+        .map_err(|e| RpcError::errno(Errno::EIO, e.to_string()))
+}
+
+/// Leaves a file untouched that holds anything but the reservation of namespace `uuid`.
+fn write_file(path: &Path, uuid: Uuid, kept: Option<&StoredReservation>) -> std::io::Result<()> {
+    if let Some(found) = read_file(path)? {
+        found.belongs_to(uuid).map_err(std::io::Error::other)?;
+    }
+    match kept {
+        Some(kept) => crate::values::files::replace(path, &serde_json::to_vec_pretty(kept)?),
+        None => match std::fs::remove_file(path) {
+            Ok(()) => crate::values::files::sync_folder(path),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// Absolute path of the file, so that it does not depend on the working directory.
+pub fn located(file: &str) -> Result<String, RpcError> {
+    let refuse = |error: std::io::Error| {
+        RpcError::errno(Errno::EINVAL, format!("{file}: {error}")).field("namespace.ptpl_file")
+    };
+    let path = crate::values::files::absolute(Path::new(file)).map_err(refuse)?;
+    Ok(path.to_string_lossy().into_owned())
+}
+
+fn read_file(path: &Path) -> std::io::Result<Option<StoredReservation>> {
+    match std::fs::read(path) {
+        // SPDK creates an empty file and fills it later.
+        Ok(bytes) if bytes.iter().all(u8::is_ascii_whitespace) => Ok(None),
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Initial reservations of a namespace and their storage. A stored reservation that cannot be read
+/// is an error: hosts could otherwise write to a namespace that another host reserved.
+pub fn initial(
+    engine: &Engine,
+    (nqn, nsid, ids): (&Nqn, u32, &NamespaceIds),
+    file: Option<&str>,
+) -> Result<Reservations, RpcError> {
+    let uuid = ids.uuid;
+    let (place, kept) = match file {
+        Some(file) => {
+            let path = PathBuf::from(file);
+            let wrong = |why: String| {
+                RpcError::errno(Errno::EINVAL, format!("{file}: {why}"))
+                    .field("namespace.ptpl_file")
+                    .remedy("give a file that can be written; remove one that is damaged")
+            };
+            let kept = read_file(&path).map_err(|e| wrong(e.to_string()))?;
+            if let Some(kept) = &kept {
+                kept.belongs_to(uuid).map_err(wrong)?;
+            }
+            (
+                Place::File { path, uuid },
+                kept.map(|kept| (kept, file.to_owned())),
+            )
+        }
+        None if engine.journal.is_durable() => {
+            let own = key::reservation(nqn, nsid);
+            let kept = engine.journal.find(&own).map(|entry| {
+                let kept = entry.record.params["reservation"].clone();
+                serde_json::from_value(kept)
+                    .map(|kept| (kept, own.clone()))
+                    .map_err(|e| damaged(&own, &e.to_string()))
+            });
+            let nqn = nqn.clone();
+            (Place::Journal { nqn, nsid, uuid }, kept.transpose()?)
+        }
+        None => return Ok(Reservations::default()),
+    };
+    let kept = match kept {
+        Some((kept, from)) if kept.bdev_uuid == uuid && kept.ptpl => {
+            Some(kept.state().map_err(|why| damaged(&from, &why))?)
+        }
+        _ => None,
+    };
+    let jobs = engine.reservation_jobs.jobs.clone();
+    Ok(Reservations {
+        store: Some(Arc::new(ToManagement { place, jobs })),
+        stored: kept,
+    })
+}
+
+fn damaged(what: &str, why: &str) -> RpcError {
+    RpcError::errno(
+        Errno::EIO,
+        format!("the reservation kept in {what} is damaged: {why}"),
+    )
+    .remedy("state_forget gives it up, or remove the file: hosts have to register again")
+}
+
+/// The reservation of a namespace that currently exists.
+pub fn find(
+    engine: &Engine,
+    nqn: &Nqn,
+    nsid: u32,
+    uuid: Uuid,
+) -> Result<Arc<Reservation>, RpcError> {
+    let subsystem = engine.plane()?.target.subsystem(nqn).or_refuse()?;
+    let entry = find_namespace(&subsystem, nsid)?;
+    if entry.namespace.ids.uuid != uuid {
+        return Err(RpcError::errno(
+            Errno::ENOENT,
+            format!("namespace {nsid} of {nqn} is another one now"),
+        ));
+    }
+    Ok(Arc::clone(&entry.namespace.reservation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::methods::testing::TestDaemon;
+
+    fn state(held: Option<Held>) -> State {
+        State {
+            registrants: vec![
+                Registrant {
+                    host: [1; 16],
+                    key: u64::MAX,
+                },
+                Registrant {
+                    host: [2; 16],
+                    key: 7,
+                },
+            ],
+            held,
+            generation: 9,
+            ptpl: true,
+        }
+    }
+
+    /// Goal: a reservation stored while its namespace is removed is deleted too, in either order.
+    /// The next namespace with this NSID must not inherit it.
+    #[test]
+    fn no_record_remains_of_a_namespace_removed_meanwhile() {
+        const NQN: &str = "nqn.2026-01.org.example:a";
+        let nqn = Nqn::new(NQN).unwrap();
+        for later in 0..3 {
+            let dir = tempfile::tempdir().unwrap();
+            let store = crate::store::Store::open(dir.path()).unwrap();
+            let daemon = TestDaemon::with(crate::config::Settings::default(), Some(store));
+            let uuid = Uuid::from_u128(7);
+            daemon.call(
+                "bdev_null_create",
+                json!({ "name": "n", "num_blocks": 2048, "block_size": 512, "uuid": uuid }),
+            );
+            daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+            let namespace = json!({ "nqn": NQN, "namespace": { "bdev_name": "n" } });
+            daemon.call("nvmf_subsystem_add_ns", namespace);
+            let engine = &daemon.engine;
+            let own = serde_json::value::to_raw_value(&json!({ "nqn": NQN, "nsid": 1 })).unwrap();
+            let kept = StoredReservation::of(&state(None), uuid);
+            let (removed, _) = daemon.run(async {
+                let removing = engine.call("nvmf_subsystem_remove_ns", Some(&own));
+                let reservation_jobs = async {
+                    for _ in 0..later {
+                        tokio::task::yield_now().await;
+                    }
+                    in_journal(engine, &nqn, 1, uuid, Some(kept)).await
+                };
+                tokio::join!(removing, reservation_jobs)
+            });
+            removed.unwrap();
+            let left = engine.journal.find(&key::reservation(&nqn, 1));
+            assert_eq!(left, None, "stored {later} turns later");
+        }
+    }
+
+    /// Goal: a stored reservation loads unchanged, from a file too, except for the generation.
+    #[test]
+    fn stored_reservation_round_trips() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ptpl.json");
+        assert_eq!(read_file(&path).unwrap(), None);
+        let uuid = Uuid::from_u128(5);
+        for held in [
+            None,
+            Some(Held {
+                kind: ReservationType::ExclusiveAccess,
+                holder: Some([2; 16]),
+            }),
+            Some(Held {
+                kind: ReservationType::WriteExclusiveAllRegistrants,
+                holder: None,
+            }),
+        ] {
+            let state = state(held);
+            let kept = StoredReservation::of(&state, uuid);
+            assert_eq!(kept.state(), Ok(state));
+            write_file(&path, uuid, Some(&kept)).unwrap();
+            assert_eq!(read_file(&path).unwrap(), Some(kept));
+        }
+        // Neither another namespace's reservation nor an unrelated file is overwritten or removed.
+        let other = Uuid::from_u128(6);
+        let theirs = StoredReservation::of(&state(None), other);
+        write_file(&path, other, Some(&theirs)).unwrap_err();
+        write_file(&path, other, None).unwrap_err();
+        write_file(&path, uuid, None).unwrap();
+        write_file(&path, uuid, None).unwrap();
+        let notes = folder.path().join("notes");
+        std::fs::write(&notes, "precious").unwrap();
+        write_file(&notes, other, Some(&theirs)).unwrap_err();
+        write_file(&notes, other, None).unwrap_err();
+        assert_eq!(std::fs::read_to_string(&notes).unwrap(), "precious");
+        std::fs::remove_file(&notes).unwrap();
+        assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none());
+        std::fs::write(&path, "\n").unwrap();
+        assert_eq!(read_file(&path).unwrap(), None, "an empty file of SPDK");
+        std::fs::write(&path, "{").unwrap();
+        assert!(read_file(&path).is_err());
+        assert!(
+            write_file(
+                &folder.path().join("none/ptpl"),
+                uuid,
+                Some(&StoredReservation::of(&state(None), uuid))
+            )
+            .is_err()
+        );
+    }
+
+    /// Goal: a file in SPDK's own format is read.
+    #[test]
+    fn reads_a_file_of_spdk() {
+        let text = r#"{ "ptpl": true, "rtype": 1, "crkey": 161, "bdev_uuid": "00000000-0000-0000-0000-000000000005",
+            "holder_uuid": "01010101-0101-0101-0101-010101010101",
+            "registrants": [{ "rkey": 161, "host_uuid": "01010101-0101-0101-0101-010101010101" }] }"#;
+        let kept: StoredReservation = serde_json::from_str(text).unwrap();
+        let state = kept.state().unwrap();
+        assert!(state.holds(&[1; 16]) && state.key_of(&[1; 16]) == Some(161));
+        let damaged = StoredReservation {
+            rtype: 7,
+            ..kept.clone()
+        };
+        assert!(damaged.state().is_err());
+        let empty = StoredReservation {
+            holder_uuid: None,
+            ..kept
+        };
+        assert!(empty.state().is_err());
+        // All registrants hold the reservation.
+        let text = text.replace(r#""rtype": 1"#, r#""rtype": 5"#).replace(
+            r#""holder_uuid": "01010101-0101-0101-0101-010101010101""#,
+            r#""holder_uuid": """#,
+        );
+        let kept: StoredReservation = serde_json::from_str(&text).unwrap();
+        let state = kept.state().unwrap();
+        assert!(state.holds(&[1; 16]) && !state.holds(&[2; 16]));
+        assert!(
+            serde_json::from_str::<StoredReservation>(&text.replace(r#""""#, r#""me""#)).is_err()
+        );
+    }
+}

@@ -1,0 +1,34 @@
+//! The name of the discovery subsystem.
+
+use nacre_nvmf_wire::Nqn;
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::config::settings::DiscoveryName;
+use crate::services::engine::Engine;
+use crate::values::identity_file;
+
+/// File in the data directory that stores the name generated at the first start.
+const IDENTITY_FILE: &str = "discoverynqn";
+
+/// The configured unique name of the discovery subsystem. With `auto` and no data directory there
+/// is no unique name, as in SPDK. A name that changed at each start would be worse: hosts with a
+/// persistent discovery connection reconnect by this name and would be refused for good.
+pub fn configured_nqn(engine: &Engine) -> Option<Nqn> {
+    // Validated when the configuration was loaded.
+    match engine.settings.nvmf.discovery_name().ok()? {
+        DiscoveryName::WellKnown => None,
+        DiscoveryName::Unique(nqn) => Some(nqn),
+        DiscoveryName::Auto => {
+            let dir = engine.journal.store_path()?;
+            let made = Nqn::unique_discovery(Uuid::new_v4());
+            let kept = identity_file::read_or_create(dir, IDENTITY_FILE, made.as_str());
+            let nqn = kept.and_then(|line| Nqn::new(&line).map_err(std::io::Error::other));
+            let nqn = nqn.inspect_err(|error| {
+                let file = dir.join(IDENTITY_FILE);
+                warn!(%error, "no unique name for discovery: {}", file.display());
+            });
+            nqn.ok().filter(|nqn| !nqn.is_discovery())
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Subsystems of the target as the journal knows them, and what happens to them without a call of
+//! their methods: devices go away, and listeners are withheld.
+
+mod discovery;
+pub mod key;
+mod listeners;
+mod namespaces;
+
+pub use discovery::configured_nqn;
+pub use listeners::{AnaWord, WithheldWord, is_stored_listener, note_withheld, place, withhold};
+pub use namespaces::{bdev_gone, find_namespace, forget_namespace, forget_namespaces_of, named};
+
+/// Methods whose calls are records.
+pub const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
+pub const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
+pub const ADD_NAMESPACE: &str = "nvmf_subsystem_add_ns";
