@@ -27,6 +27,7 @@
 //! | run code in every turn | [`Poller`], [`CoreHandle::add_poller`] |
 //! | wait, locally | [`CoreHandle::spawn_local`], [`CoreHandle::after`] |
 //! | watch many sockets in one poller | [`EventSet`] |
+//! | do work that takes longer than a turn may | [`Helper`] |
 //! | test all that without a thread or real time | [`TestCore`] |
 
 #![forbid(unsafe_code)]
@@ -40,6 +41,7 @@ mod core;
 mod cores;
 mod event_set;
 mod handle;
+mod helper;
 mod mailbox;
 mod oneshot;
 mod patience;
@@ -59,6 +61,7 @@ pub use core::{Core, CoreHandle, Elapsed, Timer};
 pub use cores::{CoreSet, CoreSetError, numa_node};
 pub use event_set::{Event, EventSet, Events, Interest};
 pub use handle::{CallError, ReactorHandle, ReactorPanicked};
+pub use helper::{Helper, HelperFull};
 pub use mailbox::{MailboxFull, Message, SendError};
 pub use poller::{Idle, Poller, Work};
 pub use reactor::{Mode, ReactorConfig, SpawnError, UnknownMode, spawn};

@@ -1,0 +1,235 @@
+//! A helper thread for work that takes longer than a turn of a reactor may.
+//!
+//! Jobs wait in a bounded queue per owner, and owners take turns: one that submits many jobs delays
+//! its own. The thread runs with a lower priority than the reactors. A reactor that starts it would
+//! give it its own core: management starts it, with [`Helper::start`].
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Added to the nice value of the thread.
+const NICER: i32 = 5;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The queue and its thread. The thread ends with the last handle.
+pub struct Helper {
+    control: Arc<Control>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// As many jobs wait as may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the helper thread has all of its {max} waiting jobs")]
+pub struct HelperFull {
+    pub max: usize,
+}
+
+struct Control {
+    name: &'static str,
+    max: usize,
+    /// Jobs run in the thread that submits them.
+    at_once: bool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    stop: bool,
+    waiting: usize,
+    /// The owners that have jobs, in the order of their turns.
+    owners: VecDeque<(String, VecDeque<Job>)>,
+}
+
+impl Helper {
+    /// A helper without a thread yet, with room for `max` waiting jobs.
+    pub fn new(name: &'static str, max: usize) -> Helper {
+        Helper::with(name, max, false)
+    }
+
+    /// A helper without a thread: a job runs when it is submitted. For tests in virtual time.
+    pub fn at_once() -> Helper {
+        Helper::with("at-once", 0, true)
+    }
+
+    fn with(name: &'static str, max: usize, at_once: bool) -> Helper {
+        Helper {
+            control: Arc::new(Control {
+                name,
+                max,
+                at_once,
+                state: Mutex::default(),
+                changed: Condvar::new(),
+            }),
+            thread: Mutex::new(None),
+        }
+    }
+
+    /// Starts the thread unless it runs.
+    pub fn start(&self) -> std::io::Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_some() || self.control.at_once {
+            return Ok(());
+        }
+        let control = Arc::clone(&self.control);
+        let name = self.control.name.to_owned();
+        let started = std::thread::Builder::new().name(name);
+        *thread = Some(started.spawn(move || work(&control))?);
+        Ok(())
+    }
+
+    /// Runs a job on the thread, after those that `owner` has submitted before. Before
+    /// [`Helper::start`] jobs wait.
+    pub fn submit(
+        &self,
+        owner: &str,
+        job: impl FnOnce() + Send + 'static,
+    ) -> Result<(), HelperFull> {
+        if self.control.at_once {
+            job();
+            return Ok(());
+        }
+        let max = self.control.max;
+        let mut state = self.control.state.lock();
+        if state.waiting >= max {
+            return Err(HelperFull { max });
+        }
+        state.waiting += 1;
+        let job: Job = Box::new(job);
+        match state.owners.iter_mut().find(|(name, _)| name == owner) {
+            Some((_, jobs)) => jobs.push_back(job),
+            None => {
+                let jobs = VecDeque::from([job]);
+                state.owners.push_back((owner.to_owned(), jobs));
+            }
+        }
+        drop(state);
+        self.control.changed.notify_one();
+        Ok(())
+    }
+
+    /// Jobs that wait.
+    pub fn waiting(&self) -> usize {
+        self.control.state.lock().waiting
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.control.state.lock().stop = true;
+        self.control.changed.notify_all();
+        // A job may hold the last handle: its own thread cannot wait for itself.
+        if let Some(thread) = self.thread.lock().take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A job that panicked has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Helper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Helper")
+            .field("name", &self.control.name)
+            .field("waiting", &self.waiting())
+            .finish()
+    }
+}
+
+fn work(control: &Control) {
+    // On Linux this is the priority of the calling thread alone. Without it the thread competes
+    // with the reactors, and nothing else changes.
+    let _ = rustix::process::nice(NICER);
+    while let Some(job) = next(control) {
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            tracing::error!(helper = control.name, "a job panicked");
+        }
+    }
+}
+
+/// The next job of the owner whose turn it is; `None`: the thread is to end.
+fn next(control: &Control) -> Option<Job> {
+    let idle = |state: &mut State| !state.stop && state.waiting == 0;
+    let mut state = control.state.lock();
+    control.changed.wait_while(&mut state, idle);
+    if state.stop {
+        return None;
+    }
+    let (owner, mut jobs) = state.owners.pop_front()?;
+    let job = jobs.pop_front();
+    if !jobs.is_empty() {
+        state.owners.push_back((owner, jobs));
+    }
+    state.waiting -= 1;
+    job
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Goal: owners take turns, and the queue has a bound. Method: jobs submitted before the start.
+    #[test]
+    fn owners_take_turns() {
+        let helper = Helper::new("test", 6);
+        let (done, order) = mpsc::channel();
+        for owner in ["a", "a", "a", "a", "b", "c"] {
+            let done = done.clone();
+            helper
+                .submit(owner, move || done.send(owner).expect("the test waits"))
+                .unwrap();
+        }
+        assert_eq!(helper.submit("d", || {}), Err(HelperFull { max: 6 }));
+        assert_eq!(helper.waiting(), 6);
+        helper.start().unwrap();
+        helper.start().unwrap();
+        let order: Vec<_> = (0..6)
+            .map(|_| order.recv_timeout(PATIENCE).unwrap())
+            .collect();
+        assert_eq!(order, ["a", "b", "c", "a", "a", "a"]);
+        assert_eq!(helper.waiting(), 0);
+    }
+
+    #[test]
+    fn a_panic_does_not_end_it() {
+        let helper = Helper::new("test", 2);
+        let (done, told) = mpsc::channel();
+        helper.submit("a", || panic!("on purpose")).unwrap();
+        helper.submit("a", move || done.send(()).unwrap()).unwrap();
+        helper.start().unwrap();
+        told.recv_timeout(PATIENCE).unwrap();
+    }
+
+    /// The thread ends with the handle, also if a job holds the last one.
+    #[test]
+    fn ends() {
+        let helper = Arc::new(Helper::new("test", 2));
+        helper.start().unwrap();
+        let (done, told) = mpsc::channel();
+        let own = Arc::clone(&helper);
+        helper
+            .submit("a", move || {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(own);
+                done.send(()).unwrap();
+            })
+            .unwrap();
+        drop(helper);
+        told.recv_timeout(PATIENCE).unwrap();
+        let at_once = Helper::at_once();
+        let (done, told) = mpsc::channel();
+        at_once.submit("a", move || done.send(()).unwrap()).unwrap();
+        told.try_recv().unwrap();
+    }
+}
