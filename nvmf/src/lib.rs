@@ -8,6 +8,7 @@
 //! tcp          the NVMe/TCP connection machines of both sides: bytes in, events out
 //! host         the host side: connect, discover, identify, I/O queues, reconnect
 //! address      addresses of controllers and namespaces as users write them
+//! auth         in-band authentication, DH-HMAC-CHAP: messages, keys, the two ends of a transaction
 //! ```
 //!
 //! Each of the first four uses those below it.
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod auth;
 mod controller;
 pub mod fuzzing;
 pub mod host;

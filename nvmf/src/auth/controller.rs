@@ -1,0 +1,443 @@
+//! The controller's end of a transaction.
+//!
+//! ```text
+//!              Send                          Receive
+//!   Negotiate ──────▶ Preparing ─▶ Challenge ───────▶ Reply ─▶ Verifying ─▶ Success1
+//!                     (job)                                    (job)           │ Receive
+//!                                                          Completed ◀─────────┤ R2 not wanted
+//!                                                          Completed ◀─ Success2 (Send)
+//! ```
+//!
+//! A mistake of the host leads to Failure1, which the next Receive fetches, and then to Error. The
+//! completion of a Send never reports it. Without a message from the host in time the transaction
+//! is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+
+use super::group::{Exponent, Group};
+use super::hash::Hash;
+use super::job::{Answer, Job, KeySource, Keys};
+use super::message::{
+    Body, Challenge, FAILURE_BYTES, Failed, Message, MessageError, Negotiate, Reply,
+};
+use super::offer::Offer;
+use super::response::{Basis, Names, Prover};
+use super::{Agreed, Progress, Random, Reason, sequence_number};
+
+/// The answer to an Authentication Receive.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    Message(Vec<u8>),
+    /// The answer depends on a job that has not returned.
+    Wait,
+    /// The host's buffer is too short even for Failure1.
+    TooShort,
+    /// It is not the controller's turn.
+    Unexpected,
+}
+
+pub struct ControllerEnd {
+    names: Names,
+    /// `None`: this host has no key here, and fails.
+    keys: Option<Arc<dyn KeySource>>,
+    offer: Offer,
+    random: Box<dyn Random>,
+    /// How long it waits for each message.
+    patience: Duration,
+    deadline: Nanos,
+    state: State,
+    transaction: u16,
+    agreed: Option<Agreed>,
+    job: Option<Job>,
+    failure: Option<Reason>,
+}
+
+enum State {
+    Negotiate,
+    Preparing(Chosen),
+    /// The Challenge is ready, and is sent by the next Receive.
+    Challenge(Issued),
+    Reply(Issued),
+    Verifying(Issued, Proof),
+    Success1 {
+        hash: Hash,
+        response: Option<Vec<u8>>,
+    },
+    Success2,
+    Failure1(Failed),
+    Completed,
+    Error,
+}
+
+/// The choice of hash function and group, and the secret that belongs to it.
+struct Chosen {
+    hash: Hash,
+    group: Group,
+    exponent: Exponent,
+}
+
+/// A Challenge.
+struct Issued {
+    chosen: Chosen,
+    keys: Keys,
+    challenge: Vec<u8>,
+    number: u32,
+    public: Vec<u8>,
+}
+
+/// What the host replied.
+struct Proof {
+    response: Vec<u8>,
+    challenge: Option<(Vec<u8>, u32)>,
+}
+
+impl ControllerEnd {
+    pub fn new(
+        names: Names,
+        keys: Option<Arc<dyn KeySource>>,
+        offer: Offer,
+        random: Box<dyn Random>,
+        patience: Duration,
+        now: Nanos,
+    ) -> ControllerEnd {
+        ControllerEnd {
+            names,
+            keys,
+            offer,
+            random,
+            patience,
+            deadline: now + patience,
+            state: State::Negotiate,
+            transaction: 0,
+            agreed: None,
+            job: None,
+            failure: None,
+        }
+    }
+
+    pub fn progress(&self) -> Progress {
+        match self.state {
+            State::Negotiate | State::Preparing(_) => Progress::Negotiate,
+            State::Challenge(_) => Progress::Challenge,
+            State::Reply(_) | State::Verifying(..) => Progress::Reply,
+            State::Success1 { .. } => Progress::Success1,
+            State::Success2 => Progress::Success2,
+            State::Failure1(_) => Progress::Failure1,
+            State::Completed => Progress::Completed,
+            State::Error => Progress::Error,
+        }
+    }
+
+    /// The parameters, from the choice on.
+    pub fn agreed(&self) -> Option<Agreed> {
+        self.agreed
+    }
+
+    pub fn is_completed(&self) -> bool {
+        matches!(self.state, State::Completed)
+    }
+
+    /// The transaction failed, and the host has been told, or cannot be.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Error)
+    }
+
+    /// Why it failed, once.
+    pub fn take_failure(&mut self) -> Option<Reason> {
+        self.failure.take()
+    }
+
+    /// Work for a helper thread. Its answer goes to [`ControllerEnd::answered`].
+    pub fn take_job(&mut self) -> Option<Job> {
+        self.job.take()
+    }
+
+    /// Notes the passage of time. True if the host let the time for its message pass: the
+    /// transaction is over.
+    pub fn check_time(&mut self, now: Nanos) -> bool {
+        let is_pending = !matches!(self.state, State::Completed | State::Error);
+        let is_late = is_pending && now >= self.deadline;
+        if is_late {
+            self.failure.get_or_insert(Reason::TimedOut(self.patience));
+            self.state = State::Error;
+        }
+        is_late
+    }
+
+    /// The host gave up by other means than a message, or the helper thread has no room.
+    pub fn abandon(&mut self, reason: Reason) {
+        self.give_up(reason);
+    }
+
+    /// An Authentication Send.
+    pub fn send(&mut self, bytes: &[u8], now: Nanos) {
+        self.deadline = now + self.patience;
+        if let Err(reason) = self.take_message(bytes) {
+            self.give_up(reason);
+        }
+    }
+
+    /// An Authentication Receive with room for so many bytes.
+    pub fn receive(&mut self, room: usize, now: Nanos) -> Received {
+        if room < FAILURE_BYTES {
+            self.give_up(Reason::Malformed(MessageError::Short {
+                message: "Failure1",
+                got: room,
+                needed: FAILURE_BYTES,
+            }));
+            self.state = State::Error;
+            return Received::TooShort;
+        }
+        let bytes = match &self.state {
+            State::Preparing(_) | State::Verifying(..) => return Received::Wait,
+            State::Challenge(issued) => self.message(Body::Challenge(Challenge {
+                hash: issued.chosen.hash.id(),
+                group: issued.chosen.group.id(),
+                number: issued.number,
+                challenge: &issued.challenge,
+                public: &issued.public,
+            })),
+            State::Success1 { hash, response } => self.message(Body::Success1 {
+                hash_bytes: hash.bytes() as u8,
+                response: response.as_deref(),
+            }),
+            State::Failure1(failed) => self.message(Body::Failure1(*failed)),
+            State::Negotiate
+            | State::Reply(_)
+            | State::Success2
+            | State::Completed
+            | State::Error => return Received::Unexpected,
+        };
+        if bytes.len() > room {
+            let got = room;
+            let error = MessageError::Short {
+                message: "the message that the host fetches",
+                got,
+                needed: bytes.len(),
+            };
+            self.give_up(Reason::Malformed(error));
+            self.state = State::Error;
+            return Received::Message(self.message(Body::Failure1(Failed::IncorrectPayload)));
+        }
+        self.deadline = now + self.patience;
+        self.state = match std::mem::replace(&mut self.state, State::Error) {
+            State::Challenge(issued) => State::Reply(issued),
+            State::Success1 { response, .. } if response.is_some() => State::Success2,
+            State::Success1 { .. } => State::Completed,
+            _ => State::Error,
+        };
+        Received::Message(bytes)
+    }
+
+    /// The answer to its job.
+    pub fn answered(&mut self, answer: Answer, now: Nanos) {
+        // The host's time does not run while this end computes.
+        self.deadline = now + self.patience;
+        let result = match std::mem::replace(&mut self.state, State::Error) {
+            State::Preparing(chosen) => self.prepared(chosen, answer),
+            State::Verifying(issued, proof) => self.verify(&issued, &proof, &answer),
+            other => Ok(other),
+        };
+        match result {
+            Ok(state) => self.state = state,
+            Err(reason) => self.give_up(reason),
+        }
+    }
+
+    fn message(&self, body: Body) -> Vec<u8> {
+        let transaction = self.transaction;
+        Message { transaction, body }.to_bytes()
+    }
+
+    fn give_up(&mut self, reason: Reason) {
+        self.state = State::Failure1(reason.failed());
+        self.job = None;
+        self.failure.get_or_insert(reason);
+    }
+
+    fn take_message(&mut self, bytes: &[u8]) -> Result<(), Reason> {
+        if matches!(self.state, State::Error) {
+            return Ok(());
+        }
+        let message = Message::parse(bytes)?;
+        let expected = match self.state {
+            State::Negotiate => "Negotiate",
+            State::Reply(_) => "Reply",
+            State::Success2 => "Success2",
+            _ => "Authentication Receive",
+        };
+        let got = message.body.name();
+        if !matches!(self.state, State::Negotiate) && message.transaction != self.transaction {
+            let got = "a message of another transaction";
+            return Err(Reason::Unexpected { got, expected });
+        }
+        self.transaction = message.transaction;
+        match (
+            std::mem::replace(&mut self.state, State::Error),
+            message.body,
+        ) {
+            (State::Negotiate, Body::Negotiate(negotiate)) => {
+                self.state = State::Negotiate;
+                self.choose(&negotiate)
+            }
+            (State::Reply(issued), Body::Reply(reply)) => self.take_reply(issued, &reply),
+            (State::Success2, Body::Success2) => {
+                self.state = State::Completed;
+                Ok(())
+            }
+            // There is nothing left to tell the host.
+            (State::Success2, Body::Failure2(failed)) => {
+                self.failure.get_or_insert(Reason::GivenUp(failed));
+                Ok(())
+            }
+            (state, Body::Failure2(failed)) if !matches!(state, State::Negotiate) => {
+                self.failure.get_or_insert(Reason::GivenUp(failed));
+                Ok(())
+            }
+            (state, _) => {
+                self.state = state;
+                Err(Reason::Unexpected { got, expected })
+            }
+        }
+    }
+
+    fn choose(&mut self, negotiate: &Negotiate) -> Result<(), Reason> {
+        let (hashes, groups) = negotiate.offer.ok_or(Reason::Protocol)?;
+        if negotiate.secure_channel != 0 {
+            return Err(Reason::SecureChannel);
+        }
+        let hash = self.offer.hash_among(hashes).ok_or(Reason::Hash)?;
+        let group = self.offer.group_among(groups).ok_or(Reason::Group)?;
+        let keys = self.keys.clone().ok_or(Reason::NoKey)?;
+        let exponent = group.exponent(self.random.as_mut())?;
+        self.agreed = Some(Agreed {
+            hash,
+            group,
+            mutual: false,
+        });
+        self.job = Some(Job {
+            keys: Some(keys),
+            public: true,
+            peer: None,
+            group,
+            exponent: Some(exponent.clone()),
+        });
+        self.state = State::Preparing(Chosen {
+            hash,
+            group,
+            exponent,
+        });
+        Ok(())
+    }
+
+    fn prepared(&mut self, chosen: Chosen, answer: Answer) -> Result<State, Reason> {
+        let keys = answer.keys.ok_or(Reason::NoKey)??;
+        let mut challenge = vec![0; chosen.hash.bytes()];
+        self.random.fill(&mut challenge)?;
+        let number = sequence_number(self.random.as_mut())?;
+        Ok(State::Challenge(Issued {
+            chosen,
+            keys,
+            challenge,
+            number,
+            public: answer.public,
+        }))
+    }
+
+    fn take_reply(&mut self, issued: Issued, reply: &Reply) -> Result<(), Reason> {
+        let (hash, group) = (issued.chosen.hash, issued.chosen.group);
+        let lengths = [
+            ("the length of the hash", reply.response.len(), hash.bytes()),
+            (
+                "the length of the DH value",
+                reply.public.len(),
+                group.bytes(),
+            ),
+        ];
+        for (field, got, expected) in lengths {
+            if got != expected {
+                return Err(Reason::Malformed(MessageError::Field {
+                    message: "Reply",
+                    field,
+                    value: got as u32,
+                }));
+            }
+        }
+        if !group.has(reply.public) {
+            return Err(Reason::PublicValue);
+        }
+        let challenge = reply.challenge;
+        if let Some((challenge, _)) = challenge {
+            if challenge == issued.challenge {
+                return Err(Reason::Reflected);
+            }
+            if issued.keys.controller.is_none() {
+                return Err(Reason::NoControllerKey);
+            }
+        }
+        let proof = Proof {
+            response: reply.response.to_vec(),
+            challenge: challenge.map(|(bytes, number)| (bytes.to_vec(), number)),
+        };
+        if group == Group::Null {
+            let no_answer = Answer {
+                keys: None,
+                public: Vec::new(),
+                shared: None,
+            };
+            self.state = self.verify(&issued, &proof, &no_answer)?;
+            return Ok(());
+        }
+        self.job = Some(Job {
+            keys: None,
+            public: false,
+            peer: Some(reply.public.to_vec()),
+            group,
+            exponent: Some(issued.chosen.exponent.clone()),
+        });
+        self.state = State::Verifying(issued, proof);
+        Ok(())
+    }
+
+    fn verify(&mut self, issued: &Issued, proof: &Proof, answer: &Answer) -> Result<State, Reason> {
+        let basis = Basis {
+            hash: issued.chosen.hash,
+            shared: answer.shared.as_ref().map(|shared| shared.as_slice()),
+            transaction: self.transaction,
+            names: &self.names,
+        };
+        let key = issued.keys.host.key(&self.names.host);
+        let expected = basis.response(Prover::Host, &key, &issued.challenge, issued.number);
+        if !expected.equals(&proof.response) {
+            return Err(Reason::WrongResponse);
+        }
+        let mut response = None;
+        if let Some((challenge, number)) = &proof.challenge {
+            let secret = issued.keys.controller.as_ref();
+            let key = secret
+                .ok_or(Reason::NoControllerKey)?
+                .key(&self.names.subsystem);
+            let own = basis.response(Prover::Controller, &key, challenge, *number);
+            response = Some(own.to_vec());
+        }
+        if let Some(agreed) = &mut self.agreed {
+            agreed.mutual = response.is_some();
+        }
+        Ok(State::Success1 {
+            hash: issued.chosen.hash,
+            response,
+        })
+    }
+}
+
+impl std::fmt::Debug for ControllerEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ControllerEnd")
+            .field("progress", &self.progress())
+            .field("agreed", &self.agreed)
+            .finish_non_exhaustive()
+    }
+}

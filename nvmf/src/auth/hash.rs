@@ -1,0 +1,120 @@
+//! The hash functions of DH-HMAC-CHAP, and their HMAC (RFC 2104).
+
+use std::fmt;
+use std::ops::Deref;
+
+use hmac::digest::block_api::EagerHash;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest as _, Sha256, Sha384, Sha512};
+use subtle::ConstantTimeEq;
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+/// A hash function, by its identifier in a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Hash {
+    Sha256 = 1,
+    Sha384 = 2,
+    Sha512 = 3,
+}
+
+impl Hash {
+    pub const ALL: [Hash; 3] = [Hash::Sha256, Hash::Sha384, Hash::Sha512];
+
+    pub const fn id(self) -> u8 {
+        self as u8
+    }
+
+    pub fn from_id(id: u8) -> Option<Hash> {
+        Hash::ALL.into_iter().find(|hash| hash.id() == id)
+    }
+
+    /// Bytes of a digest: HL of the messages.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Hash::Sha256 => 32,
+            Hash::Sha384 => 48,
+            Hash::Sha512 => 64,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Hash::Sha256 => "sha256",
+            Hash::Sha384 => "sha384",
+            Hash::Sha512 => "sha512",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Hash> {
+        Hash::ALL.into_iter().find(|hash| hash.name() == name)
+    }
+
+    pub fn digest(self, bytes: &[u8]) -> Digest {
+        match self {
+            Hash::Sha256 => Digest::new(&Sha256::digest(bytes)),
+            Hash::Sha384 => Digest::new(&Sha384::digest(bytes)),
+            Hash::Sha512 => Digest::new(&Sha512::digest(bytes)),
+        }
+    }
+
+    /// The HMAC of the parts, one after the other.
+    pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Digest {
+        match self {
+            Hash::Sha256 => hmac::<Sha256>(key, parts),
+            Hash::Sha384 => hmac::<Sha384>(key, parts),
+            Hash::Sha512 => hmac::<Sha512>(key, parts),
+        }
+    }
+}
+
+fn hmac<H: EagerHash>(key: &[u8], parts: &[&[u8]]) -> Digest {
+    let mut mac = Hmac::<H>::new_from_slice(key).expect("HMAC takes keys of any length");
+    for part in parts {
+        mac.update(part);
+    }
+    Digest::new(&mac.finalize().into_bytes())
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A digest, or a key that is one: zeroed when it is dropped.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct Digest {
+    bytes: [u8; 64],
+    len: usize,
+}
+
+impl Digest {
+    pub(super) fn new(from: &[u8]) -> Digest {
+        let mut bytes = [0; 64];
+        bytes[..from.len()].copy_from_slice(from);
+        Digest {
+            bytes,
+            len: from.len(),
+        }
+    }
+
+    /// Compares in a time that does not depend on the contents.
+    pub fn equals(&self, other: &[u8]) -> bool {
+        self[..].ct_eq(other).into()
+    }
+}
+
+impl Deref for Digest {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        super::hidden(f, "Digest", self.len)
+    }
+}

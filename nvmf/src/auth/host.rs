@@ -1,0 +1,325 @@
+//! The host's end of a transaction.
+//!
+//! ```text
+//!   Negotiate ─▶ Challenge ─▶ (job) ─▶ Reply ─▶ Success1 ─▶ Success2 ─▶ Completed
+//!     Send        Receive                Send     Receive     Send, if the controller proved itself
+//! ```
+//!
+//! [`HostEnd::step`] says what to do; the caller does it and reports with `sent`, `received` or
+//! `answered`. A failure of the controller's ends with Failure2 where the protocol has it.
+
+use std::sync::Arc;
+
+use super::group::Group;
+use super::hash::Hash;
+use super::job::{Answer, Job, KeySource, Keys};
+use super::message::{Body, Challenge, Failed, Message, MessageError, Negotiate, Reply};
+use super::offer::Offer;
+use super::response::{Basis, Names, Prover};
+use super::{Agreed, Random, Reason, sequence_number};
+
+/// What the host does next.
+#[derive(Debug)]
+pub enum HostStep {
+    /// Authentication Send of these bytes, then [`HostEnd::sent`].
+    Send(Vec<u8>),
+    /// Authentication Receive, then [`HostEnd::received`].
+    Receive,
+    /// Work for a helper thread, then [`HostEnd::answered`].
+    Compute(Job),
+    /// An earlier step has not been reported.
+    Wait,
+    Completed(Agreed),
+    Failed(Reason),
+}
+
+pub struct HostEnd {
+    names: Names,
+    keys: Arc<dyn KeySource>,
+    offer: Offer,
+    random: Box<dyn Random>,
+    transaction: u16,
+    state: State,
+    /// The step of this state was handed out.
+    begun: bool,
+}
+
+enum State {
+    Negotiate,
+    Challenge,
+    /// The job is to be handed out, or is out.
+    Computing(Option<Job>, Received),
+    Reply(Vec<u8>, Expected),
+    Success1(Expected),
+    Success2(Agreed),
+    /// Failure2 is to be sent, where the controller expects a message.
+    Failure2(Reason),
+    Completed(Agreed),
+    Failed(Reason),
+}
+
+/// A Challenge of the controller.
+struct Received {
+    hash: Hash,
+    group: Group,
+    challenge: Vec<u8>,
+    number: u32,
+}
+
+/// The parameters, and R2 if the controller has to prove itself.
+struct Expected {
+    agreed: Agreed,
+    response: Option<super::hash::Digest>,
+}
+
+impl HostEnd {
+    /// A transaction with a number that the last ones on this queue did not have.
+    pub fn new(
+        names: Names,
+        keys: Arc<dyn KeySource>,
+        offer: Offer,
+        transaction: u16,
+        random: Box<dyn Random>,
+    ) -> HostEnd {
+        HostEnd {
+            names,
+            keys,
+            offer,
+            random,
+            transaction,
+            state: State::Negotiate,
+            begun: false,
+        }
+    }
+
+    pub fn step(&mut self) -> HostStep {
+        match &self.state {
+            State::Completed(agreed) => return HostStep::Completed(*agreed),
+            State::Failed(reason) => return HostStep::Failed(reason.clone()),
+            _ if self.begun => return HostStep::Wait,
+            _ => {}
+        }
+        self.begun = true;
+        match &mut self.state {
+            State::Negotiate => HostStep::Send(self.negotiate()),
+            State::Computing(job, _) => match job.take() {
+                Some(job) => HostStep::Compute(job),
+                None => HostStep::Wait,
+            },
+            State::Reply(bytes, _) => HostStep::Send(std::mem::take(bytes)),
+            State::Success2(_) => HostStep::Send(self.message(Body::Success2)),
+            State::Failure2(reason) => {
+                let failed = reason.failed();
+                HostStep::Send(self.message(Body::Failure2(failed)))
+            }
+            State::Challenge | State::Success1(_) => HostStep::Receive,
+            State::Completed(_) | State::Failed(_) => HostStep::Wait,
+        }
+    }
+
+    /// The controller completed an Authentication Send.
+    pub fn sent(&mut self) {
+        let next = match std::mem::replace(&mut self.state, State::Negotiate) {
+            State::Negotiate => State::Challenge,
+            State::Reply(_, expected) => State::Success1(expected),
+            State::Success2(agreed) => State::Completed(agreed),
+            State::Failure2(reason) => State::Failed(reason),
+            other => other,
+        };
+        self.enter(next);
+    }
+
+    /// The controller completed an Authentication Receive with these bytes.
+    pub fn received(&mut self, bytes: &[u8]) {
+        let next = match std::mem::replace(&mut self.state, State::Negotiate) {
+            State::Challenge => self.take_challenge(bytes),
+            State::Success1(expected) => self.take_success(expected, bytes),
+            other => Ok(other),
+        };
+        // A controller that gave up expects no message.
+        let next = next.unwrap_or_else(|reason| match reason {
+            Reason::GivenUp(_) => State::Failed(reason),
+            reason => State::Failure2(reason),
+        });
+        self.enter(next);
+    }
+
+    /// The answer to its job.
+    pub fn answered(&mut self, answer: Answer) {
+        let State::Computing(_, received) = std::mem::replace(&mut self.state, State::Negotiate)
+        else {
+            return;
+        };
+        let next = self.reply(&received, answer);
+        let next = next.unwrap_or_else(State::Failure2);
+        self.enter(next);
+    }
+
+    fn enter(&mut self, state: State) {
+        self.state = state;
+        self.begun = false;
+    }
+
+    fn message(&self, body: Body) -> Vec<u8> {
+        let transaction = self.transaction;
+        Message { transaction, body }.to_bytes()
+    }
+
+    fn negotiate(&self) -> Vec<u8> {
+        let hashes: Vec<u8> = self.offer.hashes.iter().map(|hash| hash.id()).collect();
+        let groups: Vec<u8> = self.offer.groups.iter().map(|group| group.id()).collect();
+        self.message(Body::Negotiate(Negotiate {
+            secure_channel: 0,
+            offer: Some((&hashes, &groups)),
+        }))
+    }
+
+    fn parse<'a>(&self, bytes: &'a [u8], expected: &'static str) -> Result<Body<'a>, Reason> {
+        let message = Message::parse(bytes)?;
+        if message.transaction != self.transaction {
+            let got = "a message of another transaction";
+            return Err(Reason::Unexpected { got, expected });
+        }
+        match message.body {
+            Body::Failure1(failed) => Err(Reason::GivenUp(failed)),
+            body => Ok(body),
+        }
+    }
+
+    fn take_challenge(&mut self, bytes: &[u8]) -> Result<State, Reason> {
+        match self.parse(bytes, "Challenge")? {
+            Body::Challenge(challenge) => self.accept(&challenge),
+            other => Err(Reason::Unexpected {
+                got: other.name(),
+                expected: "Challenge",
+            }),
+        }
+    }
+
+    fn accept(&mut self, challenge: &Challenge) -> Result<State, Reason> {
+        // A controller must not bring the host to something weaker than its configuration.
+        let hash = Hash::from_id(challenge.hash).filter(|hash| self.offer.hashes.contains(hash));
+        let hash = hash.ok_or(Reason::HashNotOffered { id: challenge.hash })?;
+        let group =
+            Group::from_id(challenge.group).filter(|group| self.offer.groups.contains(group));
+        let group = group.ok_or(Reason::GroupNotOffered {
+            id: challenge.group,
+        })?;
+        if challenge.challenge.len() != hash.bytes() {
+            return Err(Reason::Malformed(MessageError::Field {
+                message: "Challenge",
+                field: "the length of the hash",
+                value: challenge.challenge.len() as u32,
+            }));
+        }
+        if !group.has(challenge.public) {
+            return Err(Reason::PublicValue);
+        }
+        let exponent = group.exponent(self.random.as_mut())?;
+        let job = Job {
+            keys: Some(Arc::clone(&self.keys)),
+            public: true,
+            peer: Some(challenge.public.to_vec()),
+            group,
+            exponent: Some(exponent),
+        };
+        let received = Received {
+            hash,
+            group,
+            challenge: challenge.challenge.to_vec(),
+            number: challenge.number,
+        };
+        Ok(State::Computing(Some(job), received))
+    }
+
+    fn reply(&mut self, received: &Received, answer: Answer) -> Result<State, Reason> {
+        let Keys { host, controller } = answer.keys.ok_or(Reason::NoKey)??;
+        let hash = received.hash;
+        let shared = answer.shared.as_ref().map(|shared| shared.as_slice());
+        debug_assert_eq!(shared.is_some(), received.group != Group::Null);
+        let basis = Basis {
+            hash,
+            shared,
+            transaction: self.transaction,
+            names: &self.names,
+        };
+        let key = host.key(&self.names.host);
+        let response = basis.response(Prover::Host, &key, &received.challenge, received.number);
+        let mut own = None;
+        let mut expected = None;
+        if let Some(controller) = controller {
+            let mut challenge = vec![0; hash.bytes()];
+            self.random.fill(&mut challenge)?;
+            let number = sequence_number(self.random.as_mut())?;
+            let key = controller.key(&self.names.subsystem);
+            expected = Some(basis.response(Prover::Controller, &key, &challenge, number));
+            own = Some((challenge, number));
+        }
+        let bytes = self.message(Body::Reply(Reply {
+            response: &response,
+            challenge: own.as_ref().map(|(bytes, number)| (&bytes[..], *number)),
+            public: &answer.public,
+        }));
+        let expected = Expected {
+            agreed: Agreed {
+                hash,
+                group: received.group,
+                mutual: expected.is_some(),
+            },
+            response: expected,
+        };
+        Ok(State::Reply(bytes, expected))
+    }
+
+    fn take_success(&mut self, expected: Expected, bytes: &[u8]) -> Result<State, Reason> {
+        let (hash_bytes, response) = match self.parse(bytes, "Success1")? {
+            Body::Success1 {
+                hash_bytes,
+                response,
+            } => (hash_bytes, response),
+            other => {
+                let (got, expected) = (other.name(), "Success1");
+                return Err(Reason::Unexpected { got, expected });
+            }
+        };
+        let Expected {
+            agreed,
+            response: Some(own),
+        } = expected
+        else {
+            return Ok(State::Completed(expected.agreed));
+        };
+        if usize::from(hash_bytes) != agreed.hash.bytes() {
+            return Err(Reason::Malformed(MessageError::Field {
+                message: "Success1",
+                field: "the length of the hash",
+                value: hash_bytes.into(),
+            }));
+        }
+        match response {
+            None => Err(Reason::NoControllerProof),
+            Some(response) if own.equals(response) => Ok(State::Success2(agreed)),
+            Some(_) => Err(Reason::WrongControllerResponse),
+        }
+    }
+}
+
+impl std::fmt::Debug for HostEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostEnd")
+            .field("transaction", &self.transaction)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reason {
+    /// True if this end refused the other, or the other refused this end, because of a key: trying
+    /// again with the same keys is pointless.
+    pub fn is_final(&self) -> bool {
+        match self {
+            Reason::NoRandom(_) | Reason::Overloaded | Reason::TimedOut(_) => false,
+            Reason::GivenUp(failed) => !matches!(failed, Failed::Other(_)),
+            _ => true,
+        }
+    }
+}

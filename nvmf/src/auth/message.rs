@@ -1,0 +1,409 @@
+//! The messages of DH-HMAC-CHAP (TP8006): bytes to a typed message and back.
+//!
+//! ```text
+//!   0          1        2..3      4..5   6 ..
+//!   AUTH_TYPE  AUTH_ID  reserved  T_ID   per message
+//! ```
+//!
+//! Numbers are little endian, Diffie-Hellman values big endian. A message may be followed by other
+//! bytes: hosts fetch with a buffer of 4096 bytes. Reserved bytes are ignored.
+
+use std::fmt;
+
+/// Most bytes of a message that this end makes: a Reply with SHA-512 and an 8192-bit value.
+pub const MOST_BYTES: usize = 16 + 64 + 64 + 1024;
+/// Bytes before the part of each message.
+const HEADER: usize = 6;
+/// Bytes of Failure1 and Failure2.
+pub const FAILURE_BYTES: usize = 8;
+/// The fixed part of the longer messages.
+const FIXED: usize = 16;
+/// A protocol descriptor of Negotiate, and its lists.
+const DESCRIPTOR: usize = 64;
+const LIST: usize = 30;
+const HASHES_AT: usize = 4;
+const GROUPS_AT: usize = HASHES_AT + LIST;
+/// AUTHID of DH-HMAC-CHAP.
+const DHCHAP: u8 = 1;
+/// RC of the failure messages: authentication failed.
+const REASON: u8 = 1;
+
+/// AUTH_TYPE and AUTH_ID.
+mod id {
+    pub const NEGOTIATE: (u8, u8) = (0, 0x00);
+    pub const CHALLENGE: (u8, u8) = (1, 0x01);
+    pub const REPLY: (u8, u8) = (1, 0x02);
+    pub const SUCCESS1: (u8, u8) = (1, 0x03);
+    pub const SUCCESS2: (u8, u8) = (1, 0x04);
+    pub const FAILURE2: (u8, u8) = (0, 0xf0);
+    pub const FAILURE1: (u8, u8) = (0, 0xf1);
+}
+
+/// A message in its buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message<'a> {
+    /// T_ID: chosen by the host.
+    pub transaction: u16,
+    pub body: Body<'a>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body<'a> {
+    Negotiate(Negotiate<'a>),
+    Challenge(Challenge<'a>),
+    Reply(Reply<'a>),
+    /// R2, if the controller proves itself, and HL.
+    Success1 {
+        hash_bytes: u8,
+        response: Option<&'a [u8]>,
+    },
+    Success2,
+    /// The controller gave up.
+    Failure1(Failed),
+    /// The host gave up.
+    Failure2(Failed),
+}
+
+/// The host's offer. Identifiers may be unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Negotiate<'a> {
+    /// SC_C: 0 without a secure channel.
+    pub secure_channel: u8,
+    /// HashIDs and DHgIDs of DH-HMAC-CHAP; `None`: the host offers other protocols only.
+    pub offer: Option<(&'a [u8], &'a [u8])>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Challenge<'a> {
+    pub hash: u8,
+    pub group: u8,
+    /// S1, not 0.
+    pub number: u32,
+    pub challenge: &'a [u8],
+    pub public: &'a [u8],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply<'a> {
+    pub response: &'a [u8],
+    /// C2 and S2: the host wants the controller's proof.
+    pub challenge: Option<(&'a [u8], u32)>,
+    pub public: &'a [u8],
+}
+
+/// Why an end gave up (RCE).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failed {
+    Authentication,
+    ProtocolUnusable,
+    ConcatenationMismatch,
+    HashUnusable,
+    GroupUnusable,
+    IncorrectPayload,
+    IncorrectMessage,
+    Other(u8),
+}
+
+impl Failed {
+    const KNOWN: [Failed; 7] = [
+        Failed::Authentication,
+        Failed::ProtocolUnusable,
+        Failed::ConcatenationMismatch,
+        Failed::HashUnusable,
+        Failed::GroupUnusable,
+        Failed::IncorrectPayload,
+        Failed::IncorrectMessage,
+    ];
+
+    pub fn code(self) -> u8 {
+        match self {
+            Failed::Authentication => 1,
+            Failed::ProtocolUnusable => 2,
+            Failed::ConcatenationMismatch => 3,
+            Failed::HashUnusable => 4,
+            Failed::GroupUnusable => 5,
+            Failed::IncorrectPayload => 6,
+            Failed::IncorrectMessage => 7,
+            Failed::Other(code) => code,
+        }
+    }
+
+    pub fn from_code(code: u8) -> Failed {
+        let known = Failed::KNOWN.into_iter().find(|known| known.code() == code);
+        known.unwrap_or(Failed::Other(code))
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Failed::Authentication => "authentication failed",
+            Failed::ProtocolUnusable => "authentication protocol not usable",
+            Failed::ConcatenationMismatch => "secure channel concatenation mismatch",
+            Failed::HashUnusable => "hash function not usable",
+            Failed::GroupUnusable => "Diffie-Hellman group not usable",
+            Failed::IncorrectPayload => "incorrect payload",
+            Failed::IncorrectMessage => "incorrect message",
+            Failed::Other(code) => return write!(f, "reason {code:#04x}"),
+        })
+    }
+}
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MessageError {
+    #[error("{got} bytes are too short for {message}, which needs {needed}")]
+    Short {
+        message: &'static str,
+        got: usize,
+        needed: usize,
+    },
+    #[error("message type {auth_type:#04x} with identifier {auth_id:#04x} is unknown")]
+    Unknown { auth_type: u8, auth_id: u8 },
+    #[error("{message}: {field} is {value}")]
+    Field {
+        message: &'static str,
+        field: &'static str,
+        value: u32,
+    },
+}
+
+impl<'a> Message<'a> {
+    pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, MessageError> {
+        let header = part("a message", bytes, 0, HEADER)?;
+        let transaction = u16::from_le_bytes([header[4], header[5]]);
+        let body = match (header[0], header[1]) {
+            id::NEGOTIATE => Body::Negotiate(negotiate(bytes)?),
+            id::CHALLENGE => Body::Challenge(challenge(bytes)?),
+            id::REPLY => Body::Reply(reply(bytes)?),
+            id::SUCCESS1 => success1(bytes)?,
+            id::SUCCESS2 => {
+                part("Success2", bytes, 0, FIXED)?;
+                Body::Success2
+            }
+            id::FAILURE2 => Body::Failure2(failure("Failure2", bytes)?),
+            id::FAILURE1 => Body::Failure1(failure("Failure1", bytes)?),
+            (auth_type, auth_id) => return Err(MessageError::Unknown { auth_type, auth_id }),
+        };
+        Ok(Message { transaction, body })
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let id = self.body.id();
+        let mut bytes = vec![id.0, id.1, 0, 0];
+        bytes.extend(self.transaction.to_le_bytes());
+        match &self.body {
+            Body::Negotiate(negotiate) => {
+                // Without an offer: one descriptor, of a protocol that nobody has.
+                bytes.extend([negotiate.secure_channel, 1]);
+                let mut descriptor = [0; DESCRIPTOR];
+                if let Some((hashes, groups)) = negotiate.offer {
+                    descriptor[0] = DHCHAP;
+                    descriptor[2] = hashes.len() as u8;
+                    descriptor[3] = groups.len() as u8;
+                    descriptor[HASHES_AT..][..hashes.len()].copy_from_slice(hashes);
+                    descriptor[GROUPS_AT..][..groups.len()].copy_from_slice(groups);
+                }
+                bytes.extend(descriptor);
+            }
+            Body::Challenge(challenge) => {
+                let public_bytes = (challenge.public.len() as u16).to_le_bytes();
+                bytes.extend([challenge.challenge.len() as u8, 0]);
+                bytes.extend([challenge.hash, challenge.group]);
+                bytes.extend(public_bytes);
+                bytes.extend(challenge.number.to_le_bytes());
+                bytes.extend(challenge.challenge);
+                bytes.extend(challenge.public);
+            }
+            Body::Reply(reply) => {
+                let hash_bytes = reply.response.len();
+                let public_bytes = (reply.public.len() as u16).to_le_bytes();
+                let (challenge, number) = reply.challenge.unwrap_or((&[], 0));
+                bytes.extend([hash_bytes as u8, 0, u8::from(reply.challenge.is_some()), 0]);
+                bytes.extend(public_bytes);
+                bytes.extend(number.to_le_bytes());
+                bytes.extend(reply.response);
+                // C2 is there even where it does not count.
+                bytes.extend(challenge);
+                bytes.resize(FIXED + 2 * hash_bytes, 0);
+                bytes.extend(reply.public);
+            }
+            // Linux refuses a Success1 without HL, even if there is no R2.
+            Body::Success1 {
+                hash_bytes,
+                response,
+            } => {
+                bytes.extend([*hash_bytes, 0, u8::from(response.is_some())]);
+                bytes.resize(FIXED, 0);
+                bytes.extend(response.unwrap_or(&[]));
+                bytes.resize(FIXED + usize::from(*hash_bytes), 0);
+            }
+            Body::Success2 => bytes.resize(FIXED, 0),
+            Body::Failure1(failed) | Body::Failure2(failed) => {
+                bytes.extend([REASON, failed.code()]);
+            }
+        }
+        bytes
+    }
+}
+
+impl Body<'_> {
+    fn id(&self) -> (u8, u8) {
+        match self {
+            Body::Negotiate(_) => id::NEGOTIATE,
+            Body::Challenge(_) => id::CHALLENGE,
+            Body::Reply(_) => id::REPLY,
+            Body::Success1 { .. } => id::SUCCESS1,
+            Body::Success2 => id::SUCCESS2,
+            Body::Failure1(_) => id::FAILURE1,
+            Body::Failure2(_) => id::FAILURE2,
+        }
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Body::Negotiate(_) => "Negotiate",
+            Body::Challenge(_) => "Challenge",
+            Body::Reply(_) => "Reply",
+            Body::Success1 { .. } => "Success1",
+            Body::Success2 => "Success2",
+            Body::Failure1(_) => "Failure1",
+            Body::Failure2(_) => "Failure2",
+        }
+    }
+}
+
+fn negotiate(bytes: &[u8]) -> Result<Negotiate<'_>, MessageError> {
+    const NAME: &str = "Negotiate";
+    let fixed = part(NAME, bytes, 0, 8)?;
+    let (secure_channel, count) = (fixed[6], usize::from(fixed[7]));
+    if count == 0 {
+        return Err(field(NAME, "the number of protocols", 0));
+    }
+    let descriptors = part(NAME, bytes, 8, count * DESCRIPTOR)?;
+    let mut offer = None;
+    for descriptor in descriptors.chunks_exact(DESCRIPTOR) {
+        if descriptor[0] != DHCHAP || offer.is_some() {
+            continue;
+        }
+        let lengths = [
+            ("the number of hash functions", descriptor[2]),
+            ("the number of groups", descriptor[3]),
+        ];
+        for (name, length) in lengths {
+            if !(1..=LIST).contains(&usize::from(length)) {
+                return Err(field(NAME, name, length.into()));
+            }
+        }
+        let (hashes, groups) = (usize::from(descriptor[2]), usize::from(descriptor[3]));
+        let hashes = &descriptor[HASHES_AT..][..hashes];
+        offer = Some((hashes, &descriptor[GROUPS_AT..][..groups]));
+    }
+    Ok(Negotiate {
+        secure_channel,
+        offer,
+    })
+}
+
+fn challenge(bytes: &[u8]) -> Result<Challenge<'_>, MessageError> {
+    const NAME: &str = "Challenge";
+    let fixed = part(NAME, bytes, 0, FIXED)?;
+    let hash_bytes = hash_bytes(NAME, fixed[6])?;
+    let public_bytes = usize::from(u16::from_le_bytes([fixed[10], fixed[11]]));
+    let number = number_at(fixed);
+    if number == 0 {
+        return Err(field(NAME, "the sequence number", 0));
+    }
+    let rest = part(NAME, bytes, FIXED, hash_bytes + public_bytes)?;
+    let (challenge, public) = rest.split_at(hash_bytes);
+    Ok(Challenge {
+        hash: fixed[8],
+        group: fixed[9],
+        number,
+        challenge,
+        public,
+    })
+}
+
+fn reply(bytes: &[u8]) -> Result<Reply<'_>, MessageError> {
+    const NAME: &str = "Reply";
+    let fixed = part(NAME, bytes, 0, FIXED)?;
+    let hash_bytes = hash_bytes(NAME, fixed[6])?;
+    let public_bytes = usize::from(u16::from_le_bytes([fixed[10], fixed[11]]));
+    let rest = part(NAME, bytes, FIXED, 2 * hash_bytes + public_bytes)?;
+    let (response, rest) = rest.split_at(hash_bytes);
+    let (challenge, public) = rest.split_at(hash_bytes);
+    let challenge = match (fixed[8], number_at(fixed)) {
+        // Linux hosts send a sequence number here, too.
+        (0, _) => None,
+        (1, 0) => return Err(field(NAME, "the sequence number", 0)),
+        (1, number) => Some((challenge, number)),
+        (valid, _) => return Err(field(NAME, "CVALID", valid.into())),
+    };
+    Ok(Reply {
+        response,
+        challenge,
+        public,
+    })
+}
+
+fn success1(bytes: &[u8]) -> Result<Body<'_>, MessageError> {
+    const NAME: &str = "Success1";
+    let fixed = part(NAME, bytes, 0, FIXED)?;
+    let hash_bytes = fixed[6];
+    let response = match fixed[8] {
+        0 => None,
+        1 => Some(part(
+            NAME,
+            bytes,
+            FIXED,
+            self::hash_bytes(NAME, hash_bytes)?,
+        )?),
+        valid => return Err(field(NAME, "RVALID", valid.into())),
+    };
+    Ok(Body::Success1 {
+        hash_bytes,
+        response,
+    })
+}
+
+fn failure(name: &'static str, bytes: &[u8]) -> Result<Failed, MessageError> {
+    let fixed = part(name, bytes, 0, FAILURE_BYTES)?;
+    Ok(Failed::from_code(fixed[7]))
+}
+
+fn hash_bytes(message: &'static str, bytes: u8) -> Result<usize, MessageError> {
+    match bytes {
+        32 | 48 | 64 => Ok(usize::from(bytes)),
+        other => Err(field(message, "the length of the hash", other.into())),
+    }
+}
+
+fn number_at(fixed: &[u8]) -> u32 {
+    u32::from_le_bytes([fixed[12], fixed[13], fixed[14], fixed[15]])
+}
+
+fn part<'a>(
+    message: &'static str,
+    bytes: &'a [u8],
+    from: usize,
+    len: usize,
+) -> Result<&'a [u8], MessageError> {
+    let needed = from + len;
+    bytes.get(from..needed).ok_or(MessageError::Short {
+        message,
+        got: bytes.len(),
+        needed,
+    })
+}
+
+fn field(message: &'static str, field: &'static str, value: u32) -> MessageError {
+    MessageError::Field {
+        message,
+        field,
+        value,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! In-band authentication, DH-HMAC-CHAP, sans-IO: both ends of a transaction (Base 8.3.4; TP8006).
+//!
+//! ```text
+//!   host                                  controller
+//!   HostEnd ───── Negotiate ────────────▶ ControllerEnd
+//!           ◀──── Challenge ─────────────              C1, S1, the group's public value
+//!           ───── Reply ────────────────▶              R1, and C2 if the host asks for R2
+//!           ◀──── Success1 ──────────────              R2 if the host asked
+//!           ───── Success2 ─────────────▶              only if the host asked
+//! ```
+//!
+//! Either end may give up: the controller with Failure1 in place of a message, the host with
+//! Failure2. The host sends its messages with Authentication Send and fetches those of the
+//! controller with Authentication Receive.
+//!
+//! ```text
+//!   message   bytes <-> a typed message              secret   the text `DHHC-1:..` and its key
+//!   response  R1 and R2                              group    Diffie-Hellman in the FFDHE groups
+//!   job       slow work: keys are read, powers are computed; the caller runs it on a helper thread
+//!   controller, host   the state machines
+//! ```
+//!
+//! Nothing here has a thread or a clock. The primitives come from `sha2`, `hmac` and
+//! `crypto-bigint`. Secrets and values derived from them are zeroed when they are dropped, and
+//! `Debug` does not show them.
+
+mod controller;
+pub mod fuzzing;
+mod group;
+mod hash;
+mod host;
+mod job;
+pub mod message;
+mod offer;
+mod response;
+mod secret;
+#[cfg(test)]
+mod tests;
+
+pub use controller::{ControllerEnd, Received};
+pub use group::Group;
+pub use hash::{Digest, Hash};
+pub use host::{HostEnd, HostStep};
+pub use job::{Answer, FixedKeys, Job, KeyError, KeySource, Keys};
+pub use message::Failed;
+pub use offer::{Offer, UnknownName};
+pub use response::Names;
+pub use secret::{Secret, SecretError};
+
+use std::fmt;
+
+/// Where random bytes come from.
+pub trait Random: Send {
+    /// Fills `bytes` with random bytes, or fails if the source has none.
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), NoRandom>;
+}
+
+/// The source of random bytes failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the system's random generator failed")]
+pub struct NoRandom;
+
+/// The random generator of the system.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemRandom;
+
+impl Random for SystemRandom {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), NoRandom> {
+        getrandom::fill(bytes).map_err(|_| NoRandom)
+    }
+}
+
+/// A sequence number other than zero, which means "none" in a message.
+fn sequence_number(random: &mut dyn Random) -> Result<u32, NoRandom> {
+    loop {
+        let mut bytes = [0; 4];
+        random.fill(&mut bytes)?;
+        match u32::from_le_bytes(bytes) {
+            0 => continue,
+            number => return Ok(number),
+        }
+    }
+}
+
+/// The parameters of a successful transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreed {
+    pub hash: Hash,
+    pub group: Group,
+    /// The controller proved itself to the host, too.
+    pub mutual: bool,
+}
+
+/// Where a transaction is, in SPDK's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    Negotiate,
+    Challenge,
+    Reply,
+    Success1,
+    Success2,
+    Failure1,
+    Completed,
+    Error,
+}
+
+impl Progress {
+    pub const ALL: [Progress; 8] = [
+        Progress::Negotiate,
+        Progress::Challenge,
+        Progress::Reply,
+        Progress::Success1,
+        Progress::Success2,
+        Progress::Failure1,
+        Progress::Completed,
+        Progress::Error,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Progress::Negotiate => "negotiate",
+            Progress::Challenge => "challenge",
+            Progress::Reply => "reply",
+            Progress::Success1 => "success1",
+            Progress::Success2 => "success2",
+            Progress::Failure1 => "failure1",
+            Progress::Completed => "completed",
+            Progress::Error => "error",
+        }
+    }
+}
+
+/// Why a transaction failed, for logs and events. It names no secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Reason {
+    #[error("the response does not match: the two ends have different keys")]
+    WrongResponse,
+    #[error(
+        "the controller's response does not match: the two ends have different controller keys"
+    )]
+    WrongControllerResponse,
+    #[error("this end has no key for the other")]
+    NoKey,
+    #[error("the host asks for the controller's proof, and the controller has no key for that")]
+    NoControllerKey,
+    #[error("the controller did not prove itself, and this host requires that")]
+    NoControllerProof,
+    #[error("the key cannot be read: {0}")]
+    Key(#[from] KeyError),
+    #[error("no hash function of the host is allowed here")]
+    Hash,
+    #[error("no Diffie-Hellman group of the host is allowed here")]
+    Group,
+    #[error("the controller chose hash function {id:#04x}, which this host did not offer")]
+    HashNotOffered { id: u8 },
+    #[error("the controller chose Diffie-Hellman group {id:#04x}, which this host did not offer")]
+    GroupNotOffered { id: u8 },
+    #[error("the host does not offer DH-HMAC-CHAP")]
+    Protocol,
+    #[error("the host asks for a secure channel, which is not supported")]
+    SecureChannel,
+    #[error("malformed message: {0}")]
+    Malformed(#[from] message::MessageError),
+    #[error("{got} arrived where {expected} was expected")]
+    Unexpected {
+        got: &'static str,
+        expected: &'static str,
+    },
+    #[error("the other end's public value is not in its group")]
+    PublicValue,
+    #[error("the host returned the controller's own challenge")]
+    Reflected,
+    #[error("the other end gave up: {0}")]
+    GivenUp(Failed),
+    #[error("no message within {0:?}")]
+    TimedOut(std::time::Duration),
+    #[error(transparent)]
+    NoRandom(#[from] NoRandom),
+    #[error("too many computations wait: the helper thread is overloaded")]
+    Overloaded,
+}
+
+impl Reason {
+    /// The reason code explanation for the other end.
+    pub fn failed(&self) -> Failed {
+        match self {
+            Reason::Hash | Reason::HashNotOffered { .. } => Failed::HashUnusable,
+            Reason::Group | Reason::GroupNotOffered { .. } | Reason::PublicValue => {
+                Failed::GroupUnusable
+            }
+            Reason::Protocol => Failed::ProtocolUnusable,
+            Reason::SecureChannel => Failed::ConcatenationMismatch,
+            Reason::Malformed(_) => Failed::IncorrectPayload,
+            Reason::Unexpected { .. } => Failed::IncorrectMessage,
+            _ => Failed::Authentication,
+        }
+    }
+
+    /// True if the other end was wrong about a key: what an attacker who guesses looks like.
+    pub fn is_guess(&self) -> bool {
+        matches!(
+            self,
+            Reason::WrongResponse | Reason::NoKey | Reason::Reflected
+        )
+    }
+}
+
+/// Shows the length of secret bytes, and nothing of them.
+fn hidden(f: &mut fmt::Formatter<'_>, name: &str, bytes: usize) -> fmt::Result {
+    write!(f, "{name}({bytes} bytes)")
+}

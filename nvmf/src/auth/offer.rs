@@ -1,0 +1,87 @@
+//! The hash functions and groups that an end allows, in the order in which it prefers them.
+
+use super::{Group, Hash};
+
+/// What an end allows. The order counts for a controller: it takes the first that the host has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    pub hashes: Vec<Hash>,
+    pub groups: Vec<Group>,
+}
+
+/// A name that is neither a hash function nor a group.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is not one of {known}")]
+pub struct UnknownName {
+    pub name: String,
+    pub known: String,
+}
+
+/// The fastest hash first, and a group of the usual strength: larger ones cost several times more.
+/// The null group is last: it gives no secrecy to keys that a person chose.
+impl Default for Offer {
+    fn default() -> Offer {
+        Offer {
+            hashes: Hash::ALL.to_vec(),
+            groups: vec![
+                Group::Ffdhe3072,
+                Group::Ffdhe4096,
+                Group::Ffdhe2048,
+                Group::Ffdhe6144,
+                Group::Ffdhe8192,
+                Group::Null,
+            ],
+        }
+    }
+}
+
+impl Offer {
+    /// The strongest first, as SPDK's target chooses.
+    pub fn strongest() -> Offer {
+        Offer {
+            hashes: Hash::ALL.into_iter().rev().collect(),
+            groups: Group::ALL.into_iter().rev().collect(),
+        }
+    }
+
+    /// Those of the names, in their order, without repetitions.
+    pub fn hashes_of<S: AsRef<str>>(names: &[S]) -> Result<Vec<Hash>, UnknownName> {
+        of_names(names, Hash::from_name, Hash::ALL.map(Hash::name).join(", "))
+    }
+
+    pub fn groups_of<S: AsRef<str>>(names: &[S]) -> Result<Vec<Group>, UnknownName> {
+        of_names(
+            names,
+            Group::from_name,
+            Group::ALL.map(Group::name).join(", "),
+        )
+    }
+
+    pub(super) fn hash_among(&self, ids: &[u8]) -> Option<Hash> {
+        let mut allowed = self.hashes.iter();
+        allowed.find(|hash| ids.contains(&hash.id())).copied()
+    }
+
+    pub(super) fn group_among(&self, ids: &[u8]) -> Option<Group> {
+        let mut allowed = self.groups.iter();
+        allowed.find(|group| ids.contains(&group.id())).copied()
+    }
+}
+
+fn of_names<S: AsRef<str>, T: PartialEq>(
+    names: &[S],
+    from_name: fn(&str) -> Option<T>,
+    known: String,
+) -> Result<Vec<T>, UnknownName> {
+    let mut found = Vec::new();
+    for name in names.iter().map(AsRef::as_ref) {
+        let one = from_name(name).ok_or_else(|| UnknownName {
+            name: name.to_owned(),
+            known: known.clone(),
+        })?;
+        if !found.contains(&one) {
+            found.push(one);
+        }
+    }
+    Ok(found)
+}

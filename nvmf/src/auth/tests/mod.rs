@@ -1,0 +1,5 @@
+//! Vectors from an independent computation, and the two ends against each other.
+
+mod fuzz;
+mod pair;
+mod vectors;

@@ -1,0 +1,525 @@
+//! Host and controller in one thread and in virtual time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::Nqn;
+use nacre_reactor::Nanos;
+
+use crate::auth::fuzzing::Counter;
+use crate::auth::message::{Body, Failed, Message};
+use crate::auth::{
+    Agreed, ControllerEnd, FixedKeys, Group, Hash, HostEnd, HostStep, KeyError, KeySource, Keys,
+    Names, Offer, Progress, Reason, Received, Secret,
+};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const TRANSACTION: u16 = 0x1234;
+
+fn secret(seed: u64, hash: Option<Hash>) -> Secret {
+    Secret::generate(hash, &mut Counter(seed)).unwrap()
+}
+
+fn keys(host: u64, controller: Option<u64>) -> Keys {
+    Keys {
+        host: secret(host, Some(Hash::Sha256)),
+        controller: controller.map(|seed| secret(seed, Some(Hash::Sha384))),
+    }
+}
+
+fn names() -> Names {
+    let nqn = |text| Nqn::new(text).unwrap();
+    Names {
+        host: nqn("nqn.2026-01.io.nacre:host"),
+        subsystem: nqn("nqn.2026-01.io.nacre:subsystem"),
+    }
+}
+
+fn only(hash: Hash, group: Group) -> Offer {
+    Offer {
+        hashes: vec![hash],
+        groups: vec![group],
+    }
+}
+
+/// Keys in a file that is gone.
+#[derive(Debug)]
+struct Unreadable;
+
+impl KeySource for Unreadable {
+    fn keys(&self) -> Result<Keys, KeyError> {
+        Err(KeyError::Unreadable {
+            name: "key0".into(),
+            why: "no such file".into(),
+        })
+    }
+
+    fn has_controller_key(&self) -> bool {
+        false
+    }
+}
+
+type Meddle = dyn FnMut(usize, &mut Vec<u8>);
+
+struct Pair {
+    host: HostEnd,
+    controller: ControllerEnd,
+    now: Nanos,
+    /// Sees, and may change, each message: its number, and its bytes.
+    meddle: Box<Meddle>,
+    messages: usize,
+    /// Receives that had to wait for a job of the controller.
+    waits: usize,
+}
+
+impl Pair {
+    fn new(host: Keys, controller: Option<Keys>, host_offer: Offer, offer: Offer) -> Pair {
+        let source = controller.map(|keys| Arc::new(FixedKeys(keys)) as Arc<dyn KeySource>);
+        Pair::with_source(Arc::new(FixedKeys(host)), source, host_offer, offer)
+    }
+
+    fn with_source(
+        host: Arc<dyn KeySource>,
+        controller: Option<Arc<dyn KeySource>>,
+        host_offer: Offer,
+        offer: Offer,
+    ) -> Pair {
+        let now = Nanos(1);
+        let random = || Box::new(Counter(7));
+        Pair {
+            host: HostEnd::new(names(), host, host_offer, TRANSACTION, Box::new(Counter(8))),
+            controller: ControllerEnd::new(names(), controller, offer, random(), PATIENCE, now),
+            now,
+            meddle: Box::new(|_, _| {}),
+            messages: 0,
+            waits: 0,
+        }
+    }
+
+    fn meddling(mut self, meddle: impl FnMut(usize, &mut Vec<u8>) + 'static) -> Pair {
+        self.meddle = Box::new(meddle);
+        self
+    }
+
+    fn pass(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
+        (self.meddle)(self.messages, &mut bytes);
+        self.messages += 1;
+        bytes
+    }
+
+    /// Runs both ends to their end.
+    fn run(&mut self) -> Result<Agreed, Reason> {
+        for _ in 0..32 {
+            match self.host.step() {
+                HostStep::Send(bytes) => {
+                    let bytes = self.pass(bytes);
+                    self.controller.send(&bytes, self.now);
+                    self.host.sent();
+                }
+                HostStep::Receive => {
+                    let bytes = self.receive();
+                    let bytes = self.pass(bytes);
+                    self.host.received(&bytes);
+                }
+                HostStep::Compute(job) => self.host.answered(job.run()),
+                HostStep::Wait => panic!("every step was reported"),
+                HostStep::Completed(agreed) => return Ok(agreed),
+                HostStep::Failed(reason) => return Err(reason),
+            }
+        }
+        panic!("no end");
+    }
+
+    fn receive(&mut self) -> Vec<u8> {
+        loop {
+            match self.controller.receive(4096, self.now) {
+                Received::Message(bytes) => return bytes,
+                Received::Wait => {
+                    self.waits += 1;
+                    let job = self.controller.take_job().expect("it waits for a job");
+                    self.controller.answered(job.run(), self.now);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Goal: both ends succeed and agree, for every hash, group and direction.
+#[test]
+fn every_hash_and_group() {
+    for hash in Hash::ALL {
+        for group in Group::ALL {
+            for mutual in [false, true] {
+                let keys = keys(1, mutual.then_some(2));
+                let (all, one) = (Offer::default(), only(hash, group));
+                let mut pair = Pair::new(keys.clone(), Some(keys), all, one);
+                let agreed = Agreed {
+                    hash,
+                    group,
+                    mutual,
+                };
+                assert_eq!(pair.run(), Ok(agreed));
+                assert_eq!(pair.controller.progress(), Progress::Completed);
+                assert_eq!(pair.controller.agreed(), Some(agreed));
+                assert_eq!(pair.controller.take_failure(), None);
+                assert_eq!(pair.messages, if mutual { 5 } else { 4 });
+                let jobs = if group == Group::Null { 1 } else { 2 };
+                assert_eq!(pair.waits, jobs);
+            }
+        }
+    }
+}
+
+/// Goal: secrets of every length and transformation work with every hash.
+#[test]
+fn every_kind_of_secret() {
+    let kinds = [
+        None,
+        Some(Hash::Sha256),
+        Some(Hash::Sha384),
+        Some(Hash::Sha512),
+    ];
+    for transform in kinds {
+        for hash in Hash::ALL {
+            let keys = Keys {
+                host: secret(1, transform),
+                controller: Some(secret(2, transform)),
+            };
+            let offer = only(hash, Group::Null);
+            let mut pair = Pair::new(keys.clone(), Some(keys), offer.clone(), offer);
+            assert!(pair.run().unwrap().mutual, "{transform:?} {hash}");
+        }
+    }
+}
+
+/// Goal: the controller takes its first choice among the host's, and SPDK's rule the strongest.
+#[test]
+fn choices() {
+    let host = Offer {
+        hashes: vec![Hash::Sha512, Hash::Sha384],
+        groups: vec![Group::Null, Group::Ffdhe2048, Group::Ffdhe4096],
+    };
+    let table = [
+        (Offer::default(), (Hash::Sha384, Group::Ffdhe4096)),
+        (Offer::strongest(), (Hash::Sha512, Group::Ffdhe4096)),
+        (
+            Offer {
+                hashes: vec![Hash::Sha256, Hash::Sha512],
+                groups: vec![Group::Ffdhe8192, Group::Null],
+            },
+            (Hash::Sha512, Group::Null),
+        ),
+    ];
+    for (offer, expected) in table {
+        let mut pair = Pair::new(keys(1, None), Some(keys(1, None)), host.clone(), offer);
+        let agreed = pair.run().unwrap();
+        assert_eq!((agreed.hash, agreed.group), expected);
+    }
+}
+
+/// Goal: each way to fail ends both ends, with the reason of each and the code on the wire.
+#[test]
+fn failures() {
+    let null = || only(Hash::Sha256, Group::Null);
+    let given_up = Reason::GivenUp;
+    let table = [
+        (
+            "wrong key",
+            Pair::new(keys(1, None), Some(keys(2, None)), null(), null()),
+            given_up(Failed::Authentication),
+            Reason::WrongResponse,
+        ),
+        (
+            "wrong key, with a group",
+            Pair::new(
+                keys(1, None),
+                Some(keys(2, None)),
+                only(Hash::Sha512, Group::Ffdhe2048),
+                Offer::default(),
+            ),
+            given_up(Failed::Authentication),
+            Reason::WrongResponse,
+        ),
+        (
+            "no key at the controller",
+            Pair::new(keys(1, None), None, null(), null()),
+            given_up(Failed::Authentication),
+            Reason::NoKey,
+        ),
+        (
+            "wrong controller key",
+            Pair::new(keys(1, Some(2)), Some(keys(1, Some(3))), null(), null()),
+            Reason::WrongControllerResponse,
+            given_up(Failed::Authentication),
+        ),
+        (
+            "no controller key",
+            Pair::new(keys(1, Some(2)), Some(keys(1, None)), null(), null()),
+            given_up(Failed::Authentication),
+            Reason::NoControllerKey,
+        ),
+        (
+            "no common hash",
+            Pair::new(
+                keys(1, None),
+                Some(keys(1, None)),
+                null(),
+                only(Hash::Sha384, Group::Null),
+            ),
+            given_up(Failed::HashUnusable),
+            Reason::Hash,
+        ),
+        (
+            "no common group",
+            Pair::new(
+                keys(1, None),
+                Some(keys(1, None)),
+                null(),
+                only(Hash::Sha256, Group::Ffdhe2048),
+            ),
+            given_up(Failed::GroupUnusable),
+            Reason::Group,
+        ),
+        (
+            "the key file is gone",
+            Pair::with_source(
+                Arc::new(FixedKeys(keys(1, None))),
+                Some(Arc::new(Unreadable)),
+                null(),
+                null(),
+            ),
+            given_up(Failed::Authentication),
+            Reason::Key(Unreadable.keys().unwrap_err()),
+        ),
+        (
+            "the host's key file is gone",
+            Pair::with_source(
+                Arc::new(Unreadable),
+                Some(Arc::new(FixedKeys(keys(1, None)))),
+                null(),
+                null(),
+            ),
+            Reason::Key(Unreadable.keys().unwrap_err()),
+            given_up(Failed::Authentication),
+        ),
+    ];
+    for (name, mut pair, of_host, of_controller) in table {
+        assert_eq!(pair.run(), Err(of_host), "{name}");
+        assert!(pair.controller.is_over(), "{name}");
+        assert_eq!(
+            pair.controller.take_failure(),
+            Some(of_controller),
+            "{name}"
+        );
+        assert_eq!(pair.controller.take_failure(), None, "once");
+    }
+}
+
+/// Goal: neither end takes a changed message. Method: each message of a mutual transaction, changed
+/// byte by byte; only reserved bytes may change without a failure.
+#[test]
+fn every_byte_counts() {
+    let offer = || only(Hash::Sha256, Group::Null);
+    // AUTH_TYPE .. T_ID are 6 bytes; in all messages bytes 2 and 3 are reserved.
+    let reserved: [&[usize]; 5] = [&[2, 3, 9], &[2, 3, 7], &[2, 3, 7, 9], &[2, 3, 7], &[2, 3]];
+    let lengths = [8 + 64, 16 + 32, 16 + 64, 16 + 32, 16];
+    for message in 0..5 {
+        for at in 0..lengths[message] {
+            let is_padding = match message {
+                // Places of identifiers that the lists do not have.
+                0 => at > 12 && at != 42,
+                3 => (9..16).contains(&at),
+                4 => at > 5,
+                _ => false,
+            };
+            let keys = keys(1, Some(2));
+            let pair = Pair::new(keys.clone(), Some(keys), offer(), offer());
+            let mut pair = pair.meddling(move |number, bytes| {
+                if number == message {
+                    bytes[at] ^= 0x80;
+                }
+            });
+            let result = pair.run();
+            let failed = result.is_err() || pair.controller.take_failure().is_some();
+            let may_change = is_padding || reserved[message].contains(&at);
+            assert_eq!(
+                failed, !may_change,
+                "byte {at} of message {message}: {result:?}"
+            );
+        }
+    }
+}
+
+/// Goal: the host takes nothing that it did not offer. Method: a Challenge with another hash
+/// function or group, as the inverted test of some targets produces.
+#[test]
+fn choices_that_were_not_offered() {
+    let offer = || only(Hash::Sha256, Group::Null);
+    for (at, value, expected) in [
+        (8, 2, Reason::HashNotOffered { id: 2 }),
+        (8, 9, Reason::HashNotOffered { id: 9 }),
+        (9, 1, Reason::GroupNotOffered { id: 1 }),
+        (9, 0x10, Reason::GroupNotOffered { id: 0x10 }),
+    ] {
+        let pair = Pair::new(keys(1, None), Some(keys(1, None)), offer(), offer());
+        let mut pair = pair.meddling(move |number, bytes| {
+            if number == 1 {
+                bytes[at] = value;
+            }
+        });
+        let code = expected.failed();
+        assert_eq!(pair.run(), Err(expected));
+        let failure = pair.controller.take_failure();
+        assert_eq!(failure, Some(Reason::GivenUp(code)));
+    }
+}
+
+/// Goal: a host that returns the controller's own challenge as its C2 gets no R2.
+#[test]
+fn reflection() {
+    let keys = keys(1, Some(1));
+    let offer = || only(Hash::Sha256, Group::Null);
+    let pair = Pair::new(keys.clone(), Some(keys), offer(), offer());
+    let mut challenge = Vec::new();
+    let mut pair = pair.meddling(move |number, bytes| match number {
+        1 => challenge = bytes[16..48].to_vec(),
+        2 => bytes[48..80].copy_from_slice(&challenge),
+        _ => {}
+    });
+    assert!(pair.run().is_err());
+    assert_eq!(pair.controller.take_failure(), Some(Reason::Reflected));
+}
+
+/// Goal: a controller that leaves out its proof fails where the host has a controller key.
+#[test]
+fn a_proof_that_is_left_out() {
+    let offer = || only(Hash::Sha256, Group::Null);
+    let keys = keys(1, Some(2));
+    let pair = Pair::new(keys.clone(), Some(keys), offer(), offer());
+    let mut pair = pair.meddling(|number, bytes| {
+        if number == 3 {
+            bytes[8] = 0;
+        }
+    });
+    assert_eq!(pair.run(), Err(Reason::NoControllerProof));
+}
+
+/// Goal: public values with which anybody knows the shared secret are refused by both ends.
+#[test]
+fn degenerate_public_values() {
+    for message in [1, 2] {
+        let offer = || only(Hash::Sha256, Group::Ffdhe2048);
+        let pair = Pair::new(keys(1, None), Some(keys(1, None)), offer(), offer());
+        let mut pair = pair.meddling(move |number, bytes| {
+            if number == message {
+                let from = bytes.len() - 256;
+                bytes[from..].fill(0);
+                *bytes.last_mut().unwrap() = 1;
+            }
+        });
+        let refused = Reason::GivenUp(Failed::GroupUnusable);
+        let expected = if message == 1 {
+            (Reason::PublicValue, refused)
+        } else {
+            (refused, Reason::PublicValue)
+        };
+        let result = pair.run().unwrap_err();
+        assert_eq!((result, pair.controller.take_failure().unwrap()), expected);
+    }
+}
+
+/// Goal: a host that stays silent is given up, wherever it stops.
+#[test]
+fn silence() {
+    for steps in 0..5 {
+        let keys = keys(1, Some(2));
+        let offer = || only(Hash::Sha256, Group::Null);
+        let mut pair = Pair::new(keys.clone(), Some(keys), offer(), offer());
+        pair.now = Nanos(1) + PATIENCE / 2;
+        let mut done = 0;
+        while done < steps {
+            match pair.host.step() {
+                HostStep::Send(bytes) => {
+                    pair.controller.send(&bytes, pair.now);
+                    pair.host.sent();
+                    done += 1;
+                }
+                HostStep::Receive => {
+                    let bytes = pair.receive();
+                    pair.host.received(&bytes);
+                    done += 1;
+                }
+                HostStep::Compute(job) => pair.host.answered(job.run()),
+                other => panic!("{other:?}"),
+            }
+        }
+        let since = if steps == 0 { Nanos(1) } else { pair.now };
+        let controller = &mut pair.controller;
+        if controller.is_completed() {
+            assert!(!controller.check_time(since + PATIENCE * 2));
+            continue;
+        }
+        let just_before = since + PATIENCE - Duration::from_nanos(1);
+        assert!(
+            !controller.check_time(just_before),
+            "after {steps} messages"
+        );
+        assert!(controller.check_time(since + PATIENCE));
+        assert!(controller.is_over());
+        let reason = controller.take_failure();
+        assert_eq!(reason, Some(Reason::TimedOut(PATIENCE)));
+        assert!(!controller.check_time(since + PATIENCE * 2), "once");
+    }
+}
+
+/// Goal: messages and commands out of turn. Method: each state, with what does not belong there.
+#[test]
+fn out_of_turn() {
+    let keys = keys(1, None);
+    let offer = || only(Hash::Sha256, Group::Null);
+    let new = || Pair::new(keys.clone(), Some(keys.clone()), offer(), offer());
+    let message = |body| {
+        let transaction = TRANSACTION;
+        Message { transaction, body }.to_bytes()
+    };
+    // A Receive before there is anything.
+    let mut pair = new();
+    let received = pair.controller.receive(4096, pair.now);
+    assert_eq!(received, Received::Unexpected);
+    // A first message that is no Negotiate.
+    for body in [Body::Success2, Body::Failure2(Failed::Authentication)] {
+        let mut pair = new();
+        pair.controller.send(&message(body), pair.now);
+        let refused = message(Body::Failure1(Failed::IncorrectMessage));
+        assert_eq!(pair.receive(), refused);
+    }
+    // A second Negotiate, and a buffer that is too short.
+    let mut pair = new();
+    let HostStep::Send(negotiate) = pair.host.step() else {
+        panic!("no Negotiate");
+    };
+    pair.controller.send(&negotiate, pair.now);
+    pair.controller.send(&negotiate, pair.now);
+    let refused = message(Body::Failure1(Failed::IncorrectMessage));
+    assert_eq!(pair.receive(), refused);
+    for (room, expected) in [
+        (7, Received::TooShort),
+        (
+            20,
+            Received::Message(message(Body::Failure1(Failed::IncorrectPayload))),
+        ),
+    ] {
+        let mut pair = new();
+        pair.controller.send(&negotiate, pair.now);
+        let job = pair.controller.take_job().unwrap();
+        pair.controller.answered(job.run(), pair.now);
+        assert_eq!(pair.controller.receive(room, pair.now), expected);
+        assert!(pair.controller.is_over());
+    }
+    // Garbage is a payload error.
+    let mut pair = new();
+    pair.controller.send(&[0, 0, 0], pair.now);
+    let header = [0, 0xf1, 0, 0, 0, 0, 1, 6];
+    assert_eq!(pair.receive(), header);
+}
