@@ -8,6 +8,7 @@ use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use nacre_reactor::Nanos;
 
 use crate::controller::Outcome;
+use crate::queues::authentication;
 use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan};
 use crate::queues::queue_pair::{QueuePair, Stage};
@@ -26,6 +27,9 @@ pub(super) fn arrived(command: &mut Command) {
     let sqe = *command.sqe();
     if sqe.is_fabrics() && sqe.fctype() == fctype::CONNECT {
         return command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    if authentication::is_authentication(&sqe) {
+        return authentication::arrived(command);
     }
     let qp = &mut *command.queue;
     let controller = qp.controller.as_ref().expect("admin queue");
@@ -49,8 +53,11 @@ pub(super) fn arrived(command: &mut Command) {
 
 /// An admin command has its buffer and its data.
 pub(super) fn run(command: &mut Command) {
+    let sqe = *command.sqe();
+    if authentication::is_authentication(&sqe) {
+        return authentication::run(command);
+    }
     let request = command.request();
-    let sqe = request.sqe;
     let mut data = request.data.take();
     let to_host = sqe.data_transfer() == DataTransfer::ControllerToHost;
     let bytes = data.as_mut().and_then(|d| d.bytes_mut());

@@ -2,6 +2,7 @@
 
 use nacre_hugepages::Buf;
 
+use crate::queues::decode::Plan;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::waiting::WaitingList;
 use crate::subsystems::core_handle::ReqIndex;
@@ -45,7 +46,8 @@ impl Buffers {
 
     /// Lets a command wait for a buffer.
     pub fn wait(&mut self, qp: &QueuePair, index: ReqIndex) {
-        let list = if qp.takes_io() {
+        let is_admin = matches!(qp.requests[index].plan, Plan::Admin { .. });
+        let list = if qp.takes_io() && !is_admin {
             &mut self.waiting
         } else {
             &mut self.waiting_admin

@@ -17,7 +17,7 @@ use crate::queues::decode::{self, Plan, Transfer};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Request, Step};
 use crate::queues::resources::Resources;
-use crate::queues::{admin, connect, reservation};
+use crate::queues::{admin, authentication, connect, reservation};
 use crate::subsystems::association::Phase;
 use crate::subsystems::core_handle::ReqIndex;
 
@@ -100,6 +100,7 @@ impl Command<'_> {
     /// `fresh`: it has not waited yet, so others that have come first.
     pub fn gather_or_wait(&mut self, fresh: bool) {
         let must_queue = self.queue.takes_io()
+            && !matches!(self.request().plan, Plan::Admin { .. })
             && !self.core.buffers.waiting.is_empty()
             && self.request().data.is_none();
         if must_queue || !self.try_gather(fresh) {
@@ -208,8 +209,11 @@ impl Command<'_> {
             return self.finish(failed);
         }
         request.step = Step::Executing;
-        if let Plan::Reservation(ask) = request.plan {
-            return reservation::run(self, ask);
+        match request.plan {
+            Plan::Reservation(ask) => return reservation::run(self, ask),
+            // On an I/O queue only authentication has this plan.
+            Plan::Admin { .. } => return authentication::run(self),
+            _ => {}
         }
         if request.sqe.fuse() != Fuse::Normal {
             return self.run_fused();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf_wire::fabrics::{
-    Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
+    AuthRequirements, Connect, ConnectAttributes, ConnectData, ConnectResponse, InvalidParameter,
 };
 use nacre_nvmf_wire::opcode::fabrics as fctype;
 use nacre_nvmf_wire::{Cqe, Nqn, NqnError, StatusCode};
@@ -13,15 +13,17 @@ use zerocopy::FromBytes;
 
 use crate::controller::Controller;
 use crate::queues::admin::STRUCTURE_MOST;
+use crate::queues::authentication::{self, QueueAuth};
 use crate::queues::command::Command;
 use crate::queues::decode::{self, Plan};
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{Requests, Step};
 use crate::queues::resources::Resources;
 use crate::subsystems::association::{Association, NoQueue, Phase, QueueInfo};
+use crate::subsystems::authentication::of_peer;
 use crate::subsystems::stats::QueueStats;
 use crate::subsystems::subsystem::{Refusal, Subsystem, SubsystemKind};
-use crate::transport::{Address, CloseWhy, ListenerId, QueueParams};
+use crate::transport::{CloseWhy, ListenerId, QueueParams};
 
 /// How long a Connect waits for an earlier controller of its host to be gone.
 const ADMIT_PATIENCE: Duration = Duration::from_secs(3);
@@ -113,10 +115,7 @@ impl Resources {
         now: Nanos,
     ) {
         let peer = &qp.ends.peer;
-        let host = match peer {
-            Address::Ip(address) => address.ip().to_string(),
-            Address::Loopback(name) => name.clone(),
-        };
+        let host = of_peer(peer);
         if let Some(left_out) = self.refusals.admit((host, why.to_owned()), now) {
             let times = left_out + 1;
             tracing::warn!(%peer, %reason, times, "connect refused: {why}");
@@ -304,6 +303,11 @@ impl Resources {
         let group = self.handle.clone();
         let transport = self.ports.kind_of(qp);
         let caps = self.ports.caps_of(qp.port, qp.conn).clone();
+        // Each queue decides by the keys of its moment.
+        let must_authenticate = association
+            .subsystem
+            .host_keys(&association.hostnqn)
+            .is_some();
         let info = QueueInfo {
             qid: connect.qid,
             entries: connect.queue_entries() as u16,
@@ -313,6 +317,7 @@ impl Resources {
             local: qp.ends.local.clone(),
             peer: qp.ends.peer.clone(),
             stats: Arc::clone(&stats),
+            auth: Arc::clone(&qp.auth_state),
             ending: false,
         };
         if let Err(refusal) = association.add_queue(info) {
@@ -338,6 +343,7 @@ impl Resources {
             });
         }
         if connect.is_admin() {
+            association.set_keep_alive(connect.kato_ms);
             let controller = Controller::new(
                 &self.target,
                 Arc::clone(&association),
@@ -351,6 +357,14 @@ impl Resources {
             tracing::info!(subsystem = %association.subsystem.nqn(), %host, cntlid, peer = %qp.ends.peer, "controller connected");
         }
         association.touch();
+        if must_authenticate {
+            let state = Arc::clone(&qp.auth_state);
+            state.set_pending(true);
+            qp.auth = Some(Box::new(QueueAuth::new(state)));
+        } else if connect.is_admin() {
+            association.set_authenticated();
+        }
+        qp.opening.since = now;
         qp.qid = connect.qid;
         qp.flow.entries = connect.queue_entries() as u16;
         qp.flow.is_off = connect
@@ -359,7 +373,12 @@ impl Resources {
         qp.stats = stats;
         let response = ConnectResponse {
             cntlid: association.cntlid,
-            auth: Default::default(),
+            // Without ASCR: Linux hosts refuse it unless they were told to expect it.
+            auth: if must_authenticate {
+                AuthRequirements::AUTHENTICATION
+            } else {
+                AuthRequirements::empty()
+            },
         };
         qp.association = Some(association);
         qp.refresh_view();
@@ -376,7 +395,11 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
         entries: qp.flow.entries,
         flow_control_off: qp.flow.is_off,
     };
-    qp.stage = Stage::Live;
+    // Only a queue that has to authenticate itself has this before its first command.
+    qp.stage = match &qp.auth {
+        Some(_) => Stage::Authenticating,
+        None => Stage::Live,
+    };
     let port = command.core.ports.of(qp);
     port.established(qp.conn, params);
     let takes_lent = port.takes_lent(qp.conn);
@@ -399,6 +422,9 @@ pub(super) fn fabrics_command(command: &mut Command) {
     match command.sqe().fctype() {
         fctype::DISCONNECT => disconnect(command),
         fctype::CONNECT => command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr()),
+        fctype::AUTHENTICATION_SEND | fctype::AUTHENTICATION_RECEIVE => {
+            authentication::arrived(command)
+        }
         _ => command.finish(StatusCode::INVALID_OPCODE.with_dnr()),
     }
 }

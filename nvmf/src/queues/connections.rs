@@ -107,7 +107,7 @@ impl Resources {
         };
         let phase = association.phase();
         let reset = phase == Phase::Connected && !qp.is_admin();
-        if (reset || phase == Phase::Closing) && qp.stage == Stage::Live {
+        if (reset || phase == Phase::Closing) && qp.stage != Stage::Ending {
             return self.close(qp, CloseWhy::Now);
         }
         if phase == Phase::Closing && qp.farewell.take().is_some() && !qp.closed {
@@ -116,6 +116,9 @@ impl Resources {
         self.refresh_view(qp);
         let inflight = qp.requests.outstanding() as u64;
         qp.stats.inflight.store(inflight, Ordering::Relaxed);
+        if qp.stage != Stage::Ending {
+            self.authentication_upkeep(qp, now);
+        }
         if qp.is_admin() && qp.stage == Stage::Live {
             admin::upkeep(self, qp, now);
         }

@@ -50,6 +50,11 @@ impl QueueGroup {
                     self.abort_answered(&reply, aborted, now)
                 }
                 GroupMessage::Aborted { reply, aborted } => self.send_abort_reply(reply, aborted),
+                GroupMessage::Computed {
+                    queue,
+                    transaction,
+                    answer,
+                } => self.computed(queue, transaction, *answer, now),
             }
         }
         did

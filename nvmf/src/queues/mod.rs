@@ -15,6 +15,7 @@
 //!                       core's resources. It lives for one visit
 //!
 //!   connections, connect   a queue pair begins and ends
+//!   authentication         before that it authenticates itself, where its host has a key
 //!   admin, command, fused  a command gets its data and its other half
 //!   decode                 a command becomes a plan; pure
 //!   execute, sync          the plan runs on a device: submitted, or at once
@@ -26,6 +27,7 @@
 //! in its next turn. Nothing on the data path takes a lock.
 
 mod admin;
+pub(crate) mod authentication;
 mod buffers;
 mod command;
 mod completion;

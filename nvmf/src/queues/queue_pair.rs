@@ -9,9 +9,11 @@ use nacre_nvmf_wire::{Cqe, Sqe};
 use nacre_reactor::Nanos;
 
 use crate::controller::Controller;
+use crate::queues::authentication::QueueAuth;
 use crate::queues::decode::{Plan, Transfer};
 use crate::queues::request::Requests;
 use crate::subsystems::association::Association;
+use crate::subsystems::authentication::QueueAuthState;
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::core_handle::{ReqIndex, ReqRef};
 use crate::subsystems::namespace::{Namespace, View};
@@ -25,6 +27,8 @@ use crate::transport::{Address, ConnId, ListenerId, ReqTag, Response};
 pub(crate) enum Stage {
     /// Connected by the transport; the fabrics Connect has to come.
     Fresh,
+    /// Connected; until its host has authenticated itself it has only the commands for that.
+    Authenticating,
     Live,
     /// Ending: accepts and completes no command; it goes when its device I/Os are finished and the
     /// transport has released it.
@@ -60,6 +64,9 @@ pub(crate) struct QueuePair {
     pub association: Option<Arc<Association>>,
     /// From the accepted Connect on.
     pub place: Option<Place>,
+    /// From its first authentication on.
+    pub auth: Option<Box<QueueAuth>>,
+    pub auth_state: Arc<QueueAuthState>,
     /// Of admin queues.
     pub controller: Option<Box<Controller>>,
     pub requests: Requests,
@@ -187,6 +194,8 @@ impl QueuePair {
             in_place: InPlace::default(),
             association: None,
             place: None,
+            auth: None,
+            auth_state: Arc::default(),
             controller: None,
             requests: Requests::new(FRESH_ENTRIES),
             limits,

@@ -16,7 +16,7 @@ use crate::queues::ports::Ports;
 use crate::queues::queue_pair::{QueuePair, Stage};
 use crate::queues::request::{NoRoom, Step};
 use crate::queues::reservation::Reserving;
-use crate::queues::{admin, completion};
+use crate::queues::{admin, authentication, completion};
 use crate::subsystems::association::Teardown;
 use crate::subsystems::core_handle::{GroupHandle, ReqIndex, ReqRef};
 use crate::subsystems::namespace::Namespace;
@@ -116,8 +116,10 @@ impl Resources {
         };
         qp.requests[index].data = data;
         let mut command = self.command(qp, index, now);
-        if command.queue.stage == Stage::Fresh {
-            return connect::first_command(&mut command);
+        match command.queue.stage {
+            Stage::Fresh => return connect::first_command(&mut command),
+            Stage::Authenticating => return authentication::before(&mut command),
+            Stage::Live | Stage::Ending => {}
         }
         if let Some(association) = &command.queue.association {
             association.touch();
@@ -156,7 +158,7 @@ impl Resources {
 
     /// Has the transport fetch for commands that waited until it has fetched for others.
     fn fetch_next(&mut self, qp: &mut QueuePair, now: Nanos) {
-        while qp.stage == Stage::Live
+        while qp.stage != Stage::Ending
             && let Some(&index) = qp.fetches.waiting.front()
         {
             // Otherwise it has ended meanwhile.

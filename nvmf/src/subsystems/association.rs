@@ -8,10 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use nacre_nvmf_wire::{Nqn, StatusCode};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::subsystems::authentication::QueueAuthState;
 use crate::subsystems::core_handle::GroupHandle;
 use crate::subsystems::namespace::View;
 use crate::subsystems::reservation::{Notice, NoticeLog};
@@ -44,6 +46,8 @@ pub enum Teardown {
     SubsystemDeleted,
     ListenerRemoved,
     TargetStopping,
+    /// The host did not prove itself, or not in time.
+    NotAuthenticated,
 }
 
 impl Teardown {
@@ -56,6 +60,7 @@ impl Teardown {
             Teardown::SubsystemDeleted => "the subsystem was deleted",
             Teardown::ListenerRemoved => "the listener was removed",
             Teardown::TargetStopping => "the target stops",
+            Teardown::NotAuthenticated => "the host did not authenticate itself",
         }
     }
 }
@@ -83,8 +88,18 @@ pub struct QueueInfo {
     pub local: Address,
     pub peer: Address,
     pub stats: Arc<QueueStats>,
+    /// Its latest authentication.
+    pub auth: Arc<QueueAuthState>,
     /// It is closed, but for what devices have of it.
     pub(crate) ending: bool,
+}
+
+impl QueueInfo {
+    /// True from the time on when the queue takes commands: its host has proved itself there, or
+    /// need not.
+    pub fn is_authenticated(&self) -> bool {
+        !self.auth.is_pending()
+    }
 }
 
 /// Why an association takes no queue.
@@ -108,6 +123,10 @@ pub struct Association {
     phase: AtomicU8,
     /// A command arrived since the admin queue last looked (keep-alive based on traffic).
     touched: AtomicBool,
+    /// The host authenticated its admin queue, or need not.
+    authenticated: AtomicBool,
+    /// Of the Connect, in milliseconds; 0 for none.
+    keep_alive_ms: AtomicU32,
     /// Grows with every change of the view.
     view_version: AtomicU64,
     view: Mutex<Arc<View>>,
@@ -174,6 +193,8 @@ impl Association {
             transport: admitted.transport,
             phase: AtomicU8::new(Phase::Connected as u8),
             touched: AtomicBool::new(false),
+            authenticated: AtomicBool::new(false),
+            keep_alive_ms: AtomicU32::new(0),
             view_version: AtomicU64::new(1),
             view: Mutex::new(view),
             queues: Mutex::new(BTreeMap::new()),
@@ -241,6 +262,25 @@ impl Association {
     /// Whether a command arrived since the last call.
     pub fn take_touched(&self) -> bool {
         self.touched.load(Ordering::Relaxed) && self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    /// True from the time on when the host may use the controller: it has proved itself where it
+    /// has a key, and otherwise from its Connect on.
+    pub fn is_authenticated(&self) -> bool {
+        self.authenticated.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_authenticated(&self) {
+        self.authenticated.store(true, Ordering::Release);
+    }
+
+    /// The keep-alive timeout that the host asked for; zero for none.
+    pub(crate) fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive_ms.load(Ordering::Relaxed).into())
+    }
+
+    pub(crate) fn set_keep_alive(&self, kato_ms: u32) {
+        self.keep_alive_ms.store(kato_ms, Ordering::Relaxed);
     }
 
     pub fn view_version(&self) -> u64 {

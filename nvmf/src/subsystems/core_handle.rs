@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 
+use crate::auth::Answer;
 use crate::subsystems::association::Association;
 use crate::subsystems::reservation::Fence;
 use crate::subsystems::stats::Totals;
@@ -64,7 +65,7 @@ impl GroupCounts {
     }
 }
 
-/// A request from one group to another.
+/// A request from one group to another, or from the helper thread.
 pub enum GroupMessage {
     /// Abort a command of an I/O queue here.
     Abort {
@@ -75,6 +76,14 @@ pub enum GroupMessage {
     },
     /// The answer to `Abort`.
     Aborted { reply: AbortReply, aborted: bool },
+    /// The helper thread has done the work of an authentication for a queue here.
+    Computed {
+        /// Its place in the core's table and its generation.
+        queue: (u32, u32),
+        /// Which of the queue's transactions it belongs to.
+        transaction: u64,
+        answer: Box<Answer>,
+    },
 }
 
 /// Where the answer to an abort belongs: a command of an admin queue.

@@ -11,6 +11,7 @@
 
 pub mod ana;
 pub mod association;
+pub mod authentication;
 pub(crate) mod cntlid;
 pub mod config;
 pub(crate) mod core_handle;
@@ -26,6 +27,7 @@ mod withheld;
 
 pub use ana::AnaStates;
 pub use association::{Association, ErrorRecord, Phase, QueueInfo, Teardown, pending};
+pub use authentication::{AuthFailure, Authentication, QueueAuthState};
 pub use cntlid::{ControllerModel, MAX_CNTLID, NoSuchController};
 pub use config::{QueueLimits, TargetConfig};
 pub use core_handle::{GroupCounts, GroupHandle};

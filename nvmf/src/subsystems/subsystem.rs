@@ -9,6 +9,7 @@ use nacre_nvmf_wire::log::ana::AnaState;
 use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
+use crate::auth::KeySource;
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::association::{Admitted, Association, Phase, Teardown};
 use crate::subsystems::cntlid::{ControllerModel, Home, MAX_CNTLID};
@@ -148,7 +149,8 @@ pub struct SubsystemListener {
 #[derive(Default)]
 pub(crate) struct State {
     allow_any_host: bool,
-    hosts: BTreeSet<Nqn>,
+    /// The hosts of the list, with the keys of those that must authenticate themselves.
+    hosts: BTreeMap<Nqn, Option<Arc<dyn KeySource>>>,
     pub(crate) namespaces: BTreeMap<u32, NamespaceEntry>,
     /// Reservations of namespaces whose device went away, by id, with their UUID: the return of a
     /// device must not give every host write access.
@@ -444,12 +446,20 @@ impl Subsystem {
 
     // Hosts.
 
-    pub fn add_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
-        if !self.state().hosts.insert(host.clone()) {
+    /// Allows a host. With keys it must authenticate itself, also where any host is allowed.
+    pub fn add_host(
+        &self,
+        host: &Nqn,
+        keys: Option<Arc<dyn KeySource>>,
+    ) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if state.hosts.contains_key(host) {
             return Err(SubsystemError::HostExists {
                 host: host.to_string(),
             });
         }
+        state.hosts.insert(host.clone(), keys);
+        drop(state);
         self.changes.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -457,7 +467,7 @@ impl Subsystem {
     /// Also disconnects the host, unless any host is allowed.
     pub fn remove_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
         let mut state = self.state();
-        if !state.hosts.remove(host) {
+        if state.hosts.remove(host).is_none() {
             return Err(SubsystemError::NoHost {
                 host: host.to_string(),
             });
@@ -465,6 +475,29 @@ impl Subsystem {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.drop_unwelcome(&state);
         Ok(())
+    }
+
+    /// Changes the keys of a host of the list. Queues that are connected go on; the keys count for
+    /// queues and transactions from here on.
+    pub fn set_host_keys(
+        &self,
+        host: &Nqn,
+        keys: Option<Arc<dyn KeySource>>,
+    ) -> Result<(), SubsystemError> {
+        match self.state().hosts.get_mut(host) {
+            Some(present) => *present = keys,
+            None => {
+                return Err(SubsystemError::NoHost {
+                    host: host.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys of a host that must authenticate itself.
+    pub fn host_keys(&self, host: &Nqn) -> Option<Arc<dyn KeySource>> {
+        self.state().hosts.get(host).cloned().flatten()
     }
 
     /// Turning it off disconnects the hosts that are not in the list.
@@ -480,7 +513,7 @@ impl Subsystem {
             return;
         }
         for association in state.controllers.values() {
-            if !state.allow_any_host && !state.hosts.contains(&association.hostnqn) {
+            if !state.allow_any_host && !state.hosts.contains_key(&association.hostnqn) {
                 association.tear_down(Teardown::HostRemoved);
             }
         }
@@ -491,12 +524,14 @@ impl Subsystem {
     }
 
     pub fn hosts(&self) -> Vec<Nqn> {
-        self.state().hosts.iter().cloned().collect()
+        self.state().hosts.keys().cloned().collect()
     }
 
     pub fn allows(&self, host: &Nqn) -> bool {
         let state = self.state();
-        self.kind == SubsystemKind::Discovery || state.allow_any_host || state.hosts.contains(host)
+        self.kind == SubsystemKind::Discovery
+            || state.allow_any_host
+            || state.hosts.contains_key(host)
     }
 
     // Listeners.
@@ -568,7 +603,7 @@ impl Subsystem {
                 }
             }
         }
-        if !discovery && !state.allow_any_host && !state.hosts.contains(hostnqn) {
+        if !discovery && !state.allow_any_host && !state.hosts.contains_key(hostnqn) {
             return Err(Refusal::HostNotAllowed);
         }
         // A write of the old controller that is still on its way to the device must not land after

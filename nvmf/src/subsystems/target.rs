@@ -8,8 +8,10 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::log::ana::AnaState;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
+use crate::auth::KeySource;
 use crate::subsystems::ana::AnaStates;
 use crate::subsystems::association::{Association, Teardown};
+use crate::subsystems::authentication::Authentication;
 use crate::subsystems::cntlid::MAX_CNTLID;
 use crate::subsystems::config::{QueueLimits, TargetConfig};
 use crate::subsystems::core_handle::GroupHandle;
@@ -45,6 +47,8 @@ pub enum TargetError {
     NoReferral { address: String },
     #[error("{nqn} is the name of the discovery subsystem")]
     DiscoveryName { nqn: String },
+    #[error("no thread for authentication: {0}")]
+    Helper(String),
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
     #[error(transparent)]
@@ -90,6 +94,7 @@ pub struct Target {
     /// Connects refused because the subsystem is withheld from their transport.
     withheld: AtomicU64,
     pub(crate) places: Arc<Places>,
+    pub authentication: Authentication,
 }
 
 mod discovery;
@@ -112,6 +117,15 @@ pub struct ListenOptions {
 impl Target {
     /// A target for `cores` groups.
     pub fn new(config: TargetConfig, cores: usize) -> Arc<Target> {
+        Target::with_authentication(config, cores, Authentication::default())
+    }
+
+    /// The same with an [`Authentication`] of its own.
+    pub(crate) fn with_authentication(
+        config: TargetConfig,
+        cores: usize,
+        authentication: Authentication,
+    ) -> Arc<Target> {
         let mut discovery = SubsystemConfig::new(Nqn::discovery());
         discovery.allow_any_host = true;
         discovery.model_number = "Nacre discovery controller".to_string();
@@ -144,6 +158,7 @@ impl Target {
             held: AtomicBool::new(false),
             withheld: AtomicU64::new(0),
             places: Places::new(max_connections),
+            authentication,
         })
     }
 
@@ -349,9 +364,42 @@ impl Target {
     // subsystems that it may use.
 
     pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
-        self.subsystem(nqn)?.add_host(host)?;
+        self.add_host_with(nqn, host, None)
+    }
+
+    /// Allows a host, which must authenticate itself if there are keys. Call it from a thread of
+    /// management: it may start the helper thread.
+    pub fn add_host_with(
+        &self,
+        nqn: &Nqn,
+        host: &Nqn,
+        keys: Option<Arc<dyn KeySource>>,
+    ) -> Result<(), TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        self.prepare_for(&keys)?;
+        subsystem.add_host(host, keys)?;
         self.discovery_changed();
         Ok(())
+    }
+
+    /// Changes the keys of a host, as [`Subsystem::set_host_keys`].
+    pub fn set_host_keys(
+        &self,
+        nqn: &Nqn,
+        host: &Nqn,
+        keys: Option<Arc<dyn KeySource>>,
+    ) -> Result<(), TargetError> {
+        let subsystem = self.subsystem(nqn)?;
+        self.prepare_for(&keys)?;
+        Ok(subsystem.set_host_keys(host, keys)?)
+    }
+
+    fn prepare_for(&self, keys: &Option<Arc<dyn KeySource>>) -> Result<(), TargetError> {
+        if keys.is_none() {
+            return Ok(());
+        }
+        let started = self.authentication.helper().start();
+        started.map_err(|error| TargetError::Helper(error.to_string()))
     }
 
     pub fn remove_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {

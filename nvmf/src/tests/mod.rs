@@ -6,6 +6,7 @@ mod ana;
 mod any_command;
 mod any_io;
 mod at_once;
+mod authentication;
 mod children;
 mod cntlid;
 mod connect;

@@ -16,13 +16,13 @@ use nacre_nvmf_wire::fabrics::{
 };
 use nacre_nvmf_wire::registers::{Cc, offset};
 use nacre_nvmf_wire::{Cqe, Nqn, Sgl, Sqe, StatusCode};
-use nacre_reactor::{Idle, Nanos};
+use nacre_reactor::{Helper, Idle, Nanos};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use crate::queues::{GroupConfig, QueueGroup};
 use crate::subsystems::{
-    Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
+    Authentication, Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use crate::transport::{
     Address, CloseWhy, Closed, ConnId, Event, Events, ListenError, ListenerId, ListenerOptions,
@@ -197,7 +197,8 @@ impl Rig {
 
     /// As `new`, on one core or two, which take turns; [`Rig::switch`] goes to the other.
     pub fn on_cores(config: TargetConfig, cores: usize) -> Rig {
-        let target = Target::new(config, cores);
+        let authentication = Authentication::with_helper(Arc::new(Helper::at_once()));
+        let target = Target::with_authentication(config, cores, authentication);
         target.add_plug(Arc::new(FakePlug)).unwrap();
         let pools = Pools {
             io: Pool::heap(&[

@@ -56,6 +56,8 @@ impl Refusal for TargetError {
             TargetError::NoReferral { .. } => failed("Unable to remove a referral.", cause)
                 .field("address")
                 .remedy("nvmf_discovery_get_referrals lists them"),
+            TargetError::Helper(_) => RpcError::errno(Errno::EAGAIN, cause)
+                .remedy("the machine has too many threads, or too little memory: try again"),
             TargetError::Subsystem(error) => error.refusal(),
             TargetError::Listen(ListenError::Option { option, .. }) => {
                 RpcError::invalid_params(cause).field(format!("options.{option}"))

@@ -1,0 +1,415 @@
+//! Authentication Send and Receive of a queue (Base 6.1, 6.2), and what it may do before.
+//!
+//! ```text
+//!   Send ────▶ ControllerEnd ──▶ job ──▶ helper thread
+//!   Receive ─▶ held until ◀── GroupMessage::Computed ◀──┘
+//! ```
+//!
+//! The completion of a Send says nothing about its message: failures reach the host with the next
+//! Receive. A queue that needs authentication becomes `Live` when the transaction succeeds. A later
+//! transaction on a live queue runs beside its I/O; its failure ends the queue.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::fabrics::Authentication as Fields;
+use nacre_nvmf_wire::opcode::fabrics as fctype;
+use nacre_nvmf_wire::{Sqe, StatusCode};
+use nacre_reactor::Nanos;
+
+use crate::auth::{Answer, ControllerEnd, Names, Progress, Reason, Received, SystemRandom};
+use crate::queues::admin::STRUCTURE_MOST;
+use crate::queues::command::Command;
+use crate::queues::decode::{self, Plan};
+use crate::queues::queue_group::QueueGroup;
+use crate::queues::queue_pair::{QueueId, QueuePair, Stage};
+use crate::queues::request::Step;
+use crate::queues::resources::Resources;
+use crate::subsystems::association::{Association, Teardown};
+use crate::subsystems::authentication::{AuthFailure, QueueAuthState, of_peer};
+use crate::subsystems::core_handle::{GroupMessage, ReqIndex};
+use crate::transport::CloseWhy;
+
+/// SPSP0 and SPSP1 of in-band authentication.
+const PROTOCOL: (u8, u8) = (1, 1);
+/// Most data of a Send, and of a Receive: hosts fetch with a buffer of 4096 bytes.
+const MOST: u32 = 4096;
+/// How long a host that failed may take to close its connection.
+const LEAVE_TIME: Duration = Duration::from_millis(100);
+/// How long to wait for each message of a host without a keep-alive timeout.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often, with a pause of a millisecond, the helper thread offers an answer to a core whose
+/// message list is full.
+const ATTEMPTS: u32 = 10_000;
+
+/// The authentication of a queue pair.
+pub(crate) struct QueueAuth {
+    /// The transaction that has begun.
+    end: Option<ControllerEnd>,
+    /// Counts transactions: an answer for an earlier one is dropped.
+    transaction: u64,
+    /// A Receive that waits for the answer to a job, or for the end of a delay.
+    waiting: Option<ReqIndex>,
+    /// The failure is reported to the host from then on.
+    report_at: Nanos,
+    /// The connection is closed then, unless the host is quicker.
+    close_at: Option<Nanos>,
+    state: Arc<QueueAuthState>,
+}
+
+impl QueueAuth {
+    pub fn new(state: Arc<QueueAuthState>) -> QueueAuth {
+        QueueAuth {
+            end: None,
+            transaction: 0,
+            waiting: None,
+            report_at: Nanos::ZERO,
+            close_at: None,
+            state,
+        }
+    }
+}
+
+/// True for the two commands of authentication.
+pub(super) fn is_authentication(sqe: &Sqe) -> bool {
+    let types = [fctype::AUTHENTICATION_SEND, fctype::AUTHENTICATION_RECEIVE];
+    sqe.is_fabrics() && types.contains(&sqe.fctype())
+}
+
+/// A command arrived on a queue whose host has not authenticated itself.
+pub(super) fn before(command: &mut Command) {
+    if is_authentication(command.sqe()) {
+        return arrived(command);
+    }
+    command.finish(StatusCode::AUTHENTICATION_REQUIRED.with_dnr());
+}
+
+/// Authentication Send or Receive arrived.
+pub(super) fn arrived(command: &mut Command) {
+    match length_of(command) {
+        Ok(bytes) => {
+            command.request().plan = Plan::Admin { bytes };
+            command.gather();
+        }
+        Err(status) => command.finish(status),
+    }
+}
+
+fn length_of(command: &Command) -> Result<u32, StatusCode> {
+    let sqe = command.sqe();
+    let fields = Fields::parse(sqe);
+    let invalid = Err(StatusCode::INVALID_FIELD.with_dnr());
+    let protocol = (fields.spsp0, fields.spsp1);
+    if fields.secp != Fields::SECP_NVME || protocol != PROTOCOL || fields.length == 0 {
+        return invalid;
+    }
+    let limits = &command.queue.limits;
+    if sqe.fctype() == fctype::AUTHENTICATION_SEND {
+        if fields.length > MOST {
+            return invalid;
+        }
+        decode::check_sgl(sqe, (fields.length, STRUCTURE_MOST), true, limits)?;
+        return Ok(fields.length);
+    }
+    decode::check_sgl(sqe, (fields.length, u32::MAX), false, limits)?;
+    Ok(fields.length.min(MOST))
+}
+
+/// The command has its buffer and its data.
+pub(super) fn run(command: &mut Command) {
+    if command.sqe().fctype() == fctype::AUTHENTICATION_SEND {
+        send(command);
+    } else {
+        receive(command);
+    }
+}
+
+fn send(command: &mut Command) {
+    let now = command.now;
+    let length = Fields::parse(command.sqe()).length as usize;
+    let data = command.request().data.take();
+    let (core, qp) = (&mut *command.core, &mut *command.queue);
+    let auth = core.authentication_of(qp);
+    if auth.waiting.is_some() {
+        return command.finish(StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
+    }
+    if auth.end.as_ref().is_none_or(ControllerEnd::is_completed) {
+        core.begin_transaction(qp, now);
+    }
+    let bytes = data.as_deref().unwrap_or(&[]);
+    if let Some(end) = transaction(qp) {
+        end.send(&bytes[..bytes.len().min(length)], now);
+    }
+    core.start_job(qp);
+    command.finish(StatusCode::SUCCESS);
+    command.core.authentication_moved(command.queue, now);
+}
+
+fn receive(command: &mut Command) {
+    let now = command.now;
+    let room = Fields::parse(command.sqe()).length.min(MOST) as usize;
+    let (qp, index) = (&mut *command.queue, command.index);
+    let sequence_error = StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr();
+    let Some(QueueAuth {
+        end: Some(end),
+        waiting,
+        report_at,
+        ..
+    }) = qp.auth.as_deref_mut()
+    else {
+        return command.finish(sequence_error);
+    };
+    if waiting.is_some_and(|other| other != index) {
+        return command.finish(sequence_error);
+    }
+    let must_wait = end.progress() == Progress::Failure1 && now < *report_at;
+    let received = if must_wait {
+        Received::Wait
+    } else {
+        end.receive(room, now)
+    };
+    *waiting = None;
+    match received {
+        Received::Message(bytes) => {
+            let data = &mut command.request().data;
+            if let Some(buf) = data {
+                buf.truncate(bytes.len());
+                if let Some(into) = buf.bytes_mut() {
+                    into.copy_from_slice(&bytes);
+                }
+            }
+            command.finish(StatusCode::SUCCESS);
+        }
+        Received::Wait => {
+            *waiting = Some(index);
+            command.request().step = Step::Held;
+        }
+        Received::TooShort => {
+            command.finish(StatusCode::INVALID_FIELD.with_dnr());
+            command.core.authentication_moved(command.queue, now);
+            return command.core.end_unauthenticated(command.queue);
+        }
+        Received::Unexpected => command.finish(sequence_error),
+    }
+    command.core.authentication_moved(command.queue, now);
+}
+
+fn transaction(qp: &mut QueuePair) -> Option<&mut ControllerEnd> {
+    qp.auth.as_mut()?.end.as_mut()
+}
+
+/// How long the controller waits for each message of a host.
+fn patience(association: &Association) -> Duration {
+    match association.keep_alive() {
+        Duration::ZERO => PATIENCE,
+        keep_alive => keep_alive,
+    }
+}
+
+impl Resources {
+    fn authentication_of<'a>(&mut self, qp: &'a mut QueuePair) -> &'a mut QueueAuth {
+        let state = &qp.auth_state;
+        qp.auth
+            .get_or_insert_with(|| Box::new(QueueAuth::new(Arc::clone(state))))
+    }
+
+    /// The host's keys of this moment serve to the end of the transaction.
+    fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
+        let (Some(auth), Some(association)) = (&mut qp.auth, &qp.association) else {
+            return;
+        };
+        let names = Names {
+            host: association.hostnqn.clone(),
+            subsystem: association.subsystem.nqn().clone(),
+        };
+        auth.transaction += 1;
+        auth.end = Some(ControllerEnd::new(
+            names,
+            association.subsystem.host_keys(&association.hostnqn),
+            self.target.authentication.offer(),
+            Box::new(SystemRandom),
+            patience(association),
+            now,
+        ));
+    }
+
+    fn start_job(&mut self, qp: &mut QueuePair) {
+        let (id, peer) = (qp.id, of_peer(&qp.ends.peer));
+        let Some(auth) = &mut qp.auth else { return };
+        let Some(end) = &mut auth.end else { return };
+        let Some(job) = end.take_job() else { return };
+        let (group, transaction) = (self.handle.clone(), auth.transaction);
+        let computed = move || {
+            let mut message = GroupMessage::Computed {
+                queue: (id.index, id.generation),
+                transaction,
+                answer: Box::new(job.run()),
+            };
+            for _ in 0..ATTEMPTS {
+                match group.send(message) {
+                    Ok(()) => return,
+                    Err(back) => message = back,
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            tracing::warn!("the answer to an authentication is lost: its core takes no messages");
+        };
+        let helper = self.target.authentication.helper();
+        if helper.submit(&peer, computed).is_err() {
+            end.abandon(Reason::Overloaded);
+        }
+    }
+
+    /// Draws the conclusions from the state of the queue's transaction.
+    fn authentication_moved(&mut self, qp: &mut QueuePair, now: Nanos) {
+        let Some(auth) = &mut qp.auth else { return };
+        let Some(end) = &mut auth.end else { return };
+        auth.state.store(end.progress(), end.agreed());
+        let (is_completed, is_over) = (end.is_completed(), end.is_over());
+        if let Some(reason) = end.take_failure() {
+            let delay = self.authentication_failed(qp, reason, now);
+            if let Some(auth) = &mut qp.auth {
+                auth.report_at = now + delay;
+            }
+        }
+        if is_completed {
+            return self.authenticated(qp);
+        }
+        if is_over && let Some(auth) = &mut qp.auth {
+            auth.close_at.get_or_insert(now + LEAVE_TIME);
+        }
+    }
+
+    fn authenticated(&mut self, qp: &mut QueuePair) {
+        let Some(agreed) = transaction(qp).and_then(|end| end.agreed()) else {
+            return;
+        };
+        let Some(association) = &qp.association else {
+            return;
+        };
+        if let Some(auth) = &mut qp.auth {
+            auth.end = None;
+        }
+        let host = &association.hostnqn;
+        let authentication = &self.target.authentication;
+        authentication.note_success(host, &qp.ends.peer);
+        let (hash, group) = (agreed.hash, agreed.group);
+        let (qid, mutual) = (qp.qid, agreed.mutual);
+        tracing::debug!(%host, qid, %hash, %group, mutual, "host authenticated");
+        association.touch();
+        if qp.stage == Stage::Authenticating {
+            qp.stage = Stage::Live;
+            qp.auth_state.set_pending(false);
+            if qid == 0 {
+                association.set_authenticated();
+            }
+            qp.refresh_view();
+            self.view_changed(qp);
+        }
+    }
+
+    /// Reports a failure. Returns the delay of the report to the host.
+    fn authentication_failed(&mut self, qp: &QueuePair, reason: Reason, now: Nanos) -> Duration {
+        let Some(association) = &qp.association else {
+            return Duration::ZERO;
+        };
+        let (host, peer, qid) = (&association.hostnqn, &qp.ends.peer, qp.qid);
+        let authentication = &self.target.authentication;
+        let delay = authentication.note_failure(host, peer, &reason, now);
+        let subsystem = association.subsystem.nqn();
+        let fact = format!("authentication of {host} at {subsystem}: {reason}");
+        if let Some(left_out) = self.refusals.admit((of_peer(peer), fact), now) {
+            let times = left_out + 1;
+            tracing::warn!(%peer, %subsystem, %host, qid, times, "authentication failed: {reason}");
+            authentication.report(AuthFailure {
+                subsystem: subsystem.clone(),
+                host: host.clone(),
+                peer: peer.clone(),
+                qid,
+                reason,
+                times,
+            });
+        }
+        delay
+    }
+
+    /// Looks after the transaction of a queue: time that is up, failures to report.
+    pub(super) fn authentication_upkeep(&mut self, qp: &mut QueuePair, now: Nanos) {
+        let Some(auth) = &mut qp.auth else { return };
+        if auth.close_at.is_some_and(|at| now >= at) {
+            return self.end_unauthenticated(qp);
+        }
+        let Some(end) = &mut auth.end else {
+            return self.check_silence(qp, now);
+        };
+        if end.check_time(now) {
+            self.authentication_moved(qp, now);
+            if qp.stage == Stage::Authenticating {
+                return self.end_unauthenticated(qp);
+            }
+            // The host proved itself before, and goes on: only the new transaction is dropped.
+            if let Some(auth) = &mut qp.auth {
+                (auth.end, auth.close_at) = (None, None);
+                if let Some(index) = auth.waiting.take() {
+                    let status = StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr();
+                    self.command(qp, index, now).finish(status);
+                }
+            }
+            return;
+        }
+        let is_due = end.progress() == Progress::Failure1 && now >= auth.report_at;
+        if let Some(index) = auth.waiting.filter(|_| is_due) {
+            receive(&mut self.command(qp, index, now));
+        }
+    }
+
+    /// A host that must authenticate itself has not begun to.
+    fn check_silence(&mut self, qp: &mut QueuePair, now: Nanos) {
+        let Some(association) = &qp.association else {
+            return;
+        };
+        let patience = patience(association);
+        if qp.stage == Stage::Authenticating && now.since(qp.opening.since) >= patience {
+            self.authentication_failed(qp, Reason::TimedOut(patience), now);
+            self.end_unauthenticated(qp);
+        }
+    }
+
+    fn end_unauthenticated(&mut self, qp: &mut QueuePair) {
+        if let Some(association) = qp.association.as_ref().filter(|_| qp.qid == 0) {
+            association.tear_down(Teardown::NotAuthenticated);
+        }
+        self.close(qp, CloseWhy::Drained);
+    }
+}
+
+impl QueueGroup {
+    /// The helper thread has an answer for a queue here.
+    pub(super) fn computed(
+        &mut self,
+        (index, generation): (u32, u32),
+        transaction: u64,
+        answer: Answer,
+        now: Nanos,
+    ) {
+        let Some(qp) = self.queues.get_mut(index) else {
+            return;
+        };
+        let id = QueueId { index, generation };
+        if qp.id != id || qp.stage == Stage::Ending {
+            return;
+        }
+        let Some(auth) = &mut qp.auth else { return };
+        if auth.transaction != transaction {
+            return;
+        }
+        let Some(end) = &mut auth.end else { return };
+        end.answered(answer, now);
+        let waiting = auth.waiting;
+        self.core.authentication_moved(qp, now);
+        if let Some(request) = waiting {
+            receive(&mut self.core.command(qp, request, now));
+        }
+        self.settle(index, now);
+    }
+}

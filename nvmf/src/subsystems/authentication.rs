@@ -1,0 +1,268 @@
+//! The target's part in authentication: what is offered, who failed, and the helper thread.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nacre_nvmf_wire::Nqn;
+use nacre_reactor::{Helper, Nanos};
+use parking_lot::Mutex;
+
+use crate::auth::{Agreed, Group, Hash, Offer, Progress, Reason};
+use crate::transport::Address;
+
+/// Jobs that wait for the helper thread: a storm of Connects gets failures beyond it.
+const MAX_JOBS: usize = 4096;
+/// Failures kept for events until management fetches them.
+const MAX_FAILURES: usize = 256;
+/// Hosts by address whose failures are counted.
+const MAX_COUNTED: usize = 4096;
+/// So many failures in a minute have no delay.
+const FREE_FAILURES: u32 = 5;
+const WINDOW: Duration = Duration::from_secs(60);
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
+
+/// Authentication of all hosts of a target.
+pub struct Authentication {
+    helper: Arc<Helper>,
+    offer: Mutex<Offer>,
+    failures: Mutex<VecDeque<AuthFailure>>,
+    counted: Mutex<BTreeMap<(String, Nqn), Counted>>,
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// A host that failed to authenticate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthFailure {
+    pub subsystem: Nqn,
+    pub host: Nqn,
+    pub peer: Address,
+    pub qid: u16,
+    pub reason: Reason,
+    /// This one, and those for the same reason that were not reported before.
+    pub times: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    since: Nanos,
+    failures: u32,
+}
+
+impl Default for Authentication {
+    fn default() -> Authentication {
+        Authentication::with_helper(Arc::new(Helper::new("nacre-auth", MAX_JOBS)))
+    }
+}
+
+impl Authentication {
+    pub(crate) fn with_helper(helper: Arc<Helper>) -> Authentication {
+        Authentication {
+            helper,
+            offer: Mutex::new(Offer::default()),
+            failures: Mutex::default(),
+            counted: Mutex::default(),
+            succeeded: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        }
+    }
+
+    /// The thread that reads keys and computes powers, for this target's hosts and for others.
+    pub fn helper(&self) -> &Arc<Helper> {
+        &self.helper
+    }
+
+    pub fn offer(&self) -> Offer {
+        self.offer.lock().clone()
+    }
+
+    /// Hash functions and groups that transactions from here on may use.
+    pub fn set_offer(&self, offer: Offer) {
+        *self.offer.lock() = offer;
+    }
+
+    /// Transactions that succeeded, and those that failed.
+    pub fn counts(&self) -> (u64, u64) {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (of(&self.succeeded), of(&self.failed))
+    }
+
+    /// Failures since the last call, oldest first.
+    pub fn take_failures(&self) -> Vec<AuthFailure> {
+        self.failures.lock().drain(..).collect()
+    }
+
+    pub(crate) fn note_success(&self, host: &Nqn, peer: &Address) {
+        self.succeeded.fetch_add(1, Ordering::Relaxed);
+        self.counted.lock().remove(&(of_peer(peer), host.clone()));
+    }
+
+    /// Counts a failure, and says how long to delay its report to the host. An address that guesses
+    /// a host's key does not slow the host down at other addresses.
+    pub(crate) fn note_failure(
+        &self,
+        host: &Nqn,
+        peer: &Address,
+        reason: &Reason,
+        now: Nanos,
+    ) -> Duration {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        if !reason.is_guess() {
+            return Duration::ZERO;
+        }
+        let mut counted = self.counted.lock();
+        let key = (of_peer(peer), host.clone());
+        if counted.len() >= MAX_COUNTED && !counted.contains_key(&key) {
+            counted.retain(|_, one| now.since(one.since) < WINDOW);
+            if counted.len() >= MAX_COUNTED {
+                let oldest = counted.iter().min_by_key(|(_, one)| one.since);
+                let oldest = oldest.map(|(key, _)| key.clone());
+                oldest.map(|key| counted.remove(&key));
+            }
+        }
+        let fresh = Counted {
+            since: now,
+            failures: 0,
+        };
+        let one = counted.entry(key).or_insert(fresh);
+        if now.since(one.since) >= WINDOW {
+            *one = fresh;
+        }
+        one.failures = one.failures.saturating_add(1);
+        match one.failures.checked_sub(FREE_FAILURES + 1) {
+            None => Duration::ZERO,
+            Some(doublings) => (FIRST_DELAY * (1 << doublings.min(10))).min(LONGEST_DELAY),
+        }
+    }
+
+    /// Keeps a failure for an event; the oldest goes if management does not fetch them.
+    pub(crate) fn report(&self, failure: AuthFailure) {
+        let mut failures = self.failures.lock();
+        if failures.len() >= MAX_FAILURES {
+            failures.pop_front();
+        }
+        failures.push_back(failure);
+    }
+}
+
+/// The address without the port, which differs with each connection.
+pub(crate) fn of_peer(peer: &Address) -> String {
+    match peer {
+        Address::Ip(address) => address.ip().to_string(),
+        Address::Loopback(name) => name.clone(),
+    }
+}
+
+/// The authentication of one queue, for management: written by its core.
+#[derive(Debug, Default)]
+pub struct QueueAuthState(AtomicU32, AtomicBool);
+
+impl QueueAuthState {
+    /// `None`: there has been no transaction.
+    pub fn load(&self) -> Option<(Progress, Option<(Hash, Group)>)> {
+        let [progress, hash, group, _] = self.0.load(Ordering::Relaxed).to_le_bytes();
+        let progress = *Progress::ALL.get(usize::from(progress.checked_sub(1)?))?;
+        Some((progress, Hash::from_id(hash).zip(Group::from_id(group))))
+    }
+
+    /// True while the host must still authenticate itself on this queue.
+    pub fn is_pending(&self) -> bool {
+        self.1.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_pending(&self, pending: bool) {
+        self.1.store(pending, Ordering::Relaxed);
+    }
+
+    pub(crate) fn store(&self, progress: Progress, agreed: Option<Agreed>) {
+        let place = Progress::ALL.iter().position(|one| *one == progress);
+        let place = place.map_or(0, |place| place as u8 + 1);
+        let (hash, group) = agreed.map_or((0, 0), |a| (a.hash.id(), a.group.id()));
+        let packed = u32::from_le_bytes([place, hash, group, 0]);
+        self.0.store(packed, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: guesses of one address are slowed down, and nothing else is.
+    #[test]
+    fn delays() {
+        let auth = Authentication::default();
+        let host = Nqn::new("nqn.2026-01.io.nacre:host").unwrap();
+        let other = Nqn::new("nqn.2026-01.io.nacre:other").unwrap();
+        let at = |name: &str| Address::Loopback(name.into());
+        let (here, there) = (at("here"), at("there"));
+        let mut now = Nanos(1);
+        let wrong = Reason::WrongResponse;
+        let ms = Duration::from_millis;
+        let mut delays = Vec::new();
+        for _ in 0..15 {
+            delays.push(auth.note_failure(&host, &here, &wrong, now));
+            now = now + ms(1);
+        }
+        let expected = [0, 0, 0, 0, 0, 100, 200, 400, 800, 1600, 3200, 6400];
+        assert_eq!(delays[..12], expected.map(ms));
+        assert_eq!(delays[12..], [LONGEST_DELAY; 3]);
+        let none = Duration::ZERO;
+        assert_eq!(auth.note_failure(&host, &there, &wrong, now), none);
+        assert_eq!(auth.note_failure(&other, &here, &wrong, now), none);
+        assert_eq!(auth.note_failure(&host, &here, &Reason::Hash, now), none);
+        assert_eq!(auth.counts(), (0, 18));
+        let later = now + WINDOW;
+        assert_eq!(auth.note_failure(&host, &here, &wrong, later), none);
+        for _ in 0..9 {
+            auth.note_failure(&host, &here, &wrong, later);
+        }
+        auth.note_success(&host, &here);
+        assert_eq!(auth.note_failure(&host, &here, &wrong, later), none);
+        assert_eq!(auth.counts(), (1, 29));
+    }
+
+    /// Goal: lists have bounds. Method: more hosts, and more failures, than they hold.
+    #[test]
+    fn bounds() {
+        let auth = Authentication::default();
+        let host = Nqn::new("nqn.2026-01.io.nacre:host").unwrap();
+        for n in 0..MAX_COUNTED as u64 + 10 {
+            let peer = Address::Loopback(n.to_string());
+            auth.note_failure(&host, &peer, &Reason::NoKey, Nanos(n + 1));
+            auth.report(AuthFailure {
+                subsystem: host.clone(),
+                host: host.clone(),
+                peer,
+                qid: 0,
+                reason: Reason::NoKey,
+                times: n,
+            });
+        }
+        assert_eq!(auth.counted.lock().len(), MAX_COUNTED);
+        let failures = auth.take_failures();
+        assert_eq!(failures.len(), MAX_FAILURES);
+        assert_eq!(failures.last().unwrap().times, MAX_COUNTED as u64 + 9);
+        assert_eq!(auth.take_failures(), []);
+    }
+
+    #[test]
+    fn state_in_one_word() {
+        let state = QueueAuthState::default();
+        assert_eq!(state.load(), None);
+        for progress in Progress::ALL {
+            state.store(progress, None);
+            assert_eq!(state.load(), Some((progress, None)));
+            let agreed = Agreed {
+                hash: Hash::Sha384,
+                group: Group::Ffdhe8192,
+                mutual: true,
+            };
+            state.store(progress, Some(agreed));
+            let expected = Some((Hash::Sha384, Group::Ffdhe8192));
+            assert_eq!(state.load(), Some((progress, expected)));
+        }
+    }
+}
