@@ -22,7 +22,7 @@ use std::time::Duration;
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin as commands;
-use nacre_nvmf_wire::fabrics::InvalidParameter;
+use nacre_nvmf_wire::fabrics::{AuthRequirements, InvalidParameter};
 use nacre_nvmf_wire::features::NumberOfQueues;
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::identify::controller::cntrltype;
@@ -32,6 +32,7 @@ use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
+use super::authentication::{self, Transaction};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostError, HostOptions, Wanted};
@@ -98,6 +99,8 @@ pub struct Controller {
     repeats: u8,
     /// Not before: where the step asks again and again.
     step_at: Nanos,
+    /// Of [`Step::Authenticate`].
+    transaction: Option<Transaction>,
     /// When the current attempt to connect began, or to shut down.
     started: Nanos,
     /// When the connection was lost for the first time since it was live.
@@ -170,6 +173,7 @@ impl Controller {
             step_sent: false,
             repeats: 0,
             step_at: now,
+            transaction: None,
             started: now,
             lost_since: None,
             attempts: 0,
@@ -356,6 +360,7 @@ impl Controller {
         if self.step == Step::Dialling && queue.is_ready() {
             self.enter(Step::Connect, now);
         }
+        self.authenticate(now)?;
         self.check_time(now)?;
         self.seek_better(now, did);
         self.send(now);
@@ -466,6 +471,10 @@ impl Controller {
     fn finished(&mut self, one: Finished, now: Nanos) -> Result<(), HostError> {
         let status = one.cqe.status();
         match one.token {
+            OWN if self.step == Step::Authenticate => match &mut self.transaction {
+                Some(transaction) => transaction.finished(&one),
+                None => Ok(()),
+            },
             OWN if status.is_success() => self.step_done(one, now),
             OWN => self.step_refused(&one.cqe, now),
             KEEP_ALIVE => {
@@ -514,8 +523,8 @@ impl Controller {
         let data = &read[..read.len().min(one.transferred as usize)];
         let next = match self.step {
             Step::Connect => {
-                self.take_connect(&one.cqe)?;
-                Step::ReadCap
+                let required = self.take_connect(&one.cqe)?;
+                self.step_after_connect(required)?
             }
             Step::ReadCap => {
                 self.cap = Cap(one.cqe.result());
@@ -572,7 +581,7 @@ impl Controller {
                 }
                 Step::WaitShutDown
             }
-            Step::Dialling | Step::Idle => Step::Idle,
+            Step::Dialling | Step::Authenticate | Step::Idle => Step::Idle,
         };
         self.proceed(next, now);
         Ok(())
@@ -642,6 +651,27 @@ impl Controller {
         } else {
             self.start_listing()
         }
+    }
+
+    fn step_after_connect(&mut self, required: AuthRequirements) -> Result<Step, HostError> {
+        self.transaction = authentication::after_connect(&self.options, required, 0)?;
+        Ok(match self.transaction {
+            Some(_) => Step::Authenticate,
+            None => Step::ReadCap,
+        })
+    }
+
+    /// Goes on with the transaction, if there is one.
+    fn authenticate(&mut self, now: Nanos) -> Result<(), HostError> {
+        let (Some(transaction), Some(queue)) = (&mut self.transaction, &mut self.queue) else {
+            return Ok(());
+        };
+        if let Some(result) = transaction.drive(queue, &self.pool, OWN, now) {
+            self.transaction = None;
+            result?;
+            self.enter(Step::ReadCap, now);
+        }
+        Ok(())
     }
 
     fn live(&mut self, now: Nanos) {

@@ -1,9 +1,9 @@
 //! One I/O queue of a controller, as a bdev queue: its device is a remote namespace.
 //!
 //! ```text
-//! Down ─▶ Dialling ─▶ Connecting ─▶ Live ─▶ Draining   the association moves to another transport
-//!  ▲                                  │         │ no I/O in flight
-//!  └──────────────────────────────────┴─────────┘
+//! Down ─▶ Dialling ─▶ Connecting ─▶ (Authenticating) ─▶ Live ─▶ Draining   the association moves to another transport
+//!  ▲                                                     │         │ no I/O in flight
+//!  └─────────────────────────────────────────────────────┴─────────┘
 //!     connection lost, command too slow, new association
 //! ```
 //!
@@ -27,16 +27,18 @@ use std::time::Duration;
 use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
 use nacre_hugepages::Pool;
-use nacre_nvmf_wire::StatusCode;
+use nacre_nvmf_wire::fabrics::ConnectResponse;
+use nacre_nvmf_wire::{Cqe, StatusCode};
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
 use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
 use self::waiting::Waits;
 use self::watch::Watch;
+use super::authentication::{self, Transaction};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
-use super::options::{Dial, HostOptions, Wanted};
+use super::options::{Dial, HostError, HostOptions, Wanted};
 use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
 use super::step::connect;
@@ -55,6 +57,7 @@ const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 
 /// Tokens of commands that are no I/O: this one and those above it.
 const RESERVE: u64 = u64::MAX - 1;
+/// Of Connect and of the commands of authentication.
 const CONNECT: u64 = u64::MAX;
 
 /// What happened to a queue since it was made.
@@ -81,6 +84,9 @@ enum Phase {
     Connecting {
         since: Nanos,
     },
+    Authenticating {
+        since: Nanos,
+    },
     Live,
     /// Live, but sends no new commands.
     Draining,
@@ -102,6 +108,8 @@ pub struct IoQueue {
     version: u64,
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
+    /// Of [`Phase::Authenticating`].
+    transaction: Option<Box<Transaction>>,
     generation: u64,
     /// The association that must end because the target still has commands of this queue: not used
     /// again.
@@ -145,6 +153,7 @@ impl IoQueue {
             version: 0,
             queue: None,
             phase: Phase::Down { retry_at: now },
+            transaction: None,
             generation: 0,
             spent: None,
             attempts: Attempts::default(),
@@ -241,6 +250,11 @@ impl IoQueue {
                 self.disconnect(now);
                 self.not_connected("the answer to Connect takes too long".into(), false);
             }
+            Phase::Authenticating { since } if now.since(since) > limit => {
+                self.disconnect(now);
+                self.not_connected("authentication takes too long".into(), false);
+            }
+            Phase::Authenticating { .. } => self.authenticate(now),
             Phase::Live if self.link.version() != self.version => self.look(now),
             Phase::Live if now >= self.check_at => self.check_time(now),
             _ => {}
@@ -389,13 +403,59 @@ impl IoQueue {
         self.phase = Phase::Connecting { since: now };
     }
 
-    fn connected(&mut self, status: StatusCode, now: Nanos) {
+    /// The Connect came back, or a command of the transaction.
+    fn own_finished(&mut self, one: &Finished, now: Nanos) {
+        let Some(transaction) = &mut self.transaction else {
+            return self.connected(&one.cqe, now);
+        };
+        match transaction.finished(one) {
+            Ok(()) => self.authenticate(now),
+            Err(error) => self.not_authenticated(&error, now),
+        }
+    }
+
+    fn connected(&mut self, cqe: &Cqe, now: Nanos) {
+        let status = cqe.status();
         if !status.is_success() {
             let status = status.of_fabrics();
             tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
             self.disconnect(now);
             return self.not_connected(status.to_string(), true);
         }
+        let required = ConnectResponse::from_cqe(cqe).auth;
+        match authentication::after_connect(&self.options, required, self.qid) {
+            Ok(None) => self.live(now),
+            Ok(Some(transaction)) => {
+                self.transaction = Some(Box::new(transaction));
+                self.phase = Phase::Authenticating { since: now };
+                self.authenticate(now);
+            }
+            Err(error) => self.not_authenticated(&error, now),
+        }
+    }
+
+    /// Goes on with the transaction.
+    fn authenticate(&mut self, now: Nanos) {
+        let (Some(transaction), Some(queue)) = (&mut self.transaction, &mut self.queue) else {
+            return;
+        };
+        match transaction.drive(queue, &self.pool, CONNECT, now) {
+            None => {}
+            Some(Ok(())) => {
+                self.transaction = None;
+                self.live(now);
+            }
+            Some(Err(error)) => self.not_authenticated(&error, now),
+        }
+    }
+
+    fn not_authenticated(&mut self, error: &HostError, now: Nanos) {
+        tracing::warn!(qid = self.qid, %error, "an I/O queue was refused");
+        self.disconnect(now);
+        self.not_connected(error.to_string(), error.is_final());
+    }
+
+    fn live(&mut self, now: Nanos) {
         self.phase = Phase::Live;
         self.attempts = Attempts::default();
         self.waits.away_since = None;
@@ -406,6 +466,7 @@ impl IoQueue {
 
     /// Drops the connection; I/O in flight waits for the next.
     fn disconnect(&mut self, now: Nanos) {
+        self.transaction = None;
         let Some(mut queue) = self.queue.take() else {
             return;
         };
@@ -583,7 +644,7 @@ impl Queue for IoQueue {
             let closed = queue.closed().cloned();
             self.queue = Some(queue);
             match own {
-                Some(one) if one.token == CONNECT => self.connected(one.cqe.status(), now),
+                Some(one) if one.token == CONNECT => self.own_finished(&one, now),
                 Some(one) => self.reserved(one),
                 None => {}
             }
@@ -593,7 +654,9 @@ impl Queue for IoQueue {
                 }
                 let connecting = matches!(
                     self.phase,
-                    Phase::Dialling { .. } | Phase::Connecting { .. }
+                    Phase::Dialling { .. }
+                        | Phase::Connecting { .. }
+                        | Phase::Authenticating { .. }
                 );
                 self.disconnect(now);
                 if connecting {
@@ -629,7 +692,10 @@ impl Queue for IoQueue {
         let follows = match self.phase {
             Phase::Live => self.link.goes_on(self.generation),
             Phase::Down { .. } => self.link.is_moving() || self.link.generation().is_none(),
-            Phase::Dialling { .. } | Phase::Connecting { .. } | Phase::Draining => false,
+            Phase::Dialling { .. }
+            | Phase::Connecting { .. }
+            | Phase::Authenticating { .. }
+            | Phase::Draining => false,
         };
         follows && self.inflight() == 0
     }

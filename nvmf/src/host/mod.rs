@@ -18,6 +18,7 @@
 //! When a probe succeeds, every queue completes its I/O in flight, and all queues move: nothing is
 //! lost and nothing is sent twice.
 
+mod authentication;
 mod controller;
 mod discovery;
 mod io;
@@ -29,6 +30,7 @@ mod pending;
 mod queue;
 mod step;
 
+pub use authentication::HostAuth;
 pub use controller::{AdminResult, Controller, ControllerState};
 pub use discovery::fetch_discovery_log;
 pub use io::{IoQueue, IoStats};

@@ -6,7 +6,9 @@ use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::fabrics::{ConnectData, InvalidParameter};
 use nacre_nvmf_wire::{Nqn, StatusCode};
 
+use super::authentication::HostAuth;
 use super::paths::PathOptions;
+use crate::auth::Reason;
 use crate::transport::{Closed, HostTransport, TransportType};
 
 /// A queue that is to be connected.
@@ -111,6 +113,8 @@ pub struct HostOptions {
     /// The transports to choose from, and how; `None`: one, and `reconnect_delay`. With paths their
     /// own delays count instead.
     pub paths: Option<PathOptions>,
+    /// Keys of this host, and of the controller if that must prove itself, too.
+    pub authentication: Option<HostAuth>,
 }
 
 impl HostOptions {
@@ -133,6 +137,7 @@ impl HostOptions {
             fast_io_fail: None,
             wait_for_access: false,
             paths: None,
+            authentication: None,
         }
     }
 }
@@ -164,6 +169,12 @@ pub enum HostError {
     IoQueues { why: String },
     #[error("I/O under way was not answered within {limit:?}")]
     NotDrained { limit: Duration },
+    #[error("the target requires authentication, and this host has no key for it (dhchap_key)")]
+    KeyRequired,
+    #[error("the target requires a secure channel, which this host does not support")]
+    SecureChannelRequired,
+    #[error("authentication failed: {0}")]
+    Authentication(Reason),
     #[error("the target misbehaved: {what}")]
     Misbehaved { what: String },
 }
@@ -192,6 +203,9 @@ impl HostError {
         match self {
             HostError::Refused { status, .. } => status.dnr(),
             HostError::InvalidParameter { dnr, .. } => *dnr,
+            HostError::KeyRequired | HostError::SecureChannelRequired => true,
+            // The same keys fail again.
+            HostError::Authentication(reason) => reason.is_final(),
             _ => false,
         }
     }

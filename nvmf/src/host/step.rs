@@ -26,6 +26,8 @@ pub enum Step {
     /// Waiting for the transport.
     Dialling,
     Connect,
+    /// It has commands of its own ([`super::authentication::Transaction`]).
+    Authenticate,
     ReadCap,
     Enable,
     WaitReady,
@@ -51,6 +53,7 @@ impl Step {
         match self {
             Step::Dialling => "connecting the transport",
             Step::Connect => "connect",
+            Step::Authenticate => "authenticate",
             Step::ReadCap => "reading CAP",
             Step::Enable => "enabling the controller",
             Step::WaitReady => "waiting for CSTS.RDY",
@@ -74,6 +77,7 @@ impl Step {
         matches!(
             self,
             Step::Connect
+                | Step::Authenticate
                 | Step::ReadCap
                 | Step::Enable
                 | Step::WaitReady
@@ -96,7 +100,7 @@ impl Step {
 
     /// Whether there is a command to send.
     pub fn has_command(self) -> bool {
-        !matches!(self, Step::Dialling | Step::Idle)
+        !matches!(self, Step::Dialling | Step::Authenticate | Step::Idle)
     }
 
     pub fn is_shutting_down(self) -> bool {
@@ -169,7 +173,7 @@ impl Step {
                 Some((log.to_sqe(0, u32::MAX), None, Some(pool.acquire(PAGE)?)))
             }
             Step::ShutDown => set_cc(Cc::enabled().with_shn(1)),
-            Step::Dialling | Step::Idle => None,
+            Step::Dialling | Step::Authenticate | Step::Idle => None,
         }
     }
 }

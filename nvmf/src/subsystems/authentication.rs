@@ -59,7 +59,8 @@ impl Default for Authentication {
 }
 
 impl Authentication {
-    pub(crate) fn with_helper(helper: Arc<Helper>) -> Authentication {
+    /// With a helper of its own, for tests in virtual time.
+    pub fn with_helper(helper: Arc<Helper>) -> Authentication {
         Authentication {
             helper,
             offer: Mutex::new(Offer::default()),

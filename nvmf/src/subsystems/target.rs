@@ -121,7 +121,7 @@ impl Target {
     }
 
     /// The same with an [`Authentication`] of its own.
-    pub(crate) fn with_authentication(
+    pub fn with_authentication(
         config: TargetConfig,
         cores: usize,
         authentication: Authentication,

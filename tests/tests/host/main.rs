@@ -2,6 +2,7 @@
 //! above all the handling of I/O when connections are lost.
 
 mod admin;
+mod authentication;
 mod garbage;
 mod io;
 mod loss;

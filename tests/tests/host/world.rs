@@ -12,11 +12,11 @@ use nacre_hugepages::{Buf, ClassSpec, Pool};
 use nacre_nvmf::host::{Controller, ControllerState, Dial, HostOptions, IoQueue};
 use nacre_nvmf::queues::{GroupConfig, QueueGroup};
 use nacre_nvmf::subsystems::{
-    Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
+    Authentication, Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
 use nacre_nvmf::transport::{Address, HostTransport, Pools, TransportType};
 use nacre_nvmf_wire::Nqn;
-use nacre_reactor::Nanos;
+use nacre_reactor::{Helper, Nanos};
 use nacre_tests::target::{SUBNQN, nqn};
 use nacre_transport_loopback::{Faults, LoopbackConfig, LoopbackPlug};
 
@@ -130,7 +130,8 @@ impl World {
     /// A fresh target without namespaces, which admits any host.
     pub fn start_target(&mut self) {
         let plug = Arc::new(LoopbackPlug::new(LoopbackConfig::default()));
-        let target = Target::new(TargetConfig::default(), 1);
+        let authentication = Authentication::with_helper(Arc::new(Helper::at_once()));
+        let target = Target::with_authentication(TargetConfig::default(), 1, authentication);
         target.add_plug(plug.clone()).unwrap();
         let (pools, config) = (self.pools.clone(), GroupConfig::default());
         let mut group =

@@ -4,7 +4,7 @@ use crate::host::namespace::NamespaceInfo;
 use crate::host::options::{ControllerId, HostError};
 use crate::host::step::Step;
 use nacre_nvmf_wire::Cqe;
-use nacre_nvmf_wire::fabrics::ConnectResponse;
+use nacre_nvmf_wire::fabrics::{AuthRequirements, ConnectResponse};
 use nacre_nvmf_wire::identify::controller::{FUSES_COMPARE_AND_WRITE, vwc};
 use nacre_nvmf_wire::identify::{IdentifyController, NamespaceList, NvmController, nsid};
 use zerocopy::FromBytes;
@@ -17,8 +17,9 @@ impl Controller {
         self.had.unwrap_or_else(|| self.options.controller.asked())
     }
 
-    pub(super) fn take_connect(&mut self, cqe: &Cqe) -> Result<(), HostError> {
-        let cntlid = ConnectResponse::from_cqe(cqe).cntlid;
+    /// Takes the answer to Connect. Returns the authentication that the target requires.
+    pub(super) fn take_connect(&mut self, cqe: &Cqe) -> Result<AuthRequirements, HostError> {
+        let ConnectResponse { cntlid, auth } = ConnectResponse::from_cqe(cqe);
         if cntlid >= 0xfff0 {
             let what = format!("Connect answers with controller identifier {cntlid:#x}");
             return Err(HostError::Misbehaved { what });
@@ -29,7 +30,7 @@ impl Controller {
             return Err(HostError::Misbehaved { what });
         }
         self.given(cntlid);
-        Ok(())
+        Ok(auth)
     }
 
     pub(super) fn given(&mut self, cntlid: u16) {

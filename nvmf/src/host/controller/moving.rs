@@ -41,7 +41,7 @@ enum Stage {
     Connecting,
     /// Waits until nothing is under way by the other transport.
     Connected {
-        cntlid: u16,
+        response: ConnectResponse,
         since: Nanos,
     },
 }
@@ -110,8 +110,9 @@ impl Controller {
                 }
             }
             (Stage::Connecting, Some(cqe)) => {
-                let cntlid = admitted(&cqe)?;
-                better.stage = Stage::Connected { cntlid, since: now };
+                let response = admitted(&cqe)?;
+                let since = now;
+                better.stage = Stage::Connected { response, since };
                 self.link.set_moving(true);
             }
             (Stage::Dialling, _) if now.since(better.since) > limit => {
@@ -173,7 +174,7 @@ impl Controller {
 
     /// The association over the fallback ends, and the probe's goes on in its place.
     fn take_over(&mut self, better: Better, now: Nanos) {
-        let Stage::Connected { cntlid, .. } = better.stage else {
+        let Stage::Connected { response, .. } = better.stage else {
             return;
         };
         let unbroken = !self.options.keep_alive.is_zero();
@@ -183,20 +184,24 @@ impl Controller {
         self.drop_connection(&HostError::Reset);
         self.in_transit = unbroken;
         self.paths.as_mut().map(Paths::returning);
-        self.given(cntlid);
+        self.given(response.cntlid);
         self.link
             .change(|state| state.transport = Some(better.kind));
         self.queue = Some(better.queue);
         self.state = ControllerState::Connecting;
         self.started = now;
-        self.enter(Step::ReadCap, now);
+        // Its own transaction: the other association's proof is worth nothing here.
+        match self.step_after_connect(response.auth) {
+            Ok(step) => self.enter(step, now),
+            Err(error) => self.lost(error, now),
+        }
     }
 }
 
 /// The controller that a Connect made.
-fn admitted(cqe: &Cqe) -> Result<u16, HostError> {
+fn admitted(cqe: &Cqe) -> Result<ConnectResponse, HostError> {
     match cqe.status() {
-        status if status.is_success() => Ok(ConnectResponse::from_cqe(cqe).cntlid),
+        status if status.is_success() => Ok(ConnectResponse::from_cqe(cqe)),
         status => Err(HostError::Refused {
             step: Step::Connect.name(),
             status,

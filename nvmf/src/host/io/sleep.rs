@@ -5,6 +5,7 @@ use std::time::Duration;
 use nacre_reactor::{Idle, Nanos};
 
 use super::{IoQueue, Phase, TIMEOUT_CHECK};
+use crate::host::authentication::LOOK;
 
 impl IoQueue {
     pub(super) fn arm_connection(&mut self, now: Nanos) -> Idle {
@@ -34,6 +35,15 @@ impl IoQueue {
                 .transport()
                 .arm(now)
                 .and(Idle::Until(since + self.options.connect_timeout)),
+            (Some(queue), Phase::Authenticating { since }) => {
+                let looks = self.transaction.as_ref().is_some_and(|t| t.must_look());
+                let until = if looks {
+                    now + LOOK
+                } else {
+                    since + self.options.connect_timeout
+                };
+                queue.transport().arm(now).and(Idle::Until(until))
+            }
             (None, _) => Idle::Busy,
         }
     }

@@ -1,0 +1,206 @@
+//! Authentication of a queue of this host (DH-HMAC-CHAP), between its Connect and its other
+//! commands.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::Duration;
+
+use nacre_hugepages::Pool;
+use nacre_nvmf_wire::fabrics::{AuthRequirements, Authentication};
+use nacre_nvmf_wire::{Nqn, Sgl, StatusCode};
+use nacre_reactor::{Helper, Nanos};
+
+use super::options::{HostError, HostOptions};
+use super::queue::{CommandQueue, Finished};
+use crate::auth::{Answer, HostEnd, HostStep, Job, KeySource, Names, Offer, Reason, SystemRandom};
+
+/// What a host needs to authenticate itself.
+#[derive(Clone)]
+pub struct HostAuth {
+    pub keys: Arc<dyn KeySource>,
+    /// Hash functions and groups that the host offers. It accepts no others.
+    pub offer: Offer,
+    /// Reads the keys and computes powers.
+    pub helper: Arc<Helper>,
+}
+
+impl fmt::Debug for HostAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostAuth")
+            .field("keys", &self.keys)
+            .field("offer", &self.offer)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How often a core that would sleep looks for the answer of the helper thread.
+pub(super) const LOOK: Duration = Duration::from_millis(1);
+
+/// Room for any message of a controller.
+const RECEIVE_BYTES: u32 = 4096;
+
+/// A transaction on a queue that has just been connected.
+pub(super) struct Transaction {
+    end: HostEnd,
+    helper: Arc<Helper>,
+    subsystem: Nqn,
+    /// What the host's end waits for.
+    wait: Wait,
+}
+
+enum Wait {
+    Nothing,
+    /// A message to send, until there is a buffer and room.
+    Unsent(Vec<u8>),
+    /// The controller's message is to be fetched, when there is a buffer and room.
+    Unfetched,
+    /// The completion of a Send.
+    Sent,
+    /// The completion of a Receive.
+    Fetching,
+    Answer(Receiver<Answer>),
+}
+
+/// The transaction that must follow a Connect, if there must be one.
+pub(super) fn after_connect(
+    options: &HostOptions,
+    required: AuthRequirements,
+    qid: u16,
+) -> Result<Option<Transaction>, HostError> {
+    if required.contains(AuthRequirements::SECURE_CHANNEL) {
+        return Err(HostError::SecureChannelRequired);
+    }
+    let is_required = required.contains(AuthRequirements::AUTHENTICATION);
+    let Some(auth) = &options.authentication else {
+        return if is_required {
+            Err(HostError::KeyRequired)
+        } else {
+            Ok(None)
+        };
+    };
+    // A controller that must prove itself cannot avoid that by not asking for the host's proof.
+    if !is_required && !auth.keys.has_controller_key() {
+        return Ok(None);
+    }
+    let names = Names {
+        host: options.hostnqn.clone(),
+        subsystem: options.subnqn.clone(),
+    };
+    let (keys, offer) = (Arc::clone(&auth.keys), auth.offer.clone());
+    // The controller keeps transactions of one queue apart, and those of queues.
+    let end = HostEnd::new(names, keys, offer, qid, Box::new(SystemRandom));
+    Ok(Some(Transaction {
+        end,
+        helper: Arc::clone(&auth.helper),
+        subsystem: options.subnqn.clone(),
+        wait: Wait::Nothing,
+    }))
+}
+
+impl Transaction {
+    /// Does what is next. `Some`: the transaction is over.
+    pub fn drive(
+        &mut self,
+        queue: &mut CommandQueue,
+        pool: &Pool,
+        token: u64,
+        now: Nanos,
+    ) -> Option<Result<(), HostError>> {
+        loop {
+            match &mut self.wait {
+                Wait::Nothing => match self.end.step() {
+                    HostStep::Send(bytes) => self.wait = Wait::Unsent(bytes),
+                    HostStep::Receive => self.wait = Wait::Unfetched,
+                    HostStep::Compute(job) => match self.compute(job) {
+                        Ok(answer) => self.wait = Wait::Answer(answer),
+                        Err(reason) => return Some(Err(HostError::Authentication(reason))),
+                    },
+                    HostStep::Wait => return None,
+                    HostStep::Completed(_) => return Some(Ok(())),
+                    HostStep::Failed(reason) => {
+                        return Some(Err(HostError::Authentication(reason)));
+                    }
+                },
+                Wait::Unsent(bytes) => {
+                    let length = bytes.len();
+                    let mut buf = pool.acquire(length).filter(|_| queue.has_room())?;
+                    buf.bytes_mut()?.copy_from_slice(bytes);
+                    let length = length as u32;
+                    let sqe = command(length).to_send(0, Sgl::Transport { length });
+                    queue.submit(sqe, Some(buf), None, token, now);
+                    self.wait = Wait::Sent;
+                }
+                Wait::Unfetched => {
+                    let length = RECEIVE_BYTES;
+                    let buf = pool.acquire(length as usize);
+                    let buf = buf.filter(|_| queue.has_room())?;
+                    let sqe = command(length).to_receive(0, Sgl::Transport { length });
+                    queue.submit(sqe, None, Some(buf), token, now);
+                    self.wait = Wait::Fetching;
+                }
+                Wait::Answer(answer) => match answer.try_recv() {
+                    Ok(answer) => {
+                        self.wait = Wait::Nothing;
+                        self.end.answered(answer);
+                    }
+                    Err(TryRecvError::Empty) => return None,
+                    Err(TryRecvError::Disconnected) => {
+                        let reason = Reason::Overloaded;
+                        return Some(Err(HostError::Authentication(reason)));
+                    }
+                },
+                Wait::Sent | Wait::Fetching => return None,
+            }
+        }
+    }
+
+    /// A command of this transaction came back.
+    pub fn finished(&mut self, one: &Finished) -> Result<(), HostError> {
+        let status = one.cqe.status();
+        if !status.is_success() {
+            return Err(refused(status));
+        }
+        match std::mem::replace(&mut self.wait, Wait::Nothing) {
+            Wait::Sent => self.end.sent(),
+            Wait::Fetching => {
+                let read: &[u8] = one.read.as_deref().unwrap_or(&[]);
+                let bytes = read.len().min(one.transferred as usize);
+                self.end.received(&read[..bytes]);
+            }
+            other => self.wait = other,
+        }
+        Ok(())
+    }
+
+    /// True while no completion of the queue will move it on.
+    pub fn must_look(&self) -> bool {
+        !matches!(self.wait, Wait::Sent | Wait::Fetching)
+    }
+
+    fn compute(&self, job: Job) -> Result<Receiver<Answer>, Reason> {
+        let (done, answer) = channel();
+        // The queue may be gone when the answer comes.
+        let run = move || drop(done.send(job.run()));
+        let submitted = self.helper.submit(self.subsystem.as_str(), run);
+        submitted.map_err(|_| Reason::Overloaded)?;
+        Ok(answer)
+    }
+}
+
+fn command(length: u32) -> Authentication {
+    Authentication {
+        secp: Authentication::SECP_NVME,
+        spsp0: 1,
+        spsp1: 1,
+        length,
+    }
+}
+
+pub(super) fn refused(status: StatusCode) -> HostError {
+    HostError::Refused {
+        step: "authenticate",
+        status,
+        fabrics: true,
+    }
+}
