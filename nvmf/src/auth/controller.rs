@@ -174,7 +174,10 @@ impl ControllerEnd {
 
     /// An Authentication Send.
     pub fn send(&mut self, bytes: &[u8], now: Nanos) {
-        self.deadline = now + self.patience;
+        // A host that goes on sending in place of fetching Failure1 gains no time.
+        if !matches!(self.state, State::Failure1(_)) {
+            self.deadline = now + self.patience;
+        }
         if let Err(reason) = self.take_message(bytes) {
             self.give_up(reason);
         }

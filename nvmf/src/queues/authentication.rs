@@ -36,7 +36,7 @@ const PROTOCOL: (u8, u8) = (1, 1);
 const MOST: u32 = 4096;
 /// How long a host that failed may take to close its connection.
 const LEAVE_TIME: Duration = Duration::from_millis(100);
-/// How long to wait for each message of a host without a keep-alive timeout.
+/// How long to wait for each message of a host, unless its keep-alive timeout is shorter.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often, with a pause of a millisecond, the helper thread offers an answer to a core whose
 /// message list is full.
@@ -198,11 +198,12 @@ fn transaction(qp: &mut QueuePair) -> Option<&mut ControllerEnd> {
     qp.auth.as_mut()?.end.as_mut()
 }
 
-/// How long the controller waits for each message of a host.
+/// How long the controller waits for each message of a host. The host chooses its keep-alive
+/// timeout before it proves itself, so that can only shorten the time.
 fn patience(association: &Association) -> Duration {
     match association.keep_alive() {
         Duration::ZERO => PATIENCE,
-        keep_alive => keep_alive,
+        keep_alive => keep_alive.min(PATIENCE),
     }
 }
 
