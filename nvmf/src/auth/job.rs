@@ -20,6 +20,8 @@ pub struct Keys {
 /// Why keys cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
+    #[error("this end has no key")]
+    None,
     #[error("key {name}: {why}")]
     Unreadable { name: String, why: String },
     #[error("key {name}: {error}")]
@@ -29,6 +31,11 @@ pub enum KeyError {
 /// Where an end's keys are. A source may read files: it is used on the helper thread only.
 pub trait KeySource: fmt::Debug + Send + Sync {
     fn keys(&self) -> Result<Keys, KeyError>;
+
+    /// False if there is no key of the host at present.
+    fn has_host_key(&self) -> bool {
+        true
+    }
 
     /// True if it has a key of the controller.
     fn has_controller_key(&self) -> bool;

@@ -72,7 +72,8 @@ pub(super) fn after_connect(
         return Err(HostError::SecureChannelRequired);
     }
     let is_required = required.contains(AuthRequirements::AUTHENTICATION);
-    let Some(auth) = &options.authentication else {
+    let auth = options.authentication.as_ref();
+    let Some(auth) = auth.filter(|auth| auth.keys.has_host_key()) else {
         return if is_required {
             Err(HostError::KeyRequired)
         } else {

@@ -300,6 +300,7 @@ impl Resources {
         association.touch();
         if qp.stage == Stage::Authenticating {
             qp.stage = Stage::Live;
+            qp.unproven = None;
             qp.auth_state.set_pending(false);
             if qid == 0 {
                 association.set_authenticated();

@@ -164,13 +164,19 @@ impl Resources {
         let place = self.target.places.take(discovery).map_err(|full| {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
+        let must_authenticate = subsystem.host_keys(&hostnqn).is_some();
+        let places = &self.target.places;
+        let unproven = must_authenticate.then(|| places.take_unproven(of_peer(&qp.ends.peer)));
+        let unproven = unproven.transpose().map_err(|full| {
+            Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
+        })?;
         let association = if connect.is_admin() {
             self.connect_admin(qp, &subsystem, data, &hostnqn)?
         } else {
             self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?
         };
         let cqe = self.adopt(qp, &connect, association, now)?;
-        qp.place = Some(place);
+        (qp.place, qp.unproven) = (Some(place), unproven);
         Ok(cqe)
     }
 

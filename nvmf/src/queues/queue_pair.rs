@@ -17,7 +17,7 @@ use crate::subsystems::authentication::QueueAuthState;
 use crate::subsystems::config::IoLimits;
 use crate::subsystems::core_handle::{ReqIndex, ReqRef};
 use crate::subsystems::namespace::{Namespace, View};
-use crate::subsystems::places::Place;
+use crate::subsystems::places::{Place, UnprovenPlace};
 use crate::subsystems::reservation::RightsCache;
 use crate::subsystems::stats::QueueStats;
 use crate::transport::{Address, ConnId, ListenerId, ReqTag, Response};
@@ -64,6 +64,8 @@ pub(crate) struct QueuePair {
     pub association: Option<Arc<Association>>,
     /// From the accepted Connect on.
     pub place: Option<Place>,
+    /// While its host has to authenticate itself.
+    pub unproven: Option<UnprovenPlace>,
     /// From its first authentication on.
     pub auth: Option<Box<QueueAuth>>,
     pub auth_state: Arc<QueueAuthState>,
@@ -194,6 +196,7 @@ impl QueuePair {
             in_place: InPlace::default(),
             association: None,
             place: None,
+            unproven: None,
             auth: None,
             auth_state: Arc::default(),
             controller: None,

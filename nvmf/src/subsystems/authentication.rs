@@ -1,8 +1,8 @@
 //! The target's part in authentication: what is offered, who failed, and the helper thread.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nacre_nvmf_wire::Nqn;

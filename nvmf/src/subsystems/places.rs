@@ -3,16 +3,36 @@
 //! The transports bound connections before their Connect. A queue takes its place with its Connect,
 //! so that a host beyond the limit learns of it from the status.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
+
 /// Any host may use the discovery service: of all connections it has at most one in so many.
 const DISCOVERY_PART: usize = 4;
+/// Anyone may claim the name of a host: of all connections, those whose hosts have not yet
+/// authenticated themselves are at most one in so many, and one in so many of these per address.
+const UNPROVEN_PART: usize = 4;
 
 pub(crate) struct Places {
     max: usize,
     open: AtomicUsize,
     discoveries: AtomicUsize,
+    unproven: Mutex<Unproven>,
+}
+
+/// Queues whose hosts have to authenticate themselves and have not yet.
+#[derive(Default)]
+struct Unproven {
+    all: usize,
+    by_address: BTreeMap<String, usize>,
+}
+
+/// One of the queues that wait for authentication; dropping it makes room.
+pub(crate) struct UnprovenPlace {
+    places: Arc<Places>,
+    address: String,
 }
 
 /// The place of one queue; dropping it makes room.
@@ -30,6 +50,14 @@ pub(crate) enum NoPlace {
         "{most} discovery controllers are connected, as many as a quarter of [nvmf] max_connections allows"
     )]
     Discovery { most: usize },
+    #[error(
+        "{most} queues wait for the authentication of their hosts, as many as a quarter of [nvmf] max_connections allows"
+    )]
+    Unproven { most: usize },
+    #[error(
+        "{most} queues from this address wait for the authentication of their hosts, as many as a sixteenth of [nvmf] max_connections allows"
+    )]
+    UnprovenOfAddress { most: usize },
 }
 
 impl Places {
@@ -38,11 +66,17 @@ impl Places {
             max,
             open: AtomicUsize::new(0),
             discoveries: AtomicUsize::new(0),
+            unproven: Mutex::default(),
         })
     }
 
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
+    }
+
+    /// Queues whose hosts have to authenticate themselves and have not yet.
+    pub fn unproven(&self) -> usize {
+        self.unproven.lock().all
     }
 
     pub fn take(self: &Arc<Places>, discovery: bool) -> Result<Place, NoPlace> {
@@ -63,6 +97,38 @@ impl Places {
         }
         let places = Arc::clone(self);
         Ok(Place { places, discovery })
+    }
+
+    /// For a queue whose host has to authenticate itself, until it has. `address` has no port.
+    pub fn take_unproven(self: &Arc<Places>, address: String) -> Result<UnprovenPlace, NoPlace> {
+        let most = self.max.div_ceil(UNPROVEN_PART);
+        let most_of_address = most.div_ceil(UNPROVEN_PART);
+        let mut unproven = self.unproven.lock();
+        if unproven.all >= most {
+            return Err(NoPlace::Unproven { most });
+        }
+        let of_address = unproven.by_address.entry(address.clone()).or_default();
+        if *of_address >= most_of_address {
+            let most = most_of_address;
+            return Err(NoPlace::UnprovenOfAddress { most });
+        }
+        *of_address += 1;
+        unproven.all += 1;
+        let places = Arc::clone(self);
+        Ok(UnprovenPlace { places, address })
+    }
+}
+
+impl Drop for UnprovenPlace {
+    fn drop(&mut self) {
+        let mut unproven = self.places.unproven.lock();
+        unproven.all -= 1;
+        if let Some(count) = unproven.by_address.get_mut(&self.address) {
+            *count -= 1;
+            if *count == 0 {
+                unproven.by_address.remove(&self.address);
+            }
+        }
     }
 }
 
@@ -100,5 +166,28 @@ mod tests {
             (places.open(), places.discoveries.load(Ordering::Acquire)),
             (0, 0)
         );
+    }
+
+    /// Goal: hosts that claim a name leave room for those that prove it, and one address leaves
+    /// room for others.
+    #[test]
+    fn unproven_hosts_have_a_part_of_the_connections() {
+        let places = Places::new(32);
+        let take = |address: &str| places.take_unproven(address.to_owned());
+        let mut taken: Vec<UnprovenPlace> = Vec::new();
+        for address in ["a", "b", "c", "d"] {
+            taken.extend((0..2).filter_map(|_| take(address).ok()));
+            if address != "d" {
+                let refused = take(address).err();
+                assert_eq!(refused, Some(NoPlace::UnprovenOfAddress { most: 2 }));
+            }
+        }
+        assert_eq!(taken.len(), 8);
+        assert_eq!(take("e").err(), Some(NoPlace::Unproven { most: 8 }));
+        taken.remove(0);
+        taken.push(take("e").unwrap());
+        drop(taken);
+        let unproven = places.unproven.lock();
+        assert_eq!((unproven.all, unproven.by_address.len()), (0, 0));
     }
 }

@@ -315,6 +315,11 @@ impl Target {
         self.places.open()
     }
 
+    /// Queues whose hosts have to authenticate themselves and have not yet.
+    pub fn unauthenticated_queues(&self) -> usize {
+        self.places.unproven()
+    }
+
     /// Controllers of all subsystems, the discovery subsystem's included.
     pub fn controller_count(&self) -> usize {
         let subsystems = self.subsystems();

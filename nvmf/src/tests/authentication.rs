@@ -15,7 +15,7 @@ use crate::auth::{
     Agreed, FixedKeys, Group, Hash, HostEnd, HostStep, KeySource, Keys, Names, Offer, Progress,
     Reason, Secret, SystemRandom,
 };
-use crate::subsystems::Teardown;
+use crate::subsystems::{TargetConfig, Teardown};
 use crate::transport::{CloseWhy, ConnId, Response};
 
 const REQUIRED: StatusCode = StatusCode::AUTHENTICATION_REQUIRED.with_dnr();
@@ -240,6 +240,61 @@ fn wrong_controller_key() {
     assert_eq!(rig.status(conn, property_get(1), &[]), REQUIRED);
     assert!(rig.is_closed(conn));
     assert_eq!(rig.target.authentication.take_failures()[0].reason, GUESS);
+    rig.assert_clean();
+}
+
+/// Goal: claims without a proof have a part of the connections only, and each proof or end makes room.
+#[test]
+fn unproven_queues_are_bounded() {
+    let mut rig = Rig::new(TargetConfig {
+        max_connections: 4,
+        ..TargetConfig::default()
+    });
+    rig.add_namespace(ram());
+    let keys = Keys {
+        host: secret(),
+        controller: None,
+    };
+    let (subsystem, host) = (nqn(SUBNQN), nqn(HOSTNQN));
+    let target = &rig.target;
+    target
+        .add_host_with(&subsystem, &host, source(&keys))
+        .unwrap();
+    let (first, _) = rig.connect_admin();
+    assert_eq!(rig.target.unauthenticated_queues(), 1);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    let busy = StatusCode::CONNECT_CONTROLLER_BUSY;
+    assert_eq!(cqe.status(), busy, "no DNR: it may work later");
+    rig.hang_up(first);
+    rig.turn();
+    let (conn, _) = rig.connect_admin();
+    rig.authenticate(conn, host_end(&keys, quick())).unwrap();
+    assert_eq!(rig.target.unauthenticated_queues(), 0);
+    rig.connect_admin();
+}
+
+/// Goal: a host that goes on sending, and never fetches the failure, does not hold its place.
+#[test]
+fn endless_messages() {
+    let (mut rig, _) = rig();
+    let (conn, _) = rig.connect_admin();
+    let step = Duration::from_millis(u64::from(rig.kato_ms) / 3);
+    for _ in 0..3 {
+        assert!(rig.auth_send(conn, &[9; 64]).is_success());
+        rig.pass(step);
+    }
+    assert!(rig.is_closed(conn));
+    rig.assert_clean();
+}
+
+/// Goal: a keep-alive timeout of weeks does not give a silent host weeks.
+#[test]
+fn long_keep_alive() {
+    let (mut rig, _) = rig();
+    rig.kato_ms = u32::MAX;
+    let (conn, _) = rig.connect_admin();
+    rig.pass(Duration::from_secs(121));
+    assert!(rig.is_closed(conn));
     rig.assert_clean();
 }
 
