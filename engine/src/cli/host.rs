@@ -1,8 +1,11 @@
 //! `nacre host`: hosts that may connect.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::key::{self, KeyHash};
 use super::subsystem::{done, drop_nulls, is_discovery, items, some};
 use super::{Connection, Failure, output};
 
@@ -27,6 +30,7 @@ enum HostCommand {
         nqn: Option<String>,
     },
     /// Allow a host
+    #[command(visible_alias = "add")]
     Allow {
         /// NQN of the subsystem
         nqn: String,
@@ -35,14 +39,27 @@ enum HostCommand {
         /// Only show it this namespace, created with --not-visible
         #[arg(long, conflicts_with_all = ["dhchap_key", "dhchap_ctrlr_key", "psk"])]
         nsid: Option<u32>,
-        /// Name of the key that the host must prove to have (SPDK's daemon; this one has no
-        /// authentication yet)
+        /// Name of the key that the host must prove to have
         #[arg(long, value_name = "KEY")]
         dhchap_key: Option<String>,
-        /// Name of the key that the target must prove to have (likewise)
+        /// Name of the key that the target must prove to have
         #[arg(long, value_name = "KEY", requires = "dhchap_key")]
         dhchap_ctrlr_key: Option<String>,
-        /// Name of the TLS pre-shared key (likewise)
+        /// Make a key for the host under this name, and print the host's `nvme connect` command
+        #[arg(long, value_name = "KEY", conflicts_with_all = ["dhchap_key", "nsid"])]
+        generate_key: Option<String>,
+        /// Make a key for the target, too
+        #[arg(
+            long,
+            value_name = "KEY",
+            requires = "generate_key",
+            conflicts_with = "dhchap_ctrlr_key"
+        )]
+        generate_ctrlr_key: Option<String>,
+        /// Folder of the new key files
+        #[arg(long, value_name = "FOLDER", default_value = super::key::FOLDER)]
+        key_folder: PathBuf,
+        /// Name of the TLS pre-shared key (SPDK's daemon; this one has no TLS)
         #[arg(long, value_name = "KEY")]
         psk: Option<String>,
     },
@@ -83,10 +100,28 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
         HostCommand::Allow {
             nqn,
             hostnqn,
+            generate_key: Some(key),
+            generate_ctrlr_key,
+            key_folder,
+            ..
+        } => {
+            let host = NewHost {
+                nqn,
+                hostnqn,
+                key,
+                controller_key: generate_ctrlr_key,
+                folder: key_folder,
+            };
+            return host.allow(connection);
+        }
+        HostCommand::Allow {
+            nqn,
+            hostnqn,
             nsid: None,
             dhchap_key,
             dhchap_ctrlr_key,
             psk,
+            ..
         } => {
             let params = json!({
                 "nqn": nqn, "host": hostnqn,
@@ -112,6 +147,84 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
     drop_nulls(&mut params);
     connection.call(method, params.clone())?;
     done(connection, params)
+}
+
+/// A host that gets keys with its permission.
+struct NewHost {
+    nqn: String,
+    hostnqn: String,
+    key: String,
+    controller_key: Option<String>,
+    folder: PathBuf,
+}
+
+impl NewHost {
+    /// Makes the keys, allows the host, and prints the host's command: the one place where the
+    /// secrets are shown.
+    fn allow(&self, connection: &Connection) -> Result<(), Failure> {
+        let generate = |name: &str| key::generate(connection, name, KeyHash::Sha256, &self.folder);
+        let own = generate(&self.key)?;
+        let mut made = vec![&own];
+        let other = self.controller_key.as_deref().map(generate).transpose();
+        let allowed = other.and_then(|other| {
+            let mut params = json!({
+                "nqn": self.nqn, "host": self.hostnqn, "dhchap_key": self.key,
+                "dhchap_ctrlr_key": self.controller_key,
+            });
+            drop_nulls(&mut params);
+            let called = connection.call("nvmf_subsystem_add_host", params);
+            if called.is_err()
+                && let Some(other) = &other
+            {
+                other.discard(connection);
+            }
+            called.map(|_| other)
+        });
+        let other = match allowed {
+            Ok(other) => other,
+            Err(refused) => {
+                own.discard(connection);
+                return Err(refused);
+            }
+        };
+        made.extend(&other);
+        let mut open = connection.open()?;
+        let subsystems = some(&mut open, Some(&self.nqn))?;
+        let addresses = subsystems.first().map(|s| items(&s["listen_addresses"]));
+        let lines = addresses.unwrap_or_default().iter().map(|address| {
+            let text = |field: &str| output::cell(address.get(field));
+            let mut line = format!(
+                "nvme connect -t {} -a {} -s {} -n {} --hostnqn {} --dhchap-secret '{}'",
+                text("trtype").to_lowercase(),
+                text("traddr"),
+                text("trsvcid"),
+                self.nqn,
+                self.hostnqn,
+                *own.secret.to_text(),
+            );
+            if let Some(other) = &other {
+                line += &format!(" --dhchap-ctrl-secret '{}'", *other.secret.to_text());
+            }
+            line
+        });
+        let lines: Vec<String> = lines.collect();
+        if connection.json {
+            let files: Vec<_> = made.iter().map(|key| &key.file).collect();
+            return output::json(&json!({ "files": files, "commands": lines }));
+        }
+        for key in made {
+            output::line(&format!("key {}: {}", key.name, key.file.display()))?;
+        }
+        if lines.is_empty() {
+            let advice =
+                "no listener: add one with `nacre listener add`, then give the host the key";
+            return output::line(advice);
+        }
+        output::line("on the host:")?;
+        lines
+            .iter()
+            .try_for_each(|line| output::line(&format!("  {line}")))
+    }
 }
 
 fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ mod hugepages;
 mod identify;
 mod info;
 mod initiator;
+mod key;
 mod lcores;
 mod listener;
 mod metrics;
@@ -72,6 +73,8 @@ enum Command {
     Listener(listener::ListenerArgs),
     /// Hosts that may connect
     Host(host::HostArgs),
+    /// Keys with which hosts and targets authenticate themselves
+    Key(key::KeyArgs),
     /// Show the daemon's activity, live
     Top(top::TopArgs),
     /// Show past events, and follow new ones
@@ -231,6 +234,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Subsystem(args) => subsystem::run(args),
         Command::Listener(args) => listener::run(args),
         Command::Host(args) => host::run(args),
+        Command::Key(args) => key::run(args),
         Command::Top(args) => top::run(args),
         Command::Events(args) => events::run(args),
         Command::Info(args) => info::run(args),

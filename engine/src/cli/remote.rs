@@ -1,6 +1,7 @@
 //! Options of every command that connects to a controller as a host does.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,19 +9,25 @@ use clap::Args;
 use nacre_nvmf::address::{
     Endpoint, Fallback, Grammar, Scheme, Select, TransportChoice, parse_nqn, parse_nsid, parse_port,
 };
-use nacre_nvmf::host::{Connector, ControllerId, HostOptions, PathOptions};
+use nacre_nvmf::auth::Offer;
+use nacre_nvmf::host::{Connector, ControllerId, HostAuth, HostOptions, PathOptions};
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_reactor::Helper;
 use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning, Session, TcpConnector};
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
 use crate::doctor::{System, check_rdma_route};
 use crate::services::drives::{DriveUri, DriveUriError};
+use crate::services::keyring::{FileKey, HostKeys};
 use crate::values::address::socket_of;
 use crate::values::host_identity::Identity;
+
+/// Jobs of authentication that may wait: one for each queue.
+const KEY_JOBS: usize = 1024;
 
 /// Exit code: no connection could be established.
 pub const CANNOT_CONNECT: u8 = 3;
@@ -69,6 +76,12 @@ pub struct RemoteArgs {
     /// Identifier of this host, a UUID [default: the one that goes with the name]
     #[arg(short = 'I', long, value_name = "UUID", env = "NACRE_HOSTID")]
     hostid: Option<String>,
+    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
+    #[arg(long, value_name = "FILE")]
+    dhchap_key: Option<PathBuf>,
+    /// File with the key with which the target must authenticate itself
+    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    dhchap_ctrlr_key: Option<PathBuf>,
     /// Header digests (CRC32C)
     #[arg(short = 'g', long, visible_alias = "hdr-digest")]
     hdgst: bool,
@@ -176,6 +189,7 @@ impl RemoteArgs {
         options.queue_entries = needs.entries;
         options.connect_timeout = self.connect_timeout;
         options.keep_alive = self.keep_alive;
+        options.authentication = self.authentication()?;
         let address = socket_of(&remote, needs.port).map_err(cannot_connect)?;
         let scheme = remote.scheme.unwrap_or(Scheme::Tcp);
         let (connector, paths) = self.ways(scheme, address, &needs)?;
@@ -194,6 +208,34 @@ impl RemoteArgs {
             options,
             connector,
         })
+    }
+
+    /// The keys, and a thread to use them on.
+    fn authentication(&self) -> Result<Option<HostAuth>, Failure> {
+        let Some(own) = &self.dhchap_key else {
+            return Ok(None);
+        };
+        let key = |path: &PathBuf| {
+            let path = std::path::absolute(path).map_err(usage)?;
+            let key = FileKey {
+                name: path.display().to_string(),
+                path,
+            };
+            // A damaged file is found before the target is asked.
+            key.secret().map_err(usage)?;
+            Ok::<_, Failure>(Arc::new(key))
+        };
+        let keys = HostKeys {
+            host: key(own)?,
+            controller: self.dhchap_ctrlr_key.as_ref().map(key).transpose()?,
+        };
+        let helper = Helper::new("nacre-auth", KEY_JOBS);
+        helper.start()?;
+        Ok(Some(HostAuth {
+            keys: Arc::new(keys),
+            offer: Offer::default(),
+            helper: Arc::new(helper),
+        }))
     }
 
     fn ways(&self, scheme: Scheme, address: SocketAddr, needs: &Needs) -> Result<Ways, Failure> {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nacre_bdev::{Registry, null};
+use nacre_nvmf::auth::{Offer, UnknownName};
 use nacre_nvmf::subsystems::{SubsystemConfig, Target, TargetConfig};
 use nacre_nvmf::transport::ListenerOptions;
 use nacre_nvmf_wire::Nqn;
@@ -19,6 +20,7 @@ use crate::bdev_modules::Entry;
 use crate::methods::nvmf::host_nqn;
 use crate::rpc::RpcError;
 use crate::services::declared;
+use crate::services::keyring::{self, FileError};
 use crate::values::read::{self, ValueError};
 use crate::values::selector::Selector;
 use crate::values::size;
@@ -109,6 +111,7 @@ pub fn everywhere(settings: &Settings, origins: &BTreeMap<String, String>) -> Ve
     };
     check.ranges(settings);
     check.general(settings);
+    check.keys(settings);
     check.devices(&settings.bdev);
     check.listeners(settings);
     check.subsystems(settings);
@@ -325,6 +328,51 @@ impl Check<'_> {
         }
     }
 
+    fn keys(&mut self, settings: &Settings) {
+        let mut names = BTreeSet::new();
+        for (at, declared) in settings.key.iter().enumerate() {
+            let key = format!("key[{at}]");
+            if let Err(error) = keyring::check_name(&declared.name) {
+                self.refused(&format!("{key}.name"), &error);
+            } else if !names.insert(declared.name.as_str()) {
+                let cause = format!("a second key \"{}\"", declared.name);
+                self.refuse(&format!("{key}.name"), cause, "give each a name of its own");
+            }
+            if !declared.path.is_absolute() {
+                let key = format!("{key}.path");
+                self.refuse(
+                    &key,
+                    FileError::Relative,
+                    "write it from the root: /etc/nacre/keys/name",
+                );
+            }
+        }
+        let nvmf = &settings.nvmf;
+        let unknown = |error: UnknownName| error.to_string();
+        let (hashes, groups) = (&nvmf.dhchap_digests, &nvmf.dhchap_dhgroups);
+        let names = [
+            (
+                "nvmf.dhchap_digests",
+                hashes,
+                Offer::hashes_of(hashes).map(drop),
+            ),
+            (
+                "nvmf.dhchap_dhgroups",
+                groups,
+                Offer::groups_of(groups).map(drop),
+            ),
+        ];
+        for (key, names, parsed) in names {
+            match parsed.map_err(unknown) {
+                Err(cause) => self.refuse(key, cause, ""),
+                Ok(()) if names.is_empty() => {
+                    self.refuse(key, "none is allowed", "leave it out to allow all");
+                }
+                Ok(()) => {}
+            }
+        }
+    }
+
     fn listeners(&mut self, settings: &Settings) {
         let mut names = BTreeSet::new();
         for (at, listener) in settings.nvmf.listener.iter().enumerate() {
@@ -436,8 +484,11 @@ impl Check<'_> {
             self.refuse(&format!("{key}.{field}"), error, "");
         }
         let mut hosts = BTreeSet::new();
-        for (n, host) in subsystem.hosts.iter().enumerate() {
-            let key = format!("{key}.hosts[{n}]");
+        let bare = subsystem.hosts.iter().enumerate();
+        let bare = bare.map(|(n, host)| (format!("{key}.hosts[{n}]"), host));
+        let with_keys = subsystem.host.iter().enumerate();
+        let with_keys = with_keys.map(|(n, host)| (format!("{key}.host[{n}].nqn"), &host.nqn));
+        for (key, host) in bare.chain(with_keys) {
             match host_nqn(host) {
                 Ok(host) if !hosts.insert(host.clone()) => {
                     self.refuse(&key, format!("\"{host}\" is there twice"), "");
@@ -449,6 +500,19 @@ impl Check<'_> {
                     self.refused(&key, &error);
                 }
             }
+        }
+        for (n, _) in subsystem
+            .host
+            .iter()
+            .enumerate()
+            .filter(|(_, host)| host.dhchap_key.is_empty())
+        {
+            let remedy = "add dhchap_key = \"name\", or put it into hosts";
+            self.refuse(
+                &format!("{key}.host[{n}].dhchap_key"),
+                "a host without a key",
+                remedy,
+            );
         }
         let most = SubsystemConfig::DEFAULT_MAX_NAMESPACES as usize;
         if subsystem.namespace.len() > most {

@@ -187,8 +187,12 @@ const KEYS: &[(&[&str], &str)] = &[
         "use max_qpairs in [rdma], and max_connections in [nvmf]",
     ),
     (
-        &["psk", "dhchap_key", "tls", "secure_channel"],
-        "leave it out: neither TLS nor DH-HMAC-CHAP is supported",
+        &["dhchap_key", "dhchap_ctrlr_key"],
+        "use [[nvmf.subsystem.host]]",
+    ),
+    (
+        &["psk", "tls", "secure_channel"],
+        "leave it out: TLS is not supported",
     ),
 ];
 

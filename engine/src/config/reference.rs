@@ -53,9 +53,11 @@ pub fn markdown() -> String {
 
 fn row(out: &mut String, section: &str, key: &str, value: &str, is_example: bool, about: &str) {
     let is_list_item = [
+        "key",
         "bdev",
         "nvmf.listener",
         "nvmf.subsystem",
+        "nvmf.subsystem.host",
         "nvmf.subsystem.namespace",
     ]
     .contains(&section);

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 use clap::ValueEnum;
 use nacre_nvmf::address::IpTransport;
+use nacre_nvmf::auth::Offer;
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_transport_rdma::RdmaConfig;
@@ -34,6 +35,8 @@ pub struct Settings {
     pub nvmf: Nvmf,
     pub rdma: Rdma,
     pub replication: Replication,
+    /// Key files that hosts and controllers authenticate themselves with.
+    pub key: Vec<Key>,
     /// Block devices to create at start.
     pub bdev: Vec<Bdev>,
 }
@@ -252,6 +255,9 @@ pub struct Nvmf {
     pub discovery_port: u16,
     /// See [`Nvmf::discovery_name`].
     pub discovery_nqn: String,
+    /// Hash functions and Diffie-Hellman groups for authentication, the preferred ones first.
+    pub dhchap_digests: Vec<String>,
+    pub dhchap_dhgroups: Vec<String>,
     /// None: each listener decides.
     pub rdma: Option<RdmaSetting>,
     /// Listeners in short form: `tcp://ADDRESS:PORT`, `rdma://ADDRESS:PORT`.
@@ -262,6 +268,7 @@ pub struct Nvmf {
 
 impl Default for Nvmf {
     fn default() -> Nvmf {
+        let offer = Offer::default();
         Nvmf {
             max_subsystems: 1024,
             max_connections: 10_000,
@@ -272,6 +279,8 @@ impl Default for Nvmf {
             max_io_size: 1024 * 1024,
             discovery_port: 8009,
             discovery_nqn: "auto".into(),
+            dhchap_digests: offer.hashes.iter().map(|h| h.name().into()).collect(),
+            dhchap_dhgroups: offer.groups.iter().map(|g| g.name().into()).collect(),
             rdma: None,
             listen: Vec::new(),
             listener: Vec::new(),
@@ -358,6 +367,8 @@ pub struct Subsystem {
     pub min_cntlid: u16,
     pub max_cntlid: u16,
     pub hosts: Vec<String>,
+    /// Allowed hosts that authenticate themselves.
+    pub host: Vec<Host>,
     /// Names of `[[nvmf.listener]]` entries; empty: all.
     pub listeners: Vec<String>,
     pub namespace: Vec<Namespace>,
@@ -375,6 +386,7 @@ impl Default for Subsystem {
             min_cntlid: 1,
             max_cntlid: MAX_CNTLID,
             hosts: Vec::new(),
+            host: Vec::new(),
             listeners: Vec::new(),
             namespace: Vec::new(),
         }
@@ -390,6 +402,24 @@ pub enum ControllerModel {
     #[default]
     Dynamic,
     Static,
+}
+
+/// A host and the names of its keys.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Host {
+    pub nqn: String,
+    pub dhchap_key: String,
+    /// None: the controller does not authenticate itself.
+    pub dhchap_ctrlr_key: Option<String>,
+}
+
+/// A key file and its name.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Key {
+    pub name: String,
+    pub path: PathBuf,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -505,9 +535,11 @@ pub fn item_template(list: &str) -> Option<serde_json::Value> {
         Some(serde_json::to_value(value).expect("settings are plain data"))
     }
     match list {
+        "key" => json(Key::default()),
         "bdev" => json(Bdev::default()),
         "nvmf.listener" => json(Listener::default()),
         "nvmf.subsystem" => json(Subsystem::default()),
+        "nvmf.subsystem.host" => json(Host::default()),
         "nvmf.subsystem.namespace" => json(Namespace::default()),
         _ => None,
     }

@@ -240,6 +240,25 @@ pub const ROWS: &[Row] = &[
         )],
     ),
     (
+        "nvmf.dhchap_digests",
+        &["[\"sha512\", \"sha256\"]"],
+        &[
+            ("[]", "none is allowed"),
+            ("[\"md5\"]", "\"md5\" is not one of sha256, sha384, sha512"),
+        ],
+    ),
+    (
+        "nvmf.dhchap_dhgroups",
+        &["[\"ffdhe2048\"]"],
+        &[
+            ("[]", "none is allowed"),
+            (
+                "[\"ffdhe1024\"]",
+                "\"ffdhe1024\" is not one of null, ffdhe2048",
+            ),
+        ],
+    ),
+    (
         "nvmf.listen",
         &["[]", "[\"tcp://10.0.0.4\", \"rdma://[fd00::4]:4420\"]"],
         &[
@@ -394,6 +413,24 @@ pub const ROWS: &[Row] = &[
         &[("65520", "65520 is not from 1 to 65519")],
     ),
     (
+        "nvmf.subsystem.host.nqn",
+        &["\"nqn.2026-01.org.example:h\""],
+        &[("\"\"", "the name is empty")],
+    ),
+    (
+        "nvmf.subsystem.host.dhchap_key",
+        &["\"web1\""],
+        &[
+            ("\"\"", "a host without a key"),
+            ("true", "true is not text in quotes"),
+        ],
+    ),
+    (
+        "nvmf.subsystem.host.dhchap_ctrlr_key",
+        &["\"target1\""],
+        &[("true", "true is not text in quotes")],
+    ),
+    (
         "nvmf.subsystem.hosts",
         &["[]", "[\"nqn.2026-01.org.example:h\"]"],
         &[
@@ -543,6 +580,19 @@ pub const ROWS: &[Row] = &[
         "replication.fast_fail_ms",
         &["0", "\"5s\""],
         &[("\"x\"", "\"x\" is not a time")],
+    ),
+    (
+        "key.name",
+        &["\"web1\""],
+        &[("\"\"", "a name of 1 to 128 bytes")],
+    ),
+    (
+        "key.path",
+        &["\"/etc/nacre/keys/web1\""],
+        &[
+            ("\"keys/web1\"", "the path is not absolute"),
+            ("true", "true is not a path in quotes"),
+        ],
     ),
     (
         "bdev.name",

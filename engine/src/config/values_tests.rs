@@ -19,6 +19,11 @@ fn context(key: &str) -> &'static [(&'static str, &'static str)] {
             ("type", "\"malloc\""),
             ("size", "\"1MiB\""),
         ],
+        _ if key.starts_with("key.") => &[("name", "\"a\""), ("path", "\"/a\"")],
+        _ if key.starts_with("nvmf.subsystem.host.") => &[
+            ("nqn", "\"nqn.2026-01.org.example:h\""),
+            ("dhchap_key", "\"a\""),
+        ],
         _ if key.starts_with("nvmf.subsystem.namespace.") => &[("bdev", "\"a\"")],
         _ if key.starts_with("nvmf.subsystem.") => &[("nqn", "\"nqn.2026-01.org.example:a\"")],
         _ => &[],
@@ -33,7 +38,11 @@ fn file(key: &str, value: &str) -> (String, usize, String) {
         let table = "[[nvmf.subsystem.namespace]]".to_owned();
         let full = format!("nvmf.subsystem[0].namespace[0].{leaf}");
         (table, leaf, full)
-    } else if let Some((list, leaf)) = ["bdev", "nvmf.listener", "nvmf.subsystem"]
+    } else if let Some(leaf) = key.strip_prefix("nvmf.subsystem.host.") {
+        text += "[[nvmf.subsystem]]\nnqn = \"nqn.2026-01.org.example:a\"\n";
+        let table = "[[nvmf.subsystem.host]]".to_owned();
+        (table, leaf, format!("nvmf.subsystem[0].host[0].{leaf}"))
+    } else if let Some((list, leaf)) = ["key", "bdev", "nvmf.listener", "nvmf.subsystem"]
         .iter()
         .find_map(|list| Some((list, key.strip_prefix(list)?.strip_prefix('.')?)))
     {
@@ -191,7 +200,9 @@ fn accepted_objects_are_created() {
     for (key, good, _) in ROWS {
         let declares = key.starts_with("bdev.") || key.starts_with("nvmf.subsystem.");
         // Files depend on the machine, and a namespace needs a device.
-        if !declares || context(key).contains(&("type", "\"file\"")) {
+        let needs_file =
+            context(key).contains(&("type", "\"file\"")) || key.starts_with("nvmf.subsystem.host.");
+        if !declares || needs_file {
             continue;
         }
         for value in *good {

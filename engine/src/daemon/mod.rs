@@ -28,7 +28,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use futures_util::FutureExt;
-use nacre_nvmf::subsystems::TargetConfig;
+use nacre_nvmf::auth::Offer;
+use nacre_nvmf::subsystems::{AuthFailure, TargetConfig};
 use serde_json::Value;
 use tracing::{error, info, warn};
 
@@ -42,10 +43,11 @@ use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
 use crate::rpc::{Registry, When};
 use crate::services::engine::{Engine, Phase};
-use crate::services::startup::DiscoveryFilter;
+use crate::services::keyring;
+use crate::services::startup::{DiscoveryFilter, NvmfOptions};
 use crate::services::subsystems::configured_nqn;
 use crate::signals::{Hangups, Stops};
-use crate::store::Store;
+use crate::store::{Record, Store};
 use crate::values::files::{self, Inode};
 
 /// Interval of the reports on dropped events and log lines.
@@ -279,6 +281,9 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
         mode = engine.settings.reactor.mode.word(),
         "data plane started"
     );
+    let options = engine.options.borrow().nvmf.clone();
+    let offer = offer(engine, &options);
+    plane.target.authentication.set_offer(offer);
     plane.target.hold(true);
     let arrivals = engine.deferred.arrivals();
     let events = engine.devices.follow(&plane.bdevs, arrivals);
@@ -302,6 +307,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     }
     crate::services::deferred::restore(engine);
     engine.declared.plan(&engine.settings);
+    replay_keys(engine).await;
     crate::methods::bdev::attach_stored(engine, &engine.journal.waiting()).await;
     replay_waiting(engine).await;
     crate::services::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
@@ -318,6 +324,14 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     }
     engine.set_phase(Phase::Runtime);
     Ok(())
+}
+
+/// Keys come before the hosts and controllers that name them, also if they are newer.
+async fn replay_keys(engine: &Rc<Engine>) {
+    let is_key = |record: &Record| record.key.starts_with(keyring::PREFIX);
+    for record in engine.journal.waiting().iter().filter(|one| is_key(one)) {
+        engine.replay(record).await;
+    }
 }
 
 async fn replay_waiting(engine: &Rc<Engine>) {
@@ -367,6 +381,32 @@ fn plane_config(engine: &Engine) -> anyhow::Result<PlaneConfig> {
         target,
         ..crate::plane::demand::data_path(settings, &options.iobuf, engine.personality)?
     })
+}
+
+/// Hash functions and groups for authentication, in the order of `nvmf_set_config` or of the
+/// configuration file. As `nvmf_tgt` the strongest comes first, as in SPDK.
+pub fn offer(engine: &Engine, options: &NvmfOptions) -> Offer {
+    let strongest = engine.personality == Personality::NvmfTgt;
+    let mut offer = Offer::default();
+    let nvmf = &engine.settings.nvmf;
+    // The file was checked.
+    if let Ok(hashes) = Offer::hashes_of(&nvmf.dhchap_digests) {
+        offer.hashes = hashes;
+    }
+    if let Ok(groups) = Offer::groups_of(&nvmf.dhchap_dhgroups) {
+        offer.groups = groups;
+    }
+    if let Some(hashes) = &options.hashes {
+        offer.hashes = hashes.clone();
+    }
+    if let Some(groups) = &options.groups {
+        offer.groups = groups.clone();
+    }
+    if strongest {
+        offer.hashes.sort_unstable_by(|a, b| b.cmp(a));
+        offer.groups.sort_unstable_by(|a, b| b.cmp(a));
+    }
+    offer
 }
 
 /// Takes down the objects that [`init`] created.
@@ -429,8 +469,34 @@ async fn watchdog() {
 async fn settle(engine: &Engine) {
     loop {
         tokio::time::sleep(SETTLE_EVERY).await;
+        report_failures(engine);
         engine.notes.settle();
         engine.logs.settle();
+    }
+}
+
+/// Sends an event for each host that failed to authenticate itself.
+fn report_failures(engine: &Engine) {
+    let Ok(plane) = engine.plane() else { return };
+    for failure in plane.target.authentication.take_failures() {
+        let AuthFailure {
+            subsystem,
+            host,
+            peer,
+            qid,
+            reason,
+            times,
+        } = failure;
+        let text =
+            format!("host {host} at {peer} failed to authenticate itself to {subsystem}: {reason}");
+        let facts = serde_json::json!({
+            "subsystem": subsystem.as_str(), "host": host.as_str(), "peer": peer.to_string(),
+            "qid": qid, "reason": reason.to_string(), "times": times,
+        });
+        let key = (host.to_string(), format!("{subsystem} {reason}"));
+        engine
+            .notes
+            .report_repeating("auth_failed", key, text, facts);
     }
 }
 

@@ -210,6 +210,7 @@ fn stands(engine: &Engine, restored: &[Entry], method: &str, params: &Value) -> 
             .into_iter()
             .next()
             .is_some_and(device),
+        "keyring_file_add_key" => any(&["/name"]),
         "nvmf_create_transport" => any(&["/trtype"]),
         "nvmf_create_subsystem" => any(&["/nqn"]),
         "nvmf_subsystem_add_host" => any(&["/nqn", "/host"]),

@@ -200,11 +200,12 @@ impl Method<Engine> for WaitInit {
 }
 
 /// Subsystems with saved configuration and their dependencies, in load order.
-const SUBSYSTEMS: [(&str, &[&str]); 4] = [
+const SUBSYSTEMS: [(&str, &[&str]); 5] = [
+    ("keyring", &[]),
     ("sock", &[]),
     ("iobuf", &[]),
-    ("bdev", &["iobuf"]),
-    ("nvmf", &["bdev", "sock"]),
+    ("bdev", &["iobuf", "keyring"]),
+    ("nvmf", &["bdev", "keyring", "sock"]),
 ];
 
 struct GetSubsystems;
@@ -283,6 +284,7 @@ pub fn config_of(engine: &Engine, subsystem: &str) -> Option<Vec<Value>> {
             let call = || call(SET_SOCK_OPTIONS, json!(options.sock));
             Some(set.then(call).into_iter().collect())
         }
+        "keyring" => Some(made(crate::services::keyring::PREFIX)),
         "iobuf" => Some(vec![call("iobuf_set_options", json!(options.iobuf))]),
         "bdev" => {
             let mut calls = vec![call("bdev_set_options", json!(options.bdev))];
@@ -423,10 +425,11 @@ mod tests {
         assert_eq!(
             daemon.call("framework_get_subsystems", json!(null)),
             json!([
+                { "subsystem": "keyring", "depends_on": [] },
                 { "subsystem": "sock", "depends_on": [] },
                 { "subsystem": "iobuf", "depends_on": [] },
-                { "subsystem": "bdev", "depends_on": ["iobuf"] },
-                { "subsystem": "nvmf", "depends_on": ["bdev", "sock"] },
+                { "subsystem": "bdev", "depends_on": ["iobuf", "keyring"] },
+                { "subsystem": "nvmf", "depends_on": ["bdev", "keyring", "sock"] },
             ])
         );
     }

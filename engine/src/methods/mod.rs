@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod events;
 pub mod examples;
 pub mod framework;
+pub mod keyring;
 pub mod log;
 pub mod metrics;
 pub mod nvmf;
@@ -27,6 +28,7 @@ pub fn all() -> Registry<Engine> {
     events::register(&mut registry);
     framework::register(&mut registry);
     reactor::register(&mut registry);
+    keyring::register(&mut registry);
     log::register(&mut registry);
     metrics::register(&mut registry);
     nvmf::register(&mut registry);

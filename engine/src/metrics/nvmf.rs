@@ -107,6 +107,20 @@ family!(
     []
 );
 family!(
+    AUTHENTICATIONS,
+    "nacre_nvmf_authentications",
+    Counter,
+    "Authentications of hosts, one for each queue pair, by result: `succeeded` or `failed`.",
+    ["result"]
+);
+family!(
+    UNAUTHENTICATED,
+    "nacre_nvmf_unauthenticated_queue_pairs",
+    Gauge,
+    "Queue pairs whose hosts have to authenticate themselves and have not yet.",
+    []
+);
+family!(
     ACCEPTED,
     "nacre_transport_accepted",
     Counter,
@@ -155,7 +169,7 @@ struct Filled {
 
 impl MetricsSource for NvmfMetrics {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 19] = [
+        static ALL: [&Desc; 21] = [
             &NAMESPACES,
             &NAMESPACE,
             &LISTENERS,
@@ -170,6 +184,8 @@ impl MetricsSource for NvmfMetrics {
             &CONFLICTS,
             &REGISTRANTS,
             &DISCOVERY,
+            &AUTHENTICATIONS,
+            &UNAUTHENTICATED,
             &ACCEPTED,
             &CLOSED,
             &REFUSED,
@@ -182,6 +198,12 @@ impl MetricsSource for NvmfMetrics {
     fn collect(&self, of: &Moment, into: &mut Scrape) {
         let Some(plane) = &of.plane else { return };
         into.value(&DISCOVERY, &[], plane.target.discovery_generation());
+        let (succeeded, failed) = plane.target.authentication.counts();
+        for (result, count) in [("succeeded", succeeded), ("failed", failed)] {
+            into.value(&AUTHENTICATIONS, &[result], count);
+        }
+        let unauthenticated = plane.target.unauthenticated_queues();
+        into.value(&UNAUTHENTICATED, &[], unauthenticated);
         for plug in plane.target.plugs() {
             let (kind, counts) = (plug.kind().to_string(), plug.counts());
             into.value(&ACCEPTED, &[&kind], counts.accepted);

@@ -6,7 +6,7 @@ use Category as C;
 use Severity as S;
 
 /// Every event type, with its sentence in the reference.
-pub const TYPES: [(&str, Category, Severity, &str); 54] = [
+pub const TYPES: [(&str, Category, Severity, &str); 55] = [
     (
         "bdev_register",
         C::Device,
@@ -102,6 +102,12 @@ pub const TYPES: [(&str, Category, Severity, &str); 54] = [
         C::Target,
         S::Info,
         "A listener was added to a subsystem or removed from it.",
+    ),
+    (
+        "auth_failed",
+        C::Target,
+        S::Warning,
+        "A host failed to authenticate itself.",
     ),
     (
         "nvmf_ana_change",

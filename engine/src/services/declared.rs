@@ -1,5 +1,5 @@
-//! Objects declared in the configuration file ([[bdev]], [[nvmf.subsystem]]), created by ordinary
-//! RPC calls. Their listeners are handled by [`super::listeners`]. The file is their only home:
+//! Objects declared in the configuration file ([[key]], [[bdev]], [[nvmf.subsystem]]), created by
+//! ordinary RPC calls. Their listeners are handled by [`super::listeners`]. The file is their only home:
 //! declared objects are not stored.
 //!
 //! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
@@ -21,10 +21,12 @@ use uuid::Uuid;
 
 use crate::bdev_modules;
 use crate::config::Settings;
-use crate::config::settings::{Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Subsystem};
+use crate::config::settings::{Bdev, BdevKind, ControllerModel, DEFAULT_BLOCK, Key, Subsystem};
 use crate::journal::Entry;
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
+
+const ADD_KEY: &str = "keyring_file_add_key";
 
 /// Namespace of the UUIDs derived from device names. Declared devices have the same UUID at every
 /// start, and on every machine with the same file.
@@ -219,6 +221,7 @@ fn stored_already(engine: &Engine, call: &DeclaredCall) -> bool {
             e.record.method == call.method && same("trtype", &e.record.params)
         }
         _ if !e.durable => false,
+        ADD_KEY => e.record.method == ADD_KEY && same("name", &e.record.params),
         method if bdev_modules::by_create(method).is_some() => {
             let (made, here) = (
                 bdev_modules::names(&e.record.method, &e.record.params),
@@ -242,7 +245,8 @@ pub fn subsystems_of_rpc(engine: &Engine) -> BTreeSet<String> {
 
 /// The calls that create all declared objects, in an order that satisfies their dependencies.
 pub fn calls(settings: &Settings) -> Vec<DeclaredCall> {
-    let mut calls: Vec<DeclaredCall> = settings.bdev.iter().map(bdev).collect();
+    let mut calls: Vec<DeclaredCall> = settings.key.iter().map(key).collect();
+    calls.extend(settings.bdev.iter().map(bdev));
     let nvmf = &settings.nvmf;
     if nvmf.listeners().iter().any(|l| l.uses(IpTransport::Tcp)) {
         calls.push(DeclaredCall {
@@ -279,6 +283,14 @@ pub fn config_of(declared: &Subsystem, nqn: &Nqn) -> SubsystemConfig {
         min_cntlid: declared.min_cntlid,
         max_cntlid: declared.max_cntlid,
         ..default
+    }
+}
+
+fn key(declared: &Key) -> DeclaredCall {
+    DeclaredCall {
+        what: format!("[[key]] \"{}\"", declared.name),
+        method: ADD_KEY,
+        params: json!({ "name": declared.name, "path": declared.path }),
     }
 }
 
@@ -375,6 +387,17 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
             format!(", host {host}"),
             "nvmf_subsystem_add_host",
             json!({ "nqn": nqn, "host": host }),
+        );
+    }
+    for host in &declared.host {
+        let mut params = json!({ "nqn": nqn, "host": host.nqn, "dhchap_key": host.dhchap_key });
+        if let Some(name) = &host.dhchap_ctrlr_key {
+            params["dhchap_ctrlr_key"] = name.as_str().into();
+        }
+        call(
+            format!(", host {}", host.nqn),
+            "nvmf_subsystem_add_host",
+            params,
         );
     }
     for namespace in &declared.namespace {

@@ -23,6 +23,7 @@ use crate::services::declared::Declared;
 use crate::services::deferred::{self, Deferred};
 use crate::services::devices::Devices;
 use crate::services::drives::Drives;
+use crate::services::keyring::Keyring;
 use crate::services::listeners::Listeners;
 use crate::services::rdma::Rdma;
 use crate::services::remotes::Remotes;
@@ -65,6 +66,7 @@ pub struct Engine {
     pub devices: Devices,
     pub declared: Declared,
     pub deferred: Deferred,
+    pub keyring: Keyring,
     pub listeners: Listeners,
     pub rdma: Rdma,
     pub remotes: Remotes,
@@ -116,6 +118,7 @@ impl Engine {
             devices: Devices::default(),
             declared: Declared::default(),
             deferred: Deferred::default(),
+            keyring: Keyring::default(),
             listeners: Listeners::default(),
             rdma: Rdma::default(),
             remotes: Remotes::default(),

@@ -5,6 +5,7 @@
 //!                      ├─ devices     requested histograms and samples, device events
 //!                      ├─ drives      NVMe drives of this machine
 //!                      ├─ remotes     namespaces of other machines
+//!                      ├─ keyring     keys of hosts, and of this host
 //!                      ├─ listeners   addresses that hosts connect to
 //!                      ├─ rdma        RDMA devices
 //!                      ├─ declared    objects of the configuration file
@@ -19,6 +20,7 @@ pub mod deferred;
 pub mod devices;
 pub mod drives;
 pub mod engine;
+pub mod keyring;
 pub mod listeners;
 pub mod rdma;
 pub mod remotes;

@@ -1,5 +1,6 @@
 //! Options that startup-only methods set before the data plane starts.
 
+use nacre_nvmf::auth::{Group, Hash};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ pub struct NvmfOptions {
     /// In units of 100 ms.
     pub command_retry_delay: Option<[u16; 3]>,
     pub discovery_filters: Vec<DiscoveryFilter>,
+    /// Hash functions and groups for authentication; `None`: as the settings say.
+    pub hashes: Option<Vec<Hash>>,
+    pub groups: Option<Vec<Group>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]

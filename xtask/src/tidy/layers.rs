@@ -25,9 +25,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
     ("bdev/uring", &["channel device"]),
     (
         "engine",
-        &[
-            "config daemon descriptors logs methods metrics plane services",
-        ],
+        &["config daemon descriptors logs methods metrics plane services"],
     ),
     ("nvmf/remote", &["attachment channel device poller"]),
     (

@@ -304,6 +304,9 @@ fn attempt_failed(args: &ConnectArgs, at: u64, path: &Path, cause: &Cause) -> St
     )
 }
 
+/// Options of nvme-cli whose values are not printed.
+const SECRET_OPTIONS: [&str; 2] = ["--dhchap-secret", "--dhchap-ctrl-secret"];
+
 /// nvme-cli on the command line.
 pub fn command(args: &ConnectArgs, path: &Path) -> Vec<String> {
     let mut words = invocation("connect", path);
@@ -318,6 +321,9 @@ pub fn command(args: &ConnectArgs, path: &Path) -> Vec<String> {
     option("--hostid", args.hostid.clone());
     option("--nr-io-queues", args.nr_io_queues.map(|n| n.to_string()));
     option("--queue-size", args.queue_size.map(|n| n.to_string()));
+    let text = |secret: &Option<zeroize::Zeroizing<String>>| secret.as_ref().map(|s| s.to_string());
+    option(SECRET_OPTIONS[0], text(&args.secrets.own));
+    option(SECRET_OPTIONS[1], text(&args.secrets.target));
     if let Some(seconds) = args.ctrl_loss_tmo {
         // One word: a negative number would be taken for an option.
         words.push(format!("--ctrl-loss-tmo={seconds}"));
@@ -358,7 +364,7 @@ fn invocation(what: &str, path: &Path) -> Vec<String> {
     .to_vec()
 }
 
-/// A command in shell syntax.
+/// A command in shell syntax, without its secrets.
 pub fn words(command: &[String]) -> String {
     let plain = |word: &str| {
         !word.is_empty()
@@ -366,8 +372,11 @@ pub fn words(command: &[String]) -> String {
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "-_./:=,@%+[]".contains(c))
     };
-    let quoted = command.iter().map(|word| {
-        if plain(word) {
+    let before = std::iter::once(None).chain(command.iter().map(Some));
+    let quoted = command.iter().zip(before).map(|(word, before)| {
+        if before.is_some_and(|option| SECRET_OPTIONS.contains(&option.as_str())) {
+            "***".to_owned()
+        } else if plain(word) {
             word.clone()
         } else {
             format!("'{}'", word.replace('\'', r"'\''"))

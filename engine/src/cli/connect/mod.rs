@@ -15,17 +15,21 @@ mod host;
 mod log;
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use nacre_nvmf::address::{Fallback, IpTransport, TransportChoice};
+use nacre_nvmf::auth::Secret;
 use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
 use self::drive::{Path, Tried, drive};
 use self::host::Shell;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::{Failure, output};
 use crate::doctor::{System, check_rdma_route};
+use crate::services::keyring;
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
@@ -73,15 +77,37 @@ pub struct ConnectArgs {
         allow_negative_numbers = true
     )]
     pub ctrl_loss_tmo: Option<i32>,
+    /// File with the key with which this host authenticates itself (`DHHC-1:…`)
+    #[arg(long, value_name = "FILE")]
+    pub dhchap_key: Option<PathBuf>,
+    /// File with the key with which the target must authenticate itself
+    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    pub dhchap_ctrlr_key: Option<PathBuf>,
     /// Type of service of the connection's packets
     #[arg(long, value_name = "TOS")]
     pub tos: Option<u8>,
     /// Print the commands and run none
     #[arg(long)]
     pub dry_run: bool,
+    /// The texts of the keys, for nvme-cli.
+    #[arg(skip)]
+    pub secrets: Secrets,
     /// Print JSON for programs at the end; progress goes to standard error
     #[arg(long)]
     pub json: bool,
+}
+
+/// The secrets of this host and of the target.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    pub own: Option<Zeroizing<String>>,
+    pub target: Option<Zeroizing<String>>,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets")
+    }
 }
 
 /// The kernel module that connects over a transport.
@@ -154,6 +180,26 @@ impl ConnectArgs {
         }
     }
 
+    /// Reads the key files.
+    fn read_keys(&mut self) -> Result<(), Failure> {
+        let read = |path: &Option<PathBuf>| {
+            let refuse = |path: &PathBuf, error: &dyn std::fmt::Display| {
+                Failure::Usage(format!("{}: {error}", path.display()))
+            };
+            let read = |path: &PathBuf| {
+                let text = keyring::read(path).map_err(|error| refuse(path, &error))?;
+                let secret = Secret::parse(&text).map_err(|error| refuse(path, &error))?;
+                Ok::<_, Failure>(secret.to_text())
+            };
+            path.as_ref().map(read).transpose()
+        };
+        self.secrets = Secrets {
+            own: read(&self.dhchap_key)?,
+            target: read(&self.dhchap_ctrlr_key)?,
+        };
+        Ok(())
+    }
+
     /// The transport that --transport or the URI names.
     pub fn choice(&self) -> Result<TransportChoice, Failure> {
         match (self.address.endpoint.choice(), self.transport) {
@@ -169,6 +215,7 @@ pub fn run(args: ConnectArgs) -> Result<(), Failure> {
     let mut args = args;
     args.nqn = Some(args.subsystem()?);
     args.hostnqn = hostnqn(args.hostnqn.as_deref(), &args.address.endpoint)?;
+    args.read_keys()?;
     let system = System::real();
     let plan = Plan::of(
         args.choice()?,

@@ -194,6 +194,28 @@ fn commands_are_nvme_clis() {
     assert_eq!(words(&["a b".into(), "it's".into()]), r"'a b' 'it'\''s'");
 }
 
+/// Goal: nvme-cli gets the secrets, and what is printed has none.
+#[test]
+fn secrets_are_passed_on_and_not_shown() {
+    let mut args = args("");
+    let secret = |text: &str| Some(Zeroizing::new(text.to_owned()));
+    args.secrets.own = secret("DHHC-1:00:own:");
+    args.secrets.target = secret("DHHC-1:00:other:");
+    let command = command(&args, &path(IpTransport::Tcp, "192.0.2.1"));
+    assert!(command.ends_with(&[
+        "--dhchap-secret".to_owned(),
+        "DHHC-1:00:own:".to_owned(),
+        "--dhchap-ctrl-secret".to_owned(),
+        "DHHC-1:00:other:".to_owned(),
+    ]));
+    let shown = words(&command);
+    assert!(
+        shown.ends_with("--dhchap-secret *** --dhchap-ctrl-secret ***"),
+        "{shown}"
+    );
+    assert!(!format!("{args:?}").contains("DHHC"));
+}
+
 fn path(transport: IpTransport, address: &str) -> Path {
     Path {
         transport,

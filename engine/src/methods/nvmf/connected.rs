@@ -82,13 +82,38 @@ struct GetQpairs;
 struct QpairReply {
     cntlid: u16,
     qid: u16,
-    /// `enabled` or `deactivating`.
+    /// `authenticating`, `enabled` or `deactivating`.
     state: &'static str,
     /// The reactor that serves the queue pair.
     thread: String,
     hostnqn: String,
     listen_address: AddressReply,
     peer_address: AddressReply,
+    /// The queue's latest authentication.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    auth: Option<AuthReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct AuthReply {
+    /// `negotiate`, `challenge`, `reply`, `success1`, `success2`, `failure1`, `completed` or
+    /// `error`.
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhgroup: Option<&'static str>,
+}
+
+impl AuthReply {
+    fn of(queue: &QueueInfo) -> Option<AuthReply> {
+        let (progress, chosen) = queue.auth.load()?;
+        Some(AuthReply {
+            state: progress.name(),
+            digest: chosen.map(|(hash, _)| hash.name()),
+            dhgroup: chosen.map(|(_, group)| group.name()),
+        })
+    }
 }
 
 impl Method<Engine> for GetQpairs {
@@ -109,6 +134,9 @@ impl Method<Engine> for GetQpairs {
                 cntlid: controller.cntlid,
                 qid: queue.qid,
                 state: match controller.phase() {
+                    Phase::Connected | Phase::Ready if !queue.is_authenticated() => {
+                        "authenticating"
+                    }
                     Phase::Connected | Phase::Ready => "enabled",
                     Phase::Closing => "deactivating",
                 },
@@ -116,6 +144,7 @@ impl Method<Engine> for GetQpairs {
                 hostnqn: controller.hostnqn.to_string(),
                 listen_address: AddressReply::new(queue.transport, &queue.local),
                 peer_address: AddressReply::new(queue.transport, &queue.peer),
+                auth: AuthReply::of(queue),
             }));
         }
         Ok(all)

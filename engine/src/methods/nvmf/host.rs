@@ -5,18 +5,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nacre_nvmf::auth::KeySource;
 use nacre_nvmf::subsystems::{Association, Phase, SubsystemError};
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
+use crate::methods::keyring;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
-use crate::store::Change;
+use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
@@ -26,18 +28,35 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<SetKeys>();
 }
 
-/// Refuses keys: authentication and TLS are not supported, and a key that is ignored would give
-/// false security.
-fn no_keys(keys: &[(&str, &Option<String>)]) -> Result<(), RpcError> {
-    match keys.iter().find(|(_, key)| key.is_some()) {
+/// Refuses a TLS key: TLS is not supported, and a key that is ignored would give false security.
+fn no_psk(psk: &Option<String>) -> Result<(), RpcError> {
+    match psk {
         None => Ok(()),
-        Some((field, _)) => Err(RpcError::errno(
+        Some(_) => Err(RpcError::errno(
             Errno::ENOTSUP,
-            "neither TLS nor DH-HMAC-CHAP is supported: a host is known by its NQN",
+            "TLS is not supported: data crosses the network in clear",
         )
-        .field(*field)
-        .remedy("leave it out, and use a network that is yours")),
+        .field("psk")
+        .remedy(
+            "leave it out, and use a network that is yours; dhchap_key authenticates the host",
+        )),
     }
+}
+
+/// The keys that a call names, with SPDK's error codes: an unknown key is an invalid parameter, a
+/// controller's key without a host's key an internal error.
+fn keys_of(
+    engine: &Engine,
+    host: Option<&str>,
+    controller: Option<&str>,
+) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
+    keyring::host_keys(engine, host, controller).map_err(|refused| RpcError {
+        data: refused.data,
+        ..match (host, controller) {
+            (None, Some(_)) => refusal::failed("Internal error", ""),
+            _ => RpcError::invalid_params(""),
+        }
+    })
 }
 
 /// Parses a host NQN for the list of allowed hosts. SPDK uses a different error code here.
@@ -59,8 +78,10 @@ struct AddParams {
     tgt_name: Option<String>,
     /// Must be left out: TLS is not supported.
     psk: Option<String>,
-    /// Must be left out: DH-HMAC-CHAP is not supported.
+    /// Name of the key with which the host authenticates itself (DH-HMAC-CHAP); see
+    /// `keyring_file_add_key`.
     dhchap_key: Option<String>,
+    /// Name of the key with which the controller authenticates itself to the host.
     dhchap_ctrlr_key: Option<String>,
 }
 
@@ -74,14 +95,12 @@ impl Method<Engine> for Add {
     async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        no_keys(&[
-            ("psk", &params.psk),
-            ("dhchap_key", &params.dhchap_key),
-            ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
-        ])?;
+        no_psk(&params.psk)?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
-        plane.target.add_host(nqn, &host).or_refuse()?;
-        let record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
+        let (own, other) = (&params.dhchap_key, &params.dhchap_ctrlr_key);
+        let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
+        plane.target.add_host_with(nqn, &host, keys).or_refuse()?;
+        let record = host_record(nqn, &host, own, other);
         let stored = engine
             .journal
             .commit(Change::put(key::host(nqn, &host), Add::NAME, record))
@@ -92,6 +111,23 @@ impl Method<Engine> for Add {
         }
         Ok(true)
     }
+}
+
+/// The parameters of a call that names a host and its keys.
+fn host_record(
+    nqn: &Nqn,
+    host: &Nqn,
+    key: &Option<String>,
+    controller_key: &Option<String>,
+) -> Value {
+    let mut record = json!({ "nqn": nqn.as_str(), "host": host.as_str() });
+    let fields = [("dhchap_key", key), ("dhchap_ctrlr_key", controller_key)];
+    for (field, name) in fields {
+        if let Some(name) = name {
+            record[field] = name.as_str().into();
+        }
+    }
+    record
 }
 
 struct Remove;
@@ -127,7 +163,10 @@ impl Method<Engine> for Remove {
         }
         engine
             .journal
-            .commit(Change::remove(key::host(nqn, &host)))
+            .commit(Change(vec![
+                Edit::RemoveAll(key::below(&key::host(nqn, &host))),
+                Edit::Remove(key::host(nqn, &host)),
+            ]))
             .await?;
         plane.target.remove_host(nqn, &host).or_refuse()?;
         let patience = params
@@ -196,15 +235,14 @@ struct SetKeysParams {
     nqn: String,
     host: String,
     tgt_name: Option<String>,
-    /// Must be left out: DH-HMAC-CHAP is not supported.
+    /// Name of the key with which the host authenticates itself from now on; left out: it need not.
     dhchap_key: Option<String>,
     dhchap_ctrlr_key: Option<String>,
 }
 
 impl Method<Engine> for SetKeys {
     const NAME: &'static str = "nvmf_subsystem_set_keys";
-    const ABOUT: &'static str =
-        "Sets a host's keys; without keys it clears them, and there are none.";
+    const ABOUT: &'static str = "Sets the keys of an allowed host, or clears those that are left out. Its connections go on.";
     const ORDER: Order = Order::Exclusive;
     type Params = SetKeysParams;
     type Reply = bool;
@@ -212,18 +250,19 @@ impl Method<Engine> for SetKeys {
     async fn apply(params: SetKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        no_keys(&[
-            ("dhchap_key", &params.dhchap_key),
-            ("dhchap_ctrlr_key", &params.dhchap_ctrlr_key),
-        ])?;
-        let host = host_nqn(&params.host)?;
-        if subsystem.hosts().contains(&host) {
-            Ok(true)
-        } else {
-            Err(
-                RpcError::errno(Errno::EINVAL, format!("host {host} is not in the list"))
-                    .field("host"),
-            )
+        let (nqn, host) = (subsystem.nqn(), host_nqn(&params.host)?);
+        if !subsystem.hosts().contains(&host) {
+            let cause = format!("host {host} is not in the list");
+            return Err(RpcError::errno(Errno::EINVAL, cause).field("host"));
         }
+        let (own, other) = (&params.dhchap_key, &params.dhchap_ctrlr_key);
+        let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
+        // A record of its own at the end of the list: the keys may be newer than the host.
+        let key = key::host_keys(nqn, &host);
+        let record = host_record(nqn, &host, own, other);
+        let change = Change::remove(&key).and(Change::put(&key, SetKeys::NAME, record));
+        engine.journal.commit(change).await?;
+        plane.target.set_host_keys(nqn, &host, keys).or_refuse()?;
+        Ok(true)
     }
 }

@@ -319,6 +319,11 @@ struct SubsystemReply {
 #[derive(Debug, Serialize, JsonSchema)]
 struct HostReply {
     nqn: String,
+    /// Names of the keys that the host and the controller authenticate themselves with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_ctrlr_key: Option<String>,
 }
 
 /// Fields of NVM subsystems.
@@ -413,8 +418,14 @@ fn describe(subsystem: &Subsystem, target: &Target) -> SubsystemReply {
         hosts: subsystem
             .hosts()
             .into_iter()
-            .map(|nqn| HostReply {
-                nqn: nqn.to_string(),
+            .map(|nqn| {
+                let keys = subsystem.host_keys(&nqn);
+                let (dhchap_key, dhchap_ctrlr_key) = keys.map_or((None, None), |k| k.names());
+                HostReply {
+                    nqn: nqn.to_string(),
+                    dhchap_key,
+                    dhchap_ctrlr_key,
+                }
             })
             .collect(),
         nvm: is_nvm.then(nvm),

@@ -3,12 +3,14 @@
 
 use std::rc::Rc;
 
+use nacre_nvmf::auth::{Offer, UnknownName};
 use nacre_nvmf::subsystems::TargetConfig;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{TARGET, refusal};
+use crate::config::Personality;
 use crate::methods::volume;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
@@ -30,6 +32,12 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 pub fn config(engine: &Engine) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
     let options = &engine.options.borrow().nvmf;
+    let mut offer = crate::daemon::offer(engine, options);
+    // SPDK lists them by strength, and chooses the strongest.
+    if engine.personality == Personality::NvmfTgt {
+        offer.hashes.reverse();
+        offer.groups.reverse();
+    }
     let delays = options
         .command_retry_delay
         .unwrap_or(TargetConfig::default().command_retry_delay);
@@ -43,6 +51,8 @@ pub fn config(engine: &Engine) -> Vec<Value> {
             json!({
                 "discovery_filters": options.discovery_filters,
                 "admin_cmd_passthru": passthru,
+                "dhchap_digests": offer.hashes.iter().map(|hash| hash.name()).collect::<Vec<_>>(),
+                "dhchap_dhgroups": offer.groups.iter().map(|group| group.name()).collect::<Vec<_>>(),
                 "dup_host_policy": "allow",
             }),
         ),
@@ -228,10 +238,12 @@ struct ConfigParams {
     /// The old form of discovery_filters: `match_any`, or names separated by commas.
     discovery_filter: Option<String>,
     discovery_filters: Option<Vec<DiscoveryFilter>>,
-    /// Accepted: authentication is not supported.
-    #[allow(dead_code)]
+    /// Hash functions that hosts may use to authenticate themselves: `sha256`, `sha384`, `sha512`.
+    /// Default: all. The first that the host offers is used; with the name `nvmf_tgt` the
+    /// strongest.
     dhchap_digests: Option<Vec<String>>,
-    #[allow(dead_code)]
+    /// Diffie-Hellman groups, likewise: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`,
+    /// `ffdhe6144`, `ffdhe8192`.
     dhchap_dhgroups: Option<Vec<String>>,
     /// Must be `allow`.
     dup_host_policy: Option<DupHostPolicy>,
@@ -319,6 +331,18 @@ impl Method<Engine> for SetConfig {
             )
             .field("dup_host_policy")
             .remedy("use \"allow\""));
+        }
+        let bad = |field: &'static str, error: UnknownName| {
+            RpcError::invalid_params(error.to_string()).field(field)
+        };
+        let hashes = params.dhchap_digests.filter(|names| !names.is_empty());
+        let hashes = hashes.map(|names| Offer::hashes_of(&names)).transpose();
+        let groups = params.dhchap_dhgroups.filter(|names| !names.is_empty());
+        let groups = groups.map(|names| Offer::groups_of(&names)).transpose();
+        {
+            let options = &mut engine.options.borrow_mut().nvmf;
+            options.hashes = hashes.map_err(|error| bad("dhchap_digests", error))?;
+            options.groups = groups.map_err(|error| bad("dhchap_dhgroups", error))?;
         }
         let old = params
             .discovery_filter

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::bdev_modules;
 
 /// SPDK's methods that our configurations contain, beside the create methods of bdev modules.
-const SPDKS: [&str; 22] = [
+const SPDKS: [&str; 24] = [
     "accel_set_options",
     "bdev_nvme_attach_controller",
     "bdev_nvme_set_hotplug",
@@ -21,6 +21,7 @@ const SPDKS: [&str; 22] = [
     "bdev_set_qos_limit",
     "bdev_wait_for_examine",
     "iobuf_set_options",
+    "keyring_file_add_key",
     "nvmf_create_subsystem",
     "nvmf_create_transport",
     "nvmf_discovery_add_referral",
@@ -33,6 +34,7 @@ const SPDKS: [&str; 22] = [
     "nvmf_subsystem_add_ns",
     "nvmf_subsystem_allow_any_host",
     "nvmf_subsystem_listener_set_ana_state",
+    "nvmf_subsystem_set_keys",
     "nvmf_subsystem_set_ns_ana_group",
 ];
 

@@ -38,7 +38,6 @@ const NOT_OFFERED: &[(&str, &[&str])] = &[
             "bdev_nvme_get_io_paths",
             "bdev_nvme_get_path_iostat",
             "bdev_nvme_get_transport_statistics",
-            "bdev_nvme_set_keys",
             "bdev_nvme_set_multipath_policy",
             "bdev_nvme_set_preferred_path",
             "bdev_nvme_start_discovery",
@@ -60,13 +59,8 @@ const NOT_OFFERED: &[(&str, &[&str])] = &[
         &["env_dpdk_get_mem_stats", "framework_get_pci_devices"],
     ),
     (
-        "There is no authentication and no TLS yet that would need keys.",
-        &[
-            "keyring_file_add_key",
-            "keyring_file_remove_key",
-            "keyring_get_keys",
-            "keyring_linux_set_options",
-        ],
+        "Keys are in files (`keyring_file_add_key`); the kernel's keyring is not read.",
+        &["keyring_linux_set_options"],
     ),
     (
         "The processor copies, compares and computes checksums: there is nothing to assign.",

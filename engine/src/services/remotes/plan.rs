@@ -6,18 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
+use nacre_nvmf::auth::{KeySource, Offer};
 use nacre_nvmf::host::Connector;
-use nacre_nvmf::host::{ControllerId, HostOptions, PathOptions};
+use nacre_nvmf::host::{ControllerId, HostAuth, HostOptions, PathOptions};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_remote::Config;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_reactor::Helper;
 use nacre_transport_connect::{PathConnector, Source, TcpConnector};
 
 use crate::config::replication::Replication;
 use crate::doctor::{System, check_rdma_route, select};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
+use crate::services::keyring::RemoteKeys;
 use crate::services::rdma::{Rdma, Verbs};
 use crate::values::address::{self, AddressError, is_link_local};
 use crate::values::host_identity::{Identity, IdentityError};
@@ -57,6 +60,25 @@ pub struct Wanted {
     pub failback: bool,
     pub tos: u8,
     pub disable_sq_flow_control: bool,
+    pub authentication: Authentication,
+}
+
+/// How this host authenticates itself, if it has keys.
+#[derive(Debug, Clone)]
+pub struct Authentication {
+    pub keys: Arc<RemoteKeys>,
+    pub offer: Offer,
+    pub helper: Arc<Helper>,
+}
+
+impl From<&Authentication> for HostAuth {
+    fn from(from: &Authentication) -> HostAuth {
+        HostAuth {
+            keys: Arc::clone(&from.keys) as Arc<dyn KeySource>,
+            offer: from.offer.clone(),
+            helper: Arc::clone(&from.helper),
+        }
+    }
 }
 
 /// Everything needed to connect.
@@ -295,5 +317,6 @@ fn options(
     options.fast_io_fail = wanted.fast_io_fail;
     options.wait_for_access = true;
     options.paths = paths;
+    options.authentication = Some(HostAuth::from(&wanted.authentication));
     options
 }

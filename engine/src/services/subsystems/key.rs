@@ -46,6 +46,11 @@ pub fn host(nqn: &Nqn, host: &Nqn) -> String {
     format!("{}/host/{}", subsystem(nqn), part(host))
 }
 
+/// Keys that were set after the host was allowed.
+pub fn host_keys(nqn: &Nqn, host: &Nqn) -> String {
+    format!("{}/keys", self::host(nqn, host))
+}
+
 pub fn listener(nqn: &Nqn, kind: TransportType, address: &impl Display) -> String {
     format!("{}/listener/{kind}/{address}", subsystem(nqn))
 }

@@ -32,7 +32,11 @@ use crate::services::remotes::{self, Remote, RemotePlan};
 use crate::store::{Change, Edit, Record};
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Attach>().add::<Detach>().add::<Reset>();
+    registry
+        .add::<Attach>()
+        .add::<Detach>()
+        .add::<Reset>()
+        .add::<SetKeys>();
     list::register(registry);
     options::register(registry);
     health::register(registry);
@@ -408,37 +412,89 @@ impl Method<Engine> for Reset {
             let cause = format!("\"{}\" is controller {cntlid} there", params.name);
             return Err(RpcError::errno(Errno::ENODEV, cause).field("cntlid"));
         }
-        let before = remote.attachment.status();
-        remote.attachment.reset();
-        // Waits until the connection is back, or has failed for a known reason.
-        let until = Instant::now() + CONNECT_TIMEOUT;
-        loop {
-            let now = remote.attachment.status();
-            if now.connects > before.connects {
-                return Ok(true);
-            }
-            let here = engine.remotes.find(&params.name);
-            if !here.is_some_and(|here| Rc::ptr_eq(&here, &remote)) {
-                let cause = format!("\"{}\" was detached before it was connected", params.name);
-                return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
-            }
-            // Ignores failures and losses from before this reset.
-            let begun = now.resets > before.resets;
-            let ended = begun && (before.state != State::Live || now.losses > before.losses);
-            let error = now.state.error().filter(|_| ended);
-            // The requested disconnect is not a failed attempt.
-            let error = error.filter(|error| **error != HostError::Reset);
-            if let Some(error) = error.filter(|_| now.exhausted || Instant::now() >= until) {
-                return Err(RpcError::errno(Errno::EIO, error.to_string())
-                    .remedy("it goes on trying: bdev_nvme_get_controllers shows its state"));
-            }
-            if Instant::now() >= until {
-                let cause = format!("no connection within {CONNECT_TIMEOUT:?}");
-                return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
-            }
-            let settled = engine.remotes.settled.notified();
-            let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
+        reconnect(&engine, &params.name, &remote)
+            .await
+            .map(|()| true)
+    }
+}
+
+/// Ends the connection and waits until it is back, or has failed for a known reason.
+async fn reconnect(engine: &Engine, name: &str, remote: &Rc<Remote>) -> Result<(), RpcError> {
+    let before = remote.attachment.status();
+    remote.attachment.reset();
+    let until = Instant::now() + CONNECT_TIMEOUT;
+    loop {
+        let now = remote.attachment.status();
+        if now.connects > before.connects {
+            return Ok(());
         }
+        let here = engine.remotes.find(name);
+        if !here.is_some_and(|here| Rc::ptr_eq(&here, remote)) {
+            let cause = format!("\"{name}\" was detached before it was connected");
+            return Err(RpcError::errno(Errno::ENODEV, cause).field("name"));
+        }
+        // Ignores failures and losses from before this reset.
+        let begun = now.resets > before.resets;
+        let ended = begun && (before.state != State::Live || now.losses > before.losses);
+        let error = now.state.error().filter(|_| ended);
+        // The requested disconnect is not a failed attempt.
+        let error = error.filter(|error| **error != HostError::Reset);
+        if let Some(error) = error.filter(|_| now.exhausted || Instant::now() >= until) {
+            return Err(RpcError::errno(Errno::EIO, error.to_string())
+                .remedy("it goes on trying: bdev_nvme_get_controllers shows its state"));
+        }
+        if Instant::now() >= until {
+            let cause = format!("no connection within {CONNECT_TIMEOUT:?}");
+            return Err(RpcError::errno(Errno::ETIMEDOUT, cause));
+        }
+        let settled = engine.remotes.settled.notified();
+        let _ = tokio::time::timeout(Duration::from_millis(20), settled).await;
+    }
+}
+
+struct SetKeys;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetKeysParams {
+    name: String,
+    /// Name of the key with which this host authenticates itself from now on; left out: none.
+    dhchap_key: Option<String>,
+    /// Name of the key with which the target must authenticate itself; left out: it need not.
+    dhchap_ctrlr_key: Option<String>,
+}
+
+impl Method<Engine> for SetKeys {
+    const NAME: &'static str = "bdev_nvme_set_keys";
+    const ABOUT: &'static str = "Replaces the keys for a remote controller and connects again, so that every queue authenticates itself with the new ones; I/O waits.";
+    /// Locks changes itself, and releases the lock while it waits for the target.
+    const ORDER: Order = Order::Free;
+    const CHANGES: bool = true;
+    type Params = SetKeysParams;
+    type Reply = bool;
+
+    async fn apply(params: SetKeysParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+        let gate = engine.changing().await;
+        engine.refuse_overtaken()?;
+        let name = &params.name;
+        let remote = engine.remotes.find(name);
+        let remote = remote.ok_or_else(|| no_controller(name))?;
+        let entry = engine.journal.find(&key(name));
+        let entry = entry.ok_or_else(|| no_controller(name))?;
+        let stored = serde_json::from_value::<AttachParams>(entry.record.params);
+        let mut stored = stored.map_err(|error| RpcError::internal(error.to_string()))?;
+        stored.dhchap_key = params.dhchap_key;
+        stored.dhchap_ctrlr_key = params.dhchap_ctrlr_key;
+        let authentication = &remote.wanted.authentication;
+        let keys = stored.keys(&engine, &authentication.helper)?;
+        let record = serde_json::to_value(&stored).expect("parameters are plain data");
+        engine
+            .journal
+            .commit(Change::put(key(name), Attach::NAME, record))
+            .await?;
+        authentication.keys.set(keys);
+        drop(gate);
+        reconnect(&engine, name, &remote).await.map(|()| true)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use nacre_nvmf::auth::Offer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -131,7 +132,17 @@ fn fixed_options() -> [(&'static str, Value, &'static str); 19] {
     ]
 }
 
-/// Checks options that accept every value of their type: `rpc.py` sends them in every call, or SPDK
+/// A list of names, which is not empty.
+fn names(value: &Value) -> Option<Vec<&str>> {
+    let names: Vec<&str> = value
+        .as_array()?
+        .iter()
+        .map(Value::as_str)
+        .collect::<Option<_>>()?;
+    (!names.is_empty()).then_some(names)
+}
+
+/// Checks options that have no field of their own: `rpc.py` sends them in every call, or SPDK
 /// saves them in every configuration. `None` for another option; an error for a value of the wrong
 /// type.
 fn check_ignored_option(name: &str, value: &Value) -> Option<Result<(), &'static str>> {
@@ -141,12 +152,13 @@ fn check_ignored_option(name: &str, value: &Value) -> Option<Result<(), &'static
             value.is_boolean(),
             "it is true or false; a flush always reaches the target",
         ),
-        // They select among algorithms for a key, and keys are refused.
-        "dhchap_digests" | "dhchap_dhgroups" => (
-            value
-                .as_array()
-                .is_some_and(|names| names.iter().all(Value::is_string)),
-            "it is a list of names; there is no authentication for connections of this host yet",
+        "dhchap_digests" => (
+            names(value).is_some_and(|names| Offer::hashes_of(&names).is_ok()),
+            "it is a list of sha256, sha384 and sha512",
+        ),
+        "dhchap_dhgroups" => (
+            names(value).is_some_and(|names| Offer::groups_of(&names).is_ok()),
+            "it is a list of null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 and ffdhe8192",
         ),
         _ => return None,
     };
@@ -177,6 +189,19 @@ impl Options {
         stored
             .and_then(|params| serde_json::from_value(params).ok())
             .unwrap_or_default()
+    }
+
+    /// Hash functions and groups that this host offers to targets.
+    pub fn offer(&self) -> Offer {
+        let mut offer = Offer::default();
+        let of = |name: &str| self.others.get(name).and_then(names);
+        if let Some(hashes) = of("dhchap_digests").and_then(|n| Offer::hashes_of(&n).ok()) {
+            offer.hashes = hashes;
+        }
+        if let Some(groups) = of("dhchap_dhgroups").and_then(|n| Offer::groups_of(&n).ok()) {
+            offer.groups = groups;
+        }
+        offer
     }
 
     /// Entries of each I/O queue, if set.

@@ -2,23 +2,28 @@
 
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
+use nacre_nvmf::auth::KeySource;
 use nacre_nvmf::host::ControllerId;
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
 use nacre_nvmf_wire::tcp::Digests;
+use nacre_reactor::Helper;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::options::{Options, timeouts};
+use crate::methods::keyring;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
-use crate::services::remotes::{Remote, Wanted};
+use crate::services::keyring::RemoteKeys;
+use crate::services::remotes::{Authentication, Remote, Wanted};
 
 /// Default number of I/O queues to request from a controller.
 const IO_QUEUES: u16 = 128;
@@ -85,8 +90,11 @@ pub struct AttachParams {
     /// Maximum number of devices; default 128.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_bdevs: Option<u32>,
+    /// Name of the key with which this host authenticates itself (DH-HMAC-CHAP); see
+    /// `keyring_file_add_key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhchap_key: Option<String>,
+    /// Name of the key with which the target must authenticate itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhchap_ctrlr_key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -276,8 +284,41 @@ impl AttachParams {
             failback: !options.disable_auto_failback.unwrap_or(false),
             tos: options.transport_tos.unwrap_or(0),
             disable_sq_flow_control: self.disable_sq_flow_control.unwrap_or(true),
+            authentication: self.authentication(engine, &options)?,
             host,
         })
+    }
+
+    /// The keys of this host and of the target.
+    fn authentication(
+        &self,
+        engine: &Engine,
+        options: &Options,
+    ) -> Result<Authentication, RpcError> {
+        let helper = Arc::clone(engine.plane()?.target.authentication.helper());
+        let keys = RemoteKeys::default();
+        keys.set(self.keys(engine, &helper)?);
+        Ok(Authentication {
+            keys: Arc::new(keys),
+            offer: options.offer(),
+            helper,
+        })
+    }
+
+    /// The keys that the parameters name; the thread that uses keys runs if there are any.
+    pub(super) fn keys(
+        &self,
+        engine: &Engine,
+        helper: &Helper,
+    ) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
+        let given = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+        let (own, other) = (given(&self.dhchap_key), given(&self.dhchap_ctrlr_key));
+        let keys = keyring::host_keys(engine, own.as_deref(), other.as_deref())?;
+        if keys.is_some() {
+            let started = helper.start();
+            started.map_err(|error| RpcError::io("the thread for authentication", &error))?;
+        }
+        Ok(keys)
     }
 
     /// True if the path matches that of an attached controller.
@@ -307,15 +348,13 @@ impl AttachParams {
     pub(super) fn refuse_unsupported(&self) -> Result<(), RpcError> {
         let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let yes = |flag: Option<bool>| flag == Some(true);
-        let keys = "there is no authentication and no TLS for connections of this host yet";
+        let keys = "there is no TLS for connections of this host";
         let protection = "devices here have no metadata, so nothing is protected by it";
         let multipath = self
             .multipath
             .is_some_and(|mode| mode != Multipath::Disable);
         let unsupported = [
             (given(&self.psk), "psk", keys),
-            (given(&self.dhchap_key), "dhchap_key", keys),
-            (given(&self.dhchap_ctrlr_key), "dhchap_ctrlr_key", keys),
             (yes(self.prchk_reftag), "prchk_reftag", protection),
             (yes(self.prchk_guard), "prchk_guard", protection),
             (

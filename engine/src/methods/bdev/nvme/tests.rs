@@ -2,11 +2,13 @@
 //! with the reason. Method: a daemon on the test's thread, and a target on another thread.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
 use crate::config::Settings;
 use crate::methods::testing::{TestDaemon, test_daemon};
+use crate::store::Store;
 
 const NQN: &str = "nqn.2025-01.io.nacre:far";
 
@@ -48,6 +50,96 @@ fn params(address: SocketAddr) -> Value {
         "trsvcid": address.port().to_string(), "subnqn": NQN,
         "hostnqn": "nqn.2025-01.io.nacre:near",
     })
+}
+
+/// Goal: a controller is attached with keys, and gets others while it is attached, also after a
+/// restart. Method: the target changes what it demands, and each demand has to be met.
+#[test]
+fn keys() {
+    const HOST: &str = "nqn.2025-01.io.nacre:near";
+    const TEXTS: [(&str, &str); 2] = [
+        (
+            "own",
+            "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:",
+        ),
+        (
+            "other",
+            "DHHC-1:00:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:",
+        ),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let start = || {
+        let store = Store::open(&state).unwrap();
+        TestDaemon::with(Settings::default(), Some(store))
+    };
+    let (far, address) = target();
+    let daemon = start();
+    for (name, text) in TEXTS {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        for daemon in [&far, &daemon] {
+            let key = json!({ "name": name, "path": path });
+            daemon.call("keyring_file_add_key", key);
+        }
+    }
+    let both = |own: Option<&str>, other: Option<&str>| {
+        let all = [("dhchap_key", own), ("dhchap_ctrlr_key", other)];
+        let given = all.into_iter().filter_map(|(k, v)| Some((k, v?)));
+        given
+            .map(|(k, v)| (k.to_owned(), json!(v)))
+            .collect::<serde_json::Map<_, _>>()
+    };
+    let with = |mut params: Value, keys| {
+        params.as_object_mut().unwrap().extend(keys);
+        params
+    };
+    let host = json!({ "nqn": NQN, "host": HOST });
+    let demand = |keys| far.call("nvmf_subsystem_set_keys", with(host.clone(), keys));
+    far.call("nvmf_subsystem_add_host", host.clone());
+    demand(both(Some("own"), Some("other")));
+    let attach = "bdev_nvme_attach_controller";
+    let refused = daemon.refused(attach, params(address));
+    assert!(refused.to_string().contains("key"), "{refused}");
+    daemon.call(
+        attach,
+        with(params(address), both(Some("own"), Some("other"))),
+    );
+    let set = "bdev_nvme_set_keys";
+    let there = json!({ "name": "there" });
+    // The target's demand is another one now.
+    demand(both(Some("other"), None));
+    let wrong = daemon.refused(set, with(there.clone(), both(Some("own"), None)));
+    assert_eq!(wrong.code, -5);
+    assert!(
+        wrong.to_string().contains("authentication failed"),
+        "{wrong}"
+    );
+    daemon.call(set, with(there.clone(), both(Some("other"), None)));
+    let code = |keys| daemon.refused(set, with(there.clone(), keys)).code;
+    assert_eq!(code(both(Some("none"), None)), -126);
+    assert_eq!(code(both(None, Some("own"))), -22);
+    let strange = daemon.refused(set, json!({ "name": "elsewhere" }));
+    assert_eq!(strange.code, -19);
+    // The target asks for nothing, and this host does not ask either.
+    demand(both(None, None));
+    daemon.call(set, there.clone());
+    demand(both(Some("own"), None));
+    daemon.call(set, with(there.clone(), both(Some("own"), None)));
+    drop(daemon);
+    let daemon = start();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while daemon.call("bdev_nvme_get_controllers", there.clone())[0]["ctrlrs"][0]["state"]
+        != "enabled"
+    {
+        assert!(std::time::Instant::now() < until, "not attached again");
+        daemon.run(tokio::time::sleep(std::time::Duration::from_millis(20)));
+    }
+    let config = daemon.call("framework_get_config", json!({ "name": "bdev" }));
+    let calls = config.as_array().unwrap();
+    let stored = calls.iter().find(|call| call["method"] == attach).unwrap();
+    assert_eq!(stored["params"]["dhchap_key"], "own");
 }
 
 #[test]
@@ -267,7 +359,8 @@ fn impossible_requests_are_refused() {
         ("nsid", json!(0), -32602, "not a namespace identifier"),
         ("multipath", json!("failover"), -95, "one path"),
         ("psk", json!("key0"), -95, "no TLS"),
-        ("dhchap_key", json!("key0"), -95, "no authentication"),
+        ("dhchap_key", json!("key0"), -126, "no key"),
+        ("dhchap_ctrlr_key", json!("key0"), -22, "only to a host"),
         ("prchk_guard", json!(true), -95, "no metadata"),
         (
             "fallback",
@@ -383,7 +476,12 @@ fn options() {
         (
             json!({ "dhchap_digests": "sha256" }),
             "dhchap_digests",
-            "no authentication",
+            "a list of sha256",
+        ),
+        (
+            json!({ "dhchap_dhgroups": ["ffdhe1024"] }),
+            "dhchap_dhgroups",
+            "a list of null",
         ),
         (
             json!({ "enable_flush": "no" }),

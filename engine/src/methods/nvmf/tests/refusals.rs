@@ -201,10 +201,14 @@ fn subsystems_and_hosts() {
     for name in ["", "a\nb", &"x".repeat(224)] {
         check(&daemon, add, host(name), -32603, "Internal error", "host");
     }
-    for key in ["psk", "dhchap_key", "dhchap_ctrlr_key"] {
+    for (key, code, message) in [
+        ("psk", -95, UNSUPPORTED),
+        ("dhchap_key", -32602, "Invalid parameters"),
+        ("dhchap_ctrlr_key", -32603, "Internal error"),
+    ] {
         let mut params = host("nqn.2016-06.io.spdk:h");
         params[key] = "key0".into();
-        check(&daemon, add, params, -95, UNSUPPORTED, key);
+        check(&daemon, add, params, code, message, key);
     }
     let stranger = host("nqn.2016-06.io.spdk:h");
     check(

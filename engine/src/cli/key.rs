@@ -1,0 +1,224 @@
+//! `nacre key`: keys for authentication. Secrets are made and checked here and stay in their files:
+//! the daemon learns names and paths.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use nacre_nvmf::auth::{Hash, Secret, SystemRandom};
+use serde_json::{Value, json};
+
+use super::subsystem::{done, items};
+use super::{Connection, Failure, output};
+use crate::services::keyring;
+
+/// Where key files are made unless a folder is given.
+pub const FOLDER: &str = "/etc/nacre/keys";
+
+#[derive(Debug, Args)]
+#[command(
+    mut_args = |arg| arg.global(true),
+    after_help = "Example: nacre key generate host1\n         \
+                  nacre host allow NQN HOSTNQN --dhchap-key host1"
+)]
+pub struct KeyArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: KeyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyCommand {
+    /// Make a key in a new file, and give it a name
+    Generate {
+        /// Name of the key, and of its file
+        name: String,
+        /// Hash function that ties the key to its owner's name
+        #[arg(long, value_enum, default_value = "sha256")]
+        hash: KeyHash,
+        /// Folder of the file
+        #[arg(long, value_name = "FOLDER", default_value = FOLDER)]
+        folder: PathBuf,
+    },
+    /// Give a name to the key in a file
+    Import {
+        /// Name of the key
+        name: String,
+        /// File with the text of the key, which only its owner may read
+        file: PathBuf,
+    },
+    /// List the keys, without their secrets
+    #[command(visible_alias = "ls")]
+    List,
+    /// Take the name from a key; the file stays, and so do hosts that use it
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// Name of the key
+        name: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KeyHash {
+    None,
+    Sha256,
+    Sha384,
+    Sha512,
+}
+
+impl KeyHash {
+    fn hash(self) -> Option<Hash> {
+        match self {
+            KeyHash::None => None,
+            KeyHash::Sha256 => Some(Hash::Sha256),
+            KeyHash::Sha384 => Some(Hash::Sha384),
+            KeyHash::Sha512 => Some(Hash::Sha512),
+        }
+    }
+}
+
+pub fn run(args: KeyArgs) -> Result<(), Failure> {
+    let connection = &args.connection;
+    match args.command {
+        KeyCommand::Generate { name, hash, folder } => {
+            let made = generate(connection, &name, hash, &folder)?;
+            done(connection, made.facts())
+        }
+        KeyCommand::Import { name, file } => {
+            let file = std::path::absolute(&file).map_err(|error| problem(&file, &error))?;
+            let text = keyring::read(&file).map_err(|error| problem(&file, &error))?;
+            let secret = Secret::parse(&text).map_err(|error| problem(&file, &error))?;
+            let made = Made { name, file, secret };
+            add(connection, &made)?;
+            done(connection, made.facts())
+        }
+        KeyCommand::List => list(connection),
+        KeyCommand::Remove { name } => {
+            let params = json!({ "name": name });
+            connection.call("keyring_file_remove_key", params.clone())?;
+            done(connection, params)
+        }
+    }
+}
+
+/// A key in its file.
+pub struct Made {
+    pub name: String,
+    pub file: PathBuf,
+    pub secret: Secret,
+}
+
+impl Made {
+    /// Undoes the making of a key that nothing uses.
+    pub fn discard(&self, connection: &Connection) {
+        let params = json!({ "name": self.name });
+        // The failure that led here is the one to report.
+        let _ = connection.call("keyring_file_remove_key", params);
+        let _ = std::fs::remove_file(&self.file);
+    }
+
+    fn facts(&self) -> Value {
+        let hash = self.secret.transform().map_or("none", Hash::name);
+        json!({
+            "name": self.name, "path": self.file, "hash": hash,
+            "fingerprint": self.secret.fingerprint(),
+        })
+    }
+}
+
+/// Makes a key in a file that only its owner can read, and gives it its name.
+pub fn generate(
+    connection: &Connection,
+    name: &str,
+    hash: KeyHash,
+    folder: &Path,
+) -> Result<Made, Failure> {
+    if name.is_empty() || name.contains('/') || name.starts_with('.') {
+        return Err(Failure::Usage(format!(
+            "\"{name}\" cannot be the name of a file: leave out / and a dot at its beginning"
+        )));
+    }
+    let folder = std::path::absolute(folder).map_err(|error| problem(folder, &error))?;
+    let secret = Secret::generate(hash.hash(), &mut SystemRandom)
+        .map_err(|error| Failure::Failed(error.into()))?;
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder
+        .create(&folder)
+        .map_err(|error| problem(&folder, &error))?;
+    let file = folder.join(name);
+    write(&file, &secret).map_err(|error| problem(&file, &error))?;
+    let made = Made {
+        name: name.to_owned(),
+        file,
+        secret,
+    };
+    if let Err(refused) = add(connection, &made) {
+        // Nothing knows this file.
+        let _ = std::fs::remove_file(&made.file);
+        return Err(refused);
+    }
+    Ok(made)
+}
+
+/// Never over an existing file: that could be a key in use.
+fn write(path: &Path, secret: &Secret) -> std::io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    file.write_all(secret.to_text().as_bytes())?;
+    file.write_all(b"\n")?;
+    file.sync_all()
+}
+
+fn add(connection: &Connection, made: &Made) -> Result<(), Failure> {
+    let params = json!({ "name": made.name, "path": made.file });
+    connection.call("keyring_file_add_key", params).map(drop)
+}
+
+fn problem(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::Failed(anyhow::anyhow!("{}: {error}", path.display()))
+}
+
+fn list(connection: &Connection) -> Result<(), Failure> {
+    let keys = connection.call("keyring_get_keys", Value::Null)?;
+    if connection.json {
+        return output::json(&keys);
+    }
+    let rows = items(&keys).iter().map(|key| {
+        let path = output::cell(key.get("path"));
+        let state = match key["removed"].as_bool() {
+            Some(true) => "removed",
+            _ => "",
+        };
+        let uses = key["refcnt"].as_u64().unwrap_or_default();
+        let uses = if state.is_empty() {
+            uses.saturating_sub(1)
+        } else {
+            uses
+        };
+        vec![
+            output::cell(key.get("name")),
+            fingerprint(Path::new(&path)),
+            uses.to_string(),
+            state.to_owned(),
+            path,
+        ]
+    });
+    output::table(&["name", "fingerprint", "uses", "", "file"], rows)
+}
+
+/// Of a key that this user can read.
+fn fingerprint(path: &Path) -> String {
+    match keyring::read(path).map(|text| Secret::parse(&text)) {
+        Ok(Ok(secret)) => secret.fingerprint(),
+        Ok(Err(_)) => "damaged".to_owned(),
+        Err(_) => String::new(),
+    }
+}
