@@ -137,7 +137,7 @@ impl Group {
     }
 
     /// True if another end's public value has the right length and is above 1 and below p - 1:
-    /// the other values give a shared secret that anybody knows.
+    /// the other values give a shared secret that every listener knows.
     pub(super) fn has(self, public: &[u8]) -> bool {
         if public.len() != self.bytes() {
             return false;

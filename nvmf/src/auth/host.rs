@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Negotiate ─▶ Challenge ─▶ (job) ─▶ Reply ─▶ Success1 ─▶ Success2 ─▶ Completed
-//!     Send        Receive                Send     Receive     Send, if the controller proved itself
+//!     Send        Receive                Send     Receive     Send, after a proof
 //! ```
 //!
 //! [`HostEnd::step`] says what to do; the caller does it and reports with `sent`, `received` or

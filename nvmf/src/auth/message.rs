@@ -194,7 +194,7 @@ impl<'a> Message<'a> {
         bytes.extend(self.transaction.to_le_bytes());
         match &self.body {
             Body::Negotiate(negotiate) => {
-                // Without an offer: one descriptor, of a protocol that nobody has.
+                // Without an offer: one descriptor, of a protocol that does not exist.
                 bytes.extend([negotiate.secure_channel, 1]);
                 let mut descriptor = [0; DESCRIPTOR];
                 if let Some((hashes, groups)) = negotiate.offer {

@@ -10,6 +10,7 @@
 //! and the user's admin commands run beside it.
 
 mod access;
+mod connecting;
 mod ending;
 mod learn;
 mod moving;
@@ -22,7 +23,7 @@ use std::time::Duration;
 use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin as commands;
-use nacre_nvmf_wire::fabrics::{AuthRequirements, InvalidParameter};
+use nacre_nvmf_wire::fabrics::InvalidParameter;
 use nacre_nvmf_wire::features::NumberOfQueues;
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::identify::controller::cntrltype;
@@ -32,14 +33,14 @@ use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
-use super::authentication::{self, Transaction};
+use super::authentication::Transaction;
 use super::link::Link;
 use super::namespace::NamespaceInfo;
-use super::options::{Dial, HostError, HostOptions, Wanted};
+use super::options::{Dial, HostError, HostOptions};
 use super::paths::Paths;
 use super::queue::{CommandQueue, Finished};
-use super::step::{ADMIN_ENTRIES, Step};
-use crate::transport::{Closed, TransportType};
+use super::step::Step;
+use crate::transport::Closed;
 
 /// Admin commands of the user that were taken and whose answers were not fetched.
 const MAX_TICKETS: usize = 256;
@@ -367,19 +368,6 @@ impl Controller {
         Ok(())
     }
 
-    /// Begins a connection for an admin queue.
-    fn dial_admin(&mut self, transport: Option<TransportType>) -> Result<CommandQueue, HostError> {
-        let wanted = Wanted {
-            qid: 0,
-            entries: ADMIN_ENTRIES,
-            cntlid: 0,
-            transport,
-        };
-        let dialled = self.dial.dial_wanted(&wanted);
-        let transport = dialled.map_err(|e| HostError::Dial(e.to_string()))?;
-        Ok(CommandQueue::new(transport, ADMIN_ENTRIES))
-    }
-
     /// Sends pending commands while the queue has room.
     fn send(&mut self, now: Nanos) {
         if self.is_live() && self.step == Step::Idle && self.rescan {
@@ -651,27 +639,6 @@ impl Controller {
         } else {
             self.start_listing()
         }
-    }
-
-    fn step_after_connect(&mut self, required: AuthRequirements) -> Result<Step, HostError> {
-        self.transaction = authentication::after_connect(&self.options, required, 0)?;
-        Ok(match self.transaction {
-            Some(_) => Step::Authenticate,
-            None => Step::ReadCap,
-        })
-    }
-
-    /// Goes on with the transaction, if there is one.
-    fn authenticate(&mut self, now: Nanos) -> Result<(), HostError> {
-        let (Some(transaction), Some(queue)) = (&mut self.transaction, &mut self.queue) else {
-            return Ok(());
-        };
-        if let Some(result) = transaction.drive(queue, &self.pool, OWN, now) {
-            self.transaction = None;
-            result?;
-            self.enter(Step::ReadCap, now);
-        }
-        Ok(())
     }
 
     fn live(&mut self, now: Nanos) {

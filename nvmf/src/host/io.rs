@@ -1,10 +1,12 @@
 //! One I/O queue of a controller, as a bdev queue: its device is a remote namespace.
 //!
 //! ```text
-//! Down ─▶ Dialling ─▶ Connecting ─▶ (Authenticating) ─▶ Live ─▶ Draining   the association moves to another transport
+//! Down ─▶ Dialling ─▶ Connecting ─▶ (Authenticating) ─▶ Live ─▶ Draining
 //!  ▲                                                     │         │ no I/O in flight
 //!  └─────────────────────────────────────────────────────┴─────────┘
 //!     connection lost, command too slow, new association
+//!
+//! Draining: the association moves to another transport.
 //! ```
 //!
 //! An accepted I/O stays here until the target has completed it finally. I/O in flight on a lost
@@ -14,6 +16,7 @@
 //! [`HostOptions::fast_io_fail`].
 
 mod attempts;
+mod connecting;
 mod reserve;
 mod sleep;
 mod waiting;
@@ -27,21 +30,19 @@ use std::time::Duration;
 use nacre_bdev::reservation::Reserve;
 use nacre_bdev::{Busy, Completion, Done, Io, Queue, Status, Token};
 use nacre_hugepages::Pool;
-use nacre_nvmf_wire::fabrics::ConnectResponse;
-use nacre_nvmf_wire::{Cqe, StatusCode};
+use nacre_nvmf_wire::StatusCode;
 use nacre_reactor::{Idle, Nanos};
 use slab::Slab;
 
 use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
 use self::waiting::Waits;
 use self::watch::Watch;
-use super::authentication::{self, Transaction};
+use super::authentication::Transaction;
 use super::link::Link;
 use super::namespace::NamespaceInfo;
-use super::options::{Dial, HostError, HostOptions, Wanted};
+use super::options::{Dial, HostOptions, Wanted};
 use super::pending::{Pending, own_data};
 use super::queue::{CommandQueue, Finished};
-use super::step::connect;
 use crate::transport::Closed;
 
 /// How long I/O waits for a namespace that a live controller does not have: one that comes back
@@ -390,78 +391,6 @@ impl IoQueue {
             self.attempts.in_a_row = 0;
             self.link.set_unreachable(why.to_owned());
         }
-    }
-
-    fn send_connect(&mut self, now: Nanos) {
-        let link = self.link.state();
-        let entries = link.queue_entries.min(self.options.queue_entries);
-        let command = connect(&self.options, &self.pool, self.qid, entries, link.cntlid);
-        let (Some((sqe, data)), Some(queue)) = (command, &mut self.queue) else {
-            return;
-        };
-        queue.submit(sqe, Some(data), None, CONNECT, now);
-        self.phase = Phase::Connecting { since: now };
-    }
-
-    /// The Connect came back, or a command of the transaction.
-    fn own_finished(&mut self, one: &Finished, now: Nanos) {
-        let Some(transaction) = &mut self.transaction else {
-            return self.connected(&one.cqe, now);
-        };
-        match transaction.finished(one) {
-            Ok(()) => self.authenticate(now),
-            Err(error) => self.not_authenticated(&error, now),
-        }
-    }
-
-    fn connected(&mut self, cqe: &Cqe, now: Nanos) {
-        let status = cqe.status();
-        if !status.is_success() {
-            let status = status.of_fabrics();
-            tracing::warn!(qid = self.qid, %status, "an I/O queue was refused");
-            self.disconnect(now);
-            return self.not_connected(status.to_string(), true);
-        }
-        let required = ConnectResponse::from_cqe(cqe).auth;
-        match authentication::after_connect(&self.options, required, self.qid) {
-            Ok(None) => self.live(now),
-            Ok(Some(transaction)) => {
-                self.transaction = Some(Box::new(transaction));
-                self.phase = Phase::Authenticating { since: now };
-                self.authenticate(now);
-            }
-            Err(error) => self.not_authenticated(&error, now),
-        }
-    }
-
-    /// Goes on with the transaction.
-    fn authenticate(&mut self, now: Nanos) {
-        let (Some(transaction), Some(queue)) = (&mut self.transaction, &mut self.queue) else {
-            return;
-        };
-        match transaction.drive(queue, &self.pool, CONNECT, now) {
-            None => {}
-            Some(Ok(())) => {
-                self.transaction = None;
-                self.live(now);
-            }
-            Some(Err(error)) => self.not_authenticated(&error, now),
-        }
-    }
-
-    fn not_authenticated(&mut self, error: &HostError, now: Nanos) {
-        tracing::warn!(qid = self.qid, %error, "an I/O queue was refused");
-        self.disconnect(now);
-        self.not_connected(error.to_string(), error.is_final());
-    }
-
-    fn live(&mut self, now: Nanos) {
-        self.phase = Phase::Live;
-        self.attempts = Attempts::default();
-        self.waits.away_since = None;
-        self.waits.no_access_until = None;
-        self.stats.connections += 1;
-        self.check_at = now + TIMEOUT_CHECK;
     }
 
     /// Drops the connection; I/O in flight waits for the next.

@@ -155,7 +155,7 @@ fn receive(command: &mut Command) {
         waiting,
         report_at,
         ..
-    }) = qp.auth.as_deref_mut()
+    }) = qp.admission.auth.as_deref_mut()
     else {
         return command.finish(sequence_error);
     };
@@ -195,7 +195,7 @@ fn receive(command: &mut Command) {
 }
 
 fn transaction(qp: &mut QueuePair) -> Option<&mut ControllerEnd> {
-    qp.auth.as_mut()?.end.as_mut()
+    qp.admission.auth.as_mut()?.end.as_mut()
 }
 
 /// How long the controller waits for each message of a host. The host chooses its keep-alive
@@ -209,14 +209,15 @@ fn patience(association: &Association) -> Duration {
 
 impl Resources {
     fn authentication_of<'a>(&mut self, qp: &'a mut QueuePair) -> &'a mut QueueAuth {
-        let state = &qp.auth_state;
-        qp.auth
+        let state = &qp.admission.auth_state;
+        qp.admission
+            .auth
             .get_or_insert_with(|| Box::new(QueueAuth::new(Arc::clone(state))))
     }
 
     /// The host's keys of this moment serve to the end of the transaction.
     fn begin_transaction(&mut self, qp: &mut QueuePair, now: Nanos) {
-        let (Some(auth), Some(association)) = (&mut qp.auth, &qp.association) else {
+        let (Some(auth), Some(association)) = (&mut qp.admission.auth, &qp.association) else {
             return;
         };
         let names = Names {
@@ -236,7 +237,9 @@ impl Resources {
 
     fn start_job(&mut self, qp: &mut QueuePair) {
         let (id, peer) = (qp.id, of_peer(&qp.ends.peer));
-        let Some(auth) = &mut qp.auth else { return };
+        let Some(auth) = &mut qp.admission.auth else {
+            return;
+        };
         let Some(end) = &mut auth.end else { return };
         let Some(job) = end.take_job() else { return };
         let (group, transaction) = (self.handle.clone(), auth.transaction);
@@ -263,20 +266,22 @@ impl Resources {
 
     /// Draws the conclusions from the state of the queue's transaction.
     fn authentication_moved(&mut self, qp: &mut QueuePair, now: Nanos) {
-        let Some(auth) = &mut qp.auth else { return };
+        let Some(auth) = &mut qp.admission.auth else {
+            return;
+        };
         let Some(end) = &mut auth.end else { return };
         auth.state.store(end.progress(), end.agreed());
         let (is_completed, is_over) = (end.is_completed(), end.is_over());
         if let Some(reason) = end.take_failure() {
             let delay = self.authentication_failed(qp, reason, now);
-            if let Some(auth) = &mut qp.auth {
+            if let Some(auth) = &mut qp.admission.auth {
                 auth.report_at = now + delay;
             }
         }
         if is_completed {
             return self.authenticated(qp);
         }
-        if is_over && let Some(auth) = &mut qp.auth {
+        if is_over && let Some(auth) = &mut qp.admission.auth {
             auth.close_at.get_or_insert(now + LEAVE_TIME);
         }
     }
@@ -288,7 +293,7 @@ impl Resources {
         let Some(association) = &qp.association else {
             return;
         };
-        if let Some(auth) = &mut qp.auth {
+        if let Some(auth) = &mut qp.admission.auth {
             auth.end = None;
         }
         let host = &association.hostnqn;
@@ -300,8 +305,8 @@ impl Resources {
         association.touch();
         if qp.stage == Stage::Authenticating {
             qp.stage = Stage::Live;
-            qp.unproven = None;
-            qp.auth_state.set_pending(false);
+            qp.admission.unproven = None;
+            qp.admission.auth_state.set_pending(false);
             if qid == 0 {
                 association.set_authenticated();
             }
@@ -337,7 +342,9 @@ impl Resources {
 
     /// Looks after the transaction of a queue: time that is up, failures to report.
     pub(super) fn authentication_upkeep(&mut self, qp: &mut QueuePair, now: Nanos) {
-        let Some(auth) = &mut qp.auth else { return };
+        let Some(auth) = &mut qp.admission.auth else {
+            return;
+        };
         if auth.close_at.is_some_and(|at| now >= at) {
             return self.end_unauthenticated(qp);
         }
@@ -350,7 +357,7 @@ impl Resources {
                 return self.end_unauthenticated(qp);
             }
             // The host proved itself before, and goes on: only the new transaction is dropped.
-            if let Some(auth) = &mut qp.auth {
+            if let Some(auth) = &mut qp.admission.auth {
                 (auth.end, auth.close_at) = (None, None);
                 if let Some(index) = auth.waiting.take() {
                     let status = StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr();
@@ -401,7 +408,9 @@ impl QueueGroup {
         if qp.id != id || qp.stage == Stage::Ending {
             return;
         }
-        let Some(auth) = &mut qp.auth else { return };
+        let Some(auth) = &mut qp.admission.auth else {
+            return;
+        };
         if auth.transaction != transaction {
             return;
         }

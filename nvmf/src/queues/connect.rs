@@ -176,7 +176,7 @@ impl Resources {
             self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?
         };
         let cqe = self.adopt(qp, &connect, association, now)?;
-        (qp.place, qp.unproven) = (Some(place), unproven);
+        (qp.admission.place, qp.admission.unproven) = (Some(place), unproven);
         Ok(cqe)
     }
 
@@ -323,7 +323,7 @@ impl Resources {
             local: qp.ends.local.clone(),
             peer: qp.ends.peer.clone(),
             stats: Arc::clone(&stats),
-            auth: Arc::clone(&qp.auth_state),
+            auth: Arc::clone(&qp.admission.auth_state),
             ending: false,
         };
         if let Err(refusal) = association.add_queue(info) {
@@ -364,9 +364,9 @@ impl Resources {
         }
         association.touch();
         if must_authenticate {
-            let state = Arc::clone(&qp.auth_state);
+            let state = Arc::clone(&qp.admission.auth_state);
             state.set_pending(true);
-            qp.auth = Some(Box::new(QueueAuth::new(state)));
+            qp.admission.auth = Some(Box::new(QueueAuth::new(state)));
         } else if connect.is_admin() {
             association.set_authenticated();
         }
@@ -402,7 +402,7 @@ fn connected(command: &mut Command, mut cqe: Cqe) {
         flow_control_off: qp.flow.is_off,
     };
     // Only a queue that has to authenticate itself has this before its first command.
-    qp.stage = match &qp.auth {
+    qp.stage = match &qp.admission.auth {
         Some(_) => Stage::Authenticating,
         None => Stage::Live,
     };

@@ -62,13 +62,7 @@ pub(crate) struct QueuePair {
     pub takes_lent: bool,
     pub in_place: InPlace,
     pub association: Option<Arc<Association>>,
-    /// From the accepted Connect on.
-    pub place: Option<Place>,
-    /// While its host has to authenticate itself.
-    pub unproven: Option<UnprovenPlace>,
-    /// From its first authentication on.
-    pub auth: Option<Box<QueueAuth>>,
-    pub auth_state: Arc<QueueAuthState>,
+    pub admission: Admission,
     /// Of admin queues.
     pub controller: Option<Box<Controller>>,
     pub requests: Requests,
@@ -105,6 +99,18 @@ pub(crate) struct Opening {
     pub is_unanswered: bool,
     /// The Connect waits until an earlier controller of the host is gone.
     pub waiting: Option<ReqIndex>,
+}
+
+/// What a queue has from its Connect and from the authentication of its host.
+#[derive(Default)]
+pub(crate) struct Admission {
+    /// From the accepted Connect on.
+    pub place: Option<Place>,
+    /// While its host has to authenticate itself.
+    pub unproven: Option<UnprovenPlace>,
+    /// From its first authentication on.
+    pub auth: Option<Box<QueueAuth>>,
+    pub auth_state: Arc<QueueAuthState>,
 }
 
 /// True for a connection whose data may stay in a receive buffer.
@@ -195,10 +201,7 @@ impl QueuePair {
             takes_lent: false,
             in_place: InPlace::default(),
             association: None,
-            place: None,
-            unproven: None,
-            auth: None,
-            auth_state: Arc::default(),
+            admission: Admission::default(),
             controller: None,
             requests: Requests::new(FRESH_ENTRIES),
             limits,

@@ -243,7 +243,7 @@ fn wrong_controller_key() {
     rig.assert_clean();
 }
 
-/// Goal: claims without a proof have a part of the connections only, and each proof or end makes room.
+/// Goal: claims without a proof have a part of the connections only. Each proof or end makes room.
 #[test]
 fn unproven_queues_are_bounded() {
     let mut rig = Rig::new(TargetConfig {

@@ -405,7 +405,7 @@ fn a_proof_that_is_left_out() {
     assert_eq!(pair.run(), Err(Reason::NoControllerProof));
 }
 
-/// Goal: public values with which anybody knows the shared secret are refused by both ends.
+/// Goal: public values that make the shared secret known are refused by both ends.
 #[test]
 fn degenerate_public_values() {
     for message in [1, 2] {

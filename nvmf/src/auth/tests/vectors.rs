@@ -246,7 +246,7 @@ fn groups() {
     }
 }
 
-/// Goal: values with which anybody knows the shared secret are refused: 0, 1, p - 1, p and above.
+/// Goal: values that make the shared secret known are refused: 0, 1, p - 1, p and above.
 #[test]
 fn public_values() {
     assert!(Group::Null.has(&[]));

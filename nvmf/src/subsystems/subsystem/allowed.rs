@@ -1,0 +1,100 @@
+//! The hosts that a subsystem lets in, and the keys of those that must authenticate themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nacre_nvmf_wire::Nqn;
+
+use super::{State, Subsystem, SubsystemError, SubsystemKind};
+use crate::auth::KeySource;
+use crate::subsystems::association::Teardown;
+
+impl Subsystem {
+    /// Allows a host. With keys it must authenticate itself, also where any host is allowed.
+    pub fn add_host(
+        &self,
+        host: &Nqn,
+        keys: Option<Arc<dyn KeySource>>,
+    ) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if state.hosts.contains_key(host) {
+            return Err(SubsystemError::HostExists {
+                host: host.to_string(),
+            });
+        }
+        state.hosts.insert(host.clone(), keys);
+        drop(state);
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Also disconnects the host, unless any host is allowed.
+    pub fn remove_host(&self, host: &Nqn) -> Result<(), SubsystemError> {
+        let mut state = self.state();
+        if state.hosts.remove(host).is_none() {
+            return Err(SubsystemError::NoHost {
+                host: host.to_string(),
+            });
+        }
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.drop_unwelcome(&state);
+        Ok(())
+    }
+
+    /// Changes the keys of a host of the list. Queues that are connected go on; the keys count for
+    /// queues and transactions from here on.
+    pub fn set_host_keys(
+        &self,
+        host: &Nqn,
+        keys: Option<Arc<dyn KeySource>>,
+    ) -> Result<(), SubsystemError> {
+        match self.state().hosts.get_mut(host) {
+            Some(present) => *present = keys,
+            None => {
+                return Err(SubsystemError::NoHost {
+                    host: host.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The keys of a host that must authenticate itself.
+    pub fn host_keys(&self, host: &Nqn) -> Option<Arc<dyn KeySource>> {
+        self.state().hosts.get(host).cloned().flatten()
+    }
+
+    /// Turning it off disconnects the hosts that are not in the list.
+    pub fn set_allow_any_host(&self, allow: bool) {
+        let mut state = self.state();
+        state.allow_any_host = allow;
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.drop_unwelcome(&state);
+    }
+
+    fn drop_unwelcome(&self, state: &State) {
+        if self.kind == SubsystemKind::Discovery {
+            return;
+        }
+        for association in state.controllers.values() {
+            if !state.allow_any_host && !state.hosts.contains_key(&association.hostnqn) {
+                association.tear_down(Teardown::HostRemoved);
+            }
+        }
+    }
+
+    pub fn allows_any_host(&self) -> bool {
+        self.state().allow_any_host
+    }
+
+    pub fn hosts(&self) -> Vec<Nqn> {
+        self.state().hosts.keys().cloned().collect()
+    }
+
+    pub fn allows(&self, host: &Nqn) -> bool {
+        let state = self.state();
+        self.kind == SubsystemKind::Discovery
+            || state.allow_any_host
+            || state.hosts.contains_key(host)
+    }
+}
