@@ -1,5 +1,5 @@
-//! `keyring_*`: the keys that hosts and targets authenticate themselves with. Calls and answers name
-//! files; none contains a secret.
+//! `keyring_*`: the keys that hosts and targets authenticate themselves with. Calls and answers
+//! name files; none contains a secret.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
-use crate::services::keyring::{FileError, FileKey, HostKeys, Listed, PREFIX, check_name};
+use crate::services::keyring::{FileError, FileKey, HostKeys, ListedKey, PREFIX, check_name};
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -180,7 +180,7 @@ impl Method<Engine> for GetKeys {
     type Reply = Vec<KeyReply>;
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Vec<KeyReply>, RpcError> {
-        let reply = |listed: Listed| KeyReply {
+        let reply = |listed: ListedKey| KeyReply {
             name: listed.key.name.clone(),
             module: "keyring_file",
             removed: listed.removed,

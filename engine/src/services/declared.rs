@@ -1,6 +1,6 @@
 //! Objects declared in the configuration file ([[key]], [[bdev]], [[nvmf.subsystem]]), created by
-//! ordinary RPC calls. Their listeners are handled by [`super::listeners`]. The file is their only home:
-//! declared objects are not stored.
+//! ordinary RPC calls. Their listeners are handled by [`super::listeners`]. The file is their only
+//! home: declared objects are not stored.
 //!
 //! An object of the same name in the store has priority: an RPC changed it. Changes by RPC to a
 //! declared subsystem or namespace are records of their own, replayed after it. An object that

@@ -1,7 +1,7 @@
 //! The keys of the daemon, by name. A key is a file that holds one secret.
 //!
-//! The file is read at each authentication and not before, so its replacement changes the key. State,
-//! logs, events and answers contain names and paths, never the secret.
+//! The file is read at each authentication and not before, so its replacement changes the key.
+//! State, logs, events and answers contain names and paths, never the secret.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub struct FileKey {
 
 /// A key with its number of users, itself included unless it is removed.
 #[derive(Debug)]
-pub struct Listed {
+pub struct ListedKey {
     pub key: Arc<FileKey>,
     pub removed: bool,
     pub users: usize,
@@ -92,21 +92,26 @@ impl Keyring {
     }
 
     /// All keys by name, then the removed ones that are in use.
-    pub fn list(&self) -> Vec<Listed> {
+    pub fn list(&self) -> Vec<ListedKey> {
         let keys = self.keys.borrow();
-        let present = keys.values().map(|key| Listed {
+        let present = keys.values().map(|key| ListedKey {
             users: Arc::strong_count(key),
             removed: false,
             key: Arc::clone(key),
         });
-        let mut all: Vec<Listed> = present.collect();
+        let mut all: Vec<ListedKey> = present.collect();
         let removed = self.removed.borrow();
         // The upgrade is no user.
-        all.extend(removed.iter().filter_map(Weak::upgrade).map(|key| Listed {
-            users: Arc::strong_count(&key) - 1,
-            removed: true,
-            key,
-        }));
+        all.extend(
+            removed
+                .iter()
+                .filter_map(Weak::upgrade)
+                .map(|key| ListedKey {
+                    users: Arc::strong_count(&key) - 1,
+                    removed: true,
+                    key,
+                }),
+        );
         all
     }
 }
@@ -215,7 +220,7 @@ impl fmt::Debug for HostKeys {
     }
 }
 
-/// The keys for a remote controller. They can be replaced: connections from then on use the new ones.
+/// The keys for a remote controller. They can be replaced; later connections use the new ones.
 #[derive(Debug, Default)]
 pub struct RemoteKeys(Mutex<Option<Arc<dyn KeySource>>>);
 
@@ -305,7 +310,7 @@ mod tests {
         ring.add(key("a")).unwrap();
         assert_eq!(ring.add(key("a")), Err(key("a")));
         let facts = |ring: &Keyring| {
-            let of = |one: &Listed| (one.key.name.clone(), one.removed, one.users);
+            let of = |one: &ListedKey| (one.key.name.clone(), one.removed, one.users);
             ring.list().iter().map(of).collect::<Vec<_>>()
         };
         assert_eq!(

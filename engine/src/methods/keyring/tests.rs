@@ -148,8 +148,8 @@ fn declared_keys() {
     assert_eq!(hosts, expected);
 }
 
-/// Goal: keys survive a restart, in either order of their making; and the secret is in no answer and
-/// no state. Method: a daemon on a state file, twice; its bytes and every answer are searched.
+/// Goal: keys survive a restart, in either order of their making; and the secret is in no answer
+/// and no state. Method: a daemon on a state file, twice; its bytes and every answer are searched.
 #[test]
 fn secrets_stay_in_their_files() {
     let folder = tempfile::tempdir().unwrap();

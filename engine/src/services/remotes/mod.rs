@@ -31,7 +31,7 @@ use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
 
-pub use plan::{Authentication, PlanError, RemotePlan, Wanted, resolve};
+pub use plan::{Authentication, PlanError, RemotePlan, Timeouts, Wanted, resolve};
 pub use uri::{attach_params, default_name};
 
 /// Time limit for an orderly shutdown of the controllers.

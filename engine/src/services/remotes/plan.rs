@@ -52,15 +52,21 @@ pub struct Wanted {
     pub io_timeout: Duration,
     pub admin_timeout: Duration,
     pub keep_alive: Duration,
-    /// `None`: no limit.
-    pub loss_timeout: Option<Duration>,
-    /// `None`: grows with each failure.
-    pub reconnect_delay: Option<Duration>,
-    pub fast_io_fail: Option<Duration>,
+    pub timeouts: Timeouts,
     pub failback: bool,
     pub tos: u8,
     pub disable_sq_flow_control: bool,
     pub authentication: Authentication,
+}
+
+/// When to give a controller up, how often to reconnect, and how long I/O waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// `None`: no limit.
+    pub loss: Option<Duration>,
+    /// `None`: grows with each failure.
+    pub reconnect: Option<Duration>,
+    pub fast_fail: Option<Duration>,
 }
 
 /// How this host authenticates itself, if it has keys.
@@ -309,12 +315,12 @@ fn options(
     };
     options.io_timeout = wanted.io_timeout;
     options.admin_timeout = wanted.admin_timeout;
-    match wanted.reconnect_delay {
+    match wanted.timeouts.reconnect {
         Some(delay) => (options.reconnect_delay, options.reconnect_delay_max) = (delay, delay),
         None => options.reconnect_delay_max = Duration::from_secs(5),
     }
-    options.loss_timeout = wanted.loss_timeout;
-    options.fast_io_fail = wanted.fast_io_fail;
+    options.loss_timeout = wanted.timeouts.loss;
+    options.fast_io_fail = wanted.timeouts.fast_fail;
     options.wait_for_access = true;
     options.paths = paths;
     options.authentication = Some(HostAuth::from(&wanted.authentication));

@@ -12,6 +12,7 @@ use crate::config::replication::Replication;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::remotes::Timeouts;
 use crate::store::Change;
 
 pub const KEY: &str = "nvme/options";
@@ -288,14 +289,6 @@ impl Options {
         let (loss, delay) = (self.ctrlr_loss_timeout_sec, self.reconnect_delay_sec);
         timeouts(loss, delay, self.fast_io_fail_timeout_sec, replication).map(drop)
     }
-}
-
-/// When to give a controller up, how often to reconnect, and how long I/O waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timeouts {
-    pub loss: Option<Duration>,
-    pub reconnect: Option<Duration>,
-    pub fast_fail: Option<Duration>,
 }
 
 /// Longest time that is accepted: one year.

@@ -240,7 +240,7 @@ impl AttachParams {
         let io_queues = self.num_io_queues.filter(|n| *n > 0).unwrap_or(IO_QUEUES);
         let max_devices = self.max_bdevs.filter(|n| *n > 0).unwrap_or(MAX_DEVICES);
         let options = Options::of(engine);
-        let times = timeouts(
+        let timeouts = timeouts(
             self.ctrlr_loss_timeout_sec
                 .or(options.ctrlr_loss_timeout_sec),
             self.reconnect_delay_sec.or(options.reconnect_delay_sec),
@@ -278,9 +278,7 @@ impl AttachParams {
             io_timeout: micros(options.timeout_us).unwrap_or(Duration::from_secs(30)),
             admin_timeout: micros(options.timeout_admin_us).unwrap_or(Duration::from_secs(30)),
             keep_alive: Duration::from_millis(keep_alive.into()),
-            loss_timeout: times.loss,
-            reconnect_delay: times.reconnect,
-            fast_io_fail: times.fast_fail,
+            timeouts,
             failback: !options.disable_auto_failback.unwrap_or(false),
             tos: options.transport_tos.unwrap_or(0),
             disable_sq_flow_control: self.disable_sq_flow_control.unwrap_or(true),
