@@ -58,9 +58,9 @@ impl MetricsSource for Process {
         let engine = of.engine;
         into.value(&INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
         into.value(&UPTIME, &[], engine.started.elapsed().as_secs_f64());
-        let (calls, refused) = engine.call_counts();
-        into.value(&CALLS, &[], calls);
-        into.value(&REFUSED, &[], refused);
+        let calls = engine.call_counts();
+        into.value(&CALLS, &[], calls.answered);
+        into.value(&REFUSED, &[], calls.refused);
         let counts = engine.journal.counts();
         for (state, count) in ["live", "waiting", "failed"].into_iter().zip(counts) {
             into.value(&OBJECTS, &[state], count);

@@ -88,8 +88,15 @@ pub struct Engine {
     pub holds: Cell<u64>,
     /// True while calls of an SPDK file follow the start; hosts wait for them too.
     pub more_to_come: watch::Sender<bool>,
-    calls: Cell<u64>,
-    refused: Cell<u64>,
+    calls: Cell<CallCounts>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CallCounts {
+    /// Answered calls, refused ones included.
+    pub answered: u64,
+    /// Calls answered with an error.
+    pub refused: u64,
 }
 
 impl Engine {
@@ -133,8 +140,7 @@ impl Engine {
             replaying: Mutex::new(()),
             holds: Cell::new(0),
             more_to_come: watch::channel(false).0,
-            calls: Cell::new(0),
-            refused: Cell::new(0),
+            calls: Cell::default(),
         }
     }
 
@@ -206,9 +212,8 @@ impl Engine {
         let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
     }
 
-    /// Number of answered calls, and of those answered with an error.
-    pub fn call_counts(&self) -> (u64, u64) {
-        (self.calls.get(), self.refused.get())
+    pub fn call_counts(&self) -> CallCounts {
+        self.calls.get()
     }
 
     /// Finds, checks and runs a method, within the deadline. The single entry point for the socket,
@@ -221,9 +226,11 @@ impl Engine {
         let outcome = self.try_call(method, params, Caller::Client).await;
         // This call may name deferred devices whose bases exist by now: create them first.
         deferred::settle(self).await;
-        self.calls.set(self.calls.get() + 1);
+        let mut calls = self.calls.get();
+        calls.answered += 1;
+        calls.refused += u64::from(outcome.is_err());
+        self.calls.set(calls);
         if let Err(error) = &outcome {
-            self.refused.set(self.refused.get() + 1);
             debug!(target: "nacre_engine_rpc", method, %error, "call refused");
         }
         outcome

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nacre_hugepages::Pool;
 use nacre_nvmf_wire::fabrics::{AuthRequirements, Authentication};
 use nacre_nvmf_wire::{Nqn, Sgl, StatusCode};
-use nacre_reactor::{Helper, Nanos};
+use nacre_reactor::{Helper, Idle, Nanos};
 
 use super::options::{HostError, HostOptions};
 use super::queue::{CommandQueue, Finished};
@@ -35,7 +35,7 @@ impl fmt::Debug for HostAuth {
 }
 
 /// How often a core that would sleep looks for the answer of the helper thread.
-pub(super) const LOOK: Duration = Duration::from_millis(1);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Room for any message of a controller.
 const RECEIVE_BYTES: u32 = 4096;
@@ -60,6 +60,8 @@ enum Wait {
     /// The completion of a Receive.
     Fetching,
     Answer(Receiver<Answer>),
+    /// The target refused a command.
+    Refused(StatusCode),
 }
 
 /// The transaction that must follow a Connect, if there must be one.
@@ -152,15 +154,23 @@ impl Transaction {
                     }
                 },
                 Wait::Sent | Wait::Fetching => return None,
+                Wait::Refused(status) => {
+                    return Some(Err(HostError::Refused {
+                        step: "authenticate",
+                        status: *status,
+                        fabrics: true,
+                    }));
+                }
             }
         }
     }
 
     /// A command of this transaction came back.
-    pub fn finished(&mut self, one: &Finished) -> Result<(), HostError> {
+    pub fn finished(&mut self, one: &Finished) {
         let status = one.cqe.status();
         if !status.is_success() {
-            return Err(refused(status));
+            self.wait = Wait::Refused(status);
+            return;
         }
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Sent => self.end.sent(),
@@ -171,12 +181,15 @@ impl Transaction {
             }
             other => self.wait = other,
         }
-        Ok(())
     }
 
-    /// True while no completion of the queue will move it on.
-    pub fn must_look(&self) -> bool {
-        !matches!(self.wait, Wait::Sent | Wait::Fetching)
+    /// See [`nacre_reactor::Poller::arm`].
+    pub fn idle(&self, now: Nanos) -> Idle {
+        match self.wait {
+            Wait::Sent | Wait::Fetching => Idle::Quiet,
+            Wait::Unsent(_) | Wait::Unfetched | Wait::Answer(_) => Idle::Until(now + LOOK),
+            Wait::Nothing | Wait::Refused(_) => Idle::Busy,
+        }
     }
 
     fn compute(&self, job: Job) -> Result<Receiver<Answer>, Reason> {
@@ -195,13 +208,5 @@ fn command(length: u32) -> Authentication {
         spsp0: 1,
         spsp1: 1,
         length,
-    }
-}
-
-pub(super) fn refused(status: StatusCode) -> HostError {
-    HostError::Refused {
-        step: "authenticate",
-        status,
-        fabrics: true,
     }
 }

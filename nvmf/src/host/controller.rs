@@ -33,7 +33,7 @@ use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
-use super::authentication::Transaction;
+use self::connecting::{dial_admin, step_after_connect};
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostError, HostOptions};
@@ -100,8 +100,6 @@ pub struct Controller {
     repeats: u8,
     /// Not before: where the step asks again and again.
     step_at: Nanos,
-    /// Of [`Step::Authenticate`].
-    transaction: Option<Transaction>,
     /// When the current attempt to connect began, or to shut down.
     started: Nanos,
     /// When the connection was lost for the first time since it was live.
@@ -174,7 +172,6 @@ impl Controller {
             step_sent: false,
             repeats: 0,
             step_at: now,
-            transaction: None,
             started: now,
             lost_since: None,
             attempts: 0,
@@ -334,7 +331,7 @@ impl Controller {
     fn turn(&mut self, now: Nanos, did: &mut usize) -> Result<(), HostError> {
         if self.queue.is_none() {
             let kind = self.paths.as_ref().map(Paths::current);
-            self.queue = Some(self.dial_admin(kind)?);
+            self.queue = Some(dial_admin(self.dial.as_mut(), kind)?);
             self.link.change(|state| state.transport = kind);
             self.started = now;
             *did += 1;
@@ -354,14 +351,16 @@ impl Controller {
                 return Ok(());
             }
         }
-        let queue = self.queue.as_ref().expect("the queue has not ended");
+        let queue = self.queue.as_mut().expect("the queue has not ended");
         if let Some(why) = queue.closed() {
             return Err(HostError::Lost(why.clone()));
         }
         if self.step == Step::Dialling && queue.is_ready() {
             self.enter(Step::Connect, now);
+        } else if let Some(result) = queue.authenticate(&self.pool, now) {
+            result?;
+            self.enter(Step::ReadCap, now);
         }
-        self.authenticate(now)?;
         self.check_time(now)?;
         self.seek_better(now, did);
         self.send(now);
@@ -459,10 +458,6 @@ impl Controller {
     fn finished(&mut self, one: Finished, now: Nanos) -> Result<(), HostError> {
         let status = one.cqe.status();
         match one.token {
-            OWN if self.step == Step::Authenticate => match &mut self.transaction {
-                Some(transaction) => transaction.finished(&one),
-                None => Ok(()),
-            },
             OWN if status.is_success() => self.step_done(one, now),
             OWN => self.step_refused(&one.cqe, now),
             KEEP_ALIVE => {
@@ -512,7 +507,7 @@ impl Controller {
         let next = match self.step {
             Step::Connect => {
                 let required = self.take_connect(&one.cqe)?;
-                self.step_after_connect(required)?
+                step_after_connect(self.queue.as_mut(), &self.options, required)?
             }
             Step::ReadCap => {
                 self.cap = Cap(one.cqe.result());

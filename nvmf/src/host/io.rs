@@ -37,7 +37,6 @@ use slab::Slab;
 use self::attempts::{Attempts, Failure, RECONNECT_DELAY};
 use self::waiting::Waits;
 use self::watch::Watch;
-use super::authentication::Transaction;
 use super::link::Link;
 use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostOptions, Wanted};
@@ -58,7 +57,7 @@ const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 
 /// Tokens of commands that are no I/O: this one and those above it.
 const RESERVE: u64 = u64::MAX - 1;
-/// Of Connect and of the commands of authentication.
+/// Of Connect.
 const CONNECT: u64 = u64::MAX;
 
 /// What happened to a queue since it was made.
@@ -109,8 +108,6 @@ pub struct IoQueue {
     version: u64,
     queue: Option<Box<CommandQueue>>,
     phase: Phase,
-    /// Of [`Phase::Authenticating`].
-    transaction: Option<Box<Transaction>>,
     generation: u64,
     /// The association that must end because the target still has commands of this queue: not used
     /// again.
@@ -154,7 +151,6 @@ impl IoQueue {
             version: 0,
             queue: None,
             phase: Phase::Down { retry_at: now },
-            transaction: None,
             generation: 0,
             spent: None,
             attempts: Attempts::default(),
@@ -395,7 +391,6 @@ impl IoQueue {
 
     /// Drops the connection; I/O in flight waits for the next.
     fn disconnect(&mut self, now: Nanos) {
-        self.transaction = None;
         let Some(mut queue) = self.queue.take() else {
             return;
         };
@@ -573,7 +568,7 @@ impl Queue for IoQueue {
             let closed = queue.closed().cloned();
             self.queue = Some(queue);
             match own {
-                Some(one) if one.token == CONNECT => self.own_finished(&one, now),
+                Some(one) if one.token == CONNECT => self.connected(&one.cqe, now),
                 Some(one) => self.reserved(one),
                 None => {}
             }

@@ -1,9 +1,12 @@
 //! Commands of one queue: identifiers, outstanding commands, and completions.
 
-use nacre_hugepages::Buf;
+use nacre_hugepages::{Buf, Pool};
+use nacre_nvmf_wire::fabrics::AuthRequirements;
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_reactor::Nanos;
+use nacre_reactor::{Idle, Nanos};
 
+use super::authentication::{self, Transaction};
+use super::options::{HostError, HostOptions};
 use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
 
 /// A command that came back.
@@ -32,7 +35,12 @@ pub struct CommandQueue {
     events: Vec<HostEvent>,
     ready: bool,
     closed: Option<Closed>,
+    /// From Connect until the queue is authenticated.
+    transaction: Option<Box<Transaction>>,
 }
+
+/// The token of the commands of authentication. No other command uses it.
+const AUTHENTICATION: u64 = FORGOTTEN - 1;
 
 /// The token of commands whose completions are dropped. No other command uses it.
 const FORGOTTEN: u64 = u64::MAX - 1000;
@@ -58,6 +66,7 @@ impl CommandQueue {
             events: Vec::with_capacity(BATCH),
             ready: false,
             closed: None,
+            transaction: None,
         }
     }
 
@@ -135,15 +144,21 @@ impl CommandQueue {
                     }
                     self.free.push(cid);
                     count += 1;
-                    if slot.token == FORGOTTEN {
-                        continue;
-                    }
-                    finished(Finished {
+                    let one = Finished {
                         token: slot.token,
                         cqe,
                         read,
                         transferred,
-                    });
+                    };
+                    match slot.token {
+                        FORGOTTEN => {}
+                        AUTHENTICATION => {
+                            if let Some(transaction) = &mut self.transaction {
+                                transaction.finished(&one);
+                            }
+                        }
+                        _ => finished(one),
+                    }
                 }
                 HostEvent::Ready => self.ready = true,
                 HostEvent::Closed(why) => self.closed = Some(why),
@@ -172,12 +187,44 @@ impl CommandQueue {
         }
     }
 
-    /// Tokens of the outstanding commands.
+    /// Begins the authentication of queue `qid` after its Connect. False: none is needed.
+    pub fn begin_authentication(
+        &mut self,
+        options: &HostOptions,
+        required: AuthRequirements,
+        qid: u16,
+    ) -> Result<bool, HostError> {
+        let transaction = authentication::after_connect(options, required, qid)?;
+        self.transaction = transaction.map(Box::new);
+        Ok(self.transaction.is_some())
+    }
+
+    /// Goes on with the authentication. `Some`: it is over.
+    pub fn authenticate(&mut self, pool: &Pool, now: Nanos) -> Option<Result<(), HostError>> {
+        let mut transaction = self.transaction.take()?;
+        let result = transaction.drive(self, pool, AUTHENTICATION, now);
+        if result.is_none() {
+            self.transaction = Some(transaction);
+        }
+        result
+    }
+
+    /// See [`nacre_reactor::Poller::arm`].
+    pub fn arm(&mut self, now: Nanos) -> Idle {
+        let idle = self.transport.arm(now);
+        match &self.transaction {
+            Some(transaction) => idle.and(transaction.idle(now)),
+            None => idle,
+        }
+    }
+
+    /// Tokens of the outstanding commands of the queue's user.
     pub fn tokens(&self) -> impl Iterator<Item = u64> + '_ {
         self.slots
             .iter()
-            .filter(|slot| slot.since.is_some() && slot.token != FORGOTTEN)
+            .filter(|slot| slot.since.is_some())
             .map(|slot| slot.token)
+            .filter(|token| ![FORGOTTEN, AUTHENTICATION].contains(token))
     }
 
     /// The token of the outstanding command with this identifier.

@@ -1,53 +1,42 @@
-//! The beginning of an association: the connection, and the authentication after Connect.
+//! The beginning of an association: the connection, and the step after Connect.
 
 use nacre_nvmf_wire::fabrics::AuthRequirements;
-use nacre_reactor::Nanos;
 
-use super::{Controller, OWN};
-use crate::host::authentication;
-use crate::host::options::{HostError, Wanted};
+use crate::host::options::{Dial, HostError, HostOptions, Wanted};
 use crate::host::queue::CommandQueue;
 use crate::host::step::{ADMIN_ENTRIES, Step};
 use crate::transport::TransportType;
 
-impl Controller {
-    /// Begins a connection for an admin queue.
-    pub(super) fn dial_admin(
-        &mut self,
-        transport: Option<TransportType>,
-    ) -> Result<CommandQueue, HostError> {
-        let wanted = Wanted {
-            qid: 0,
-            entries: ADMIN_ENTRIES,
-            cntlid: 0,
-            transport,
-        };
-        let dialled = self.dial.dial_wanted(&wanted);
-        let transport = dialled.map_err(|e| HostError::Dial(e.to_string()))?;
-        Ok(CommandQueue::new(transport, ADMIN_ENTRIES))
-    }
+/// Begins a connection for an admin queue.
+pub(super) fn dial_admin(
+    dial: &mut dyn Dial,
+    transport: Option<TransportType>,
+) -> Result<CommandQueue, HostError> {
+    let wanted = Wanted {
+        qid: 0,
+        entries: ADMIN_ENTRIES,
+        cntlid: 0,
+        transport,
+    };
+    let dialled = dial.dial_wanted(&wanted);
+    let transport = dialled.map_err(|e| HostError::Dial(e.to_string()))?;
+    Ok(CommandQueue::new(transport, ADMIN_ENTRIES))
+}
 
-    pub(super) fn step_after_connect(
-        &mut self,
-        required: AuthRequirements,
-    ) -> Result<Step, HostError> {
-        self.transaction = authentication::after_connect(&self.options, required, 0)?;
-        Ok(match self.transaction {
-            Some(_) => Step::Authenticate,
-            None => Step::ReadCap,
-        })
-    }
-
-    /// Goes on with the transaction, if there is one.
-    pub(super) fn authenticate(&mut self, now: Nanos) -> Result<(), HostError> {
-        let (Some(transaction), Some(queue)) = (&mut self.transaction, &mut self.queue) else {
-            return Ok(());
-        };
-        if let Some(result) = transaction.drive(queue, &self.pool, OWN, now) {
-            self.transaction = None;
-            result?;
-            self.enter(Step::ReadCap, now);
-        }
-        Ok(())
-    }
+/// The step that follows Connect: authentication, if either end wants it.
+pub(super) fn step_after_connect(
+    queue: Option<&mut CommandQueue>,
+    options: &HostOptions,
+    required: AuthRequirements,
+) -> Result<Step, HostError> {
+    // A queue that is lost meanwhile has no next step.
+    let Some(queue) = queue else {
+        return Ok(Step::ReadCap);
+    };
+    let begun = queue.begin_authentication(options, required, 0)?;
+    Ok(if begun {
+        Step::Authenticate
+    } else {
+        Step::ReadCap
+    })
 }

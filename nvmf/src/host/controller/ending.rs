@@ -53,7 +53,6 @@ impl Controller {
         }
         self.link.set_up(false);
         self.better = None;
-        self.transaction = None;
         if let Some(queue) = self.queue.take() {
             for ticket in queue.tokens().filter(|t| *t < EVENT) {
                 self.results.insert(ticket, Err(error.clone()));

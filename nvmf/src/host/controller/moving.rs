@@ -15,6 +15,7 @@ use nacre_nvmf_wire::Cqe;
 use nacre_nvmf_wire::fabrics::ConnectResponse;
 use nacre_reactor::Nanos;
 
+use super::connecting::{dial_admin, step_after_connect};
 use super::{Controller, ControllerState, EVENT, OWN};
 use crate::host::options::{ControllerId, HostError};
 use crate::host::paths::Paths;
@@ -84,7 +85,7 @@ impl Controller {
             return Ok(());
         };
         self.better = Some(Better {
-            queue: self.dial_admin(Some(kind))?,
+            queue: dial_admin(self.dial.as_mut(), Some(kind))?,
             kind,
             since: now,
             stage: Stage::Dialling,
@@ -191,7 +192,7 @@ impl Controller {
         self.state = ControllerState::Connecting;
         self.started = now;
         // Its own transaction: the other association's proof is worth nothing here.
-        match self.step_after_connect(response.auth) {
+        match step_after_connect(self.queue.as_mut(), &self.options, response.auth) {
             Ok(step) => self.enter(step, now),
             Err(error) => self.lost(error, now),
         }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use nacre_reactor::{Idle, Nanos};
 
 use super::{Controller, ControllerState, EVENT, KEEP_ALIVE, OWN, moving};
-use crate::host::authentication::LOOK;
 use crate::host::options::HostError;
 use crate::host::paths::Paths;
 
@@ -85,10 +84,7 @@ impl Controller {
             return Idle::Busy;
         }
         let waits = queue.oldest_of(|token| token != EVENT).is_some();
-        let mut idle = queue.transport().arm(now);
-        if self.transaction.as_ref().is_some_and(|t| t.must_look()) {
-            idle = idle.and(Idle::Until(now + LOOK));
-        }
+        let mut idle = queue.arm(now);
         if waits || !self.is_live() {
             idle = idle.and(Idle::Until(self.check_at.max(now + TIMEOUT_CHECK)));
         }

@@ -6,9 +6,7 @@ use nacre_reactor::Nanos;
 
 use super::attempts::Attempts;
 use super::{CONNECT, IoQueue, Phase, TIMEOUT_CHECK};
-use crate::host::authentication;
 use crate::host::options::HostError;
-use crate::host::queue::Finished;
 use crate::host::step::connect;
 
 impl IoQueue {
@@ -23,17 +21,6 @@ impl IoQueue {
         self.phase = Phase::Connecting { since: now };
     }
 
-    /// The Connect came back, or a command of the transaction.
-    pub(super) fn own_finished(&mut self, one: &Finished, now: Nanos) {
-        let Some(transaction) = &mut self.transaction else {
-            return self.connected(&one.cqe, now);
-        };
-        match transaction.finished(one) {
-            Ok(()) => self.authenticate(now),
-            Err(error) => self.not_authenticated(&error, now),
-        }
-    }
-
     pub(super) fn connected(&mut self, cqe: &Cqe, now: Nanos) {
         let status = cqe.status();
         if !status.is_success() {
@@ -43,39 +30,31 @@ impl IoQueue {
             return self.not_connected(status.to_string(), true);
         }
         let required = ConnectResponse::from_cqe(cqe).auth;
-        match authentication::after_connect(&self.options, required, self.qid) {
-            Ok(None) => self.live(now),
-            Ok(Some(transaction)) => {
-                self.transaction = Some(Box::new(transaction));
-                self.phase = Phase::Authenticating { since: now };
-                self.authenticate(now);
-            }
+        let Some(queue) = &mut self.queue else { return };
+        match queue.begin_authentication(&self.options, required, self.qid) {
+            Ok(false) => self.live(now),
+            Ok(true) => self.phase = Phase::Authenticating { since: now },
             Err(error) => self.not_authenticated(&error, now),
         }
     }
 
-    /// Goes on with the transaction.
+    /// Goes on with the authentication.
     pub(super) fn authenticate(&mut self, now: Nanos) {
-        let (Some(transaction), Some(queue)) = (&mut self.transaction, &mut self.queue) else {
-            return;
-        };
-        match transaction.drive(queue, &self.pool, CONNECT, now) {
+        let Some(queue) = &mut self.queue else { return };
+        match queue.authenticate(&self.pool, now) {
             None => {}
-            Some(Ok(())) => {
-                self.transaction = None;
-                self.live(now);
-            }
+            Some(Ok(())) => self.live(now),
             Some(Err(error)) => self.not_authenticated(&error, now),
         }
     }
 
-    pub(super) fn not_authenticated(&mut self, error: &HostError, now: Nanos) {
+    fn not_authenticated(&mut self, error: &HostError, now: Nanos) {
         tracing::warn!(qid = self.qid, %error, "an I/O queue was refused");
         self.disconnect(now);
         self.not_connected(error.to_string(), error.is_final());
     }
 
-    pub(super) fn live(&mut self, now: Nanos) {
+    fn live(&mut self, now: Nanos) {
         self.phase = Phase::Live;
         self.attempts = Attempts::default();
         self.waits.away_since = None;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use nacre_reactor::{Idle, Nanos};
 
 use super::{IoQueue, Phase, TIMEOUT_CHECK};
-use crate::host::authentication::LOOK;
 
 impl IoQueue {
     pub(super) fn arm_connection(&mut self, now: Nanos) -> Idle {
@@ -16,7 +15,7 @@ impl IoQueue {
                 Idle::Until(retry_at.max(now + Duration::from_millis(1)))
             }
             (Some(queue), Phase::Live) => {
-                let idle = queue.transport().arm(now);
+                let idle = queue.arm(now);
                 if let Some(until) = self.waits.no_access_until {
                     return idle.and(Idle::Until(until));
                 }
@@ -27,23 +26,15 @@ impl IoQueue {
                     Idle::Busy
                 }
             }
-            (Some(queue), Phase::Draining) => queue
-                .transport()
-                .arm(now)
-                .and(Idle::Until(now + TIMEOUT_CHECK)),
-            (Some(queue), Phase::Dialling { since } | Phase::Connecting { since }) => queue
-                .transport()
+            (Some(queue), Phase::Draining) => queue.arm(now).and(Idle::Until(now + TIMEOUT_CHECK)),
+            (
+                Some(queue),
+                Phase::Dialling { since }
+                | Phase::Connecting { since }
+                | Phase::Authenticating { since },
+            ) => queue
                 .arm(now)
                 .and(Idle::Until(since + self.options.connect_timeout)),
-            (Some(queue), Phase::Authenticating { since }) => {
-                let looks = self.transaction.as_ref().is_some_and(|t| t.must_look());
-                let until = if looks {
-                    now + LOOK
-                } else {
-                    since + self.options.connect_timeout
-                };
-                queue.transport().arm(now).and(Idle::Until(until))
-            }
             (None, _) => Idle::Busy,
         }
     }
