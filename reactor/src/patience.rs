@@ -7,7 +7,12 @@ use crate::clock::Nanos;
 /// A yield that takes this long gave the core to another busy thread, for a slice of the
 /// scheduler's. The kernel's workers, for which a reactor yields, are done sooner.
 const SLICE: Duration = Duration::from_millis(1);
-/// How long a reactor then takes its core for shared.
+/// How much time a reactor may lose by such yields before it takes its core for shared: a few of
+/// the scheduler's slices. A hypervisor that takes the core once in a while stays below.
+const MOST_LOST: Duration = Duration::from_millis(10);
+/// The time that a reactor has lost is forgotten at this fraction of the time that passes.
+const FORGOTTEN: u32 = 8;
+/// How long a reactor takes its core for shared. It then loses [`MOST_LOST`] again to find out.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
 /// Of the least patience, which is what `busy_poll_us` says.
@@ -24,11 +29,16 @@ const MOST: u32 = 8;
 /// slice, several milliseconds, and work that arrives meanwhile waits that long: the scheduler
 /// prefers a thread that wakes up to one that runs, but not a thread that was ready all the time.
 /// Two reactors of one process that wait for each other, and a load on one of their cores, would
-/// come to 250 round trips a second.
+/// come to 250 round trips a second. It takes several long yields within a short time to know such a
+/// core, with short ones between them or not: in a virtual machine some yields are long because the
+/// hypervisor runs something else, and a reactor that then slept would be slower for nothing.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,
     yielded_at: Option<Nanos>,
+    /// Time lost by long yields, as of `lost_at`.
+    lost: Duration,
+    lost_at: Nanos,
     shared_until: Nanos,
 }
 
@@ -37,6 +47,8 @@ impl Patience {
         Patience {
             times: 1,
             yielded_at: None,
+            lost: Duration::ZERO,
+            lost_at: Nanos::ZERO,
             shared_until: Nanos::ZERO,
         }
     }
@@ -50,11 +62,25 @@ impl Patience {
     /// last yield.
     #[inline]
     pub(crate) fn runs(&mut self, now: Nanos) -> bool {
-        let taken = (self.yielded_at.take()).is_some_and(|since| now.since(since) >= SLICE);
-        if taken {
+        let Some(since) = self.yielded_at.take() else {
+            return false;
+        };
+        let took = now.since(since);
+        if took >= SLICE {
+            self.lost(now, took);
+        }
+        took >= SLICE
+    }
+
+    /// A yield took as long as another thread's slice.
+    #[cold]
+    fn lost(&mut self, now: Nanos, took: Duration) {
+        let forgotten = now.since(self.lost_at) / FORGOTTEN;
+        self.lost = self.lost.saturating_sub(forgotten) + took;
+        self.lost_at = now;
+        if self.lost >= MOST_LOST {
             self.shared_until = now + SHARED_FOR;
         }
-        taken
     }
 
     /// True while the core belongs to another busy thread as well: sleep instead of polling on.
@@ -103,22 +129,56 @@ mod tests {
         assert_eq!(after(LONG, false), 100);
     }
 
-    /// Goal: a long yield means a shared core for a while, a short one does not.
+    /// A yield of `took` that begins `pause` after the last one ended. Returns whether another
+    /// thread took the core, and whether the core is shared.
+    fn yields(
+        patience: &mut Patience,
+        now: &mut Nanos,
+        pause: Duration,
+        took: Duration,
+    ) -> (bool, bool) {
+        *now = *now + pause;
+        patience.yields(*now);
+        *now = *now + took;
+        (patience.runs(*now), patience.shares_core(*now))
+    }
+
+    const SLICE_OF_4: Duration = Duration::from_millis(4);
+
+    /// Goal: several long yields within a short time mean a shared core for a while, with short
+    /// ones between them too.
     #[test]
     fn a_core_that_another_thread_takes_is_shared() {
-        let at = |micros: u64| Nanos(micros * 1000);
-        let mut patience = Patience::new();
-        assert!(!patience.runs(at(9_000)), "it never yielded");
-        patience.yields(at(10_000));
-        assert!(!patience.runs(at(10_999)));
-        assert!(!patience.shares_core(at(10_999)));
-        patience.yields(at(11_000));
-        assert!(patience.runs(at(12_000)));
-        assert!(patience.shares_core(at(12_000)));
+        let (mut patience, mut now) = (Patience::new(), Nanos(9_000_000_000));
+        assert!(!patience.runs(now), "it never yielded");
+        let mut after = |micros, took| {
+            let pause = Duration::from_micros(micros);
+            yields(&mut patience, &mut now, pause, took)
+        };
+        let short = Duration::from_micros(999);
+        assert_eq!(after(20, short), (false, false));
+        assert_eq!(after(20, SLICE_OF_4), (true, false));
+        assert_eq!(after(20, short), (false, false));
+        assert_eq!(after(20, SLICE_OF_4), (true, false));
+        assert_eq!(after(20, short), (false, false));
+        assert_eq!(after(20, SLICE_OF_4), (true, true));
         // Work for longer than a slice is no yield.
-        assert!(!patience.runs(at(20_000)));
-        assert!(patience.shares_core(at(1_011_999)));
-        assert!(!patience.shares_core(at(1_012_000)));
+        now = now + Duration::from_millis(500);
+        assert!(!patience.runs(now));
+        assert!(patience.shares_core(now));
+        now = now + Duration::from_millis(500);
+        assert!(!patience.shares_core(now));
+    }
+
+    /// Goal: a core that something else takes now and then is the reactor's own.
+    #[test]
+    fn rare_long_yields_are_forgotten() {
+        let (mut patience, mut now) = (Patience::new(), Nanos(9_000_000_000));
+        let pause = Duration::from_millis(100);
+        for _ in 0..100 {
+            let taken = yields(&mut patience, &mut now, pause, SLICE_OF_4);
+            assert_eq!(taken, (true, false));
+        }
     }
 
     /// Goal: a reactor configured not to poll does not poll, however soon work arrives.

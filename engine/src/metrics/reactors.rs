@@ -37,6 +37,13 @@ family!(
     "Times fallen asleep.",
     ["reactor"]
 );
+family!(
+    CORE_TAKEN,
+    "nacre_reactor_core_taken",
+    Counter,
+    "Times another thread took the core for a millisecond or more.",
+    ["reactor"]
+);
 family!(TURNS, "nacre_reactor_turns", Counter, "Turns.", ["reactor"]);
 family!(
     STALLS,
@@ -93,9 +100,20 @@ pub struct Reactors;
 
 impl MetricsSource for Reactors {
     fn describe(&self) -> &'static [&'static Desc] {
-        static ALL: [&Desc; 12] = [
-            &BUSY, &IDLE, &SLEEP, &SLEEPS, &TURNS, &STALLS, &LONGEST, &ALIVE, &BUFFERS, &FREE,
-            &LOW, &WAITS,
+        static ALL: [&Desc; 13] = [
+            &BUSY,
+            &IDLE,
+            &SLEEP,
+            &SLEEPS,
+            &CORE_TAKEN,
+            &TURNS,
+            &STALLS,
+            &LONGEST,
+            &ALIVE,
+            &BUFFERS,
+            &FREE,
+            &LOW,
+            &WAITS,
         ];
         &ALL
     }
@@ -109,6 +127,7 @@ impl MetricsSource for Reactors {
             into.value(&IDLE, &labels, seconds(stats.idle_ns));
             into.value(&SLEEP, &labels, seconds(stats.sleep_ns));
             into.value(&SLEEPS, &labels, stats.sleeps);
+            into.value(&CORE_TAKEN, &labels, stats.core_taken);
             into.value(&TURNS, &labels, stats.turns);
             into.value(&STALLS, &labels, stats.stalls);
             into.value(&LONGEST, &labels, seconds(stats.longest_turn_ns));
