@@ -11,7 +11,6 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 use crate::model::{InvalidSetting, RESERVED, ReplicaState, Settings, VolumeRecord};
-use crate::prepared::Prepared;
 use crate::shared::Shared;
 use crate::store::StoreError;
 
@@ -336,12 +335,6 @@ impl VolumeHandle {
         let mut replicas = view.replicas.iter().flatten();
         let cut = replicas.find(|m| m.device.least_blocks() < needed)?;
         Some(cut.device.name().to_owned())
-    }
-
-    /// True when users of the device that was made before the volume was opened may keep it: it
-    /// serves now.
-    pub fn keeps(&self, prepared: &Prepared) -> bool {
-        Arc::ptr_eq(&self.shared, prepared.shared())
     }
 
     /// Completes when the command is done, durably; resyncs and verifications continue after it. A

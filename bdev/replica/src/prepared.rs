@@ -7,22 +7,20 @@
 //! ```
 //!
 //! It promises the limits of the volume's last opening, so that hosts find a known device. If the
-//! replicas keep less, another device is needed ([`VolumeHandle::keeps`]).
+//! replicas keep less, another device is needed ([`Prepared::is_served_by`]).
 //!
 //! | why it is not open | hosts |
 //! |---|---|
 //! | another holder has it, or has had it since | a path error at once: it is served elsewhere |
 //! | the store does not list it any longer | as above |
 //! | no replica in sync, no store, foreign reservation, no memory | wait, then get a path error |
-//!
-//! [`VolumeHandle::keeps`]: crate::handle::VolumeHandle::keeps
 
 use std::sync::Arc;
 
 use nacre_bdev::{Bdev, Limits};
 use uuid::Uuid;
 
-use crate::handle::{VolumeError, VolumeState, VolumeStatus};
+use crate::handle::{VolumeError, VolumeHandle, VolumeState, VolumeStatus};
 use crate::model::{KeptLimits, VolumeRecord};
 use crate::shared::Shared;
 use crate::store::StoreError;
@@ -60,6 +58,11 @@ impl Prepared {
     pub fn volume(&self) -> Option<Arc<dyn Bdev>> {
         let volume = self.volume.as_ref();
         volume.map(|volume| Arc::clone(volume) as Arc<dyn Bdev>)
+    }
+
+    /// True when the open volume serves through this device, so that its users may keep it.
+    pub fn is_served_by(&self, handle: &VolumeHandle) -> bool {
+        Arc::ptr_eq(&self.shared, &handle.shared)
     }
 
     pub(crate) fn limits(&self) -> Option<Limits> {

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use nacre_bdev::{Op, Status};
+use nacre_bdev::{Io, Op, Status};
 use parking_lot::Mutex;
 
 use crate::format::layout::MAX_REGIONS;
@@ -368,6 +368,23 @@ impl Shared {
 
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// The status for an unsupported operation or an invalid range.
+    #[inline]
+    pub(crate) fn check(&self, io: &Io) -> Option<Status> {
+        match io.op {
+            Op::Flush => return None,
+            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {}
+            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => {
+                return Some(Status::Unsupported);
+            }
+        }
+        let end = io.lba.checked_add(u64::from(io.blocks));
+        if end.is_none_or(|end| end > self.blocks()) {
+            return Some(Status::OutOfRange);
+        }
+        (io.blocks == 0).then_some(Status::Ok)
     }
 
     /// Makes the volume larger. The control has checked that all replicas have the room, and the

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use nacre_bdev::{Bdev, Geometry, Io, Layer, Limits, Op, OpenError, Queue, Status, Support};
+use nacre_bdev::{Bdev, Geometry, Layer, Limits, Op, OpenError, Queue, Support};
 use nacre_hugepages::Pool;
 use uuid::Uuid;
 
@@ -61,27 +61,6 @@ impl Volume {
     pub fn blocks(&self) -> u64 {
         self.shared.blocks()
     }
-
-    pub(crate) fn block_size(&self) -> u32 {
-        self.block_size
-    }
-
-    /// The status for an unsupported operation or an invalid range.
-    #[inline]
-    pub(crate) fn check(&self, io: &Io) -> Option<Status> {
-        match io.op {
-            Op::Flush => return None,
-            Op::Read | Op::Write | Op::Unmap | Op::WriteZeroes => {}
-            Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Verify => {
-                return Some(Status::Unsupported);
-            }
-        }
-        let end = io.lba.checked_add(u64::from(io.blocks));
-        if end.is_none_or(|end| end > self.blocks()) {
-            return Some(Status::OutOfRange);
-        }
-        (io.blocks == 0).then_some(Status::Ok)
-    }
 }
 
 impl Bdev for Volume {
@@ -130,7 +109,7 @@ impl Bdev for Volume {
             what: "open a queue of the volume".to_owned(),
             source,
         };
-        let lane = Lane::new(Arc::clone(&self), pool).map_err(what)?;
+        let lane = Lane::new(Arc::clone(&self.shared), self.block_size, pool).map_err(what)?;
         Ok(Box::new(lane))
     }
 

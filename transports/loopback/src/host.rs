@@ -9,19 +9,9 @@ use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use nacre_reactor::{Idle, Nanos};
 
+use crate::error::ConnectError;
 use crate::link::{Command, End, Faults, Link};
 use crate::transport::Core;
-
-/// Why a host could not connect.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConnectError {
-    #[error("nothing listens on loopback:{name}")]
-    NoListener { name: String },
-    #[error("this thread serves no loopback transport: connect from a core that does")]
-    NoCore,
-    #[error("the core has its {limit} connections already")]
-    TooMany { limit: usize },
-}
 
 /// One queue pair of the host side.
 pub struct LoopbackHost {

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod error;
 mod host;
 mod link;
 mod plug;
@@ -23,7 +24,8 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use host::{ConnectError, LoopbackHost};
+pub use error::ConnectError;
+pub use host::LoopbackHost;
 pub use link::Faults;
 pub use plug::{LoopbackConfig, LoopbackPlug};
 pub use transport::LoopbackTransport;

@@ -13,7 +13,8 @@ use nacre_nvmf::transport::{
 use nacre_nvmf_wire::tcp::ADMIN_IN_CAPSULE_BYTES;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::host::{ConnectError, LoopbackHost};
+use crate::error::ConnectError;
+use crate::host::LoopbackHost;
 use crate::transport::{Core, LoopbackTransport};
 
 /// Most listeners of one plug.

@@ -15,7 +15,7 @@ use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::sqe::Sgl;
 use nacre_reactor::{Idle, Nanos};
 
-use crate::host::ConnectError;
+use crate::error::ConnectError;
 use crate::link::{End, Link};
 
 /// Events of one connection in one turn.

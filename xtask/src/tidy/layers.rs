@@ -19,8 +19,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
         &["channel control controller device event pair table"],
     ),
     ("bdev/nvme/sim", &["drive function", "features post state"]),
-    ("bdev/nvme/vfio", &["function vfio"]),
-    ("bdev/replica", &["handle prepared", "lane volume"]),
     ("bdev/replica/sim", &["setup trouble world"]),
     ("bdev/uring", &["channel device"]),
     (
@@ -32,10 +30,7 @@ const CIRCLES: &[(&str, &[&str])] = &[
         "reactor",
         &["core handle mailbox reactor stats tasks turn wake_set"],
     ),
-    ("transports/loopback", &["host transport"]),
     ("transports/rdma", &["accept config shared transport"]),
-    ("transports/rdma/perf", &["server session"]),
-    ("transports/rdma/verbs", &["queues ring"]),
 ];
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;

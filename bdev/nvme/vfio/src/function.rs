@@ -15,9 +15,9 @@ use vfio_bindings::bindings::vfio as abi;
 use crate::bar::Bar;
 use crate::container::{Group, Place};
 use crate::error::VfioError;
+use crate::memory::Memory;
 use crate::pci::{Address, System};
 use crate::sys::{self, Argument, Plain, Structured};
-use crate::vfio::Memory;
 
 /// Registers end with the doorbells (NVMe 2.0, section 3.1): those of the admin queue are at 1000h.
 const DOORBELLS: u64 = 0x1000;

@@ -18,6 +18,7 @@ mod container;
 mod error;
 mod function;
 mod iova;
+mod memory;
 pub mod pci;
 mod sys;
 mod vfio;

@@ -4,12 +4,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use nacre_hugepages::{Arena, DEVICE_SLOTS, RegisterHook, register_all};
+use nacre_hugepages::Arena;
 use parking_lot::Mutex;
 
-use crate::container::{Container, Hook, Place};
+use crate::container::{Container, Place};
 use crate::error::VfioError;
 use crate::function::VfioFunction;
+use crate::memory::Memory;
 use crate::pci::{Address, Driver, Iommu, System};
 
 /// Opens drives. A process has one, so that memory is registered once, whatever the number of
@@ -20,14 +21,6 @@ pub struct Vfio {
     arenas: Vec<Arena>,
     /// There while a drive is open.
     memory: Mutex<Weak<Memory>>,
-}
-
-/// The container, and what memory knows it by. Lives as long as the last drive.
-pub(crate) struct Memory {
-    pub slot: usize,
-    pub hook: Arc<dyn RegisterHook>,
-    arenas: Vec<Arena>,
-    container: Arc<Container>,
 }
 
 impl Vfio {
@@ -94,7 +87,7 @@ impl Vfio {
             }
             None => {
                 let (container, group) = Container::new(&place)?;
-                let memory = self.make_known(&name, container)?;
+                let memory = Arc::new(Memory::new(&name, &self.arenas, container)?);
                 *shared = Arc::downgrade(&memory);
                 (memory, group)
             }
@@ -103,37 +96,6 @@ impl Vfio {
         let (system, node) = (Arc::clone(&self.system), drive.numa_node);
         let function = VfioFunction::open(system, address, node, &place, group, memory)?;
         Ok(Arc::new(function))
-    }
-
-    fn make_known(
-        &self,
-        address: &str,
-        container: Arc<Container>,
-    ) -> Result<Arc<Memory>, VfioError> {
-        let hook: Arc<dyn RegisterHook> = Arc::new(Hook(Arc::downgrade(&container)));
-        let slot = if self.arenas.is_empty() {
-            DEVICE_SLOTS - 1
-        } else {
-            register_all(&self.arenas, &hook).map_err(|source| VfioError::Memory {
-                address: address.to_owned(),
-                source,
-            })?
-        };
-        Ok(Arc::new(Memory {
-            slot,
-            hook,
-            arenas: self.arenas.clone(),
-            container,
-        }))
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // No drive uses these keys any longer, and the slot is free for others.
-        for arena in &self.arenas {
-            arena.unregister(self.slot);
-        }
     }
 }
 

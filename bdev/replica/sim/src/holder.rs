@@ -202,7 +202,9 @@ impl Holder {
         self.opening = None;
         Some(outcome.map(|handle| {
             let prepared = self.prepared.take();
-            if prepared.is_some_and(|prepared| handle.keeps(&prepared)) && self.layer.is_some() {
+            if prepared.is_some_and(|prepared| prepared.is_served_by(&handle))
+                && self.layer.is_some()
+            {
                 self.refresh();
             } else {
                 self.lanes.drain(..).for_each(|lane| lane.orphan(checker));

@@ -66,7 +66,6 @@ use self::requests::Requests;
 use self::schedule::Schedule;
 use crate::model::MAX_REPLICAS;
 use crate::shared::{LaneState, Shared};
-use crate::volume::Volume;
 
 /// Most I/Os of one lane at once.
 pub const DEPTH: usize = 256;
@@ -80,7 +79,7 @@ pub struct Lane {
     admission: Admission,
     completions: Completions,
     counters: Counters,
-    volume: Arc<Volume>,
+    block_size: u32,
     shared: Arc<Shared>,
     state: Arc<LaneState>,
     pool: Pool,
@@ -104,8 +103,7 @@ enum Review {
 }
 
 impl Lane {
-    pub(crate) fn new(volume: Arc<Volume>, pool: &Pool) -> std::io::Result<Lane> {
-        let shared = Arc::clone(volume.shared());
+    pub(crate) fn new(shared: Arc<Shared>, block_size: u32, pool: &Pool) -> std::io::Result<Lane> {
         let sleepers = EventSet::new()?;
         let state = shared.add_lane()?;
         if let Err(error) = sleepers.add(state.bell(), 0, Interest::READ) {
@@ -113,7 +111,7 @@ impl Lane {
             return Err(error);
         }
         let replicas = Replicas::new(
-            volume.block_size(),
+            block_size,
             Arc::clone(&shared),
             Arc::clone(&state),
             pool,
@@ -131,7 +129,7 @@ impl Lane {
             schedule: Schedule::new(),
             review: Review::NotDue,
             pushed: false,
-            volume,
+            block_size,
             shared,
             state,
         };
@@ -283,7 +281,7 @@ impl Queue for Lane {
         if self.is_full() {
             return Err((Busy, io));
         }
-        if let Some(status) = self.volume.check(&io) {
+        if let Some(status) = self.shared.check(&io) {
             self.completions.push(io.complete(status));
             return Ok(());
         }
@@ -298,7 +296,7 @@ impl Queue for Lane {
 
     #[inline]
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
-        if !self.replicas.are_swift() || self.volume.check(io).is_some() {
+        if !self.replicas.are_swift() || self.shared.check(io).is_some() {
             return None;
         }
         match io.op {

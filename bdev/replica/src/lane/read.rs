@@ -79,7 +79,7 @@ impl Lane {
                 return self.judge_read(index);
             };
             let bare = request.data.is_empty() && request.first != 0;
-            if bare && !request.find_buffers(&self.pool, self.volume.block_size())
+            if bare && !request.find_buffers(&self.pool, self.block_size)
                 || self.replicas.is_short(bit(slot))
             {
                 return self.admission.park(

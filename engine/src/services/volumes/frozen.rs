@@ -117,7 +117,7 @@ pub(super) async fn settle(
     handle: &VolumeHandle,
 ) -> Result<String, VolumeError> {
     if let Some(bdev) = engine.volumes.shown(id) {
-        if handle.keeps(prepared) {
+        if prepared.is_served_by(handle) {
             // Another holder may have grown the volume.
             let _ = plane.bdevs.notify_resize(&bdev);
             return Ok(bdev);

@@ -44,7 +44,8 @@ pub use error::{Failed, Mismatch, PerfError};
 pub use params::{Invalid, Length, MAX_DEPTH, MAX_MESSAGE, MAX_QUEUE_PAIRS, Measure, Op, Test};
 pub use probe::{Answer, around, probe};
 pub use report::{Latency, LatencyOf, Report, SCHEMA, SizeReport};
-pub use server::{Happened, Served, Server, ServerOptions};
+pub use server::{Happened, Server, ServerOptions};
+pub use session::Served;
 
 /// The default port of a server, which perftest's programs use too.
 pub const DEFAULT_PORT: u16 = 18515;

@@ -12,7 +12,7 @@ use nacre_transport_rdma_verbs::{
 use crate::end::Waiter;
 use crate::error::PerfError;
 use crate::params::{MAX_DEPTH, MAX_QUEUE_PAIRS};
-use crate::session::{Beginning, Declined, Session};
+use crate::session::{Beginning, Declined, Served, Session};
 use crate::wire::{Refusal, Reject, Request, Terms, VERSION, WireError};
 
 /// Requests that wait in the kernel while others are looked at.
@@ -48,13 +48,6 @@ impl ServerOptions {
             spin: Duration::from_millis(1),
         }
     }
-}
-
-/// A client's description of its run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Served {
-    pub messages: u64,
-    pub bytes: u64,
 }
 
 /// Events of a server.

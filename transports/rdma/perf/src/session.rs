@@ -14,7 +14,6 @@ use crate::end::{End, HEAD, LaneSizes, Turns, Waiter, longest_buffer};
 use crate::error::PerfError;
 use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
-use crate::server::Served;
 use crate::taker::{Taker, say};
 use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, Terms};
 
@@ -41,6 +40,13 @@ pub struct Session {
     closing: Option<Instant>,
     closed: bool,
     served: Served,
+}
+
+/// A client's description of its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Served {
+    pub messages: u64,
+    pub bytes: u64,
 }
 
 /// Whose session, and within which bounds.

@@ -34,9 +34,7 @@ pub use provider::{
     CompletionQueue, ConnectionManager, Device, ProtectionDomain, Provider, QpInit, QueuePair,
     SharedReceiveQueue,
 };
-pub use queues::{
-    Batch, Completion, Endpoint, Lane, LaneConfig, NotRegistered, Queues, Received, Receiver,
-    RecvConfig, Timing,
-};
+pub use queues::{Batch, Completion, Endpoint, Lane, LaneConfig, Queues, Received, Receiver};
 pub use real::VerbsProvider;
+pub use ring::{NotRegistered, RecvConfig, Timing};
 pub use types::*;

@@ -18,8 +18,7 @@ use nacre_hugepages::{Buf, Pool};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::provider::*;
-pub use crate::ring::Timing;
-use crate::ring::{RecvRing, SendRing};
+use crate::ring::{NotRegistered, RecvConfig, RecvRing, SendRing, Timing};
 use crate::types::*;
 
 /// Set in the `wr_id` of receives.
@@ -254,13 +253,6 @@ impl Drop for Endpoint {
     }
 }
 
-/// Memory of a ring is not registered with the device of its queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("memory of {len} bytes is not registered with this device")]
-pub struct NotRegistered {
-    pub len: usize,
-}
-
 /// A queue pair on its core, with its posted requests.
 pub struct Lane {
     // Drop the queue pair first: the rings may drop their buffers once no device uses them.
@@ -281,16 +273,6 @@ pub struct LaneConfig {
     pub message_bytes: u32,
     /// Where messages arrive, when there is no shared receive queue.
     pub recv: Option<RecvConfig>,
-}
-
-/// Memory that messages arrive in: a small header each, and larger data behind it.
-pub struct RecvConfig {
-    /// `entries` headers of `header_bytes` each.
-    pub headers: Buf,
-    pub header_bytes: u32,
-    pub entries: u32,
-    /// Buffers of so many bytes are taken from `data`; 0: headers only.
-    pub data_bytes: u32,
 }
 
 impl Lane {

@@ -5,8 +5,24 @@ use std::collections::VecDeque;
 use nacre_hugepages::{Buf, Pool};
 
 use crate::provider::QueuePair;
-use crate::queues::{NotRegistered, RecvConfig};
 use crate::types::*;
+
+/// Memory of a ring is not registered with the device of its queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("memory of {len} bytes is not registered with this device")]
+pub struct NotRegistered {
+    pub len: usize,
+}
+
+/// Memory that messages arrive in: a small header each, and larger data behind it.
+pub struct RecvConfig {
+    /// `entries` headers of `header_bytes` each.
+    pub headers: Buf,
+    pub header_bytes: u32,
+    pub entries: u32,
+    /// Buffers of so many bytes are taken from `data`; 0: headers only.
+    pub data_bytes: u32,
+}
 
 /// The key of memory that a device is to work with.
 fn lkey(buf: &Buf, slot: usize) -> Result<u32, NotRegistered> {

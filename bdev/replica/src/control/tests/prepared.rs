@@ -85,7 +85,7 @@ fn io_waits_for_the_volume_to_be_opened() {
     let flush = world.submit(Io::new(0, Op::Flush, 0, 0));
     world.shelf.bring("d1");
     world.open_prepared(&prepared).unwrap();
-    assert!(world.handle.as_ref().unwrap().keeps(&prepared));
+    assert!(prepared.is_served_by(world.handle.as_ref().unwrap()));
     let found = world.wait(found);
     assert_eq!((found.status, found.data[0][0]), (Status::Ok, 1));
     assert_eq!(world.wait(write).status, Status::Ok);
@@ -277,7 +277,7 @@ fn what_was_promised_is_kept() {
         let waits = read(&mut world, 0);
         world.open_prepared(&prepared).unwrap();
         let handle = world.handle.clone().unwrap();
-        assert_eq!(handle.keeps(&prepared), kept_now, "{promise:?}");
+        assert_eq!(prepared.is_served_by(&handle), kept_now, "{promise:?}");
         world.pass(Duration::from_millis(200));
         if kept_now {
             assert_eq!(world.wait(waits).status, Status::Ok)
@@ -320,7 +320,7 @@ fn it_may_have_grown() {
     let volume = prepared.volume().unwrap();
     assert_eq!(volume.geometry().blocks, 8 * REGION);
     world.open_prepared(&prepared).unwrap();
-    assert!(world.handle.as_ref().unwrap().keeps(&prepared));
+    assert!(prepared.is_served_by(world.handle.as_ref().unwrap()));
     assert_eq!(volume.geometry().blocks, blocks);
     assert_eq!(world.read(blocks - 1), 6);
 }

@@ -191,7 +191,7 @@ impl World {
         (view.deadline, view.frozen_hold) = (Duration::from_millis(80), Duration::from_millis(400));
         volume.shared().publish(view.clone());
         let pool = pool();
-        let lane = || Lane::new(Arc::clone(&volume), &pool).expect("opens");
+        let lane = || Lane::new(Arc::clone(volume.shared()), BLOCK, &pool).expect("opens");
         World {
             lanes: (0..LANES).map(|_| lane()).collect(),
             dice: Dice(seed),

@@ -341,7 +341,7 @@ impl Rig {
     }
 
     pub fn add_lane(&mut self) {
-        let lane = Lane::new(Arc::clone(&self.volume), &self.pool).expect("opens");
+        let lane = Lane::new(Arc::clone(&self.shared), BLOCK, &self.pool).expect("opens");
         self.lanes.push(lane);
     }
 

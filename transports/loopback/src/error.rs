@@ -1,0 +1,12 @@
+//! Errors of the host's end.
+
+/// Why a host could not connect.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    #[error("nothing listens on loopback:{name}")]
+    NoListener { name: String },
+    #[error("this thread serves no loopback transport: connect from a core that does")]
+    NoCore,
+    #[error("the core has its {limit} connections already")]
+    TooMany { limit: usize },
+}
