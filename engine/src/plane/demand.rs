@@ -9,7 +9,7 @@
 
 use nacre_hugepages::{ClassSpec, HugepagePolicy};
 use nacre_nvmf::subsystems::TargetConfig;
-use nacre_transport_rdma::RdmaConfig;
+use nacre_transport_rdma::{RdmaConfig, bytes_per_core};
 use serde::Serialize;
 
 use crate::config::Personality;
@@ -98,7 +98,7 @@ impl Demand {
         let whole = |bytes: u64| bytes.next_multiple_of(TWO_MIB);
         let data_path = arenas(config)?.into_values().map(whole);
         let cores = config.cores.len().max(1);
-        let of_core = rdma.map(|config| whole(config.bytes_per_core()));
+        let of_core = rdma.map(|config| whole(bytes_per_core(config)));
         Ok(Demand {
             data_path: data_path.collect(),
             rdma: of_core.map_or(Vec::new(), |bytes| vec![bytes; cores]),
@@ -194,7 +194,7 @@ mod tests {
         assert!(one > 32, "64 MiB, and what manages it: {one}");
         assert!(two > one);
         let over_rdma = pages("auto:1", true) - one;
-        let of_core = Settings::default().rdma_transport().bytes_per_core();
+        let of_core = bytes_per_core(&Settings::default().rdma_transport());
         assert_eq!(over_rdma, of_core.div_ceil(TWO_MIB));
     }
 }

@@ -8,21 +8,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nacre_bdev::registry::{DeleteTicket, Registry, Removal};
 use nacre_bdev::{Bdev, RegistryError};
 use nacre_hugepages::Pool;
 use nacre_nvmf::address::Select;
-use nacre_nvmf::host::{Connector, HostOptions, Link, LinkState, NamespaceInfo};
-use nacre_nvmf::transport::TransportType;
+use nacre_nvmf::host::{Connector, LinkState, NamespaceInfo};
 use nacre_reactor::{CoreHandle, Nanos};
 use parking_lot::Mutex;
 
 use crate::device::RemoteBdev;
 use crate::poller::ControllerPoller;
-use crate::qids::Qids;
+use crate::shared::{Config, Shared};
 use crate::status::{State, Status};
 
 /// How long a device stays when a connected controller lacks its namespace: a restarted target may
@@ -38,69 +36,6 @@ fn includes(select: Select, namespace: &NamespaceInfo) -> bool {
         Select::All => true,
         Select::Nsid(nsid) => namespace.nsid == nsid,
         Select::Uuid(uuid) => namespace.uuid == Some(uuid) || namespace.nguid == *uuid.as_bytes(),
-    }
-}
-
-/// What to attach.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// The controller's name. A device's name is this with `n` and the namespace identifier
-    /// appended.
-    pub name: String,
-    /// The address, for people: `traddr` and `trsvcid`.
-    pub address: (String, String),
-    pub select: Select,
-    /// Devices at most.
-    pub max_devices: usize,
-    /// Where there is no choice of transports.
-    pub transport: TransportType,
-    pub options: HostOptions,
-}
-
-/// Of an attachment, with its core and with its devices.
-pub(crate) struct Shared {
-    pub config: Config,
-    pub connector: Arc<dyn Connector>,
-    pub link: Arc<Link>,
-    pub qids: Arc<Qids>,
-    status: Mutex<Status>,
-    /// Called on the core with each change.
-    on_change: Box<dyn Fn() + Send + Sync>,
-    asked: AtomicBool,
-    closing: AtomicBool,
-    reset: AtomicBool,
-    waker: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
-}
-
-impl Shared {
-    pub fn status(&self) -> Status {
-        self.status.lock().clone()
-    }
-
-    pub fn change(&self, with: impl FnOnce(&mut Status)) {
-        with(&mut self.status.lock());
-        (self.on_change)();
-    }
-
-    pub fn is_asked(&self) -> bool {
-        self.asked.load(Ordering::Acquire)
-    }
-
-    pub fn is_closing(&self) -> bool {
-        self.asked.store(false, Ordering::Release);
-        self.closing.load(Ordering::Acquire)
-    }
-
-    pub fn take_reset(&self) -> bool {
-        self.reset.swap(false, Ordering::AcqRel)
-    }
-
-    fn ask(&self, flag: &AtomicBool) {
-        flag.store(true, Ordering::Release);
-        self.asked.store(true, Ordering::Release);
-        if let Some(wake) = &*self.waker.lock() {
-            wake();
-        }
     }
 }
 
@@ -152,22 +87,7 @@ impl Attachment {
         connector: Arc<dyn Connector>,
         on_change: impl Fn() + Send + Sync + 'static,
     ) -> Attachment {
-        let transport = match &config.options.paths {
-            Some(paths) => paths.preferred,
-            None => config.transport,
-        };
-        let shared = Shared {
-            config,
-            connector,
-            link: Arc::default(),
-            qids: Arc::default(),
-            status: Mutex::new(Status::new(transport)),
-            on_change: Box::new(on_change),
-            asked: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
-            reset: AtomicBool::new(false),
-            waker: Mutex::default(),
-        };
+        let shared = Shared::new(config, connector, Box::new(on_change));
         Attachment {
             shared: Arc::new(shared),
             devices: Mutex::default(),
@@ -186,7 +106,7 @@ impl Attachment {
         let wake = Arc::new(wake);
         let theirs = Arc::clone(&wake);
         self.shared.link.set_waker(move || theirs());
-        *self.shared.waker.lock() = Some(Box::new(move || wake()));
+        self.shared.set_waker(Box::new(move || wake()));
         ControllerPoller::new(&self.shared, pool, core, now)
     }
 
@@ -224,13 +144,13 @@ impl Attachment {
 
     /// Ends the association and connects again; one that was given up is started again.
     pub fn reset(&self) {
-        self.shared.ask(&self.shared.reset);
+        self.shared.ask_reset();
     }
 
     /// Shuts the controller down: [`State::Closed`] when finished. Its devices complete I/O with
     /// Gone.
     pub fn close(&self) {
-        self.shared.ask(&self.shared.closing);
+        self.shared.ask_close();
     }
 
     /// Brings the devices of `registry` in line with the controller's namespaces. New namespaces

@@ -5,18 +5,18 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use nacre_bdev::reservation::Reserve;
-use nacre_bdev::{Bdev, Busy, Completion, Done, Flags, Io, Queue, Status, Support, Token};
+use nacre_bdev::{Busy, Completion, Done, Flags, Io, Queue, Status, Token};
 use nacre_nvmf::host::IoQueue;
 use nacre_reactor::{Idle, Nanos};
 
-use crate::device::RemoteBdev;
+use crate::namespace::Namespace;
 use crate::qids::Qid;
 
 pub(crate) struct RemoteQueue {
     // In this order: closed first, then its identifier is free.
     queue: IoQueue,
     _qid: Qid,
-    device: Arc<RemoteBdev>,
+    namespace: Arc<Namespace>,
     /// I/O that did not go to the target: operations that the device lacks, and all I/O while it is
     /// refused.
     ended: VecDeque<Completion>,
@@ -24,12 +24,12 @@ pub(crate) struct RemoteQueue {
 }
 
 impl RemoteQueue {
-    pub fn new(queue: IoQueue, qid: Qid, device: Arc<RemoteBdev>) -> RemoteQueue {
-        let depth = device.limits().queue_depth as usize;
+    pub fn new(queue: IoQueue, qid: Qid, namespace: Arc<Namespace>) -> RemoteQueue {
+        let depth = namespace.promise.limits.queue_depth as usize;
         RemoteQueue {
             queue,
             _qid: qid,
-            device,
+            namespace,
             ended: VecDeque::with_capacity(depth),
             depth,
         }
@@ -41,12 +41,13 @@ impl Queue for RemoteQueue {
     fn submit(&mut self, mut io: Io) -> Result<(), (Busy, Io)> {
         // A target that deallocates with zeroes announces it (DLFEAT bit 3). Other targets may
         // refuse the flag, and SPDK's target does. The blocks are zeroed without it.
-        if io.flags.contains(Flags::DEALLOCATE) && !self.device.limits().zeroes_deallocate {
+        if io.flags.contains(Flags::DEALLOCATE) && !self.namespace.promise.limits.zeroes_deallocate
+        {
             io.flags.remove(Flags::DEALLOCATE);
         }
-        let status = if self.device.is_refused() {
+        let status = if self.namespace.is_refused() {
             Status::Gone
-        } else if self.device.supports(io.op) == Support::No {
+        } else if !self.namespace.does(io.op) {
             Status::Unsupported
         } else {
             return self.queue.submit(io);
@@ -84,7 +85,7 @@ impl Queue for RemoteQueue {
     }
 
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        if self.device.is_refused() || !self.device.reserves() {
+        if self.namespace.is_refused() || !self.namespace.reserves() {
             Err(request)
         } else {
             self.queue.reserve(request)

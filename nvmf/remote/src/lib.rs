@@ -20,11 +20,14 @@
 mod attachment;
 mod channel;
 mod device;
+mod namespace;
 mod poller;
 mod qids;
+mod shared;
 mod status;
 
-pub use attachment::{Attachment, Changes, Config};
+pub use attachment::{Attachment, Changes};
 pub use device::{NoQueue, RemoteBdev};
 pub use poller::ControllerPoller;
+pub use shared::Config;
 pub use status::{ControllerInfo, State, Status};

@@ -9,7 +9,7 @@ use nacre_hugepages::Pool;
 use nacre_nvmf::host::{Controller, ControllerState};
 use nacre_reactor::{CoreHandle, EventSet, Idle, Nanos, Poller, Work};
 
-use crate::attachment::Shared;
+use crate::shared::Shared;
 use crate::status::{ControllerInfo, State};
 
 /// How often a busy core polls an idle admin queue: a poll costs a system call.

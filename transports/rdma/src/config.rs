@@ -6,8 +6,6 @@ use nacre_hugepages::{GRAIN, REGION_MAX};
 pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{TransportCaps, TransportType};
 
-use crate::transport::{CoreMemory, Devices};
-
 /// Shared receives of one core and device: more than adapters have, and memory that there is.
 pub const MAX_SRQ_SIZE: u32 = 262_144;
 
@@ -153,12 +151,6 @@ impl RdmaConfig {
             "from 1 to 64",
         );
         problems
-    }
-
-    /// Memory that one core takes for receives and responses, in bytes, with one device. Each
-    /// further device takes memory for its receives.
-    pub fn bytes_per_core(&self) -> u64 {
-        CoreMemory::of(self, Devices::usual(self)).bytes() as u64
     }
 
     /// Data that a receive buffer has room for, in bytes.

@@ -23,8 +23,10 @@ mod accept;
 mod config;
 mod conn;
 mod control;
+mod core_memory;
 mod host;
 mod incident;
+mod need;
 mod plug;
 mod sgl;
 mod shared;
@@ -34,10 +36,11 @@ mod transport;
 #[cfg(test)]
 mod tests;
 
-pub use accept::{QueueNeed, shared_receives};
 pub use config::{ConfigError, MAX_SRQ_SIZE, RdmaConfig};
+pub use core_memory::bytes_per_core;
 pub use host::{HostOptions, RdmaDialer, RdmaHost, RdmaHosts};
 pub use incident::Incident;
+pub use need::{QueueNeed, shared_receives};
 pub use plug::RdmaPlug;
 pub use shared::{CompletionQueueInfo, DomainInfo, QueuePairInfo, QueuePairState, RegionInfo};
 pub use stats::{

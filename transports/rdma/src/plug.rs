@@ -15,12 +15,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::{RdmaConfig, in_capsule_fits};
 use crate::control::{self, Control, Listener};
+use crate::core_memory::Devices;
 use crate::incident::{Incident, Incidents};
 use crate::shared::{
     CompletionQueueInfo, CoreSlot, DomainInfo, Mailbox, Memory, QueuePairInfo, Shared,
 };
 use crate::stats::{ControlCounts, StatsSnapshot};
-use crate::transport::{CoreMemory, Devices, RdmaTransport};
+use crate::transport::RdmaTransport;
 
 /// The RDMA plug. Dropping it stops its thread, its listeners and its connections' management.
 pub struct RdmaPlug {
@@ -80,7 +81,7 @@ impl RdmaPlug {
     /// may be kept from its other work.
     pub fn prepare(&self, cores: usize) -> std::io::Result<()> {
         for _ in 0..cores {
-            let arena = CoreMemory::allocate(&self.shared)?;
+            let arena = self.shared.allocate_core_memory()?;
             self.shared.prepared().push(arena);
         }
         Ok(())

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
-use nacre_hugepages::{Arena, GRAIN, Piece, register_all_in};
+use nacre_hugepages::{Arena, ArenaOptions, GRAIN, Piece, register_all_in};
 use nacre_nvmf::transport::{CoreLoad, ListenerId, QueueKind};
 use nacre_transport_rdma_verbs::{
     Access, CmId, DeviceAttributes, DeviceId, Endpoint, MrKey, ProtectionDomain, Provider, Queues,
@@ -16,6 +16,7 @@ use nacre_transport_rdma_verbs::{
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::core_memory::{CoreMemory, Devices};
 use crate::incident::Incidents;
 use crate::stats::{Stats, StatsSnapshot};
 
@@ -393,7 +394,7 @@ impl<M> Mailbox<M> {
 pub(crate) struct Shared {
     pub config: crate::RdmaConfig,
     /// That the memory of the cores is made for.
-    pub devices: crate::transport::Devices,
+    pub devices: Devices,
     pub provider: Arc<dyn Provider>,
     pub memory: Memory,
     pub mailbox: Mailbox<ToControl>,
@@ -413,6 +414,15 @@ impl Shared {
 
     pub fn prepared(&self) -> MutexGuard<'_, Vec<Arena>> {
         self.prepared.lock()
+    }
+
+    /// Memory for one core, which every device in use, and those to come, know.
+    pub fn allocate_core_memory(&self) -> std::io::Result<Arena> {
+        let bytes = CoreMemory::of(&self.config, self.devices).bytes();
+        let arena =
+            Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
+        self.memory.add(&arena).map_err(std::io::Error::other)?;
+        Ok(arena)
     }
 
     pub fn tell_changed(&self) {

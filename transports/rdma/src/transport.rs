@@ -2,7 +2,6 @@
 
 mod ending;
 mod incoming;
-mod memory;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -21,10 +20,10 @@ use nacre_transport_rdma_verbs::{Batch, CmId, Completion, DeviceId, Queues, Rece
 use zerocopy::FromBytes;
 
 use crate::conn::Conn;
+use crate::core_memory::CoreMemory;
 use crate::sgl;
 use crate::shared::{CoreSlot, Shared, ToControl, ToCore};
 use crate::stats::{Stats, Timed, add};
-pub(crate) use memory::{CoreMemory, Devices};
 
 /// Free receive slots that are worth a doorbell before the turn ends.
 const REFILL: usize = 32;
@@ -118,7 +117,7 @@ impl RdmaTransport {
             receives,
         } = CoreMemory::of(config, shared.devices);
         let prepared = shared.prepared().pop();
-        let arena = prepared.map_or_else(|| CoreMemory::allocate(&shared), Ok)?;
+        let arena = prepared.map_or_else(|| shared.allocate_core_memory(), Ok)?;
         let carve =
             |class: &[ClassSpec]| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
         Ok(RdmaTransport {

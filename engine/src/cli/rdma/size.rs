@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::Args;
-use nacre_transport_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig};
+use nacre_transport_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig, bytes_per_core};
 use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
@@ -157,7 +157,7 @@ impl Need {
             cqes: on_each(io_pairs, io)
                 .saturating_add(on_each(hosts, admin))
                 .saturating_add(config.srq_size.into()),
-            memory_bytes: config.bytes_per_core().saturating_mul(reactors),
+            memory_bytes: bytes_per_core(&config).saturating_mul(reactors),
             shared,
             max_qpairs: max_qpairs as u64,
         }

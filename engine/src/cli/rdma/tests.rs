@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use clap::Parser;
-use nacre_transport_rdma::RdmaConfig;
+use nacre_transport_rdma::{RdmaConfig, bytes_per_core};
 use nacre_transport_rdma_link::Fabric;
 use nacre_transport_rdma_link::testing;
 use nacre_transport_rdma_verbs::{DeviceAttributes, Wire};
@@ -136,7 +136,7 @@ fn needs_are_summed() {
     let core = |change: &dyn Fn(&mut RdmaConfig)| {
         let mut config = settings.rdma_transport();
         change(&mut config);
-        config.bytes_per_core()
+        bytes_per_core(&config)
     };
     assert_eq!(one.memory_bytes, core(&|config| config.srq_size = 0));
 
@@ -168,7 +168,7 @@ fn the_configuration_is_sized() {
     let cores = config.cores.len().max(1) as u64;
     assert_eq!(
         found.memory_bytes,
-        cores * settings.rdma_transport().bytes_per_core()
+        cores * bytes_per_core(&settings.rdma_transport())
     );
     assert!(demand.rdma.iter().sum::<u64>() >= found.memory_bytes);
 }

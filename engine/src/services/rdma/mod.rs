@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_hugepages::Arena;
-use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug, bytes_per_core};
 use nacre_transport_rdma_verbs::Provider;
 use nacre_transport_rdma_verbs::real::{Absence, VerbsProvider};
 use tokio::sync::Notify;
@@ -123,7 +123,7 @@ impl Rdma {
         match self.plug() {
             Some(plug) if !plug.domains().is_empty() => 0,
             Some(plug) => sum(&plug.arenas()),
-            None => sum(arenas) + cores as u64 * config.bytes_per_core().next_multiple_of(2 << 20),
+            None => sum(arenas) + cores as u64 * bytes_per_core(config).next_multiple_of(2 << 20),
         }
     }
 

@@ -8,7 +8,7 @@ use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::Sqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_reactor::Nanos;
-use nacre_transport_rdma::{HostOptions, RdmaHosts};
+use nacre_transport_rdma::{HostOptions, RdmaHosts, bytes_per_core};
 use nacre_transport_rdma_verbs::WcStatus;
 use nacre_transport_rdma_verbs::sim::{Target, attributes};
 use serde_json::{Value, json};
@@ -219,7 +219,7 @@ fn receive_buffers_fit_the_listeners_of_the_file() {
         without.listener_in_capsule_data_size, 0,
         "RDMA is not wanted"
     );
-    assert!(config.bytes_per_core() > without.bytes_per_core() + 4096 * 12288);
+    assert!(bytes_per_core(&config) > bytes_per_core(&without) + 4096 * 12288);
 
     let daemon = TestDaemon::with(wanted, None);
     daemon

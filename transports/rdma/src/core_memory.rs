@@ -3,13 +3,12 @@
 //! All of it is taken at start, for the devices present then. When it is taken, further devices are
 //! refused.
 
-use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
+use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::Sqe;
 use nacre_transport_rdma_verbs::{DeviceAttributes, Provider};
 
 use crate::RdmaConfig;
-use crate::accept::{message_bytes, shared_receives};
-use crate::shared::Shared;
+use crate::need::{message_bytes, shared_receives};
 
 /// Devices that one core serves at once: buffers have keys of so many.
 const DEVICES: usize = 8;
@@ -22,6 +21,12 @@ const UNDER_WAY: usize = 1024;
 /// Commands of the shallowest frequent queues: Linux has this depth on admin queues
 /// (NVMF_AQ_DEPTH).
 const ADMIN_DEPTH: usize = 32;
+
+/// Memory that one core takes for receives and responses, in bytes, with one device. Each further
+/// device takes memory for its receives.
+pub fn bytes_per_core(config: &RdmaConfig) -> u64 {
+    CoreMemory::of(config, Devices::usual(config)).bytes() as u64
+}
 
 /// What connections will come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,14 +115,5 @@ impl CoreMemory {
         ];
         let classes = all.into_iter().flatten();
         classes.map(|classes| Pool::bytes_for(classes)).sum()
-    }
-
-    /// Memory that every device in use, and those to come, know.
-    pub fn allocate(shared: &Shared) -> std::io::Result<Arena> {
-        let bytes = CoreMemory::of(&shared.config, shared.devices).bytes();
-        let arena =
-            Arena::allocate(ArenaOptions::new(bytes as u64)).map_err(std::io::Error::other)?;
-        shared.memory.add(&arena).map_err(std::io::Error::other)?;
-        Ok(arena)
     }
 }

@@ -1,0 +1,111 @@
+//! An attachment's state that its poller, its devices and the management threads share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nacre_nvmf::address::Select;
+use nacre_nvmf::host::{Connector, HostOptions, Link};
+use nacre_nvmf::transport::TransportType;
+use parking_lot::Mutex;
+
+use crate::qids::Qids;
+use crate::status::Status;
+
+/// What to attach.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The controller's name. A device's name is this with `n` and the namespace identifier
+    /// appended.
+    pub name: String,
+    /// The address, for people: `traddr` and `trsvcid`.
+    pub address: (String, String),
+    pub select: Select,
+    /// Devices at most.
+    pub max_devices: usize,
+    /// Where there is no choice of transports.
+    pub transport: TransportType,
+    pub options: HostOptions,
+}
+
+/// Of an attachment, with its core and with its devices.
+pub(crate) struct Shared {
+    pub config: Config,
+    pub connector: Arc<dyn Connector>,
+    pub link: Arc<Link>,
+    pub qids: Arc<Qids>,
+    status: Mutex<Status>,
+    /// Called on the core with each change.
+    on_change: Box<dyn Fn() + Send + Sync>,
+    asked: AtomicBool,
+    closing: AtomicBool,
+    reset: AtomicBool,
+    waker: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+}
+
+impl Shared {
+    pub fn new(
+        config: Config,
+        connector: Arc<dyn Connector>,
+        on_change: Box<dyn Fn() + Send + Sync>,
+    ) -> Shared {
+        let transport = match &config.options.paths {
+            Some(paths) => paths.preferred,
+            None => config.transport,
+        };
+        Shared {
+            config,
+            connector,
+            link: Arc::default(),
+            qids: Arc::default(),
+            status: Mutex::new(Status::new(transport)),
+            on_change,
+            asked: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            reset: AtomicBool::new(false),
+            waker: Mutex::default(),
+        }
+    }
+
+    pub fn status(&self) -> Status {
+        self.status.lock().clone()
+    }
+
+    pub fn change(&self, with: impl FnOnce(&mut Status)) {
+        with(&mut self.status.lock());
+        (self.on_change)();
+    }
+
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.asked.store(false, Ordering::Release);
+        self.closing.load(Ordering::Acquire)
+    }
+
+    pub fn take_reset(&self) -> bool {
+        self.reset.swap(false, Ordering::AcqRel)
+    }
+
+    /// `wake` wakes the poller.
+    pub fn set_waker(&self, wake: Box<dyn Fn() + Send + Sync>) {
+        *self.waker.lock() = Some(wake);
+    }
+
+    pub fn ask_reset(&self) {
+        self.ask(&self.reset);
+    }
+
+    pub fn ask_close(&self) {
+        self.ask(&self.closing);
+    }
+
+    fn ask(&self, flag: &AtomicBool) {
+        flag.store(true, Ordering::Release);
+        self.asked.store(true, Ordering::Release);
+        if let Some(wake) = &*self.waker.lock() {
+            wake();
+        }
+    }
+}
