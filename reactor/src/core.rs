@@ -10,13 +10,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::handle::{ReactorHandle, Shared};
 use crate::patience::Patience;
+use crate::shared;
 use crate::stats::{LabelId, PollerCounters, PollerId};
 use crate::tasks::{LocalTask, Place, Tasks};
 use crate::timers::Timers;
 use crate::wake_set::{WakeFdError, WakeSet};
 use crate::{Nanos, Poller};
+
+/// Something to do on a reactor.
+pub type Message = Box<dyn FnOnce(&CoreHandle) + Send>;
+
+pub(crate) type Shared = shared::Shared<Message>;
 
 /// The reactor's own side of itself: what runs turn after turn. Given to the `init` of
 /// [`crate::spawn`]; what wants to reach the reactor later keeps a [`CoreHandle`].
@@ -76,11 +81,6 @@ impl CoreHandle {
     /// The time of this turn.
     pub fn now(&self) -> Nanos {
         self.inner.now.get()
-    }
-
-    /// The reactor's handle for other threads.
-    pub fn handle(&self) -> ReactorHandle {
-        ReactorHandle::new(Arc::clone(&self.inner.shared))
     }
 
     /// Runs `poller` every turn, from this turn on. Its wake descriptors are watched at once.

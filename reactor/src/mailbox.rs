@@ -1,4 +1,4 @@
-//! Closures from other threads, bounded.
+//! Messages from other threads, bounded.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -7,10 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use crossbeam_queue::ArrayQueue;
 
 use crate::bell::Bell;
-use crate::core::CoreHandle;
-
-/// Something to do on a reactor.
-pub type Message = Box<dyn FnOnce(&CoreHandle) + Send>;
 
 /// The mailbox is at its bound: the reactor is behind, or stuck. The message was not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,13 +26,13 @@ pub enum SendError {
 }
 
 /// A message and where it was sent from, for the watchdog.
-pub(crate) struct Envelope {
-    pub(crate) message: Message,
+pub(crate) struct Envelope<M> {
+    pub(crate) message: M,
     pub(crate) from: &'static Location<'static>,
 }
 
-pub(crate) struct Mailbox {
-    queue: ArrayQueue<Envelope>,
+pub(crate) struct Mailbox<M> {
+    queue: ArrayQueue<Envelope<M>>,
     closed: AtomicBool,
     bell: Arc<Bell>,
 }
@@ -46,8 +42,8 @@ pub(crate) enum Refused {
     Closed,
 }
 
-impl Mailbox {
-    pub(crate) fn new(capacity: usize, bell: Arc<Bell>) -> Mailbox {
+impl<M> Mailbox<M> {
+    pub(crate) fn new(capacity: usize, bell: Arc<Bell>) -> Mailbox<M> {
         Mailbox {
             queue: ArrayQueue::new(capacity.max(1)),
             closed: AtomicBool::new(false),
@@ -55,7 +51,7 @@ impl Mailbox {
         }
     }
 
-    pub(crate) fn push(&self, envelope: Envelope) -> Result<(), Refused> {
+    pub(crate) fn push(&self, envelope: Envelope<M>) -> Result<(), Refused> {
         if self.closed.load(Ordering::Relaxed) {
             return Err(Refused::Closed);
         }
@@ -73,7 +69,7 @@ impl Mailbox {
         Ok(())
     }
 
-    pub(crate) fn pop(&self) -> Option<Envelope> {
+    pub(crate) fn pop(&self) -> Option<Envelope<M>> {
         self.queue.pop()
     }
 

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use crate::Nanos;
 use crate::clock::VirtualClock;
+use crate::config::ReactorConfig;
+use crate::core::Shared;
 use crate::core::{Core, CoreHandle};
-use crate::handle::Shared;
-use crate::reactor::ReactorConfig;
 use crate::turn::Rest;
 
 /// Turns that [`TestCore::run_until_idle`] takes before it says that there is no end to it.

@@ -12,7 +12,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::Nanos;
-use crate::handle::{ReactorHandle, Shared};
+use crate::core::Shared;
+use crate::handle::ReactorHandle;
 use crate::stats::{Doing, Stall};
 
 /// At most this many lines per reactor and window; the rest are counted.

@@ -24,14 +24,14 @@ use nacre_hugepages::Pool;
 use nacre_reactor::{Idle, Nanos};
 
 use crate::command::Command;
-use crate::device::UringBdev;
+use crate::file::OpenFile;
 use crate::ring::{Facts, Key, REAP_BATCH, Ring, Staged};
 
 /// How often in a row the kernel may answer "try again" before the host gets an error.
 const MAX_TRIES: u8 = 100;
 
 pub(crate) struct Channel {
-    device: Arc<UringBdev>,
+    file: Arc<OpenFile>,
     ring: Ring<Task>,
     /// Ended without the kernel.
     finished: VecDeque<(Key, Status)>,
@@ -78,19 +78,18 @@ enum Next {
 }
 
 impl Channel {
-    pub fn open(device: Arc<UringBdev>, pool: &Pool) -> Result<Channel, (String, io::Error)> {
-        let config = device.config();
+    pub fn open(file: Arc<OpenFile>, pool: &Pool) -> Result<Channel, (String, io::Error)> {
+        let config = &file.config;
         let depth = config.ring.depth as usize;
-        let file = Arc::clone(&device.file);
         let ring = Ring::open(
             &config.name,
-            file,
-            device.block.is_some(),
+            Arc::clone(&file.file),
+            file.block.is_some(),
             pool,
             &config.ring,
         )?;
         Ok(Channel {
-            device,
+            file,
             ring,
             finished: VecDeque::with_capacity(depth),
             waiting: VecDeque::with_capacity(depth),
@@ -107,18 +106,18 @@ impl Channel {
         if matches!(task.op, Op::Compare | Op::CompareAndWrite | Op::Copy) {
             return Some(Status::Unsupported);
         }
-        if task.op.is_write() && self.device.read_only() {
+        if task.op.is_write() && self.file.read_only() {
             return Some(Status::WriteProtected);
         }
-        if task.flags.contains(Flags::FUA) && task.op.is_write() && self.device.has_lost() {
+        if task.flags.contains(Flags::FUA) && task.op.is_write() && self.file.has_lost() {
             return Some(Status::WriteError);
         }
         if task.op == Op::Flush {
-            return self.device.has_lost().then_some(Status::WriteError);
+            return self.file.has_lost().then_some(Status::WriteError);
         }
         if lba
             .checked_add(u64::from(blocks))
-            .is_none_or(|end| end > self.device.blocks())
+            .is_none_or(|end| end > self.file.blocks())
         {
             return Some(Status::OutOfRange);
         }
@@ -131,9 +130,9 @@ impl Channel {
     }
 
     fn first_step(&self, op: Op, flags: Flags) -> Result<Step, Status> {
-        let is_block = self.device.block.is_some();
-        let punch = self.device.punch.load(Ordering::Relaxed);
-        if matches!(op, Op::Unmap | Op::WriteZeroes) && !self.device.offers_ranges() {
+        let is_block = self.file.block.is_some();
+        let punch = self.file.punch.load(Ordering::Relaxed);
+        if matches!(op, Op::Unmap | Op::WriteZeroes) && !self.file.offers_ranges() {
             return Err(Status::Unsupported);
         }
         match op {
@@ -144,7 +143,7 @@ impl Channel {
             Op::WriteZeroes if flags.contains(Flags::DEALLOCATE) && punch => {
                 Ok(Step::Range(Range::Punch))
             }
-            Op::WriteZeroes if is_block || self.device.zero_range.load(Ordering::Relaxed) => {
+            Op::WriteZeroes if is_block || self.file.zero_range.load(Ordering::Relaxed) => {
                 Ok(Step::Range(Range::Zero))
             }
             Op::WriteZeroes if punch => Ok(Step::Range(Range::Punch)),
@@ -165,13 +164,13 @@ impl Channel {
         let fua = task.flags.contains(Flags::FUA);
         let command = match task.step {
             Step::Transfer => {
-                if let Ok(direct) = &self.device.direct {
+                if let Ok(direct) = &self.file.direct {
                     let (memory, offset) = (direct.memory, direct.offset);
                     let write = op == Op::Write;
                     let length = length as usize;
                     match self.ring.stage(key, length, (memory, offset), write, first) {
                         Staged::InPlace => {}
-                        Staged::Copied(bytes) => self.device.count_copied(bytes),
+                        Staged::Copied(bytes) => self.file.count_copied(bytes),
                         Staged::NoBuffer => return self.waiting.push_back(key),
                         Staged::Impossible => {
                             return self.finished.push_back((key, Status::DeviceError));
@@ -215,7 +214,7 @@ impl Channel {
             }
             // The size of a device is not in the file system's hands, so `fsync` is all there is.
             Step::Sync => Command::Sync {
-                data_only: self.device.block.is_none(),
+                data_only: self.file.block.is_none(),
             },
         };
         self.ring.start(key, command);
@@ -239,10 +238,10 @@ impl Channel {
     fn advance(&mut self, key: Key, result: i32) -> Next {
         let task = self.ring.task(key);
         if result < 0 {
-            return failed(&self.device, task, -result);
+            return failed(&self.file, task, -result);
         }
         match task.step {
-            Step::Transfer if result == 0 => at_end(&self.device, task),
+            Step::Transfer if result == 0 => at_end(&self.file, task),
             Step::Transfer => {
                 task.done += result as u64;
                 task.tries = 0;
@@ -252,7 +251,7 @@ impl Channel {
                 if task.op == Op::Read {
                     let length = task.length as usize;
                     let copied = self.ring.unstage(key, length);
-                    self.device.count_copied(copied);
+                    self.file.count_copied(copied);
                 }
                 Next::Done(Status::Ok)
             }
@@ -289,7 +288,7 @@ impl Queue for Channel {
         if self.ring.is_full() {
             return Err((Busy, io));
         }
-        let shift = self.device.block_shift;
+        let shift = self.file.block_shift;
         let mut task = Task {
             token: io.token,
             op: io.op,
@@ -387,8 +386,8 @@ impl Queue for Channel {
 }
 
 /// A transfer moved nothing: the end of the file, wherever that is now.
-fn at_end(device: &UringBdev, task: &mut Task) -> Next {
-    if !device.still_has(task.offset + task.length) {
+fn at_end(file: &OpenFile, task: &mut Task) -> Next {
+    if !file.still_has(task.offset + task.length) {
         return Next::Done(Status::OutOfRange);
     }
     again(task, medium_error(task.op))
@@ -407,18 +406,18 @@ fn again(task: &mut Task, otherwise: Status) -> Next {
     }
 }
 
-fn failed(device: &UringBdev, task: &mut Task, errno: i32) -> Next {
+fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
     match errno {
         libc::EAGAIN | libc::EINTR => return again(task, Status::Retry),
         libc::ECANCELED if task.aborting => return Next::Done(Status::Aborted),
         libc::EOPNOTSUPP => {
-            if let Some(next) = other_way(device, task) {
+            if let Some(next) = other_way(file, task) {
                 return next;
             }
         }
         // Also how a block device answers behind its end, and direct I/O across the end of a file.
         libc::EINVAL | libc::ENOSPC | libc::EIO | libc::ENXIO | libc::EFBIG
-            if task.step != Step::Sync && !device.still_has(task.offset + task.length) =>
+            if task.step != Step::Sync && !file.still_has(task.offset + task.length) =>
         {
             return Next::Done(Status::OutOfRange);
         }
@@ -433,30 +432,30 @@ fn failed(device: &UringBdev, task: &mut Task, errno: i32) -> Next {
         // This error says nothing about earlier writes: the device still has them.
         && errno != libc::ENOLINK;
     if synced && lost && task.op != Op::Read {
-        device.note_lost();
+        file.note_lost();
     }
     Next::Done(status)
 }
 
 /// The file cannot do it this way: remembers that, and tries the next way that has the same effect.
-fn other_way(device: &UringBdev, task: &mut Task) -> Option<Next> {
+fn other_way(file: &OpenFile, task: &mut Task) -> Option<Next> {
     let Step::Range(range) = task.step else {
         return None;
     };
-    let punch = device.punch.load(Ordering::Relaxed);
+    let punch = file.punch.load(Ordering::Relaxed);
     task.step = Step::Range(match (range, task.op) {
-        (Range::Zero, _) if punch && device.block.is_none() => {
-            device.zero_range.store(false, Ordering::Relaxed);
+        (Range::Zero, _) if punch && file.block.is_none() => {
+            file.zero_range.store(false, Ordering::Relaxed);
             Range::Punch
         }
         // A block device that cannot zero by unmapping still zeroes by writing.
-        (Range::Punch, Op::WriteZeroes) if device.block.is_some() => {
-            device.punch.store(false, Ordering::Relaxed);
+        (Range::Punch, Op::WriteZeroes) if file.block.is_some() => {
+            file.punch.store(false, Ordering::Relaxed);
             Range::Zero
         }
         (Range::Discard, _) if punch => Range::Punch,
         (Range::Punch, _) => {
-            device.punch.store(false, Ordering::Relaxed);
+            file.punch.store(false, Ordering::Relaxed);
             return None;
         }
         _ => return None,
@@ -550,9 +549,9 @@ mod tests {
                 tries: 0,
                 aborting: false,
             };
-            let next = failed(&device, &mut task, libc::ENOSPC);
+            let next = failed(&device.file, &mut task, libc::ENOSPC);
             assert!(matches!(next, Next::Done(Status::NoSpace)));
-            assert_eq!(device.has_lost(), lost, "{op:?} at {step:?}");
+            assert_eq!(device.file.has_lost(), lost, "{op:?} at {step:?}");
         }
     }
 }

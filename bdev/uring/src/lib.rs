@@ -37,6 +37,7 @@ mod channel;
 mod command;
 mod device;
 mod error;
+mod file;
 mod identity;
 mod probe;
 mod ring;
@@ -45,8 +46,9 @@ mod setup;
 #[cfg(test)]
 mod tests;
 
-pub use device::{Rescan, UringBdev};
+pub use device::UringBdev;
 pub use error::CreateError;
+pub use file::Rescan;
 pub use identity::Identity;
 pub use setup::probe;
 

@@ -20,17 +20,10 @@ const CIRCLES: &[(&str, &[&str])] = &[
     ),
     ("bdev/nvme/sim", &["drive function", "features post state"]),
     ("bdev/replica/sim", &["setup trouble world"]),
-    ("bdev/uring", &["channel device"]),
     (
         "engine",
         &["config daemon descriptors logs methods metrics plane services"],
     ),
-    ("nvmf/remote", &["attachment channel device poller"]),
-    (
-        "reactor",
-        &["core handle mailbox reactor stats tasks turn wake_set"],
-    ),
-    ("transports/rdma", &["accept config shared transport"]),
 ];
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;

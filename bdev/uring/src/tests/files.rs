@@ -110,7 +110,7 @@ fn any_buffer_will_do() {
                 "skew {skew}, first {first}, direct {direct:?}"
             );
             // Copied bytes are counted in both directions; aligned I/O copies nothing.
-            let as_it_is = rig.device.direct.as_ref().map_or(true, |direct| {
+            let as_it_is = rig.device.file.direct.as_ref().map_or(true, |direct| {
                 let (memory, offset) = (direct.memory as usize, direct.offset as usize);
                 skew % memory == 0 && (skew + first) % memory == 0 && first % offset == 0
             });
@@ -129,7 +129,7 @@ fn any_buffer_will_do() {
 fn unaligned_waits_for_a_buffer() {
     let temp = Temp::new(MIB);
     let mut rig = Rig::open(temp.config());
-    if rig.device.direct.is_err() {
+    if rig.device.file.direct.is_err() {
         eprintln!("SKIPPED: no O_DIRECT in {}", temp.path.display());
         return;
     }
@@ -168,7 +168,7 @@ fn unaligned_waits_for_a_buffer() {
 fn nobody_passes_one_that_waits_for_a_buffer() {
     let temp = Temp::new(MIB);
     let mut rig = Rig::open(temp.config());
-    if rig.device.direct.is_err() {
+    if rig.device.file.direct.is_err() {
         eprintln!("SKIPPED: no O_DIRECT in {}", temp.path.display());
         return;
     }
@@ -366,7 +366,7 @@ fn lost_data_stays_reported() {
         direct: Some(false),
         ..temp.config()
     });
-    rig.device.note_lost();
+    rig.device.file.note_lost();
     assert_eq!(rig.device.driver_specific()["nacre"]["data_lost"], true);
     for _ in 0..2 {
         assert_eq!(rig.status(Op::Flush, 0, 0), Status::WriteError);
@@ -378,8 +378,8 @@ fn lost_data_stays_reported() {
     assert_eq!(rig.status(Op::Flush, 0, 0), Status::Ok);
     drop(rig);
     let mut rig = Rig::open(temp.config());
-    if rig.device.direct.is_ok() {
-        rig.device.note_lost();
+    if rig.device.file.direct.is_ok() {
+        rig.device.file.note_lost();
         assert_eq!(rig.status(Op::Flush, 0, 0), Status::Ok);
     }
 }

@@ -428,14 +428,14 @@ fn block_size_follows_alignment() {
         };
         let rig = Rig::open(config.clone());
         assert_eq!(rig.block_size(), 4096);
-        assert!(rig.device.direct.is_ok());
+        assert!(rig.device.file.direct.is_ok());
         drop(rig);
         let small = Config {
             block_size: Some(512),
             ..config.clone()
         };
         let mut rig = Rig::open(small.clone());
-        assert!(rig.device.direct.is_err());
+        assert!(rig.device.file.direct.is_err());
         let facts = rig.device.driver_specific();
         let why = facts["nacre"]["buffered_because"]
             .as_str()

@@ -1,0 +1,134 @@
+//! The open file: the state that the device and its queues share.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use nacre_bdev::Size;
+
+use crate::Config;
+use crate::error::CreateError;
+use crate::probe::{self, BlockFacts, Direct};
+
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub config: Config,
+    /// Without links and relative parts.
+    pub path: PathBuf,
+    pub file: Arc<File>,
+    pub block: Option<BlockFacts>,
+    pub direct: Result<Direct, String>,
+    pub block_shift: u32,
+    pub size: Size,
+    /// Whether the file turned out to take FALLOC_FL_ZERO_RANGE; assumed until it refuses.
+    pub zero_range: AtomicBool,
+    /// The same of punching holes.
+    pub punch: AtomicBool,
+    /// The page cache lost data: FLUSH and FUA fail until an operator rescans the device.
+    pub lost: AtomicBool,
+    /// Through buffers that are aligned for direct I/O, by all queues.
+    pub copied: AtomicU64,
+}
+
+/// The size in blocks before and after a [`crate::UringBdev::rescan`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rescan {
+    pub before: u64,
+    pub after: u64,
+}
+
+impl OpenFile {
+    /// See [`crate::UringBdev::rescan`].
+    pub fn rescan(&self, most: Option<u64>) -> Result<Rescan, CreateError> {
+        let size = probe::size_of(&self.file).map_err(|source| CreateError::Io {
+            path: self.path.clone(),
+            what: "lseek(SEEK_END)".to_owned(),
+            source,
+        })?;
+        self.lost.store(false, Ordering::Relaxed);
+        Ok(self.take_size(size.min(most.unwrap_or(size))))
+    }
+
+    /// See [`crate::UringBdev::look`].
+    pub fn look(&self) -> u64 {
+        self.still_has(0);
+        self.size.cuts()
+    }
+
+    pub fn blocks(&self) -> u64 {
+        self.size.blocks()
+    }
+
+    pub fn read_only(&self) -> bool {
+        self.config.readonly
+    }
+
+    /// Whether unmap and write zeroes are offered at all.
+    pub fn offers_ranges(&self) -> bool {
+        self.config.fallocate.unwrap_or(true)
+    }
+
+    /// An I/O met the end: looks where it is now. Whether the range is inside.
+    pub fn still_has(&self, end_byte: u64) -> bool {
+        // Keep the known size if the system cannot report it.
+        let Ok(size) = probe::size_of(&self.file) else {
+            return true;
+        };
+        // Only ever down: that a device may grow under a host is for `rescan` to decide.
+        if size >> self.block_shift < self.blocks() {
+            self.take_size(size);
+        }
+        end_byte <= size
+    }
+
+    /// A flush failed while data was in the page cache.
+    pub fn note_lost(&self) {
+        if self.direct.is_err() && !self.lost.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                bdev = self.config.name,
+                "written data was lost on its way from the page cache to the media; \
+                 FLUSH and FUA fail until the bdev is rescanned"
+            );
+        }
+    }
+
+    pub fn has_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    pub fn has_write_cache(&self) -> bool {
+        match &self.block {
+            Some(block) if self.direct.is_ok() => block.write_cache,
+            _ => true,
+        }
+    }
+
+    fn take_size(&self, size: u64) -> Rescan {
+        let after = size >> self.block_shift;
+        let before = self.size.set(after);
+        if after < before {
+            tracing::warn!(
+                bdev = self.config.name,
+                path = %self.path.display(),
+                before,
+                after,
+                "became smaller (blocks): I/O past the end fails"
+            );
+        } else if after > before {
+            tracing::info!(
+                bdev = self.config.name,
+                before,
+                after,
+                "became larger (blocks)"
+            );
+        }
+        Rescan { before, after }
+    }
+
+    pub fn count_copied(&self, bytes: usize) {
+        if bytes > 0 {
+            self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+}
