@@ -19,7 +19,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
         &["channel control controller device event pair table"],
     ),
     ("bdev/nvme/sim", &["drive function", "features post state"]),
-    ("bdev/replica/sim", &["setup trouble world"]),
     (
         "engine",
         &["config daemon descriptors logs methods metrics plane services"],

@@ -32,11 +32,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "calls that a queue of finished I/O passes on, between others that differ",
     ),
     (
-        "bdev/src/null/mod.rs",
-        "bdev/uring/src/device.rs",
-        "calls that a device passes on to its size",
-    ),
-    (
         "nvmf/src/tcp/controller/mod.rs",
         "nvmf/src/tcp/host/mod.rs",
         "the same interface of both ends; what they share is in closing.rs, rx.rs and tx.rs",

@@ -22,10 +22,8 @@ const MOST_FIELDS: usize = 24;
 const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Controller", 1_684, 21),
     ("bdev/nvme", "ControllerInfo", 0, 26),
-    ("bdev/nvme", "Pair", 1_041, 21),
     ("bdev/nvme/sim", "Config", 54, 41),
     ("bdev/nvme/sim", "State", 1_663, 36),
-    ("bdev/replica/sim", "World", 1_241, 33),
     ("engine", "AttachParams", 282, 32),
     ("engine", "CreateParams", 0, 34),
     ("engine", "Engine", 355, 29),

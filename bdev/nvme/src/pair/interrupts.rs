@@ -43,7 +43,7 @@ impl Pair {
             return;
         }
         self.switch.to = Some(on);
-        self.hungry += 1;
+        self.lanes.hungry += 1;
         self.go_on_switching();
     }
 
@@ -62,7 +62,7 @@ impl Pair {
     /// The queue was recreated, for this or another reason, or is gone.
     pub(super) fn end_switching(&mut self) {
         if self.switch.to.take().is_some() {
-            self.hungry -= 1;
+            self.lanes.hungry -= 1;
         }
         self.switch.asked = false;
     }
@@ -85,7 +85,7 @@ impl Pair {
         self.switch.polled_looks = 0;
         // Before the look at the phase: later bells are heard.
         self.link.clear_bell();
-        let lane = self.lane(at);
+        let lane = self.lanes.get(at);
         if !lane.ready.is_empty() {
             return Idle::Busy;
         }
@@ -109,7 +109,7 @@ impl Pair {
             self.acknowledge();
             return Idle::Until(now + LOOK);
         }
-        if self.hungry > 0 || !self.again.is_empty() {
+        if self.lanes.hungry > 0 || !self.again.is_empty() {
             return Idle::Until(now + LOOK_SOON);
         }
         if self.grant.vector.is_none() {

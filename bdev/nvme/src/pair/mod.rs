@@ -18,11 +18,11 @@
 //! handles a queue that is recreated and a drive that is gone; `place.rs` finds the data.
 
 mod interrupts;
+mod lanes;
 mod place;
 mod recover;
 mod slot;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ use nacre_hugepages::Pool;
 use nacre_reactor::Nanos;
 
 use self::interrupts::Switch;
+use self::lanes::Lanes;
 pub(crate) use self::place::Placed;
 use self::slot::{NO_LANE, Slot, Stage};
 use crate::command::{self, Verdict};
@@ -69,10 +70,7 @@ pub(crate) struct Pair {
     sent: u32,
     /// To be sent again, when.
     again: Vec<(Nanos, u16)>,
-    lanes: Vec<Option<Lane>>,
-    /// Lanes with waiting I/O, plus one while all lanes must wait: new I/O never overtakes waiting
-    /// I/O.
-    hungry: u32,
+    lanes: Lanes,
     /// Where a list is put together.
     scratch: Box<[u8; crate::data::PAGE]>,
     now: Nanos,
@@ -94,19 +92,6 @@ pub(crate) enum Start<'a> {
     Other,
 }
 
-/// One queue to a namespace.
-pub(crate) struct Lane {
-    device: Arc<NvmeBdev>,
-    pool: Pool,
-    /// Ended, and not yet handed over.
-    ready: VecDeque<Completion>,
-    waiting: VecDeque<Io>,
-    /// Taken and not yet handed over.
-    inflight: u32,
-    /// Of these, in slots.
-    placed: u32,
-}
-
 impl Pair {
     pub fn new(controller: Arc<Controller>, link: Arc<Link>) -> Pair {
         let grant = link.grant();
@@ -125,8 +110,7 @@ impl Pair {
             cids: slot::Cids::for_slots(slots),
             sent: 0,
             again: Vec::with_capacity(slots.into()),
-            lanes: Vec::new(),
-            hungry: 0,
+            lanes: Lanes::default(),
             scratch: Box::new([0; crate::data::PAGE]),
             now: Nanos::ZERO,
             tick: (!timeout.is_zero()).then(|| timeout / TICKS),
@@ -144,34 +128,13 @@ impl Pair {
     }
 
     pub fn open_lane(&mut self, device: Arc<NvmeBdev>, pool: Pool) -> usize {
-        let depth = self.slots.len();
-        let lane = Lane {
-            device,
-            pool,
-            ready: VecDeque::with_capacity(depth),
-            waiting: VecDeque::with_capacity(depth),
-            inflight: 0,
-            placed: 0,
-        };
-        match self.lanes.iter().position(Option::is_none) {
-            Some(at) => {
-                self.lanes[at] = Some(lane);
-                at
-            }
-            None => {
-                self.lanes.push(Some(lane));
-                self.lanes.len() - 1
-            }
-        }
+        self.lanes.open(device, pool, self.slots.len())
     }
 
     /// Its I/O in flight stays in its slots until the controller is done with it.
     pub fn close_lane(&mut self, at: usize) {
-        let Some(lane) = self.lanes[at].take() else {
+        if !self.lanes.close(at) {
             return;
-        };
-        if !lane.waiting.is_empty() {
-            self.hungry -= 1;
         }
         for index in 0..self.slots.len() as u16 {
             let slot = &mut self.slots[usize::from(index)];
@@ -209,7 +172,7 @@ impl Pair {
     }
 
     pub fn has_lanes(&self) -> bool {
-        self.lanes.iter().any(Option::is_some)
+        self.lanes.count() > 0
     }
 
     /// Whether a slot still holds buffers.
@@ -218,20 +181,21 @@ impl Pair {
     }
 
     pub fn inflight(&self, at: usize) -> usize {
-        self.lane(at).inflight as usize
+        self.lanes.get(at).inflight as usize
     }
 
     /// Takes an I/O, which stays with the caller until its place is clear: moving it costs as much
     /// as all the checks here.
     #[inline]
     pub fn start(&mut self, at: usize, io: &Io) -> Start<'_> {
-        let lane = lane_mut(&mut self.lanes, at);
+        let hungry = self.lanes.hungry;
+        let lane = self.lanes.get_mut(at);
         if lane.inflight as usize >= self.slots.len() {
             return Start::Full;
         }
         lane.inflight += 1;
         if self.live
-            && self.hungry == 0
+            && hungry == 0
             && let Some(simple) = place::simple(&lane.device, &self.grant, io)
             && let Some(index) = self.free.pop()
         {
@@ -244,22 +208,14 @@ impl Pair {
     /// Goes on with an I/O for which [`Pair::start`] said [`Start::Other`].
     #[inline(never)]
     pub fn submit(&mut self, at: usize, io: Io) {
-        if !self.live || self.hungry > 0 {
-            return self.wait(at, io);
+        if !self.live || self.lanes.hungry > 0 {
+            return self.lanes.wait(at, io);
         }
         match self.place(at, io) {
             Placed::Sent => {}
-            Placed::Ended(completion) => self.lane_mut(at).ready.push_back(completion),
-            Placed::Later(io) => self.wait(at, io),
+            Placed::Ended(completion) => self.lanes.get_mut(at).ready.push_back(completion),
+            Placed::Later(io) => self.lanes.wait(at, io),
         }
-    }
-
-    fn wait(&mut self, at: usize, io: Io) {
-        let lane = lane_mut(&mut self.lanes, at);
-        if lane.waiting.is_empty() {
-            self.hungry += 1;
-        }
-        lane.waiting.push_back(io);
     }
 
     #[inline]
@@ -269,7 +225,7 @@ impl Pair {
         if self.link.phase.word() != self.word {
             self.follow();
         }
-        let lane = lane_mut(&mut self.lanes, at);
+        let lane = self.lanes.get_mut(at);
         if !lane.ready.is_empty() {
             lane.hand_over(done);
         }
@@ -279,7 +235,7 @@ impl Pair {
         {
             self.reap(answer, at as u32, done);
         }
-        if self.hungry > 0 || !self.again.is_empty() {
+        if self.lanes.hungry > 0 || !self.again.is_empty() {
             self.resume(at);
         }
         self.flush();
@@ -298,7 +254,7 @@ impl Pair {
         if !self.again.is_empty() {
             self.send_again();
         }
-        if self.hungry > 0 {
+        if self.lanes.hungry > 0 {
             self.start_waiting(at);
         }
     }
@@ -343,7 +299,7 @@ impl Pair {
             && slot.lane == at
             && !slot.is_half()
             && slot.bounce.is_none();
-        let Some(Some(lane)) = self.lanes.get_mut(at as usize) else {
+        let Some(lane) = self.lanes.find_mut(at as usize) else {
             return false;
         };
         if !usual || !done.has_room() {
@@ -389,7 +345,7 @@ impl Pair {
         let Some((owner, completion)) = self.release(index, status) else {
             return;
         };
-        let lane = lane_mut(&mut self.lanes, owner as usize);
+        let lane = self.lanes.get_mut(owner as usize);
         if owner == at && done.has_room() {
             lane.inflight -= 1;
             done.push(completion);
@@ -401,7 +357,10 @@ impl Pair {
     /// As [`Pair::finish`], for the owner to find it at its next poll.
     fn end(&mut self, index: u16, status: Status) {
         if let Some((owner, completion)) = self.release(index, status) {
-            self.lane_mut(owner as usize).ready.push_back(completion);
+            self.lanes
+                .get_mut(owner as usize)
+                .ready
+                .push_back(completion);
         }
     }
 
@@ -416,7 +375,7 @@ impl Pair {
             status = place::unbounce(&mut io, &bounce, status);
         }
         let owner = slot.lane;
-        let lane = self.lanes.get_mut(owner as usize)?.as_mut()?;
+        let lane = self.lanes.find_mut(owner as usize)?;
         lane.placed -= 1;
         Some((owner, io.complete(status)))
     }
@@ -426,11 +385,11 @@ impl Pair {
         if !self.live {
             return self.refuse_waiting();
         }
-        let lanes = self.lanes.iter().flatten().count().max(1) as u32;
+        let lanes = self.lanes.count().max(1) as u32;
         let share = (self.slots.len() as u32 / lanes).max(1);
         loop {
-            let alone = self.hungry == 1;
-            let lane = lane_mut(&mut self.lanes, at);
+            let alone = self.lanes.hungry == 1;
+            let lane = self.lanes.get_mut(at);
             if !alone && lane.placed >= share {
                 return;
             }
@@ -439,14 +398,14 @@ impl Pair {
             };
             match self.place(at, io) {
                 Placed::Sent => {}
-                Placed::Ended(completion) => self.lane_mut(at).ready.push_back(completion),
+                Placed::Ended(completion) => self.lanes.get_mut(at).ready.push_back(completion),
                 Placed::Later(io) => {
-                    self.lane_mut(at).waiting.push_front(io);
+                    self.lanes.get_mut(at).waiting.push_front(io);
                     return;
                 }
             }
-            if self.lane(at).waiting.is_empty() {
-                self.hungry -= 1;
+            if self.lanes.get(at).waiting.is_empty() {
+                self.lanes.hungry -= 1;
                 return;
             }
         }
@@ -511,31 +470,5 @@ impl Pair {
     fn lied(&mut self, cid: u16) {
         count(&self.controller.counters().protocol_errors);
         self.report(Want::Liar { cid });
-    }
-
-    fn lane(&self, at: usize) -> &Lane {
-        self.lanes[at].as_ref().expect("a lane that is open")
-    }
-
-    fn lane_mut(&mut self, at: usize) -> &mut Lane {
-        lane_mut(&mut self.lanes, at)
-    }
-}
-
-#[inline]
-fn lane_mut(lanes: &mut [Option<Lane>], at: usize) -> &mut Lane {
-    lanes[at].as_mut().expect("a lane that is open")
-}
-
-impl Lane {
-    /// Hands over finished I/O, while there is room.
-    #[inline(never)]
-    fn hand_over(&mut self, done: &mut Done) {
-        while done.has_room()
-            && let Some(completion) = self.ready.pop_front()
-        {
-            self.inflight -= 1;
-            done.push(completion);
-        }
     }
 }

@@ -7,8 +7,8 @@ use nacre_hugepages::{Buf, Pool};
 use nacre_nvmf_wire::commands::io::{CopyRange0, DsmRange};
 use zerocopy::IntoBytes;
 
+use super::Pair;
 use super::slot::{Half, NO_SLOT, Slot, Stage};
-use super::{Pair, lane_mut};
 use crate::command::{self, Ask};
 use crate::data::{self, Part, Pointer};
 use crate::device::NvmeBdev;
@@ -52,7 +52,7 @@ impl Pair {
 
     /// Any I/O: sends it if that can be now.
     pub(super) fn place(&mut self, at: usize, io: Io) -> Placed {
-        let lane = lane_mut(&mut self.lanes, at);
+        let lane = self.lanes.get_mut(at);
         if let Some(status) = admit(&lane.device, &io) {
             return Placed::Ended(io.complete(status));
         }
@@ -73,7 +73,7 @@ impl Pair {
         };
         let status = match sent {
             Ok(()) => {
-                lane_mut(&mut self.lanes, at).placed += 1;
+                self.lanes.get_mut(at).placed += 1;
                 return Placed::Sent;
             }
             Err(Unpointed::NoBuffer) => None,
@@ -94,7 +94,7 @@ impl Pair {
     fn send(&mut self, index: u16) -> Result<(), Unpointed> {
         let at = usize::from(index);
         let slot = &mut self.slots[at];
-        let lane = lane_mut(&mut self.lanes, slot.lane as usize);
+        let lane = self.lanes.get_mut(slot.lane as usize);
         let Some(io) = &slot.io else {
             return Err(Unpointed::Impossible);
         };
@@ -160,7 +160,7 @@ impl Pair {
             .slots
             .get_disjoint_mut([usize::from(index), usize::from(second)])
             .map_err(|_| Unpointed::Impossible)?;
-        let lane = lane_mut(&mut self.lanes, slot.lane as usize);
+        let lane = self.lanes.get_mut(slot.lane as usize);
         let Some(io) = &slot.io else {
             return Err(Unpointed::Impossible);
         };

@@ -7,7 +7,7 @@ use nacre_bdev::{Done, Op, Status, Token};
 use nacre_nvmf_wire::StatusCode;
 
 use super::slot::{Half, Slot, Stage};
-use super::{NO_LANE, Pair, lane_mut};
+use super::{NO_LANE, Pair};
 use crate::command::{self, Verdict};
 use crate::link::{Want, count};
 use crate::phase::{self, QueueState};
@@ -97,7 +97,7 @@ impl Pair {
         let op = io.op;
         let wanted = slot.lane != NO_LANE;
         // Another namespace may be there by now, with blocks of another size.
-        let lane = self.lanes.get(slot.lane as usize).and_then(Option::as_ref);
+        let lane = self.lanes.find(slot.lane as usize);
         let is_gone = lane.is_some_and(|lane| lane.device.is_gone());
         let status = match () {
             () if is_gone => Status::Gone,
@@ -195,10 +195,7 @@ impl Pair {
                 self.end(index, Status::Gone);
             }
         }
-        for lane in self.lanes.iter_mut().flatten() {
-            refuse(lane);
-        }
-        self.hungry = 0;
+        self.lanes.refuse_all();
     }
 
     /// Periodically: late commands, and doorbells that the controller may have missed.
@@ -243,8 +240,7 @@ impl Pair {
     #[cold]
     pub(super) fn refuse_waiting(&mut self) {
         if phase::decode(self.word) == QueueState::Gone {
-            self.lanes.iter_mut().flatten().for_each(refuse);
-            self.hungry = 0;
+            self.lanes.refuse_all();
         }
     }
 
@@ -278,14 +274,7 @@ impl Pair {
 
     /// Ends an I/O early, if that is possible: see [`nacre_bdev::Queue::abort`].
     pub fn abort(&mut self, at: usize, token: Token) -> bool {
-        let lane = lane_mut(&mut self.lanes, at);
-        if let Some(place) = lane.waiting.iter().position(|io| io.token == token) {
-            if let Some(io) = lane.waiting.remove(place) {
-                lane.ready.push_back(io.complete(Status::Aborted));
-            }
-            if lane.waiting.is_empty() {
-                self.hungry -= 1;
-            }
+        if self.lanes.abort(at, token) {
             return true;
         }
         let found = self.slots.iter().position(|slot| {
@@ -306,12 +295,6 @@ impl Pair {
             self.report(Want::Abort { cid });
         }
         true
-    }
-}
-
-fn refuse(lane: &mut super::Lane) {
-    while let Some(io) = lane.waiting.pop_front() {
-        lane.ready.push_back(io.complete(Status::Gone));
     }
 }
 

@@ -1,0 +1,131 @@
+//! The lanes of a queue pair, and their waiting I/O.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use nacre_bdev::{Completion, Done, Io, Status, Token};
+use nacre_hugepages::Pool;
+
+use crate::device::NvmeBdev;
+
+/// One queue to a namespace.
+pub(super) struct Lane {
+    pub device: Arc<NvmeBdev>,
+    pub pool: Pool,
+    /// Ended, and not yet handed over.
+    pub ready: VecDeque<Completion>,
+    pub waiting: VecDeque<Io>,
+    /// Taken and not yet handed over.
+    pub inflight: u32,
+    /// Of these, in slots.
+    pub placed: u32,
+}
+
+/// The lanes by their numbers; a number is used again after its lane closed.
+#[derive(Default)]
+pub(super) struct Lanes {
+    lanes: Vec<Option<Lane>>,
+    /// Lanes with waiting I/O, plus one while all lanes must wait: new I/O never overtakes waiting
+    /// I/O.
+    pub hungry: u32,
+}
+
+impl Lanes {
+    /// `depth`: the most I/O that the lane may take.
+    pub fn open(&mut self, device: Arc<NvmeBdev>, pool: Pool, depth: usize) -> usize {
+        let lane = Lane {
+            device,
+            pool,
+            ready: VecDeque::with_capacity(depth),
+            waiting: VecDeque::with_capacity(depth),
+            inflight: 0,
+            placed: 0,
+        };
+        match self.lanes.iter().position(Option::is_none) {
+            Some(at) => {
+                self.lanes[at] = Some(lane);
+                at
+            }
+            None => {
+                self.lanes.push(Some(lane));
+                self.lanes.len() - 1
+            }
+        }
+    }
+
+    /// Returns false if the lane is closed already.
+    pub fn close(&mut self, at: usize) -> bool {
+        let Some(lane) = self.lanes[at].take() else {
+            return false;
+        };
+        self.hungry -= u32::from(!lane.waiting.is_empty());
+        true
+    }
+
+    /// Lanes that are open.
+    pub fn count(&self) -> usize {
+        self.lanes.iter().flatten().count()
+    }
+
+    #[inline]
+    pub fn get(&self, at: usize) -> &Lane {
+        self.lanes[at].as_ref().expect("a lane that is open")
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, at: usize) -> &mut Lane {
+        self.lanes[at].as_mut().expect("a lane that is open")
+    }
+
+    #[inline]
+    pub fn find(&self, at: usize) -> Option<&Lane> {
+        self.lanes.get(at).and_then(Option::as_ref)
+    }
+
+    #[inline]
+    pub fn find_mut(&mut self, at: usize) -> Option<&mut Lane> {
+        self.lanes.get_mut(at).and_then(Option::as_mut)
+    }
+
+    pub fn wait(&mut self, at: usize, io: Io) {
+        let lane = self.get_mut(at);
+        let is_first = lane.waiting.is_empty();
+        lane.waiting.push_back(io);
+        self.hungry += u32::from(is_first);
+    }
+
+    /// Ends a waiting I/O as aborted. Returns false if it does not wait.
+    pub fn abort(&mut self, at: usize, token: Token) -> bool {
+        let lane = self.get_mut(at);
+        let Some(place) = lane.waiting.iter().position(|io| io.token == token) else {
+            return false;
+        };
+        if let Some(io) = lane.waiting.remove(place) {
+            lane.ready.push_back(io.complete(Status::Aborted));
+        }
+        self.hungry -= u32::from(lane.waiting.is_empty());
+        true
+    }
+
+    /// Ends all waiting I/O: the drive is gone.
+    pub fn refuse_all(&mut self) {
+        for lane in self.lanes.iter_mut().flatten() {
+            let refused = lane.waiting.drain(..).map(|io| io.complete(Status::Gone));
+            lane.ready.extend(refused);
+        }
+        self.hungry = 0;
+    }
+}
+
+impl Lane {
+    /// Hands over finished I/O, while there is room.
+    #[inline(never)]
+    pub fn hand_over(&mut self, done: &mut Done) {
+        while done.has_room()
+            && let Some(completion) = self.ready.pop_front()
+        {
+            self.inflight -= 1;
+            done.push(completion);
+        }
+    }
+}
