@@ -7,9 +7,9 @@ use nacre_bdev_replica::handle::{Command, VolumeState};
 use nacre_reactor::Nanos;
 use uuid::Uuid;
 
+use crate::agenda::Event;
 use crate::holder::Holder;
 use crate::load::Wish;
-use crate::trouble::Event;
 use crate::world::World;
 
 /// Virtual time in which a volume without troubles must have healed.
@@ -17,30 +17,42 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Bytes of the last reads.
 const STEP: usize = 256 << 10;
 
-impl World {
-    pub(crate) fn end(&mut self) -> Result<(), String> {
+/// The last phase of a run.
+pub(crate) struct Ending<'a> {
+    world: &'a mut World,
+}
+
+impl Ending<'_> {
+    pub fn new(world: &mut World) -> Ending<'_> {
+        Ending { world }
+    }
+
+    pub fn run(mut self) -> Result<(), String> {
         self.heal();
         // Earlier failures may still have consequences.
-        let end = self.clock.now() + PATIENCE;
+        let end = self.world.clock.now() + PATIENCE;
         loop {
             self.wait_for_health()?;
             self.touch()?;
             self.drain()?;
             self.rest()?;
-            if matches!(self.status(), Some((_, VolumeState::Healthy))) {
+            if matches!(self.world.status(), Some((_, VolumeState::Healthy))) {
                 break;
             }
-            if self.clock.now() > end {
-                return Err(format!("it does not stay healthy: {}", self.replicas()));
+            if self.world.clock.now() > end {
+                return Err(format!(
+                    "it does not stay healthy: {}",
+                    self.world.replicas()
+                ));
             }
         }
-        self.checker.calm = true;
+        self.world.checker.calm = true;
         self.replacements_are_over()?;
         let index = self.serving()?;
-        self.holders[index].add_lane();
-        let lane = self.holders[index].lanes.len() - 1;
-        let blocks = self.holders[index].blocks();
-        let step = (STEP / self.format.block) as u64;
+        self.world.holders[index].add_lane();
+        let lane = self.world.holders[index].lanes.len() - 1;
+        let blocks = self.world.holders[index].blocks();
+        let step = (STEP / self.world.format.block) as u64;
         for lba in (0..blocks).step_by(step as usize) {
             let wish = Wish {
                 op: Op::Read,
@@ -59,12 +71,19 @@ impl World {
         self.must(index, lane, flush)?;
         self.compare()?;
         self.verify(index, 0)?;
-        let disks = self.in_sync();
+        let disks = self.world.in_sync();
         if let [_, .., last] = disks[..] {
             // Verification finds differences made behind its back, and nothing else.
-            let block = self.random.below(self.record.blocks);
-            let cell = self.format.cells(self.format.reserved() + block).start;
-            self.disks[last].lock().media.write(cell, u64::MAX, true);
+            let block = self.world.random.below(self.world.record.blocks);
+            let cell = self
+                .world
+                .format
+                .cells(self.world.format.reserved() + block)
+                .start;
+            self.world.disks[last]
+                .lock()
+                .media
+                .write(cell, u64::MAX, true);
             self.verify(index, 1)?;
             self.compare()?;
         }
@@ -73,39 +92,39 @@ impl World {
 
     /// No failures from here on.
     fn heal(&mut self) {
-        self.lively = false;
-        self.tell(|| "all is healed".to_owned());
-        self.agenda.retain(|_, event| {
+        self.world.lively = false;
+        self.world.tell(|| "all is healed".to_owned());
+        self.world.agenda.retain(|event| {
             matches!(
                 event,
                 Event::Start(_) | Event::TryAgain(_) | Event::Over(..) | Event::Enlarge(_)
             )
         });
-        self.plenty();
-        self.disks.iter().for_each(|disk| disk.heal());
-        self.mood.lock().heal();
+        self.world.plenty();
+        self.world.disks.iter().for_each(|disk| disk.heal());
+        self.world.mood.lock().heal();
         // Of several holders the last is the one that may serve.
-        while self.holders.len() > 1 {
-            let number = self.holders[0].number;
-            self.stop_holder(number);
+        while self.world.holders.len() > 1 {
+            let number = self.world.holders[0].number;
+            self.world.stop_holder(number);
         }
     }
 
     fn wait_for_health(&mut self) -> Result<(), String> {
-        let end = self.clock.now() + PATIENCE;
+        let end = self.world.clock.now() + PATIENCE;
         let mut asked = Nanos::ZERO;
         loop {
-            self.round()?;
-            let state = self.status();
+            self.world.round()?;
+            let state = self.world.status();
             if let Some((_, VolumeState::Healthy)) = state {
                 return Ok(());
             }
-            let now = self.clock.now();
+            let now = self.world.clock.now();
             if now > end {
-                let last = self.holders.first().map(|h| h.number);
+                let last = self.world.holders.first().map(|h| h.number);
                 return Err(format!(
                     "not healed after {PATIENCE:?}: holder {last:?} {state:?}; {}",
-                    self.replicas()
+                    self.world.replicas()
                 ));
             }
             if now.since(asked) < Duration::from_secs(1) {
@@ -114,19 +133,19 @@ impl World {
             asked = now;
             match state {
                 Some((index, VolumeState::Fenced | VolumeState::Closed)) => {
-                    let number = self.holders[index].number;
-                    self.stop_holder(number);
-                    self.start_holder(Uuid::from_u128(0xaf));
+                    let number = self.world.holders[index].number;
+                    self.world.stop_holder(number);
+                    self.world.start_holder(Uuid::from_u128(0xaf));
                 }
                 Some((index, VolumeState::Failing)) => {
-                    self.holders[index].command(Command::Thaw {
+                    self.world.holders[index].command(Command::Thaw {
                         replica: None,
                         force: None,
                     });
                 }
                 Some((index, _)) => self.encourage(index),
-                None if self.holders.is_empty() && self.agenda.is_empty() => {
-                    self.start_holder(Uuid::from_u128(0xaf));
+                None if self.world.holders.is_empty() && self.world.agenda.is_empty() => {
+                    self.world.start_holder(Uuid::from_u128(0xaf));
                 }
                 None => {}
             }
@@ -136,6 +155,7 @@ impl World {
     /// Returns everything that the operator took away.
     fn encourage(&mut self, index: usize) {
         let offline: Vec<String> = self
+            .world
             .record
             .replicas
             .iter()
@@ -143,11 +163,11 @@ impl World {
             .map(|replica| replica.device.clone())
             .collect();
         for replica in offline {
-            self.holders[index].command(Command::Online { replica });
+            self.world.holders[index].command(Command::Online { replica });
         }
-        if let Some(replica) = self.cut_replica() {
-            let force = Some(self.record.name.clone());
-            self.holders[index].command(Command::Thaw {
+        if let Some(replica) = self.world.cut_replica() {
+            let force = Some(self.world.record.name.clone());
+            self.world.holders[index].command(Command::Thaw {
                 replica: Some(replica),
                 force,
             });
@@ -163,7 +183,7 @@ impl World {
             numbers,
             checker,
             ..
-        } = self;
+        } = &mut *self.world;
         let holder = &mut holders[index];
         if holder.lanes.is_empty() {
             holder.add_lane();
@@ -181,7 +201,7 @@ impl World {
     }
 
     fn serving(&self) -> Result<usize, String> {
-        let found = self.status();
+        let found = self.world.status();
         found
             .map(|(index, _)| index)
             .ok_or_else(|| "no holder serves".to_owned())
@@ -189,13 +209,13 @@ impl World {
 
     /// Until no I/O is in flight.
     fn drain(&mut self) -> Result<(), String> {
-        let end = self.clock.now() + PATIENCE;
+        let end = self.world.clock.now() + PATIENCE;
         let under_way =
             |holder: &Holder| holder.lanes.iter().map(|l| l.ongoing.len()).sum::<usize>();
-        while self.holders.iter().map(under_way).sum::<usize>() > 0 {
-            self.round()?;
-            if self.clock.now() > end {
-                let lanes = self.holders.iter().flat_map(|h| &h.lanes);
+        while self.world.holders.iter().map(under_way).sum::<usize>() > 0 {
+            self.world.round()?;
+            if self.world.clock.now() > end {
+                let lanes = self.world.holders.iter().flat_map(|h| &h.lanes);
                 let left: Vec<String> = lanes.map(|lane| format!("{:?}", lane.ongoing)).collect();
                 return Err(format!(
                     "not answered after {PATIENCE:?}: {}",
@@ -207,28 +227,28 @@ impl World {
     }
 
     fn rest(&mut self) -> Result<(), String> {
-        let end = self.clock.now() + Duration::from_secs(2);
-        while self.clock.now() < end {
-            self.round()?;
+        let end = self.world.clock.now() + Duration::from_secs(2);
+        while self.world.clock.now() < end {
+            self.world.round()?;
         }
         Ok(())
     }
 
     /// Executes one I/O, which has no reason to fail.
     fn must(&mut self, index: usize, lane: usize, wish: Wish) -> Result<(), String> {
-        let (reads, flushes) = (self.checker.reads, self.checker.flushes);
+        let (reads, flushes) = (self.world.checker.reads, self.world.checker.flushes);
         let World {
             holders,
             numbers,
             checker,
             ..
-        } = self;
+        } = &mut *self.world;
         let Holder { lanes, pool, .. } = &mut holders[index];
         if !lanes[lane].submit(wish, pool, numbers, checker) {
             return Err(format!("{wish:?} is not taken by an idle volume"));
         }
         self.drain()?;
-        if self.checker.reads + self.checker.flushes == reads + flushes {
+        if self.world.checker.reads + self.world.checker.flushes == reads + flushes {
             return Err(format!("{wish:?} failed on a healthy volume"));
         }
         Ok(())
@@ -236,20 +256,20 @@ impl World {
 
     /// Has the volume compare its replicas, and repair the given number of different blocks.
     fn verify(&mut self, index: usize, expected: u64) -> Result<(), String> {
-        self.holders[index].command(Command::Verify { repair: true });
-        let end = self.clock.now() + PATIENCE;
+        self.world.holders[index].command(Command::Verify { repair: true });
+        let end = self.world.clock.now() + PATIENCE;
         let verified = loop {
-            self.round()?;
-            let handle = self.holders[index].handle.as_ref();
+            self.world.round()?;
+            let handle = self.world.holders[index].handle.as_ref();
             let status = handle.and_then(|handle| handle.status().verify);
-            let idle = self.holders[index].commands.is_empty();
+            let idle = self.world.holders[index].commands.is_empty();
             match status {
                 Some(verify) if idle && !verify.running => break verify,
-                _ if self.clock.now() > end => return Err("it is never verified".to_owned()),
+                _ if self.world.clock.now() > end => return Err("it is never verified".to_owned()),
                 _ => {}
             }
         };
-        let bytes = self.record.blocks * self.format.block as u64;
+        let bytes = self.world.record.blocks * self.world.format.block as u64;
         let found = (verified.compared_bytes, verified.different_blocks);
         if found != (bytes, expected) || verified.repaired_blocks != expected {
             return Err(format!(
@@ -261,34 +281,34 @@ impl World {
 
     /// When all are in sync, no replica with a replacement may remain.
     fn replacements_are_over(&self) -> Result<(), String> {
-        let replicas = &self.record.replicas;
+        let replicas = &self.world.record.replicas;
         let replaced = |id: Uuid| replicas.iter().any(|m| m.id == id);
         match replicas.iter().find(|m| m.replaces.is_some_and(replaced)) {
             None => Ok(()),
             Some(new) => Err(format!(
                 "what {} replaces is still there: {}",
                 new.device,
-                self.replicas()
+                self.world.replicas()
             )),
         }
     }
 
     /// Replicas in sync hold the same data.
     fn compare(&mut self) -> Result<(), String> {
-        let disks = self.in_sync();
-        if disks.len() != self.record.replicas.len() {
-            return Err(format!("healthy, but {}", self.replicas()));
+        let disks = self.world.in_sync();
+        if disks.len() != self.world.record.replicas.len() {
+            return Err(format!("healthy, but {}", self.world.replicas()));
         }
         let (first, others) = disks.split_first().ok_or("no replica is in sync")?;
-        let first_disk = self.disks[*first].lock();
+        let first_disk = self.world.disks[*first].lock();
         for other in others {
-            let other_disk = self.disks[*other].lock();
+            let other_disk = self.world.disks[*other].lock();
             let pairs = first_disk
                 .media
                 .volume()
                 .iter()
                 .zip(other_disk.media.volume());
-            let blocks = self.record.blocks as usize;
+            let blocks = self.world.record.blocks as usize;
             let differs = pairs.take(blocks).position(|(a, b)| a != b);
             if let Some(block) = differs {
                 return Err(format!(
@@ -302,18 +322,18 @@ impl World {
     }
 
     fn close(&mut self, index: usize) -> Result<(), String> {
-        let holder = &mut self.holders[index];
+        let holder = &mut self.world.holders[index];
         holder.lanes.clear();
         holder.command(Command::Close);
-        let end = self.clock.now() + PATIENCE;
+        let end = self.world.clock.now() + PATIENCE;
         loop {
-            self.holders[index].core.turn();
-            let answered = self.holders[index].answered();
+            self.world.holders[index].core.turn();
+            let answered = self.world.holders[index].answered();
             if let Some((_, outcome)) = answered.into_iter().find(|(name, _)| name == "Close") {
                 return outcome.map_err(|error| format!("it does not close: {error}"));
             }
-            self.round_without_commands();
-            if self.clock.now() > end {
+            self.world.round_without_commands();
+            if self.world.clock.now() > end {
                 return Err(format!("not closed after {PATIENCE:?}"));
             }
         }

@@ -14,13 +14,16 @@
 
 #![forbid(unsafe_code)]
 
+mod agenda;
 mod checker;
 mod device;
 mod disk;
 mod ending;
+mod faults;
 mod holder;
 mod load;
 mod media;
+mod report;
 mod setup;
 mod trouble;
 mod world;
@@ -29,12 +32,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[cfg(feature = "mutations")]
 pub use nacre_bdev_replica::mutation::Mutation;
-pub use setup::{Options, Report};
+pub use report::{Options, Report};
+
+use crate::ending::Ending;
+use crate::world::World;
 
 /// One run. An error describes the failure.
 pub fn run(seed: u64, options: &Options) -> Result<Report, String> {
-    let run = AssertUnwindSafe(|| world::World::new(seed, options.clone()).run());
-    match catch_unwind(run) {
+    let run = || {
+        let mut world = World::new(seed, options.clone());
+        let outcome = world.live().and_then(|()| Ending::new(&mut world).run());
+        world.report(outcome)
+    };
+    match catch_unwind(AssertUnwindSafe(run)) {
         Ok(outcome) => outcome,
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();

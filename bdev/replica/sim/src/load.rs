@@ -55,6 +55,20 @@ impl Numbers {
     }
 }
 
+/// The behaviour of hosts.
+pub struct Hosts {
+    pub(crate) hot: Hot,
+    /// Factor on the load's pauses, compared with most runs.
+    pub(crate) pace: u64,
+    /// Decides whether hosts abort I/O, and which.
+    pub(crate) aborts: Option<Random>,
+    /// Decides whether hosts disconnect with I/O in flight, and when.
+    pub(crate) leaves: Option<Random>,
+    pub(crate) next_io: Nanos,
+    /// I/Os before the next pause.
+    pub(crate) burst: u64,
+}
+
 /// The areas of the load.
 pub struct Hot {
     ranges: Vec<(u64, u64)>,

@@ -1,6 +1,6 @@
 //! The setup of a run: the disks, the volume on them and the first holder, determined by its seed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -14,96 +14,18 @@ use nacre_reactor::VirtualClock;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::agenda::Agenda;
 use crate::checker::Checker;
 use crate::disk::{SimDisk, Traits};
+use crate::faults::{Faults, Profile, StoreMood};
 use crate::holder::Holder;
-use crate::load::{Hot, Numbers};
+use crate::load::{Hosts, Hot, Numbers};
 use crate::media::Format;
-use crate::trouble::{Profile, StoreMood};
+use crate::report::{Options, Report};
 use crate::world::World;
 
 /// Time before the first disk loses its end.
 const CALM: Duration = Duration::from_millis(50);
-
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Print everything that happens.
-    pub trace: bool,
-    /// With it: prints each disk's commands to this block of the volume.
-    pub block: Option<u64>,
-    /// I/Os of the load before all faults are healed.
-    pub ios: u64,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            trace: false,
-            block: None,
-            ios: 250,
-        }
-    }
-}
-
-/// Counters of a run, for the sum over many.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Report {
-    pub ios: u64,
-    pub reads: u64,
-    pub writes: u64,
-    /// I/Os that hosts aborted, and that ended aborted, or were asked to.
-    pub aborts: u64,
-    pub opens: u64,
-    pub crashes: u64,
-    pub power_losses: u64,
-    pub retired: u64,
-    pub resynced: u64,
-    pub fenced: u64,
-    pub grown: u64,
-    pub salvaged: u64,
-    pub forced: u64,
-    /// Disks that lost their end, and those that regained it as replicas of the volume.
-    pub cut: u64,
-    pub cut_replicas: u64,
-    /// Queues that hosts closed with I/O in flight.
-    pub left: u64,
-    /// How often a watermark of a filling replica was stored.
-    pub watermarks: u64,
-    /// I/Os completed, none of them with success, by a volume that was not open.
-    pub waited: u64,
-    /// Openings of a volume that was in use already.
-    pub taken_over: u64,
-    pub virtual_ms: u64,
-}
-
-impl std::ops::Add for Report {
-    type Output = Report;
-
-    fn add(self, other: Report) -> Report {
-        Report {
-            ios: self.ios + other.ios,
-            reads: self.reads + other.reads,
-            writes: self.writes + other.writes,
-            aborts: self.aborts + other.aborts,
-            opens: self.opens + other.opens,
-            crashes: self.crashes + other.crashes,
-            power_losses: self.power_losses + other.power_losses,
-            retired: self.retired + other.retired,
-            resynced: self.resynced + other.resynced,
-            fenced: self.fenced + other.fenced,
-            grown: self.grown + other.grown,
-            salvaged: self.salvaged + other.salvaged,
-            forced: self.forced + other.forced,
-            cut: self.cut + other.cut,
-            cut_replicas: self.cut_replicas + other.cut_replicas,
-            left: self.left + other.left,
-            watermarks: self.watermarks + other.watermarks,
-            waited: self.waited + other.waited,
-            taken_over: self.taken_over + other.taken_over,
-            virtual_ms: self.virtual_ms + other.virtual_ms,
-        }
-    }
-}
 
 impl World {
     pub fn new(seed: u64, options: Options) -> World {
@@ -171,17 +93,23 @@ impl World {
         let plan = move |call: &Call| -> Plan { planned.lock().plan(call) };
         store.plan(Some(Box::new(plan)));
         World {
-            hot: Hot::new(&mut random, blocks + room, region),
-            pace: if slow { 8 } else { 1 },
-            cuts: (seed % 5 == 3).then(|| Random::new(seed.rotate_left(16))),
-            next_cut: clock.now() + CALM,
-            leaves: (seed % 5 == 1).then(|| Random::new(seed.rotate_left(32))),
-            descriptors: seed % 4 != 3,
-            aborts: seed.is_multiple_of(3).then(|| Random::new(!seed)),
+            hosts: Hosts {
+                hot: Hot::new(&mut random, blocks + room, region),
+                pace: if slow { 8 } else { 1 },
+                aborts: seed.is_multiple_of(3).then(|| Random::new(!seed)),
+                leaves: (seed % 5 == 1).then(|| Random::new(seed.rotate_left(32))),
+                next_io: clock.now(),
+                burst: 0,
+            },
+            faults: Faults {
+                profile,
+                next: clock.now(),
+                descriptors: seed % 4 != 3,
+                cuts: (seed % 5 == 3).then(|| Random::new(seed.rotate_left(16))),
+                next_cut: clock.now() + CALM,
+            },
             checker,
             most_blocks: blocks + room,
-            next_trouble: clock.now(),
-            next_io: clock.now(),
             options,
             format,
             random,
@@ -195,10 +123,7 @@ impl World {
             lives: 1,
             id,
             numbers: Numbers::default(),
-            profile,
-            agenda: BTreeMap::new(),
-            scheduled: 0,
-            burst: 0,
+            agenda: Agenda::default(),
             lively: true,
             record,
             report: Report::default(),

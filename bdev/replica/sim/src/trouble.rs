@@ -1,114 +1,17 @@
-//! Faults: drawn from the seed, some of them in each run.
+//! Faults happen: drawn from the seed, some of them in each run.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev_replica::handle::{Command, VolumeState};
 use nacre_bdev_replica::model::ReplicaState;
-use nacre_bdev_replica::store::{Call, Outcome, Plan};
-use nacre_random::Random;
-use nacre_reactor::Nanos;
 use uuid::Uuid;
 
+use crate::agenda::Event;
 use crate::disk::Temper;
+use crate::faults::Kind;
 use crate::media::Loss;
 use crate::world::World;
-
-/// The kinds of faults in a run, and their rates. Runs with few kinds find bugs that many kinds
-/// would hide.
-pub struct Profile {
-    weights: Vec<(Kind, u64)>,
-    pub pause_ms: u64,
-    pub latency: Duration,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Temper,
-    Silence,
-    Vanish,
-    PowerLoss,
-    Blackout,
-    CutOff,
-    Crash,
-    TakeOver,
-    StoreOutage,
-    StoreMood,
-    Operator,
-    Close,
-    BadBlocks,
-    Shortage,
-}
-
-const KINDS: [Kind; 14] = [
-    Kind::Temper,
-    Kind::Silence,
-    Kind::Vanish,
-    Kind::PowerLoss,
-    Kind::Blackout,
-    Kind::CutOff,
-    Kind::Crash,
-    Kind::TakeOver,
-    Kind::StoreOutage,
-    Kind::StoreMood,
-    Kind::Operator,
-    Kind::Close,
-    Kind::BadBlocks,
-    Kind::Shortage,
-];
-
-impl Profile {
-    pub fn new(random: &mut Random) -> Profile {
-        let share = *random.pick(&[15, 40, 70]);
-        let mut weights: Vec<(Kind, u64)> = Vec::new();
-        for kind in KINDS {
-            if random.percent(share) {
-                weights.push((kind, random.within(1, 8)));
-            }
-        }
-        Profile {
-            weights,
-            pause_ms: *random.pick(&[20, 150, 600, 2500]),
-            latency: Duration::from_micros(*random.pick(&[5, 50, 400])),
-        }
-    }
-
-    fn has(&self, kind: Kind) -> bool {
-        self.weights.iter().any(|(other, _)| *other == kind)
-    }
-
-    fn draw(&self, random: &mut Random) -> Option<Kind> {
-        let sum: u64 = self.weights.iter().map(|(_, weight)| weight).sum();
-        let mut at = random.below(sum.max(1));
-        self.weights.iter().find_map(|(kind, weight)| {
-            let found = at < *weight;
-            at = at.wrapping_sub(*weight);
-            found.then_some(*kind)
-        })
-    }
-}
-
-/// A scheduled event.
-#[derive(Debug, Clone, Copy)]
-pub enum Event {
-    /// The disk calms down.
-    Calm(usize),
-    Reappear(usize),
-    Reach(usize, u64),
-    /// The incarnation with that number stops.
-    Crash(u64),
-    /// A holder that could not open the volume tries again.
-    TryAgain(u64),
-    Start(Uuid),
-    /// The operator allows I/O again.
-    Thaw(u64),
-    /// Buffers and descriptors are available again.
-    Plenty,
-    /// The disk gets its end back.
-    Enlarge(usize),
-    /// A write, by its number and its blocks, is no longer in flight: its queue was closed.
-    Over(u64, u64, u64),
-}
 
 #[cfg(feature = "mutations")]
 fn ignores_size() -> bool {
@@ -120,74 +23,9 @@ fn ignores_size() -> bool {
     false
 }
 
-/// How the store treats its callers.
-pub struct StoreMood {
-    random: Random,
-    /// Percentage of calls.
-    refuses: u64,
-    loses: u64,
-    slow: u64,
-    /// Until then calls of the holder, or of all holders, get no reply.
-    out_until: Nanos,
-    out_for: Option<u64>,
-    pub now: Nanos,
-}
-
-impl StoreMood {
-    pub fn new(random: Random) -> StoreMood {
-        StoreMood {
-            random,
-            refuses: 0,
-            loses: 0,
-            slow: 0,
-            out_until: Nanos::ZERO,
-            out_for: None,
-            now: Nanos::ZERO,
-        }
-    }
-
-    pub fn plan(&mut self, call: &Call) -> Plan {
-        let random = &mut self.random;
-        let out = self.out_for.is_none_or(|who| who as u32 == call.client);
-        if self.now < self.out_until && out {
-            return Plan {
-                before: Duration::from_millis(random.within(1, 40)),
-                ..Plan::outcome(Outcome::Refuse)
-            };
-        }
-        let slow = |random: &mut Random| {
-            if random.percent(self.slow) {
-                Duration::from_millis(random.within(1, 1500))
-            } else {
-                Duration::from_micros(random.within(1, 400))
-            }
-        };
-        let (before, after) = (slow(random), slow(random));
-        let chance = random.below(100);
-        let outcome = if chance < self.refuses {
-            Outcome::Refuse
-        } else if chance < self.refuses + self.loses {
-            Outcome::Lose
-        } else {
-            Outcome::Do
-        };
-        Plan {
-            before,
-            outcome,
-            after,
-        }
-    }
-
-    /// No failures from now on.
-    pub fn heal(&mut self) {
-        let random = self.random.fork();
-        *self = StoreMood::new(random);
-    }
-}
-
 impl World {
     pub(crate) fn make_trouble(&mut self) {
-        let Some(kind) = self.profile.draw(&mut self.random) else {
+        let Some(kind) = self.faults.profile.draw(&mut self.random) else {
             return;
         };
         let disk = self.random.index(self.disks.len());
@@ -268,12 +106,12 @@ impl World {
                 }
             }
             Kind::BadBlocks => {
-                let (lba, blocks) = self.hot.somewhere(&mut self.random);
+                let (lba, blocks) = self.hosts.hot.somewhere(&mut self.random);
                 self.disks[disk].spoil(lba, blocks.min(4));
             }
             Kind::Shortage => {
                 self.hoard();
-                if !self.descriptors {
+                if !self.faults.descriptors {
                     let lacks = self.holders.iter().map(|holder| &holder.lacks);
                     lacks.for_each(|lacks| lacks.store(true, Ordering::Relaxed));
                 }
@@ -288,10 +126,10 @@ impl World {
     /// A disk loses its end. The holders are notified, or not.
     pub(crate) fn cut_a_disk(&mut self) {
         let now = self.clock.now();
-        let Some(random) = self.cuts.as_mut() else {
+        let Some(random) = self.faults.cuts.as_mut() else {
             return;
         };
-        self.next_cut = now + Duration::from_millis(random.within(20, 4000));
+        self.faults.next_cut = now + Duration::from_millis(random.within(20, 4000));
         let disk = random.index(self.disks.len());
         let (reserved, labels) = (self.format.reserved(), 8192 / self.format.block as u64);
         let blocks = if random.one_in(12) {
@@ -363,7 +201,7 @@ impl World {
             retry: chance(300),
             flush_error: chance(60),
             hang: chance(40),
-            latency: self.profile.latency,
+            latency: self.faults.profile.latency,
         };
         self.disks[disk].lock().temper = temper;
         let after = Duration::from_millis(self.random.within(5, 2000));
@@ -468,7 +306,7 @@ impl World {
         let alone = others
             .filter(|(other, _)| *other != index)
             .all(|(_, holder)| holder.handle.is_none() && holder.opening.is_none());
-        if !alone || !self.profile.has(Kind::Operator) || !self.random.one_in(3) {
+        if !alone || !self.faults.profile.has(Kind::Operator) || !self.random.one_in(3) {
             return;
         }
         let disk = self.random.index(self.disks.len());
@@ -480,7 +318,7 @@ impl World {
         match event {
             Event::Calm(disk) => {
                 let temper = Temper {
-                    latency: self.profile.latency,
+                    latency: self.faults.profile.latency,
                     ..Temper::default()
                 };
                 self.disks[disk].lock().temper = temper;

@@ -1,6 +1,6 @@
 //! The world of one run: its holders and disks, their turns, and its time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -15,14 +15,15 @@ use nacre_reactor::{Idle, Nanos, Slept, VirtualClock};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::agenda::{Agenda, Event};
 use crate::checker::Checker;
 use crate::device::LINGER;
 use crate::disk::SimDisk;
+use crate::faults::{Faults, StoreMood};
 use crate::holder::Holder;
-use crate::load::{Hot, Numbers};
+use crate::load::{Hosts, Numbers};
 use crate::media::Format;
-use crate::setup::{Options, Report};
-use crate::trouble::{Event, Profile, StoreMood};
+use crate::report::{Options, Report};
 
 /// Most rounds of one run: a run with more makes no progress.
 const MAX_ROUNDS: u64 = 3_000_000;
@@ -44,25 +45,9 @@ pub struct World {
     /// The space on the disks.
     pub most_blocks: u64,
     pub numbers: Numbers,
-    pub(crate) hot: Hot,
-    /// Decides whether hosts abort I/O, and which.
-    pub(crate) aborts: Option<Random>,
-    /// Decides whether hosts disconnect with I/O in flight, and when.
-    pub(crate) leaves: Option<Random>,
-    /// Decides whether disks lose their end, and when.
-    pub(crate) cuts: Option<Random>,
-    pub(crate) next_cut: Nanos,
-    /// Factor on the load's pauses, compared with most runs.
-    pub(crate) pace: u64,
-    /// A shortage affects buffers only.
-    pub(crate) descriptors: bool,
-    pub profile: Profile,
-    /// Scheduled events, by time.
-    pub agenda: BTreeMap<(Nanos, u64), Event>,
-    pub(crate) scheduled: u64,
-    pub(crate) next_trouble: Nanos,
-    pub(crate) next_io: Nanos,
-    pub(crate) burst: u64,
+    pub(crate) hosts: Hosts,
+    pub faults: Faults,
+    pub agenda: Agenda,
     /// True while load and faults continue.
     pub lively: bool,
     pub(crate) carried_out: u64,
@@ -75,8 +60,8 @@ pub struct World {
 }
 
 impl World {
-    pub fn run(mut self) -> Result<Report, String> {
-        let outcome = self.live().and_then(|()| self.end());
+    /// The counters of a run, or the description of its failure.
+    pub fn report(mut self, outcome: Result<(), String>) -> Result<Report, String> {
         self.report.ios = self.numbers.ios;
         self.report.reads = self.checker.reads;
         self.report.writes = self.checker.writes;
@@ -95,7 +80,7 @@ impl World {
     }
 
     /// Runs load and faults.
-    fn live(&mut self) -> Result<(), String> {
+    pub fn live(&mut self) -> Result<(), String> {
         let mut rounds = 0;
         while self.numbers.ios < self.options.ios && self.clock.now() < Nanos(120_000_000_000) {
             self.round()?;
@@ -306,54 +291,51 @@ impl World {
     fn happen(&mut self) -> bool {
         let now = self.clock.now();
         let mut worked = false;
-        while let Some(entry) = self.agenda.first_entry()
-            && entry.key().0 <= now
-        {
-            let event = entry.remove();
+        while let Some(event) = self.agenda.take_due(now) {
             self.apply(event);
             worked = true;
         }
         if !self.lively {
             return worked;
         }
-        if self.next_trouble <= now {
-            let pause = self.random.within(1, 2 * self.profile.pause_ms);
-            self.next_trouble = now + Duration::from_millis(pause);
+        if self.faults.next <= now {
+            let pause = self.random.within(1, 2 * self.faults.profile.pause_ms);
+            self.faults.next = now + Duration::from_millis(pause);
             self.make_trouble();
             worked = true;
         }
-        if self.next_cut <= now && self.cuts.is_some() {
+        if self.faults.next_cut <= now && self.faults.cuts.is_some() {
             self.cut_a_disk();
             worked = true;
         }
-        if self.next_io <= now {
+        if self.hosts.next_io <= now {
             worked |= self.offer_io(now);
         }
         worked
     }
 
     fn offer_io(&mut self, now: Nanos) -> bool {
-        if self.burst == 0 {
-            self.burst = self.random.within(1, 24);
+        if self.hosts.burst == 0 {
+            self.hosts.burst = self.random.within(1, 24);
             let pause = match self.random.below(4) {
                 0 => self.random.within(1_000, 600_000),
                 _ => self.random.within(20, 4000),
             };
-            self.next_io = now + Duration::from_micros(pause * self.pace);
+            self.hosts.next_io = now + Duration::from_micros(pause * self.hosts.pace);
             return true;
         }
-        self.burst -= 1;
+        self.hosts.burst -= 1;
         let candidates: Vec<usize> = (0..self.holders.len())
             .filter(|index| !self.holders[*index].lanes.is_empty())
             .collect();
         if candidates.is_empty() {
-            self.next_io = now + Duration::from_millis(5);
+            self.hosts.next_io = now + Duration::from_millis(5);
             return false;
         }
         let index = *self.random.pick(&candidates);
         let lane = self.random.index(self.holders[index].lanes.len());
         let blocks = self.holders[index].blocks();
-        let wish = self.hot.wish(&mut self.random, blocks);
+        let wish = self.hosts.hot.wish(&mut self.random, blocks);
         let World {
             holders,
             numbers,
@@ -362,7 +344,7 @@ impl World {
         } = self;
         let Holder { lanes, pool, .. } = &mut holders[index];
         if lanes[lane].is_full() || !lanes[lane].submit(wish, pool, numbers, checker) {
-            self.next_io = now + Duration::from_millis(5);
+            self.hosts.next_io = now + Duration::from_millis(5);
             return false;
         }
         let number = self.numbers.ios;
@@ -381,7 +363,7 @@ impl World {
     /// Now and then a host disconnects with all its I/O in flight: its queue is closed, and another
     /// one opened.
     fn leave(&mut self, holder: usize) {
-        let Some(random) = self.leaves.as_mut().filter(|_| self.hoard.is_empty()) else {
+        let Some(random) = self.hosts.leaves.as_mut().filter(|_| self.hoard.is_empty()) else {
             return;
         };
         if !random.one_in(30) {
@@ -404,7 +386,7 @@ impl World {
 
     /// Now and then a host aborts one of its I/Os in flight.
     fn give_up(&mut self, holder: usize, lane: usize) {
-        let Some(random) = self.aborts.as_mut() else {
+        let Some(random) = self.hosts.aborts.as_mut() else {
             return;
         };
         if !random.one_in(8) {
@@ -448,11 +430,11 @@ impl World {
         let mut soon = |at: Option<Nanos>| next = at.map_or(next, |at| next.min(at));
         self.disks.iter().for_each(|disk| soon(disk.next_due()));
         soon(self.store.next_due());
-        soon(self.agenda.first_key_value().map(|((at, _), _)| *at));
+        soon(self.agenda.next_due());
         if self.lively {
-            soon(Some(self.next_trouble));
-            soon(Some(self.next_io));
-            soon(self.cuts.as_ref().map(|_| self.next_cut));
+            soon(Some(self.faults.next));
+            soon(Some(self.hosts.next_io));
+            soon(self.faults.cuts.as_ref().map(|_| self.faults.next_cut));
         }
         let busy = Some(now + Duration::from_micros(20));
         for holder in &mut self.holders {
@@ -473,9 +455,7 @@ impl World {
     }
 
     pub fn schedule(&mut self, after: Duration, event: Event) {
-        self.scheduled += 1;
-        let at = self.clock.now() + after;
-        self.agenda.insert((at, self.scheduled), event);
+        self.agenda.schedule(self.clock.now() + after, event);
     }
 
     /// A new incarnation of a node, which opens the volume.

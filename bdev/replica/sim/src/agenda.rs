@@ -1,0 +1,60 @@
+//! The scheduled events of a run.
+
+use std::collections::BTreeMap;
+
+use nacre_reactor::Nanos;
+use uuid::Uuid;
+
+/// A scheduled event.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// The disk calms down.
+    Calm(usize),
+    Reappear(usize),
+    Reach(usize, u64),
+    /// The incarnation with that number stops.
+    Crash(u64),
+    /// A holder that could not open the volume tries again.
+    TryAgain(u64),
+    Start(Uuid),
+    /// The operator allows I/O again.
+    Thaw(u64),
+    /// Buffers and descriptors are available again.
+    Plenty,
+    /// The disk gets its end back.
+    Enlarge(usize),
+    /// A write, by its number and its blocks, is no longer in flight: its queue was closed.
+    Over(u64, u64, u64),
+}
+
+/// Events by their time, in the order in which they were scheduled.
+#[derive(Default)]
+pub struct Agenda {
+    events: BTreeMap<(Nanos, u64), Event>,
+    scheduled: u64,
+}
+
+impl Agenda {
+    pub fn schedule(&mut self, at: Nanos, event: Event) {
+        self.scheduled += 1;
+        self.events.insert((at, self.scheduled), event);
+    }
+
+    /// Takes an event that is due.
+    pub fn take_due(&mut self, now: Nanos) -> Option<Event> {
+        let first = self.events.first_entry()?;
+        (first.key().0 <= now).then(|| first.remove())
+    }
+
+    pub fn next_due(&self) -> Option<Nanos> {
+        self.events.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    pub fn retain(&mut self, stays: impl Fn(&Event) -> bool) {
+        self.events.retain(|_, event| stays(event));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+}
