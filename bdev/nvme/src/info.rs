@@ -10,12 +10,8 @@ pub struct ControllerInfo {
     /// Of the function: `0000:5e:00.0`.
     pub address: String,
     pub numa_node: Option<u32>,
-    pub vid: u16,
-    pub ssvid: u16,
-    pub serial: String,
-    pub model: String,
-    pub firmware: String,
-    pub subnqn: String,
+    #[serde(flatten)]
+    pub drive: DriveIdentity,
     pub cntlid: u16,
     /// `1.4.0`.
     pub version: String,
@@ -44,6 +40,17 @@ pub struct ControllerInfo {
     pub critical_temperature_c: Option<i32>,
     /// Namespaces that cannot be used, with the reason.
     pub unusable: Vec<UnusableNamespace>,
+}
+
+/// The names that the manufacturer gave the drive (Identify Controller).
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct DriveIdentity {
+    pub vid: u16,
+    pub ssvid: u16,
+    pub serial: String,
+    pub model: String,
+    pub firmware: String,
+    pub subnqn: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

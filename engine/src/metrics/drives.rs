@@ -141,9 +141,9 @@ impl MetricsSource for DriveMetrics {
             let labels = [
                 name,
                 &drive.address,
-                &info.model,
-                &info.serial,
-                &info.firmware,
+                &info.drive.model,
+                &info.drive.serial,
+                &info.drive.firmware,
             ];
             into.value(&INFO, &labels, 1u64);
             let state = status.state.name();

@@ -31,13 +31,11 @@ fn list_of(lists: &Lists, cid: u16) -> Option<&Result<Buf, StatusCode>> {
 }
 
 pub(crate) struct Conn {
-    pub id: CmId,
+    pub names: Names,
+    pub limits: Limits,
     pub lane: Lane,
     /// The place of its device in the core's list.
     pub device: usize,
-    pub listener: ListenerId,
-    pub local: SocketAddr,
-    pub peer: SocketAddr,
     pub since: Nanos,
     /// The connection is established, and the target knows it.
     pub live: bool,
@@ -49,25 +47,13 @@ pub(crate) struct Conn {
     /// Fetches that cannot be.
     pub refused: VecDeque<(ReqTag, StatusCode)>,
     responses: VecDeque<Response>,
-    reads: VecDeque<Read>,
-    /// READs posted, in order, each with whether its data is complete with it.
-    reading: VecDeque<(ReqTag, bool)>,
-    /// The parts of the oldest fetch that are there.
-    assembled: Option<Buf>,
+    reads: Reads,
     /// Descriptors that came in capsules, by command.
     lists: Lists,
-    pub depth: usize,
-    read_depth: usize,
-    invalidate: bool,
     /// A response has ended a registration of the host's.
     pub invalidated: bool,
     /// The failure has been reported.
     pub told: bool,
-    /// If its listener has options of its own.
-    pub caps: Option<Box<TransportCaps>>,
-    /// Data that its commands may carry, in bytes, and descriptors in it.
-    pub in_capsule: u32,
-    pub max_descriptors: u8,
     /// It is ending, for this reason; the queue pair flushes.
     pub closing: Option<Closed>,
     pub deadline: Nanos,
@@ -83,52 +69,62 @@ pub(crate) struct Conn {
     pub starved: bool,
 }
 
+/// The READs of a connection.
+struct Reads {
+    /// They wait for the negotiated depth or for room.
+    waiting: VecDeque<Read>,
+    /// Posted, in order, each with whether its data is complete with it.
+    posted: VecDeque<(ReqTag, bool)>,
+    /// The parts of the oldest fetch that are there.
+    assembled: Option<Buf>,
+}
+
+/// The two ends of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Names {
+    pub id: CmId,
+    pub listener: ListenerId,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+}
+
 /// The values that a connection is made with.
 pub(crate) struct Limits {
-    pub depth: u16,
-    pub read_depth: u8,
+    /// Commands that the host may have outstanding.
+    pub depth: usize,
+    /// READs that may be posted at once.
+    pub read_depth: usize,
+    /// Responses may end the host's registrations.
     pub invalidate: bool,
+    /// If its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,
+    /// Data that its commands may carry, in bytes, and descriptors in it.
     pub in_capsule: u32,
     pub max_descriptors: u8,
 }
 
 impl Conn {
-    pub fn new(
-        lane: Lane,
-        device: usize,
-        incoming: (CmId, ListenerId, SocketAddr, SocketAddr),
-        limits: Limits,
-        now: Nanos,
-    ) -> Conn {
-        let (id, listener, local, peer) = incoming;
-        let depth = usize::from(limits.depth);
+    pub fn new(lane: Lane, device: usize, names: Names, limits: Limits, now: Nanos) -> Conn {
         Conn {
-            id,
+            names,
             lane,
             device,
-            listener,
-            local,
-            peer,
             since: now,
             live: false,
             opened: false,
             established: false,
             early: VecDeque::new(),
             refused: VecDeque::new(),
-            responses: VecDeque::with_capacity(depth),
-            reads: VecDeque::with_capacity(depth),
-            reading: VecDeque::with_capacity(limits.read_depth.into()),
-            assembled: None,
+            responses: VecDeque::with_capacity(limits.depth),
+            reads: Reads {
+                waiting: VecDeque::with_capacity(limits.depth),
+                posted: VecDeque::with_capacity(limits.read_depth),
+                assembled: None,
+            },
             lists: Vec::new(),
-            depth,
-            read_depth: limits.read_depth.into(),
-            invalidate: limits.invalidate,
+            limits,
             invalidated: false,
             told: false,
-            caps: limits.caps,
-            in_capsule: limits.in_capsule,
-            max_descriptors: limits.max_descriptors,
             closing: None,
             deadline: Nanos::MAX,
             draining: false,
@@ -142,7 +138,7 @@ impl Conn {
 
     /// Keeps the descriptors of a command. `false`: more commands than there may be.
     pub fn keep_list(&mut self, cid: u16, list: Result<Buf, StatusCode>) -> bool {
-        let room = self.lists.len() < self.depth;
+        let room = self.lists.len() < self.limits.depth;
         if room {
             self.lists.push((cid, list));
         }
@@ -183,7 +179,7 @@ impl Conn {
             let last = into.is_empty();
             if last && parts.is_empty() {
                 // The usual case needs no list.
-                self.reads.push_back(Read {
+                self.reads.waiting.push_back(Read {
                     tag,
                     remote,
                     into: part,
@@ -201,14 +197,14 @@ impl Conn {
                 break;
             }
         }
-        self.reads.append(&mut parts);
+        self.reads.waiting.append(&mut parts);
         Ok(())
     }
 
     /// A READ is done. With the last part of a fetch, all of its data.
     pub fn read_done(&mut self, part: Buf) -> Option<(ReqTag, Buf)> {
-        let (tag, last) = self.reading.pop_front()?;
-        let whole = match self.assembled.take() {
+        let (tag, last) = self.reads.posted.pop_front()?;
+        let whole = match self.reads.assembled.take() {
             None => part,
             Some(mut whole) => {
                 // Parts were split off one another in this order.
@@ -219,7 +215,7 @@ impl Conn {
         if last {
             return Some((tag, whole));
         }
-        self.assembled = Some(whole);
+        self.reads.assembled = Some(whole);
         None
     }
 
@@ -286,7 +282,7 @@ impl Conn {
                 key,
                 invalidate: true,
                 ..
-            }) if self.invalidate => Some(key),
+            }) if self.limits.invalidate => Some(key),
             _ => None,
         };
         self.invalidated |= invalidate.is_some();
@@ -307,9 +303,9 @@ impl Conn {
                 break;
             }
         }
-        while self.reading.len() < self.read_depth
+        while self.reads.posted.len() < self.limits.read_depth
             && self.lane.room() > 0
-            && let Some(read) = self.reads.pop_front()
+            && let Some(read) = self.reads.waiting.pop_front()
         {
             let Read {
                 tag,
@@ -321,12 +317,12 @@ impl Conn {
             add(&stats.read_bytes, u64::from(remote.length));
             if self.lane.read(remote.address, remote.key, into).is_err() {
                 self.refused.push_back((tag, StatusCode::INTERNAL_ERROR));
-                self.reads.retain(|read| read.tag != tag);
+                self.reads.waiting.retain(|read| read.tag != tag);
                 continue;
             }
-            self.reading.push_back((tag, last));
+            self.reads.posted.push_back((tag, last));
         }
-        if !self.reads.is_empty() {
+        if !self.reads.waiting.is_empty() {
             add(&stats.reads_waited, 1);
         }
         // Completions cost time, but free buffers; requests that wait for room need one.
@@ -347,16 +343,16 @@ impl Conn {
 
     /// True when nothing is left to send, and every send has completed.
     pub fn has_drained(&self) -> bool {
-        self.responses.is_empty() && self.reads.is_empty() && self.lane.sends() == 0
+        self.responses.is_empty() && self.reads.waiting.is_empty() && self.lane.sends() == 0
     }
 
     /// Drops all queued work, which the target no longer needs.
     pub fn forget(&mut self) {
         self.responses.clear();
-        self.reads.clear();
+        self.reads.waiting.clear();
         self.early.clear();
         self.refused.clear();
-        self.assembled = None;
+        self.reads.assembled = None;
         self.lists.clear();
     }
 }

@@ -229,9 +229,9 @@ impl RdmaTransport {
             None => (0, None),
         };
         let mut capsule = None;
-        let limits = conn
-            .as_deref()
-            .map_or((0, 0), |conn| (conn.in_capsule, conn.max_descriptors));
+        let limits = conn.as_deref().map_or((0, 0), |conn| {
+            (conn.limits.in_capsule, conn.limits.max_descriptors)
+        });
         let message = match (done.lane(), &mut conn, &mut self.devices[at]) {
             (Some(_), Some(conn), _) => conn.lane.received(&done).map(|m| take(m, &wc, limits)),
             (None, _, Some(device)) => {
@@ -330,7 +330,7 @@ impl Transport for RdmaTransport {
         let open = slot
             .filter(|slot| slot.generation == conn.generation)
             .and_then(|slot| slot.conn.as_deref());
-        open.and_then(|open| open.caps.as_deref())
+        open.and_then(|open| open.limits.caps.as_deref())
             .unwrap_or(&self.caps)
     }
 
@@ -517,7 +517,9 @@ impl Drop for RdmaTransport {
             .retain(|core| !Arc::ptr_eq(core, &self.core));
         for slot in &mut self.slots {
             if let Some(conn) = slot.conn.take() {
-                self.shared.mailbox.send(ToControl::Done(conn.id, None));
+                self.shared
+                    .mailbox
+                    .send(ToControl::Done(conn.names.id, None));
             }
         }
         while let Some(message) = self.core.inbox.pop() {

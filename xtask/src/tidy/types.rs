@@ -21,14 +21,12 @@ const MOST_FIELDS: usize = 24;
 /// those of the C library.
 const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Controller", 1_684, 21),
-    ("bdev/nvme", "ControllerInfo", 0, 26),
     ("bdev/nvme/sim", "Config", 54, 41),
     ("bdev/nvme/sim", "State", 1_663, 36),
     ("engine", "AttachParams", 282, 32),
     ("engine", "CreateParams", 0, 34),
     ("engine", "Engine", 355, 29),
     ("nvmf", "Controller", 1_046, 38),
-    ("transports/rdma", "Conn", 267, 33),
     ("transports/rdma/verbs", "DeviceAttributes", 0, 25),
     ("transports/rdma/verbs", "ibv_device_attr", 0, 40),
     ("transports/rdma/verbs", "ibv_qp_attr", 0, 26),

@@ -17,7 +17,7 @@ use crate::controller::Controller;
 use crate::data::{PAGE, Pointer, SglSupport, list_bytes};
 use crate::error::AttachError;
 use crate::function::{Function, GONE};
-use crate::info::{ControllerInfo, celsius};
+use crate::info::{ControllerInfo, DriveIdentity, celsius};
 use crate::link::{Grant, count};
 use crate::memory::MemoryError;
 use crate::options::Options;
@@ -278,12 +278,14 @@ impl Controller {
         let info = ControllerInfo {
             address,
             numa_node: function.numa_node(),
-            vid: said.vid.get(),
-            ssvid: said.ssvid.get(),
-            serial: identify::read_ascii(&said.sn),
-            model: identify::read_ascii(&said.mn),
-            firmware: identify::read_ascii(&said.fr),
-            subnqn: identify::read_ascii(&said.subnqn),
+            drive: DriveIdentity {
+                vid: said.vid.get(),
+                ssvid: said.ssvid.get(),
+                serial: identify::read_ascii(&said.sn),
+                model: identify::read_ascii(&said.mn),
+                firmware: identify::read_ascii(&said.fr),
+                subnqn: identify::read_ascii(&said.subnqn),
+            },
             cntlid: said.cntlid.get(),
             version: version.to_string(),
             max_transfer_bytes: max_transfer,

@@ -79,8 +79,8 @@ impl Controller {
         tracing::info!(
             controller = self.name(),
             address = info.address,
-            model = info.model,
-            serial = info.serial,
+            model = info.drive.model,
+            serial = info.drive.serial,
             queues = info.io_queues,
             depth = info.io_queue_depth,
             "NVMe controller attached"

@@ -215,7 +215,10 @@ fn uuid_of(facts: &Facts, nsid: u32, names: &Names) -> Uuid {
     let name = if names.eui64 != [0; 8] {
         format!("eui.{}", u64::from_be_bytes(names.eui64))
     } else {
-        format!("{}:{}:{nsid}", facts.info.model, facts.info.serial)
+        format!(
+            "{}:{}:{nsid}",
+            facts.info.drive.model, facts.info.drive.serial
+        )
     };
     Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes())
 }

@@ -408,7 +408,7 @@ impl Controller {
                 name: self.name().to_owned(),
             });
         }
-        let expected = self.facts().info.serial.clone();
+        let expected = self.facts().info.drive.serial.clone();
         let before = self.function();
         self.use_function(function);
         match self.come_back(core, &expected).await {
@@ -440,11 +440,11 @@ impl Controller {
         expected: &str,
     ) -> Result<(), AttachError> {
         let facts = self.bring_up(core).await?;
-        if facts.info.serial != expected {
+        if facts.info.drive.serial != expected {
             return Err(AttachError::OtherDrive {
                 address: facts.info.address.clone(),
                 expected: expected.to_owned(),
-                found: facts.info.serial.clone(),
+                found: facts.info.drive.serial.clone(),
             });
         }
         // Before the first completion: unflushed data may be lost.

@@ -79,8 +79,8 @@ impl RdmaTransport {
                     device.queues.domain().attributes().name.clone()
                 }),
                 number: wc.qp,
-                local: conn.local,
-                peer: conn.peer,
+                local: conn.names.local,
+                peer: conn.names.peer,
                 status: wc.status,
                 vendor_error: wc.vendor_error,
                 opcode,
@@ -114,7 +114,7 @@ impl RdmaTransport {
             }
             conn.opened = true;
             add(&self.stats[conn.device].accepted, 1);
-            let (listener, local, peer) = (conn.listener, conn.local, conn.peer);
+            let (listener, local, peer) = (conn.names.listener, conn.names.local, conn.names.peer);
             let (local, peer) = (Address::Ip(local), Address::Ip(peer));
             events.push(Event::Opened {
                 conn: id,
@@ -275,7 +275,7 @@ impl RdmaTransport {
                 events.push(Event::Closed { conn, why });
             }
         }
-        self.by_id.remove(&conn.id);
+        self.by_id.remove(&conn.names.id);
         if let Some(device) = &mut self.devices[conn.device] {
             device.by_number.remove(&conn.lane.number());
             device.conns -= 1;
@@ -287,7 +287,7 @@ impl RdmaTransport {
             self.starved.retain(|&starved| starved != index);
         }
         if !conn.lane.queues().is_shared() {
-            self.stats[conn.device].receives_are(0, conn.depth);
+            self.stats[conn.device].receives_are(0, conn.limits.depth);
         }
         // A queue pair that has not flushed is destroyed here, at once, with its contents.
         let endpoint = match conn.lane.retire() {
@@ -298,7 +298,9 @@ impl RdmaTransport {
                 None
             }
         };
-        self.shared.mailbox.send(ToControl::Done(conn.id, endpoint));
+        self.shared
+            .mailbox
+            .send(ToControl::Done(conn.names.id, endpoint));
         self.free.push(index);
         self.count -= 1;
         true

@@ -9,7 +9,7 @@ use nacre_transport_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
 use super::{ByNumber, Device, RdmaTransport, Slot};
 use crate::accept::CROWDED;
-use crate::conn::{Conn, Limits};
+use crate::conn::{Conn, Limits, Names};
 use crate::shared::{Ended, Incoming, ToControl, ToCore};
 use crate::stats::add;
 
@@ -83,7 +83,7 @@ impl RdmaTransport {
         let shared: u32 = devices.filter_map(|of| of.queues.srq_entries()).sum();
         let conns = self.slots.iter().filter_map(|slot| slot.conn.as_deref());
         let own = conns.filter(|conn| !conn.lane.queues().is_shared());
-        let taken = shared as usize + own.map(|conn| conn.depth).sum::<usize>();
+        let taken = shared as usize + own.map(|conn| conn.limits.depth).sum::<usize>();
         let limit = self.receives;
         if taken + entries <= limit {
             return Ok(());
@@ -152,8 +152,8 @@ impl RdmaTransport {
             },
             max_descriptors: told.max_sgl_descriptors,
             caps,
-            depth: incoming.depth,
-            read_depth: incoming.read_depth,
+            depth: incoming.depth.into(),
+            read_depth: incoming.read_depth.into(),
             invalidate: incoming.invalidate,
         };
         self.by_id.insert(incoming.id, index);
@@ -161,19 +161,19 @@ impl RdmaTransport {
             device.by_number.insert(lane.number(), index);
             device.conns += 1;
         }
-        let who = (
-            incoming.id,
-            incoming.listener,
-            incoming.local,
-            incoming.peer,
-        );
-        let mut conn = Conn::new(lane, device, who, limits, self.now);
+        let names = Names {
+            id: incoming.id,
+            listener: incoming.listener,
+            local: incoming.local,
+            peer: incoming.peer,
+        };
+        let mut conn = Conn::new(lane, device, names, limits, self.now);
         if conn.lane.idle_receives() > 0 {
             conn.starved = true;
             self.starved.push_back(index);
         }
         if !shared {
-            self.stats[device].receives_are(conn.depth, 0);
+            self.stats[device].receives_are(conn.limits.depth, 0);
         }
         self.slots[index as usize].conn = Some(Box::new(conn));
         self.count += 1;

@@ -29,11 +29,11 @@ fn a_whole_life() {
     let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
     let info = controller.info();
     assert_eq!(
-        (info.address.as_str(), info.serial.as_str()),
+        (info.address.as_str(), info.drive.serial.as_str()),
         ("0000:5e:00.0", "SIM0001")
     );
     assert_eq!(
-        (info.model.as_str(), info.firmware.as_str()),
+        (info.drive.model.as_str(), info.drive.firmware.as_str()),
         ("Nacre Simulated Drive", "1.0")
     );
     assert_eq!((info.version.as_str(), info.cntlid), ("2.0.0", 1));

@@ -92,9 +92,9 @@ impl HealthInfo {
     fn of(drive: &Drive, health: Health) -> HealthInfo {
         let info = drive.controller.info();
         HealthInfo {
-            model_number: info.model,
-            serial_number: info.serial,
-            firmware_revision: info.firmware,
+            model_number: info.drive.model,
+            serial_number: info.drive.serial,
+            firmware_revision: info.drive.firmware,
             traddr: drive.address.clone(),
             critical_warning: health.critical_warning,
             temperature_celsius: health.temperature_c,
