@@ -242,6 +242,10 @@ nacre_ns_resize() {
     rpc bdev_aio_rescan "{\"name\":\"$(bdev_name "$1" "$2")\"}"
 }
 
+# Keys of the daemon: a file each, below $WORK/keys.
+key_make() { "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK"; } # key_make NAME
+secret() { cat "$WORK/keys/$1"; }                                                 # secret NAME
+
 # ---- nvmet, through configfs ---------------------------------------------------------------------------------
 
 NVMET=/sys/kernel/config/nvmet

@@ -353,7 +353,8 @@ impl Controller {
         }
         let queue = self.queue.as_mut().expect("the queue has not ended");
         if let Some(why) = queue.closed() {
-            return Err(HostError::Lost(why.clone()));
+            let authenticating = self.step == Step::Authenticate;
+            return Err(HostError::closed(why.clone(), authenticating));
         }
         if self.step == Step::Dialling && queue.is_ready() {
             self.enter(Step::Connect, now);

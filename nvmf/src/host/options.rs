@@ -149,6 +149,9 @@ pub enum HostError {
     Dial(String),
     #[error("{}", lost(.0))]
     Lost(Closed),
+    /// Over RDMA, Linux targets disconnect before their report of a wrong key arrives.
+    #[error("{}, during authentication", lost(.0))]
+    LostInAuthentication(Closed),
     #[error("{step} was refused: {}", shown(*status, *fabrics))]
     Refused {
         step: &'static str,
@@ -198,6 +201,14 @@ fn lost(why: &Closed) -> String {
 }
 
 impl HostError {
+    pub(super) fn closed(why: Closed, authenticating: bool) -> HostError {
+        if authenticating {
+            HostError::LostInAuthentication(why)
+        } else {
+            HostError::Lost(why)
+        }
+    }
+
     /// Whether trying again is pointless: the target refused for good (DNR).
     pub fn is_final(&self) -> bool {
         match self {

@@ -1,16 +1,13 @@
 # limit: 420
-# DH-HMAC-CHAP with the stock host: right, wrong and missing keys, both directions, reconnects,
-# authentication again under verified load, and new keys.
+# also: rdma
+# DH-HMAC-CHAP with the stock host and with Nacre's own: right, wrong and missing keys, both
+# directions, reconnects, authentication again under verified load, and new keys.
 nacre_only "keys are given by its own calls"
 case $(nvme connect --help 2>&1) in *--dhchap-ctrl-secret*) ;; *) skip "nvme-cli has no --dhchap-ctrl-secret" ;; esac
 
 # The daemon refuses commands before authentication; the host reports its own failure.
 allow_errors '^Authentication' '^(Read|Write|Flush) of namespace 1: Command Sequence Error'
 
-key() { # key NAME: makes a key file and gives it its name
-    "$NACRE" key generate "$1" --folder "$WORK/keys" --socket "$SOCK"
-}
-secret() { cat "$WORK/keys/$1"; }
 as_host() { # as_host KEY [OPTIONS…]
     local key=$1
     shift
@@ -29,7 +26,7 @@ reported() { [ "$(failures)" -ge "$1" ]; }
 target_start
 subsystem_create "$NQN" listed
 ns_add "$NQN" 1 128
-for name in own other wrong; do key $name; done
+for name in own other wrong; do key_make $name; done
 rpc nvmf_subsystem_add_host "{\"nqn\":\"$NQN\",\"host\":\"$HOST_A\",\"dhchap_key\":\"own\"}"
 
 step "the right key"
@@ -83,6 +80,18 @@ as_host own --dhchap-ctrl-secret="$(secret other)"
 wait_until 60 ns_dev "$NQN" 1
 DEV=$(ns_dev "$NQN" 1)
 fio_verify "$DEV" both --rw=randrw --bs=16k --iodepth=16 --size=16M
+
+step "both directions, with Nacre as the host"
+perf=("$NACRE" perf "$TRTYPE://$ADDR:$PORT/$NQN" -q "$HOST_B" -I "$HOST_B_ID" --connect-timeout 60s --cm-timeout 30s
+    --keep-alive 60s --rw randrw --verify --range 1m --queues 2 --ios 200 --json)
+keys=(--dhchap-key "$WORK/keys/wrong" --dhchap-ctrlr-key)
+rpc nvmf_subsystem_add_host "{\"nqn\":\"$NQN\",\"host\":\"$HOST_B\",\"dhchap_key\":\"wrong\",\"dhchap_ctrlr_key\":\"own\"}"
+"${perf[@]}" "${keys[@]}" "$WORK/keys/own" >"$WORK/perf.json"
+jq -e '.errors == {} and .unfinished == 0 and .verification.blocks_wrong == 0 and .verification.blocks_checked > 0' "$WORK/perf.json"
+expect_failure "${perf[@]}" "${keys[@]}" "$WORK/keys/other"
+expect_failure "${perf[@]}" --dhchap-key "$WORK/keys/own"
+expect_failure "${perf[@]}"
+[[ $FAILURE == *key* ]] || die "it does not say that a key is missing"
 
 step "the daemon comes back with its keys, and the host with its proof"
 CTRL=$(ctrl_of "$NQN")

@@ -75,6 +75,9 @@ fn remedy(error: &HostError) -> &'static str {
             "; is this an NVMe/TCP port, and does it take the digests asked for?"
         }
         HostError::Lost(_) => "; is a target listening there?",
+        HostError::LostInAuthentication(_) => {
+            "; do both ends have the same keys? The target's log has its reason"
+        }
         _ => "",
     }
 }
