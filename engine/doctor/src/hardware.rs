@@ -1,7 +1,4 @@
-//! Checks of port counters, packet drops of interfaces, access to disks, and the NUMA nodes of
-//! cards and disks.
-
-use std::path::Path;
+//! Checks of port counters, packet drops of interfaces, and access to disks.
 
 use nacre_transport_rdma_link::{CounterGroup, counters};
 
@@ -12,9 +9,7 @@ use super::{Finding, Scope, System};
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     port_counters(system, findings);
     drops(system, scope, findings);
-    let nodes = Nodes::read(system);
-    nic_nodes(system, scope, &nodes, findings);
-    disk_nodes(system, &nodes, findings);
+    super::numa::checks(system, scope, findings);
     findings.push(io_uring(system));
 }
 
@@ -59,7 +54,7 @@ fn port_counters(system: &System, findings: &mut Vec<Finding>) {
 }
 
 /// The network interfaces used for storage, as far as known.
-fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
+pub(crate) fn storage_netdevs(system: &System, scope: &Scope) -> Vec<String> {
     let mut names = if scope.listeners.is_empty() {
         rdma_netdevs(&system.fabric)
     } else {
@@ -123,124 +118,5 @@ pub fn drops(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
             ),
         };
         findings.push(finding.of(netdev));
-    }
-}
-
-/// NUMA nodes, each with the CPUs that this process may use.
-struct Nodes {
-    nodes: Vec<(u32, Vec<usize>)>,
-    allowed: Vec<usize>,
-}
-
-impl Nodes {
-    fn read(system: &System) -> Nodes {
-        let folder = system.roots.sys.join("devices/system/node");
-        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-        let mut nodes: Vec<(u32, Vec<usize>)> = entries
-            .filter_map(|entry| {
-                let name = entry.file_name().into_string().ok()?;
-                let number = name.strip_prefix("node")?.parse().ok()?;
-                let list = system.text(folder.join(&name).join("cpulist"))?;
-                Some((number, cpus(&list)))
-            })
-            .collect();
-        nodes.sort();
-        let status = system
-            .text(system.roots.proc.join("self/status"))
-            .unwrap_or_default();
-        let allowed = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        Nodes {
-            nodes,
-            allowed: allowed.map(cpus).unwrap_or_default(),
-        }
-    }
-
-    /// Text about a device on this node; `Err` if none of the usable CPUs is on the node.
-    fn judge(&self, node: u32) -> Result<String, String> {
-        let Some((_, of_node)) = self.nodes.iter().find(|(number, _)| *number == node) else {
-            return Ok(format!("node {node}"));
-        };
-        let usable = of_node
-            .iter()
-            .filter(|cpu| self.allowed.contains(cpu))
-            .count();
-        match usable {
-            0 if !self.allowed.is_empty() => Err(format!(
-                "it is on node {node}, and none of the CPUs that this process may use ({}) is",
-                self.allowed.len()
-            )),
-            usable => Ok(format!("node {node}, {usable} usable CPUs there")),
-        }
-    }
-}
-
-/// Parses a CPU list of the kernel, such as `0-3,8`.
-fn cpus(list: &str) -> Vec<usize> {
-    let mut all = Vec::new();
-    for part in list.trim().split(',').filter(|part| !part.is_empty()) {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
-            continue;
-        };
-        // Bound the range: no machine has more CPUs.
-        all.extend(first..=last.min(first + 8192));
-    }
-    all
-}
-
-fn node_of(system: &System, device: &Path) -> Option<i32> {
-    system.text(device.join("numa_node"))?.parse().ok()
-}
-
-fn finding(id: &'static str, nodes: &Nodes, node: Option<i32>, remedy: String) -> Finding {
-    if nodes.nodes.len() < 2 {
-        return Finding::pass(id, "the machine has one NUMA node");
-    }
-    let Some(node) = node.and_then(|node| u32::try_from(node).ok()) else {
-        return Finding::skip(id, "its NUMA node is not known");
-    };
-    match nodes.judge(node) {
-        Ok(evidence) => Finding::pass(id, evidence),
-        Err(evidence) => Finding::warn(id, evidence, remedy),
-    }
-}
-
-fn nic_nodes(system: &System, scope: &Scope, nodes: &Nodes, findings: &mut Vec<Finding>) {
-    const ID: &str = "numa.nic";
-    for netdev in storage_netdevs(system, scope) {
-        let device = system
-            .roots
-            .sys
-            .join("class/net")
-            .join(&netdev)
-            .join("device");
-        let node = node_of(system, &device);
-        let remedy = format!(
-            "give the reactors cores of the node of {netdev} (`[reactor] cores`), or allow them to this process"
-        );
-        findings.push(finding(ID, nodes, node, remedy).of(netdev));
-    }
-}
-
-fn disk_nodes(system: &System, nodes: &Nodes, findings: &mut Vec<Finding>) {
-    const ID: &str = "numa.disk";
-    let folder = system.roots.sys.join("class/nvme");
-    let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    for name in names {
-        // Skip fabrics controllers: their disks are not in this machine.
-        let transport = system.text(folder.join(&name).join("transport"));
-        if transport.as_deref() != Some("pcie") {
-            continue;
-        }
-        let node = node_of(system, &folder.join(&name).join("device"));
-        let remedy =
-            format!("give the reactors cores of the node of {name}, or allow them to this process");
-        findings.push(finding(ID, nodes, node, remedy).of(name));
     }
 }

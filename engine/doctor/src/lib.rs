@@ -17,6 +17,7 @@ mod initiator;
 mod live;
 mod memory;
 mod net;
+mod numa;
 mod nvme;
 mod rdma;
 mod rdma_route;
@@ -32,6 +33,7 @@ use serde::{Deserialize, Serialize};
 
 pub use initiator::{Target, examine as examine_initiator, rdma_path};
 pub use net::{no_interface, select};
+pub use numa::{Placed, placed_devices};
 pub use rdma::reason_without_rdma;
 pub use rdma_route::check_rdma_route;
 pub use system::{Interface, Limit, Probe, RealProbe, System};

@@ -284,6 +284,8 @@ fn every_notation_of_cores_is_read() {
     for (text, cores) in [
         ("auto", Cores::Auto),
         ("auto:3", Cores::Count(3)),
+        ("auto-numa", Cores::NearDevices(None)),
+        ("auto-numa:3", Cores::NearDevices(Some(3))),
         ("3", these(&[3])),
         ("0", these(&[0])),
         ("0x5", these(&[0, 2])),
@@ -294,7 +296,18 @@ fn every_notation_of_cores_is_read() {
         assert_eq!(Cores::parse(text), Ok(cores), "{text}");
     }
     for text in [
-        "", "auto:0", "auto:", "auto:x", "0x0", "0xg", "4-2", "1,,2", "[1",
+        "",
+        "auto:0",
+        "auto:",
+        "auto:x",
+        "auto-numa:",
+        "auto-numa:0",
+        "numa",
+        "0x0",
+        "0xg",
+        "4-2",
+        "1,,2",
+        "[1",
     ] {
         assert!(Cores::parse(text).is_err(), "{text}");
     }

@@ -235,20 +235,29 @@ pub enum Cores {
     Auto,
     /// This many of the cores that the process may use, from the first.
     Count(usize),
+    /// Near the network cards and disks; at most this many, if given.
+    NearDevices(Option<usize>),
     These(CoreSet),
 }
 
 impl Cores {
-    pub const FORMS: &'static str =
-        "write auto, auto:2 for two of them, a list such as 0,2-5 or a mask such as 0x3";
+    pub const FORMS: &'static str = "write auto, auto:2 for two of them, auto-numa or auto-numa:2 for cores near the network cards and disks, a \
+         list such as 0,2-5 or a mask such as 0x3";
 
-    /// Reads `auto`, `auto:3`, and every notation of [`CoreSet::parse`]: a number is always a core.
+    /// Reads `auto`, `auto:3`, `auto-numa`, `auto-numa:3`, and every notation of [`CoreSet::parse`]: a number is always a core.
     pub fn parse(text: &str) -> Result<Cores, String> {
         let text = text.trim();
         if text == "auto" {
             return Ok(Cores::Auto);
         }
-        let Some(count) = text.strip_prefix("auto:") else {
+        if text == "auto-numa" {
+            return Ok(Cores::NearDevices(None));
+        }
+        let (count, near) = match text.strip_prefix("auto-numa:") {
+            Some(count) => (Some(count), true),
+            None => (text.strip_prefix("auto:"), false),
+        };
+        let Some(count) = count else {
             // `FORMS` replaces the remedy, because this key accepts more forms.
             let cause = |text: String| text.split(": write").next().unwrap_or(&text).to_owned();
             let parsed = CoreSet::parse(text).map(Cores::These);
@@ -256,6 +265,7 @@ impl Cores {
         };
         match count.parse::<usize>() {
             Ok(0) => Err("0 reactors cannot serve".into()),
+            Ok(count) if near => Ok(Cores::NearDevices(Some(count))),
             Ok(count) => Ok(Cores::Count(count)),
             Err(_) => Err(format!(
                 "\"{count}\" in \"{text}\" is not a number of cores"

@@ -38,7 +38,15 @@ const UUID: &[&str] = &["\"6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a\""];
 pub const ROWS: &[Row] = &[
     (
         "reactor.cores",
-        &["\"auto\"", "\"auto:2\"", "\"0,2-5\"", "\"0x3\"", "3"],
+        &[
+            "\"auto\"",
+            "\"auto:2\"",
+            "\"auto-numa\"",
+            "\"auto-numa:1\"",
+            "\"0,2-5\"",
+            "\"0x3\"",
+            "3",
+        ],
         &[
             (
                 "\"1-\"",

@@ -49,11 +49,13 @@ pub fn data_path(
     iobuf: &IobufOptions,
     personality: Personality,
 ) -> Result<PlaneConfig, PlaneError> {
-    let cores = choose_cores(cores_text(settings, personality))?;
+    let listeners = listener_selectors(settings);
+    let (cores, placement) = choose_cores(cores_text(settings, personality), &listeners)?;
     let reactors = cores.len().max(1) as u64;
     let max_io_size = settings.nvmf.max_io_size as usize;
     Ok(PlaneConfig {
         cores,
+        placement,
         mode: match settings.reactor.mode {
             Mode::Poll => nacre_reactor::Mode::Poll,
             Mode::Adaptive => nacre_reactor::Mode::Adaptive,
@@ -75,6 +77,19 @@ pub fn data_path(
         rdma: wants_rdma(settings).then(|| settings.rdma_transport()),
         target: TargetConfig::default(),
     })
+}
+
+/// What selects the interfaces of the configured listeners. A listener on any address selects none.
+fn listener_selectors(settings: &Settings) -> Vec<String> {
+    let mut all = Vec::new();
+    for listener in settings.nvmf.listeners() {
+        if listener.iface.is_empty() {
+            all.push(format!("ip:{}", listener.address));
+        } else {
+            all.extend(listener.iface);
+        }
+    }
+    all
 }
 
 /// True if a configured listener uses RDMA.

@@ -11,6 +11,7 @@
 //! [`Registry`], which are thread-safe, or sends messages to the reactors.
 
 pub mod demand;
+mod near;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use nacre_reactor::{
 use nacre_transport_rdma::RdmaConfig;
 
 use crate::config::Cores;
+use crate::doctor::{System, placed_devices};
 use crate::plane::demand::Demand;
 
 /// A longer turn is reported.
@@ -47,6 +49,8 @@ const ADMIN_CLASS: ClassSpec = ClassSpec {
 pub struct PlaneConfig {
     /// Cores to pin reactors to, one each; empty: one unpinned reactor.
     pub cores: Vec<usize>,
+    /// Why these cores, where devices decided.
+    pub placement: Option<String>,
     pub mode: Mode,
     pub busy_poll_us: u64,
     pub hugepages: HugepagePolicy,
@@ -135,6 +139,9 @@ impl Plane {
         } else {
             config.cores.iter().copied().map(Some).collect()
         };
+        if let Some(why) = &config.placement {
+            tracing::info!(cores = ?config.cores, "cores of the reactors: {why}");
+        }
         let target = Target::new(config.target.clone(), cores.len());
         let mut plane = Plane {
             reactors: Vec::new(),
@@ -328,22 +335,38 @@ impl Plane {
     }
 }
 
+/// Cores of the reactors unless a number or a list is configured.
+const MOST_CORES: usize = 4;
+
 /// The cores selected by `text`: `auto` is every allowed core up to four, `auto:2` two of them,
-/// anything else a list or a mask.
-pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
+/// `auto-numa` four near the network cards and disks, anything else a list or a mask. `listeners`:
+/// selectors, which name the cards. The second value says why, where devices decided.
+pub fn choose_cores(
+    text: &str,
+    listeners: &[String],
+) -> Result<(Vec<usize>, Option<String>), PlaneError> {
     let bad = |why: String| PlaneError::Cores {
         text: text.to_string(),
         why,
     };
     let allowed = CoreSet::allowed().map_err(|e| bad(e.to_string()))?;
-    let set = match Cores::parse(text).map_err(bad)? {
-        Cores::Auto => return Ok(allowed.iter().take(4).collect()),
-        Cores::Count(count) if count <= allowed.len() => {
-            return Ok(allowed.iter().take(count).collect());
+    let of_these = |count: usize| {
+        let most = allowed.len();
+        match count {
+            count if count <= most => Ok(count),
+            _ => Err(bad(format!("this process may use {most} cores: {allowed}"))),
         }
-        Cores::Count(_) => {
-            let most = allowed.len();
-            return Err(bad(format!("this process may use {most} cores: {allowed}")));
+    };
+    let first = |count: usize| Ok((allowed.iter().take(count).collect(), None));
+    let set = match Cores::parse(text).map_err(bad)? {
+        Cores::Auto => return first(MOST_CORES),
+        Cores::Count(count) => return first(of_these(count)?),
+        Cores::NearDevices(count) => {
+            let most = count.map_or(Ok(MOST_CORES), of_these)?;
+            let with_node: Vec<_> = allowed.iter().map(|core| (core, numa_node(core))).collect();
+            let (cards, disks) = placed_devices(&System::real(), listeners);
+            let chosen = near::choose(&with_node, &cards, &disks, most);
+            return Ok((chosen.cores, Some(chosen.why)));
         }
         Cores::These(set) => set,
     };
@@ -352,7 +375,7 @@ pub fn choose_cores(text: &str) -> Result<Vec<usize>, PlaneError> {
             "core {missing} is not among those of this process: {allowed}"
         )));
     }
-    Ok(set.iter().collect())
+    Ok((set.iter().collect(), None))
 }
 
 /// Bytes of the data path's arenas, by NUMA node.

@@ -337,6 +337,51 @@ fn numa_nodes() {
     );
 }
 
+/// Goal: `auto-numa` gets the cards of the listeners, also those below a VLAN on a bond, and all cards
+/// where no listener selects one. Devices without a node, and disks of other machines, are left out.
+#[test]
+fn devices_with_their_nodes() {
+    let tree = testing::rxe_on_eth();
+    let system = |tree: &Tree| {
+        let addresses = [
+            ("eth0", "10.0.0.4"),
+            ("bond0.7", "10.0.7.4"),
+            ("virbr0", "10.9.0.1"),
+        ];
+        system(tree, &addresses, ScriptedProbe::default())
+    };
+    tree.file("sys/class/net/eth0/device/numa_node", "-1");
+    tree.file("sys/class/net/eth2/device/numa_node", "1");
+    tree.file("sys/class/net/eth1/device/numa_node", "0");
+    tree.file("sys/class/net/bond0.7/lower_bond0/mtu", "1500");
+    tree.file("sys/class/net/bond0/lower_eth2/mtu", "1500");
+    tree.file("sys/class/net/bond0/lower_eth1/mtu", "1500");
+    tree.file("sys/class/net/virbr0/mtu", "1500");
+    tree.file("sys/class/nvme/nvme0/transport", "pcie");
+    tree.file("sys/class/nvme/nvme0/device/numa_node", "1");
+    tree.file("sys/class/nvme/nvme1/transport", "tcp");
+    tree.file("sys/class/nvme/nvme1/device/numa_node", "0");
+    let placed = |listeners: &[&str]| {
+        let listeners: Vec<String> = listeners.iter().map(|l| (*l).to_owned()).collect();
+        let (cards, disks) = placed_devices(&system(&tree), &listeners);
+        let text = |all: Vec<Placed>| -> Vec<String> {
+            let one = |p: Placed| format!("{} {}", p.device, p.node);
+            all.into_iter().map(one).collect()
+        };
+        (text(cards), text(disks))
+    };
+    let disks = vec!["nvme0 1".to_owned()];
+    let both = vec!["eth1 0".to_owned(), "eth2 1".to_owned()];
+    assert_eq!(placed(&["name:bond0.7"]), (both.clone(), disks.clone()));
+    assert_eq!(placed(&["ip:10.0.7.4"]), (both.clone(), disks.clone()));
+    // Neither has a card with a node.
+    assert_eq!(
+        placed(&["name:virbr0", "name:eth0"]),
+        (both.clone(), disks.clone())
+    );
+    assert_eq!(placed(&["ip:0.0.0.0"]), (both, disks));
+}
+
 /// Goal: counters of the right port confirm the path, those of another port disprove it. Method:
 /// simulated counters before and after.
 #[test]
