@@ -29,9 +29,9 @@ const MOST: u32 = 8;
 /// slice, several milliseconds, and work that arrives meanwhile waits that long: the scheduler
 /// prefers a thread that wakes up to one that runs, but not a thread that was ready all the time.
 /// Two reactors of one process that wait for each other, and a load on one of their cores, would
-/// come to 250 round trips a second. It takes several long yields within a short time to know such a
-/// core, with short ones between them or not: in a virtual machine some yields are long because the
-/// hypervisor runs something else, and a reactor that then slept would be slower for nothing.
+/// come to 250 round trips a second. Several long yields within a short time show such a core, with
+/// short ones between them or not. One alone does not: in a virtual machine some yields are long
+/// because the hypervisor runs something else. A reactor that then slept would be slower for nothing.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,
