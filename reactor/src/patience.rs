@@ -31,7 +31,7 @@ const MOST: u32 = 8;
 /// Two reactors of one process that wait for each other, and a load on one of their cores, would
 /// come to 250 round trips a second. Several long yields within a short time show such a core, with
 /// short ones between them or not. One alone does not: in a virtual machine some yields are long
-/// because the hypervisor runs something else. A reactor that then slept would be slower for nothing.
+/// because the hypervisor runs something else. To sleep then would cost time for nothing.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,

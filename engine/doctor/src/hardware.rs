@@ -9,7 +9,6 @@ use super::{Finding, Scope, System};
 pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
     port_counters(system, findings);
     drops(system, scope, findings);
-    super::numa::checks(system, scope, findings);
     findings.push(io_uring(system));
 }
 

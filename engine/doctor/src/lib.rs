@@ -208,6 +208,7 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
     memory::checks(system, scope, &mut findings);
     net::checks(system, scope, &mut findings);
     hardware::checks(system, scope, &mut findings);
+    numa::checks(system, scope, &mut findings);
     nvme::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);
     Report::of(findings)

@@ -1,5 +1,5 @@
-//! The NUMA nodes of network cards and disks: checks of the distance to the reactors' cores, and the
-//! nodes from which `[reactor] cores = "auto-numa"` takes them.
+//! The NUMA nodes of network cards and disks: checks of the distance to the reactors' cores, and
+//! the nodes from which `[reactor] cores = "auto-numa"` takes them.
 
 use std::path::{Path, PathBuf};
 

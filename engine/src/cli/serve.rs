@@ -27,7 +27,8 @@ pub struct ServeArgs {
         env = "NACRE_CONFIG"
     )]
     config: Option<PathBuf>,
-    /// Cores of the reactors: auto, auto:2 (two of them), auto-numa (near cards and disks), a list (0,2-5) or a mask (0x3)
+    /// Cores of the reactors: auto, auto:2 (two of them), auto-numa (near cards and disks), a list
+    /// (0,2-5) or a mask (0x3)
     #[arg(long, value_name = "CORES")]
     cores: Option<String>,
     /// Cores as SPDK writes them: a mask (0x3) or a list ([0,2-5])

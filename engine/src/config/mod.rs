@@ -244,7 +244,8 @@ impl Cores {
     pub const FORMS: &'static str = "write auto, auto:2 for two of them, auto-numa or auto-numa:2 for cores near the network cards and disks, a \
          list such as 0,2-5 or a mask such as 0x3";
 
-    /// Reads `auto`, `auto:3`, `auto-numa`, `auto-numa:3`, and every notation of [`CoreSet::parse`]: a number is always a core.
+    /// Reads `auto`, `auto:3`, `auto-numa`, `auto-numa:3`, and every notation of
+    /// [`CoreSet::parse`]: a number is always a core.
     pub fn parse(text: &str) -> Result<Cores, String> {
         let text = text.trim();
         if text == "auto" {

@@ -15,8 +15,8 @@ pub struct Chosen {
 }
 
 /// Takes up to `most` of the cores, each given with its NUMA node. The nodes of network cards come
-/// first, because all data pass through those; where no card has a node, the nodes of disks. Several
-/// such nodes get the same number of cores. Where they have too few, other nodes supply the rest.
+/// first, because all data pass through those; where no card has a node, the nodes of disks. Of
+/// several such nodes each gives the same number. Where they have too few, others give the rest.
 pub fn choose(
     cores: &[(usize, Option<u32>)],
     cards: &[Placed],
@@ -86,7 +86,7 @@ mod tests {
         (0..8).map(|core| (core, Some(core as u32 % 2))).collect()
     }
 
-    /// Goal: cards decide before disks, several nodes share, and other nodes supply what is missing.
+    /// Goal: cards decide before disks, several nodes share, and others give what is missing.
     #[test]
     fn cores_are_near_the_cards_then_the_disks() {
         let nvme = [("nvme0", 0), ("nvme1", 0)];

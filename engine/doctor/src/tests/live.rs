@@ -337,8 +337,8 @@ fn numa_nodes() {
     );
 }
 
-/// Goal: `auto-numa` gets the cards of the listeners, also those below a VLAN on a bond, and all cards
-/// where no listener selects one. Devices without a node, and disks of other machines, are left out.
+/// Goal: `auto-numa` gets the cards of the listeners, also those below a VLAN on a bond, and all
+/// cards where no listener selects one. Left out: devices without a node, disks of other machines.
 #[test]
 fn devices_with_their_nodes() {
     let tree = testing::rxe_on_eth();

@@ -1,5 +1,6 @@
 //! Data center bridging of an interface over netlink (dcbnl.h, IEEE 802.1Qaz): which priorities
-//! pause (PFC), how classes share the link (ETS), which packets belong to a priority, and the deciding agent.
+//! pause (PFC), how classes share the link (ETS), which packets belong to a priority, and the
+//! deciding agent.
 //!
 //! One request answers everything ([`read`]); a [`Change`] is one request, or two. All parsing is
 //! pure ([`Dcb::parse`], [`message`]).
