@@ -1,5 +1,6 @@
 //! A controller's description of itself, and its health: facts for people and for metrics.
 
+use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::log::{CriticalWarning, ErrorInformation, FirmwareSlots, SmartHealth};
 use nacre_nvmf_wire::{StatusCode, identify};
 use serde::Serialize;
@@ -51,6 +52,19 @@ pub struct DriveIdentity {
     pub model: String,
     pub firmware: String,
     pub subnqn: String,
+}
+
+impl From<&IdentifyController> for DriveIdentity {
+    fn from(page: &IdentifyController) -> DriveIdentity {
+        DriveIdentity {
+            vid: page.vid.get(),
+            ssvid: page.ssvid.get(),
+            serial: identify::read_ascii(&page.sn),
+            model: identify::read_ascii(&page.mn),
+            firmware: identify::read_ascii(&page.fr),
+            subnqn: identify::read_ascii(&page.subnqn),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

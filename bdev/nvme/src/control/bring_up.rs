@@ -278,14 +278,7 @@ impl Controller {
         let info = ControllerInfo {
             address,
             numa_node: function.numa_node(),
-            drive: DriveIdentity {
-                vid: said.vid.get(),
-                ssvid: said.ssvid.get(),
-                serial: identify::read_ascii(&said.sn),
-                model: identify::read_ascii(&said.mn),
-                firmware: identify::read_ascii(&said.fr),
-                subnqn: identify::read_ascii(&said.subnqn),
-            },
+            drive: DriveIdentity::from(said),
             cntlid: said.cntlid.get(),
             version: version.to_string(),
             max_transfer_bytes: max_transfer,
