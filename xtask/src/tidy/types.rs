@@ -21,7 +21,6 @@ const MOST_FIELDS: usize = 24;
 /// those of the C library.
 const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Controller", 1_684, 21),
-    ("bdev/nvme/sim", "Config", 54, 41),
     ("bdev/nvme/sim", "State", 1_663, 36),
     ("engine", "AttachParams", 282, 32),
     ("engine", "CreateParams", 0, 34),

@@ -42,7 +42,7 @@ impl State {
             admin::GET_FEATURES => Some(self.get_features(sqe)),
             admin::ABORT => Some(self.abort(sqe)),
             admin::ASYNC_EVENT_REQUEST => {
-                if self.async_requests.len() >= usize::from(self.config.async_events) {
+                if self.async_requests.len() >= usize::from(self.config.limits.async_events) {
                     let status = StatusCode::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED;
                     return plain(self.blame(sqe, Err(status)));
                 }

@@ -12,10 +12,7 @@ use crate::memory::Iommu;
 #[derive(Clone)]
 pub struct Config {
     pub address: String,
-    pub serial: String,
-    pub model: String,
-    pub firmware: String,
-    pub version: Version,
+    pub identity: Identity,
     pub numa_node: Option<u32>,
     /// The device slot under which memory notes the addresses.
     pub slot: usize,
@@ -28,8 +25,7 @@ pub struct Config {
     pub doorbell_stride: u8,
     pub ready_timeout: Duration,
     /// CAP.MPSMIN and MPSMAX.
-    pub page_min: u8,
-    pub page_max: u8,
+    pub pages: (u8, u8),
     /// CAP.CSS says that the NVM command set is supported.
     pub nvm_command_set: bool,
     /// I/O queue pairs that it has, and grants at most.
@@ -42,6 +38,40 @@ pub struct Config {
     pub fused_compare_and_write: bool,
     pub shadow_doorbells: bool,
     pub volatile_cache: bool,
+    pub limits: Limits,
+    pub namespaces: Vec<NamespaceConfig>,
+
+    pub pace: Pace,
+    /// True if Delete I/O Submission Queue completes the aborted commands, false if it leaves that
+    /// implicit.
+    pub deletion_completes: bool,
+    /// Whether every doorbell is judged. Off, it costs the writer next to nothing: for measuring.
+    pub strict_doorbells: bool,
+}
+
+/// The drive's description of itself.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub serial: String,
+    pub model: String,
+    pub firmware: String,
+    pub version: Version,
+}
+
+impl Default for Identity {
+    fn default() -> Identity {
+        Identity {
+            serial: "SIM0001".to_owned(),
+            model: "Nacre Simulated Drive".to_owned(),
+            firmware: "1.0".to_owned(),
+            version: Version::V2_0,
+        }
+    }
+}
+
+/// The limits of commands, as Identify Controller has them.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
     /// In blocks; one less on the wire.
     pub awun: u16,
     pub awupf: u16,
@@ -58,19 +88,35 @@ pub struct Config {
     pub dmsl: u64,
     /// RTD3E: microseconds that a shutdown takes at most.
     pub rtd3e: u32,
-    pub namespaces: Vec<NamespaceConfig>,
+}
 
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            awun: 8,
+            awupf: 8,
+            acwu: 8,
+            aborts: 4,
+            async_events: 4,
+            vsl: 0,
+            wzsl: 0,
+            dmrl: 0,
+            dmrsl: 0,
+            dmsl: 0,
+            rtd3e: 1_000_000,
+        }
+    }
+}
+
+/// The times that the drive takes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pace {
     /// How long it takes to become ready, not ready, and shut down.
     pub ready_after: Duration,
     pub disabled_after: Duration,
     pub shutdown_after: Duration,
     /// How long a command takes: anything between these, and so out of order unless they are equal.
     pub latency: (Duration, Duration),
-    /// True if Delete I/O Submission Queue completes the aborted commands, false if it leaves that
-    /// implicit.
-    pub deletion_completes: bool,
-    /// Whether every doorbell is judged. Off, it costs the writer next to nothing: for measuring.
-    pub strict_doorbells: bool,
 }
 
 impl Default for Config {
@@ -78,10 +124,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             address: "0000:5e:00.0".to_owned(),
-            serial: "SIM0001".to_owned(),
-            model: "Nacre Simulated Drive".to_owned(),
-            firmware: "1.0".to_owned(),
-            version: Version::V2_0,
+            identity: Identity::default(),
             numa_node: None,
             slot: 4,
             iommu: Arc::new(Iommu::new()),
@@ -89,8 +132,7 @@ impl Default for Config {
             queue_entries: 1024,
             doorbell_stride: 0,
             ready_timeout: Duration::from_secs(5),
-            page_min: 0,
-            page_max: 4,
+            pages: (0, 4),
             nvm_command_set: true,
             io_queues: 16,
             vectors: 17,
@@ -106,22 +148,9 @@ impl Default for Config {
             fused_compare_and_write: true,
             shadow_doorbells: false,
             volatile_cache: true,
-            awun: 8,
-            awupf: 8,
-            acwu: 8,
-            aborts: 4,
-            async_events: 4,
-            vsl: 0,
-            wzsl: 0,
-            dmrl: 0,
-            dmrsl: 0,
-            dmsl: 0,
-            rtd3e: 1_000_000,
+            limits: Limits::default(),
             namespaces: vec![NamespaceConfig::new(1, 512, 8192)],
-            ready_after: Duration::ZERO,
-            disabled_after: Duration::ZERO,
-            shutdown_after: Duration::ZERO,
-            latency: (Duration::ZERO, Duration::ZERO),
+            pace: Pace::default(),
             deletion_completes: true,
             strict_doorbells: true,
         }

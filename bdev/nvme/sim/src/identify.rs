@@ -103,15 +103,15 @@ impl State {
         let mut page = IdentifyController::zeroed();
         page.vid.set(0x1b36);
         page.ssvid.set(0x1af4);
-        write_ascii(&config.serial, &mut page.sn);
-        write_ascii(&config.model, &mut page.mn);
-        write_ascii(&config.firmware, &mut page.fr);
+        write_ascii(&config.identity.serial, &mut page.sn);
+        write_ascii(&config.identity.model, &mut page.mn);
+        write_ascii(&config.identity.firmware, &mut page.fr);
         page.ieee = [0x52, 0x54, 0x00];
         page.mdts = config.mdts;
         page.cntlid.set(1);
-        page.ver.set(config.version.0);
+        page.ver.set(config.identity.version.0);
         page.rtd3r.set(500_000);
-        page.rtd3e.set(config.rtd3e);
+        page.rtd3e.set(config.limits.rtd3e);
         page.oaes
             .set((AsyncEvents::NAMESPACE_ATTRIBUTE | AsyncEvents::FIRMWARE_ACTIVATION).bits());
         page.cntrltype = cntrltype::IO;
@@ -119,8 +119,8 @@ impl State {
         if config.shadow_doorbells {
             page.oacs.set(Oacs::DOORBELL_BUFFER.bits());
         }
-        page.acl = config.aborts - 1;
-        page.aerl = config.async_events - 1;
+        page.acl = config.limits.aborts - 1;
+        page.aerl = config.limits.async_events - 1;
         // One slot, which is read only.
         page.frmw = 0b0011;
         page.lpa = (Lpa::COMMAND_EFFECTS | Lpa::EXTENDED_DATA | Lpa::SUPPORTED_PAGES).bits();
@@ -136,12 +136,12 @@ impl State {
         if config.volatile_cache {
             page.vwc |= vwc::PRESENT;
         }
-        page.awun.set(config.awun - 1);
-        page.awupf.set(config.awupf - 1);
-        page.acwu.set(config.acwu - 1);
+        page.awun.set(config.limits.awun - 1);
+        page.awupf.set(config.limits.awupf - 1);
+        page.acwu.set(config.limits.acwu - 1);
         page.ocfs.set(1);
         page.sgls.set(config.sgls.bits());
-        let nqn = format!("nqn.2014.08.org.nvmexpress:sim:{}", config.serial);
+        let nqn = format!("nqn.2014.08.org.nvmexpress:sim:{}", config.identity.serial);
         let len = nqn.len().min(page.subnqn.len() - 1);
         page.subnqn[..len].copy_from_slice(&nqn.as_bytes()[..len]);
         page.psd[0].mp.set(2500);
@@ -151,11 +151,11 @@ impl State {
     fn identify_nvm(&self) -> NvmController {
         let config = &self.config;
         let mut page = NvmController::zeroed();
-        page.vsl = config.vsl;
-        page.wzsl = config.wzsl;
-        page.dmrl = config.dmrl;
-        page.dmrsl.set(config.dmrsl);
-        page.dmsl.set(config.dmsl);
+        page.vsl = config.limits.vsl;
+        page.wzsl = config.limits.wzsl;
+        page.dmrl = config.limits.dmrl;
+        page.dmrsl.set(config.limits.dmrsl);
+        page.dmsl.set(config.limits.dmsl);
         page
     }
 }

@@ -70,7 +70,7 @@ impl State {
         }
         let own = self.namespaces.get(&compare.nsid());
         let most = own.and_then(|namespace| namespace.config.nawupf);
-        if first.blocks > u32::from(most.unwrap_or(self.config.acwu)) {
+        if first.blocks > u32::from(most.unwrap_or(self.config.limits.acwu)) {
             let status = StatusCode::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr();
             let status = self.mistake(compare, status, "more than ACWU or NACWU");
             return (status, StatusCode::ABORTED_FAILED_FUSED);
@@ -112,7 +112,7 @@ impl State {
         exponent: u8,
         name: &str,
     ) -> Result<(), StatusCode> {
-        let page = 4096usize << self.config.page_min;
+        let page = 4096usize << self.config.pages.0;
         if exponent > 0 && bytes > page << exponent {
             let what = format!("{bytes} bytes are more than {name}");
             return Err(self.mistake(sqe, INVALID_FIELD, &what));
@@ -147,7 +147,7 @@ impl State {
         let bytes = self.range(sqe, range.slba, range.blocks)?;
         let verify = sqe.opcode == io::VERIFY;
         if verify {
-            self.limit(sqe, bytes, self.config.vsl, "VSL")?
+            self.limit(sqe, bytes, self.config.limits.vsl, "VSL")?
         } else {
             self.limit(sqe, bytes, self.config.mdts, "MDTS")?
         }
@@ -202,7 +202,7 @@ impl State {
     fn write_zeroes(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
         let zeroes = WriteZeroes::parse(sqe);
         let bytes = self.range(sqe, zeroes.slba, zeroes.blocks)?;
-        self.limit(sqe, bytes, self.config.wzsl, "WZSL")?;
+        self.limit(sqe, bytes, self.config.limits.wzsl, "WZSL")?;
         self.check_writable(sqe)?;
         let deac = self.namespaces.get(&sqe.nsid()).map(|n| n.config.deac);
         if zeroes.deallocate && deac == Some(false) {
@@ -226,9 +226,9 @@ impl State {
         let total: u64 = ranges.iter().map(|range| u64::from(range.nlb.get())).sum();
         let longest = ranges.iter().map(|range| range.nlb.get()).max();
         let beyond = |most: u64, is: u64| most > 0 && is > most;
-        if beyond(config.dmrl.into(), ranges.len() as u64)
-            || beyond(config.dmrsl.into(), longest.unwrap_or(0).into())
-            || beyond(config.dmsl, total)
+        if beyond(config.limits.dmrl.into(), ranges.len() as u64)
+            || beyond(config.limits.dmrsl.into(), longest.unwrap_or(0).into())
+            || beyond(config.limits.dmsl, total)
         {
             return Err(self.mistake(sqe, INVALID_FIELD, "more than DMRL, DMRSL or DMSL"));
         }

@@ -42,7 +42,7 @@ mod state;
 mod strict;
 mod thread;
 
-pub use config::{Config, Format, NamespaceConfig};
+pub use config::{Config, Format, Identity, Limits, NamespaceConfig, Pace};
 pub use drive::Drive;
 pub use faults::{Action, Chances, Rule, Target};
 pub use function::SimFunction;

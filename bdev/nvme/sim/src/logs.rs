@@ -58,7 +58,7 @@ impl State {
             lid::FIRMWARE_SLOT => {
                 let mut page = FirmwareSlots::zeroed();
                 page.afi = 1;
-                let revision = self.config.firmware.as_bytes();
+                let revision = self.config.identity.firmware.as_bytes();
                 let len = revision.len().min(8);
                 page.frs[0] = [b' '; 8];
                 page.frs[0][..len].copy_from_slice(&revision[..len]);

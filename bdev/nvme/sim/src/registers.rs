@@ -21,8 +21,8 @@ impl State {
             .with_to((config.ready_timeout.as_millis() as u64).div_ceil(500))
             .with_dstrd(config.doorbell_stride.into())
             .with_css(css)
-            .with_mpsmin(config.page_min.into())
-            .with_mpsmax(config.page_max.into())
+            .with_mpsmin(config.pages.0.into())
+            .with_mpsmax(config.pages.1.into())
     }
 
     pub fn read(&mut self, at: u32) -> u32 {
@@ -30,7 +30,7 @@ impl State {
         match at {
             offset::CAP => halves(self.cap().0).0,
             0x04 => halves(self.cap().0).1,
-            offset::VS => self.config.version.0,
+            offset::VS => self.config.identity.version.0,
             offset::CC => self.cc.0,
             offset::CSTS => self.csts.0,
             offset::AQA => self.aqa.0,
@@ -114,7 +114,7 @@ impl State {
         if cc.css() != Cc::CSS_NVM {
             wrong.push(format!("CC.CSS {:#b}", cc.css()));
         }
-        if !(config.page_min.into()..=config.page_max.into()).contains(&cc.mps()) {
+        if !(config.pages.0.into()..=config.pages.1.into()).contains(&cc.mps()) {
             wrong.push(format!("CC.MPS {}", cc.mps()));
         }
         if cc.ams() != 0 {
@@ -156,7 +156,7 @@ impl State {
         let mut mode = self.mode;
         match &mut mode {
             Mode::Enabling(at) => {
-                let due = passed(at, self.config.ready_after);
+                let due = passed(at, self.config.pace.ready_after);
                 if due && !self.faults.never_ready && !self.csts.is_fatal() {
                     self.start();
                     mode = Mode::Ready;
@@ -164,7 +164,7 @@ impl State {
                 }
             }
             Mode::Disabling(at) => {
-                if passed(at, self.config.disabled_after) && !self.faults.never_disabled {
+                if passed(at, self.config.pace.disabled_after) && !self.faults.never_disabled {
                     self.clear();
                     mode = Mode::Disabled;
                     worked = true;
@@ -174,7 +174,7 @@ impl State {
         }
         self.mode = mode;
         if let ShutDown::Under(at) = &mut self.shutdown
-            && passed(at, self.config.shutdown_after)
+            && passed(at, self.config.pace.shutdown_after)
             && !self.faults.never_shut_down
         {
             self.shutdown = ShutDown::Done;

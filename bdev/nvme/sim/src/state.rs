@@ -413,7 +413,7 @@ impl State {
             Some(Action::Pulled) => return self.pull(crate::media::Keep::Some),
             _ => {}
         }
-        let (least, most) = self.config.latency;
+        let (least, most) = self.config.pace.latency;
         let (delay, order) = if least == most {
             (least, 0)
         } else {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nacre_bdev::Bdev;
 use nacre_bdev::conformance::Suite;
 use nacre_bdev_nvme::{Controller, Function, Options};
-use nacre_bdev_nvme_sim::{Config, Drive, Iommu, NamespaceConfig, Running};
+use nacre_bdev_nvme_sim::{Config, Drive, Iommu, Limits, NamespaceConfig, Pace, Running};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
 use nacre_nvmf_wire::identify::controller::{Oncs, Sgls};
 use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
@@ -134,7 +134,10 @@ fn blocks_of_512_with_sgls() {
 fn blocks_of_4096_with_prps_only() {
     let config = Config {
         sgls: Sgls::empty(),
-        latency: (Duration::ZERO, Duration::from_micros(30)),
+        pace: Pace {
+            latency: (Duration::ZERO, Duration::from_micros(30)),
+            ..Pace::default()
+        },
         ..config(namespace(4096))
     };
     Fleet::new(config, options()).run();
@@ -167,9 +170,12 @@ fn small_transfers_and_a_boundary() {
     namespace.ignores_advice = true;
     let config = Config {
         mdts: 2,
-        wzsl: 1,
-        dmrsl: 64,
-        dmrl: 1,
+        limits: Limits {
+            wzsl: 1,
+            dmrsl: 64,
+            dmrl: 1,
+            ..Limits::default()
+        },
         doorbell_stride: 3,
         ..config(namespace)
     };
@@ -181,7 +187,10 @@ fn the_shortest_queue_and_no_interrupts() {
     let config = Config {
         queue_entries: 4,
         vectors: 0,
-        latency: (Duration::ZERO, Duration::from_micros(20)),
+        pace: Pace {
+            latency: (Duration::ZERO, Duration::from_micros(20)),
+            ..Pace::default()
+        },
         ..config(namespace(512))
     };
     Fleet::new(config, options()).run();
@@ -197,9 +206,12 @@ fn nothing_optional() {
         oncs: Oncs::empty(),
         fused_compare_and_write: false,
         volatile_cache: false,
-        awun: 1,
-        awupf: 1,
-        acwu: 1,
+        limits: Limits {
+            awun: 1,
+            awupf: 1,
+            acwu: 1,
+            ..Limits::default()
+        },
         ..config(namespace)
     };
     Fleet::new(config, options()).run();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::hand::{ENTRIES, Hand, NSID, OK, PAGE, Pair, config, plain, prps, reset, transfer};
 use nacre_bdev_nvme::{Function, GONE};
-use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Pace, Rule, Target};
 use nacre_nvmf_wire::aen::AsyncEvent;
 use nacre_nvmf_wire::commands::admin::{Abort, GetFeatures, GetLogPage, SetFeatures, queues};
 use nacre_nvmf_wire::features::{AsyncEvents, fid};
@@ -21,9 +21,12 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 #[test]
 fn registers() {
     let mut hand = Hand::new(Config {
-        ready_after: Duration::from_millis(30),
-        disabled_after: Duration::from_millis(10),
-        shutdown_after: Duration::from_millis(5),
+        pace: Pace {
+            ready_after: Duration::from_millis(30),
+            disabled_after: Duration::from_millis(10),
+            shutdown_after: Duration::from_millis(5),
+            ..Pace::default()
+        },
         doorbell_stride: 2,
         ..config()
     });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::hand::{Hand, NSID, OK, PAGE, Pair, config, plain, prps, transfer};
 use nacre_bdev_nvme::GONE;
-use nacre_bdev_nvme_sim::{Action, Config, Format, NamespaceConfig, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Format, Limits, NamespaceConfig, Rule, Target};
 use nacre_nvmf_wire::commands::io::{
     CopyCommand, CopyFormat, CopyRange0, DatasetManagement, DsmRange, Protection, ReadWrite,
     WriteZeroes,
@@ -149,7 +149,10 @@ fn sgl_support() {
 #[test]
 fn commands() {
     let (mut hand, mut pair) = Hand::with_pair(Config {
-        dmrl: 2,
+        limits: Limits {
+            dmrl: 2,
+            ..Limits::default()
+        },
         ..config()
     });
     let stored = |hand: &Hand, lba| hand.drive.stored(NSID, lba, 1).unwrap()[0];
@@ -363,7 +366,8 @@ fn out_of_order() {
     let order = |seed| {
         let (mut hand, mut pair) = Hand::with_pair(Config { seed, ..config() });
         let latency = (Duration::from_micros(10), Duration::from_micros(90));
-        hand.drive.reconfigure(|config| config.latency = latency);
+        hand.drive
+            .reconfigure(|config| config.pace.latency = latency);
         let first: Vec<u16> = (0..7)
             .map(|_| hand.submit(&mut pair, plain(io::FLUSH)))
             .collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status, Support};
 use nacre_bdev_nvme::{AdminData, AttachError, ControlError, Event, FunctionError, Options, State};
-use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Rule, Target, telemetry};
+use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Pace, Rule, Target, telemetry};
 use nacre_nvmf_wire::commands::admin::{Abort, GetFeatures, GetLogPage, Identify, SetFeatures};
 use nacre_nvmf_wire::features::fid;
 use nacre_nvmf_wire::identify::cns;
@@ -21,9 +21,12 @@ use super::rig::Rig;
 fn a_whole_life() {
     let mut rig = Rig::new(Config {
         mdts: 4,
-        ready_after: Duration::from_millis(40),
-        disabled_after: Duration::from_millis(20),
-        shutdown_after: Duration::from_millis(50),
+        pace: Pace {
+            ready_after: Duration::from_millis(40),
+            disabled_after: Duration::from_millis(20),
+            shutdown_after: Duration::from_millis(50),
+            ..Pace::default()
+        },
         ..Config::default()
     });
     let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
@@ -87,7 +90,7 @@ fn failures_to_attach() {
             |error| matches!(error, AttachError::CommandSet { .. }),
         ),
         (
-            |config| (config.page_min, config.page_max) = (2, 4),
+            |config| config.pages = (2, 4),
             |error| matches!(error, AttachError::PageSize { minimum: 16384, .. }),
         ),
         (
@@ -150,7 +153,10 @@ fn it_does_not_become_ready() {
 #[test]
 fn fatal_while_it_is_enabled() {
     let mut rig = Rig::new(Config {
-        ready_after: Duration::from_secs(1),
+        pace: Pace {
+            ready_after: Duration::from_secs(1),
+            ..Pace::default()
+        },
         ..Config::default()
     });
     let drive = rig.drive.clone();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Completion, Flags, Op, Queue, Status, Token};
 use nacre_bdev_nvme::{Controller, Function, Options, State};
-use nacre_bdev_nvme_sim::{Chances, Config, Keep};
+use nacre_bdev_nvme_sim::{Chances, Config, Keep, Pace};
 use nacre_random::Random;
 use nacre_reactor::Idle;
 
@@ -83,7 +83,10 @@ impl World {
             shadow_doorbells: seed.is_multiple_of(2),
             queue_entries: if seed.is_multiple_of(5) { 8 } else { 64 },
             vectors: if seed.is_multiple_of(7) { 0 } else { 4 },
-            latency: (Duration::ZERO, Duration::from_millis(2)),
+            pace: Pace {
+                latency: (Duration::ZERO, Duration::from_millis(2)),
+                ..Pace::default()
+            },
             ..Config::default()
         };
         config.namespaces[0].ignores_advice = seed.is_multiple_of(3);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Flags, Op, Queue, Status};
 use nacre_bdev_nvme::Options;
-use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::io;
 
@@ -217,7 +217,10 @@ fn a_read_into_shared_memory() {
 #[test]
 fn out_of_order() {
     let mut rig = Rig::new(Config {
-        latency: (Duration::from_micros(5), Duration::from_micros(900)),
+        pace: Pace {
+            latency: (Duration::from_micros(5), Duration::from_micros(900)),
+            ..Pace::default()
+        },
         ..Config::default()
     });
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
@@ -241,7 +244,10 @@ fn out_of_order() {
 #[test]
 fn lost_and_spurious_interrupts() {
     let mut rig = Rig::new(Config {
-        latency: (Duration::from_micros(300), Duration::from_micros(300)),
+        pace: Pace {
+            latency: (Duration::from_micros(300), Duration::from_micros(300)),
+            ..Pace::default()
+        },
         ..Config::default()
     });
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));

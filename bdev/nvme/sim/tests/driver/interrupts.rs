@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Op, Queue, Status, Token};
 use nacre_bdev_nvme::{Options, ResetReason};
-use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::opcode::io;
 use nacre_reactor::{EventSet, Events, Idle};
 
@@ -14,7 +14,10 @@ const LATENCY: Duration = Duration::from_micros(300);
 
 fn config() -> Config {
     Config {
-        latency: (LATENCY, LATENCY),
+        pace: Pace {
+            latency: (LATENCY, LATENCY),
+            ..Pace::default()
+        },
         ..Config::default()
     }
 }

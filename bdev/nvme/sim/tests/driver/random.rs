@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Op, Status, Token};
 use nacre_bdev_nvme::Options;
-use nacre_bdev_nvme_sim::{Chances, Config};
+use nacre_bdev_nvme_sim::{Chances, Config, Pace};
 use nacre_random::Random;
 
 use super::rig::Rig;
@@ -79,7 +79,10 @@ fn run(seed: u64) -> u64 {
         shadow_doorbells: seed.is_multiple_of(2),
         deletion_completes: seed.is_multiple_of(3),
         queue_entries: if seed.is_multiple_of(5) { 8 } else { 64 },
-        latency: (Duration::ZERO, Duration::from_millis(2)),
+        pace: Pace {
+            latency: (Duration::ZERO, Duration::from_millis(2)),
+            ..Pace::default()
+        },
         ..Config::default()
     });
     let (controller, _bdev, mut queue) = rig.one(Options {

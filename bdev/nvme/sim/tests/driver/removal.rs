@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Status};
 use nacre_bdev_nvme::{AttachError, ControlError, Event, Function, Options, State};
-use nacre_bdev_nvme_sim::{Action, Config, Drive, Keep, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Drive, Identity, Keep, Pace, Rule, Target};
 
 use super::rig::Rig;
 
 fn slow() -> Config {
     Config {
-        latency: (Duration::from_micros(100), Duration::from_millis(4)),
+        pace: Pace {
+            latency: (Duration::from_micros(100), Duration::from_millis(4)),
+            ..Pace::default()
+        },
         ..Config::default()
     }
 }
@@ -175,7 +178,10 @@ fn pulled_at_every_admin_command() {
 fn pulled_at_every_io_command() {
     for at in 0.. {
         let mut rig = Rig::new(Config {
-            latency: (Duration::ZERO, Duration::from_micros(300)),
+            pace: Pace {
+                latency: (Duration::ZERO, Duration::from_micros(300)),
+                ..Pace::default()
+            },
             ..Config::default()
         });
         let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
@@ -241,7 +247,10 @@ fn another_drive() {
     drop(function);
     let iommu = rig.drive.iommu().clone();
     let other = Drive::new(Config {
-        serial: "OTHER".to_owned(),
+        identity: Identity {
+            serial: "OTHER".to_owned(),
+            ..Identity::default()
+        },
         iommu,
         ..Config::default()
     });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nacre_bdev::{Op, Status};
 use nacre_bdev_nvme::{ControlError, Event, Options, ResetReason, State};
-use nacre_bdev_nvme_sim::{Action, Config, Rule, Target};
+use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::StatusCode;
 use nacre_nvmf_wire::opcode::admin;
 
@@ -13,9 +13,12 @@ use super::rig::Rig;
 
 fn slow() -> Config {
     Config {
-        latency: (Duration::from_micros(100), Duration::from_millis(4)),
-        ready_after: Duration::from_millis(30),
-        disabled_after: Duration::from_millis(15),
+        pace: Pace {
+            latency: (Duration::from_micros(100), Duration::from_millis(4)),
+            ready_after: Duration::from_millis(30),
+            disabled_after: Duration::from_millis(15),
+            ..Pace::default()
+        },
         ..Config::default()
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nacre_bdev_nvme::Function;
-use nacre_bdev_nvme_sim::{Config, Drive, Keep, NamespaceConfig, Running};
+use nacre_bdev_nvme_sim::{Config, Drive, Identity, Keep, NamespaceConfig, Pace, Running};
 use nacre_hugepages::{Arena, RegisterError};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -76,7 +76,10 @@ pub(crate) fn drive(place: &str, serial: &str) -> (Drive, Running) {
     };
     let drive = Drive::new(Config {
         address: place.to_owned(),
-        serial: serial.to_owned(),
+        identity: Identity {
+            serial: serial.to_owned(),
+            ..Identity::default()
+        },
         namespaces: vec![namespace(1, 512, 8192), namespace(2, 4096, 4096)],
         ..Config::default()
     });
@@ -204,7 +207,10 @@ fn a_slow_drive_delays_only_its_own_call() {
     let chassis = Arc::new(Chassis::default());
     let slow = Drive::new(Config {
         address: PLACE.to_owned(),
-        ready_after: Duration::from_secs(3),
+        pace: Pace {
+            ready_after: Duration::from_secs(3),
+            ..Pace::default()
+        },
         namespaces: vec![NamespaceConfig::new(1, 512, 8192)],
         ..Config::default()
     });
@@ -253,7 +259,7 @@ fn a_slow_drive_delays_only_its_own_call() {
     slow.never_ready(true);
     slow.reconfigure(|config| {
         config.ready_timeout = Duration::from_secs(2);
-        config.ready_after = Duration::ZERO;
+        config.pace.ready_after = Duration::ZERO;
     });
     assert_eq!(
         daemon.refused("bdev_nvme_attach_controller", attach()).code,
