@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::patience::Patience;
 use crate::shared;
 use crate::stats::{LabelId, PollerCounters, PollerId};
-use crate::tasks::{LocalTask, Place, Tasks};
+use crate::tasks::{LocalTask, SourceLocation, Tasks};
 use crate::timers::Timers;
 use crate::wake_set::{WakeFdError, WakeSet};
 use crate::{Nanos, Poller};
@@ -133,7 +133,7 @@ impl CoreHandle {
         self.spawn_from(Location::caller(), future)
     }
 
-    pub(crate) fn spawn_from<F>(&self, place: Place, future: F) -> LocalTask<F::Output>
+    pub(crate) fn spawn_from<F>(&self, place: SourceLocation, future: F) -> LocalTask<F::Output>
     where
         F: Future + 'static,
         F::Output: 'static,
@@ -203,7 +203,7 @@ impl std::fmt::Debug for CoreHandle {
 
 impl Inner {
     /// The number under which `place` is known to the watchdog.
-    pub(crate) fn label(&self, place: Place) -> LabelId {
+    pub(crate) fn label(&self, place: SourceLocation) -> LabelId {
         // The address is only a cheap key; places are static, so it stays theirs.
         let key = std::ptr::from_ref(place).addr();
         let mut labels = self.labels.borrow_mut();

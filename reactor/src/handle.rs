@@ -12,7 +12,7 @@ use crate::mailbox::{Envelope, MailboxFull, Refused, SendError};
 use crate::oneshot::{Receiver, oneshot};
 use crate::shared::ReactorPanicked;
 use crate::stats::{Doing, PollerStats, ReactorStats, Stall};
-use crate::tasks::{Place, on_reactor};
+use crate::tasks::{SourceLocation, on_reactor};
 
 /// A reactor, for other threads: send it work, watch it, stop it. Cheap to clone.
 ///
@@ -219,7 +219,7 @@ impl ReactorHandle {
         outcome.unwrap_or(Ok(()))
     }
 
-    fn send_from(&self, from: Place, message: Message) -> Result<(), SendError> {
+    fn send_from(&self, from: SourceLocation, message: Message) -> Result<(), SendError> {
         self.shared
             .mailbox
             .push(Envelope { message, from })
@@ -234,7 +234,7 @@ impl ReactorHandle {
             })
     }
 
-    fn ask<F, R>(&self, from: Place, f: F) -> Result<Receiver<R>, SendError>
+    fn ask<F, R>(&self, from: SourceLocation, f: F) -> Result<Receiver<R>, SendError>
     where
         F: FnOnce(&CoreHandle) -> R + Send + 'static,
         R: Send + 'static,

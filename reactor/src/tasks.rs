@@ -248,4 +248,4 @@ impl<T> Drop for LocalTask<T> {
 }
 
 /// Where a spawn or a send was written.
-pub(crate) type Place = &'static Location<'static>;
+pub(crate) type SourceLocation = &'static Location<'static>;

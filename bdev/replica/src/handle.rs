@@ -291,7 +291,7 @@ pub enum Command {
     Close,
 }
 
-pub(crate) struct Asked {
+pub(crate) struct CommandRequest {
     pub command: Command,
     pub answer: oneshot::Sender<Result<(), VolumeError>>,
 }
@@ -299,7 +299,7 @@ pub(crate) struct Asked {
 /// An open volume, usable from any thread. Dropping all handles does not close it.
 #[derive(Clone)]
 pub struct VolumeHandle {
-    pub(crate) commands: mpsc::Sender<Asked>,
+    pub(crate) commands: mpsc::Sender<CommandRequest>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) volume: Arc<dyn Bdev>,
     pub(crate) status: Arc<Mutex<VolumeStatus>>,
@@ -342,7 +342,7 @@ impl VolumeHandle {
     /// the command.
     pub async fn run(&self, command: Command) -> Result<(), VolumeError> {
         let (answer, outcome) = oneshot::channel();
-        let asked = Asked { command, answer };
+        let asked = CommandRequest { command, answer };
         let closed = || VolumeError::Closed {
             name: self.status().name,
         };

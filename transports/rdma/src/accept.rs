@@ -18,7 +18,7 @@ use crate::shared::{CoreSlot, Domain, Incoming, QueuePairInfo, QueuePairState, S
 use crate::stats::ControlCounts;
 
 /// A host's connection request, as the connection manager reports it.
-pub(crate) struct Asked<'a> {
+pub(crate) struct ConnectRequest<'a> {
     pub id: CmId,
     pub listener: ListenerId,
     pub in_capsule: u32,
@@ -63,7 +63,7 @@ pub(crate) fn offer(
     cm: &mut dyn ConnectionManager,
     counts: &mut ControlCounts,
     open: usize,
-    asked: Asked<'_>,
+    asked: ConnectRequest<'_>,
 ) -> Result<Offered, Refused> {
     let config = &shared.config;
     let private = &asked.params.private_data;

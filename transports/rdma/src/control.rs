@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
 use self::devices::Used;
-use crate::accept::{self, Asked, Offered, Refused};
+use crate::accept::{self, ConnectRequest, Offered, Refused};
 use crate::incident::Incident;
 use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
@@ -225,7 +225,7 @@ impl Control {
                 let Some((listener, in_capsule)) = known else {
                     return self.reject(id, RejectStatus::NoResources, "no listener any more");
                 };
-                let asked = Asked {
+                let asked = ConnectRequest {
                     id,
                     listener,
                     in_capsule,

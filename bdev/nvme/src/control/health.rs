@@ -63,7 +63,12 @@ impl Controller {
             &facts,
         );
         for event in told {
-            tracing::debug!(controller = self.name(), ?event, "NVMe health");
+            tracing::debug!(
+                controller = self.name(),
+                alert = event.alert.name(),
+                raised = event.raised,
+                "NVMe health crossed a threshold"
+            );
             self.send_event(Event::Health(event));
         }
     }

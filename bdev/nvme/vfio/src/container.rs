@@ -85,7 +85,7 @@ impl Group {
 }
 
 /// The drive that a group is opened for, for errors.
-pub struct Place<'a> {
+pub struct GroupNode<'a> {
     pub address: &'a str,
     /// `/dev/vfio`.
     pub folder: &'a Path,
@@ -95,7 +95,7 @@ pub struct Place<'a> {
     pub members: &'a dyn Fn() -> String,
 }
 
-impl Place<'_> {
+impl GroupNode<'_> {
     fn step(&self, what: &'static str) -> impl FnOnce(io::Error) -> VfioError {
         let address = self.address.to_owned();
         move |source| VfioError::Step {
@@ -128,7 +128,7 @@ impl Place<'_> {
 
 impl Container {
     /// A container with its first group: without one it has no IOMMU.
-    pub fn new(place: &Place<'_>) -> Result<(Arc<Container>, Arc<Group>), VfioError> {
+    pub fn new(place: &GroupNode<'_>) -> Result<(Arc<Container>, Arc<Group>), VfioError> {
         let fd = place.open(place.folder.join("vfio"))?;
         let version = sys::plain(fd.as_fd(), Plain::ApiVersion)
             .map_err(place.step("asking for VFIO's version"))?;
@@ -155,7 +155,7 @@ impl Container {
     }
 
     /// The group, which is opened unless it is.
-    pub fn group(&self, place: &Place<'_>) -> Result<Arc<Group>, VfioError> {
+    pub fn group(&self, place: &GroupNode<'_>) -> Result<Arc<Group>, VfioError> {
         let mut groups = self.groups.lock();
         groups.retain(|(_, group)| group.strong_count() > 0);
         let known = groups.iter().find(|(node, _)| node == place.node);
@@ -239,7 +239,7 @@ impl RegisterHook for Hook {
     }
 }
 
-fn enter(container: &OwnedFd, place: &Place<'_>) -> Result<Group, VfioError> {
+fn enter(container: &OwnedFd, place: &GroupNode<'_>) -> Result<Group, VfioError> {
     let fd = place.open(place.folder.join(place.node))?;
     let size = size_of::<abi::vfio_group_status>();
     let status = sys::query(fd.as_fd(), Structured::GroupStatus, size, |_| ())

@@ -13,7 +13,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use vfio_bindings::bindings::vfio as abi;
 
 use crate::bar::Bar;
-use crate::container::{Group, Place};
+use crate::container::{Group, GroupNode};
 use crate::error::VfioError;
 use crate::memory::Memory;
 use crate::pci::{Address, System};
@@ -64,7 +64,7 @@ impl VfioFunction {
         system: Arc<System>,
         address: Address,
         numa_node: Option<u32>,
-        place: &Place<'_>,
+        place: &GroupNode<'_>,
         group: Arc<Group>,
         memory: Arc<Memory>,
     ) -> Result<VfioFunction, VfioError> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use nacre_hugepages::Arena;
 use parking_lot::Mutex;
 
-use crate::container::{Container, Place};
+use crate::container::{Container, GroupNode};
 use crate::error::VfioError;
 use crate::function::VfioFunction;
 use crate::memory::Memory;
@@ -71,7 +71,7 @@ impl Vfio {
                 names.join(", ")
             }
         };
-        let place = Place {
+        let place = GroupNode {
             address: &name,
             folder: &self.nodes,
             node: &node,

@@ -36,19 +36,19 @@ thread_local! {
     };
 }
 
-type Place<T> = Rc<RefCell<Option<Result<T, VolumeError>>>>;
+type Pending<T> = Rc<RefCell<Option<Result<T, VolumeError>>>>;
 
 pub struct Holder {
     /// Unique number of this incarnation.
     pub number: u64,
     pub node: Uuid,
     pub lanes: Vec<Lane>,
-    pub opening: Option<Place<VolumeHandle>>,
+    pub opening: Option<Pending<VolumeHandle>>,
     pub handle: Option<VolumeHandle>,
     /// Until it is open: the device that the volume's hosts have already.
     pub prepared: Option<Prepared>,
     pub layer: Option<Arc<Layer>>,
-    pub commands: Vec<(String, Place<()>)>,
+    pub commands: Vec<(String, Pending<()>)>,
     pub events: Arc<Events>,
     pub pool: Pool,
     /// It has no descriptor for another queue to a disk.
@@ -174,7 +174,7 @@ impl Holder {
 
     /// True when completions returned now may be of executed I/O: the opening succeeded.
     pub fn may_answer(&self) -> bool {
-        let ended = |place: &Place<VolumeHandle>| matches!(&*place.borrow(), Some(Ok(_)));
+        let ended = |place: &Pending<VolumeHandle>| matches!(&*place.borrow(), Some(Ok(_)));
         self.handle.is_some() || self.opening.as_ref().is_some_and(ended)
     }
 
@@ -281,8 +281,8 @@ impl Holder {
     fn run<T: 'static>(
         &self,
         future: impl Future<Output = Result<T, VolumeError>> + 'static,
-    ) -> Place<T> {
-        let place: Place<T> = Rc::default();
+    ) -> Pending<T> {
+        let place: Pending<T> = Rc::default();
         let to = Rc::clone(&place);
         drop(self.core.spawn_local(async move {
             let outcome = future.await;

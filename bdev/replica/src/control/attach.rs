@@ -15,7 +15,7 @@ use super::log::LogWriter;
 use super::media::Media;
 use super::membership::Membership;
 use super::state::{Live, Resync, Retry};
-use crate::format::{Label, LabelError, Place};
+use crate::format::{Label, LabelCopy, LabelError};
 use crate::handle::{Happened, NoDevice, ReplicaDevice, ResyncKind, VolumeError};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Stamp, VolumeRecord};
 use crate::shared::Failure;
@@ -48,9 +48,9 @@ impl Attacher {
                 .map(|slot| self.context.state.borrow().retries[*slot].at)
                 .min();
             match next {
-                None => self.context.bells.probe.notified().await,
+                None => self.context.signals.probe.notified().await,
                 Some(at) => {
-                    let rung = self.context.bells.probe.notified();
+                    let rung = self.context.signals.probe.notified();
                     let _ = self.context.core.timeout(at.since(now), rung).await;
                 }
             }
@@ -222,7 +222,7 @@ impl Attacher {
         let own = |label: &Label| label.replica == replica.id;
         let (sequence, place) = match &read {
             Ok((label, place)) if own(label) => (label.sequence, *place),
-            _ => (0, Place::B),
+            _ => (0, LabelCopy::B),
         };
         let live = Rc::new(Live {
             device,
@@ -285,7 +285,7 @@ impl Attacher {
             self.context.thawed();
             self.context.publish();
             // A replica that lacked nothing may have waited for one that is in sync.
-            self.context.bells.resync.notify_one();
+            self.context.signals.resync.notify_one();
             return Ok(());
         }
         self.begin_resync(slot, &live);
@@ -323,7 +323,7 @@ impl Attacher {
             kind,
             bytes: total << self.context.state.borrow().record.region_shift,
         });
-        self.context.bells.resync.notify_one();
+        self.context.signals.resync.notify_one();
     }
 }
 
@@ -353,7 +353,7 @@ pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
 pub(super) fn not_believed(
     record: &VolumeRecord,
     replica: &ReplicaRecord,
-    label: &Result<(Label, Place), LabelError>,
+    label: &Result<(Label, LabelCopy), LabelError>,
 ) -> VolumeError {
     let found = match label {
         Ok((label, _)) if label.replica == replica.id => {
@@ -374,7 +374,7 @@ pub(super) fn not_believed(
 pub(super) fn label_credit(
     record: &VolumeRecord,
     replica: &ReplicaRecord,
-    label: &Result<(Label, Place), LabelError>,
+    label: &Result<(Label, LabelCopy), LabelError>,
 ) -> Result<LabelCredit, VolumeError> {
     let in_use = |holds: String| VolumeError::InUse {
         device: replica.device.clone(),

@@ -192,7 +192,7 @@ impl Copier {
             let _ = self
                 .context
                 .core
-                .timeout(time, self.context.bells.urgent.notified())
+                .timeout(time, self.context.signals.urgent.notified())
                 .await;
         }
     }

@@ -15,7 +15,7 @@ const PASS: Duration = Duration::from_secs(3);
 impl LogWriter {
     pub(super) async fn clean_log(self: Rc<LogWriter>) {
         loop {
-            self.context.bells.clean.notified().await;
+            self.context.signals.clean.notified().await;
             while self.context.shared.regions.dirty_count() > 0 {
                 self.context.core.after(PASS).await;
                 self.clean_idle().await;

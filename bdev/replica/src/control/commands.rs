@@ -12,7 +12,7 @@ use super::create::{OfflineDisks, check_name};
 use super::cut::{Cut, must_fit};
 use super::state::{Live, Resync, Retry};
 use crate::format::REGIONS_PER_PAGE;
-use crate::handle::{Asked, Command, Happened, VolumeError};
+use crate::handle::{Command, CommandRequest, Happened, VolumeError};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::shared::Failure;
 
@@ -21,8 +21,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 impl Control {
     /// One command at a time.
-    pub(super) async fn obey(self: Rc<Control>, mut asked: mpsc::Receiver<Asked>) {
-        while let Some(Asked { command, answer }) = asked.recv().await {
+    pub(super) async fn obey(self: Rc<Control>, mut asked: mpsc::Receiver<CommandRequest>) {
+        while let Some(CommandRequest { command, answer }) = asked.recv().await {
             let closes = matches!(command, Command::Close);
             let outcome = self.carry_out(command).await;
             let closed = closes && outcome.is_ok();
@@ -168,7 +168,7 @@ impl Control {
             replica: id,
             device: name.to_owned(),
         });
-        self.context.bells.probe.notify_one();
+        self.context.signals.probe.notify_one();
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl Control {
             })
             .await?;
         self.context.state.borrow_mut().retries[slot] = Retry::default();
-        self.context.bells.probe.notify_one();
+        self.context.signals.probe.notify_one();
         Ok(())
     }
 
@@ -280,8 +280,8 @@ impl Control {
             }
             self.context.state.borrow_mut().retries[slot] = Retry::default();
         }
-        self.context.bells.probe.notify_one();
-        self.context.bells.resync.notify_one();
+        self.context.signals.probe.notify_one();
+        self.context.signals.resync.notify_one();
         Ok(())
     }
 
@@ -374,11 +374,11 @@ impl Control {
             }
         }
         drop((log, one));
-        self.context.bells.clean.notify_one();
+        self.context.signals.clean.notify_one();
         let grown = self.context.shared.grow(blocks);
         grown.map_err(|error| invalid(error.to_string()))?;
         self.context.publish();
-        self.context.bells.resync.notify_one();
+        self.context.signals.resync.notify_one();
         self.context.emit(Happened::Grown { blocks });
         Ok(())
     }
@@ -405,7 +405,7 @@ impl Control {
             .commit(|record| record.settings = settings)
             .await?;
         self.context.publish();
-        self.context.bells.verify.notify_one();
+        self.context.signals.verify.notify_one();
         Ok(())
     }
 
@@ -417,7 +417,7 @@ impl Control {
         let slot = self.context.state.borrow().slot_of(device);
         if let Some(slot) = slot {
             self.context.state.borrow_mut().retries[slot] = Retry::default();
-            self.context.bells.probe.notify_one();
+            self.context.signals.probe.notify_one();
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the tasks of a control share: the volume's state, the bells that wake the tasks, and the
+//! What the tasks of a control share: the volume's state, the signals that wake the tasks, and the
 //! ways to lanes, operators and observers.
 
 use std::cell::RefCell;
@@ -24,13 +24,13 @@ pub(super) struct Context {
     pub state: RefCell<State>,
     pub status: Arc<Mutex<VolumeStatus>>,
     pub observer: Arc<dyn Observer>,
-    pub bells: Bells,
+    pub signals: Signals,
     pub tasks: RefCell<Vec<LocalTask<()>>>,
 }
 
 /// What wakes the tasks. Each remembers one ring.
 #[derive(Default)]
-pub(super) struct Bells {
+pub(super) struct Signals {
     /// Rung from other cores.
     pub news: Arc<Notify>,
     pub log: Notify,
@@ -122,7 +122,7 @@ impl Context {
 
     pub(super) fn emit(&self, what: Happened) {
         let name = self.state.borrow().record.name.clone();
-        tracing::debug!(volume = name, ?what, "volume");
+        tracing::debug!(volume = name, event = %serde_json::json!(what), "volume event");
         self.observer.event(VolumeEvent {
             volume: self.id,
             name,
@@ -134,7 +134,7 @@ impl Context {
     pub(super) fn publish(&self) {
         let view = self.state.borrow().view();
         self.shared.publish(view);
-        self.bells.watch.notify_one();
+        self.signals.watch.notify_one();
         self.refresh_status();
     }
 

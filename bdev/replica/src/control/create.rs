@@ -17,7 +17,7 @@ use super::failures::{describe, words};
 use super::fence;
 use super::labels::label_of;
 use crate::format::{
-    BLOCK, Label, LabelError, Place, encode_page, label_offset, newest, page_offset, pages_for,
+    BLOCK, Label, LabelCopy, LabelError, encode_page, label_offset, newest, page_offset, pages_for,
     region_shift_for,
 };
 use crate::handle::{Devices, NewVolume, ReplicaDevice, VolumeError};
@@ -51,7 +51,7 @@ pub(super) struct OfflineDisks {
 struct OfflineReplica {
     disk: Rc<Disk>,
     device: ReplicaDevice,
-    label: Result<(Label, Place), LabelError>,
+    label: Result<(Label, LabelCopy), LabelError>,
 }
 
 impl Drop for OfflineDisks {
@@ -173,9 +173,12 @@ impl OfflineDisks {
     }
 
     /// The label that counts.
-    async fn label(&self, disk: &Disk) -> Result<Result<(Label, Place), LabelError>, VolumeError> {
-        let a = self.read(disk, label_offset(Place::A)).await?;
-        let b = self.read(disk, label_offset(Place::B)).await?;
+    async fn label(
+        &self,
+        disk: &Disk,
+    ) -> Result<Result<(Label, LabelCopy), LabelError>, VolumeError> {
+        let a = self.read(disk, label_offset(LabelCopy::A)).await?;
+        let b = self.read(disk, label_offset(LabelCopy::B)).await?;
         Ok(newest(&a, &b))
     }
 
@@ -226,7 +229,7 @@ impl OfflineDisks {
 
     /// Both labels, so that no earlier label of the device counts.
     pub async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
-        for place in [Place::A, Place::B] {
+        for place in [LabelCopy::A, LabelCopy::B] {
             self.write(disk, label_offset(place), &[0; BLOCK]).await?;
         }
         Ok(())
@@ -307,7 +310,7 @@ impl OfflineDisks {
         }
         if let Some(label) = label_of(record, slot, 1, clean) {
             label.encode(&mut bytes);
-            self.write(disk, label_offset(Place::A), &bytes).await?;
+            self.write(disk, label_offset(LabelCopy::A), &bytes).await?;
         }
         Ok(())
     }

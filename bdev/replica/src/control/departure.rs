@@ -100,8 +100,8 @@ impl Membership {
         self.media.disks.forget(&live.disk);
         let now = self.context.core.now();
         self.context.state.borrow_mut().retries[slot].failed(now);
-        self.context.bells.probe.notify_one();
-        self.context.bells.resync.notify_one();
+        self.context.signals.probe.notify_one();
+        self.context.signals.resync.notify_one();
     }
 
     /// After `lost` is out or gone, under `turn`: if the others were to be made equal to it, they

@@ -38,7 +38,7 @@ pub(super) struct FailureHandler {
 impl FailureHandler {
     pub(super) async fn judge_failures(self: Rc<FailureHandler>) {
         loop {
-            self.context.bells.judge.notified().await;
+            self.context.signals.judge.notified().await;
             loop {
                 let (reports, heard) = {
                     let mut state = self.context.state.borrow_mut();
@@ -248,7 +248,7 @@ impl FailureHandler {
             if remote {
                 self.context.core.after(WATCH).await
             } else {
-                self.context.bells.watch.notified().await
+                self.context.signals.watch.notified().await
             }
         }
     }
@@ -262,7 +262,7 @@ impl FailureHandler {
         }
         // Any obstacle is over, whether or not it was reported.
         if self.replicas.replaced().is_some() {
-            self.context.bells.resync.notify_one();
+            self.context.signals.resync.notify_one();
         }
     }
 

@@ -138,7 +138,7 @@ impl Control {
             drop(layer);
             self.context.publish();
         }
-        self.context.bells.probe.notify_one();
+        self.context.signals.probe.notify_one();
         let late = self.context.core.now() + ENTRY;
         while !self.serves() && self.context.core.now() < late {
             self.context.core.after(LOOK_AGAIN).await;

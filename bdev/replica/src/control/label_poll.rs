@@ -71,7 +71,7 @@ impl LabelPoll {
         };
         loop {
             if reserved().is_empty() && self.exposed().is_empty() {
-                self.context.bells.fence.notified().await;
+                self.context.signals.fence.notified().await;
                 continue;
             }
             self.context.core.after(WATCH).await;

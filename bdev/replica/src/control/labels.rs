@@ -9,7 +9,7 @@ use super::disk::Disk;
 use super::fence::WATCH;
 use super::membership::Membership;
 use super::state::Live;
-use crate::format::{BLOCK, Label, LabelError, LabelReplica, label_offset, next_place};
+use crate::format::{BLOCK, Label, LabelError, LabelReplica, label_offset, next_copy};
 use crate::model::{Stamp, VolumeRecord};
 use crate::shared::Failure;
 
@@ -32,7 +32,7 @@ impl Membership {
         }
         let mut bytes = [0; BLOCK];
         label.encode(&mut bytes);
-        let place = next_place(live.place.get());
+        let place = next_copy(live.place.get());
         self.media
             .write_block(&live.disk, label_offset(place), Flags::FUA, &bytes)
             .await?;
@@ -40,7 +40,7 @@ impl Membership {
         live.sequence.set(label.sequence);
         live.stamp.set(label.stamp);
         live.looked.set(self.context.core.now());
-        self.context.bells.fence.notify_one();
+        self.context.signals.fence.notify_one();
         Ok(())
     }
 

@@ -34,7 +34,7 @@ impl LogWriter {
     /// Makes regions dirty that lanes wait for.
     pub(super) async fn keep_log(self: Rc<LogWriter>) {
         loop {
-            self.context.bells.log.notified().await;
+            self.context.signals.log.notified().await;
             loop {
                 let wanted = std::mem::take(&mut self.context.state.borrow_mut().wanted);
                 if wanted.is_empty() {
@@ -96,8 +96,8 @@ impl LogWriter {
                 self.context.shared.regions.set_dirty(*region);
             }
             self.context.shared.ring_all();
-            self.context.bells.clean.notify_one();
-            self.context.bells.fence.notify_one();
+            self.context.signals.clean.notify_one();
+            self.context.signals.fence.notify_one();
         }
         all
     }

@@ -22,7 +22,7 @@ use super::cut::{Cut, must_fit};
 use super::disk::{Disk, Disks};
 use super::failures::describe;
 use super::state::Live;
-use crate::format::{BLOCK, Label, LabelError, Place, label_offset, newest};
+use crate::format::{BLOCK, Label, LabelCopy, LabelError, label_offset, newest};
 use crate::handle::{Devices, NoDevice, ReplicaDevice, VolumeError};
 use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
@@ -260,15 +260,15 @@ impl Media {
     pub(super) async fn read_label(
         &self,
         disk: &Disk,
-    ) -> Result<Result<(Label, Place), LabelError>, Failure> {
-        let a = self.read_block(disk, label_offset(Place::A)).await?;
-        let b = self.read_block(disk, label_offset(Place::B)).await?;
+    ) -> Result<Result<(Label, LabelCopy), LabelError>, Failure> {
+        let a = self.read_block(disk, label_offset(LabelCopy::A)).await?;
+        let b = self.read_block(disk, label_offset(LabelCopy::B)).await?;
         Ok(newest(&a, &b))
     }
 
     /// Both, so that no earlier label of the device counts.
     pub(super) async fn erase_labels(&self, disk: &Disk) -> Result<(), Failure> {
-        for place in [Place::A, Place::B] {
+        for place in [LabelCopy::A, LabelCopy::B] {
             let at = label_offset(place);
             self.write_block(disk, at, Flags::FUA, &[0; BLOCK]).await?;
         }

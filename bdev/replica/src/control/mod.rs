@@ -14,7 +14,7 @@
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`Context`] | the volume's state, the tasks and their bells, the ways to lanes and observers |
+//! | [`Context`] | the volume's state, tasks and their signals, the way to lanes and observers |
 //! | [`Media`] | the replicas' devices, and the control's buffers |
 //! | [`Membership`] | the store, and the right to change the record |
 //! | [`Copier`] | the ranges that are being copied, and the permitted rate |
@@ -186,7 +186,7 @@ impl Control {
     }
 
     fn start(self: &Rc<Control>) {
-        let bell = Arc::clone(&self.context.bells.news);
+        let bell = Arc::clone(&self.context.signals.news);
         self.context
             .shared
             .on_news(Some(Box::new(move || bell.notify_one())));
@@ -227,34 +227,34 @@ impl Control {
     /// Hands on what lanes have to say.
     async fn listen(self: Rc<Control>) {
         loop {
-            self.context.bells.news.notified().await;
+            self.context.signals.news.notified().await;
             let (news, counts) = self.context.shared.take_news();
             let mut state = self.context.state.borrow_mut();
             if !news.wanted.is_empty() {
                 state.wanted.extend(news.wanted);
-                self.context.bells.log.notify_one();
+                self.context.signals.log.notify_one();
             }
             if counts != state.heard {
                 state.heard = counts;
                 state.take_reports(news.reports);
-                self.context.bells.judge.notify_one();
+                self.context.signals.judge.notify_one();
             }
             if self.context.shared.unequal() != state.unequal {
                 state.unequal = self.context.shared.unequal();
-                self.context.bells.resync.notify_one();
+                self.context.signals.resync.notify_one();
                 drop(state);
                 self.context.refresh_status();
                 state = self.context.state.borrow_mut();
             }
             if !news.urgent.is_empty() {
                 state.urgent.extend(news.urgent);
-                self.context.bells.urgent.notify_waiters();
-                self.context.bells.resync.notify_one();
+                self.context.signals.urgent.notify_waiters();
+                self.context.signals.resync.notify_one();
             }
             if !news.repairs.is_empty() {
                 let room = REPAIRS.saturating_sub(state.repairs.len());
                 state.repairs.extend(news.repairs.into_iter().take(room));
-                self.context.bells.repair.notify_one();
+                self.context.signals.repair.notify_one();
             }
         }
     }

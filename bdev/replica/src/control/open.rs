@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::Control;
 use super::attach::{LabelCredit, label_credit};
-use super::context::{Bells, Context};
+use super::context::{Context, Signals};
 use super::cut::{Checked, Cut};
 use super::disk::Disks;
 use super::failures::{FailureHandler, describe};
@@ -162,7 +162,7 @@ impl Opening<'_> {
             state: RefCell::new(State::new(record)),
             shared,
             observer: Arc::clone(&self.observer),
-            bells: Bells::default(),
+            signals: Signals::default(),
             tasks: RefCell::default(),
         });
         let media = Rc::new(Media {
@@ -186,9 +186,9 @@ impl Opening<'_> {
         context.spawn(Rc::clone(&control).obey(asked));
         // What failed while it was opened waits to be judged.
         context.shared.wake_control();
-        context.bells.probe.notify_one();
-        context.bells.resync.notify_one();
-        context.bells.clean.notify_one();
+        context.signals.probe.notify_one();
+        context.signals.resync.notify_one();
+        context.signals.clean.notify_one();
         Ok(Some(VolumeHandle {
             commands,
             shared: Arc::clone(&context.shared),

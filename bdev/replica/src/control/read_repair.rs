@@ -17,7 +17,7 @@ impl ReadRepair {
     /// Writes blocks back that a replica could not read and another could.
     pub(super) async fn repair_reads(self: Rc<ReadRepair>) {
         loop {
-            self.context.bells.repair.notified().await;
+            self.context.signals.repair.notified().await;
             while let Some(repair) = { self.context.state.borrow_mut().repairs.pop_front() } {
                 self.repair_read(repair).await;
             }

@@ -54,7 +54,7 @@ enum Copied {
 impl Resyncer {
     pub(super) async fn copy_regions(self: Rc<Resyncer>) {
         loop {
-            self.context.bells.resync.notified().await;
+            self.context.signals.resync.notified().await;
             let mut at = 0;
             loop {
                 self.promote_all().await;
@@ -391,7 +391,7 @@ impl Resyncer {
             seconds,
         });
         self.context.publish();
-        self.context.bells.clean.notify_one();
+        self.context.signals.clean.notify_one();
         self.context.emit(Happened::ResyncEnded {
             replica: self.context.replica_id(slot),
             device: live.disk.name.clone(),
@@ -463,7 +463,7 @@ impl Resyncer {
         };
         if self.replicas.remove_slot(old).await.is_ok() {
             // There may be another one, and the remaining replicas may lack nothing any longer.
-            self.context.bells.resync.notify_one();
+            self.context.signals.resync.notify_one();
         }
     }
 }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::cut::Cut;
 use super::disk::Disk;
-use crate::format::Place;
+use crate::format::LabelCopy;
 use crate::handle::{
     Fencing, LastResync, ReplicaDevice, ReplicaStatus, ResyncKind, ResyncStatus, VerifyStatus,
     VolumeState, VolumeStatus,
@@ -66,7 +66,7 @@ pub(super) struct Live {
     /// The label that was written last, and where.
     pub stamp: Cell<Stamp>,
     pub sequence: Cell<u64>,
-    pub place: Cell<Place>,
+    pub place: Cell<LabelCopy>,
     /// Under which its device is reserved; 0: it is not.
     pub key: Cell<u64>,
     /// When its label was last seen to be this holder's.

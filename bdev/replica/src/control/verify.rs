@@ -170,14 +170,14 @@ impl Verify {
         loop {
             let hours = self.context.state.borrow().record.settings.verify_hours;
             if hours == 0 {
-                self.context.bells.verify.notified().await;
+                self.context.signals.verify.notified().await;
                 last = self.context.core.now();
                 continue;
             }
             let _ = self
                 .context
                 .core
-                .timeout(LOOK, self.context.bells.verify.notified())
+                .timeout(LOOK, self.context.signals.verify.notified())
                 .await;
             let due = Duration::from_secs(u64::from(hours) * 3600);
             if self.context.core.now().since(last) >= due {

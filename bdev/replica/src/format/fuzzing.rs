@@ -4,7 +4,9 @@
 use uuid::Uuid;
 
 use super::layout::{BLOCK, MAX_REGIONS};
-use super::{Label, LabelError, Place, REGIONS_PER_PAGE, decode_page, encode_page, newest, seal};
+use super::{
+    Label, LabelCopy, LabelError, REGIONS_PER_PAGE, decode_page, encode_page, newest, seal,
+};
 
 /// A target: takes any bytes.
 pub type Target = fn(&[u8]);
@@ -35,8 +37,8 @@ pub fn volume_label(input: &[u8]) {
         }
     }
     match newest(&a, &b) {
-        Ok((label, Place::A)) => assert_eq!(Label::decode(&a), Ok(label)),
-        Ok((label, Place::B)) => assert_eq!(Label::decode(&b), Ok(label)),
+        Ok((label, LabelCopy::A)) => assert_eq!(Label::decode(&a), Ok(label)),
+        Ok((label, LabelCopy::B)) => assert_eq!(Label::decode(&b), Ok(label)),
         Err(LabelError::NotALabel) => assert!(a.iter().chain(&b).all(|byte| *byte == 0)),
         Err(_) => {}
     }

@@ -246,7 +246,7 @@ fn cut(name: &str) -> &str {
 
 /// One of the two positions of a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum LabelCopy {
     A,
     B,
 }
@@ -254,16 +254,16 @@ pub enum Place {
 /// The position of the next label when the valid one is at `which`: a write torn by a power failure
 /// destroys only the older label. Code that takes over a device with other labels must erase both
 /// positions first, or an old label may still be valid.
-pub fn next_place(which: Place) -> Place {
+pub fn next_copy(which: LabelCopy) -> LabelCopy {
     match which {
-        Place::A => Place::B,
-        Place::B => Place::A,
+        LabelCopy::A => LabelCopy::B,
+        LabelCopy::B => LabelCopy::A,
     }
 }
 
 /// Returns the valid one of a device's two labels, and its position. An error comes from the
 /// position that tells apart more cases: two damaged labels are not an empty device.
-pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, Place), LabelError> {
+pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, LabelCopy), LabelError> {
     match (Label::decode(a), Label::decode(b)) {
         // A newer program wrote this device last, or may have: its label must not be overlooked.
         (Err(error @ LabelError::Version { .. }), _)
@@ -271,9 +271,9 @@ pub fn newest(a: &[u8], b: &[u8]) -> Result<(Label, Place), LabelError> {
         (Ok(a), Ok(b)) if (a.volume, a.replica) != (b.volume, b.replica) => {
             Err(LabelError::TwoOwners)
         }
-        (Ok(a), Ok(b)) if b.age() > a.age() => Ok((b, Place::B)),
-        (Ok(a), _) => Ok((a, Place::A)),
-        (_, Ok(b)) => Ok((b, Place::B)),
+        (Ok(a), Ok(b)) if b.age() > a.age() => Ok((b, LabelCopy::B)),
+        (Ok(a), _) => Ok((a, LabelCopy::A)),
+        (_, Ok(b)) => Ok((b, LabelCopy::B)),
         (Err(a), Err(b)) => Err(if rank(b) > rank(a) { b } else { a }),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::model::RESERVED;
 
-use super::label::Place;
+use super::label::LabelCopy;
 
 /// Bytes of a label, and of a page of the log. A device's logical block is no larger.
 pub const BLOCK: usize = 4096;
@@ -19,10 +19,10 @@ pub const MAX_REGIONS: u64 = 1 << 18;
 const _: () = assert!(LOG + super::log::pages_for(MAX_REGIONS) * BLOCK as u64 <= RESERVED);
 
 /// Byte offset of a label.
-pub fn label_offset(place: Place) -> u64 {
+pub fn label_offset(place: LabelCopy) -> u64 {
     match place {
-        Place::A => 0,
-        Place::B => BLOCK as u64,
+        LabelCopy::A => 0,
+        LabelCopy::B => BLOCK as u64,
     }
 }
 

@@ -16,7 +16,7 @@ pub mod log;
 #[cfg(test)]
 mod tests;
 
-pub use label::{Label, LabelError, LabelReplica, LabelState, Place, newest, next_place};
+pub use label::{Label, LabelCopy, LabelError, LabelReplica, LabelState, newest, next_copy};
 pub use layout::{BLOCK, label_offset, region_shift_for};
 pub use log::{Page, REGIONS_PER_PAGE, decode_page, encode_page, page_offset, pages_for};
 

@@ -157,8 +157,8 @@ fn the_newest_of_two() {
     let which = |a: &[u8], b: &[u8]| newest(a, b).map(|(_, place)| place);
     let old = at(1, 9, 9);
     for new in [at(2, 1, 1), at(1, 10, 1), at(1, 9, 10)] {
-        assert_eq!(which(&old, &new), Ok(Place::B));
-        assert_eq!(which(&new, &old), Ok(Place::A));
+        assert_eq!(which(&old, &new), Ok(LabelCopy::B));
+        assert_eq!(which(&new, &old), Ok(LabelCopy::A));
     }
     let (zero, foreign) = ([0; BLOCK], [0x55; BLOCK]);
     let mut torn = old;
@@ -171,8 +171,8 @@ fn the_newest_of_two() {
         ..label()
     });
     for bad in [zero, foreign, torn] {
-        assert_eq!(which(&bad, &old), Ok(Place::B));
-        assert_eq!(which(&old, &bad), Ok(Place::A));
+        assert_eq!(which(&bad, &old), Ok(LabelCopy::B));
+        assert_eq!(which(&old, &bad), Ok(LabelCopy::A));
     }
     let version = Err(LabelError::Version { found: 9 });
     for any in [zero, foreign, torn, old] {
@@ -186,9 +186,12 @@ fn the_newest_of_two() {
     assert_eq!(which(&zero, &foreign), Err(LabelError::Foreign));
     assert_eq!(which(&torn, &foreign), Err(LabelError::Checksum));
     assert_eq!(which(&zero, &torn), Err(LabelError::Checksum));
-    assert_eq!(next_place(Place::A), Place::B);
-    assert_eq!(next_place(Place::B), Place::A);
-    assert_eq!((label_offset(Place::A), label_offset(Place::B)), (0, 4096));
+    assert_eq!(next_copy(LabelCopy::A), LabelCopy::B);
+    assert_eq!(next_copy(LabelCopy::B), LabelCopy::A);
+    assert_eq!(
+        (label_offset(LabelCopy::A), label_offset(LabelCopy::B)),
+        (0, 4096)
+    );
 }
 
 #[test]
@@ -353,7 +356,7 @@ proptest! {
         let found = if in_a { newest(&written, &kept) } else { newest(&kept, &written) };
         let (found, place) = found.expect("one is whole");
         prop_assert!(found == current || found == next);
-        prop_assert_eq!(place == Place::A, in_a == (found == next));
+        prop_assert_eq!(place == LabelCopy::A, in_a == (found == next));
         if sectors == 0xff {
             prop_assert_eq!(found, next);
         }

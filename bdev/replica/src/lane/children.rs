@@ -1,27 +1,39 @@
-//! The parts of one request at its replicas.
+//! The parts of one request: a child is the I/O that the request sends to one replica.
+//!
+//! ```text
+//!   queued ─▶ with ─▶ ok                       the device completed the child
+//!               │  └▶ failed                   it failed: the control judges the replica
+//!               └───▶ with and failed          it is late: reported like a failure
+//!                        ├▶ ok and failed      the device completed it after all
+//!                        └▶ orphans            the request ended without it
+//! ```
+//!
+//! A request that tries another replica or ends leaves its late children behind as orphans. An
+//! orphan keeps its buffers until the device completes it.
 
 use super::request::{Slots, bit, slots};
 use crate::model::MAX_REPLICAS;
 
-/// Sets of slots. A slot that left the view is only in `orphans` and `passed`.
+/// The state of each child, as sets of slots. A slot whose replica left the view is only in
+/// `orphans` and `passed`.
 #[derive(Default)]
 pub(super) struct Children {
-    /// Its device has the child.
+    /// The device has the child and has not completed it.
     pub with: Slots,
     /// The child waits for room in the device's queue, or for a delay.
     pub queued: Slots,
     /// Completed without an error.
     pub ok: Slots,
-    /// Reported to the control; the ticket is in the trouble. With `with`: it is late. With `ok`:
-    /// it was late.
+    /// The failure, or that the child is late, was reported to the control, which has not judged it
+    /// yet. In `with` as well: the child is late. In `ok` as well: it was late, then completed.
     pub failed: Slots,
-    /// Tried for reading, without success.
+    /// This replica could not serve the read, for any reason.
     pub tried: Slots,
-    /// Could not read the blocks.
+    /// A read of this replica failed because the medium cannot read the blocks.
     pub unread: Slots,
-    /// The device has the child, and no request waits for it.
+    /// The device has the child, and the request no longer waits for it.
     pub orphans: Slots,
-    /// The child was passed through the replica's layer, which has no state of it.
+    /// The child bypassed the replica's layer, which keeps no state of it.
     pub passed: Slots,
 
     /// How often the replica of a read lacked resources.
@@ -31,37 +43,37 @@ pub(super) struct Children {
 }
 
 impl Children {
-    /// Every slot whose replica got a child.
+    /// Slots whose replicas got a child, completed or not.
     pub fn all(&self) -> Slots {
         self.with | self.queued | self.ok | self.failed | self.orphans
     }
 
-    /// Children that are not completed, or whose failure is not judged.
+    /// Children that the request must still wait for, or whose failure the control has not judged.
     pub fn unfinished(&self) -> Slots {
         self.with | self.queued | self.failed
     }
 
-    /// Children that devices have.
+    /// Children that devices have, including orphans.
     pub fn at_devices(&self) -> Slots {
         self.with | self.orphans
     }
 
-    /// All children that are still awaited.
+    /// Children that may still complete in time: queued, or at a device and not late.
     pub fn awaited(&self) -> Slots {
         (self.with | self.queued) & !self.failed
     }
 
-    /// Children that their devices have, and that did not fail.
+    /// Children at a device that are not late.
     pub fn at_work(&self) -> Slots {
         self.with & !self.failed
     }
 
-    /// Late children: their devices have them, and no request has to wait for them.
+    /// Late children: reported as failures while their devices still have them.
     pub fn late(&self) -> Slots {
         self.with & self.failed
     }
 
-    /// Forgets the children that late replicas still have: no request waits for them any longer.
+    /// Makes orphans of late children: the request stops waiting for them.
     #[cold]
     pub fn leave_late(&mut self) {
         let late = self.late();

@@ -13,22 +13,22 @@ type Answer<T> = Result<T, StoreError>;
 
 /// The two ends of a channel for one reply.
 pub(super) fn reply<T>() -> (Sender<T>, Receiver<T>) {
-    let place = Arc::new(Mutex::new(Place {
+    let place = Arc::new(Mutex::new(ReplySlot {
         answer: None,
         waker: None,
     }));
     (Sender(Some(Arc::clone(&place))), Receiver(place))
 }
 
-struct Place<T> {
+struct ReplySlot<T> {
     answer: Option<Answer<T>>,
     waker: Option<Waker>,
 }
 
 /// Dropped without a reply, it reports that the outcome of the request is unknown.
-pub(super) struct Sender<T>(Option<Arc<Mutex<Place<T>>>>);
+pub(super) struct Sender<T>(Option<Arc<Mutex<ReplySlot<T>>>>);
 
-pub(super) struct Receiver<T>(Arc<Mutex<Place<T>>>);
+pub(super) struct Receiver<T>(Arc<Mutex<ReplySlot<T>>>);
 
 impl<T> Sender<T> {
     pub fn answer(mut self, answer: Answer<T>) {

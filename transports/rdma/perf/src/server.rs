@@ -82,7 +82,7 @@ pub struct Server {
 }
 
 /// A connect request.
-struct Asked {
+struct ConnectRequest {
     id: CmId,
     device: DeviceId,
     peer: SocketAddr,
@@ -201,7 +201,7 @@ impl Server {
                     ..
                 } => {
                     self.asked(
-                        Asked {
+                        ConnectRequest {
                             id,
                             device,
                             peer,
@@ -224,7 +224,7 @@ impl Server {
         Ok(())
     }
 
-    fn asked(&mut self, asked: Asked, tell: &mut dyn FnMut(Happened)) {
+    fn asked(&mut self, asked: ConnectRequest, tell: &mut dyn FnMut(Happened)) {
         let (id, peer) = (asked.id, asked.peer);
         let declined = match Request::parse(&asked.params.private_data) {
             Ok(Request::Control(terms)) => self.begin(asked, terms, tell).err(),
@@ -252,7 +252,7 @@ impl Server {
 
     fn begin(
         &mut self,
-        asked: Asked,
+        asked: ConnectRequest,
         terms: Terms,
         tell: &mut dyn FnMut(Happened),
     ) -> Result<(), Declined> {

@@ -6,7 +6,7 @@ use nacre_bdev::fault::{Action, Fault};
 use nacre_bdev::{Io, Op, Status};
 
 use super::rig::{DISK_BLOCKS, REGION, World};
-use crate::format::{BLOCK, Place, label_offset, page_offset};
+use crate::format::{BLOCK, LabelCopy, label_offset, page_offset};
 use crate::handle::{Command, VolumeError, VolumeState};
 use crate::model::{KeptLimits, ReplicaState, Settings, VolumeRecord};
 use crate::prepared::Prepared;
@@ -108,7 +108,7 @@ fn a_failed_attempt_leaves_nothing() {
     let prepared = world.prepare(&record);
     let write = world.begin_write(0, 8, 3);
     let at = |offset: u64| Some((offset / 512, BLOCK as u64 / 512));
-    let (a, b) = (label_offset(Place::A), label_offset(Place::B));
+    let (a, b) = (label_offset(LabelCopy::A), label_offset(LabelCopy::B));
     // Each label is written in the other place: one that fails leaves the turn to the same.
     for (attempt, offset) in [a, page_offset(0), b, page_offset(0)]
         .into_iter()
