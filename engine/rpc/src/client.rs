@@ -5,10 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::error::{INVALID_STATE, RpcError, STARTING};
 use super::folder;
+use super::method::Method;
 
 /// Why a call failed: no connection, a broken one, or an error answer.
 #[derive(Debug, thiserror::Error)]
@@ -57,8 +60,34 @@ impl Client {
         })
     }
 
-    /// Calls `method`; null `params` means none. Waits for a daemon that is still starting.
-    pub fn call(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
+    /// Calls a method with parameters of its own type, and returns its reply.
+    pub fn call<M, C>(&mut self, params: &M::Params) -> Result<M::Reply, ClientError>
+    where
+        M: Method<C>,
+        M::Params: Serialize,
+        M::Reply: DeserializeOwned,
+        C: 'static,
+    {
+        let answer = self.call_for_json::<M, C>(params)?;
+        serde_json::from_value(answer.clone()).map_err(|_| ClientError::Strange {
+            method: M::NAME.to_owned(),
+            text: answer.to_string(),
+        })
+    }
+
+    /// As [`Client::call`], with the reply as it came: another daemon's has other fields.
+    pub fn call_for_json<M, C>(&mut self, params: &M::Params) -> Result<Value, ClientError>
+    where
+        M: Method<C>,
+        M::Params: Serialize,
+        C: 'static,
+    {
+        self.call_by_name(M::NAME, to_json(params))
+    }
+
+    /// Calls a method whose name is known only at run time; null `params` means none. Waits for a
+    /// daemon that is still starting.
+    pub fn call_by_name(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
         let is_starting = |error: &RpcError| {
             let facts = error.data.as_ref();
             error.code == INVALID_STATE && facts.is_some_and(|f| f.cause == STARTING)
@@ -151,6 +180,24 @@ impl Client {
                 Err(e) => return Err(broken(e)),
             }
         }
+    }
+}
+
+/// Parameters as they are sent: what is not given is left out.
+pub fn to_json(params: &impl Serialize) -> Value {
+    let mut params = serde_json::to_value(params).expect("parameters are plain data");
+    drop_nulls(&mut params);
+    params
+}
+
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            fields.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
     }
 }
 

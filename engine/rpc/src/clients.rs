@@ -35,7 +35,7 @@ pub const UNSENT_EACH: usize = 64 * 1024;
 pub struct Clients {
     max: usize,
     unsent_limit: usize,
-    open: RefCell<BTreeMap<u64, Rc<Client>>>,
+    open: RefCell<BTreeMap<u64, Rc<Peer>>>,
     next: Cell<u64>,
     /// The time since when every place has had a busy client.
     busy_since: Cell<Option<Instant>>,
@@ -46,7 +46,7 @@ pub struct Clients {
 
 /// One connected client.
 #[derive(Debug)]
-pub struct Client {
+pub struct Peer {
     id: u64,
     process: Option<i32>,
     running: Cell<usize>,
@@ -59,7 +59,7 @@ pub struct Client {
 
 /// A client's place, freed on drop.
 #[derive(Debug)]
-pub struct Place(pub Rc<Client>);
+pub struct Place(pub Rc<Peer>);
 
 /// The result for a new client.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ impl Clients {
         if now >= end {
             return Entry::Full;
         }
-        let idle = |client: &Rc<Client>| client.is_idle().then(|| client.active.get() + GRACE);
+        let idle = |client: &Rc<Peer>| client.is_idle().then(|| client.active.get() + GRACE);
         let first = self.open.borrow().values().filter_map(idle).min();
         Entry::Wait(first.map_or(end, |first| first.min(end)))
     }
@@ -127,7 +127,7 @@ impl Clients {
         self.busy_since.set(None);
         let id = self.next.get();
         self.next.set(id + 1);
-        let client = Rc::new(Client {
+        let client = Rc::new(Peer {
             id,
             process,
             running: Cell::new(0),
@@ -146,14 +146,14 @@ impl Clients {
     }
 
     /// The longest idle client of the process with the most clients.
-    fn most_idle(&self, now: Instant) -> Option<Rc<Client>> {
+    fn most_idle(&self, now: Instant) -> Option<Rc<Peer>> {
         let open = self.open.borrow();
-        let idle = |c: &&Rc<Client>| c.is_idle() && now.duration_since(c.active.get()) >= GRACE;
+        let idle = |c: &&Rc<Peer>| c.is_idle() && now.duration_since(c.active.get()) >= GRACE;
         let mut of_process = BTreeMap::<Option<i32>, usize>::new();
         for client in open.values() {
             *of_process.entry(client.process).or_default() += 1;
         }
-        let rank = |c: &&Rc<Client>| {
+        let rank = |c: &&Rc<Peer>| {
             let most = std::cmp::Reverse(of_process[&c.process]);
             (most, c.active.get(), c.id)
         };
@@ -170,7 +170,7 @@ impl Drop for Place {
     }
 }
 
-impl Client {
+impl Peer {
     fn is_idle(&self) -> bool {
         self.running.get() == 0
     }
@@ -187,7 +187,7 @@ impl Client {
         self.active.set(now);
     }
 
-    pub fn begin(self: &Rc<Client>, now: Instant) -> Running {
+    pub fn begin(self: &Rc<Peer>, now: Instant) -> Running {
         self.touch(now);
         self.running.set(self.running.get() + 1);
         Running(Rc::clone(self))
@@ -199,7 +199,7 @@ impl Client {
     }
 
     /// Reserves room for an answer of `bytes`, until it is sent. `None`: too many bytes are unsent.
-    pub fn charge(self: &Rc<Client>, bytes: usize) -> Option<Charge> {
+    pub fn charge(self: &Rc<Peer>, bytes: usize) -> Option<Charge> {
         let (own, all) = (self.unsent.get() + bytes, self.clients.unsent.get() + bytes);
         if own > UNSENT_EACH && all > self.clients.unsent_limit {
             return None;
@@ -215,7 +215,7 @@ impl Client {
 
 /// A running call.
 #[derive(Debug)]
-pub struct Running(Rc<Client>);
+pub struct Running(Rc<Peer>);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -229,7 +229,7 @@ impl Drop for Running {
 /// The reserved bytes of an unsent answer.
 #[derive(Debug)]
 pub struct Charge {
-    client: Rc<Client>,
+    client: Rc<Peer>,
     bytes: usize,
 }
 

@@ -58,7 +58,7 @@ pub trait Method<C: 'static>: 'static {
 }
 
 /// The parameters of a method without any: a `params` member is refused, as in SPDK.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NoParams {}
 

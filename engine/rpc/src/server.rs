@@ -19,7 +19,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, warn};
 
-use super::clients::{Charge, Client, Clients, Entry, Place};
+use super::clients::{Charge, Clients, Entry, Peer, Place};
 use super::error::{Errno, RpcError};
 use super::frame::{Call, Decoder, Element, Frame};
 use super::method::{Answer, CallFuture};
@@ -285,7 +285,7 @@ async fn receive(read: &mut OwnedReadHalf, chunk: &mut [u8]) -> usize {
     })
 }
 
-async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Text>, me: Rc<Client>) {
+async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Text>, me: Rc<Peer>) {
     while let Some(Text { mut text, charge }) = queue.recv().await {
         text.push('\n');
         let taken = take_all(&mut write, text.as_bytes(), &me);
@@ -297,7 +297,7 @@ async fn send(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Text>, me: Rc
     }
 }
 
-async fn take_all(write: &mut OwnedWriteHalf, bytes: &[u8], me: &Client) -> std::io::Result<()> {
+async fn take_all(write: &mut OwnedWriteHalf, bytes: &[u8], me: &Peer) -> std::io::Result<()> {
     let mut sent = 0;
     while sent < bytes.len() {
         match write.write(&bytes[sent..]).await? {
@@ -325,7 +325,7 @@ impl Text {
     }
 }
 
-async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>, me: &Rc<Client>) -> Option<Text> {
+async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>, me: &Rc<Peer>) -> Option<Text> {
     match frame {
         Frame::One(element) => one(element, dispatch, me).await,
         Frame::Batch(elements) => {
@@ -346,7 +346,7 @@ async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>, me: &Rc<Client>) ->
     }
 }
 
-async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>, me: &Rc<Client>) -> Option<Text> {
+async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>, me: &Rc<Peer>) -> Option<Text> {
     let Call { id, method, params } = match element {
         Err(invalid) => {
             let error = RpcError::invalid_request(invalid.cause);

@@ -5,7 +5,7 @@ use super::*;
 use std::io::Write;
 use std::path::Path;
 
-use crate::client::Client as CommandLine;
+use crate::client::Client;
 
 struct Fake;
 
@@ -204,8 +204,8 @@ fn a_client_beyond_busy_ones_is_refused_with_the_reason() {
         let refused = tokio::task::spawn_blocking({
             let path = path.clone();
             move || {
-                let mut client = CommandLine::connect(&path, Duration::from_secs(30)).unwrap();
-                client.call("echo", serde_json::Value::Null)
+                let mut client = Client::connect(&path, Duration::from_secs(30)).unwrap();
+                client.call_by_name("echo", serde_json::Value::Null)
             }
         });
         let error = refused.await.unwrap().unwrap_err().to_string();

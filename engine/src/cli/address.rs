@@ -9,9 +9,10 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, Value
 use nacre_nvmf::address::{
     Endpoint, Fallback, Grammar, IpTransport, NVME_PORT, Scheme, TransportChoice, adrfam,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::Failure;
+use crate::methods::nvmf::address::TransportAddress;
 use crate::values::address::{
     AddressError, ScopedIp, is_link_local, resolve, shown, socket_of, with_port,
 };
@@ -126,13 +127,13 @@ impl ListenAddress {
         })
     }
 
-    pub fn params(&self) -> Value {
-        json!({
-            "trtype": self.transport.trtype(),
-            "adrfam": adrfam(self.ip.ip),
-            "traddr": self.ip.to_string(),
-            "trsvcid": self.port.to_string(),
-        })
+    pub fn params(&self) -> TransportAddress {
+        TransportAddress {
+            trtype: self.transport.trtype().to_owned(),
+            adrfam: Some(adrfam(self.ip.ip).to_owned()),
+            traddr: self.ip.to_string(),
+            trsvcid: Some(self.port.to_string()),
+        }
     }
 
     /// The command for a Linux host.
@@ -196,6 +197,7 @@ pub fn describe(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn addresses_in_words_and_calls() {
@@ -212,10 +214,13 @@ mod tests {
         ] {
             let address: ListenAddress = text.parse().unwrap();
             assert_eq!(address.to_string(), shown);
-            assert_eq!(ListenAddress::from_value(&address.params()), Some(address));
+            assert_eq!(
+                ListenAddress::from_value(&json!(address.params())),
+                Some(address)
+            );
         }
         assert_eq!(
-            "[::1]".parse::<ListenAddress>().unwrap().params(),
+            json!("[::1]".parse::<ListenAddress>().unwrap().params()),
             json!({ "trtype": "TCP", "adrfam": "IPv6", "traddr": "::1", "trsvcid": "4420" })
         );
         for bad in [

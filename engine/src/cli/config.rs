@@ -114,7 +114,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             output::table(&["key", "value", "origin"], rows.iter().map(row))
         }
         ConfigCommand::Export { spdk, connection } => {
-            let whole = connection.call("config_export", Value::Null)?;
+            let whole = connection.call_by_name("config_export", Value::Null)?;
             if !spdk {
                 return output::json(&whole);
             }

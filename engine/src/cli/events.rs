@@ -73,7 +73,7 @@ pub fn follow(
 ) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let params = json!({ "from": args.from, "categories": categories });
-    let mut answer = client.call("events_get", params)?;
+    let mut answer = client.call_by_name("events_get", params)?;
     if !args.follow {
         return if connection.json {
             output::json(&answer["events"])
@@ -94,7 +94,7 @@ pub fn follow(
         let params = json!({
             "from": answer["next"], "categories": categories, "wait_ms": wait.min(30_000),
         });
-        answer = client.call("events_subscribe", params)?;
+        answer = client.call_by_name("events_subscribe", params)?;
         if let Some(lost) = answer["lost"].as_u64().filter(|lost| *lost > 0) {
             eprintln!("{lost} events were dropped before they could be shown");
         }

@@ -145,7 +145,7 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
         ),
     };
     drop_nulls(&mut params);
-    connection.call(method, params.clone())?;
+    connection.call_by_name(method, params.clone())?;
     done(connection, params)
 }
 

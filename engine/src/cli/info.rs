@@ -24,7 +24,7 @@ enum InfoCommand {
 
 pub fn run(args: InfoArgs) -> Result<(), Failure> {
     let InfoCommand::Rdma { connection } = args.command;
-    let stats = connection.call("rdma_get_stats", json!({}))?;
+    let stats = connection.call_by_name("rdma_get_stats", json!({}))?;
     if connection.json {
         return output::json(&stats);
     }

@@ -1,14 +1,18 @@
 //! `nacre listener`: the addresses where subsystems listen.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use nacre_nvmf::transport::ListenerOptions;
 use serde_json::{Value, json};
 
 use super::address::{self, ListenAddress};
 use super::subsystem::{done, items, some};
 use super::{Connection, Failure, output};
-use crate::rpc::client::{Client, ClientError};
+use crate::methods::nvmf::listener::{
+    Add, AddParams, AnaParams, ListenerParams, Remove, SetAnaState,
+};
+use crate::rpc::client::{Client, ClientError, to_json};
 use crate::rpc::error::Errno;
+use crate::services::subsystems::AnaWord;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -36,7 +40,7 @@ enum ListenerCommand {
         address: Vec<ListenAddress>,
         /// ANA state reported for this path
         #[arg(long, value_name = "STATE")]
-        ana_state: Option<AnaState>,
+        ana_state: Option<AnaWord>,
         #[command(flatten)]
         options: ListenerOptions,
     },
@@ -47,7 +51,7 @@ enum ListenerCommand {
         /// Address of the listener
         address: ListenAddress,
         /// ANA state that hosts see on this listener
-        state: AnaState,
+        state: AnaWord,
         /// Only for this ANA group
         #[arg(long, value_name = "ID")]
         group: Option<u32>,
@@ -63,27 +67,6 @@ enum ListenerCommand {
     },
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum AnaState {
-    Optimized,
-    NonOptimized,
-    Inaccessible,
-    PersistentLoss,
-    Change,
-}
-
-impl AnaState {
-    pub fn name(self) -> String {
-        let value = self.to_possible_value();
-        value.map_or_else(String::new, |state| state.get_name().to_owned())
-    }
-
-    /// The name in calls.
-    pub fn word(self) -> String {
-        self.name().replace('-', "_")
-    }
-}
-
 pub fn run(args: ListenerArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
@@ -95,17 +78,16 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
             options,
         } => {
             let mut client = connection.open()?;
-            let mut more = match ana_state {
-                Some(state) => json!({ "ana_state": state.word() }),
-                None => json!({}),
-            };
-            // SPDK's daemon does not have this parameter.
-            if options != ListenerOptions::default() {
-                more["options"] = json!(options);
-            }
             let mut added = Vec::new();
             for address in &address {
-                add(&mut client, &nqn, address, more.clone())?;
+                let params = AddParams {
+                    nqn: nqn.clone(),
+                    listen_address: address.params(),
+                    ana_state,
+                    options,
+                    ..AddParams::default()
+                };
+                add(&mut client, &params)?;
                 let connect = address.connect_line(&nqn);
                 if connection.json {
                     added.push(
@@ -123,24 +105,27 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
             state,
             group,
         } => {
-            let mut params = json!({
-                "nqn": nqn,
-                "listen_address": address.params(),
-                "ana_state": state.word(),
-            });
-            if let Some(group) = group {
-                params["anagrpid"] = group.into();
-            }
-            connection.call("nvmf_subsystem_listener_set_ana_state", params.clone())?;
-            done(connection, params)
+            let params = AnaParams {
+                nqn,
+                listen_address: address.params(),
+                ana_state: state,
+                anagrpid: group,
+                tgt_name: None,
+            };
+            connection.call_for_json::<SetAnaState>(&params)?;
+            done(connection, to_json(&params))
         }
         ListenerCommand::Remove { nqn, address } => {
             let mut client = connection.open()?;
             for address in &address {
-                let params = json!({ "nqn": nqn, "listen_address": address.params() });
-                client.call("nvmf_subsystem_remove_listener", params)?;
+                let params = ListenerParams {
+                    nqn: nqn.clone(),
+                    listen_address: address.params(),
+                    tgt_name: None,
+                };
+                client.call::<Remove, _>(&params)?;
             }
-            let removed: Vec<Value> = address.iter().map(ListenAddress::params).collect();
+            let removed: Vec<_> = address.iter().map(ListenAddress::params).collect();
             done(connection, json!({ "nqn": nqn, "removed": removed }))
         }
     }
@@ -150,7 +135,7 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let mut all = Vec::new();
     for subsystem in some(&mut client, nqn)? {
-        let listeners = client.call(
+        let listeners = client.call_by_name(
             "nvmf_subsystem_get_listeners",
             json!({ "nqn": subsystem["nqn"] }),
         )?;
@@ -160,7 +145,7 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
             all.push(listener);
         }
     }
-    let places = client.call("nvmf_get_listeners", Value::Null)?;
+    let places = client.call_by_name("nvmf_get_listeners", Value::Null)?;
     let place_of = |address: &Value| {
         items(&places["listeners"])
             .iter()
@@ -241,29 +226,23 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Adds a listener, and the transport it needs if that is missing. `more` are further parameters of
-/// the call.
-pub fn add(
-    client: &mut Client,
-    nqn: &str,
-    address: &ListenAddress,
-    more: Value,
-) -> Result<(), Failure> {
-    let there = client.call("nvmf_get_transports", Value::Null)?;
-    let trtype = address.transport.trtype();
+/// Adds a listener, and the transport it needs if that is missing.
+pub fn add(client: &mut Client, params: &AddParams) -> Result<(), Failure> {
+    let there = client.call_by_name("nvmf_get_transports", Value::Null)?;
+    let trtype = params.listen_address.trtype.as_str();
     let is_ours = |t: &Value| {
         t["trtype"]
             .as_str()
             .is_some_and(|t| t.eq_ignore_ascii_case(trtype))
     };
     if !items(&there).iter().any(is_ours) {
-        let made = client.call("nvmf_create_transport", json!({ "trtype": trtype }));
+        let made = client.call_by_name("nvmf_create_transport", json!({ "trtype": trtype }));
         match made {
             // Another client was faster.
             Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}
             // SPDK and this daemon report this in the message only.
             Err(refused @ ClientError::Refused { .. }) => {
-                let there = client.call("nvmf_get_transports", Value::Null)?;
+                let there = client.call_by_name("nvmf_get_transports", Value::Null)?;
                 if !items(&there).iter().any(is_ours) {
                     return Err(refused.into());
                 }
@@ -271,9 +250,6 @@ pub fn add(
             made => drop(made?),
         }
     }
-    let mut params = more;
-    params["nqn"] = nqn.into();
-    params["listen_address"] = address.params();
-    client.call("nvmf_subsystem_add_listener", params)?;
+    client.call::<Add, _>(params)?;
     Ok(())
 }

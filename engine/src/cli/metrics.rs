@@ -19,10 +19,10 @@ pub fn run(args: MetricsArgs) -> Result<(), Failure> {
         return output::line(crate::metrics::markdown().trim_end());
     }
     if args.connection.json {
-        return output::json(&args.connection.call("metrics_get", Value::Null)?);
+        return output::json(&args.connection.call_by_name("metrics_get", Value::Null)?);
     }
     let text = args
         .connection
-        .call("metrics_get", json!({ "format": "text" }))?;
+        .call_by_name("metrics_get", json!({ "format": "text" }))?;
     output::line(text.as_str().unwrap_or_default().trim_end())
 }

@@ -39,10 +39,13 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::Personality;
+use crate::rpc::Method;
 use crate::rpc::client::{Client, ClientError};
+use crate::services::engine::Engine;
 
 /// Userspace NVMe-oF storage engine: the daemon, and the commands to manage it.
 #[derive(Debug, Parser)]
@@ -142,9 +145,17 @@ impl Connection {
         Ok(Client::connect(&path, self.timeout)?)
     }
 
-    /// One call on a connection of its own.
-    pub fn call(&self, method: &str, params: Value) -> Result<Value, Failure> {
-        Ok(self.open()?.call(method, params)?)
+    /// One call on a connection of its own, with the reply for output.
+    pub fn call_for_json<M: Method<Engine>>(&self, params: &M::Params) -> Result<Value, Failure>
+    where
+        M::Params: Serialize,
+    {
+        Ok(self.open()?.call_for_json::<M, _>(params)?)
+    }
+
+    /// As [`Connection::call_for_json`], for a method whose name is known only at run time.
+    pub fn call_by_name(&self, method: &str, params: Value) -> Result<Value, Failure> {
+        Ok(self.open()?.call_by_name(method, params)?)
     }
 }
 

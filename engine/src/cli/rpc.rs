@@ -31,7 +31,7 @@ pub fn run(args: RpcArgs) -> Result<(), Failure> {
     let method = args.method.as_deref().unwrap_or_default();
     let params = parse_params(method, &args.params)?;
     // Users of methods read the daemon's own words.
-    let answer = args.connection.call(method, params);
+    let answer = args.connection.call_by_name(method, params);
     let answer = answer.map_err(|failure| match failure {
         Failure::Daemon(error @ ClientError::Refused { .. }) => Failure::Exit {
             code: 4,

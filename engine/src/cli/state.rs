@@ -1,9 +1,10 @@
 //! `nacre state`: the configured objects, where they are stored, and restore failures.
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
 
 use super::{Connection, Failure, output};
+use crate::methods::state::{Forget, ForgetParams, Get, Retry};
+use crate::rpc::NoParams;
 
 #[derive(Debug, Args)]
 pub struct StateArgs {
@@ -30,7 +31,7 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
     let connection = args.connection;
     match args.command.unwrap_or(StateCommand::List) {
         StateCommand::List => {
-            let state = connection.call("state_get", Value::Null)?;
+            let state = connection.call_for_json::<Get>(&NoParams {})?;
             if connection.json {
                 return output::json(&state);
             }
@@ -51,7 +52,7 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
             )
         }
         StateCommand::Retry => {
-            let answer = connection.call("state_retry", Value::Null)?;
+            let answer = connection.call_for_json::<Retry>(&NoParams {})?;
             if connection.json {
                 return output::json(&answer);
             }
@@ -61,7 +62,7 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
             ))
         }
         StateCommand::Forget { key } => {
-            let answer = connection.call("state_forget", json!({ "key": key }))?;
+            let answer = connection.call_for_json::<Forget>(&ForgetParams { key })?;
             if connection.json {
                 output::json(&answer)
             } else {

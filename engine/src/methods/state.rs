@@ -21,10 +21,10 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<Export>();
 }
 
-struct Get;
+pub struct Get;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct State {
+pub struct State {
     /// Path of the store; none: state ends with the daemon.
     store: Option<String>,
     objects: Vec<Object>,
@@ -118,10 +118,10 @@ impl Method<Engine> for Get {
     }
 }
 
-struct Retry;
+pub struct Retry;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Retried {
+pub struct Retried {
     restored: usize,
     failed: usize,
 }
@@ -147,13 +147,13 @@ impl Method<Engine> for Retry {
     }
 }
 
-struct Forget;
+pub struct Forget;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ForgetParams {
+pub struct ForgetParams {
     /// The key in `state_get`.
-    key: String,
+    pub key: String,
 }
 
 impl Method<Engine> for Forget {

@@ -89,7 +89,7 @@ impl Daemon {
         let mut daemon = self;
         let mut client = daemon.connect();
         client
-            .call("framework_wait_init", Value::Null)
+            .call_by_name("framework_wait_init", Value::Null)
             .unwrap_or_else(|e| panic!("{e}\n{}", daemon.log()));
         (daemon, client)
     }
@@ -172,7 +172,7 @@ fn it_starts_answers_refuses_a_second_and_stops_cleanly() {
         daemon.child.id().to_string()
     );
     assert_eq!(
-        client.call("bdev_get_bdevs", Value::Null).unwrap(),
+        client.call_by_name("bdev_get_bdevs", Value::Null).unwrap(),
         json!([])
     );
 
@@ -217,7 +217,7 @@ fn it_starts_answers_refuses_a_second_and_stops_cleanly() {
     let (daemon, mut client) = place.serve(&[]).ready();
     assert_eq!(
         client
-            .call("spdk_kill_instance", json!({ "sig_name": "SIGINT" }))
+            .call_by_name("spdk_kill_instance", json!({ "sig_name": "SIGINT" }))
             .unwrap(),
         true
     );
@@ -263,7 +263,9 @@ fn systemd_is_told() {
     let early = systemd.recv(&mut [0; 512]);
     assert!(early.is_err(), "it does not serve before it is started");
     systemd.set_nonblocking(false).unwrap();
-    client.call("framework_start_init", Value::Null).unwrap();
+    client
+        .call_by_name("framework_start_init", Value::Null)
+        .unwrap();
     wait_for("READY=1");
     wait_for("WATCHDOG=1");
     wait_for("WATCHDOG=1");
@@ -278,7 +280,7 @@ fn what_was_acknowledged_survives_kill_9() {
     let mut acknowledged: Vec<Value> = Vec::new();
     for round in 0..4 {
         let (daemon, mut client) = place.serve(&[]).ready();
-        let found = client.call("bdev_get_bdevs", Value::Null).unwrap();
+        let found = client.call_by_name("bdev_get_bdevs", Value::Null).unwrap();
         for before in &acknowledged {
             let same = found
                 .as_array()
@@ -306,10 +308,10 @@ fn what_was_acknowledged_survives_kill_9() {
         for n in 0.. {
             let name = format!("r{round}-{n}");
             let params = json!({ "name": name, "num_blocks": 64, "block_size": 512 });
-            if client.call("bdev_null_create", params).is_err() {
+            if client.call_by_name("bdev_null_create", params).is_err() {
                 break;
             }
-            match client.call("bdev_get_bdevs", json!({ "name": name })) {
+            match client.call_by_name("bdev_get_bdevs", json!({ "name": name })) {
                 Ok(made) => acknowledged.push(made[0].clone()),
                 Err(_) => break,
             }
@@ -341,7 +343,9 @@ fn listeners_stay_while_the_machine_cannot_be_looked_at() {
     let (daemon, mut client) = place.serve(&["-c", file.to_str().unwrap()]).ready();
     let mut listeners = || {
         let params = json!({ "nqn": nqn });
-        let answer = client.call("nvmf_subsystem_get_listeners", params).unwrap();
+        let answer = client
+            .call_by_name("nvmf_subsystem_get_listeners", params)
+            .unwrap();
         answer.as_array().unwrap().len()
     };
     let before = listeners();
@@ -394,12 +398,12 @@ fn a_start_that_fails_ends_the_daemon_as_failed() {
     let mut client = daemon.connect();
     // More than any machine has.
     client
-        .call(
+        .call_by_name(
             "iobuf_set_options",
             json!({ "large_pool_count": 1 << 24, "large_bufsize": 16 << 20 }),
         )
         .unwrap();
-    let refused = client.call("framework_start_init", Value::Null);
+    let refused = client.call_by_name("framework_start_init", Value::Null);
     let refused = refused.unwrap_err().to_string();
     assert!(
         refused.contains("framework_initialization failed"),

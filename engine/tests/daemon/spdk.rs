@@ -30,7 +30,7 @@ fn started_as_nvmf_tgt_it_is_that_program() {
     let mut daemon = start(&["--wait-for-rpc"]);
     let mut client = daemon.connect();
     let early = client
-        .call("bdev_get_bdevs", Value::Null)
+        .call_by_name("bdev_get_bdevs", Value::Null)
         .unwrap_err()
         .to_string();
     assert!(
@@ -39,16 +39,20 @@ fn started_as_nvmf_tgt_it_is_that_program() {
     );
     assert_eq!(
         client
-            .call("bdev_set_options", json!({ "bdev_io_cache_size": 64 }))
+            .call_by_name("bdev_set_options", json!({ "bdev_io_cache_size": 64 }))
             .unwrap(),
         true
     );
     assert_eq!(
-        client.call("framework_start_init", Value::Null).unwrap(),
+        client
+            .call_by_name("framework_start_init", Value::Null)
+            .unwrap(),
         true
     );
     let lcores = |client: &mut Client| -> Vec<Value> {
-        let all = client.call("framework_get_reactors", Value::Null).unwrap();
+        let all = client
+            .call_by_name("framework_get_reactors", Value::Null)
+            .unwrap();
         let reactors = all["reactors"].as_array().unwrap();
         reactors.iter().map(|one| one["lcore"].clone()).collect()
     };
@@ -58,12 +62,12 @@ fn started_as_nvmf_tgt_it_is_that_program() {
         "one core unless told otherwise"
     );
     client
-        .call(
+        .call_by_name(
             "bdev_malloc_create",
             json!({ "name": "M", "num_blocks": 64, "block_size": 512 }),
         )
         .unwrap();
-    let saved = client.call("config_export", Value::Null).unwrap();
+    let saved = client.call_by_name("config_export", Value::Null).unwrap();
     drop(daemon);
     assert!(!place.path(".local").exists(), "it keeps no state");
 
@@ -72,11 +76,11 @@ fn started_as_nvmf_tgt_it_is_that_program() {
     let (_daemon, mut client) = start(&["--lcores", "3@0", "-c", config.to_str().unwrap()]).ready();
     assert_eq!(lcores(&mut client), [0]);
     let mut names = client
-        .call("bdev_get_bdevs", json!({ "name": "M", "timeout": 5000 }))
+        .call_by_name("bdev_get_bdevs", json!({ "name": "M", "timeout": 5000 }))
         .unwrap();
     assert_eq!(names[0]["name"].take(), "M");
     assert_eq!(
-        client.call("config_export", Value::Null).unwrap(),
+        client.call_by_name("config_export", Value::Null).unwrap(),
         saved,
         "what was saved is what is loaded"
     );
@@ -123,17 +127,19 @@ fn a_json_configuration_is_carried_out_once() {
         let referral = json!({ "trtype": "TCP", "traddr": "192.0.2.2", "trsvcid": "1" });
         // The last of the calls, and what has come since, are there when framework_wait_init
         // answers.
-        let all = client.call("nvmf_discovery_get_referrals", Value::Null);
+        let all = client.call_by_name("nvmf_discovery_get_referrals", Value::Null);
         let all = all.unwrap().as_array().unwrap().len();
         assert_eq!(all, 1 + round.min(1), "{}", daemon.log());
-        let now = client.call("config_export", Value::Null).unwrap();
+        let now = client.call_by_name("config_export", Value::Null).unwrap();
         match round {
             0 => {
                 let resize = json!({ "name": "n", "new_size": 2 });
-                client.call("bdev_null_resize", resize).unwrap();
+                client.call_by_name("bdev_null_resize", resize).unwrap();
                 let params = json!({ "address": referral });
-                client.call("nvmf_discovery_add_referral", params).unwrap();
-                before = client.call("config_export", Value::Null).unwrap();
+                client
+                    .call_by_name("nvmf_discovery_add_referral", params)
+                    .unwrap();
+                before = client.call_by_name("config_export", Value::Null).unwrap();
             }
             _ => assert_eq!(now, before, "round {round}"),
         }
@@ -175,7 +181,7 @@ fn subsystems_that_are_not_here_are_skipped() {
     std::fs::write(&config, text.concat()).unwrap();
     let args = ["-c", config.to_str().unwrap()];
     let (daemon, mut client) = place.serve(&args).ready();
-    let all = client.call("bdev_get_bdevs", Value::Null).unwrap();
+    let all = client.call_by_name("bdev_get_bdevs", Value::Null).unwrap();
     assert_eq!(all.as_array().unwrap().len(), 300);
     assert!(
         daemon.log().contains("iscsi_set_options"),

@@ -52,7 +52,7 @@ pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
     } else {
         params(args).map_err(Failure::Usage)?
     };
-    let devices = connection.call("bdev_nvme_attach_controller", params)?;
+    let devices = connection.call_by_name("bdev_nvme_attach_controller", params)?;
     if connection.json {
         return output::json(&devices);
     }
@@ -83,7 +83,7 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
     let name = match &args.name {
         Some(name) => name.clone(),
         None => {
-            let attached = connection.call("bdev_nvme_get_controllers", json!({}))?;
+            let attached = connection.call_by_name("bdev_nvme_get_controllers", json!({}))?;
             let attached = attached.as_array().into_iter().flatten();
             let taken: Vec<&str> = attached.filter_map(|one| one["name"].as_str()).collect();
             let mut names = (0..).map(|n: u32| format!("{}{n}", DriveUri::NAME));

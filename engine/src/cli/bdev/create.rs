@@ -147,9 +147,9 @@ pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a
     // mistyped name.
     if let Some(base) = bdev_modules::base(method, &params) {
-        connection.call("bdev_get_bdevs", json!({ "name": base }))?;
+        connection.call_by_name("bdev_get_bdevs", json!({ "name": base }))?;
     }
-    let names = match connection.call(method, params.clone())? {
+    let names = match connection.call_by_name(method, params.clone())? {
         Value::String(name) => vec![name],
         Value::Array(names) => names.iter().map(|name| output::cell(Some(name))).collect(),
         // The reply of bdev_error_create contains no name.

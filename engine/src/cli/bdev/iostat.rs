@@ -50,7 +50,7 @@ fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
     if args.reset {
         params["reset_mode"] = "all".into();
     }
-    let answer = connection.call("bdev_get_iostat", params)?;
+    let answer = connection.call_by_name("bdev_get_iostat", params)?;
     if connection.json {
         return output::json(&answer);
     }
@@ -100,11 +100,11 @@ fn repeat(connection: &Connection, args: &IostatArgs, interval: Duration) -> Res
     } else {
         json!({ "names": args.name })
     };
-    let mut before = client.call("bdev_get_iostat", params.clone())?;
+    let mut before = client.call_by_name("bdev_get_iostat", params.clone())?;
     let mut round = 0;
     while args.count.is_none_or(|count| round < count) {
         std::thread::sleep(interval);
-        let now = client.call("bdev_get_iostat", params.clone())?;
+        let now = client.call_by_name("bdev_get_iostat", params.clone())?;
         let elapsed = rates::elapsed(&before, &now).unwrap_or(interval.as_secs_f64());
         let rows: Vec<(String, Rates)> = rates::devices(&now)
             .map(|(name, iostat)| {

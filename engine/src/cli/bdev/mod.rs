@@ -13,7 +13,11 @@ use serde_json::{Value, json};
 
 use super::{Connection, Failure, output, record};
 use crate::bdev_modules::{Entry, MODULES};
-use crate::rpc::client::Client;
+use crate::methods::bdev::accept::{Accept, AcceptParams};
+use crate::methods::bdev::file::RescanParams;
+use crate::methods::bdev::null::ResizeParams;
+use crate::methods::bdev::qos::{SetQosLimit, SetQosLimitParams};
+use crate::rpc::client::{Client, to_json};
 use crate::values::size;
 
 #[derive(Debug, Args)]
@@ -197,13 +201,14 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
             }
         }
         BdevCommand::Accept { name } => {
-            connection.call("bdev_accept", json!({ "name": name }))?;
-            done(connection, json!({ "accepted": name }))
+            let params = AcceptParams { name };
+            connection.call_for_json::<Accept>(&params)?;
+            done(connection, json!({ "accepted": params.name }))
         }
         BdevCommand::Create { kind } => create::run(connection, kind),
         BdevCommand::Attach(args) => attach::run(connection, &args),
         BdevCommand::Detach { name } => {
-            connection.call("bdev_nvme_detach_controller", json!({ "name": name }))?;
+            connection.call_by_name("bdev_nvme_detach_controller", json!({ "name": name }))?;
             done(connection, json!({ "detached": name }))
         }
         BdevCommand::Delete { name } => {
@@ -227,7 +232,7 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
                 }
             }
             for (method, params) in calls {
-                client.call(method, params)?;
+                client.call_by_name(method, params)?;
             }
             done(connection, json!({ "deleted": name }))
         }
@@ -242,25 +247,26 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
                     "only files and block devices can be rescanned",
                 )
             })?;
-            let mut params = json!({ "name": device["name"] });
-            if force {
-                params["force"] = true.into();
-            }
-            client.call(method, params)?;
+            let params = RescanParams {
+                name: name_of(&device),
+                size: None,
+                force,
+            };
+            client.call_by_name(method, to_json(&params))?;
             print_size(connection, &mut client, &name)
         }
         BdevCommand::Iostat(args) => iostat::run(connection, &args),
         BdevCommand::Inject(args) => inject(connection, &args),
         BdevCommand::Limit(args) => limit(connection, &args),
         BdevCommand::Resume { name } => {
-            connection.call("bdev_error_resume_pending", json!({ "name": name }))?;
+            connection.call_by_name("bdev_error_resume_pending", json!({ "name": name }))?;
             done(connection, json!({ "name": name }))
         }
     }
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let devices = connection.call("bdev_get_bdevs", Value::Null)?;
+    let devices = connection.call_by_name("bdev_get_bdevs", Value::Null)?;
     if connection.json {
         return output::json(&devices);
     }
@@ -333,7 +339,7 @@ fn refuse_some_of_several(
     deletion: &(&'static str, Value),
     names: &[String],
 ) -> Result<(), Failure> {
-    let all = client.call("bdev_get_bdevs", Value::Null)?;
+    let all = client.call_by_name("bdev_get_bdevs", Value::Null)?;
     let all = all.as_array().map_or(&[][..], Vec::as_slice);
     let with_it: Vec<&str> = all
         .iter()
@@ -352,9 +358,13 @@ fn refuse_some_of_several(
 }
 
 fn device(client: &mut Client, name: &str) -> Result<Value, Failure> {
-    let found = client.call("bdev_get_bdevs", json!({ "name": name }))?;
+    let found = client.call_by_name("bdev_get_bdevs", json!({ "name": name }))?;
     let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {name}"));
     found.get(0).cloned().ok_or_else(missing)
+}
+
+fn name_of(device: &Value) -> String {
+    device["name"].as_str().unwrap_or_default().to_owned()
 }
 
 fn bytes_of(device: &Value) -> u64 {
@@ -380,20 +390,19 @@ fn done(connection: &Connection, what: Value) -> Result<(), Failure> {
 /// Sets limits, or shows them when none is given.
 fn limit(connection: &Connection, args: &LimitArgs) -> Result<(), Failure> {
     let mut client = connection.open()?;
-    let limits = [
-        ("rw_ios_per_sec", args.iops),
-        ("rw_mbytes_per_sec", args.total),
-        ("r_mbytes_per_sec", args.read),
-        ("w_mbytes_per_sec", args.write),
-    ];
-    let mut wish = json!({ "name": args.name });
-    for (name, limit) in limits {
-        if let Some(limit) = limit.or(args.none.then_some(0)) {
-            wish[name] = limit.into();
-        }
-    }
-    if wish.as_object().is_some_and(|wish| wish.len() > 1) {
-        client.call("bdev_set_qos_limit", wish)?;
+    let wanted = |limit: Option<u64>| limit.or(args.none.then_some(0));
+    let is_given = args.none
+        || [args.iops, args.total, args.read, args.write]
+            .iter()
+            .any(Option::is_some);
+    if is_given {
+        client.call::<SetQosLimit, _>(&SetQosLimitParams {
+            name: args.name.clone(),
+            rw_ios_per_sec: wanted(args.iops),
+            rw_mbytes_per_sec: wanted(args.total),
+            r_mbytes_per_sec: wanted(args.read),
+            w_mbytes_per_sec: wanted(args.write),
+        })?;
     }
     let now = device(&mut client, &args.name)?["assigned_rate_limits"].take();
     if connection.json {
@@ -451,15 +460,19 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
                 format!("another file is at {path} now, and the device uses the earlier one");
             return Err(refuse(&device, &cause, "nothing was changed"));
         }
-        let name = &device["name"];
+        let mut params = RescanParams {
+            name: name_of(&device),
+            size: Some(args.size),
+            force: args.force,
+        };
         if args.size < now {
             // First without force: nothing is cut off under a connected host.
-            let less = json!({ "name": name, "size": args.size, "force": args.force });
-            client.call(rescan, less)?;
+            client.call_by_name(rescan, to_json(&params))?;
         }
+        (params.size, params.force) = (None, false);
         let cut = file.set_len(args.size);
         // Also after a failure: the daemon uses the actual size.
-        client.call(rescan, json!({ "name": name }))?;
+        client.call_by_name(rescan, to_json(&params))?;
         cut.map_err(|error| kept(error.into()))?;
     } else if let Some(method) = module.resize {
         const MIB: u64 = 1 << 20;
@@ -468,10 +481,11 @@ fn resize(connection: &Connection, args: &ResizeArgs) -> Result<(), Failure> {
                 "a null device can only be resized to whole MiB".into(),
             ));
         }
-        client.call(
-            method,
-            json!({ "name": device["name"], "new_size": args.size / MIB }),
-        )?;
+        let params = ResizeParams {
+            name: name_of(&device),
+            new_size: args.size / MIB,
+        };
+        client.call_by_name(method, to_json(&params))?;
     } else {
         // Devices that are made several at a time keep the size that they were made with.
         let follows_base = module.base.is_some() && module.deleted_by.0 == "name";
@@ -535,7 +549,7 @@ fn inject(connection: &Connection, args: &InjectArgs) -> Result<(), Failure> {
             Error::Failure | Error::Pending | Error::Nomem => {}
         }
     }
-    connection.call("bdev_error_inject_error", params.clone())?;
+    connection.call_by_name("bdev_error_inject_error", params.clone())?;
     done(connection, params)
 }
 

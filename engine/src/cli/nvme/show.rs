@@ -11,7 +11,7 @@ pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
         Some(name) => json!({ "name": name }),
         None => json!({}),
     };
-    let controllers = connection.call("bdev_nvme_get_controllers", params)?;
+    let controllers = connection.call_by_name("bdev_nvme_get_controllers", params)?;
     let drives: Vec<&Value> = items(&controllers)
         .iter()
         .filter(|one| one["ctrlrs"][0]["drive"].is_object())
@@ -23,11 +23,11 @@ pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
             table(&drives)
         };
     };
-    let health = connection.call(
+    let health = connection.call_by_name(
         "bdev_nvme_get_controller_health_info",
         json!({ "name": name }),
     )?;
-    let logs = connection.call("bdev_nvme_get_controller_logs", json!({ "name": name }))?;
+    let logs = connection.call_by_name("bdev_nvme_get_controller_logs", json!({ "name": name }))?;
     let Some(drive) = drives.first() else {
         return Err(Failure::Usage(format!(
             "\"{name}\" is not a drive of this machine"

@@ -16,8 +16,8 @@ pub fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
             continue;
         }
         let nqn = json!({ "nqn": subsystem["nqn"] });
-        let controllers = client.call("nvmf_subsystem_get_controllers", nqn.clone())?;
-        let qpairs = client.call("nvmf_subsystem_get_qpairs", nqn)?;
+        let controllers = client.call_by_name("nvmf_subsystem_get_controllers", nqn.clone())?;
+        let qpairs = client.call_by_name("nvmf_subsystem_get_qpairs", nqn)?;
         all.push(json!({ "nqn": subsystem["nqn"], "controllers": controllers, "qpairs": qpairs }));
     }
     if connection.json {

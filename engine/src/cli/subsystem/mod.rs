@@ -10,7 +10,9 @@ use uuid::Uuid;
 use super::address::{self, ListenAddress};
 use super::{Connection, Failure, listener, output, record};
 use crate::config::settings::ControllerModel;
-use crate::rpc::client::Client;
+use crate::methods::nvmf::listener::AddParams;
+use crate::methods::nvmf::namespace::{self, Namespace};
+use crate::rpc::client::{Client, to_json};
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]
@@ -135,39 +137,46 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
         }
         SubsystemCommand::Create(args) => create(connection, args),
         SubsystemCommand::Delete { nqn } => {
-            connection.call("nvmf_delete_subsystem", json!({ "nqn": nqn }))?;
+            connection.call_by_name("nvmf_delete_subsystem", json!({ "nqn": nqn }))?;
             done(connection, json!({ "nqn": nqn }))
         }
         SubsystemCommand::AddNamespace(args) => {
-            let mut namespace = json!({
-                "bdev_name": args.bdev,
-                "nsid": args.nsid,
-                "uuid": args.uuid,
-                "nguid": args.nguid,
-                "eui64": args.eui64,
-                "anagrpid": args.ana_group,
-                "no_auto_visible": args.not_visible.then_some(true),
-            });
-            drop_nulls(&mut namespace);
-            let params = json!({ "nqn": args.nqn, "namespace": namespace });
-            let nsid = connection.call("nvmf_subsystem_add_ns", params)?;
+            let params = namespace::AddParams {
+                nqn: args.nqn,
+                namespace: Namespace {
+                    bdev_name: args.bdev,
+                    nsid: args.nsid.unwrap_or_default(),
+                    uuid: args.uuid,
+                    nguid: args.nguid,
+                    eui64: args.eui64,
+                    anagrpid: args.ana_group.unwrap_or_default(),
+                    no_auto_visible: args.not_visible,
+                    ..Namespace::default()
+                },
+                tgt_name: None,
+            };
+            let nsid = connection.call_for_json::<namespace::Add>(&params)?;
             if connection.json {
-                output::json(&json!({ "nqn": args.nqn, "nsid": nsid }))
+                output::json(&json!({ "nqn": params.nqn, "nsid": nsid }))
             } else {
                 output::line(&nsid.to_string())
             }
         }
         SubsystemCommand::RemoveNamespace { nqn, nsid } => {
-            let params = json!({ "nqn": nqn, "nsid": nsid });
-            connection.call("nvmf_subsystem_remove_ns", params.clone())?;
-            done(connection, params)
+            let params = namespace::RemoveParams {
+                nqn,
+                nsid,
+                tgt_name: None,
+            };
+            connection.call_for_json::<namespace::Remove>(&params)?;
+            done(connection, to_json(&params))
         }
         SubsystemCommand::Connections { nqn } => connections::run(connection, nqn.as_deref()),
     }
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let subsystems = connection.call("nvmf_get_subsystems", Value::Null)?;
+    let subsystems = connection.call_by_name("nvmf_get_subsystems", Value::Null)?;
     if connection.json {
         return output::json(&subsystems);
     }
@@ -214,12 +223,12 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
         "max_cntlid": args.cntlids.map(|(_, max)| max),
     });
     drop_nulls(&mut params);
-    client.call("nvmf_create_subsystem", params)?;
+    client.call_by_name("nvmf_create_subsystem", params)?;
     // All or nothing: a failure removes the subsystem again.
     let (namespaces, listeners) =
         furnish(&mut client, &nqn, &args.namespace, &args.host, &args.listen).inspect_err(
             |_| {
-                let _ = client.call("nvmf_delete_subsystem", json!({ "nqn": nqn }));
+                let _ = client.call_by_name("nvmf_delete_subsystem", json!({ "nqn": nqn }));
             },
         )?;
     if connection.json {
@@ -255,19 +264,31 @@ fn furnish(
 ) -> Result<(Vec<Value>, Vec<String>), Failure> {
     let mut namespaces = Vec::new();
     for bdev in bdevs {
-        let params = json!({ "nqn": nqn, "namespace": { "bdev_name": bdev } });
-        let nsid = client.call("nvmf_subsystem_add_ns", params)?;
+        let params = namespace::AddParams {
+            nqn: nqn.to_owned(),
+            namespace: Namespace {
+                bdev_name: bdev.clone(),
+                ..Namespace::default()
+            },
+            tgt_name: None,
+        };
+        let nsid = client.call::<namespace::Add, _>(&params)?;
         namespaces.push(json!({ "nsid": nsid, "bdev_name": bdev }));
     }
     for host in hosts {
-        client.call(
+        client.call_by_name(
             "nvmf_subsystem_add_host",
             json!({ "nqn": nqn, "host": host }),
         )?;
     }
     // Hosts connect as soon as a listener exists: add listeners last.
     for address in addresses {
-        listener::add(client, nqn, address, json!({}))?;
+        let params = AddParams {
+            nqn: nqn.to_owned(),
+            listen_address: address.params(),
+            ..AddParams::default()
+        };
+        listener::add(client, &params)?;
     }
     Ok((
         namespaces,
@@ -286,7 +307,7 @@ fn serial_of(nqn: &str) -> String {
 
 /// A subsystem by its name.
 fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
-    let found = client.call("nvmf_get_subsystems", json!({ "nqn": nqn }))?;
+    let found = client.call_by_name("nvmf_get_subsystems", json!({ "nqn": nqn }))?;
     let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {nqn}"));
     found.get(0).cloned().ok_or_else(missing)
 }
@@ -294,7 +315,7 @@ fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
 /// All of them, or one.
 pub fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
     let params = nqn.map_or(Value::Null, |nqn| json!({ "nqn": nqn }));
-    let answer = client.call("nvmf_get_subsystems", params)?;
+    let answer = client.call_by_name("nvmf_get_subsystems", params)?;
     Ok(items(&answer).to_vec())
 }
 

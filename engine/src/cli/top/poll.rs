@@ -142,7 +142,7 @@ impl Source {
             let Some(client) = &mut self.client else {
                 return;
             };
-            let refused = client.call(
+            let refused = client.call_by_name(
                 "bdev_enable_histogram",
                 json!({ "name": name, "enable": false }),
             );
@@ -203,7 +203,7 @@ impl Source {
     fn connect(&mut self) -> Result<&mut Client, Failure> {
         if self.client.is_none() {
             let mut client = self.connection.open()?;
-            self.daemon = match client.call("spdk_get_version", Value::Null) {
+            self.daemon = match client.call_by_name("spdk_get_version", Value::Null) {
                 Ok(version) => match version["nacre"].as_str() {
                     Some(nacre) => format!("Nacre {nacre}"),
                     None => version["version"].as_str().unwrap_or("?").to_owned(),
@@ -224,7 +224,7 @@ impl Source {
         params: Value,
         refused: &mut BTreeSet<String>,
     ) -> Result<Value, Failure> {
-        match self.connect()?.call(method, params) {
+        match self.connect()?.call_by_name(method, params) {
             Ok(answer) => Ok(answer),
             Err(ClientError::Refused { method, error }) => {
                 refused.insert(format!("{method}: {}", error.message));

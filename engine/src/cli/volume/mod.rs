@@ -6,16 +6,28 @@ mod wait;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::address::{self, ListenAddress};
-use super::listener::AnaState;
-use super::subsystem::{done, drop_nulls, items};
+use super::subsystem::{done, items};
 use super::{Connection, Failure, events, output};
 
 use self::wait::Until;
-use crate::methods::volume::SettingsParams;
+use crate::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
+use crate::methods::volume::list::Records;
+use crate::methods::volume::operate::{self, GrowParams, SetParams, ThawParams, VerifyParams};
+use crate::methods::volume::publish::{self, PublishParams};
+use crate::methods::volume::replicas::{
+    self, AddParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
+};
+use crate::methods::volume::{NameParams, SettingsParams};
+use crate::rpc::client::to_json;
+use crate::rpc::{Method, NoParams};
+use crate::services::engine::Engine;
+use crate::services::subsystems::AnaWord;
+use crate::services::volumes::paths::AnaByTransport;
 
 #[derive(Debug, Args)]
 #[command(
@@ -244,22 +256,23 @@ struct PublishArgs {
     /// State of the paths over a transport, such as tcp=optimized (may be repeated) [default: hosts
     /// use RDMA first, then TCP]
     #[arg(long, value_name = "TRANSPORT=STATE", value_parser = ana_of_transport)]
-    ana: Vec<(String, AnaState)>,
+    ana: Vec<(String, AnaWord)>,
     /// Report no ANA states: hosts use the path that they connected first
     #[arg(long, conflicts_with = "ana")]
     no_ana: bool,
 }
 
 /// `rdma=optimized`.
-fn ana_of_transport(text: &str) -> Result<(String, AnaState), String> {
+fn ana_of_transport(text: &str) -> Result<(String, AnaWord), String> {
     let form = "write tcp=STATE or rdma=STATE";
     let (transport, state) = text.split_once('=').ok_or(form)?;
     let transport = transport.to_ascii_lowercase();
     if !["tcp", "rdma"].contains(&transport.as_str()) {
         return Err(format!("\"{transport}\" is not a transport: {form}"));
     }
-    let state = AnaState::from_str(state, true).map_err(|_| {
-        let all = AnaState::value_variants().iter().map(|s| s.name());
+    let state = AnaWord::from_str(state, true).map_err(|_| {
+        let all = AnaWord::value_variants().iter();
+        let all = all.filter_map(|state| Some(state.to_possible_value()?.get_name().to_owned()));
         format!(
             "\"{state}\" is not a state: {}",
             all.collect::<Vec<_>>().join(", ")
@@ -270,28 +283,23 @@ fn ana_of_transport(text: &str) -> Result<(String, AnaState), String> {
 
 pub fn run(args: VolumeArgs) -> Result<(), Failure> {
     let connection = &args.connection;
-    let change = |method: &str, mut params: Value, said: &str| {
-        drop_nulls(&mut params);
-        let answer = connection.call(method, params)?;
-        match connection.json {
-            true => output::json(&answer),
-            false if said.is_empty() => Ok(()),
-            false => output::line(said),
-        }
-    };
     match args.command {
         VolumeCommand::List => show::list(connection),
         VolumeCommand::Show { name, watch } => show::run(connection, &name, watch),
         VolumeCommand::Create(args) => {
-            let params = json!({
-                "name": args.name, "devices": args.device, "size_mb": args.size, "uuid": args.uuid,
-                "settings": args.settings, "force": args.force.then_some(true),
-            });
-            change("volume_create", params, &args.name)
+            let params = CreateParams {
+                name: args.name,
+                devices: args.device,
+                size_mb: args.size,
+                num_blocks: None,
+                uuid: args.uuid,
+                settings: args.settings,
+                force: args.force,
+            };
+            change::<create::Create>(connection, &params, &params.name)
         }
         VolumeCommand::Delete { name, force } => {
-            let params = json!({ "name": name, "force": force });
-            change("volume_delete", params, "")
+            change::<create::Delete>(connection, &DeleteParams { name, force }, "")
         }
         VolumeCommand::AddReplica {
             name,
@@ -299,49 +307,54 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             force,
             wait,
         } => {
-            let params = json!({ "name": name, "device": device, "force": force.then_some(true) });
             let until = Until::InSync {
-                there: vec![device],
+                there: vec![device.clone()],
                 gone: None,
             };
-            wait::after(
-                connection,
-                "volume_add_replica",
-                params,
-                &name,
-                &wait,
-                until,
-            )
+            let params = AddParams {
+                name: name.clone(),
+                device,
+                force,
+            };
+            wait::after::<replicas::Add>(connection, &params, &name, &wait, until)
         }
-        VolumeCommand::RemoveReplica(args) => change("volume_remove_replica", forced(&args), ""),
-        VolumeCommand::Offline(args) => change("volume_offline_replica", forced(&args), ""),
+        VolumeCommand::RemoveReplica(args) => {
+            change::<replicas::Remove>(connection, &forced(args), "")
+        }
+        VolumeCommand::Offline(args) => change::<replicas::Offline>(connection, &forced(args), ""),
         VolumeCommand::Online {
             name,
             replica,
             wait,
         } => {
-            let params = json!({ "name": name, "replica": replica });
             let until = Until::InSync {
-                there: vec![replica],
+                there: vec![replica.clone()],
                 gone: None,
             };
-            let method = "volume_online_replica";
-            wait::after(connection, method, params, &name, &wait, until)
+            let params = ReplicaParams {
+                name: name.clone(),
+                replica,
+            };
+            wait::after::<replicas::Online>(connection, &params, &name, &wait, until)
         }
-        VolumeCommand::Replace(args) => replace(connection, "volume_replace_replica", args),
-        VolumeCommand::Move(args) => replace(connection, "volume_move_replica", args),
+        VolumeCommand::Replace(args) => replace::<replicas::Replace>(connection, args),
+        VolumeCommand::Move(args) => replace::<replicas::Move>(connection, args),
         VolumeCommand::Resync {
             name,
             replica,
             full,
             wait,
         } => {
-            let params = json!({ "name": name, "replica": replica, "full": full.then_some(true) });
             let until = Until::InSync {
-                there: replica.into_iter().collect(),
+                there: replica.iter().cloned().collect(),
                 gone: None,
             };
-            wait::after(connection, "volume_resync", params, &name, &wait, until)
+            let params = ResyncParams {
+                name: name.clone(),
+                replica,
+                full,
+            };
+            wait::after::<replicas::Resync>(connection, &params, &name, &wait, until)
         }
         VolumeCommand::Verify {
             name,
@@ -349,22 +362,19 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             stop,
             wait,
         } => {
-            let params = json!({
-                "name": name, "repair": repair.then_some(true), "stop": stop.then_some(true),
-            });
-            wait::after(
-                connection,
-                "volume_verify",
-                params,
-                &name,
-                &wait,
-                Until::Verified,
-            )
+            let params = VerifyParams {
+                name: name.clone(),
+                repair,
+                stop,
+            };
+            wait::after::<operate::Verify>(connection, &params, &name, &wait, Until::Verified)
         }
         VolumeCommand::Grow { name, size } => {
-            let mut params = json!({ "name": name, "size_mb": size });
-            drop_nulls(&mut params);
-            let now = connection.call("volume_grow", params)?;
+            let now = connection.call_for_json::<operate::Grow>(&GrowParams {
+                name,
+                size_mb: size,
+                num_blocks: None,
+            })?;
             if connection.json {
                 output::json(&now)
             } else {
@@ -372,39 +382,45 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             }
         }
         VolumeCommand::Rename { name, new_name } => {
-            let params = json!({ "name": name, "new_name": new_name });
-            connection.call("volume_rename", params.clone())?;
-            done(connection, params)
+            let params = RenameParams { name, new_name };
+            connection.call_for_json::<create::Rename>(&params)?;
+            done(connection, to_json(&params))
         }
         VolumeCommand::Set { name, settings } => {
-            let settings = json!(settings);
-            if settings.as_object().is_some_and(serde_json::Map::is_empty) {
+            if to_json(&settings) == json!({}) {
                 return Err(Failure::Usage(
                     "nothing to set: see nacre volume set --help".into(),
                 ));
             }
-            let params = json!({ "name": name, "settings": settings });
-            change("volume_set", params, "")
+            change::<operate::Set>(connection, &SetParams { name, settings }, "")
         }
-        VolumeCommand::Publish(args) => publish(connection, args),
+        VolumeCommand::Publish(args) => make_available(connection, args),
         VolumeCommand::Unpublish { name } => {
-            connection.call("volume_unpublish", json!({ "name": name }))?;
-            done(connection, json!({ "name": name }))
+            let params = NameParams { name };
+            connection.call_for_json::<publish::Unpublish>(&params)?;
+            done(connection, to_json(&params))
         }
         VolumeCommand::Thaw {
             name,
             force,
             replica,
         } => {
-            let params = json!({ "name": name, "force": force, "replica": replica });
-            change("volume_thaw", params, "")
+            let params = ThawParams {
+                name,
+                force,
+                replica,
+            };
+            change::<operate::Thaw>(connection, &params, "")
         }
-        VolumeCommand::FailIo { name } => change("volume_fail_io", json!({ "name": name }), ""),
+        VolumeCommand::FailIo { name } => {
+            change::<operate::FailIo>(connection, &NameParams { name }, "")
+        }
         VolumeCommand::Events(follow) => {
             events::follow(connection, &follow, &["volume", "replica"])
         }
         VolumeCommand::Connections { name } => {
-            let hosts = connection.call("volume_get_connections", json!({ "name": name }))?;
+            let hosts =
+                connection.call_for_json::<publish::GetConnections>(&NameParams { name })?;
             if connection.json {
                 output::json(&hosts)
             } else {
@@ -426,34 +442,76 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
     }
 }
 
-fn forced(args: &ForcedArgs) -> Value {
-    json!({ "name": args.name, "replica": args.replica, "force": args.force })
-}
-
-fn replace(connection: &Connection, method: &str, args: ReplaceArgs) -> Result<(), Failure> {
-    let params = json!({
-        "name": args.name, "replica": args.replica, "device": args.device,
-        "force": args.force.then_some(true),
-    });
-    let until = Until::InSync {
-        there: vec![args.device],
-        gone: Some(args.replica),
-    };
-    wait::after(connection, method, params, &args.name, &args.wait, until)
-}
-
-fn publish(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
-    let listeners: Vec<Value> = args.listen.iter().map(ListenAddress::params).collect();
-    let mut params = json!({
-        "name": args.name, "nqn": args.nqn, "hosts": args.host,
-        "allow_any_host": args.allow_any_host, "listeners": listeners,
-        "ana_reporting": args.no_ana.then_some(false),
-    });
-    for (transport, state) in &args.ana {
-        params["ana"][transport] = state.word().into();
+/// Makes a call; people see `said`, programs the reply.
+fn change<M: Method<Engine>>(
+    connection: &Connection,
+    params: &M::Params,
+    said: &str,
+) -> Result<(), Failure>
+where
+    M::Params: Serialize,
+{
+    let answer = connection.call_for_json::<M>(params)?;
+    match connection.json {
+        true => output::json(&answer),
+        false if said.is_empty() => Ok(()),
+        false => output::line(said),
     }
-    drop_nulls(&mut params);
-    let answer = connection.call("volume_publish", params)?;
+}
+
+fn forced(args: ForcedArgs) -> ForcedParams {
+    ForcedParams {
+        name: args.name,
+        replica: args.replica,
+        force: args.force,
+    }
+}
+
+fn replace<M: Method<Engine, Params = ReplaceParams>>(
+    connection: &Connection,
+    args: ReplaceArgs,
+) -> Result<(), Failure> {
+    let until = Until::InSync {
+        there: vec![args.device.clone()],
+        gone: Some(args.replica.clone()),
+    };
+    let params = ReplaceParams {
+        name: args.name.clone(),
+        replica: args.replica,
+        device: args.device,
+        force: args.force,
+    };
+    wait::after::<M>(connection, &params, &args.name, &args.wait, until)
+}
+
+fn make_available(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
+    let listener = |listen: &ListenAddress| {
+        let address = listen.params();
+        publish::ListenAddress {
+            trtype: address.trtype,
+            adrfam: address.adrfam,
+            traddr: address.traddr,
+            trsvcid: address.trsvcid.unwrap_or_default(),
+        }
+    };
+    let ana = args.ana.iter().fold(None, |ana, (transport, state)| {
+        let mut ana = ana.unwrap_or_else(AnaByTransport::default);
+        match transport.as_str() {
+            "rdma" => ana.rdma = Some(*state),
+            _ => ana.tcp = Some(*state),
+        }
+        Some(ana)
+    });
+    let answer = connection.call_for_json::<publish::Publish>(&PublishParams {
+        name: args.name,
+        nqn: args.nqn,
+        hosts: args.host,
+        allow_any_host: args.allow_any_host,
+        listeners: args.listen.iter().map(listener).collect(),
+        ana_reporting: !args.no_ana,
+        ana,
+        adopt: false,
+    })?;
     if connection.json {
         return output::json(&answer);
     }
@@ -475,7 +533,7 @@ fn publish(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
 /// From the daemon, or from a file that no daemon has open.
 fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
     let answer = match path {
-        None => connection.call("volume_get_records", Value::Null)?,
+        None => connection.call_for_json::<Records>(&NoParams {})?,
         Some(path) => {
             let file = if path.is_dir() {
                 path.join(nacre_bdev_replica::store::FILE)

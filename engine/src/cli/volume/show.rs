@@ -3,13 +3,16 @@
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
+use crate::methods::volume::NameParams;
+use crate::methods::volume::list::{Get, List};
+use crate::rpc::NoParams;
 
 pub fn list(connection: &Connection) -> Result<(), Failure> {
-    let volumes = connection.call("volume_list", Value::Null)?;
+    let volumes = connection.call_for_json::<List>(&NoParams {})?;
     if connection.json {
         return output::json(&volumes);
     }
@@ -44,8 +47,11 @@ pub fn list(connection: &Connection) -> Result<(), Failure> {
 
 pub fn run(connection: &Connection, name: &str, watch: bool) -> Result<(), Failure> {
     let mut client = connection.open()?;
+    let params = NameParams {
+        name: name.to_owned(),
+    };
     loop {
-        let volume = client.call("volume_get", json!({ "name": name }))?;
+        let volume = client.call_for_json::<Get, _>(&params)?;
         if connection.json {
             output::json(&volume)?
         } else {

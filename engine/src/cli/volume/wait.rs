@@ -5,11 +5,16 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::super::subsystem::{drop_nulls, items};
+use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 use super::{WaitArgs, show};
+use crate::methods::volume::NameParams;
+use crate::methods::volume::list::Get;
+use crate::rpc::Method;
+use crate::services::engine::Engine;
 
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long to watch a replica without copying before giving up: it may just have returned.
@@ -27,21 +32,24 @@ pub enum Until {
 }
 
 /// Makes a call, and optionally waits for the work that it began.
-pub fn after(
+pub fn after<M: Method<Engine>>(
     connection: &Connection,
-    method: &str,
-    mut params: Value,
+    params: &M::Params,
     name: &str,
     wait: &WaitArgs,
     until: Until,
-) -> Result<(), Failure> {
-    drop_nulls(&mut params);
+) -> Result<(), Failure>
+where
+    M::Params: Serialize,
+{
     let mut client = connection.open()?;
-    let mut volume = client.call(method, params)?;
+    let mut volume = client.call_for_json::<M, _>(params)?;
     if wait.wait {
         let bars = Bars::new(connection.json);
         // It may be renamed meanwhile.
-        let by_id = json!({ "name": volume["uuid"] });
+        let by_id = NameParams {
+            name: volume["uuid"].as_str().unwrap_or_default().to_owned(),
+        };
         let mut moved = Instant::now();
         loop {
             match judge(&volume, name, &until)? {
@@ -54,7 +62,7 @@ pub fn after(
             }
             bars.show(&volume);
             std::thread::sleep(PAUSE);
-            volume = client.call("volume_get", by_id.clone())?;
+            volume = client.call_for_json::<Get, _>(&by_id)?;
         }
         bars.all.clear()?;
         if let Until::Verified = until

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use nacre_bdev::Bdev;
 use nacre_bdev_uring::{Identity, UringBdev};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -56,13 +56,13 @@ fn uuid_of(params: &Value) -> Option<Uuid> {
     params.get("uuid")?.as_str()?.parse().ok()
 }
 
-struct Accept;
+pub struct Accept;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AcceptParams {
+pub struct AcceptParams {
     /// A file or block device that could not be restored.
-    name: String,
+    pub name: String,
 }
 
 impl Method<Engine> for Accept {

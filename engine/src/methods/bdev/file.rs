@@ -244,17 +244,17 @@ impl Method<Engine> for UringDelete {
     }
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RescanParams {
-    name: String,
+pub struct RescanParams {
+    pub name: String,
     /// Nacre extension: use at most this many bytes. Call this before truncating the file.
     #[serde(default, deserialize_with = "read::some_bytes")]
-    size: Option<u64>,
+    pub size: Option<u64>,
     /// Nacre extension: accept a smaller size while hosts are connected; they lose the data past
     /// its end. A volume records it first, and refuses it for its last good replica.
-    #[serde(default)]
-    force: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub force: bool,
 }
 
 async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {

@@ -4,16 +4,16 @@
 //! Its limits are a second record, `qos/<name>`. Deleting a device deletes everything stacked on it
 //! in the same commit, as SPDK's hot removal does.
 
-mod accept;
+pub mod accept;
 mod examine;
-mod file;
+pub mod file;
 mod histogram;
 mod iostat;
 mod list;
 mod modules;
-mod null;
+pub mod null;
 pub mod nvme;
-mod qos;
+pub mod qos;
 mod sampling;
 mod stacked;
 

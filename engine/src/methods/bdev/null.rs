@@ -5,7 +5,7 @@ use std::rc::Rc;
 use nacre_bdev::Bdev;
 use nacre_bdev::null::Null;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::no_device_of_kind;
 use crate::bdev_modules::{NULL, NULL_RESIZE};
@@ -19,14 +19,14 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Resize>();
 }
 
-struct Resize;
+pub struct Resize;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ResizeParams {
-    name: String,
+pub struct ResizeParams {
+    pub name: String,
     /// In MiB; at least the present size.
-    new_size: u64,
+    pub new_size: u64,
 }
 
 impl Method<Engine> for Resize {

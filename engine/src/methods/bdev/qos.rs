@@ -44,20 +44,20 @@ impl Assigned {
     }
 }
 
-struct SetQosLimit;
+pub struct SetQosLimit;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetQosLimitParams {
-    name: String,
+pub struct SetQosLimitParams {
+    pub name: String,
     /// Reads and writes per second. 0 removes the limit, here and below. Left out: unchanged.
-    rw_ios_per_sec: Option<u64>,
+    pub rw_ios_per_sec: Option<u64>,
     /// MiB per second, reads and writes together.
-    rw_mbytes_per_sec: Option<u64>,
+    pub rw_mbytes_per_sec: Option<u64>,
     /// MiB per second.
-    r_mbytes_per_sec: Option<u64>,
+    pub r_mbytes_per_sec: Option<u64>,
     /// MiB per second.
-    w_mbytes_per_sec: Option<u64>,
+    pub w_mbytes_per_sec: Option<u64>,
 }
 
 impl SetQosLimitParams {

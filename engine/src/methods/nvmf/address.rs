@@ -11,9 +11,9 @@ use crate::rpc::RpcError;
 use crate::values::address::{AddressError, ScopedIp};
 
 /// An address in the parameters of a call.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TransportAddress {
+pub struct TransportAddress {
     /// `TCP` or `RDMA`, in any case.
     pub trtype: String,
     /// `IPv4` or `IPv6`; derived from the address when left out.

@@ -50,34 +50,38 @@ fn checked(options: ListenerOptions) -> Result<ListenerOptions, RpcError> {
     Ok(options)
 }
 
-struct Add;
+pub struct Add;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AddParams {
-    nqn: String,
-    listen_address: TransportAddress,
-    tgt_name: Option<String>,
+pub struct AddParams {
+    pub nqn: String,
+    pub listen_address: TransportAddress,
+    pub tgt_name: Option<String>,
     /// Must be false: TLS is not supported.
-    #[serde(default)]
-    secure_channel: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub secure_channel: bool,
     /// Initial state of all ANA groups. Default `optimized`; for a published volume, the state that
     /// volume_publish set. Other states need ana_reporting.
-    ana_state: Option<AnaWord>,
+    pub ana_state: Option<AnaWord>,
     /// The discovery log omits this address, and hosts that connect to it are refused, with the
     /// reason in the log. Use it to keep the subsystem on another transport.
-    #[serde(default)]
-    withheld: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub withheld: bool,
     /// Reason for withholding.
-    withheld_reason: Option<WithheldWord>,
+    pub withheld_reason: Option<WithheldWord>,
     /// Options of this address that override the transport's.
-    #[serde(default)]
-    options: ListenerOptions,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub options: ListenerOptions,
     /// Accepted: `posix` or `uring`; both select the same implementation.
-    sock_impl: Option<String>,
+    pub sock_impl: Option<String>,
     /// Accepted: for vfio-user only.
     #[allow(dead_code)]
-    numa_id: Option<i32>,
+    pub numa_id: Option<i32>,
+}
+
+fn is_default(options: &ListenerOptions) -> bool {
+    *options == ListenerOptions::default()
 }
 
 impl Method<Engine> for Add {
@@ -190,14 +194,14 @@ async fn listen(
     }
 }
 
-struct Remove;
+pub struct Remove;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ListenerParams {
-    nqn: String,
-    listen_address: TransportAddress,
-    tgt_name: Option<String>,
+pub struct ListenerParams {
+    pub nqn: String,
+    pub listen_address: TransportAddress,
+    pub tgt_name: Option<String>,
 }
 
 impl Method<Engine> for Remove {
@@ -272,17 +276,17 @@ fn kept_states(engine: &Engine, own: &str, ana_state: AnaWord) -> AnaStates {
     states
 }
 
-struct SetAnaState;
+pub struct SetAnaState;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AnaParams {
-    nqn: String,
-    listen_address: TransportAddress,
-    ana_state: AnaWord,
+pub struct AnaParams {
+    pub nqn: String,
+    pub listen_address: TransportAddress,
+    pub ana_state: AnaWord,
     /// Left out: all groups.
-    anagrpid: Option<u32>,
-    tgt_name: Option<String>,
+    pub anagrpid: Option<u32>,
+    pub tgt_name: Option<String>,
 }
 
 impl Method<Engine> for SetAnaState {

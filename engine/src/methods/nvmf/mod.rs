@@ -15,13 +15,13 @@
 //!
 //! Error codes and messages are SPDK's; `data` adds the cause and the remedy.
 
-mod address;
+pub mod address;
 mod connected;
 mod discovery;
 mod host;
-mod listener;
+pub mod listener;
 mod listeners;
-mod namespace;
+pub mod namespace;
 mod refusal;
 mod reservation;
 mod subsystem;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use nacre_bdev::Bdev;
 use nacre_nvmf::subsystems::{NamespaceConfig, NamespaceIds, Subsystem, SubsystemError};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -33,44 +33,48 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<RemoveHost>();
 }
 
-struct Add;
+pub struct Add;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AddParams {
-    nqn: String,
-    namespace: Namespace,
-    tgt_name: Option<String>,
+pub struct AddParams {
+    pub nqn: String,
+    pub namespace: Namespace,
+    pub tgt_name: Option<String>,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Namespace {
+pub struct Namespace {
     /// 0 or left out: the lowest free id.
-    #[serde(default)]
-    nsid: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub nsid: u32,
     /// Name, alias or UUID of the device.
-    bdev_name: String,
+    pub bdev_name: String,
     /// 32 hexadecimal digits; default: the digits of the UUID.
-    nguid: Option<String>,
+    pub nguid: Option<String>,
     /// 16 hexadecimal digits.
-    eui64: Option<String>,
+    pub eui64: Option<String>,
     /// Default: the device's UUID.
     #[schemars(with = "Option<String>")]
-    uuid: Option<Uuid>,
+    pub uuid: Option<Uuid>,
     /// File for reservations that persist through power loss, in SPDK's format. Left out: the
     /// daemon's state, if it has one.
-    ptpl_file: Option<String>,
+    pub ptpl_file: Option<String>,
     /// Default: the namespace id.
-    #[serde(default)]
-    anagrpid: u32,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub anagrpid: u32,
     /// Visible only to hosts added with nvmf_ns_add_host.
-    #[serde(default)]
-    no_auto_visible: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_auto_visible: bool,
     /// Accepted: devices have no metadata here.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     #[allow(dead_code)]
-    hide_metadata: bool,
+    pub hide_metadata: bool,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Method<Engine> for Add {
@@ -252,14 +256,14 @@ fn choose_nsid(
     .remedy("take another id, or remove that namespace first"))
 }
 
-struct Remove;
+pub struct Remove;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RemoveParams {
-    nqn: String,
-    nsid: u32,
-    tgt_name: Option<String>,
+pub struct RemoveParams {
+    pub nqn: String,
+    pub nsid: u32,
+    pub tgt_name: Option<String>,
 }
 
 impl Method<Engine> for Remove {

@@ -6,7 +6,7 @@ use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::{Command, NewVolume};
 use nacre_bdev_replica::model::Settings;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -27,29 +27,29 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Create>().add::<Delete>().add::<Rename>();
 }
 
-struct Create;
+pub struct Create;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateParams {
-    name: String,
+pub struct CreateParams {
+    pub name: String,
     /// One to five block devices, one per replica: by name, alias or UUID, or as the URI of a
     /// remote namespace (`auto://`, `tcp://`, `rdma://`, `rdma+tcp://`), which is attached.
-    devices: Vec<String>,
+    pub devices: Vec<String>,
     /// In MiB, or text such as "10GiB". Default: the largest size that fits the smallest device,
     /// less 1 MiB for the label and the dirty-region log.
     #[serde(default, deserialize_with = "read::some_mebibytes")]
-    size_mb: Option<u64>,
+    pub size_mb: Option<u64>,
     /// In blocks of the devices, instead of size_mb.
-    num_blocks: Option<u64>,
+    pub num_blocks: Option<u64>,
     /// Default: random. If a volume with this UUID and this name exists, it is returned unchanged.
     #[schemars(with = "Option<String>")]
-    uuid: Option<Uuid>,
+    pub uuid: Option<Uuid>,
     #[serde(default)]
-    settings: SettingsParams,
+    pub settings: SettingsParams,
     /// Use devices that hold data. The data is lost.
     #[serde(default)]
-    force: bool,
+    pub force: bool,
 }
 
 impl Method<Engine> for Create {
@@ -142,15 +142,15 @@ pub(super) fn config(engine: &Engine) -> Vec<Value> {
     engine.volumes.list().into_iter().map(call).collect()
 }
 
-struct Delete;
+pub struct Delete;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct DeleteParams {
-    name: String,
+pub struct DeleteParams {
+    pub name: String,
     /// The volume's name again, to delete it although some replicas cannot be reached; their labels
     /// stay.
-    force: Option<String>,
+    pub force: Option<String>,
 }
 
 impl Method<Engine> for Delete {
@@ -168,13 +168,13 @@ impl Method<Engine> for Delete {
     }
 }
 
-struct Rename;
+pub struct Rename;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RenameParams {
-    name: String,
-    new_name: String,
+pub struct RenameParams {
+    pub name: String,
+    pub new_name: String,
 }
 
 impl Method<Engine> for Rename {

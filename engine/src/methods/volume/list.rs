@@ -341,7 +341,7 @@ fn of_record(
     }
 }
 
-struct List;
+pub struct List;
 
 impl Method<Engine> for List {
     const NAME: &'static str = "volume_list";
@@ -376,7 +376,7 @@ impl Method<Engine> for List {
     }
 }
 
-struct Get;
+pub struct Get;
 
 impl Method<Engine> for Get {
     const NAME: &'static str = "volume_get";
@@ -389,10 +389,10 @@ impl Method<Engine> for Get {
     }
 }
 
-struct Records;
+pub struct Records;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct RecordsReply {
+pub struct RecordsReply {
     /// Path of the store; none: in memory.
     file: Option<String>,
     /// Id of this daemon among the daemons that share the store.

@@ -17,22 +17,22 @@
 //! Commands wait for the volume's control and change nothing else, so they do not block other
 //! calls.
 
-mod create;
+pub mod create;
 mod devices;
 #[cfg(test)]
 mod frozen_tests;
 #[cfg(test)]
 mod half_tests;
-mod list;
-mod operate;
-mod publish;
+pub mod list;
+pub mod operate;
+pub mod publish;
 #[cfg(test)]
 mod published_tests;
 #[cfg(test)]
 mod racing_tests;
 #[cfg(test)]
 mod renamed_tests;
-mod replicas;
+pub mod replicas;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -40,7 +40,7 @@ mod tests;
 use std::rc::Rc;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -70,11 +70,11 @@ pub fn published_config(engine: &Engine) -> Vec<Value> {
     publish::config(engine)
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct NameParams {
+pub struct NameParams {
     /// Name or UUID of the volume.
-    name: String,
+    pub name: String,
 }
 
 /// `num_blocks`, or `size_mb` converted to blocks.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::Command;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::list::{VolumeReply, describe};
 use super::{NameParams, SettingsParams, blocks};
@@ -32,19 +32,19 @@ async fn run(engine: &Rc<Engine>, name: &str, command: Command) -> Result<Volume
     describe(engine, &engine.volumes.find(&id.to_string())?)
 }
 
-struct Verify;
+pub struct Verify;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct VerifyParams {
-    name: String,
+pub struct VerifyParams {
+    pub name: String,
     /// Repair differences: write the content that most replicas have to the others. In a tie, the
     /// first replica in sync wins.
     #[serde(default)]
-    repair: bool,
+    pub repair: bool,
     /// Stop the running verification.
     #[serde(default)]
-    stop: bool,
+    pub stop: bool,
 }
 
 impl Method<Engine> for Verify {
@@ -71,17 +71,17 @@ impl Method<Engine> for Verify {
     }
 }
 
-struct Grow;
+pub struct Grow;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GrowParams {
-    name: String,
+pub struct GrowParams {
+    pub name: String,
     /// The new size in MiB; default: the largest that fits the smallest device.
     #[serde(default, deserialize_with = "read::some_mebibytes")]
-    size_mb: Option<u64>,
+    pub size_mb: Option<u64>,
     /// In blocks, instead of size_mb.
-    num_blocks: Option<u64>,
+    pub num_blocks: Option<u64>,
 }
 
 impl Method<Engine> for Grow {
@@ -128,13 +128,13 @@ fn unchanged(engine: &Engine, name: &str) -> Result<VolumeReply, RpcError> {
     describe(engine, &engine.volumes.find(name)?)
 }
 
-struct Set;
+pub struct Set;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SetParams {
-    name: String,
-    settings: SettingsParams,
+pub struct SetParams {
+    pub name: String,
+    pub settings: SettingsParams,
 }
 
 impl Method<Engine> for Set {
@@ -172,18 +172,18 @@ impl Method<Engine> for Set {
     }
 }
 
-struct Thaw;
+pub struct Thaw;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ThawParams {
-    name: String,
+pub struct ThawParams {
+    pub name: String,
     /// The volume's name again, to serve from a replica that lacks acknowledged writes.
-    force: Option<String>,
+    pub force: Option<String>,
     /// The replica to serve from, by id or by its device. Default: the present replica that left
     /// last. Required for a volume that is not open.
     #[serde(alias = "member")]
-    replica: Option<String>,
+    pub replica: Option<String>,
 }
 
 impl Method<Engine> for Thaw {
@@ -225,7 +225,7 @@ impl Method<Engine> for Thaw {
     }
 }
 
-struct FailIo;
+pub struct FailIo;
 
 impl Method<Engine> for FailIo {
     const NAME: &'static str = "volume_fail_io";

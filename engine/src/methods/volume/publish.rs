@@ -43,17 +43,17 @@ const NQN_PREFIX: &str = "nqn.2025-01.io.nacre:";
 
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ListenAddress {
+pub struct ListenAddress {
     /// `TCP` or `RDMA`.
-    trtype: String,
+    pub trtype: String,
     /// `IPv4` or `IPv6`; default: derived from the address.
     #[serde(skip_serializing_if = "Option::is_none")]
-    adrfam: Option<String>,
+    pub adrfam: Option<String>,
     /// An IP address.
-    traddr: String,
+    pub traddr: String,
     /// A port number; default 4420.
     #[serde(default = "usual_port")]
-    trsvcid: String,
+    pub trsvcid: String,
 }
 
 fn usual_port() -> String {
@@ -64,37 +64,37 @@ fn reporting() -> bool {
     true
 }
 
-struct Publish;
+pub struct Publish;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct PublishParams {
-    name: String,
+pub struct PublishParams {
+    pub name: String,
     /// NQN of the subsystem; default: `nqn.2025-01.io.nacre:` and the volume's name.
-    nqn: Option<String>,
+    pub nqn: Option<String>,
     /// NQNs of the hosts that may use it.
     #[serde(default)]
-    hosts: Vec<String>,
+    pub hosts: Vec<String>,
     #[serde(default)]
-    allow_any_host: bool,
+    pub allow_any_host: bool,
     /// Addresses to serve it on; default: every listener of the configuration file.
     #[serde(default)]
-    listeners: Vec<ListenAddress>,
+    pub listeners: Vec<ListenAddress>,
     /// Report ANA states, so that hosts prefer a path; default true.
     #[serde(default = "reporting")]
-    ana_reporting: bool,
+    pub ana_reporting: bool,
     /// ANA states of its listeners. Default: the listener's own state in the configuration file;
     /// for others `optimized` over RDMA and `non_optimized` over TCP.
     /// nvmf_subsystem_listener_set_ana_state changes a single state.
-    ana: Option<AnaByTransport>,
+    pub ana: Option<AnaByTransport>,
     /// The subsystem exists and has the volume as a namespace: only mark it as publishing the
     /// volume. Saved configurations use this after the calls that create the subsystem.
     #[serde(default)]
-    adopt: bool,
+    pub adopt: bool,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct PublishReply {
+pub struct PublishReply {
     nqn: String,
     nsid: u32,
     uuid: String,
@@ -312,7 +312,7 @@ fn reply(engine: &Engine, nqn: &Nqn, id: Uuid) -> Result<PublishReply, RpcError>
     })
 }
 
-struct Unpublish;
+pub struct Unpublish;
 
 impl Method<Engine> for Unpublish {
     const NAME: &'static str = "volume_unpublish";
@@ -365,10 +365,10 @@ impl Method<Engine> for Unpublish {
     }
 }
 
-struct GetConnections;
+pub struct GetConnections;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct ConnectionReply {
+pub struct ConnectionReply {
     nqn: String,
     host: String,
     host_id: String,

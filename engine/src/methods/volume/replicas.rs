@@ -6,7 +6,7 @@ use nacre_bdev::Bdev;
 use nacre_bdev_replica::handle::Command;
 use nacre_bdev_replica::model::ReplicaState;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
@@ -58,17 +58,17 @@ async fn run_on(
     outcome
 }
 
-struct Add;
+pub struct Add;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AddParams {
-    name: String,
+pub struct AddParams {
+    pub name: String,
     /// The block device of the new replica, or a URI as in volume_create.
-    device: String,
+    pub device: String,
     /// Use a device that holds data. The data is lost.
     #[serde(default)]
-    force: bool,
+    pub force: bool,
 }
 
 impl Method<Engine> for Add {
@@ -88,18 +88,18 @@ impl Method<Engine> for Add {
     }
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ForcedParams {
-    name: String,
+pub struct ForcedParams {
+    pub name: String,
     /// The replica, by id or by its device. The older name `member` is also accepted.
     #[serde(alias = "member")]
-    replica: String,
+    pub replica: String,
     /// The volume's name again, if this would remove the last good replica.
-    force: Option<String>,
+    pub force: Option<String>,
 }
 
-struct Remove;
+pub struct Remove;
 
 impl Method<Engine> for Remove {
     const NAME: &'static str = "volume_remove_replica";
@@ -118,7 +118,7 @@ impl Method<Engine> for Remove {
     }
 }
 
-struct Offline;
+pub struct Offline;
 
 impl Method<Engine> for Offline {
     const NAME: &'static str = "volume_offline_replica";
@@ -137,16 +137,16 @@ impl Method<Engine> for Offline {
     }
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ReplicaParams {
-    name: String,
+pub struct ReplicaParams {
+    pub name: String,
     /// The replica, by id or by its device. The older name `member` is also accepted.
     #[serde(alias = "member")]
-    replica: String,
+    pub replica: String,
 }
 
-struct Online;
+pub struct Online;
 
 impl Method<Engine> for Online {
     const NAME: &'static str = "volume_online_replica";
@@ -164,18 +164,18 @@ impl Method<Engine> for Online {
     }
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ReplaceParams {
-    name: String,
+pub struct ReplaceParams {
+    pub name: String,
     /// The replica to replace, by id or by its device. The older name `member` is also accepted.
     #[serde(alias = "member")]
-    replica: String,
+    pub replica: String,
     /// The block device of the new replica, or a URI as in volume_create.
-    device: String,
+    pub device: String,
     /// Use a device that holds data. The data is lost.
     #[serde(default)]
-    force: bool,
+    pub force: bool,
 }
 
 impl ReplaceParams {
@@ -190,7 +190,7 @@ impl ReplaceParams {
     }
 }
 
-struct Replace;
+pub struct Replace;
 
 impl Method<Engine> for Replace {
     const NAME: &'static str = "volume_replace_replica";
@@ -207,7 +207,7 @@ impl Method<Engine> for Replace {
     }
 }
 
-struct Move;
+pub struct Move;
 
 impl Method<Engine> for Move {
     const NAME: &'static str = "volume_move_replica";
@@ -240,18 +240,18 @@ impl Method<Engine> for Move {
     }
 }
 
-struct Resync;
+pub struct Resync;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ResyncParams {
-    name: String,
+pub struct ResyncParams {
+    pub name: String,
     /// Only this replica, by id or by its device; default: all that are out of sync.
     #[serde(alias = "member")]
-    replica: Option<String>,
+    pub replica: Option<String>,
     /// Copy everything, not only the missed writes. Requires `replica`.
     #[serde(default)]
-    full: bool,
+    pub full: bool,
 }
 
 impl Method<Engine> for Resync {

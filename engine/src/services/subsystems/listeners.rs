@@ -1,5 +1,6 @@
 //! Listeners of a subsystem: their state for hosts, and whether hosts are refused.
 
+use clap::builder::PossibleValue;
 use nacre_nvmf::subsystems::Withheld;
 use nacre_nvmf::transport::{Address, TransportType};
 use nacre_nvmf_wire::Nqn;
@@ -34,6 +35,28 @@ impl AnaWord {
         let word = serde_json::to_value(self).ok();
         word.and_then(|w| w.as_str().map(str::to_owned))
             .unwrap_or_default()
+    }
+}
+
+impl clap::ValueEnum for AnaWord {
+    fn value_variants<'a>() -> &'a [AnaWord] {
+        &[
+            AnaWord::Optimized,
+            AnaWord::NonOptimized,
+            AnaWord::Inaccessible,
+            AnaWord::PersistentLoss,
+            AnaWord::Change,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            AnaWord::Optimized => "optimized",
+            AnaWord::NonOptimized => "non-optimized",
+            AnaWord::Inaccessible => "inaccessible",
+            AnaWord::PersistentLoss => "persistent-loss",
+            AnaWord::Change => "change",
+        }))
     }
 }
 

@@ -29,10 +29,10 @@ use crate::services::subsystems::{self, AnaWord};
 pub struct AnaByTransport {
     /// Over RDMA; default `optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    rdma: Option<AnaWord>,
+    pub rdma: Option<AnaWord>,
     /// Over TCP; default `non_optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tcp: Option<AnaWord>,
+    pub tcp: Option<AnaWord>,
 }
 
 impl AnaByTransport {
