@@ -172,7 +172,7 @@ impl NewHost {
                 "dhchap_ctrlr_key": self.controller_key,
             });
             drop_nulls(&mut params);
-            let called = connection.call("nvmf_subsystem_add_host", params);
+            let called = connection.call_by_name("nvmf_subsystem_add_host", params);
             if called.is_err()
                 && let Some(other) = &other
             {

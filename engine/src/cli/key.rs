@@ -98,7 +98,7 @@ pub fn run(args: KeyArgs) -> Result<(), Failure> {
         KeyCommand::List => list(connection),
         KeyCommand::Remove { name } => {
             let params = json!({ "name": name });
-            connection.call("keyring_file_remove_key", params.clone())?;
+            connection.call_by_name("keyring_file_remove_key", params.clone())?;
             done(connection, params)
         }
     }
@@ -116,7 +116,7 @@ impl Made {
     pub fn discard(&self, connection: &Connection) {
         let params = json!({ "name": self.name });
         // The failure that led here is the one to report.
-        let _ = connection.call("keyring_file_remove_key", params);
+        let _ = connection.call_by_name("keyring_file_remove_key", params);
         let _ = std::fs::remove_file(&self.file);
     }
 
@@ -179,7 +179,9 @@ fn write(path: &Path, secret: &Secret) -> std::io::Result<()> {
 
 fn add(connection: &Connection, made: &Made) -> Result<(), Failure> {
     let params = json!({ "name": made.name, "path": made.file });
-    connection.call("keyring_file_add_key", params).map(drop)
+    connection
+        .call_by_name("keyring_file_add_key", params)
+        .map(drop)
 }
 
 fn problem(path: &Path, error: &dyn std::fmt::Display) -> Failure {
@@ -187,7 +189,7 @@ fn problem(path: &Path, error: &dyn std::fmt::Display) -> Failure {
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let keys = connection.call("keyring_get_keys", Value::Null)?;
+    let keys = connection.call_by_name("keyring_get_keys", Value::Null)?;
     if connection.json {
         return output::json(&keys);
     }

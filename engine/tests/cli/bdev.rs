@@ -251,7 +251,7 @@ fn devices_are_resized() {
         [
             (
                 "bdev_uring_rescan".into(),
-                json!({ "name": "file0", "size": 512 << 10, "force": false })
+                json!({ "name": "file0", "size": 512 << 10 })
             ),
             ("bdev_uring_rescan".into(), json!({ "name": "file0" })),
         ],

@@ -48,7 +48,7 @@ pub struct CreateParams {
     #[serde(default)]
     pub settings: SettingsParams,
     /// Use devices that hold data. The data is lost.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 

@@ -40,10 +40,10 @@ pub struct VerifyParams {
     pub name: String,
     /// Repair differences: write the content that most replicas have to the others. In a tie, the
     /// first replica in sync wins.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repair: bool,
     /// Stop the running verification.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop: bool,
 }
 

@@ -64,6 +64,10 @@ fn reporting() -> bool {
     true
 }
 
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
 pub struct Publish;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -81,7 +85,7 @@ pub struct PublishParams {
     #[serde(default)]
     pub listeners: Vec<ListenAddress>,
     /// Report ANA states, so that hosts prefer a path; default true.
-    #[serde(default = "reporting")]
+    #[serde(default = "reporting", skip_serializing_if = "is_true")]
     pub ana_reporting: bool,
     /// ANA states of its listeners. Default: the listener's own state in the configuration file;
     /// for others `optimized` over RDMA and `non_optimized` over TCP.
@@ -89,7 +93,7 @@ pub struct PublishParams {
     pub ana: Option<AnaByTransport>,
     /// The subsystem exists and has the volume as a namespace: only mark it as publishing the
     /// volume. Saved configurations use this after the calls that create the subsystem.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopt: bool,
 }
 

@@ -67,7 +67,7 @@ pub struct AddParams {
     /// The block device of the new replica, or a URI as in volume_create.
     pub device: String,
     /// Use a device that holds data. The data is lost.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
@@ -174,7 +174,7 @@ pub struct ReplaceParams {
     /// The block device of the new replica, or a URI as in volume_create.
     pub device: String,
     /// Use a device that holds data. The data is lost.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
@@ -250,7 +250,7 @@ pub struct ResyncParams {
     #[serde(alias = "member")]
     pub replica: Option<String>,
     /// Copy everything, not only the missed writes. Requires `replica`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub full: bool,
 }
 
