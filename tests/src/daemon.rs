@@ -119,7 +119,7 @@ impl Place {
         let mut daemon = self.spawn();
         let mut client = daemon.connect();
         client
-            .call("framework_wait_init", Value::Null)
+            .call_by_name("framework_wait_init", Value::Null)
             .unwrap_or_else(|error| panic!("{error}\n{}", daemon.log()));
         daemon.client = Some(client);
         daemon
@@ -197,7 +197,7 @@ impl Daemon {
             self.client = Some(self.connect());
         }
         let client = self.client.as_mut().expect("just made");
-        client.call(method, params)
+        client.call_by_name(method, params)
     }
 
     /// A call that must succeed.
