@@ -4,19 +4,21 @@
     compare.py --spdk DIR --nacre PATH [--part PART] [--verbose]
 
 Starts SPDK's nvmf_tgt and Nacre under the name nvmf_tgt, each in a temporary directory, on RAM disks and loopback, and
-runs four parts:
+runs five parts:
 
     calls      sends both the same calls: each method that both have, with good parameters, missing ones, wrong types,
                unknown fields, unknown objects and objects that exist; compares error codes and shapes of results
     config     loads in SPDK what Nacre exports, and in Nacre what SPDK saves
     discovery  connects SPDK's host to Nacre by discovery, and restarts Nacre under it
     hosts      connects spdk_nvme_perf under host names that are no valid NQNs
+    keys       authenticates SPDK's hosts at Nacre, and Nacre at SPDK's target, with right and wrong keys
 
 A difference that is intended stands in INTENDED with its reason; every other one is a failure. An entry of INTENDED that
 matches nothing is a failure too. Only the standard library is needed.
 """
 
 import argparse
+import base64
 import copy
 import json
 import os
@@ -27,15 +29,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 # (method, label, difference, reason): the first three are regular expressions for the whole text. "A, not B": Nacre's
 # code is A, SPDK's B.
 INTENDED = [
     (".*", ".* null", r"(answered .*|-\d+), not -32(602|603|700)", "null stands for a parameter that is left out"),
     ("nvmf_set_max_subsystems", "params null", "-32602, not answered true", "SPDK takes whatever it has then"),
-    ("framework_wait_init|iobuf_get_stats", "params {}|unknown zz", "-32602, not answered .*",
+    ("framework_wait_init|iobuf_get_stats|keyring_get_keys", "params {}|unknown zz", "-32602, not answered .*",
      "no method without parameters takes any"),
     ("nvmf_subsystem_add_host", "unknown zz", "-32602, not -32603", "a misspelt parameter is refused"),
+    ("keyring_file_add_key", "unknown zz", "-32602, not -17", "a misspelt parameter is refused"),
     ("nvmf_discovery_add_referral", "unknown zz", "-32602, not answered true", "a misspelt parameter is refused"),
     ("spdk_get_version", "good", r"\.nacre is ours alone|\.fields\.commit is missing", "our own version"),
     ("framework_get_config", ".*", r"\[\]\.params\.\w+ is missing",
@@ -61,8 +65,7 @@ INTENDED = [
     ("nvmf_ns_add_host", "no NQN", "answered true, not -32602", "hosts in use have such names"),
     ("nvmf_subsystem_(add|remove)_host", "host (hostnqn|nqn.2014.*)", "answered true, not -32603",
      "hosts in use have such names"),
-    ("nvmf_subsystem_add_host|nvmf_subsystem_set_keys", "unknown (\\w*key|psk)", "-95, not -3260[23]",
-     "there are no keys"),
+    ("nvmf_subsystem_add_host", "unknown psk", "-95, not -32603", "there is no TLS"),
     ("nvmf_discovery_add_referral", "trtype zz", "-32602, not answered true",
      "SPDK takes it for a transport of the user's own"),
     ("nvmf_get_stats", ".*", r"\.listeners is ours alone", "our own counters"),
@@ -721,7 +724,28 @@ def namespace_calls(t):
     t.send("nvmf_subsystem_remove_ns", {"nqn": NQN, "nsid": 0}, "namespace 0")
 
 
+def key_calls(t):
+    host = "nqn.2026-01.io.example:with-key"
+    for daemon in t.both:
+        for name in ["key", "key2"]:
+            make_key(daemon.directory, name)
+        make_key(daemon.directory, "open", 0o644)
+    t.make("keyring_file_add_key", {"name": "key", "path": "@DIR@/key"})
+    t.good("keyring_file_add_key", {"name": "key2", "path": "@DIR@/key2"})
+    for label, path in [("relative", "key"), ("missing", "@DIR@/none"), ("readable by others", "@DIR@/open")]:
+        t.send("keyring_file_add_key", {"name": "k9", "path": path}, label)
+    t.ask("keyring_get_keys")
+    t.good("nvmf_subsystem_add_host", {"nqn": NQN, "host": host, "dhchap_key": "key", "dhchap_ctrlr_key": "key2"})
+    t.send("nvmf_subsystem_add_host", {"nqn": NQN, "host": host, "dhchap_ctrlr_key": "key"}, "no host key")
+    t.good("nvmf_subsystem_set_keys", {"nqn": NQN, "host": host, "dhchap_key": "key2"})
+    t.good("nvmf_get_subsystems", {"nqn": NQN})
+    t.good("nvmf_subsystem_remove_host", {"nqn": NQN, "host": host})
+    t.good("keyring_file_remove_key", {"name": "key2"})
+    t.remove("keyring_file_remove_key", {"name": "key"})
+
+
 def host_calls(t):
+    key_calls(t)
     t.make("nvmf_subsystem_add_host", {"nqn": NQN, "host": HOST})
     for host in ["hostnqn", "", "nqn.2014-08.org.nvmexpress:uuid:07e4a0a641d54bff96b28a173dcfb6b5", "x" * 224]:
         t.send("nvmf_subsystem_add_host", {"nqn": NQN, "host": host}, f"host {host[:20]}")
@@ -783,6 +807,9 @@ def initiator_calls(t):
     t.change("nvmf_subsystem_get_qpairs", {"nqn": OTHER})
     t.good("nvmf_get_stats")
     t.good("thread_get_io_channels")
+    t.send("bdev_nvme_set_keys", {"name": "zz"}, "unknown object")
+    t.send("bdev_nvme_set_keys", {"name": "c", "dhchap_key": "zz"}, "unknown key")
+    t.send("bdev_nvme_set_keys", {}, "without name")
     t.send("bdev_nvme_detach_controller", {"name": "zz"}, "unknown object")
     t.remove("bdev_nvme_detach_controller", {"name": "c"})
 
@@ -1056,6 +1083,84 @@ def hosts_part(report, programs):
         target.stop()
 
 
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+def make_key(directory, name, mode=0o600):
+    """A file with a new secret, as `nvme gen-dhchap-key` prints it."""
+    secret = os.urandom(32)
+    text = base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, "little")).decode()
+    path = os.path.join(directory, name)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, mode), "w") as file:
+        file.write(f"DHHC-1:01:{text}:\n")
+    return path
+
+
+def keys_part(report, programs):
+    """Each end's host authenticates itself at the other's target, and lets the target prove itself."""
+    keys = {name: make_key(programs.directory, name) for name in ["own", "target", "wrong"]}
+    for kind in ["Nacre", "SPDK"]:
+        if kind == "Nacre":
+            target = programs.nacre("nacre-keys", "serve", "--data-dir", "none")
+            host = programs.spdk("spdk-keys-host")
+        else:
+            target, host = programs.spdk("spdk-keys"), programs.nacre("nacre-keys-host", "serve", "--data-dir", "none")
+        try:
+            target.start()
+            host.start()
+            for daemon in [target, host]:
+                for name, path in keys.items():
+                    daemon.call("keyring_file_add_key", {"name": name, "path": path})
+            target.call("bdev_malloc_create", {"name": "m", "num_blocks": 16384, "block_size": 512})
+            if kind == "SPDK":
+                target.call("nvmf_create_transport", {"trtype": "TCP"})
+            target.call("nvmf_create_subsystem", {"nqn": NQN})
+            target.call("nvmf_subsystem_add_ns", {"nqn": NQN, "namespace": {"bdev_name": "m"}})
+            target.call("nvmf_subsystem_add_listener", {"nqn": NQN, "listen_address": address()})
+            target.call("nvmf_subsystem_add_host",
+                        {"nqn": NQN, "host": HOST, "dhchap_key": "own", "dhchap_ctrlr_key": "target"})
+            check_keys(report, target, host, f"{kind}'s target")
+            if kind == "Nacre":
+                perf_with_keys(report, programs, target, keys)
+        finally:
+            host.stop()
+            target.stop()
+
+
+def check_keys(report, target, host, where):
+    attach = {"name": "c", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": target.port,
+              "subnqn": NQN, "hostnqn": HOST}
+    for own, other, served in [("wrong", None, False), ("own", "wrong", False), (None, None, False),
+                               ("own", None, True), ("own", "target", True)]:
+        given = {"dhchap_key": own, "dhchap_ctrlr_key": other}
+        answer = host.send("bdev_nvme_attach_controller", {**attach, **{k: v for k, v in given.items() if v}})
+        report.check(f"{where}, host key {own}, controller key {other}: {'' if served else 'not '}served",
+                     ("result" in answer) == served, json.dumps(answer))
+        if not served:
+            continue
+        states = {pair["auth"]["state"] for pair in target.call("nvmf_subsystem_get_qpairs", {"nqn": NQN})}
+        report.check(f"{where} shows its queues as authenticated", states == {"completed"}, str(states))
+        target.call("nvmf_subsystem_set_keys",
+                    {"nqn": NQN, "host": HOST, "dhchap_key": "wrong", "dhchap_ctrlr_key": "target"})
+        host.call("bdev_nvme_set_keys", {"name": "c", "dhchap_key": "wrong", **({"dhchap_ctrlr_key": other} if other else {})})
+        report.check(f"{where}: the host goes on with new keys", wait_until(lambda: enabled(host)))
+        target.call("nvmf_subsystem_set_keys",
+                    {"nqn": NQN, "host": HOST, "dhchap_key": "own", "dhchap_ctrlr_key": "target"})
+        host.call("bdev_nvme_detach_controller", {"name": "c"})
+
+
+def enabled(host):
+    controllers = host.call("bdev_nvme_get_controllers", {"name": "c"})
+    return [ctrlr["state"] for entry in controllers for ctrlr in entry["ctrlrs"]] == ["enabled"]
+
+
+def perf_with_keys(report, programs, target, keys):
+    for own, other, served in [("own", "target", True), ("wrong", "target", False), ("own", "wrong", False)]:
+        done = programs.perf(target.port, NQN, HOST, "--dhchap-key", keys[own], "--dhchap-ctrlr-key", keys[other])
+        report.check(f"spdk_nvme_perf with {own} and {other} is {'' if served else 'not '}served",
+                     bool(re.search(r"^Total", done.stdout, re.M)) == served, done.stdout[-600:] + done.stderr[-600:])
+
+
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 MEMORY = ["--no-huge", "-s", "768", "--no-pci"]
@@ -1095,14 +1200,14 @@ class Programs:
             raise Failed(f"nacre {' '.join(arguments)}: {done.stderr}")
         return done.stdout
 
-    def perf(self, port, nqn, host):
+    def perf(self, port, nqn, host, *options):
         where = f"trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:{port} subnqn:{nqn} hostnqn:{host}"
         return subprocess.run(
             [os.path.join(self.build, "spdk_nvme_perf"), *MEMORY[:3], "-q", "1", "-o", "4096", "-w", "read", "-t", "1",
-             "-r", where], capture_output=True, text=True, timeout=60, errors="replace")
+             "-r", where, *options], capture_output=True, text=True, timeout=60, errors="replace")
 
 
-PARTS = {"calls": calls_part, "config": config_part, "discovery": discovery_part, "hosts": hosts_part}
+PARTS = {"calls": calls_part, "config": config_part, "discovery": discovery_part, "hosts": hosts_part, "keys": keys_part}
 
 
 def main():

@@ -43,7 +43,8 @@ pub fn host_keys(
 ) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
     let named = |field, name: &str| engine.keyring.find(name).ok_or_else(|| no_key(field, name));
     let Some(host) = host else {
-        return match controller {
+        let controller = controller.map(|name| named("dhchap_ctrlr_key", name));
+        return match controller.transpose()? {
             None => Ok(None),
             Some(_) => Err(RpcError::errno(
                 Errno::EINVAL,

@@ -53,7 +53,9 @@ fn keys_of(
     keyring::host_keys(engine, host, controller).map_err(|refused| RpcError {
         data: refused.data,
         ..match (host, controller) {
-            (None, Some(_)) => refusal::failed("Internal error", ""),
+            (None, Some(name)) if engine.keyring.find(name).is_some() => {
+                refusal::failed("Internal error", "")
+            }
             _ => RpcError::invalid_params(""),
         }
     })
