@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod container;
+mod ethernet;
 mod hardware;
 mod initiator;
 mod live;
@@ -21,13 +22,16 @@ mod numa;
 mod nvme;
 mod rdma;
 mod rdma_route;
+pub mod roce;
 mod system;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
+use nacre_transport_rdma_link::qos::Qos;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -149,6 +153,16 @@ pub struct Scope {
     pub queues: u64,
     /// Queue depth in commands; 0: the default of 128.
     pub queue_depth: u32,
+    /// Classes of traffic that the network should have.
+    pub qos: Qos,
+    /// The byte that marks RDMA packets without `qos`: DSCP << 2.
+    pub tos: u8,
+    /// Interfaces to check for RoCE even without an RDMA device.
+    pub qos_interfaces: Vec<String>,
+    /// How long to listen to switches and to measure pauses; 0: neither.
+    pub wait: Duration,
+    /// Volumes that are being rebuilt: they fill the network, so more pauses are normal.
+    pub rebuilds: u64,
 }
 
 impl Scope {
@@ -198,6 +212,11 @@ impl Report {
 
 /// Runs all checks of a serving machine.
 pub fn examine(system: &System, scope: &Scope) -> Report {
+    examine_with_facts(system, scope).0
+}
+
+/// As [`examine`], with the facts about RoCE's interfaces for [`roce::report`].
+pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::Facts>) {
     let mut findings = Vec::new();
     rdma::modules(system, scope, &mut findings);
     rdma::devices(system, scope, &mut findings);
@@ -207,15 +226,16 @@ pub fn examine(system: &System, scope: &Scope) -> Report {
     live::traffic(system, scope, &mut findings);
     memory::checks(system, scope, &mut findings);
     net::checks(system, scope, &mut findings);
+    let facts = roce::facts(system, scope);
+    roce::checks(system, scope, &facts, &mut findings);
     hardware::checks(system, scope, &mut findings);
     numa::checks(system, scope, &mut findings);
     nvme::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);
-    Report::of(findings)
+    (Report::of(findings), facts)
 }
 
-/// Problems of RDMA at these addresses, in function or speed, found from files without opening a
-/// device. RDMA can work on an unsuitable network until it is under load.
+/// Problems of RDMA at these addresses, in function or speed, found without opening a device. RDMA can work on an unsuitable network until it is under load.
 pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
     let scope = Scope {
         listeners: addresses.iter().map(|ip| format!("ip:{ip}")).collect(),
@@ -225,6 +245,7 @@ pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
     rdma::of_each_device(system, &mut findings);
     net::of_rdma(system, &scope, &mut findings);
     hardware::drops(system, &scope, &mut findings);
+    roce::checks(system, &scope, &roce::facts(system, &scope), &mut findings);
     // Devices, ports (`mlx5_0/1`) and interfaces behind these addresses.
     let mut here: Vec<String> = Vec::new();
     for selected in net::select_all(system, &scope) {

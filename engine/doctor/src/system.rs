@@ -15,6 +15,8 @@ use nacre_transport_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 use nacre_engine_values::address::interface_of_label;
 
+use super::ethernet;
+
 /// A network interface with one of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
@@ -40,6 +42,9 @@ pub trait Probe {
     fn rdma(&self) -> Result<Arc<dyn Provider>, VerbsError>;
     /// The usable io_uring mode, or why it is unusable.
     fn io_uring(&self) -> Result<&'static str, String>;
+    /// The settings and counters of these interfaces, and their switches' LLDP frames within
+    /// `wait`.
+    fn ethernet(&self, interfaces: &[String], wait: Duration) -> Vec<ethernet::Facts>;
 }
 
 /// A machine: its files, interfaces and limits, and a probe of the running system.
@@ -181,6 +186,10 @@ impl Probe for RealProbe {
 
     fn io_uring(&self) -> Result<&'static str, String> {
         nacre_bdev_uring::probe()
+    }
+
+    fn ethernet(&self, interfaces: &[String], wait: Duration) -> Vec<ethernet::Facts> {
+        ethernet::gather(&Roots::real(), interfaces, wait)
     }
 }
 

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nacre_transport_rdma_link::testing::Tree;
 use nacre_transport_rdma_link::{Environment, Fabric, Memlock, Modules};
 use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
-use super::{Interface, Probe, System};
+use super::{Interface, Probe, System, roce};
 
 /// A network and tools with scripted answers.
 #[derive(Default)]
@@ -22,6 +23,8 @@ pub struct ScriptedProbe {
     /// Simulated devices; `None`: the libraries are missing.
     pub rdma: Option<nacre_transport_rdma_verbs::sim::Fabric>,
     pub io_uring_refused: Option<&'static str>,
+    /// Facts of interfaces; those without have no DCB.
+    pub ethernet: Vec<roce::Facts>,
 }
 
 impl Probe for ScriptedProbe {
@@ -57,6 +60,17 @@ impl Probe for ScriptedProbe {
     fn io_uring(&self) -> Result<&'static str, String> {
         self.io_uring_refused
             .map_or(Ok("plain"), |why| Err(why.to_owned()))
+    }
+    fn ethernet(&self, interfaces: &[String], _: Duration) -> Vec<roce::Facts> {
+        let facts = |interface: &String| {
+            let of = self.ethernet.iter().find(|of| of.interface == *interface);
+            of.cloned().unwrap_or_else(|| roce::Facts {
+                interface: interface.clone(),
+                no_dcb: Some("the driver has no DCB".into()),
+                ..roce::Facts::default()
+            })
+        };
+        interfaces.iter().map(facts).collect()
     }
 }
 

@@ -13,6 +13,7 @@ use super::*;
 mod live;
 mod network;
 mod nvme;
+mod roce;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()

@@ -1,0 +1,120 @@
+//! Group `roce`: whether the network between these machines loses packets under load.
+//!
+//! ```text
+//!   Probe::ethernet ─▶ Facts of each interface ─▶ checks ─▶ findings
+//!   (DCB, pause, counters twice, LLDP frames)     pure
+//! ```
+//!
+//! RoCE works on any Ethernet until the first congestion. Then a pause (PFC) or a slower sender
+//! (ECN) prevents loss, if the card and the switch agree on the priority and on its marking. A
+//! driver without DCB is no fault of the machine: its checks are skipped.
+
+mod checks;
+
+pub mod report;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nacre_transport_rdma_link::{LinkLayer, NodeType};
+
+use super::{Finding, Scope, System, net};
+
+pub use super::ethernet::{Ecn, Facts, Heard, Sample};
+
+/// Time within which a switch sends its next LLDP frame: it sends one every 30 seconds.
+pub const LLDP_WAIT: Duration = Duration::from_secs(35);
+
+/// The facts of every interface in scope.
+pub fn facts(system: &System, scope: &Scope) -> Vec<Facts> {
+    let interfaces = interfaces(system, scope);
+    if interfaces.is_empty() {
+        return Vec::new();
+    }
+    system.probe.ethernet(&interfaces, scope.wait)
+}
+
+/// Judges each interface by itself, then interfaces that work together.
+pub fn checks(system: &System, scope: &Scope, facts: &[Facts], findings: &mut Vec<Finding>) {
+    for facts in facts {
+        let of = checks::Place::of(system, scope, facts);
+        let all = checks::all(&of);
+        findings.extend(all.into_iter().map(|finding| finding.of(&facts.interface)));
+    }
+    for netdev in roce_netdevs(system, scope) {
+        let members = lowest(system, &netdev);
+        if members.len() > 1 {
+            let of = facts.iter().filter(|of| members.contains(&of.interface));
+            let of: Vec<&Facts> = of.collect();
+            findings.push(checks::members(&of).of(&netdev));
+        }
+    }
+}
+
+/// The interfaces that have DCB: the members of a bond, the parent of a VLAN.
+fn interfaces(system: &System, scope: &Scope) -> Vec<String> {
+    let mut all = Vec::new();
+    for netdev in roce_netdevs(system, scope) {
+        for interface in lowest(system, &netdev) {
+            if !all.contains(&interface) {
+                all.push(interface);
+            }
+        }
+    }
+    all
+}
+
+/// Interfaces with a RoCE device in scope, and those of `--qos`.
+fn roce_netdevs(system: &System, scope: &Scope) -> Vec<String> {
+    let selected = net::select_all(system, scope);
+    let in_scope = |netdev: &String| {
+        scope.listeners.is_empty() || selected.iter().any(|of| of.netdev == *netdev)
+    };
+    let roce = system.fabric.ports().filter(|(device, port)| {
+        device.node_type == NodeType::Ca && port.link_layer == LinkLayer::Ethernet
+    });
+    let roce = roce.filter_map(|(_, port)| port.netdev.clone());
+    let all: BTreeSet<String> = roce
+        .filter(in_scope)
+        .chain(scope.qos_interfaces.iter().cloned())
+        .collect();
+    all.into_iter().collect()
+}
+
+/// The interfaces below `netdev` that have no further interface below them.
+fn lowest(system: &System, netdev: &str) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![netdev.to_owned()];
+    // Bonds over VLANs over bonds end; the kernel allows 8 levels.
+    for _ in 0..64 {
+        let Some(next) = open.pop() else {
+            break;
+        };
+        let below = linked(system, &next, "lower_");
+        if below.is_empty() {
+            found.insert(next);
+        }
+        open.extend(below);
+    }
+    found.into_iter().collect()
+}
+
+/// The interfaces that `netdev` names as `lower_NAME` or `upper_NAME`.
+fn linked(system: &System, netdev: &str, prefix: &str) -> Vec<String> {
+    let folder = system.roots.sys.join("class/net").join(netdev);
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            name.strip_prefix(prefix).map(str::to_owned)
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+fn is_vlan(system: &System, netdev: &str) -> bool {
+    let file = system.roots.sys.join("class/net").join(netdev);
+    let uevent = system.text(file.join("uevent")).unwrap_or_default();
+    uevent.lines().any(|line| line == "DEVTYPE=vlan")
+}
