@@ -2,13 +2,16 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use anyhow::Context;
 use clap::Args;
 
 use super::{Failure, output};
 use crate::config;
-use crate::config::Personality;
-use crate::doctor::{Report, Scope, Status, System, examine};
+use crate::config::{Personality, Settings};
+use crate::doctor::roce::{self, LLDP_WAIT};
+use crate::doctor::{Report, Scope, Status, System, examine_with_facts};
 use crate::plane::demand::IobufOptions;
 use crate::plane::demand::{self, Demand};
 use crate::values::size;
@@ -41,15 +44,34 @@ pub struct DoctorArgs {
     /// move: to itself, or to `nacre rdma perf server` on the peer
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64MiB", value_parser = size::parse_bytes)]
     traffic: Option<u64>,
+    /// Check the network settings for RoCE of this interface, even without an RDMA device on it
+    #[arg(long, value_name = "INTERFACE")]
+    qos: Vec<String>,
+    /// How long to wait for the switches' LLDP frames and to measure pauses: 35s covers every switch
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    wait: Option<Duration>,
+    /// Write one text about the network into a file, for the team that runs the switches; waits 35s
+    /// for LLDP unless --wait says otherwise
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Put this machine's name into the report
+    #[arg(long, requires = "report")]
+    names: bool,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: DoctorArgs) -> Result<(), Failure> {
+    let settings = settings(&args)?;
     let memory = match args.memory {
         Some(memory) => memory,
-        None => memory(&args)?,
+        None => memory(&args, &settings)?,
+    };
+    let wait = match (args.wait, &args.report) {
+        (Some(wait), _) => wait,
+        (None, Some(_)) => LLDP_WAIT,
+        (None, None) => Duration::ZERO,
     };
     let scope = Scope {
         rdma: args.rdma,
@@ -58,19 +80,32 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         port: args.port,
         memory,
         traffic: args.traffic,
+        tos: settings.rdma_transport().tos,
+        qos: settings.qos,
+        qos_interfaces: args.qos,
+        wait,
         ..Scope::default()
     };
-    show(&examine(&System::real(), &scope), args.json)
+    let system = System::real();
+    let (report, facts) = examine_with_facts(&system, &scope);
+    if let Some(file) = &args.report {
+        let text = roce::report::text(&system, &scope, &report, &facts, args.names);
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    show(&report, args.json)
+}
+
+fn settings(args: &DoctorArgs) -> Result<Settings, Failure> {
+    let file = args.config.clone().or_else(config::system_file);
+    let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
+    Ok(loaded.map_err(anyhow::Error::from)?.settings)
 }
 
 /// DMA memory of a daemon with this configuration.
-fn memory(args: &DoctorArgs) -> Result<u64, Failure> {
-    let file = args.config.clone().or_else(config::system_file);
-    let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
-    let settings = loaded.map_err(anyhow::Error::from)?.settings;
+fn memory(args: &DoctorArgs, settings: &Settings) -> Result<u64, Failure> {
     let transport = settings.rdma_transport();
-    let rdma = args.rdma || demand::wants_rdma(&settings);
-    let demand = demand::data_path(&settings, &IobufOptions::default(), Personality::Nacre)
+    let rdma = args.rdma || demand::wants_rdma(settings);
+    let demand = demand::data_path(settings, &IobufOptions::default(), Personality::Nacre)
         .and_then(|config| Demand::of(&config, rdma.then_some(&transport)));
     Ok(demand.map_err(anyhow::Error::from)?.bytes())
 }

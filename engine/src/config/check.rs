@@ -72,6 +72,15 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("replication.rdma_reprobe_s", 0, 86_400),
     ("replication.keep_alive_ms", 0, 600_000),
     ("replication.fast_fail_ms", 0, 3_600_000),
+    ("qos.storage.dscp", 0, 63),
+    ("qos.storage.prio", 0, 7),
+    ("qos.storage.share", 1, 100),
+    ("qos.replication.dscp", 0, 63),
+    ("qos.replication.prio", 0, 7),
+    ("qos.replication.share", 1, 100),
+    ("qos.default.dscp", 0, 63),
+    ("qos.default.prio", 0, 7),
+    ("qos.default.share", 1, 100),
     ("bdev.block_size", 512, 65_536),
 ];
 
@@ -178,6 +187,9 @@ impl Check<'_> {
         }
         for (key, cause) in settings.replication.problems() {
             self.refuse_unless_refused(&format!("replication.{key}"), cause);
+        }
+        for (key, cause) in settings.qos.problems() {
+            self.refuse_unless_refused(&format!("qos.{key}"), cause);
         }
         self.selectors("replication.iface", &settings.replication.iface);
         for (at, unknown) in super::log_flags::unknown_flags(&settings.log.flags) {

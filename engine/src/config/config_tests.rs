@@ -204,16 +204,15 @@ fn errors_of_several_keys_name_key_and_line() {
 
 #[test]
 fn keys_of_other_programs_get_a_hint() {
-    let text = "qos = 1\n[cluster]\nenabled = true\n[rdma]\nrdma_enabled = true\nuse_rdma_write = true\n\
+    let text = "[cluster]\nenabled = true\n[rdma]\nrdma_enabled = true\nuse_rdma_write = true\n\
                 [memory]\npin_memory = true\n[reactor]\nsocket = \"/x\"\n";
     let got = problems(text);
     for (at, expected) in [
-        ":1: unknown key \"qos\"; limits belong to a device: `nacre bdev limit NAME`",
-        ":2: unknown key \"cluster\"; leave it out: there is no cluster protocol",
-        ":5: unknown key \"rdma.rdma_enabled\"; use rdma = \"off\", \"prefer\" or \"require\"",
-        ":6: unknown key \"rdma.use_rdma_write\"; leave it out",
-        ":8: unknown key \"memory.pin_memory\"; leave it out: DMA memory is always locked",
-        ":10: unknown key \"reactor.socket\"; did you mean \"rpc.socket\"?",
+        ":1: unknown key \"cluster\"; leave it out: there is no cluster protocol",
+        ":4: unknown key \"rdma.rdma_enabled\"; use rdma = \"off\", \"prefer\" or \"require\"",
+        ":5: unknown key \"rdma.use_rdma_write\"; leave it out",
+        ":7: unknown key \"memory.pin_memory\"; leave it out: DMA memory is always locked",
+        ":9: unknown key \"reactor.socket\"; did you mean \"rpc.socket\"?",
     ]
     .iter()
     .enumerate()

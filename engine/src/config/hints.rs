@@ -24,10 +24,6 @@ pub fn of_variable(name: &str) -> Option<&'static str> {
 /// Hints for whole tables.
 const SECTIONS: &[(&str, &str)] = &[
     (
-        "qos",
-        "limits belong to a device: `nacre bdev limit NAME`; packets are marked by tos in [rdma] and [[nvmf.listener]]",
-    ),
-    (
         "cluster",
         "leave it out: there is no cluster protocol; remote replicas are connected as [replication] says",
     ),
@@ -203,7 +199,6 @@ mod tests {
     #[test]
     fn keys_of_other_programs_have_hints() {
         for (full, expected) in [
-            ("qos", "nacre bdev limit"),
             ("cluster", "[replication]"),
             ("rdma.rdma_enabled", "[[nvmf.listener]]"),
             ("nvmf.listener.rdma-enabled", "[[nvmf.listener]]"),

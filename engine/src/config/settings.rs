@@ -11,6 +11,7 @@ use nacre_nvmf::auth::Offer;
 use nacre_nvmf::subsystems::MAX_CNTLID;
 use nacre_nvmf_wire::{Nqn, NqnError};
 use nacre_transport_rdma::RdmaConfig;
+use nacre_transport_rdma_link::qos::Qos;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -35,6 +36,7 @@ pub struct Settings {
     pub nvmf: Nvmf,
     pub rdma: Rdma,
     pub replication: Replication,
+    pub qos: Qos,
     /// Key files that hosts and controllers authenticate themselves with.
     pub key: Vec<Key>,
     /// Block devices to create at start.
@@ -51,6 +53,10 @@ impl Settings {
             listener_in_capsule_data_size: sizes.max().unwrap_or(0),
             max_queue_depth: self.nvmf.max_queue_depth,
             max_io_size: self.nvmf.max_io_size,
+            tos: match self.rdma.tos {
+                0 => self.qos.storage.tos().unwrap_or(0),
+                tos => tos,
+            },
             ..self.rdma.transport()
         }
     }

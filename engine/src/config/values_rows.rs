@@ -35,6 +35,13 @@ const SIZE_WORDS: &[(&str, &str)] = &[
 ];
 const UUID: &[&str] = &["\"6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a\""];
 
+const NO_DSCP: &[(&str, &str)] = &[
+    ("64", "64 is not from 0 to 63"),
+    ("\"x\"", "\"x\" is not a whole number from 0 to 63"),
+];
+const NO_PRIO: &[(&str, &str)] = &[("8", "8 is not from 0 to 7")];
+const NO_SHARE: &[(&str, &str)] = &[("101", "101 is not from 1 to 100")];
+
 pub const ROWS: &[Row] = &[
     (
         "reactor.cores",
@@ -540,6 +547,23 @@ pub const ROWS: &[Row] = &[
         "rdma.ack_timeout",
         &["31"],
         &[("32", "32 is not from 0 to 31")],
+    ),
+    ("qos.storage.dscp", &["26"], NO_DSCP),
+    ("qos.storage.prio", &["3"], NO_PRIO),
+    ("qos.storage.share", &["50"], NO_SHARE),
+    ("qos.replication.dscp", &["26"], NO_DSCP),
+    ("qos.replication.prio", &["3"], NO_PRIO),
+    ("qos.replication.share", &["50"], NO_SHARE),
+    ("qos.default.dscp", &["26"], NO_DSCP),
+    ("qos.default.prio", &["3"], NO_PRIO),
+    ("qos.default.share", &["50"], NO_SHARE),
+    (
+        "qos.lossless",
+        &["false"],
+        &[
+            ("\"maybe\"", "\"maybe\" is not true or false"),
+            ("true", "needs prio in storage or replication"),
+        ],
     ),
     (
         "replication.transport",

@@ -67,6 +67,11 @@ impl Method<Engine> for Run {
                 .and_then(|config| Demand::of(&config, rdma.then_some(&transport)))
                 .map(|demand| demand.pages())
         };
+        let rebuilding = engine.volumes.list().into_iter().filter(|volume| {
+            let status = volume.status();
+            status.is_some_and(|status| status.replicas.iter().any(|of| of.resync.is_some()))
+        });
+        let rebuilds = rebuilding.count() as u64;
         let is_short = |arena: &Arena| {
             let report = arena.report();
             !report.pages.is_hugetlb() && !report.shortages.is_empty()
@@ -81,6 +86,9 @@ impl Method<Engine> for Run {
             memory_had: plane.memory.clone(),
             memory_is_short: plane.arenas.iter().any(is_short),
             traffic: params.traffic,
+            qos: engine.settings.qos.clone(),
+            tos: transport.tos,
+            rebuilds,
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; keep them off the management thread.

@@ -28,7 +28,7 @@ impl<'a> Place<'a> {
         Place {
             facts,
             qos: &scope.qos,
-            tos: match scope.qos.storage.and_then(|storage| storage.tos()) {
+            tos: match scope.qos.storage.tos() {
                 Some(tos) => tos,
                 None => scope.tos,
             },
@@ -320,7 +320,7 @@ fn trust(of: &Place<'_>, dcb: &Dcb) -> Finding {
     } else {
         words.join(", then ")
     };
-    let wanted = of.qos.storage.and_then(|storage| storage.prio);
+    let wanted = of.qos.storage.prio;
     let dscp = of.tos >> 2;
     if trusted.first() == Some(&Selector::Dscp) {
         // Without an entry the class selector decides (RFC 2474): its upper three bits.
@@ -358,7 +358,7 @@ fn trust(of: &Place<'_>, dcb: &Dcb) -> Finding {
         "trust DSCP: `dcb app add dev {0} dscp-prio 26:3` and `dcb apptrust set dev {0} order dscp pcp` (mlx5: `mlnx_qos -i {0} --trust dscp`)",
         of.interface()
     );
-    if of.tos != 0 && of.qos.storage.is_some_and(|storage| storage.prio.is_some()) && !of.has_vlan {
+    if of.tos != 0 && of.qos.storage.prio.is_some() && !of.has_vlan {
         return Finding::fail(
             ID,
             format!(
@@ -393,7 +393,7 @@ fn ecn(of: &Place<'_>) -> Finding {
             ),
         };
     };
-    let priorities = match of.qos.storage.and_then(|storage| storage.prio) {
+    let priorities = match of.qos.storage.prio {
         Some(prio) => [prio].into_iter().collect(),
         None => of.lossless(),
     };

@@ -311,7 +311,7 @@ fn switches(text: &mut String, qos: &Qos) {
     }
     line(text, "    spanning-tree portfast\n");
     // The mode's own numbers.
-    let storage = qos.storage.unwrap_or_default();
+    let storage = qos.storage;
     if (storage.dscp, storage.prio) == (Some(26), Some(3)) && priorities == Priorities(1 << 3) {
         line(
             text,

@@ -14,11 +14,11 @@ use crate::roce::{Ecn, Facts, Heard, Sample, report};
 
 fn qos() -> Qos {
     Qos {
-        storage: Some(Class {
+        storage: Class {
             dscp: Some(26),
             prio: Some(3),
             share: Some(50),
-        }),
+        },
         lossless: true,
         ..Qos::default()
     }

@@ -7,6 +7,7 @@ mod devices;
 mod limits;
 mod perf;
 mod perf_show;
+mod qos;
 mod rxe;
 pub mod size;
 
@@ -50,6 +51,11 @@ enum RdmaCommand {
         #[command(subcommand)]
         command: rxe::RxeCommand,
     },
+    /// Network classes of a card: what [qos] of the configuration asks for
+    Qos {
+        #[command(subcommand)]
+        command: qos::QosCommand,
+    },
     /// Show the counters of ports, drivers and interfaces
     Counters {
         /// DEVICE or DEVICE/PORT; all unless given
@@ -92,6 +98,7 @@ pub fn run(args: RdmaArgs) -> Result<(), Failure> {
             devices::gids(&fabric(), device.as_deref(), shown.json)
         }
         RdmaCommand::Rxe { command } => rxe::run(&roots, command),
+        RdmaCommand::Qos { command } => qos::run(command),
         RdmaCommand::Counters {
             port,
             watch,

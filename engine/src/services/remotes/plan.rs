@@ -185,6 +185,7 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
 impl RemotePlan {
     pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<RemotePlan, RpcError> {
         let replication = engine.settings.replication.clone();
+        let class_tos = engine.settings.qos.replication.tos().unwrap_or(0);
         let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
         let (patience, looked) = (Duration::from_secs(5), {
             let replication = replication.clone();
@@ -207,9 +208,10 @@ impl RemotePlan {
         let rdma = match machine.verbs {
             None => None,
             Some(Ok(provider)) => {
-                let rdma = engine
-                    .remotes
-                    .rdma(provider, &plane, replication.cm_timeout());
+                let rdma =
+                    engine
+                        .remotes
+                        .rdma(provider, &plane, replication.cm_timeout(), class_tos);
                 let theirs = Arc::clone(&rdma);
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;
@@ -222,6 +224,7 @@ impl RemotePlan {
         Ok(RemotePlan::made(
             wanted,
             &replication,
+            class_tos,
             machine.identity,
             machine.source,
             machine.no_way,
@@ -232,6 +235,7 @@ impl RemotePlan {
     fn made(
         wanted: Wanted,
         replication: &Replication,
+        class_tos: u8,
         identity: Identity,
         source: Option<IpAddr>,
         no_way: Option<String>,
@@ -239,8 +243,13 @@ impl RemotePlan {
     ) -> Result<RemotePlan, PlanError> {
         let from = Source::default();
         from.set(source);
+        // The controller's own marking wins over the class's.
+        let tos = match wanted.tos {
+            0 => class_tos,
+            tos => tos,
+        };
         let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
-            .tuned(wanted.tos, wanted.connect_timeout)
+            .tuned(tos, wanted.connect_timeout)
             .from(from.clone());
         let fallback = wanted.fallback.unwrap_or(match wanted.transport {
             TransportChoice::Auto => replication.fallback,

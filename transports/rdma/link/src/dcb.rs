@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 
 use rustix::io::Errno;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::nlmsg::{
     NLM_F_ACK, NLM_F_REQUEST, Request, attribute_of, attributes, c_string, exchange, read_answer,
@@ -20,7 +20,7 @@ use crate::nlmsg::{
 pub const PRIORITIES: usize = 8;
 
 /// A set of priorities, one bit each.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Priorities(pub u8);
 
@@ -59,7 +59,7 @@ impl fmt::Display for Priorities {
 }
 
 /// How a traffic class is sent (IEEE 802.1Q, table 8-5).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// Before all classes of a lower number.
@@ -91,7 +91,7 @@ impl Algorithm {
 }
 
 /// Enhanced transmission selection. Arrays are by class, `class_of` by priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ets {
     pub willing: bool,
     /// Number of classes that the device has; 0: not said.
@@ -172,7 +172,7 @@ impl Ets {
 }
 
 /// Priority flow control.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pfc {
     /// Number of priorities that may be lossless at once; 0: not said.
     pub capability: u8,
@@ -220,7 +220,7 @@ fn numbers(bytes: &[u8], at: usize) -> Option<[u64; PRIORITIES]> {
 }
 
 /// A field of packets that selects their priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selector {
     Ethertype,
@@ -286,7 +286,7 @@ impl fmt::Display for Selector {
 }
 
 /// Packets whose `selector` is `value` have this priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct App {
     pub selector: Selector,
     pub value: u16,
@@ -318,7 +318,7 @@ impl App {
 }
 
 /// Receive buffers of a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buffers {
     pub buffer_of: [u8; PRIORITIES],
     pub bytes: [u32; PRIORITIES],
@@ -347,7 +347,7 @@ impl Buffers {
 }
 
 /// The agent that negotiates with the switch, and its protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DcbxMode(pub u8);
 
@@ -482,7 +482,8 @@ fn apps(bytes: &[u8]) -> Option<Vec<App>> {
 }
 
 /// One change of an interface's settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Change {
     Mode(DcbxMode),
     Ets(Ets),

@@ -10,7 +10,7 @@ use std::io;
 
 use rustix::io::Errno;
 use rustix::net::netlink;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::dcb::PRIORITIES;
 use crate::nlmsg::{
@@ -19,7 +19,7 @@ use crate::nlmsg::{
 };
 
 /// Pause of the whole port (IEEE 802.3x).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     pub autoneg: bool,
     pub rx: bool,
@@ -79,16 +79,51 @@ fn family() -> io::Result<Option<u16>> {
     Ok(family)
 }
 
+/// Sets pause of the whole port. Needs CAP_NET_ADMIN.
+pub fn set_pause(interface: &str, pause: &Pause) -> io::Result<()> {
+    let family = family()?.ok_or(Errno::OPNOTSUPP)?;
+    let mut outcome = Err(io::ErrorKind::UnexpectedEof.into());
+    exchange(
+        Some(netlink::GENERIC),
+        &set_pause_request(family, interface, pause),
+        |part| match read_answer(part) {
+            Some(answer) => {
+                outcome = answer.map_err(io::Error::from);
+                true
+            }
+            None => false,
+        },
+    )?;
+    outcome
+}
+
+fn set_pause_request(family: u16, interface: &str, pause: &Pause) -> Vec<u8> {
+    const PAUSE_SET: u8 = 22;
+    Request::new(family, NLM_F_REQUEST | NLM_F_ACK, &[PAUSE_SET, 1, 0, 0])
+        .nested(PAUSE_HEADER | NESTED, |header| {
+            header.attribute(HEADER_DEV_NAME, &c_string(interface))
+        })
+        .attribute(PAUSE_AUTONEG, &[u8::from(pause.autoneg)])
+        .attribute(PAUSE_RX, &[u8::from(pause.rx)])
+        .attribute(PAUSE_TX, &[u8::from(pause.tx)])
+        .finish()
+}
+
+/// Attributes of linux/ethtool_netlink.h.
+const PAUSE_HEADER: u16 = 1;
+const PAUSE_AUTONEG: u16 = 2;
+const PAUSE_RX: u16 = 3;
+const PAUSE_TX: u16 = 4;
+const HEADER_DEV_NAME: u16 = 2;
+const NESTED: u16 = 0x8000;
+
 /// Command and version, then padding.
 const GENL_HEADER: usize = 4;
 
 fn pause_request(family: u16, interface: &str) -> Vec<u8> {
     const PAUSE_GET: u8 = 21;
-    const PAUSE_HEADER: u16 = 1;
-    const HEADER_DEV_NAME: u16 = 2;
     const HEADER_FLAGS: u16 = 3;
     const FLAG_STATS: u32 = 4;
-    const NESTED: u16 = 0x8000;
     Request::new(family, NLM_F_REQUEST | NLM_F_ACK, &[PAUSE_GET, 1, 0, 0])
         .nested(PAUSE_HEADER | NESTED, |header| {
             header
@@ -100,9 +135,6 @@ fn pause_request(family: u16, interface: &str) -> Vec<u8> {
 
 /// `body`: an answer after netlink's header.
 pub fn parse_pause(body: &[u8]) -> Option<Pause> {
-    const AUTONEG: u16 = 2;
-    const RX: u16 = 3;
-    const TX: u16 = 4;
     const STATS: u16 = 5;
     const TX_FRAMES: u16 = 2;
     const RX_FRAMES: u16 = 3;
@@ -116,9 +148,9 @@ pub fn parse_pause(body: &[u8]) -> Option<Pause> {
             .filter(|count| *count != u64::MAX)
     };
     Some(Pause {
-        autoneg: is_on(AUTONEG)? != 0,
-        rx: is_on(RX)? != 0,
-        tx: is_on(TX)? != 0,
+        autoneg: is_on(PAUSE_AUTONEG)? != 0,
+        rx: is_on(PAUSE_RX)? != 0,
+        tx: is_on(PAUSE_TX)? != 0,
         rx_frames: count(RX_FRAMES),
         tx_frames: count(TX_FRAMES),
     })

@@ -26,6 +26,7 @@ pub mod lldp;
 mod modules;
 pub mod netlink;
 mod nlmsg;
+pub mod plan;
 pub mod qos;
 
 mod sysfs;

@@ -43,11 +43,11 @@ impl Class {
 #[serde(default, deny_unknown_fields)]
 pub struct Qos {
     /// Connections of hosts.
-    pub storage: Option<Class>,
-    /// Connections to remote namespaces, such as a volume's replicas. None: not marked.
-    pub replication: Option<Class>,
-    /// All other traffic.
-    pub default: Option<Class>,
+    pub storage: Class,
+    /// Connections to remote namespaces, such as a volume's replicas.
+    pub replication: Class,
+    /// All other traffic. Its connections are not the daemon's: only the priority matters.
+    pub default: Class,
     /// The storage and replication priorities pause instead of losing packets (PFC).
     pub lossless: bool,
 }
@@ -62,11 +62,11 @@ impl Qos {
         let classes = [("storage", self.storage), ("replication", self.replication)];
         classes
             .into_iter()
-            .filter_map(|(name, class)| Some((name, class?)))
+            .filter(|(_, class)| *class != Class::default())
     }
 
     pub fn default_priority(&self) -> u8 {
-        self.default.and_then(|class| class.prio).unwrap_or(0)
+        self.default.prio.unwrap_or(0)
     }
 
     /// The priorities that must pause.
@@ -94,7 +94,7 @@ impl Qos {
             ("replication", self.replication),
             ("default", self.default),
         ] {
-            class.unwrap_or_default().problems(name, &mut problems);
+            class.problems(name, &mut problems);
         }
         if self.lossless && self.lossless_priorities().is_empty() {
             let why = "true needs prio in storage or replication: that priority pauses";
@@ -109,8 +109,8 @@ impl Qos {
                 problems.push((format!("{name}.prio"), why));
             }
         }
-        if let (Some(storage), Some(replication)) = (self.storage, self.replication)
-            && storage.dscp.is_some()
+        let (storage, replication) = (self.storage, self.replication);
+        if storage.dscp.is_some()
             && storage.dscp == replication.dscp
             && storage.prio != replication.prio
         {
@@ -133,12 +133,12 @@ impl Qos {
 mod tests {
     use super::*;
 
-    fn class(dscp: u8, prio: u8, share: u8) -> Option<Class> {
-        Some(Class {
+    fn class(dscp: u8, prio: u8, share: u8) -> Class {
+        Class {
             dscp: Some(dscp),
             prio: Some(prio),
             share: Some(share),
-        })
+        }
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         };
         assert_eq!(keys(good.clone()), [""; 0]);
         assert_eq!(good.lossless_priorities().to_string(), "3,5");
-        assert_eq!(good.storage.unwrap().tos(), Some(104));
+        assert_eq!(good.storage.tos(), Some(104));
         let bad = Qos {
             storage: class(64, 8, 0),
             ..Qos::default()

@@ -17,6 +17,23 @@ fn pause_is_requested_with_statistics() {
 }
 
 #[test]
+fn pause_is_set() {
+    let pause = Pause {
+        tx: true,
+        ..Pause::default()
+    };
+    assert_eq!(
+        set_pause_request(0x14, "eth0", &pause),
+        hex!(
+            "3c000000 1400 0500 01000000 00000000
+             16 01 0000
+             1000 0180 0900 0200 6574683000 000000
+             0500 0200 00 000000 0500 0300 00 000000 0500 0400 01 000000"
+        )
+    );
+}
+
+#[test]
 fn pause_as_the_kernel_answers() {
     let body = hex!(
         "16 01 0000

@@ -1,0 +1,338 @@
+//! `nacre rdma qos`: from `[qos]` of the configuration to the settings of a card, and back.
+//!
+//! `plan` only prints. `apply --yes` makes the changes over netlink and writes down how to take them
+//! back; a failure takes back the steps before it. Cards forget these settings at a reset, so
+//! `apply --persist` adds a unit of systemd that applies them whenever the interface appears.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, anyhow};
+use clap::{Args, Subcommand};
+use nacre_transport_rdma_link::Roots;
+use nacre_transport_rdma_link::plan::{self, Action, Found, Step};
+use nacre_transport_rdma_link::qos::Qos;
+use serde_json::json;
+
+use crate::cli::{Failure, output};
+use crate::config;
+
+#[derive(Debug, Subcommand)]
+pub enum QosCommand {
+    /// Print the commands that set an interface as [qos] of the configuration says
+    #[command(after_help = "Example: nacre rdma qos plan --iface ens1f0")]
+    Plan(Wanted),
+    /// Make these changes. Some cards stop traffic for a moment
+    #[command(after_help = "Example: nacre rdma qos apply --iface ens1f0 --yes --persist")]
+    Apply {
+        #[command(flatten)]
+        wanted: Wanted,
+        /// Make the changes; without it they are only printed
+        #[arg(long)]
+        yes: bool,
+        /// Apply them again whenever the interface appears, by a systemd unit
+        #[arg(long, requires = "yes")]
+        persist: bool,
+        #[command(flatten)]
+        kept: Kept,
+    },
+    /// Take the changes of `apply` back, also the systemd unit
+    #[command(after_help = "Example: nacre rdma qos undo --iface ens1f0 --yes")]
+    Undo {
+        /// The Ethernet interface
+        #[arg(long, value_name = "INTERFACE")]
+        iface: String,
+        /// Make the changes; without it they are only printed
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        kept: Kept,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct Wanted {
+    /// The Ethernet interface; several for the members of a bond
+    #[arg(long, value_name = "INTERFACE", required = true)]
+    iface: Vec<String>,
+    /// The configuration file with [qos], instead of the system's
+    #[arg(short = 'c', long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print JSON for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Kept {
+    /// Where the way back is written down
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/nacre/qos")]
+    state: PathBuf,
+    /// Where units of systemd are
+    #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
+    units: PathBuf,
+}
+
+impl Kept {
+    fn file(&self, iface: &str) -> PathBuf {
+        self.state.join(format!("{iface}.json"))
+    }
+
+    fn unit(&self, iface: &str) -> PathBuf {
+        self.units.join(unit_name(iface))
+    }
+
+    /// The steps that were made and not taken back.
+    fn steps(&self, iface: &str) -> Result<Vec<Step>, Failure> {
+        let file = self.file(iface);
+        let text = match fs::read(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).with_context(|| cannot("read", &file))?,
+        };
+        let steps = serde_json::from_slice(&text);
+        Ok(steps.with_context(|| format!("{} is not of `nacre rdma qos`", file.display()))?)
+    }
+}
+
+fn cannot(what: &str, file: &Path) -> String {
+    format!("cannot {what} {}", file.display())
+}
+
+pub fn run(command: QosCommand) -> Result<(), Failure> {
+    match command {
+        QosCommand::Plan(wanted) => each(&wanted, |iface, steps| show(iface, steps, wanted.json)),
+        QosCommand::Apply {
+            wanted,
+            yes,
+            persist,
+            kept,
+        } => each(&wanted, |iface, steps| {
+            show(iface, steps, wanted.json)?;
+            if !yes {
+                return output::line("# nothing was changed: --yes makes these changes");
+            }
+            apply(iface, steps, &kept)?;
+            match persist {
+                true => persistent(iface, &wanted, &kept),
+                false => Ok(()),
+            }
+        }),
+        QosCommand::Undo { iface, yes, kept } => undo(&iface, yes, &kept),
+    }
+}
+
+fn each(
+    wanted: &Wanted,
+    mut of: impl FnMut(&str, &[Step]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let qos = qos(wanted)?;
+    for iface in &wanted.iface {
+        let found = Found::read(iface, driver(iface)).map_err(anyhow::Error::from)?;
+        of(iface, &plan::plan(iface, &found, &qos))?;
+    }
+    Ok(())
+}
+
+fn qos(wanted: &Wanted) -> Result<Qos, Failure> {
+    let file = wanted.config.clone().or_else(config::system_file);
+    let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
+    let qos = loaded.map_err(anyhow::Error::from)?.settings.qos;
+    if qos.is_empty() {
+        return Err(Failure::Failed(anyhow!(
+            "the configuration has no [qos]: nothing is asked for; remedy: write, for example, \
+             [qos] storage = {{ dscp = 26, prio = 3, share = 50 }} and lossless = true"
+        )));
+    }
+    Ok(qos)
+}
+
+fn driver(iface: &str) -> Option<String> {
+    let link = Roots::real().sys.join("class/net").join(iface);
+    let target = fs::read_link(link.join("device/driver")).ok()?;
+    Some(target.file_name()?.to_str()?.to_owned())
+}
+
+fn show(iface: &str, steps: &[Step], as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        let steps: Vec<_> = steps
+            .iter()
+            .map(|step| {
+                json!({
+                    "about": step.about,
+                    "command": plan::command(iface, &step.action),
+                    "undo": plan::command(iface, &step.undo),
+                })
+            })
+            .collect();
+        return output::json(&json!({ "interface": iface, "steps": steps }));
+    }
+    if steps.is_empty() {
+        return output::line(&format!("# {iface} is set as [qos] says"));
+    }
+    for step in steps {
+        output::line(&format!("# {}", step.about))?;
+        output::line(&plan::command(iface, &step.action))?;
+    }
+    Ok(())
+}
+
+/// Writes the way back first: after a crash in between, `undo` still knows it.
+fn apply(iface: &str, steps: &[Step], kept: &Kept) -> Result<(), Failure> {
+    if steps.is_empty() {
+        return Ok(());
+    }
+    let before = kept.steps(iface)?;
+    let mut all = before.clone();
+    all.extend(steps.iter().cloned());
+    keep(kept, iface, &all)?;
+    let made = plan::apply(steps, &mut |action| plan::make(iface, action));
+    if let Err(failed) = made {
+        if failed.left.is_empty() {
+            keep(kept, iface, &before)?;
+        }
+        let remedy = format!("see the commands: `nacre rdma qos plan --iface {iface}`");
+        return Err(Failure::Failed(anyhow!("{failed}; remedy: {remedy}")));
+    }
+    for step in steps {
+        if let Action::Vendor(text) = &step.action {
+            output::line(&format!("# not done, type it yourself: {text}"))?;
+        }
+    }
+    output::line(&format!(
+        "# {iface}: {} changed",
+        output::count(steps.len() as u64, "setting")
+    ))
+}
+
+fn keep(kept: &Kept, iface: &str, steps: &[Step]) -> Result<(), Failure> {
+    let file = kept.file(iface);
+    if steps.is_empty() {
+        return match fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Ok(Err(error).with_context(|| cannot("remove", &file))?)
+            }
+            _ => Ok(()),
+        };
+    }
+    fs::create_dir_all(&kept.state).with_context(|| cannot("make", &kept.state))?;
+    let text = serde_json::to_vec_pretty(steps).map_err(anyhow::Error::from)?;
+    Ok(fs::write(&file, text).with_context(|| cannot("write", &file))?)
+}
+
+fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
+    let steps = kept.steps(iface)?;
+    if steps.is_empty() {
+        let why = format!("nothing was applied to {iface}, or it was taken back");
+        return Err(Failure::Failed(anyhow!("{why}")));
+    }
+    for step in steps.iter().rev() {
+        output::line(&plan::command(iface, &step.undo))?;
+    }
+    if !yes {
+        return output::line("# nothing was changed: --yes makes these changes");
+    }
+    let unit = kept.unit(iface);
+    if unit.exists() {
+        systemctl(&["disable", &unit_name(iface)]);
+        fs::remove_file(&unit).with_context(|| cannot("remove", &unit))?;
+        systemctl(&["daemon-reload"]);
+    }
+    let left = plan::undo(&steps, &mut |action| plan::make(iface, action));
+    if !left.is_empty() {
+        let left = left.join("; ");
+        return Err(Failure::Failed(anyhow!("not taken back: {left}")));
+    }
+    keep(kept, iface, &[])?;
+    output::line(&format!("# {iface} is as it was"))
+}
+
+fn unit_name(iface: &str) -> String {
+    format!("nacre-qos-{iface}.service")
+}
+
+/// Applies the settings when the interface appears: after boot, and after the card's reset.
+fn unit(iface: &str, program: &Path, config: Option<&Path>) -> String {
+    let config = config.map_or(String::new(), |file| format!(" -c {}", file.display()));
+    format!(
+        "[Unit]\n\
+         Description=Network classes of {iface} for Nacre\n\
+         BindsTo=sys-subsystem-net-devices-{iface}.device\n\
+         After=sys-subsystem-net-devices-{iface}.device\n\
+         Before=nacre.service\n\n\
+         [Service]\n\
+         Type=oneshot\n\
+         RemainAfterExit=yes\n\
+         ExecStart={} rdma qos apply --yes --iface {iface}{config}\n\n\
+         [Install]\n\
+         WantedBy=sys-subsystem-net-devices-{iface}.device\n",
+        program.display()
+    )
+}
+
+fn persistent(iface: &str, wanted: &Wanted, kept: &Kept) -> Result<(), Failure> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let config = match &wanted.config {
+        Some(file) => Some(fs::canonicalize(file).with_context(|| cannot("find", file))?),
+        None => None,
+    };
+    let file = kept.unit(iface);
+    fs::create_dir_all(&kept.units).with_context(|| cannot("make", &kept.units))?;
+    fs::write(&file, unit(iface, &program, config.as_deref()))
+        .with_context(|| cannot("write", &file))?;
+    let enabled = systemctl(&["daemon-reload"]) && systemctl(&["enable", &unit_name(iface)]);
+    output::line(&match enabled {
+        true => format!("# {} applies it whenever {iface} appears", file.display()),
+        false => format!(
+            "# {} is written; `systemctl enable {}` makes it apply whenever {iface} appears",
+            file.display(),
+            unit_name(iface)
+        ),
+    })
+}
+
+/// True if it succeeded. Systems without systemd have the file only.
+fn systemctl(arguments: &[&str]) -> bool {
+    let output = Command::new("systemctl").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nacre_transport_rdma_link::dcb::{App, Change};
+
+    fn steps() -> Vec<Step> {
+        let apps = vec![App::dscp(26, 3)];
+        vec![Step {
+            about: "packets with our DSCP get our priority".into(),
+            action: Action::Dcb(Change::AddApps(apps.clone())),
+            undo: Action::Dcb(Change::DeleteApps(apps)),
+        }]
+    }
+
+    #[test]
+    fn the_way_back_survives_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept {
+            state: dir.path().join("qos"),
+            units: dir.path().into(),
+        };
+        assert_eq!(kept.steps("eth0").unwrap(), []);
+        keep(&kept, "eth0", &steps()).unwrap();
+        assert_eq!(kept.steps("eth0").unwrap(), steps());
+        keep(&kept, "eth0", &[]).unwrap();
+        assert!(!kept.file("eth0").exists());
+        fs::write(kept.file("eth0"), "not ours").unwrap();
+        assert!(kept.steps("eth0").is_err());
+    }
+
+    #[test]
+    fn the_unit_applies_when_the_interface_appears() {
+        let text = unit("ens1f0", Path::new("/usr/bin/nacre"), None);
+        assert!(text.contains("BindsTo=sys-subsystem-net-devices-ens1f0.device"));
+        let command = "ExecStart=/usr/bin/nacre rdma qos apply --yes --iface ens1f0\n";
+        assert!(text.contains(command), "{text}");
+    }
+}
