@@ -78,9 +78,7 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("qos.replication.dscp", 0, 63),
     ("qos.replication.prio", 0, 7),
     ("qos.replication.share", 1, 100),
-    ("qos.default.dscp", 0, 63),
     ("qos.default.prio", 0, 7),
-    ("qos.default.share", 1, 100),
     ("bdev.block_size", 512, 65_536),
 ];
 

@@ -554,9 +554,7 @@ pub const ROWS: &[Row] = &[
     ("qos.replication.dscp", &["26"], NO_DSCP),
     ("qos.replication.prio", &["3"], NO_PRIO),
     ("qos.replication.share", &["50"], NO_SHARE),
-    ("qos.default.dscp", &["26"], NO_DSCP),
     ("qos.default.prio", &["3"], NO_PRIO),
-    ("qos.default.share", &["50"], NO_SHARE),
     (
         "qos.lossless",
         &["false"],

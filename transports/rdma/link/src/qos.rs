@@ -38,6 +38,14 @@ impl Class {
     }
 }
 
+/// All other traffic. It is not the daemon's to mark, and its share is the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DefaultClass {
+    /// Ethernet priority, 0 to 7. None: 0.
+    pub prio: Option<u8>,
+}
+
 /// The classes of an interface, and of the daemon's connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -46,8 +54,7 @@ pub struct Qos {
     pub storage: Class,
     /// Connections to remote namespaces, such as a volume's replicas.
     pub replication: Class,
-    /// All other traffic. Its connections are not the daemon's: only the priority matters.
-    pub default: Class,
+    pub default: DefaultClass,
     /// The storage and replication priorities pause instead of losing packets (PFC).
     pub lossless: bool,
 }
@@ -89,13 +96,13 @@ impl Qos {
     /// Keys that are out of range or contradict each other, with the reason.
     pub fn problems(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
-        for (name, class) in [
-            ("storage", self.storage),
-            ("replication", self.replication),
-            ("default", self.default),
-        ] {
-            class.problems(name, &mut problems);
-        }
+        self.storage.problems("storage", &mut problems);
+        self.replication.problems("replication", &mut problems);
+        let default = Class {
+            prio: self.default.prio,
+            ..Class::default()
+        };
+        default.problems("default", &mut problems);
         if self.lossless && self.lossless_priorities().is_empty() {
             let why = "true needs prio in storage or replication: that priority pauses";
             problems.push(("lossless".into(), why.into()));
