@@ -235,7 +235,8 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     (Report::of(findings), facts)
 }
 
-/// Problems of RDMA at these addresses, in function or speed, found without opening a device. RDMA can work on an unsuitable network until it is under load.
+/// Problems of RDMA at these addresses, in function or speed, found without opening a device. RDMA
+/// can work on an unsuitable network until it is under load.
 pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
     let scope = Scope {
         listeners: addresses.iter().map(|ip| format!("ip:{ip}")).collect(),

@@ -47,7 +47,7 @@ pub struct DoctorArgs {
     /// Check the network settings for RoCE of this interface, even without an RDMA device on it
     #[arg(long, value_name = "INTERFACE")]
     qos: Vec<String>,
-    /// How long to wait for the switches' LLDP frames and to measure pauses: 35s covers every switch
+    /// How long to wait for LLDP frames of switches and to measure pauses; 35s suits every switch
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     wait: Option<Duration>,
     /// Write one text about the network into a file, for the team that runs the switches; waits 35s

@@ -1,7 +1,7 @@
 //! `nacre rdma qos`: from `[qos]` of the configuration to the settings of a card, and back.
 //!
-//! `plan` only prints. `apply --yes` makes the changes over netlink and writes down how to take them
-//! back; a failure takes back the steps before it. Cards forget these settings at a reset, so
+//! `plan` only prints. `apply --yes` makes the changes over netlink and writes down the way back; a
+//! failure takes back the steps before it. Cards forget these settings at a reset, so
 //! `apply --persist` adds a unit of systemd that applies them whenever the interface appears.
 
 use std::fs;
@@ -22,12 +22,12 @@ use crate::config;
 pub enum QosCommand {
     /// Print the commands that set an interface as [qos] of the configuration says
     #[command(after_help = "Example: nacre rdma qos plan --iface ens1f0")]
-    Plan(Wanted),
+    Plan(QosArgs),
     /// Make these changes. Some cards stop traffic for a moment
     #[command(after_help = "Example: nacre rdma qos apply --iface ens1f0 --yes --persist")]
     Apply {
         #[command(flatten)]
-        wanted: Wanted,
+        wanted: QosArgs,
         /// Make the changes; without it they are only printed
         #[arg(long)]
         yes: bool,
@@ -52,7 +52,7 @@ pub enum QosCommand {
 }
 
 #[derive(Debug, Args)]
-pub struct Wanted {
+pub struct QosArgs {
     /// The Ethernet interface; several for the members of a bond
     #[arg(long, value_name = "INTERFACE", required = true)]
     iface: Vec<String>,
@@ -124,7 +124,7 @@ pub fn run(command: QosCommand) -> Result<(), Failure> {
 }
 
 fn each(
-    wanted: &Wanted,
+    wanted: &QosArgs,
     mut of: impl FnMut(&str, &[Step]) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let qos = qos(wanted)?;
@@ -135,7 +135,7 @@ fn each(
     Ok(())
 }
 
-fn qos(wanted: &Wanted) -> Result<Qos, Failure> {
+fn qos(wanted: &QosArgs) -> Result<Qos, Failure> {
     let file = wanted.config.clone().or_else(config::system_file);
     let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
     let qos = loaded.map_err(anyhow::Error::from)?.settings.qos;
@@ -271,7 +271,7 @@ fn unit(iface: &str, program: &Path, config: Option<&Path>) -> String {
     )
 }
 
-fn persistent(iface: &str, wanted: &Wanted, kept: &Kept) -> Result<(), Failure> {
+fn persistent(iface: &str, wanted: &QosArgs, kept: &Kept) -> Result<(), Failure> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let config = match &wanted.config {
         Some(file) => Some(fs::canonicalize(file).with_context(|| cannot("find", file))?),
