@@ -102,7 +102,7 @@ fn a_peer_over_rdma() {
                     target.reject(event.id, &[0, 0, 1, 0]).unwrap();
                     target.destroy(event.id);
                 }
-                _ => std::thread::sleep(std::time::Duration::from_millis(1)),
+                _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
     });
