@@ -34,24 +34,24 @@ pub fn fallback() -> ValueParser {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListenAddress {
+pub struct ListenUrl {
     pub transport: IpTransport,
     pub ip: ScopedIp,
     pub port: u16,
 }
 
-impl FromStr for ListenAddress {
+impl FromStr for ListenUrl {
     type Err = AddressError;
 
     /// A URL, or only ADDRESS[:PORT]: TCP and port 4420 unless given.
-    fn from_str(text: &str) -> Result<ListenAddress, AddressError> {
+    fn from_str(text: &str) -> Result<ListenUrl, AddressError> {
         let endpoint = Grammar::LISTENER.parse(text)?;
         // The daemon knows the interfaces that it can use; a name is looked up here.
         let ip = match endpoint.host.parse() {
             Err(AddressError::Name { host }) => ScopedIp::from(&resolve(&host, 0)?),
             read => read?,
         };
-        Ok(ListenAddress {
+        Ok(ListenUrl {
             transport: match endpoint.scheme {
                 Some(Scheme::Rdma) => IpTransport::Rdma,
                 _ => IpTransport::Tcp,
@@ -116,11 +116,11 @@ impl fmt::Display for TargetAddress {
     }
 }
 
-impl ListenAddress {
+impl ListenUrl {
     /// From a reply; none for a kind without an IP address.
-    pub fn from_value(value: &Value) -> Option<ListenAddress> {
+    pub fn from_value(value: &Value) -> Option<ListenUrl> {
         let text = |key: &str| value[key].as_str();
-        Some(ListenAddress {
+        Some(ListenUrl {
             transport: text("trtype")?.parse().ok()?,
             ip: text("traddr")?.parse().ok()?,
             port: text("trsvcid")?.parse().ok()?,
@@ -166,7 +166,7 @@ fn outward(any: IpAddr) -> Option<IpAddr> {
     (!ip.is_unspecified()).then_some(ip)
 }
 
-impl fmt::Display for ListenAddress {
+impl fmt::Display for ListenUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -179,7 +179,7 @@ impl fmt::Display for ListenAddress {
 
 /// Any address of a reply as text, also one that this program could not have written.
 pub fn describe(value: &Value) -> String {
-    match ListenAddress::from_value(value) {
+    match ListenUrl::from_value(value) {
         Some(address) => address.to_string(),
         None => {
             let text = |key: &str| value[key].as_str().unwrap_or_default();
@@ -212,15 +212,15 @@ mod tests {
             ("fe80::1%eth7", "tcp://[fe80::1%eth7]:4420"),
             ("[::ffff:192.0.2.1]", "tcp://192.0.2.1:4420"),
         ] {
-            let address: ListenAddress = text.parse().unwrap();
+            let address: ListenUrl = text.parse().unwrap();
             assert_eq!(address.to_string(), shown);
             assert_eq!(
-                ListenAddress::from_value(&json!(address.params())),
+                ListenUrl::from_value(&json!(address.params())),
                 Some(address)
             );
         }
         assert_eq!(
-            json!("[::1]".parse::<ListenAddress>().unwrap().params()),
+            json!("[::1]".parse::<ListenUrl>().unwrap().params()),
             json!({ "trtype": "TCP", "adrfam": "IPv6", "traddr": "::1", "trsvcid": "4420" })
         );
         for bad in [
@@ -235,7 +235,7 @@ mod tests {
             "192.0.2.1%eth0",
             "tcp://127.0.0.1/nqn.2025-01.io.nacre:v",
         ] {
-            assert!(bad.parse::<ListenAddress>().is_err(), "{bad}");
+            assert!(bad.parse::<ListenUrl>().is_err(), "{bad}");
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(target.to_string(), "[fe80::1%lo]:1");
         let error = "fe80::1".parse::<TargetAddress>().unwrap_err();
         assert!(error.to_string().contains("name the interface"), "{error}");
-        let listens: ListenAddress = "fe80::1%eth7".parse().unwrap();
+        let listens: ListenUrl = "fe80::1%eth7".parse().unwrap();
         let line = listens.connect_line("nqn.2025-01.io.nacre:v");
         assert!(line.contains("-a fe80::1%INTERFACE -s"), "{line}");
     }
@@ -263,13 +263,13 @@ mod tests {
 
     #[test]
     fn hosts_get_an_address_that_they_can_reach() {
-        let listens: ListenAddress = "127.0.0.1:4420".parse().unwrap();
+        let listens: ListenUrl = "127.0.0.1:4420".parse().unwrap();
         let nqn = "nqn.2025-01.io.nacre:v";
         assert_eq!(
             listens.connect_line(nqn),
             format!("nvme connect -t tcp -a 127.0.0.1 -s 4420 -n {nqn}")
         );
-        let everywhere: ListenAddress = "0.0.0.0".parse().unwrap();
+        let everywhere: ListenUrl = "0.0.0.0".parse().unwrap();
         assert!(!everywhere.connect_line(nqn).contains(" 0.0.0.0 "));
     }
 }

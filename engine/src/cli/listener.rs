@@ -4,11 +4,11 @@ use clap::{Args, Subcommand};
 use nacre_nvmf::transport::ListenerOptions;
 use serde_json::{Value, json};
 
-use super::address::{self, ListenAddress};
+use super::address::{self, ListenUrl};
 use super::subsystem::{done, items, some};
 use super::{Connection, Failure, output};
 use crate::methods::nvmf::listener::{
-    Add, AddParams, AnaParams, ListenerParams, Remove, SetAnaState,
+    AddListener, AddListenerParams, AnaParams, ListenerParams, RemoveListener, SetAnaState,
 };
 use crate::rpc::client::{Client, ClientError, to_json};
 use crate::rpc::error::Errno;
@@ -37,7 +37,7 @@ enum ListenerCommand {
         nqn: String,
         /// Such as tcp://192.0.2.1:4420 or [2001:db8::1]:4420; port 4420 unless given
         #[arg(required = true)]
-        address: Vec<ListenAddress>,
+        address: Vec<ListenUrl>,
         /// ANA state reported for this path
         #[arg(long, value_name = "STATE")]
         ana_state: Option<AnaWord>,
@@ -49,7 +49,7 @@ enum ListenerCommand {
         /// NQN of the subsystem
         nqn: String,
         /// Address of the listener
-        address: ListenAddress,
+        address: ListenUrl,
         /// ANA state that hosts see on this listener
         state: AnaWord,
         /// Only for this ANA group
@@ -63,7 +63,7 @@ enum ListenerCommand {
         nqn: String,
         /// Addresses of the listeners
         #[arg(required = true)]
-        address: Vec<ListenAddress>,
+        address: Vec<ListenUrl>,
     },
 }
 
@@ -80,12 +80,12 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
             let mut client = connection.open()?;
             let mut added = Vec::new();
             for address in &address {
-                let params = AddParams {
+                let params = AddListenerParams {
                     nqn: nqn.clone(),
                     listen_address: address.params(),
                     ana_state,
                     options,
-                    ..AddParams::default()
+                    ..AddListenerParams::default()
                 };
                 add(&mut client, &params)?;
                 let connect = address.connect_line(&nqn);
@@ -123,9 +123,9 @@ pub fn run(args: ListenerArgs) -> Result<(), Failure> {
                     listen_address: address.params(),
                     tgt_name: None,
                 };
-                client.call::<Remove, _>(&params)?;
+                client.call::<RemoveListener, _>(&params)?;
             }
-            let removed: Vec<_> = address.iter().map(ListenAddress::params).collect();
+            let removed: Vec<_> = address.iter().map(ListenUrl::params).collect();
             done(connection, json!({ "nqn": nqn, "removed": removed }))
         }
     }
@@ -227,7 +227,7 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
 }
 
 /// Adds a listener, and the transport it needs if that is missing.
-pub fn add(client: &mut Client, params: &AddParams) -> Result<(), Failure> {
+pub fn add(client: &mut Client, params: &AddListenerParams) -> Result<(), Failure> {
     let there = client.call_by_name("nvmf_get_transports", Value::Null)?;
     let trtype = params.listen_address.trtype.as_str();
     let is_ours = |t: &Value| {
@@ -250,6 +250,6 @@ pub fn add(client: &mut Client, params: &AddParams) -> Result<(), Failure> {
             made => drop(made?),
         }
     }
-    client.call::<Add, _>(params)?;
+    client.call::<AddListener, _>(params)?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::{Connection, Failure, output};
-use crate::methods::state::{Forget, ForgetParams, Get, Retry};
+use crate::methods::state::{Forget, ForgetParams, GetState, Retry};
 use crate::rpc::NoParams;
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub fn run(args: StateArgs) -> Result<(), Failure> {
     let connection = args.connection;
     match args.command.unwrap_or(StateCommand::List) {
         StateCommand::List => {
-            let state = connection.call_for_json::<Get>(&NoParams {})?;
+            let state = connection.call_for_json::<GetState>(&NoParams {})?;
             if connection.json {
                 return output::json(&state);
             }

@@ -15,13 +15,13 @@ use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Get>()
+        .add::<GetState>()
         .add::<Retry>()
         .add::<Forget>()
         .add::<Export>();
 }
 
-pub struct Get;
+pub struct GetState;
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct State {
@@ -47,7 +47,7 @@ struct Object {
     failed_for_s: Option<u64>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetState {
     const NAME: &'static str = "state_get";
     const ABOUT: &'static str =
         "Lists every configured object, where it is kept, and what could not be restored.";

@@ -21,11 +21,6 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "each module has one, with the module's path: null::Config",
     ),
     (
-        "engine/rpc",
-        "Client",
-        "of the RPC client and of the RPC server, which meet in no file",
-    ),
-    (
         "engine",
         "Connection",
         "cli::top shows the connections of hosts",

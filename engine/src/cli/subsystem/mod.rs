@@ -7,10 +7,10 @@ use nacre_nvmf::subsystems::MAX_CNTLID;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::address::{self, ListenAddress};
+use super::address::{self, ListenUrl};
 use super::{Connection, Failure, listener, output, record};
 use crate::config::settings::ControllerModel;
-use crate::methods::nvmf::listener::AddParams;
+use crate::methods::nvmf::listener::AddListenerParams;
 use crate::methods::nvmf::namespace::{self, Namespace};
 use crate::rpc::client::{Client, to_json};
 
@@ -94,7 +94,7 @@ struct CreateArgs {
     namespace: Vec<String>,
     /// Listen there, such as tcp://192.0.2.1:4420 (may be repeated)
     #[arg(long, value_name = "ADDRESS")]
-    listen: Vec<ListenAddress>,
+    listen: Vec<ListenUrl>,
 }
 
 #[derive(Debug, Args)]
@@ -141,7 +141,7 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
             done(connection, json!({ "nqn": nqn }))
         }
         SubsystemCommand::AddNamespace(args) => {
-            let params = namespace::AddParams {
+            let params = namespace::AddNamespaceParams {
                 nqn: args.nqn,
                 namespace: Namespace {
                     bdev_name: args.bdev,
@@ -155,7 +155,7 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
                 },
                 tgt_name: None,
             };
-            let nsid = connection.call_for_json::<namespace::Add>(&params)?;
+            let nsid = connection.call_for_json::<namespace::AddNamespace>(&params)?;
             if connection.json {
                 output::json(&json!({ "nqn": params.nqn, "nsid": nsid }))
             } else {
@@ -168,7 +168,7 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
                 nsid,
                 tgt_name: None,
             };
-            connection.call_for_json::<namespace::Remove>(&params)?;
+            connection.call_for_json::<namespace::RemoveNamespace>(&params)?;
             done(connection, to_json(&params))
         }
         SubsystemCommand::Connections { nqn } => connections::run(connection, nqn.as_deref()),
@@ -260,11 +260,11 @@ fn furnish(
     nqn: &str,
     bdevs: &[String],
     hosts: &[String],
-    addresses: &[ListenAddress],
+    addresses: &[ListenUrl],
 ) -> Result<(Vec<Value>, Vec<String>), Failure> {
     let mut namespaces = Vec::new();
     for bdev in bdevs {
-        let params = namespace::AddParams {
+        let params = namespace::AddNamespaceParams {
             nqn: nqn.to_owned(),
             namespace: Namespace {
                 bdev_name: bdev.clone(),
@@ -272,7 +272,7 @@ fn furnish(
             },
             tgt_name: None,
         };
-        let nsid = client.call::<namespace::Add, _>(&params)?;
+        let nsid = client.call::<namespace::AddNamespace, _>(&params)?;
         namespaces.push(json!({ "nsid": nsid, "bdev_name": bdev }));
     }
     for host in hosts {
@@ -283,10 +283,10 @@ fn furnish(
     }
     // Hosts connect as soon as a listener exists: add listeners last.
     for address in addresses {
-        let params = AddParams {
+        let params = AddListenerParams {
             nqn: nqn.to_owned(),
             listen_address: address.params(),
-            ..AddParams::default()
+            ..AddListenerParams::default()
         };
         listener::add(client, &params)?;
     }

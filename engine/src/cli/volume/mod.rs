@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::address::{self, ListenAddress};
+use super::address::{self, ListenUrl};
 use super::subsystem::{done, items};
 use super::{Connection, Failure, events, output};
 
@@ -20,7 +20,7 @@ use crate::methods::volume::list::Records;
 use crate::methods::volume::operate::{self, GrowParams, SetParams, ThawParams, VerifyParams};
 use crate::methods::volume::publish::{self, PublishParams};
 use crate::methods::volume::replicas::{
-    self, AddParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
+    self, AddReplicaParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
 };
 use crate::methods::volume::{NameParams, SettingsParams};
 use crate::rpc::client::to_json;
@@ -252,7 +252,7 @@ struct PublishArgs {
     allow_any_host: bool,
     /// Listen there (may be repeated); unless given on every listener of the configuration file
     #[arg(long, value_name = "ADDRESS")]
-    listen: Vec<ListenAddress>,
+    listen: Vec<ListenUrl>,
     /// State of the paths over a transport, such as tcp=optimized (may be repeated) [default: hosts
     /// use RDMA first, then TCP]
     #[arg(long, value_name = "TRANSPORT=STATE", value_parser = ana_of_transport)]
@@ -311,15 +311,15 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
                 there: vec![device.clone()],
                 gone: None,
             };
-            let params = AddParams {
+            let params = AddReplicaParams {
                 name: name.clone(),
                 device,
                 force,
             };
-            wait::after::<replicas::Add>(connection, &params, &name, &wait, until)
+            wait::after::<replicas::AddReplica>(connection, &params, &name, &wait, until)
         }
         VolumeCommand::RemoveReplica(args) => {
-            change::<replicas::Remove>(connection, &forced(args), "")
+            change::<replicas::RemoveReplica>(connection, &forced(args), "")
         }
         VolumeCommand::Offline(args) => change::<replicas::Offline>(connection, &forced(args), ""),
         VolumeCommand::Online {
@@ -485,7 +485,7 @@ fn replace<M: Method<Engine, Params = ReplaceParams>>(
 }
 
 fn make_available(connection: &Connection, args: PublishArgs) -> Result<(), Failure> {
-    let listener = |listen: &ListenAddress| {
+    let listener = |listen: &ListenUrl| {
         let address = listen.params();
         publish::ListenAddress {
             trtype: address.trtype,
@@ -519,7 +519,7 @@ fn make_available(connection: &Connection, args: PublishArgs) -> Result<(), Fail
     output::line(nqn)?;
     let addresses = items(&answer["listen_addresses"]);
     for address in addresses {
-        match ListenAddress::from_value(address) {
+        match ListenUrl::from_value(address) {
             Some(address) => output::line(&address.connect_line(nqn))?,
             None => output::line(&address::describe(address))?,
         }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 use crate::methods::volume::NameParams;
-use crate::methods::volume::list::{Get, List};
+use crate::methods::volume::list::{GetVolume, List};
 use crate::rpc::NoParams;
 
 pub fn list(connection: &Connection) -> Result<(), Failure> {
@@ -51,7 +51,7 @@ pub fn run(connection: &Connection, name: &str, watch: bool) -> Result<(), Failu
         name: name.to_owned(),
     };
     loop {
-        let volume = client.call_for_json::<Get, _>(&params)?;
+        let volume = client.call_for_json::<GetVolume, _>(&params)?;
         if connection.json {
             output::json(&volume)?
         } else {

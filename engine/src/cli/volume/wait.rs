@@ -12,7 +12,7 @@ use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 use super::{WaitArgs, show};
 use crate::methods::volume::NameParams;
-use crate::methods::volume::list::Get;
+use crate::methods::volume::list::GetVolume;
 use crate::rpc::Method;
 use crate::services::engine::Engine;
 
@@ -62,7 +62,7 @@ where
             }
             bars.show(&volume);
             std::thread::sleep(PAUSE);
-            volume = client.call_for_json::<Get, _>(&by_id)?;
+            volume = client.call_for_json::<GetVolume, _>(&by_id)?;
         }
         bars.all.clear()?;
         if let Until::Verified = until

@@ -31,8 +31,8 @@ const SET_ANA_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Add>()
-        .add::<Remove>()
+        .add::<AddListener>()
+        .add::<RemoveListener>()
         .add::<SetAnaState>()
         .add::<Get>();
 }
@@ -50,11 +50,11 @@ fn checked(options: ListenerOptions) -> Result<ListenerOptions, RpcError> {
     Ok(options)
 }
 
-pub struct Add;
+pub struct AddListener;
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AddParams {
+pub struct AddListenerParams {
     pub nqn: String,
     pub listen_address: TransportAddress,
     pub tgt_name: Option<String>,
@@ -84,15 +84,15 @@ fn is_default(options: &ListenerOptions) -> bool {
     *options == ListenerOptions::default()
 }
 
-impl Method<Engine> for Add {
+impl Method<Engine> for AddListener {
     const NAME: &'static str = ADD_LISTENER;
     const ABOUT: &'static str =
         "Makes a subsystem reachable on an address; port 0 takes any free one.";
     const ORDER: Order = Order::Exclusive;
-    type Params = AddParams;
+    type Params = AddListenerParams;
     type Reply = bool;
 
-    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: AddListenerParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
@@ -158,7 +158,7 @@ impl Method<Engine> for Add {
             .journal
             .commit(Change::put(
                 key::listener(nqn, kind, &place(&bound)),
-                Add::NAME,
+                AddListener::NAME,
                 record,
             ))
             .await;
@@ -194,7 +194,7 @@ async fn listen(
     }
 }
 
-pub struct Remove;
+pub struct RemoveListener;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -204,7 +204,7 @@ pub struct ListenerParams {
     pub tgt_name: Option<String>,
 }
 
-impl Method<Engine> for Remove {
+impl Method<Engine> for RemoveListener {
     const NAME: &'static str = "nvmf_subsystem_remove_listener";
     const ABOUT: &'static str =
         "Takes an address from a subsystem, and disconnects the hosts that came through it.";

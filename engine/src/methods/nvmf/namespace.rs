@@ -26,18 +26,18 @@ use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Add>()
-        .add::<Remove>()
+        .add::<AddNamespace>()
+        .add::<RemoveNamespace>()
         .add::<SetAnaGroup>()
         .add::<AddHost>()
         .add::<RemoveHost>();
 }
 
-pub struct Add;
+pub struct AddNamespace;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AddParams {
+pub struct AddNamespaceParams {
     pub nqn: String,
     pub namespace: Namespace,
     pub tgt_name: Option<String>,
@@ -77,15 +77,15 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-impl Method<Engine> for Add {
+impl Method<Engine> for AddNamespace {
     const NAME: &'static str = ADD_NAMESPACE;
     const ABOUT: &'static str =
         "Adds a namespace on a block device to a subsystem; answers its id.";
     const ORDER: Order = Order::Exclusive;
-    type Params = AddParams;
+    type Params = AddNamespaceParams;
     type Reply = u32;
 
-    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<u32, RpcError> {
+    async fn apply(params: AddNamespaceParams, engine: Rc<Engine>) -> Result<u32, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let spec = params.namespace;
@@ -133,7 +133,11 @@ impl Method<Engine> for Add {
         let record = json!({ "nqn": nqn.as_str(), "namespace": namespace });
         let stored = engine
             .journal
-            .commit(Change::put(key::namespace(&nqn, nsid), Add::NAME, record))
+            .commit(Change::put(
+                key::namespace(&nqn, nsid),
+                AddNamespace::NAME,
+                record,
+            ))
             .await;
         if let Err(refused) = stored {
             subsystem.remove_namespace(nsid).or_refuse()?;
@@ -256,7 +260,7 @@ fn choose_nsid(
     .remedy("take another id, or remove that namespace first"))
 }
 
-pub struct Remove;
+pub struct RemoveNamespace;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -266,7 +270,7 @@ pub struct RemoveParams {
     pub tgt_name: Option<String>,
 }
 
-impl Method<Engine> for Remove {
+impl Method<Engine> for RemoveNamespace {
     const NAME: &'static str = "nvmf_subsystem_remove_ns";
     const ABOUT: &'static str = "Takes a namespace from a subsystem.";
     const ORDER: Order = Order::Exclusive;
@@ -344,7 +348,7 @@ impl Method<Engine> for SetAnaGroup {
             let change = if entry.durable {
                 let mut record = entry.record.params;
                 record["namespace"]["anagrpid"] = group.into();
-                Change::put(own, Add::NAME, record).and(Change::remove(apart))
+                Change::put(own, AddNamespace::NAME, record).and(Change::remove(apart))
             } else {
                 let record = json!({ "nqn": nqn.as_str(), "nsid": nsid, "anagrpid": group });
                 Change::put(apart, SetAnaGroup::NAME, record)

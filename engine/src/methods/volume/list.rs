@@ -22,7 +22,7 @@ use crate::services::volumes::words::{kind_word, replica_word, state_word};
 use crate::services::volumes::{Listed, OpenState, REMOTE_PRODUCT};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
-    registry.add::<List>().add::<Get>().add::<Records>();
+    registry.add::<List>().add::<GetVolume>().add::<Records>();
 }
 
 /// The present state of a volume.
@@ -376,9 +376,9 @@ impl Method<Engine> for List {
     }
 }
 
-pub struct Get;
+pub struct GetVolume;
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetVolume {
     const NAME: &'static str = "volume_get";
     const ABOUT: &'static str = "Returns everything about a volume: its state with the reason, its replicas, and each copy with its source and remaining time.";
     type Params = NameParams;

@@ -16,8 +16,8 @@ use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Add>()
-        .add::<Remove>()
+        .add::<AddReplica>()
+        .add::<RemoveReplica>()
         .add::<Offline>()
         .add::<Online>()
         .add::<Replace>()
@@ -58,11 +58,11 @@ async fn run_on(
     outcome
 }
 
-pub struct Add;
+pub struct AddReplica;
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct AddParams {
+pub struct AddReplicaParams {
     pub name: String,
     /// The block device of the new replica, or a URI as in volume_create.
     pub device: String,
@@ -71,16 +71,16 @@ pub struct AddParams {
     pub force: bool,
 }
 
-impl Method<Engine> for Add {
+impl Method<Engine> for AddReplica {
     const NAME: &'static str = "volume_add_replica";
     const ABOUT: &'static str =
         "Adds a replica to a volume; it is filled while the volume is in use.";
     const ORDER: Order = Order::Free;
     const CHANGES: bool = true;
-    type Params = AddParams;
+    type Params = AddReplicaParams;
     type Reply = VolumeReply;
 
-    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+    async fn apply(params: AddReplicaParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
         engine.settled().await;
         let force = params.force;
         let add = |device| Command::Add { device, force };
@@ -99,9 +99,9 @@ pub struct ForcedParams {
     pub force: Option<String>,
 }
 
-pub struct Remove;
+pub struct RemoveReplica;
 
-impl Method<Engine> for Remove {
+impl Method<Engine> for RemoveReplica {
     const NAME: &'static str = "volume_remove_replica";
     const ABOUT: &'static str = "Takes a replica out of a volume for good; its device is free.";
     const ORDER: Order = Order::Free;
