@@ -360,7 +360,7 @@ fn impossible_requests_are_refused() {
         ("multipath", json!("failover"), -95, "one path"),
         ("psk", json!("key0"), -95, "no TLS"),
         ("dhchap_key", json!("key0"), -126, "no key"),
-        ("dhchap_ctrlr_key", json!("key0"), -22, "only to a host"),
+        ("dhchap_ctrlr_key", json!("key0"), -126, "no key"),
         ("prchk_guard", json!(true), -95, "no metadata"),
         (
             "fallback",

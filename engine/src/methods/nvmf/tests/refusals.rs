@@ -204,7 +204,7 @@ fn subsystems_and_hosts() {
     for (key, code, message) in [
         ("psk", -95, UNSUPPORTED),
         ("dhchap_key", -32602, "Invalid parameters"),
-        ("dhchap_ctrlr_key", -32603, "Internal error"),
+        ("dhchap_ctrlr_key", -32602, "Invalid parameters"),
     ] {
         let mut params = host("nqn.2016-06.io.spdk:h");
         params[key] = "key0".into();
