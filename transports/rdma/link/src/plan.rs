@@ -176,9 +176,10 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
     for (index, priority) in priorities.iter().enumerate() {
         // The class has the priority's number where the device has so many.
         let fits = before.classes == 0 || priorities.iter().all(|p| *p < before.classes);
-        let class = match fits && !priorities.contains(&0) {
-            true => *priority,
-            false => index as u8 + 1,
+        let class = if fits && !priorities.contains(&0) {
+            *priority
+        } else {
+            index as u8 + 1
         };
         let at = usize::from(class & 7);
         after.class_of[usize::from(*priority)] = class;
@@ -248,9 +249,10 @@ pub struct Failed {
 
 impl Failed {
     fn in_words(&self) -> String {
-        match self.left.is_empty() {
-            true => format!("{}; the steps before it were taken back", self.cause),
-            false => format!("{}; not taken back: {}", self.cause, self.left.join("; ")),
+        if self.left.is_empty() {
+            format!("{}; the steps before it were taken back", self.cause)
+        } else {
+            format!("{}; not taken back: {}", self.cause, self.left.join("; "))
         }
     }
 }
@@ -338,9 +340,10 @@ pub fn command(interface: &str, action: &Action) -> String {
                     on_off(ets.willing)
                 ),
                 list(&other),
-                match ets.has_shares() {
-                    true => format!("tc-bw all:0 {}", list(&share)),
-                    false => String::new(),
+                if ets.has_shares() {
+                    format!("tc-bw all:0 {}", list(&share))
+                } else {
+                    String::new()
                 },
                 format!("prio-tc all:0 {}", list(&class)),
             ];
