@@ -37,7 +37,7 @@ pub fn facts(system: &System, scope: &Scope) -> Vec<Facts> {
 /// Judges each interface by itself, then interfaces that work together.
 pub fn checks(system: &System, scope: &Scope, facts: &[Facts], findings: &mut Vec<Finding>) {
     for facts in facts {
-        let of = checks::Place::of(system, scope, facts);
+        let of = checks::Examined::of(system, scope, facts);
         let all = checks::all(&of);
         findings.extend(all.into_iter().map(|finding| finding.of(&facts.interface)));
     }

@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn cores_are_near_the_cards_then_the_disks() {
         let nvme = [("nvme0", 0), ("nvme1", 0)];
-        let cases: &[(&[(&str, u32)], &[(&str, u32)], usize, &[usize])] = &[
+        type Devices<'a> = &'a [(&'a str, u32)];
+        let cases: &[(Devices, Devices, usize, &[usize])] = &[
             (&[("eth0", 1)], &nvme, 4, &[1, 3, 5, 7]),
             (&[("eth0", 1)], &nvme, 2, &[1, 3]),
             (&[], &nvme, 4, &[0, 2, 4, 6]),

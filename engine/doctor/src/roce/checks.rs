@@ -12,7 +12,7 @@ const PAUSES_PER_SECOND: f64 = 100.0;
 const PAUSED: f64 = 0.1;
 
 /// An interface with everything that its checks need.
-pub struct Place<'a> {
+pub struct Examined<'a> {
     facts: &'a Facts,
     qos: &'a Qos,
     /// The byte that RDMA packets are marked with, if they are.
@@ -22,10 +22,10 @@ pub struct Place<'a> {
     rebuilds: u64,
 }
 
-impl<'a> Place<'a> {
-    pub fn of(system: &System, scope: &'a Scope, facts: &'a Facts) -> Place<'a> {
+impl<'a> Examined<'a> {
+    pub fn of(system: &System, scope: &'a Scope, facts: &'a Facts) -> Examined<'a> {
         let upper = linked(system, &facts.interface, "upper_");
-        Place {
+        Examined {
             facts,
             qos: &scope.qos,
             tos: match scope.qos.storage.tos() {
@@ -48,9 +48,10 @@ impl<'a> Place<'a> {
 
     /// The priorities that pause, or should.
     fn lossless(&self) -> Priorities {
-        match self.qos.is_empty() {
-            true => self.pfc().map(|pfc| pfc.enabled).unwrap_or_default(),
-            false => self.qos.lossless_priorities(),
+        if self.qos.is_empty() {
+            self.pfc().map(|pfc| pfc.enabled).unwrap_or_default()
+        } else {
+            self.qos.lossless_priorities()
         }
     }
 
@@ -72,7 +73,7 @@ fn has_gateway(system: &System, netdev: &str) -> bool {
     })
 }
 
-pub fn all(of: &Place<'_>) -> Vec<Finding> {
+pub fn all(of: &Examined<'_>) -> Vec<Finding> {
     let Some(dcb) = &of.facts.dcb else {
         return vec![without_dcb(of)];
     };
@@ -94,21 +95,21 @@ pub fn all(of: &Place<'_>) -> Vec<Finding> {
 }
 
 /// The network may still be lossless for a virtual function, whose settings are the host's.
-fn without_dcb(of: &Place<'_>) -> Finding {
+fn without_dcb(of: &Examined<'_>) -> Finding {
     const ID: &str = "roce.lossless";
     let why = of.facts.no_dcb.as_deref().unwrap_or("no DCB");
     let evidence = format!("{why} (driver {}): PFC and ETS cannot be read", of.driver());
-    match of.qos.lossless {
-        false => Finding::skip(ID, evidence),
-        true => Finding::fail(
-            ID,
-            format!("{evidence}; `[qos] lossless = true` asks for PFC"),
-            "set PFC where this interface's settings are (the hypervisor, the card's firmware), or set lossless = false",
-        ),
+    if !of.qos.lossless {
+        return Finding::skip(ID, evidence);
     }
+    Finding::fail(
+        ID,
+        format!("{evidence}; `[qos] lossless = true` asks for PFC"),
+        "set PFC where this interface's settings are (the hypervisor, the card's firmware), or set lossless = false",
+    )
 }
 
-fn dcbx(of: &Place<'_>, dcb: &Dcb) -> Finding {
+fn dcbx(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     const ID: &str = "roce.dcbx";
     let neighbour = of.facts.neighbour.neighbour();
     if let Some(neighbour) = neighbour.filter(|neighbour| neighbour.cee && !neighbour.has_dcbx()) {
@@ -157,15 +158,16 @@ fn dcbx(of: &Place<'_>, dcb: &Dcb) -> Finding {
     Finding::pass(ID, format!("{mode}{willing}"))
 }
 
-fn pfc_set(of: &Place<'_>, dcb: &Dcb) -> Finding {
+fn pfc_set(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     const ID: &str = "roce.pfc.set";
     let Some(pfc) = dcb.pfc else {
         return Finding::skip(ID, format!("driver {} has no PFC", of.driver()));
     };
     let (enabled, wanted) = (pfc.enabled, of.lossless());
-    let evidence = match of.qos.is_empty() {
-        true => format!("priorities with PFC: {enabled}"),
-        false => format!("priorities with PFC: {enabled}; [qos] asks for: {wanted}"),
+    let evidence = if of.qos.is_empty() {
+        format!("priorities with PFC: {enabled}")
+    } else {
+        format!("priorities with PFC: {enabled}; [qos] asks for: {wanted}")
     };
     if enabled == Priorities(0xff) {
         let why = "all eight pause: whatever one receiver cannot take stops everything";
@@ -185,7 +187,7 @@ fn pfc_set(of: &Place<'_>, dcb: &Dcb) -> Finding {
 }
 
 /// Compares the card's priorities with the switch's.
-fn pfc(of: &Place<'_>, dcb: &Dcb) -> Finding {
+fn pfc(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     const ID: &str = "roce.pfc";
     let Some(ours) = dcb.pfc else {
         return Finding::skip(ID, format!("driver {} has no PFC", of.driver()));
@@ -254,7 +256,7 @@ fn pfc(of: &Place<'_>, dcb: &Dcb) -> Finding {
     )
 }
 
-fn ets(of: &Place<'_>, dcb: &Dcb) -> Finding {
+fn ets(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     const ID: &str = "roce.ets";
     let Some(ets) = dcb.ets else {
         return Finding::skip(ID, format!("driver {} has no ETS", of.driver()));
@@ -311,7 +313,7 @@ pub fn ets_in_words(ets: &Ets) -> String {
 }
 
 /// Follows a packet of ours to its priority.
-fn trust(of: &Place<'_>, dcb: &Dcb) -> Finding {
+fn trust(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     const ID: &str = "roce.trust";
     let trusted = dcb.trusted();
     let words: Vec<String> = trusted.iter().map(Selector::to_string).collect();
@@ -378,7 +380,7 @@ fn trust(of: &Place<'_>, dcb: &Dcb) -> Finding {
     Finding::pass(ID, evidence)
 }
 
-fn ecn(of: &Place<'_>) -> Finding {
+fn ecn(of: &Examined<'_>) -> Finding {
     const ID: &str = "roce.ecn";
     let Some(ecn) = of.facts.ecn else {
         return match of.driver() {
@@ -440,7 +442,7 @@ fn ecn(of: &Place<'_>) -> Finding {
     }
 }
 
-fn pause_global(of: &Place<'_>) -> Finding {
+fn pause_global(of: &Examined<'_>) -> Finding {
     const ID: &str = "roce.pause.global";
     let Some(pause) = of.facts.pause else {
         return Finding::skip(
@@ -467,7 +469,7 @@ fn pause_global(of: &Place<'_>) -> Finding {
     Finding::pass(ID, evidence)
 }
 
-fn pause_rate(of: &Place<'_>) -> Finding {
+fn pause_rate(of: &Examined<'_>) -> Finding {
     const ID: &str = "roce.pause.rate";
     let (before, Some(after)) = (&of.facts.before, &of.facts.after) else {
         return Finding::skip(ID, "not measured: `nacre doctor --wait 10s`");
@@ -476,11 +478,11 @@ fn pause_rate(of: &Place<'_>) -> Finding {
     if after.pauses_received(0).is_none() {
         return Finding::skip(ID, format!("driver {} counts no pause frames", of.driver()));
     }
-    let storms = after.counters.loss.iter().filter(|(name, count)| {
+    let mut storms = after.counters.loss.iter().filter(|(name, count)| {
         let then = before.counters.loss.get(*name).copied().unwrap_or(0);
         name.contains("storm") && **count > then
     });
-    if let Some((name, _)) = storms.last() {
+    if let Some((name, _)) = storms.next_back() {
         return Finding::fail(
             ID,
             format!("{name} grew within {seconds:.0} s"),
@@ -533,7 +535,7 @@ fn pause_rate(of: &Place<'_>) -> Finding {
     )
 }
 
-fn buffer(of: &Place<'_>, dcb: &Dcb) -> Finding {
+fn buffer(of: &Examined<'_>, dcb: &Dcb) -> Finding {
     const ID: &str = "roce.buffer";
     let Some(buffers) = dcb.buffers else {
         return Finding::skip(
@@ -582,7 +584,7 @@ fn buffer(of: &Place<'_>, dcb: &Dcb) -> Finding {
 }
 
 /// Whether traffic can be followed by priority.
-fn counters(of: &Place<'_>) -> Finding {
+fn counters(of: &Examined<'_>) -> Finding {
     const ID: &str = "rdma.counters";
     let counters = &of.facts.before.counters;
     if !counters.has_bytes() && !counters.has_pauses() {
@@ -608,7 +610,7 @@ fn counters(of: &Place<'_>) -> Finding {
     )
 }
 
-fn lossless(of: &Place<'_>, findings: &[Finding]) -> Finding {
+fn lossless(of: &Examined<'_>, findings: &[Finding]) -> Finding {
     use crate::Status;
     const ID: &str = "roce.lossless";
     let lossless = of.lossless();

@@ -128,9 +128,10 @@ fn settings(text: &mut String, qos: &Qos, facts: &Facts) {
     row(
         text,
         "PFC on priorities",
-        match qos.is_empty() {
-            true => pfc,
-            false => format!("{pfc} (asked for: {})", qos.lossless_priorities()),
+        if qos.is_empty() {
+            pfc
+        } else {
+            format!("{pfc} (asked for: {})", qos.lossless_priorities())
         },
     );
     row(

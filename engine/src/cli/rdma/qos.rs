@@ -114,10 +114,10 @@ pub fn run(command: QosCommand) -> Result<(), Failure> {
                 return output::line("# nothing was changed: --yes makes these changes");
             }
             apply(iface, steps, &kept)?;
-            match persist {
-                true => persistent(iface, &wanted, &kept),
-                false => Ok(()),
+            if persist {
+                persistent(iface, &wanted, &kept)?;
             }
+            Ok(())
         }),
         QosCommand::Undo { iface, yes, kept } => undo(&iface, yes, &kept),
     }
@@ -282,13 +282,14 @@ fn persistent(iface: &str, wanted: &QosArgs, kept: &Kept) -> Result<(), Failure>
     fs::write(&file, unit(iface, &program, config.as_deref()))
         .with_context(|| cannot("write", &file))?;
     let enabled = systemctl(&["daemon-reload"]) && systemctl(&["enable", &unit_name(iface)]);
-    output::line(&match enabled {
-        true => format!("# {} applies it whenever {iface} appears", file.display()),
-        false => format!(
-            "# {} is written; `systemctl enable {}` makes it apply whenever {iface} appears",
-            file.display(),
-            unit_name(iface)
-        ),
+    let file = file.display();
+    output::line(&if enabled {
+        format!("# {file} applies it whenever {iface} appears")
+    } else {
+        let name = unit_name(iface);
+        format!(
+            "# {file} is written; `systemctl enable {name}` makes it apply whenever {iface} appears"
+        )
     })
 }
 
