@@ -1,4 +1,5 @@
-//! The queue pairs of this core: one per controller.
+//! The I/O queue pairs of this core: at most one per controller, shared by all bdev queues of the
+//! core. Thread-local; only the core that created a queue pair uses it.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -12,17 +13,18 @@ use crate::phase::QueueState;
 
 thread_local! {
     static HERE: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
-    /// Without users, but with buffers that a controller may still write to.
+    /// Queue pairs without users whose buffers the controller may still access by DMA.
     static LEFT: RefCell<Vec<Rc<RefCell<Pair>>>> = const { RefCell::new(Vec::new()) };
 }
 
 struct Entry {
-    /// Of the controller.
+    /// The controller's id.
     id: u64,
     pair: Weak<RefCell<Pair>>,
 }
 
-/// This core's queue pair to `controller`; the first user opens it.
+/// Returns this core's queue pair to `controller`. The first call asks the controller to create
+/// the queues; later calls share them.
 pub(crate) fn pair(controller: &Arc<Controller>) -> Result<Rc<RefCell<Pair>>, NoPair> {
     sweep();
     let id = controller.id();
@@ -53,7 +55,8 @@ pub(crate) fn pair(controller: &Arc<Controller>) -> Result<Rc<RefCell<Pair>>, No
     Ok(pair)
 }
 
-/// A user of the queue pair has gone: without any, the controller deletes the queues.
+/// Reports that a user of the queue pair has gone. After the last one, the controller deletes
+/// both queues.
 pub(crate) fn left(pair: &Rc<RefCell<Pair>>) {
     let here = pair.borrow();
     if here.has_lanes() {
@@ -69,13 +72,13 @@ pub(crate) fn left(pair: &Rc<RefCell<Pair>>) {
         entries.borrow_mut().retain(|entry| !is_this(entry));
     });
     if holds {
-        // This table ends with its thread; memory that the controller may still write to is leaked
-        // then.
+        // The thread's end destroys this table. Memory that the controller may still write to is
+        // leaked then.
         let _ = LEFT.try_with(|left| left.borrow_mut().push(Rc::clone(pair)));
     }
 }
 
-/// Releases the pairs whose buffers are no longer needed.
+/// Releases the queue pairs without users whose buffers the controller can no longer access.
 pub(crate) fn sweep() {
     let _ = LEFT.try_with(|left| {
         let mut left = left.borrow_mut();

@@ -1,4 +1,4 @@
-//! Several cores at once: each with a queue of its own to the same device.
+//! Conformance cases with several threads. Each thread has its own queue to the same device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,9 +52,9 @@ fn blocks_cross_boundary(subject: &Subject, lba: u64, blocks: u32) -> bool {
     boundary > 0 && limits.max_blocks != u32::MAX && lba % boundary + u64::from(blocks) > boundary
 }
 
-/// Each of two threads increments a number on the device by compare-and-write, while a third writes
-/// to the same blocks. The third rewrites the second block, which a swap of both must never undo or
-/// tear.
+/// Two threads increment a counter in the first of two blocks. Each increment is one Compare and
+/// Write of both blocks. A third thread rewrites the second block meanwhile; a Compare and Write
+/// must never undo or tear that write.
 fn counter(subject: &Subject) {
     const ROUNDS: u64 = 150;
     if !subject.does(Op::CompareAndWrite) || !subject.keeps_data || subject.largest_swap() < 2 {

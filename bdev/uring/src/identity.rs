@@ -1,7 +1,8 @@
-//! Identifies the file or disk of a device, so that another one at the same path is not served.
+//! Identifies the file or block device behind a bdev. The bdev refuses another file or disk that
+//! later appears at the same path.
 //!
 //! An identity survives restarts, renames and other names of a block device. A copy of a file has
-//! another identity. Contents are not looked at.
+//! a different identity. The identity does not depend on the file's contents.
 
 use std::fs::{self, File, Metadata};
 use std::os::fd::AsFd;
@@ -12,21 +13,22 @@ use rustix::fs::{AtFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The lasting facts of a file or disk. Facts that the system does not give are left out, and not
-/// compared.
+/// The lasting attributes of a file or disk. `None` means that the system does not report the
+/// attribute; a comparison skips it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Identity {
     File {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         inode: Option<u64>,
-        /// The time of birth in seconds and nanoseconds. A file system uses an inode number again
-        /// after a deletion, and other file systems have the same numbers.
+        /// Creation time (`stx_btime`): seconds and nanoseconds. The inode number alone is not
+        /// unique: a file system reuses it after a deletion, and other file systems use it too.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         born: Option<(i64, u32)>,
     },
     Disk {
-        /// The sysfs attribute that names the disk, and that name with the partition.
+        /// The sysfs attribute that identifies the disk (`wwid`, `serial`, …), and its value. The
+        /// value has the form `VALUE:PARTITION`; `PARTITION` is empty for a whole disk.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         id: Option<(String, String)>,
     },
@@ -46,7 +48,7 @@ impl Identity {
         }
     }
 
-    /// How `found` differs from this, if it does.
+    /// Describes the difference between `found` and this identity; `None` if there is none.
     pub(crate) fn difference(&self, found: &Identity) -> Option<String> {
         use Identity::{Disk, File};
         match (self, found) {
@@ -69,7 +71,8 @@ impl Identity {
     }
 }
 
-/// Some file systems make new inode numbers at each mount (linux/magic.h).
+/// False for file systems that assign new inode numbers at each mount. `kind` is the `f_type` of
+/// `statfs` (linux/magic.h).
 fn has_lasting_inodes(kind: u64) -> bool {
     const FUSE: u64 = 0x6573_5546;
     const FAT: u64 = 0x4d44;
@@ -88,8 +91,9 @@ fn born(file: &File) -> Option<(i64, u32)> {
     known.then_some((facts.stx_btime.tv_sec, facts.stx_btime.tv_nsec))
 }
 
-/// The UUID of a device without a configured one. It survives restarts: a disk has its serial
-/// number and partition under any name in /dev, a file its path and inode.
+/// The UUID of a device without a configured one. The UUID survives restarts: a disk's derives
+/// from its serial number and partition, under any name in /dev. A file's derives from path and
+/// inode.
 pub(crate) fn uuid(path: &Path, metadata: &Metadata) -> Uuid {
     // Version 5 in the URL name space of RFC 9562, appendix A.
     let name = |text: String| Uuid::new_v5(&Uuid::NAMESPACE_URL, text.as_bytes());
@@ -102,9 +106,9 @@ pub(crate) fn uuid(path: &Path, metadata: &Metadata) -> Uuid {
     }
 }
 
-/// The name of the disk with its partition, and the sysfs attribute that has this name.
+/// The sysfs attribute that identifies the disk, and its value with the partition number.
 fn disk_id(rdev: u64) -> Option<(&'static str, String)> {
-    /// Those with `..` are of the disk that a partition is on.
+    /// In order of preference. Paths with `..` belong to the disk that contains a partition.
     const ATTRIBUTES: [&str; 11] = [
         "wwid",
         "device/wwid",

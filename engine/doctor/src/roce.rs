@@ -1,13 +1,14 @@
-//! Group `roce`: whether the network between these machines loses packets under load.
+//! Check group `roce`: does the Ethernet network lose RoCE packets under load?
 //!
 //! ```text
 //!   Probe::ethernet ─▶ Facts of each interface ─▶ checks ─▶ findings
 //!   (DCB, pause, counters twice, LLDP frames)     pure
 //! ```
 //!
-//! RoCE works on any Ethernet until the first congestion. Then a pause (PFC) or a slower sender
-//! (ECN) prevents loss, if the card and the switch agree on the priority and on its marking. A
-//! driver without DCB is no fault of the machine: its checks are skipped.
+//! RoCE works on any Ethernet until the first congestion. From then on, PFC (the switch pauses a
+//! priority) or ECN (the sender slows down) prevents loss. Both need the NIC and the switch to
+//! agree on the priority and on the marking of its packets. A driver without DCB is not an error:
+//! the checks skip its interfaces.
 
 mod checks;
 
@@ -25,7 +26,8 @@ pub use super::ethernet::{Ecn, Facts, Heard, Sample};
 /// Time within which a switch sends its next LLDP frame: it sends one every 30 seconds.
 pub const LLDP_WAIT: Duration = Duration::from_secs(35);
 
-/// The facts of every interface in scope.
+/// Reads the settings, counters and LLDP frames of the interfaces behind every RoCE device in
+/// `scope` and behind `--qos`. May block for `scope.wait`.
 pub fn facts(system: &System, scope: &Scope) -> Vec<Facts> {
     let interfaces = interfaces(system, scope);
     if interfaces.is_empty() {
@@ -34,7 +36,8 @@ pub fn facts(system: &System, scope: &Scope) -> Vec<Facts> {
     system.probe.ethernet(&interfaces, scope.wait)
 }
 
-/// Judges each interface by itself, then interfaces that work together.
+/// Appends the findings: first those of each interface alone, then those of bond members
+/// together.
 pub fn checks(system: &System, scope: &Scope, facts: &[Facts], findings: &mut Vec<Finding>) {
     for facts in facts {
         let of = checks::Examined::of(system, scope, facts);
@@ -51,7 +54,8 @@ pub fn checks(system: &System, scope: &Scope, facts: &[Facts], findings: &mut Ve
     }
 }
 
-/// The interfaces that have DCB: the members of a bond, the parent of a VLAN.
+/// The physical interfaces, which hold the DCB settings: the members of a bond, the parent of a
+/// VLAN.
 fn interfaces(system: &System, scope: &Scope) -> Vec<String> {
     let mut all = Vec::new();
     for netdev in roce_netdevs(system, scope) {

@@ -1,6 +1,7 @@
-//! A row for each key: accepted values, and refused values with the message.
+//! Test data for `values_tests`: one row per key of the configuration file.
 
-/// A key; accepted values; refused values, each with its message.
+/// One row: the key; the accepted values; the refused values, each with a part of the error
+/// message. Values are TOML text.
 pub type Row = (
     &'static str,
     &'static [&'static str],

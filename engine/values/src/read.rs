@@ -1,6 +1,6 @@
-//! Parses JSON into typed settings and parameters, with errors in plain English: the value, the
-//! allowed values, and the nearest word. serde's own texts ("invalid type: string, expected u16")
-//! never reach a user.
+//! Parses JSON into typed settings and parameters. An error names the value, the allowed values
+//! and the nearest allowed word. serde's own texts ("invalid type: string, expected u16") never
+//! reach a user.
 //!
 //! [`all`] parses a configuration and finds every wrong value; [`first`] stops at the first one.
 
@@ -19,15 +19,15 @@ use serde_path_to_error::Segment;
 use crate::suggest::closest;
 use crate::{address, size, time};
 
-/// Why a value is not accepted at its place.
+/// Why the parser refuses a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueError {
-    /// Of the wrong type, or out of range.
+    /// The value has the wrong type or is out of range.
     Wrong {
         found: String,
         expected: String,
     },
-    /// Not one of the allowed words.
+    /// The value is not one of the allowed words.
     Word {
         found: String,
         allowed: &'static [&'static str],
@@ -42,12 +42,12 @@ pub enum ValueError {
     Twice {
         key: String,
     },
-    /// An error of a specific parser, in plain English.
+    /// The message of a value's own parser (a size, a time, an address), complete for the user.
     Said(String),
 }
 
 impl ValueError {
-    /// The nearest allowed word.
+    /// The text that proposes a fix: the nearest allowed word or key, or to add the missing key.
     pub fn remedy(&self) -> Option<String> {
         let (word, words) = match self {
             ValueError::Word { found, allowed } => (found, allowed),
@@ -75,7 +75,7 @@ impl fmt::Display for ValueError {
     }
 }
 
-/// `"a", "b" or "c"`.
+/// Formats a list of words for a message: `"a", "b" or "c"`.
 pub fn words(words: &[&str]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
     match quoted.split_last() {
@@ -187,7 +187,7 @@ fn plain(expected: &str) -> String {
 /// The place of an error: keys and indexes, outermost first.
 pub type Place = Vec<Segment>;
 
-/// `nvmf.listener[0].port`.
+/// Formats a place for a message: `nvmf.listener[0].port`. Indexes count from 0.
 pub fn path(place: &[Segment]) -> String {
     let mut path = String::new();
     for segment in place {
@@ -205,7 +205,8 @@ pub fn path(place: &[Segment]) -> String {
     path
 }
 
-/// Parses JSON text. The second kind of error is a duplicate member of an object, with its place.
+/// Parses JSON text. The outer `Err` holds `Err` for invalid JSON, and `Ok` for a duplicate
+/// member of an object, with its place.
 pub fn json(text: &str) -> Result<Value, Result<(Place, ValueError), serde_json::Error>> {
     let mut twice = None;
     let seed = Distinct {
@@ -310,7 +311,8 @@ pub fn first<T: DeserializeOwned>(value: &Value, texts: Texts) -> Result<T, (Pla
     })
 }
 
-/// Parses a value without required members. Every wrong part is reported and keeps its default.
+/// Parses a value without required members. The list has every wrong member, which keeps its
+/// default. The result is `None` if the value as a whole is wrong.
 pub fn all<T: DeserializeOwned>(
     mut value: Value,
     texts: Texts,
@@ -354,13 +356,13 @@ fn remove(value: &mut Value, place: &[Segment]) -> bool {
         .is_some_and(|table| table.remove(key.as_str()).is_some())
 }
 
-/// Whether quoted text is parsed where another type is expected.
+/// How the parser treats quoted text where a number or boolean is expected, and the reverse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Texts {
-    /// `"8"` is 8, and 8 is the name "8": environment variables are text, and files may quote
-    /// numbers.
+    /// Converts between text and number: `"8"` is the number 8, and 8 is the name "8".
+    /// Environment variables are text, and files may quote numbers.
     Read,
-    /// As in RPC calls.
+    /// Refuses a value of another type, as RPC calls do.
     Keep,
 }
 
@@ -526,7 +528,7 @@ impl<'de> IntoDeserializer<'de, ValueError> for Reader<'de> {
 
 const UUID: &str = "a UUID, such as 6a3f2d1e-5b4c-4d3e-8f2a-1b0c9d8e7f6a";
 
-/// A number of bytes: a plain number, or text with a unit.
+/// A size in bytes: a plain number, or text with a unit ([`size::parse_bytes`]).
 pub fn bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     from.deserialize_any(Number::new(BYTES, size::parse_bytes))
 }
@@ -538,7 +540,7 @@ pub fn some_bytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from.deserialize_option(Optional(Number::new(BYTES, size::parse_bytes)))
 }
 
-/// A number of MiB, or text with a unit that is whole MiB.
+/// A size in MiB: a plain number of MiB, or text with a unit that is a whole number of MiB.
 pub fn mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     from.deserialize_any(Number::new(MEBIBYTES, size::parse_mebibytes))
 }
@@ -550,13 +552,14 @@ pub fn some_mebibytes<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from.deserialize_option(Optional(Number::new(MEBIBYTES, size::parse_mebibytes)))
 }
 
-/// A number of microseconds, or text with a unit.
+/// A time in whole microseconds: a plain number, or text with a unit (`"100us"`). At most 100
+/// years ([`time::LONGEST`]), as for every time here.
 pub fn micros<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     let expected = "a time: a number of microseconds, or with a unit, such as \"100us\"";
     from.deserialize_any(Number::time(expected, 1000))
 }
 
-/// A number of milliseconds, or text with a unit.
+/// A time in whole milliseconds: a plain number, or text with a unit (`"250ms"`).
 pub fn millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     from.deserialize_any(Number::time(MILLIS, 1_000_000))
 }
@@ -568,7 +571,7 @@ pub fn some_millis<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from.deserialize_option(Optional(Number::time(MILLIS, 1_000_000)))
 }
 
-/// A number of hours, or text with a unit that is whole hours; or null.
+/// A time in whole hours: a plain number, or text with a unit (`"7d"`); or null.
 pub fn some_hours<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from: D,
 ) -> Result<Option<N>, D::Error> {
@@ -576,7 +579,7 @@ pub fn some_hours<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     from.deserialize_option(Optional(Number::time(expected, 3_600_000_000_000)))
 }
 
-/// A number of seconds, or text with a unit.
+/// A time in whole seconds: a plain number, or text with a unit (`"10s"`).
 pub fn seconds<'de, D: Deserializer<'de>, N: TryFrom<u64>>(from: D) -> Result<N, D::Error> {
     let expected = "a time: a number of seconds, or with a unit, such as \"10s\"";
     from.deserialize_any(Number::time(expected, 1_000_000_000))
@@ -596,7 +599,7 @@ struct Number<N> {
 #[derive(Clone, Copy)]
 enum Reading {
     Size(fn(&str) -> Result<u64, String>),
-    /// In units of this many nanoseconds.
+    /// A time, counted in units of this many nanoseconds.
     Time(u64),
 }
 
@@ -675,14 +678,14 @@ impl<N: TryFrom<u64>> Visitor<'_> for Number<N> {
     }
 }
 
-/// An optional listening address: an IP address and a port.
+/// An optional listening address: text with an IP address and a port.
 pub fn endpoint<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
     let text = String::deserialize(from)?;
     let read = address::endpoint(&text).map_err(de::Error::custom)?;
     Ok(Some(read))
 }
 
-/// An optional UUID.
+/// An optional UUID, as text.
 pub fn some_uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<uuid::Uuid>, D::Error> {
     let text = String::deserialize(from)?;
     let read = uuid::Uuid::parse_str(text.trim()).map(Some);

@@ -1,6 +1,6 @@
-//! The accepting thread: takes connections from the listeners and gives each to a core.
+//! The accepting thread: accepts TCP connections on all listeners and hands each to a core.
 //!
-//! It is no reactor: it blocks, and it is the only place that does.
+//! This thread is not a reactor: it blocks in epoll. No other code of this transport blocks.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,46 +21,48 @@ use crate::config::TcpConfig;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
 
-/// Connections on their way to a core, and how long (in ms) to wait for room there.
+/// Most messages in a core's inbox, and the attempts to find room in an inbox, 1 ms apart.
 const INBOX: usize = 256;
 const INBOX_RETRIES: usize = 1000;
-/// Connections taken from one listener before the others have their turn.
+/// Most connections accepted from one listener before the other listeners have their turn.
 const ACCEPT_BATCH: usize = 64;
-/// Between two looks at whether fewer connections are pending.
+/// Interval of the checks whether fewer connections are pending.
 const PENDING_WAIT: Duration = Duration::from_millis(1);
-/// A connection may take so long to connect its queue, however many wait behind it.
+/// Time that every connection has to connect its queue before eviction, even when others wait.
 const PENDING_GRACE: Duration = Duration::from_secs(1);
-/// The log repeats why a connection was refused no sooner.
+/// Shortest interval between two log lines with the same reason and peer.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
-/// The token of the descriptor that ends the thread.
+/// The epoll token of the eventfd that stops the thread.
 const STOP: u64 = u64::MAX;
-/// In the token of the IPv4 socket of a listener on `::`.
+/// A flag in the epoll token; the other bits are the listener's id. The flag marks the IPv4
+/// socket of a listener on `::`.
 pub(crate) const IPV4_HALF: u64 = 1 << 63;
 
-/// A connection that a core is to take over.
+/// An accepted connection on its way to a core.
 pub(crate) struct Incoming {
     pub socket: OwnedFd,
     pub listener: ListenerId,
-    /// What its listener does differently.
+    /// The options of the listener that accepted the connection.
     pub options: ListenerOptions,
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub pending: Arc<Pending>,
 }
 
-/// A connection whose Connect has not been accepted; gone when it has been.
+/// A connection whose queue is not connected yet: the core drops this when it accepts the Connect
+/// command (NVMe Base 2.0, 6.3).
 pub(crate) struct Pending {
     pub peer: IpAddr,
     pub since: Nanos,
-    /// It has to make room.
+    /// The core must close the connection, so that new ones can be accepted.
     pub evicted: AtomicBool,
     core: OnceLock<Arc<CoreSlot>>,
 }
 
-/// From the accepting thread to a core.
+/// A message from the accepting thread to a core.
 pub(crate) enum ToCore {
     Connection(Incoming),
-    /// Some pending connections must make room.
+    /// Close the pending connections whose `evicted` is set.
     Evict,
 }
 
@@ -87,15 +89,15 @@ impl CoreSlot {
 
 pub(crate) struct Listener {
     pub socket: Arc<OwnedFd>,
-    /// Of a listener on `::`: the socket that takes IPv4 hosts. None while another listener has the
-    /// port on an IPv4 address.
+    /// The socket that accepts IPv4 hosts for a listener on `::`. `None` for other listeners, and
+    /// while another listener has the port on an IPv4 address.
     pub ipv4_half: Option<Arc<OwnedFd>>,
     pub address: SocketAddr,
     pub options: ListenerOptions,
     pub counts: Arc<ListenerCounters>,
 }
 
-/// Written by the accepting thread only.
+/// Connections of one listener. Only the accepting thread writes the counters.
 #[derive(Default)]
 pub(crate) struct ListenerCounters {
     pub accepted: AtomicU64,
@@ -108,19 +110,20 @@ pub(crate) struct Shared {
     pub listeners: Mutex<HashMap<ListenerId, Listener>>,
     pub cores: Mutex<Vec<Arc<CoreSlot>>>,
     pub connections: AtomicUsize,
-    /// Those of them whose Connect has not been accepted yet.
+    /// The connections among `connections` whose Connect command has not been accepted yet.
     pub pending: AtomicUsize,
-    /// Pending connections that had to make room for others.
+    /// Pending connections closed to make room for others.
     pub evicted: AtomicU64,
     /// Connections refused: at the limit, or with no core to take them.
     pub rejected_limit: AtomicU64,
     pub rejected_no_core: AtomicU64,
-    /// Connections that could not even be accepted (no descriptors left).
+    /// Failed accepts: no file descriptors or no memory left.
     pub accept_errors: AtomicU64,
     pub watched: EventSet,
     pub stop: OwnedFd,
     pub stopping: AtomicBool,
-    /// New connections wait in the kernel's backlog. Changed under the lock of the listeners.
+    /// True while accepting is suspended: new connections stay in the kernel's backlog. The lock
+    /// of `listeners` guards changes.
     pub held: AtomicBool,
 }
 
@@ -146,7 +149,8 @@ impl Shared {
         })
     }
 
-    /// Nothing here is left half done by a panic, so a poisoned lock is as good as any.
+    /// Locks the list of listeners. A panic leaves no listener half changed, so the lock needs no
+    /// poisoning.
     pub fn listeners(&self) -> MutexGuard<'_, HashMap<ListenerId, Listener>> {
         self.listeners.lock()
     }
@@ -155,7 +159,7 @@ impl Shared {
         self.cores.lock()
     }
 
-    /// The events to wait for on a listening socket.
+    /// The epoll events to wait for on a listening socket: none while accepting is suspended.
     pub fn interest(&self) -> Interest {
         if self.held.load(Ordering::Acquire) {
             Interest::empty()
@@ -174,7 +178,7 @@ impl Shared {
     }
 }
 
-/// The thread's life.
+/// The thread's main function: accepts connections until `stopping` is set.
 pub(crate) fn run(shared: &Shared) {
     let mut events = Events::with_capacity(64);
     let mut acceptor = Acceptor {
@@ -213,7 +217,7 @@ pub(crate) fn run(shared: &Shared) {
 struct Acceptor<'a> {
     shared: &'a Shared,
     clock: Clock,
-    /// Those that are alive have not been connected yet.
+    /// The pending connections. A dead entry's queue is connected, or its connection is closed.
     pending: Vec<Weak<Pending>>,
     said: Repeats<Said>,
 }
@@ -316,8 +320,9 @@ impl Acceptor<'_> {
         });
     }
 
-    /// Evicts the oldest pending connection of the address with the most, once its grace is over: a
-    /// host that connects and sends nothing keeps no other host out.
+    /// Evicts one pending connection older than [`PENDING_GRACE`]: the oldest of the host address
+    /// with the most pending connections. So a host that connects and sends nothing cannot keep
+    /// other hosts out.
     fn evict(&mut self) {
         let now = self.clock.now();
         let mut pending: Vec<Arc<Pending>> = Vec::with_capacity(self.pending.len());
@@ -327,7 +332,7 @@ impl Acceptor<'_> {
             pending.extend(alive);
             is_alive
         });
-        // One at a time: it makes room in a turn of its core.
+        // One eviction at a time: the core closes the connection in its next turn.
         if pending
             .iter()
             .any(|one| one.evicted.load(Ordering::Relaxed))
@@ -362,10 +367,10 @@ impl Acceptor<'_> {
         }
     }
 
-    /// Hands the connection to the core with the least load, to the first of several. So the
-    /// placement of a host's queues does not depend on which core was there first. The type of the
-    /// connection is known only from its Connect. Closes the connection if there is no core or the
-    /// limit is reached.
+    /// Hands the connection to the core with the least load; among equals, to the lowest core. So
+    /// the placement of a host's queues does not depend on the order in which cores started. Only
+    /// the Connect command will say whether the queue is an admin or an I/O queue. Closes the
+    /// connection if no core takes it or if `max_connections` is reached.
     fn hand_over(&mut self, incoming: Incoming, counts: &ListenerCounters) {
         let shared = self.shared;
         let peer = incoming.peer;
@@ -431,8 +436,9 @@ impl Acceptor<'_> {
     }
 }
 
-/// True if `descriptor` is one of the last, which management needs. The kernel hands out the lowest
-/// free one, so all lower ones are in use.
+/// True if `descriptor` is one of the last, which are reserved for management: `reserved` of
+/// them, and at most a quarter of `limit`. The kernel hands out the lowest free descriptor, so
+/// all lower ones are in use.
 fn is_reserved(descriptor: RawFd, limit: Option<u64>, reserved: u64) -> bool {
     let first = limit.map(|limit| limit - reserved.min(limit / 4));
     first.is_some_and(|first| descriptor as u64 >= first)
