@@ -1,4 +1,4 @@
-//! A simulated machine, for tests here and of callers.
+//! A simulated machine for tests of this crate and of its callers.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,18 +12,18 @@ use nacre_transport_rdma_verbs::{Provider, VerbsError};
 
 use super::{Interface, Probe, System, roce};
 
-/// A network and tools with scripted answers.
+/// A [`Probe`] with fixed answers: a network, programs, RDMA devices and io_uring.
 #[derive(Default)]
 pub struct ScriptedProbe {
     pub source: Option<IpAddr>,
     pub open: Vec<u16>,
-    /// The largest echo that passes.
+    /// The largest ICMP echo that passes, in bytes; `None`: no echo passes.
     pub echo: Option<u32>,
     pub output: HashMap<&'static str, &'static str>,
     /// Simulated devices; `None`: the libraries are missing.
     pub rdma: Option<nacre_transport_rdma_verbs::sim::Fabric>,
     pub io_uring_refused: Option<&'static str>,
-    /// Facts of interfaces; those without have no DCB.
+    /// Facts of Ethernet interfaces. An interface without an entry has no DCB.
     pub ethernet: Vec<roce::Facts>,
 }
 
@@ -74,7 +74,8 @@ impl Probe for ScriptedProbe {
     }
 }
 
-/// A machine with the files of `tree` and the interfaces `addresses`: names and addresses.
+/// A machine with the files of `tree` and the interfaces `addresses`: (name, IP address), each
+/// with a prefix of 24 bits.
 pub fn system(tree: &Tree, addresses: &[(&str, &str)], told: ScriptedProbe) -> System {
     let roots = tree.roots();
     let interfaces = addresses.iter().map(|(name, address)| Interface {

@@ -1,4 +1,4 @@
-//! The parameters of a run, checked against the namespace.
+//! The parameters of a load run, and their checks against the size and block size of a namespace.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub enum Rw {
     Write,
     RandRead,
     RandWrite,
-    /// Sequential, reads and writes mixed.
+    /// Sequential reads and writes, mixed.
     Rw,
     RandRw,
 }
@@ -33,7 +33,8 @@ impl Rw {
         matches!(self, Rw::RandRead | Rw::RandWrite | Rw::RandRw)
     }
 
-    /// Percentage of reads; `mix` applies to the mixed modes.
+    /// Percentage of reads, 0 to 100. `mix` is the percentage of the mixed modes `Rw` and
+    /// `RandRw`.
     pub fn read_percent(self, mix: u8) -> u8 {
         match self {
             Rw::Read | Rw::RandRead => 100,
@@ -61,7 +62,8 @@ impl fmt::Display for Rw {
     }
 }
 
-/// Bytes per I/O: one size, or a range in which every multiple of the block size is equally likely.
+/// Bytes per I/O, from `min` to `max`. Every multiple of the block size in between is equally
+/// likely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sizes {
     pub min: u32,
@@ -93,7 +95,7 @@ impl fmt::Display for Sizes {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Limit {
     Time(Duration),
-    /// In total, over all queues.
+    /// Number of I/Os in total, over all queues.
     Ios(u64),
 }
 
@@ -112,7 +114,7 @@ pub enum Verify {
 #[derive(Debug, Clone)]
 pub struct Job {
     pub rw: Rw,
-    /// Percentage of reads of a mixed run.
+    /// Percentage of reads of a mixed run, 0 to 100.
     pub mix: u8,
     pub sizes: Sizes,
     /// I/Os outstanding per queue.
@@ -125,12 +127,13 @@ pub struct Job {
     /// Unmeasured time at the start of the run.
     pub warmup: Duration,
     pub verify: Verify,
-    /// Bytes to use from `offset`; `None`: all, or with verification at most [`Job::VERIFY_RANGE`].
+    /// Bytes to use from byte `offset`, a multiple of the block size. `None`: all, or with
+    /// verification at most [`Job::VERIFY_RANGE`].
     pub range: Option<u64>,
     pub offset: u64,
     /// I/Os per second in total; `None`: unlimited.
     pub rate: Option<u64>,
-    /// Seed of random places, sizes and contents.
+    /// Seed of the random block addresses, sizes and data.
     pub seed: u64,
     pub keep_going: bool,
     /// How long to wait for I/O in flight at the end.
@@ -144,7 +147,7 @@ pub struct Area {
     pub blocks: u64,
 }
 
-/// Why a job cannot run.
+/// Why a job cannot run: an invalid parameter, or one that the namespace does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     #[error("\"{found}\" is not one of read, write, randread, randwrite, rw, randrw")]
@@ -183,9 +186,9 @@ pub enum JobError {
 }
 
 impl Job {
-    /// Default range of a verification: large enough to matter, and quickly read back.
+    /// Default range of a verification, in bytes: large enough to matter, and quickly read back.
     pub const VERIFY_RANGE: u64 = 1 << 30;
-    /// Most places that verification can track, in total: 4 bytes each.
+    /// Most units that verification can track, in total. Each costs 4 bytes of memory.
     pub const MAX_UNITS: u64 = 64 << 20;
 
     pub fn read_percent(&self) -> u8 {
@@ -209,13 +212,14 @@ impl Job {
         }
     }
 
-    /// True if each queue has its own part of the blocks. Verification needs exclusive access, and
-    /// several sequential queues would otherwise read the same blocks.
+    /// True if each queue has its own part of the area. Verification needs exclusive access to
+    /// blocks, and sequential queues would otherwise all access the same blocks.
     pub fn is_split(&self) -> bool {
         self.verify != Verify::Off || !self.rw.is_random()
     }
 
-    /// The blocks to use, validated.
+    /// Validates the job against a namespace of `blocks` blocks and returns the blocks to use.
+    /// `max_io` is the largest I/O of the controller, in bytes.
     pub fn area(&self, block_size: u32, blocks: u64, max_io: u32) -> Result<Area, JobError> {
         let block = u64::from(block_size);
         if self.sizes.min > self.sizes.max {
@@ -283,7 +287,8 @@ impl Job {
 }
 
 impl Area {
-    /// Part `index` of `count`, in whole units.
+    /// Splits the area into `count` equal parts of whole units and returns part `index`, from 0.
+    /// The remainder stays unused.
     pub fn part(self, index: u64, count: u64, unit_blocks: u32) -> Area {
         let units = self.blocks / u64::from(unit_blocks) / count;
         let blocks = units * u64::from(unit_blocks);

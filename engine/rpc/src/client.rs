@@ -1,4 +1,5 @@
-//! Client of the management socket, for the command line: blocking, one call at a time.
+//! JSON-RPC 2.0 client of the daemon's management socket, for the command line. Blocking; one
+//! call at a time.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,7 @@ use super::error::{INVALID_STATE, RpcError, STARTING};
 use super::folder;
 use super::method::Method;
 
-/// Why a call failed: no connection, a broken one, or an error answer.
+/// Why a call failed: no connection, a broken connection, no reply in time, or an error reply.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("no daemon answers at {}: {source}; start one with `nacre serve`, or name its socket with -r", path.display())]
@@ -44,6 +45,7 @@ pub struct Client {
 }
 
 impl Client {
+    /// Connects to the UNIX socket at `path`. `timeout` limits the wait for each reply.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Client, ClientError> {
         let stream =
             (folder::trust(path).and_then(|()| UnixStream::connect(path))).map_err(|source| {
@@ -60,7 +62,8 @@ impl Client {
         })
     }
 
-    /// Calls a method with parameters of its own type, and returns its reply.
+    /// Calls method `M` and parses its reply. A reply of another shape is
+    /// [`ClientError::Strange`].
     pub fn call<M, C>(&mut self, params: &M::Params) -> Result<M::Reply, ClientError>
     where
         M: Method<C>,
@@ -75,7 +78,8 @@ impl Client {
         })
     }
 
-    /// As [`Client::call`], with the reply as it came: another daemon's has other fields.
+    /// Like [`Client::call`], but returns the reply unparsed: a daemon of another version may
+    /// reply with other fields.
     pub fn call_for_json<M, C>(&mut self, params: &M::Params) -> Result<Value, ClientError>
     where
         M: Method<C>,
@@ -85,8 +89,8 @@ impl Client {
         self.call_by_name(M::NAME, to_json(params))
     }
 
-    /// Calls a method whose name is known only at run time; null `params` means none. Waits for a
-    /// daemon that is still starting.
+    /// Calls a method whose name is known only at run time; null `params` means no parameters. If
+    /// the daemon is still starting, waits for the start and calls again.
     pub fn call_by_name(&mut self, method: &str, params: Value) -> Result<Value, ClientError> {
         let is_starting = |error: &RpcError| {
             let facts = error.data.as_ref();
@@ -146,7 +150,7 @@ impl Client {
         }
     }
 
-    /// The next answer, which is one line.
+    /// Receives the next reply, which is one line, before the deadline `until`.
     fn receive(&mut self, method: &str, until: Instant) -> Result<Value, ClientError> {
         let broken = |source| ClientError::Broken {
             method: method.to_owned(),
@@ -183,7 +187,7 @@ impl Client {
     }
 }
 
-/// Parameters as they are sent: what is not given is left out.
+/// Parameters as JSON for a request, without the members that are null.
 pub fn to_json(params: &impl Serialize) -> Value {
     let mut params = serde_json::to_value(params).expect("parameters are plain data");
     drop_nulls(&mut params);

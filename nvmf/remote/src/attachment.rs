@@ -1,4 +1,5 @@
-//! One attached controller: its options, its state, and its namespaces as devices of the registry.
+//! One attached controller of a remote target: its options, its state, and its namespaces, each
+//! as a bdev in the registry.
 //!
 //! ```text
 //! reactor      ControllerPoller ── Shared::change ──▶ Status, on_change()
@@ -23,11 +24,11 @@ use crate::poller::ControllerPoller;
 use crate::shared::{Config, Shared};
 use crate::status::{State, Status};
 
-/// How long a device stays when a connected controller lacks its namespace: a restarted target may
-/// get its namespaces one by one.
+/// How long a bdev stays registered after a connected controller lost its namespace. A restarted
+/// target may add its namespaces one by one.
 const GRACE: Duration = Duration::from_secs(5);
-/// When to retry a device whose name is taken: a device that is being removed may still hold the
-/// name.
+/// Interval of retries to register a bdev whose name is taken. A bdev that is being removed may
+/// still hold the name.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// True if `select` includes the namespace.
@@ -39,18 +40,19 @@ fn includes(select: Select, namespace: &NamespaceInfo) -> bool {
     }
 }
 
-/// What [`Attachment::sync`] did.
+/// The changes that one [`Attachment::sync`] made. Devices are named by their bdev names.
 #[derive(Default)]
 pub struct Changes {
-    /// Devices that there are now.
+    /// New devices.
     pub added: Vec<String>,
+    /// Resized devices, with the new size in blocks.
     pub resized: Vec<(String, u64)>,
-    /// Devices whose namespaces are gone.
+    /// Removed devices, whose namespaces are gone.
     pub removed: Vec<(String, DeleteTicket)>,
-    /// Namespaces that are not, or no longer, used, with the reason: only those that the last call
-    /// did not name.
+    /// Unused namespaces, by device name, each with its reason. The list omits a reason that an
+    /// earlier call has reported.
     pub refused: Vec<(String, String)>,
-    /// Call again then at the latest.
+    /// Call [`Attachment::sync`] again after this time at the latest; `None`: at the next change.
     pub again: Option<Duration>,
 }
 
@@ -62,9 +64,9 @@ impl Changes {
 
 #[derive(Default)]
 struct Devices {
-    /// By namespace.
+    /// Registered devices by NSID.
     there: BTreeMap<u32, There>,
-    /// Namespaces that could not become devices, and why.
+    /// Namespaces without a device, by NSID, each with the reason.
     refused: BTreeMap<u32, String>,
 }
 
@@ -73,15 +75,15 @@ struct There {
     missing_since: Option<Instant>,
 }
 
-/// An attached controller.
+/// An attached controller: the handle of the management thread.
 pub struct Attachment {
     shared: Arc<Shared>,
     devices: Mutex<Devices>,
 }
 
 impl Attachment {
-    /// Connects only once the poller is polled. Calls `on_change` on the polling thread whenever
-    /// [`Attachment::status`] changes; it must be short.
+    /// Creates the attachment; the poller connects when it is first polled. The polling thread
+    /// calls `on_change` whenever [`Attachment::status`] changes; `on_change` must not block.
     pub fn new(
         config: Config,
         connector: Arc<dyn Connector>,
@@ -94,8 +96,8 @@ impl Attachment {
         }
     }
 
-    /// The controller's poller: for one reactor (`wake` wakes it, `core` is its handle) or a thread
-    /// of its own. `pool` is that core's memory.
+    /// Creates the controller's poller. The poller runs on a reactor (`core` is its handle) or on
+    /// a thread of its own (`None`). `wake` wakes that thread, and `pool` is its memory.
     pub fn poller(
         &self,
         pool: Pool,
@@ -123,7 +125,7 @@ impl Attachment {
         self.shared.link.state()
     }
 
-    /// The devices, in order of their namespaces.
+    /// The registered devices in ascending order of NSID.
     pub fn devices(&self) -> Vec<Arc<RemoteBdev>> {
         let devices = self.devices.lock();
         devices
@@ -133,7 +135,7 @@ impl Attachment {
             .collect()
     }
 
-    /// Namespaces that could not become devices, by the names those would have, and why.
+    /// Namespaces without a device: the name that the device would have, and the reason.
     pub fn refusals(&self) -> Vec<(String, String)> {
         let devices = self.devices.lock();
         let refused = devices.refused.iter();
@@ -142,20 +144,22 @@ impl Attachment {
             .collect()
     }
 
-    /// Ends the association and connects again; one that was given up is started again.
+    /// Requests a reset and returns: the poller ends the association and connects again, also
+    /// from [`State::Failed`].
     pub fn reset(&self) {
         self.shared.ask_reset();
     }
 
-    /// Shuts the controller down: [`State::Closed`] when finished. Its devices complete I/O with
-    /// Gone.
+    /// Requests a shutdown of the controller and returns. The state is [`State::Closed`] at the
+    /// end; then the devices complete I/O with status `Gone`.
     pub fn close(&self) {
         self.shared.ask_close();
     }
 
-    /// Brings the devices of `registry` in line with the controller's namespaces. New namespaces
-    /// are registered, grown ones are resized. A namespace that is missing for a while is removed
-    /// as if it had been pulled out.
+    /// Synchronises the devices in `registry` with the controller's namespaces, if the controller
+    /// is connected. Registers a device for each new namespace and resizes a device whose
+    /// namespace has a new size. Removes a device whose namespace is missing for 5 s (`GRACE`),
+    /// as a surprise removal does.
     pub fn sync(&self, registry: &Registry, now: Instant) -> Changes {
         let mut changes = Changes::default();
         let live = self.shared.status().state == State::Live;
@@ -246,7 +250,8 @@ impl Attachment {
         }
     }
 
-    /// Makes it a device. Why not, and whether that may pass by itself.
+    /// Registers a device for `namespace`. The error is the reason, and whether a retry may
+    /// succeed.
     fn add(
         &self,
         devices: &Devices,
@@ -281,7 +286,7 @@ impl Attachment {
         format!("{}n{nsid}", self.shared.config.name)
     }
 
-    /// Removes every device from `registry`, as if they had been pulled out.
+    /// Removes every device from `registry`, like a surprise removal.
     pub fn remove_devices(&self, registry: &Registry) -> Vec<DeleteTicket> {
         let there = std::mem::take(&mut self.devices.lock().there);
         let removed = there.into_values().map(|there| {

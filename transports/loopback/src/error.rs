@@ -1,6 +1,6 @@
-//! Errors of the host's end.
+//! Errors of the in-memory transport's host side.
 
-/// Why a host could not connect.
+/// Why a host cannot connect to a loopback listener.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     #[error("nothing listens on loopback:{name}")]

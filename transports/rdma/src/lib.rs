@@ -1,4 +1,5 @@
-//! NVMe/RDMA: the target's plug and the host's queue pairs, over verbs of any provider.
+//! The NVMe/RDMA transport: the target's plug and the host's queue pairs, over RDMA verbs. The
+//! verbs provider is a device or a simulation.
 //!
 //! ```text
 //!   RdmaPlug      listeners and connections: a management thread, the choice of a core    (shared)
@@ -9,13 +10,14 @@
 //!     └ RdmaHost  one queue pair of a host
 //! ```
 //!
-//! A command arrives in a receive buffer: its entry in one place, its in-capsule data in another,
-//! which is aligned as buffers are and passed on without a copy. RDMA READ fetches data beyond the
-//! capsule, and RDMA WRITE returns data. A response and its preceding writes form one chain, and
-//! all requests of a turn go with one doorbell per connection.
+//! A receive request has an SGE for the submission queue entry and, if in-capsule data is
+//! enabled, an SGE for that data. In-capsule data lands in an aligned buffer and is passed on
+//! without a copy. RDMA READ fetches data beyond the capsule, and RDMA WRITE returns data. A
+//! response and its preceding RDMA WRITEs form one chain. All work requests of a turn share one
+//! doorbell per connection.
 //!
-//! A ring of `nacre_transport_rdma_verbs` owns every buffer that a device may still touch. A
-//! connection that ends is drained to its last completion first.
+//! A ring of `nacre_transport_rdma_verbs` owns every buffer that a device may still access by
+//! DMA. A connection that ends is drained to its last completion first.
 
 #![forbid(unsafe_code)]
 

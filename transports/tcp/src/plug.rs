@@ -1,4 +1,5 @@
-//! The control half: listeners, and the cores that connections go to.
+//! The control side of NVMe/TCP: adds and removes listeners, and registers the cores that receive
+//! their connections. It moves no data.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,14 +19,15 @@ use crate::socket;
 use crate::stats::StatsSnapshot;
 use crate::transport::TcpTransport;
 
-/// The TCP plug. Dropping it stops its thread and its listeners; connections stay with their cores.
+/// The plug of the NVMe/TCP transport. Dropping the plug stops its accepting thread and its
+/// listeners; connections stay with their cores.
 pub struct TcpPlug {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TcpPlug {
-    /// Starts the thread that accepts.
+    /// Validates `config` and starts the accepting thread. An invalid `config` is `InvalidInput`.
     pub fn new(config: TcpConfig) -> std::io::Result<TcpPlug> {
         config
             .validate()
@@ -45,12 +47,12 @@ impl TcpPlug {
         &self.shared.config
     }
 
-    /// Connections of all cores, those being handed over included.
+    /// Number of connections on all cores, including those on their way to a core.
     pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::Acquire)
     }
 
-    /// Connections refused since the start: at the limit, and for want of a core.
+    /// Connections refused since the start: (at `max_connections`, because no core took them).
     pub fn rejected(&self) -> (u64, u64) {
         (
             self.shared.rejected_limit.load(Ordering::Relaxed),
@@ -58,7 +60,7 @@ impl TcpPlug {
         )
     }
 
-    /// The counters of each core that is open, with its number.
+    /// The number and the counters of each core with an open transport.
     pub fn stats(&self) -> Vec<(usize, StatsSnapshot)> {
         self.shared
             .cores()
@@ -71,7 +73,8 @@ impl TcpPlug {
 type Opened = (Arc<OwnedFd>, SocketAddr);
 
 impl TcpPlug {
-    /// A socket that listens, watched by the accepting thread under `token`.
+    /// Opens a listening socket. The accepting thread watches the socket under epoll token
+    /// `token`.
     fn open(&self, token: u64, address: SocketAddr) -> Result<Opened, ListenError> {
         let (socket, real) = socket::listen(address, self.shared.config.backlog)?;
         self.shared.watched.add(&socket, token, self.shared.interest()).map_err(|source| ListenError::Bind {
@@ -88,7 +91,7 @@ impl TcpPlug {
         let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
 
-    /// Frees an IPv4 port that a listener on `::` has beside its own.
+    /// Closes the additional IPv4 sockets of the listeners on `::` with this port.
     fn close_ipv4_halves(&self, listeners: &mut HashMap<ListenerId, Listener>, port: u16) {
         let of_port = listeners.values_mut().filter(|l| l.address.port() == port);
         for half in of_port.filter_map(|listener| listener.ipv4_half.take()) {
@@ -96,8 +99,9 @@ impl TcpPlug {
         }
     }
 
-    /// A listener on `::` takes IPv4 hosts too, unless another listener has the port on an IPv4
-    /// address. A second socket, not one for both: the listener on an IPv4 address may come later.
+    /// Opens the additional IPv4 socket of each listener on `::`, unless another listener has the
+    /// port on an IPv4 address. One socket for both families could not be split when a listener
+    /// on an IPv4 address comes later.
     fn open_ipv4_halves(&self, listeners: &mut HashMap<ListenerId, Listener>) {
         let taken: HashSet<u16> = listeners
             .values()

@@ -1,4 +1,7 @@
-//! The configuration of a simulated drive: its limits, its namespaces, its pace.
+//! The configuration of a simulated NVMe drive: its identity, limits, namespaces and latencies.
+//!
+//! Fields have the names of the specification: Identify Controller and Identify Namespace (Base
+//! 2.0, 5.17) and the CAP property (3.1.3.1). Counts are plain counts here, not 0's based.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,27 +17,28 @@ pub struct Config {
     pub address: String,
     pub identity: Identity,
     pub numa_node: Option<u32>,
-    /// The device slot under which memory notes the addresses.
+    /// The device's slot in the tables of DMA addresses that `nacre_hugepages` has per region.
     pub slot: usize,
     pub iommu: Arc<Iommu>,
-    /// Chooses whatever is left to chance.
+    /// Seed of the drive's random choices.
     pub seed: u64,
 
-    /// CAP: entries of an I/O queue (a count), doorbell stride, worst time to become ready.
+    /// CAP.MQES plus 1: most entries of an I/O queue. Then CAP.DSTRD (2^(2+n) bytes), and CAP.TO:
+    /// the longest time to become ready, reported in units of 500 ms, rounded up.
     pub queue_entries: u32,
     pub doorbell_stride: u8,
     pub ready_timeout: Duration,
-    /// CAP.MPSMIN and MPSMAX.
+    /// CAP.MPSMIN and CAP.MPSMAX: memory pages of 2^(12+n) bytes.
     pub pages: (u8, u8),
-    /// CAP.CSS says that the NVM command set is supported.
+    /// True if CAP.CSS reports the NVM command set; false: only the admin command set.
     pub nvm_command_set: bool,
-    /// I/O queue pairs that it has, and grants at most.
+    /// I/O queue pairs of the drive: the most that Set Features, Number of Queues grants.
     pub io_queues: u16,
     pub vectors: u16,
     pub mdts: u8,
     pub sgls: Sgls,
     pub oncs: Oncs,
-    /// Bit 0 of FUSES.
+    /// FUSES bit 0: fused Compare and Write.
     pub fused_compare_and_write: bool,
     pub shadow_doorbells: bool,
     pub volatile_cache: bool,
@@ -42,14 +46,15 @@ pub struct Config {
     pub namespaces: Vec<NamespaceConfig>,
 
     pub pace: Pace,
-    /// True if Delete I/O Submission Queue completes the aborted commands, false if it leaves that
-    /// implicit.
+    /// True if Delete I/O Submission Queue posts completions for the commands that it aborts;
+    /// false if the abort is implicit.
     pub deletion_completes: bool,
-    /// Whether every doorbell is judged. Off, it costs the writer next to nothing: for measuring.
+    /// True: the drive checks every doorbell write. False: a doorbell write costs the driver
+    /// almost no time, for measurements.
     pub strict_doorbells: bool,
 }
 
-/// The drive's description of itself.
+/// SN, MN, FR and VER of Identify Controller.
 #[derive(Debug, Clone)]
 pub struct Identity {
     pub serial: String,
@@ -69,18 +74,18 @@ impl Default for Identity {
     }
 }
 
-/// The limits of commands, as Identify Controller has them.
+/// The limits of commands (Identify Controller, CNS 01h and CNS 06h).
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// In blocks; one less on the wire.
+    /// AWUN, AWUPF and ACWU, in blocks, 1 or more.
     pub awun: u16,
     pub awupf: u16,
     pub acwu: u16,
-    /// Counts; one less on the wire.
+    /// ACL and AERL as counts, 1 or more.
     pub aborts: u8,
     pub async_events: u8,
-    /// 2^n pages, 0 for no limit: verify, write zeroes; DSM: ranges, blocks of one range, blocks in
-    /// all.
+    /// VSL and WZSL: 2^n pages of CAP.MPSMIN. Dataset Management: DMRL ranges, DMRSL blocks per
+    /// range, DMSL blocks in total. 0: no limit.
     pub vsl: u8,
     pub wzsl: u8,
     pub dmrl: u8,
@@ -108,19 +113,20 @@ impl Default for Limits {
     }
 }
 
-/// The times that the drive takes.
+/// The latencies of the drive.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
-    /// How long it takes to become ready, not ready, and shut down.
+    /// Time from CC.EN 1 to CSTS.RDY 1, from CC.EN 0 to CSTS.RDY 0, and of a shutdown (CC.SHN).
     pub ready_after: Duration,
     pub disabled_after: Duration,
     pub shutdown_after: Duration,
-    /// How long a command takes: anything between these, and so out of order unless they are equal.
+    /// Shortest and longest time of a command; each command takes a random time in between. So
+    /// commands complete out of order unless both are equal.
     pub latency: (Duration, Duration),
 }
 
 impl Default for Config {
-    /// A capable drive that does everything at once, with one namespace of 4 MiB.
+    /// A drive with most optional commands and no latency. It has one namespace of 4 MiB.
     fn default() -> Config {
         Config {
             address: "0000:5e:00.0".to_owned(),
@@ -157,7 +163,7 @@ impl Default for Config {
     }
 }
 
-/// One LBA format.
+/// One LBA format: bytes of data and bytes of metadata per block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format {
     pub block_size: u32,
@@ -168,40 +174,41 @@ pub struct Format {
 pub struct NamespaceConfig {
     pub nsid: u32,
     pub blocks: u64,
-    /// All that it knows, and which of them it has.
+    /// The supported LBA formats, and the index of the current one (FLBAS).
     pub formats: Vec<Format>,
     pub format: usize,
-    /// Metadata at the end of each block, not in a buffer of its own.
+    /// FLBAS bit 4: metadata follows each block's data; false: metadata has a separate buffer.
     pub extended: bool,
     /// DPS: type of the protection information, 0 for none.
     pub protection: u8,
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
-    /// In the list of descriptors only.
+    /// Reported in the Namespace Identification Descriptor list only (CNS 03h).
     pub uuid: Option<Uuid>,
-    /// In blocks, 0 for none.
+    /// NOIOB, in blocks; 0: not reported.
     pub noiob: u16,
-    /// The namespace's own limits, in blocks: NAWUPF (and NAWUN, NACWU), the boundary NABSPF and
-    /// its offset NABO.
+    /// Atomic limits of this namespace, in blocks: NAWUPF (also for NAWUN and NACWU), the
+    /// boundary size NABSPF and its offset NABO. `None`: the controller's limits apply.
     pub nawupf: Option<u16>,
     pub nabspf: u16,
     pub nabo: u16,
-    /// Copy: blocks of one range, blocks in all, ranges.
+    /// Copy: MSSRL blocks per range, MCL blocks in total, MSRC ranges.
     pub mssrl: u16,
     pub mcl: u32,
     pub msrc: u16,
-    /// Preferred granularity and alignment: of writes, of deallocation; 0 for none.
+    /// Preferred granularity and alignment of writes (NPWG, NPWA) and of deallocation (NPDG,
+    /// NPDA), in blocks; 0: none.
     pub npwg: u16,
     pub npdg: u16,
-    /// Deallocated blocks read as zeroes (DLFEAT 1), or as anything.
+    /// True: deallocated blocks read as zeroes (DLFEAT 1). False: they read as arbitrary data.
     pub deallocated_zeroes: bool,
-    /// Dataset Management deallocates nothing, whatever DLFEAT says of deallocated blocks: it is
-    /// advice.
+    /// True: Dataset Management deallocates nothing, regardless of DLFEAT. The command is
+    /// advisory.
     pub ignores_advice: bool,
     /// Write Zeroes with DEAC deallocates.
     pub deac: bool,
     pub write_protected: bool,
-    /// What every byte is at first.
+    /// The initial value of every byte of data.
     pub contents: u8,
 }
 

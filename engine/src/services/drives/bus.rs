@@ -1,4 +1,5 @@
-//! The source of drives: this machine's bus through VFIO, or a simulated one in tests.
+//! Finds and opens NVMe drives: on this machine's PCI bus through VFIO, or on a simulated bus in
+//! tests.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,23 +11,24 @@ use nacre_hugepages::Arena;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
 
-/// A bus with NVMe drives for this process.
+/// A PCI bus whose NVMe drives this process may open.
 pub trait Bus: Send + Sync + 'static {
-    /// Opens the drive at `address`, which must be bound to userspace. `arenas` is all memory that
-    /// data comes from or goes to. Blocks for a short time.
+    /// Opens the drive at PCI address `address`, which must be bound to vfio-pci. `arenas` is all
+    /// memory that the drive may access by DMA. Blocks for a short time.
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError>;
 
-    /// The addresses of the drives bound to userspace, in order.
+    /// The PCI addresses of the drives bound to vfio-pci, in ascending order.
     fn ready(&self) -> Vec<String>;
 }
 
-/// Normalises an address to `0000:5e:00.0`: the domain is optional, letters may be upper case.
+/// Normalises a PCI address to `0000:5e:00.0`. In `text` the domain is optional and letters may
+/// be upper case. `None` if `text` is not a PCI address.
 pub fn address(text: &str) -> Option<String> {
     let address: Address = text.parse().ok()?;
     Some(address.to_string())
 }
 
-/// The bus of this machine.
+/// The PCI bus of this machine.
 #[derive(Default)]
 pub struct RealBus {
     vfio: OnceLock<Vfio>,
@@ -40,7 +42,7 @@ impl RealBus {
 
 impl Bus for RealBus {
     fn open(&self, address: &str, arenas: &[Arena]) -> Result<Arc<dyn Function>, RpcError> {
-        // Created once, before the first drive.
+        // The VFIO container is created once, before the first drive.
         let vfio = self.vfio.get_or_init(|| Vfio::new(arenas));
         let function = vfio.open(address).map_err(refusal)?;
         Ok(function)
