@@ -1,4 +1,4 @@
-//! A reactor's doorbell with the eventfd that it rings.
+//! Wakes a sleeping reactor: a doorbell in memory, and the eventfd that ends the reactor's sleep.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,8 @@ impl Bell {
         })
     }
 
-    /// A fence and a relaxed load while the reactor is awake; one write when it sleeps.
+    /// Wakes the reactor. Costs a fence and a relaxed load while the reactor is awake, and one
+    /// write to the eventfd if it sleeps.
     pub(crate) fn ring(&self) {
         self.doorbell.ring(|| {
             // The write can only fail when the counter is at its maximum. The descriptor is
@@ -34,7 +35,7 @@ impl Bell {
         &self.doorbell
     }
 
-    /// Makes the eventfd unreadable again. Rings that were answered by this one call are merged.
+    /// Resets the eventfd after a wake-up. One call consumes all rings since the last.
     pub(crate) fn clear(&self) {
         let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
     }

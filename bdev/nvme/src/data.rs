@@ -1,41 +1,42 @@
-//! Where a command's data is: PRP entries or SGL descriptors (Base 4.1).
+//! Builds the data pointer of a command: PRP entries or SGL descriptors (NVMe Base 2.0, 4.1).
 //!
 //! ```text
-//!   one extent, at most two pages       PRP1, PRP2                       nothing else to fetch
-//!   more, and the controller has SGLs   one data block, or a segment of two
-//!   more, and it has not                PRP1, PRP2 ─▶ list
-//!   not aligned as these need it        copied through a buffer that is  (`None` here)
+//!   data                                data pointer
+//!   one extent, at most two pages       PRP1, PRP2; the controller fetches no list
+//!   more, controller supports SGLs      one data block descriptor, or a last segment of several
+//!   more, controller has no SGLs        PRP1, PRP2 ─▶ PRP list
+//!   not aligned for any of these        `None`: the caller copies through an aligned buffer
 //! ```
 
 use nacre_nvmf_wire::sqe::Psdt;
 
-/// CC.MPS: pages of the host.
+/// The host's memory page size in bytes (CC.MPS 0).
 pub(crate) const PAGE: usize = 4096;
 const PAGE_MASK: u64 = PAGE as u64 - 1;
-/// Bytes of a PRP entry, and of an SGL descriptor.
+/// Size in bytes of a PRP entry, and of an SGL descriptor.
 const ENTRY: usize = 8;
 const DESCRIPTOR: usize = 16;
-/// Identifier bytes of an SGL data block and of a last segment.
+/// SGL Identifier bytes: an SGL Data Block descriptor, and an SGL Last Segment descriptor.
 const DATA_BLOCK: u64 = 0x00;
 const LAST_SEGMENT: u64 = 0x30;
 
-/// The data pointers that the controller supports.
+/// The controller's SGL support (Identify Controller, SGLS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SglSupport {
     No,
-    /// Aligned to dwords, in whole dwords.
+    /// SGLs whose data blocks have dword-aligned addresses and lengths.
     Dwords,
     Bytes,
 }
 
-/// Memory at consecutive addresses.
+/// An extent of memory: DMA address, and length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
     pub address: u64,
     pub len: u32,
 }
 
-/// A data pointer, and how much of the list it needs.
+/// A command's DPTR and PSDT fields, and the bytes of the PRP or SGL list that they refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub dptr: [u64; 2],
@@ -63,16 +64,16 @@ impl Pointer {
     }
 }
 
-/// Bytes of list that a command of at most `transfer` bytes may need: a power of two, at most a
-/// page.
+/// Most bytes of list that a command of at most `transfer` bytes needs: a power of two, 64 or
+/// more. A transfer of at most 2 MiB needs at most a page.
 pub(crate) fn list_bytes(transfer: usize) -> usize {
-    // Wherever it begins, what follows its first page reaches into so many.
+    // Wherever the data begins, the part after its first page touches at most this many pages.
     let entries = transfer.div_ceil(PAGE);
     (entries * ENTRY).max(64).next_power_of_two()
 }
 
-/// Describes data of at most two pages at one address, as nearly all data is. `None` if it is
-/// longer, or not aligned.
+/// Describes one extent in at most two pages, the common case. `None` if the extent touches more
+/// pages or if its address is not dword-aligned.
 #[inline]
 pub(crate) fn describe_short(part: Part) -> Option<Pointer> {
     let room = PAGE as u64 - (part.address & PAGE_MASK);
@@ -82,8 +83,8 @@ pub(crate) fn describe_short(part: Part) -> Option<Pointer> {
     fits.then_some(Pointer::prp(part.address, second))
 }
 
-/// Describes `parts`, none of which is empty. List entries, which the controller finds at
-/// `list_address`, are written to `list`. `None` if the data must be copied.
+/// Describes `parts`, none of which is empty. Writes list entries to `list`, whose DMA address is
+/// `list_address`. `None` if the caller must copy the data to an aligned buffer.
 #[inline]
 pub(crate) fn describe(
     parts: &[Part],

@@ -1,9 +1,11 @@
-//! Memory for emulation: a reserved bounce buffer, so that a job can always finish whatever the
-//! pool's other users hold, more buffers from the pool while it has some, and zeroes to write.
+//! Memory for emulated operations: one reserved bounce buffer, further buffers from the pool
+//! while it has some, and a buffer of zeroes to write. The reserved buffer guarantees that a job
+//! finishes even if other users hold the whole pool.
 //!
-//! All devices of a core share both. A core's pool has a few hundred large buffers, and a host with
-//! a hundred namespaces must not reserve them all. One buffer is enough for jobs to finish in
-//! sequence: its owner only reads and writes the device, and that needs no second buffer.
+//! All devices of a core share the reserved buffer and the zeroes. A core's pool has a few
+//! hundred large buffers, and a host with a hundred namespaces must not reserve them all. One
+//! buffer is enough for jobs to finish in sequence: its owner only reads and writes the device,
+//! and that needs no second buffer.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -18,13 +20,14 @@ thread_local! {
 
 #[derive(Debug)]
 struct Shared {
-    /// Never written again, so I/O can share parts of it.
+    /// A buffer of zeroes. It is never written again, so several I/Os can share parts of it.
     zeroes: Buf,
     reserve: RefCell<Option<Buf>>,
 }
 
 impl Shared {
-    /// The memory of the core's other queues, or two more buffers. `None`: the pool has none.
+    /// Returns the shared memory of this core's other queues, or acquires two new buffers.
+    /// `None`: the pool has no free buffer.
     fn of(pool: &Pool, len: usize) -> Option<Rc<Shared>> {
         HERE.with_borrow_mut(|here| {
             here.retain(|shared| shared.strong_count() > 0);
@@ -57,20 +60,20 @@ impl Memory {
         Memory { shared: None, len }
     }
 
-    /// Buffers of `len` bytes. `None`: the pool has none.
+    /// Memory with a reserved buffer of `len` bytes. `None`: the pool has no free buffer.
     pub fn reserve(pool: &Pool, len: usize) -> Option<Memory> {
         let shared = Some(Shared::of(pool, len)?);
         Some(Memory { shared, len })
     }
 
-    /// Bytes of a buffer; 0: there can be none.
+    /// Bytes per buffer; 0: the pool has no buffers for emulation.
     pub fn len(&self) -> usize {
         self.len
     }
 
     pub fn take(&mut self, pool: &Pool) -> Option<Buf> {
-        // A device below may still read the last buffer (a mirror that does not wait for a failed
-        // member): do not read into it before that member is done.
+        // A device below may still read the last buffer: a volume does not wait for a failed
+        // replica. Do not read into the buffer before that replica is done.
         let reserve = self.shared.as_ref().and_then(|shared| {
             let mut reserve = shared.reserve.borrow_mut();
             reserve.take_if(|buf| buf.is_unshared())
@@ -78,7 +81,7 @@ impl Memory {
         reserve.or_else(|| pool.acquire(self.len))
     }
 
-    /// What zeroes are written from. `None`: the pool has nothing for it now.
+    /// The buffer of zeroes. `None`: the pool has no free buffer now.
     pub fn zeroes(&mut self, pool: &Pool) -> Option<&Buf> {
         if self.shared.is_none() {
             self.shared = Shared::of(pool, self.len);

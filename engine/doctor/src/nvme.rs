@@ -1,4 +1,5 @@
-//! Checks of NVMe drives, and of the requirements for driving them from userspace.
+//! Check group `nvme`: the NVMe drives of this machine, and the requirements for driving them
+//! from userspace through VFIO (IOMMU, vfio-pci, locked memory).
 
 use nacre_bdev_nvme_vfio::pci::{Drive, Driver, Iommu};
 

@@ -1,4 +1,5 @@
-//! Files that the daemon creates and removes. It leaves every other file unchanged.
+//! Files that the daemon creates, replaces and removes: atomic replacement, pid files, and file
+//! identity. The daemon leaves every other file unchanged.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Seek, Write};
@@ -21,7 +22,7 @@ pub fn default_data_dir() -> Option<PathBuf> {
         .map(|dir| dir.join("nacre"))
 }
 
-/// The identity of a file, independent of its name.
+/// The identity of a file, independent of its name: device and inode number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inode {
     device: u64,
@@ -36,7 +37,7 @@ impl Inode {
         }
     }
 
-    /// The file at `path`, without following a link.
+    /// The identity of the file at `path`, without following a symbolic link. `None`: no file.
     pub fn at(path: &Path) -> Result<Option<Inode>> {
         match std::fs::symlink_metadata(path) {
             Ok(metadata) => Ok(Some(Inode::of(&metadata))),
@@ -45,7 +46,7 @@ impl Inode {
         }
     }
 
-    /// Removes the file at `path` if it is this one.
+    /// Removes the file at `path` if it has this identity. Ignores errors.
     pub fn remove(self, path: &Path) {
         if matches!(Inode::at(path), Ok(Some(there)) if there == self) {
             let _ = std::fs::remove_file(path);
@@ -53,8 +54,9 @@ impl Inode {
     }
 }
 
-/// The absolute path, with links, `.` and `..` among its folders resolved. The last component
-/// stays: names in /dev/disk/by-id are links whose targets change when the machine restarts.
+/// The absolute path, with symbolic links, `.` and `..` among its folders resolved. The last
+/// component stays: names in /dev/disk/by-id are links whose targets change when the machine
+/// restarts. Refuses an empty path and a path that is not UTF-8.
 pub fn absolute(path: &Path) -> Result<PathBuf> {
     let refuse = |cause: &str| Error::new(ErrorKind::InvalidInput, cause);
     if path.as_os_str().is_empty() {
@@ -91,7 +93,8 @@ pub fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     written.and_then(|()| sync_folder(path))
 }
 
-/// Creates a new file in the folder of `path`.
+/// Creates a new file with a unique hidden name in the folder of `path`. Returns its path and the
+/// file, open for writing.
 pub fn beside(path: &Path) -> Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = format!(".{name}.{}.{}", std::process::id(), Uuid::new_v4());
@@ -112,7 +115,8 @@ pub fn sync_folder(path: &Path) -> Result<()> {
 /// Longest contents of a pid file, in bytes.
 const PID_BYTES: u64 = 32;
 
-/// Opens a file that holds a process id or nothing, or creates it. Also returns the process id.
+/// Opens or creates a pid file, with mode 0600. Also returns the process id in it, if any. A file
+/// with other contents, a link or a special file is refused with `AlreadyExists`.
 pub fn open_pid_file(path: &Path) -> Result<(File, Option<u32>)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -144,15 +148,15 @@ pub fn open_pid_file(path: &Path) -> Result<(File, Option<u32>)> {
     Ok((file, pid.parse().ok()))
 }
 
-/// Replaces the contents by the id of this process.
+/// Replaces the contents of a pid file with the id of this process and a newline.
 pub fn write_pid(mut file: &File) -> Result<()> {
     file.set_len(0)?;
     file.rewind()?;
     writeln!(file, "{}", std::process::id())
 }
 
-/// The name of the process `pid` that wrote a file at `written`. `None` for a process that started
-/// later and reuses the id.
+/// The name of the running process `pid` that wrote a file at time `written`. `None` if no
+/// process has this id, or if that process started later and reuses the id.
 pub fn writer(pid: u32, written: SystemTime) -> Option<String> {
     let started = started(pid)?;
     // Start times have a resolution of seconds.

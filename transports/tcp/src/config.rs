@@ -1,4 +1,4 @@
-//! The options of the TCP transport.
+//! The options of the NVMe/TCP transport, their defaults and their ranges.
 
 use std::time::Duration;
 
@@ -7,49 +7,54 @@ pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{ListenerOptions, TransportCaps, TransportType};
 use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
 
-/// Options of the TCP transport.
+/// Options of the NVMe/TCP transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// Largest in-capsule data of an I/O command, in bytes.
+    /// Largest in-capsule data of an I/O command, in bytes: a multiple of 16, at most 1 MiB.
     pub in_capsule_data_size: u32,
-    /// Largest transfer of one command, in bytes: a power of two, at least 4096.
+    /// Largest transfer of one command, in bytes: a power of two from 4096 to 16 MiB (MDTS).
     pub max_io_size: u32,
-    /// Largest payload of one H2CData PDU, in bytes: a multiple of 4, at least 4096.
+    /// Largest payload of one H2CData PDU, in bytes: a multiple of 4, at least 4096 (MAXH2CDATA).
     pub max_h2c_data_size: u32,
-    /// Most connections of the whole transport.
+    /// Most connections of the whole transport, 1 or more.
     pub max_connections: usize,
-    /// Most connections whose Connect has not been accepted yet. Others wait in the kernel's
-    /// backlog, or replace one that has been pending for longer than a second.
+    /// Most pending connections (Connect command not accepted yet), 1 or more. Further
+    /// connections wait in the kernel's backlog, or replace one that is pending for longer than a
+    /// second.
     pub max_pending_connections: usize,
-    /// Descriptors that connections leave to the rest of the process, at most a quarter of all.
+    /// File descriptors that connections leave to the rest of the process. At most a quarter of
+    /// RLIMIT_NOFILE is reserved.
     pub reserved_descriptors: u64,
-    /// Connections that the kernel keeps until we accept them, per listener.
+    /// Backlog of each listening socket: connections that the kernel holds until Nacre accepts
+    /// them. 1 or more.
     pub backlog: i32,
     pub max_listeners: usize,
-    /// From the connection to ICReq.
+    /// Longest time from the TCP connection to the ICReq PDU.
     pub icreq_timeout: Duration,
-    /// From the connection to an accepted Connect.
+    /// Longest time from the TCP connection to an accepted Connect command.
     pub connect_timeout: Duration,
-    /// For the rest of a PDU that has begun, and for data that the host was asked for (R2T).
+    /// Longest wait for the rest of a PDU, and for the data that an R2T requests.
     pub stall_timeout: Duration,
-    /// For an accepted host that sends nothing at all. `None`: Keep Alive sees to it.
+    /// Longest time that a connected queue may be silent. `None`: only the Keep Alive Timer ends
+    /// a silent controller.
     pub idle_timeout: Option<Duration>,
     /// Time for the peer to acknowledge sent data, and to answer probes (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
-    /// Digests that hosts may ask for.
+    /// PDU digests that the host may enable in ICReq (DGST).
     pub allow_header_digest: bool,
     pub allow_data_digest: bool,
-    /// Type of service of the packets sent (DSCP << 2).
+    /// Type of Service byte of sent packets (DSCP << 2).
     pub tos: u8,
-    /// Socket buffers in bytes; `None`: the kernel sizes them by need.
+    /// SO_SNDBUF and SO_RCVBUF in bytes; `None`: the kernel adjusts the sizes.
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
-    /// Bytes of one receive buffer of a core, and their greatest number. More than two are made
-    /// only when connections have to wait with input that cannot be handled yet.
+    /// Receive buffers of a core: bytes per buffer (4096 to 64 MiB), and most buffers (2 or
+    /// more). A core allocates more than two only while connections hold input that they cannot
+    /// handle yet.
     pub rx_buffer_size: usize,
     pub rx_buffers: usize,
-    /// Bytes of data that the outstanding R2Ts of one connection request, each into a buffer of the
-    /// core. They keep the host busy while the core handles the data of one command.
+    /// Most bytes that the outstanding R2Ts of one connection request together, each R2T into a
+    /// buffer of the core. Several R2Ts keep the host sending while the core handles one command.
     pub fetch_window: usize,
 }
 
@@ -135,7 +140,7 @@ impl TcpConfig {
         )
     }
 
-    /// As it is for the connections of a listener with options of its own.
+    /// The options of a listener's connections: `options` overrides these where it is set.
     pub(crate) fn with(&self, options: &ListenerOptions) -> TcpConfig {
         TcpConfig {
             in_capsule_data_size: options

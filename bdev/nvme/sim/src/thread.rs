@@ -1,4 +1,4 @@
-//! What lets a simulated drive go on by itself: a poller on a reactor, or a thread.
+//! Runs a simulated drive in real time: as a poller of a reactor, or on a thread of its own.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use nacre_reactor::{Clock, Idle, Nanos, Poller, Work};
 
 use crate::drive::Drive;
 
-/// Ticks a drive with every turn of a reactor: its own, or the very one that the driver is on.
+/// A poller that ticks the drive once per turn of its reactor. The driver may run on the same
+/// reactor or on another.
 pub struct Ticker(pub Drive);
 
 impl Poller for Ticker {
@@ -38,22 +39,23 @@ impl Poller for Ticker {
     }
 }
 
-/// A drive with a thread of its own, for as long as this lives.
+/// A drive that runs on a thread of its own. Dropping this handle stops the thread.
 pub struct Running {
     drive: Drive,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Turns without work before it sleeps, and how long it sleeps unless a doorbell is rung.
+/// Turns without work before the thread sleeps, and its longest sleep. A doorbell write ends the
+/// sleep.
 const IDLE_TURNS: u32 = 64;
 const NAP: Duration = Duration::from_micros(200);
 
 impl Drive {
-    /// Lets a thread tick it, in real time.
+    /// Starts a thread that ticks the drive in real time.
     ///
     /// # Panics
-    /// When no thread can be had.
+    /// If the system cannot create a thread.
     pub fn spawn(&self) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let (drive, stopped) = (self.clone(), Arc::clone(&stop));
@@ -84,7 +86,8 @@ fn run(drive: &Drive, stop: &AtomicBool) {
             continue;
         }
         drive.shared.asleep.store(true, Ordering::Release);
-        // This turn sees changes before the announcement; later changes wake the thread.
+        // This tick sees changes from before `asleep` was set; later changes wake the
+        // thread.
         if !drive.tick(clock.now()) {
             std::thread::park_timeout(NAP);
         }

@@ -1,5 +1,5 @@
-//! Serving again: after an operator made I/O fail, and from an incomplete replica, if there is no
-//! complete one.
+//! Thaws a volume: ends the state in which all its I/O fails. If no replica is in sync, an
+//! operator may choose one that missed writes; the volume then serves from its data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,17 @@ use super::state::Retry;
 use crate::handle::VolumeError;
 use crate::model::{ReplicaRecord, ReplicaState, Stamp};
 
-/// How long to retry a claimed device: this volume itself may have it, which checks it at
-/// intervals.
+/// How long to retry a device that has another claim. This volume itself may hold the claim for a
+/// moment, because it probes devices at intervals.
 const CLAIM: Duration = Duration::from_secs(2);
-/// How long the command waits for a chosen replica to be attached. It may still be attached later.
+/// How long the command waits until a chosen replica is attached. The volume may still attach the
+/// replica later.
 const ENTRY: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Control {
-    /// Ends `FailIo`. If no replica is in sync and `force` is given, serves from `replica` or the
-    /// best present one.
+    /// Ends `FailIo`. If no replica is in sync and `force` is the volume's name, serves from
+    /// `replica`, or else from the best attached replica. Refuses `replica` if one is in sync.
     pub(super) async fn thaw(
         &self,
         replica: Option<String>,
@@ -60,14 +61,14 @@ impl Control {
         self.context.state.borrow().in_sync().next().is_some()
     }
 
-    /// From a replica that is there, and known to miss something.
+    /// Serves from an attached replica that missed writes.
     async fn thaw_present(
         &self,
         named: Option<usize>,
         force: Option<String>,
     ) -> Result<(), VolumeError> {
         let _one = self.replicas.turn.lock().await;
-        // The one that left last misses least.
+        // The replica that left last missed the fewest writes.
         let best = {
             let state = self.context.state.borrow();
             let there = state.present().into_iter().filter(|(slot, live)| {
@@ -101,7 +102,7 @@ impl Control {
         Ok(())
     }
 
-    /// Why there is no replica to be chosen.
+    /// The reason why no replica can be chosen.
     fn why_none(&self) -> String {
         let state = self.context.state.borrow();
         match state.record.replicas.iter().find(|m| m.cut) {
@@ -113,9 +114,9 @@ impl Control {
         }
     }
 
-    /// Serves from an unused replica: its label is older than the served data, or it was taken
-    /// offline, or it is not yet time to look for it. Its label's age is accepted from here on, by
-    /// the store's record alone; the label that counts is written when the replica is attached.
+    /// Serves from a replica that is not attached: its label is older than the served data, or it
+    /// is offline, or the next probe is not due yet. From here on the store's record accepts the
+    /// age of its label. The attach later writes the new label.
     async fn thaw_absent(&self, slot: usize, force: Option<String>) -> Result<(), VolumeError> {
         let replica = self.context.state.borrow().record.replica(slot).cloned();
         let Some(replica) = replica else {
@@ -133,7 +134,7 @@ impl Control {
                 return Err(changed());
             }
             self.choose(slot, Some(epoch)).await?;
-            // The operator gives up its lost data.
+            // The operator gives up the data that the replica lost.
             layer.forget_least();
             drop(layer);
             self.context.publish();
@@ -146,7 +147,8 @@ impl Control {
         Ok(())
     }
 
-    /// The epoch in the label of a replica that is not used, and its device.
+    /// Reads the label of a replica that is not attached. Returns the label's epoch and the
+    /// device.
     async fn epoch_of(&self, replica: &ReplicaRecord) -> Result<(u64, Arc<Layer>), VolumeError> {
         let record = self.context.state.borrow().record.clone();
         let late = self.context.core.now() + CLAIM;
@@ -166,7 +168,7 @@ impl Control {
             device: replica.device.clone(),
             what: describe(why),
         })?;
-        // A later holder's is none to go on from.
+        // A label that a later holder wrote is refused.
         label_credit(&record, replica, &read)?;
         let (label, _) = read.map_err(|error| invalid(&error.to_string()))?;
         if (label.volume, label.replica) != (record.id, replica.id) {
@@ -188,10 +190,11 @@ impl Control {
         }
     }
 
-    /// Makes one replica in sync, by the operator's decision. Better replicas are filled from it
-    /// when they return: their data is given up. That includes data copied so far to the present
-    /// replicas: it may be more than this one has. `label`: the epoch of its label, which is to be
-    /// accepted.
+    /// Records one replica as in sync, by the operator's decision, and gives up the data of all
+    /// others. Every other replica gets a full resync from the chosen one, even if its data is
+    /// newer. That includes attached replicas with an unfinished resync, which may have more data
+    /// than the chosen one. `label` is the epoch of the chosen replica's label; the record
+    /// accepts it from now on.
     async fn choose(&self, chosen: usize, label: Option<u64>) -> Result<(), VolumeError> {
         let others: Vec<usize> = {
             let present = self.context.state.borrow().present().into_iter();

@@ -1,4 +1,5 @@
-//! The server: listeners, and one client after another.
+//! The server side of the RDMA performance test. It listens, and runs the tests of clients one
+//! after another.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,24 +16,24 @@ use crate::params::{MAX_DEPTH, MAX_QUEUE_PAIRS};
 use crate::session::{Beginning, Declined, Served, Session};
 use crate::wire::{Refusal, Reject, Request, Terms, VERSION, WireError};
 
-/// Requests that wait in the kernel while others are looked at.
+/// Most connect requests that wait in the kernel.
 const BACKLOG: i32 = 128;
-/// How often an idle server checks for interruption.
+/// Interval at which an idle server checks for interruption.
 const IDLE: Duration = Duration::from_millis(100);
-/// How often devices are listed meanwhile.
+/// Interval at which an idle server lists the RDMA devices, and so releases removed ones.
 const LISTED: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     pub listen: Vec<SocketAddr>,
-    /// Ends after the first client.
+    /// [`Server::serve`] returns after the first client.
     pub once: bool,
-    /// Bytes that one client's test may need here.
+    /// Most memory in bytes that the server provides for one client's test.
     pub memory: u64,
     pub max_queue_pairs: u16,
     pub max_depth: u16,
     pub tos: u8,
-    /// How long to look for completions before sleeping.
+    /// How long to poll for completions before sleeping.
     pub spin: Duration,
 }
 
@@ -62,7 +63,7 @@ pub enum Happened {
         terms: Terms,
         outcome: Result<Served, PerfError>,
     },
-    /// With what this end lacks, if that was the reason.
+    /// The server rejected a client. `why` is the server's own error, if that was the reason.
     Refused {
         peer: SocketAddr,
         reject: Reject,
@@ -75,7 +76,7 @@ pub struct Server {
     options: ServerOptions,
     listeners: Vec<(CmId, SocketAddr)>,
     session: Option<Session>,
-    /// Of the last session: the next one is another.
+    /// The number of the last session. Each session has a different number.
     number: u32,
     waiter: Waiter,
     cm: Box<dyn ConnectionManager>,
@@ -113,12 +114,13 @@ impl Server {
         })
     }
 
-    /// With the ports that are really used.
+    /// The listening addresses, with the actual port where port 0 was requested.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(|(_, address)| *address).collect()
     }
 
-    /// Serves until `stop` is set, or once if so it was made. Then the outcome is that client's.
+    /// Serves clients until `stop` is set and reports each event to `tell`. With
+    /// [`ServerOptions::once`], returns the outcome of the first client.
     pub fn serve(
         &mut self,
         stop: &AtomicBool,
@@ -146,7 +148,7 @@ impl Server {
                 }
                 continue;
             };
-            // Events cost a system call each time they are looked for.
+            // Each check for events costs a system call.
             let outcome = loop {
                 match session.turn(&mut self.waiter) {
                     Ok((false, None)) => {}
@@ -164,7 +166,8 @@ impl Server {
         }
     }
 
-    /// Ends the session. Returns its error, if no other party gets it.
+    /// Ends the session. With [`ServerOptions::once`], returns the session's error instead of
+    /// reporting it.
     fn end(
         &mut self,
         outcome: Result<Served, PerfError>,
