@@ -1,35 +1,36 @@
-//! What runs on a reactor: a poller does a bounded piece of work per turn and can be put to sleep.
+//! The pollers of a reactor. A poller does a bounded amount of work per turn and lets its reactor
+//! sleep when it has none.
 
 use std::os::fd::RawFd;
 
 use crate::Nanos;
 
-/// What one call of [`Poller::poll`] found to do.
+/// The work that one call of [`Poller::poll`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing was there.
+    /// The poller had no work.
     None,
-    /// This many items (completions, PDUs, messages) were handled.
+    /// The poller handled this many items (completions, PDUs, messages).
     Did(u32),
 }
 
 /// A poller's answer when its reactor wants to sleep.
 ///
-/// Any answer but `Busy` is a promise. Whatever arrives from now on either makes one of the
-/// poller's registered file descriptors readable, wakes the reactor's mailbox, or is not needed
-/// before `until`.
+/// Any answer but `Busy` is a promise about work that arrives from now on. The work makes one of
+/// the poller's registered file descriptors readable, or wakes the reactor's mailbox, or can wait
+/// until the time in `Until`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
-    /// Work is waiting, or cannot announce itself: poll again instead of sleeping.
+    /// The poller has work, or its work cannot wake the reactor: poll again instead of sleeping.
     Busy,
-    /// Nothing until a registered source wakes the reactor.
+    /// The poller has no work until a registered source wakes the reactor.
     Quiet,
-    /// As `Quiet`, but to be polled at this moment at the latest.
+    /// Like `Quiet`, but the reactor must poll at this time at the latest.
     Until(Nanos),
 }
 
 impl Idle {
-    /// The more restless of two answers.
+    /// Combines two answers: the one with the shorter sleep.
     pub fn and(self, other: Idle) -> Idle {
         match (self, other) {
             (Idle::Busy, _) | (_, Idle::Busy) => Idle::Busy,
@@ -45,18 +46,20 @@ pub trait Poller {
     /// A short name for statistics and for the watchdog.
     fn name(&self) -> &str;
 
-    /// Does at most about `budget` items of work and says how many it did. Never blocks.
+    /// Does at most about `budget` items of work and returns their number. Never blocks.
     fn poll(&mut self, now: Nanos, budget: u32) -> Work;
 
-    /// The reactor would like to sleep: arm every wake source. The reactor polls once more after
-    /// arming all its pollers, and sleeps only if that found nothing (no lost wake-up).
+    /// Arms every wake source, because the reactor wants to sleep. The reactor polls once more
+    /// after arming all its pollers, and sleeps only if no poller finds work. So no wake-up is
+    /// lost.
     fn arm(&mut self, now: Nanos) -> Idle;
 
-    /// The reactor is awake and polling again.
+    /// Disarms the wake sources: the reactor is awake and polls again.
     fn disarm(&mut self) {}
 
-    /// File descriptors whose readability means work for this poller. Asked when the poller is
-    /// added and whenever it calls for it; usually one descriptor (an epoll or an eventfd).
+    /// File descriptors that are readable when this poller has work, usually one (an epoll or an
+    /// eventfd). The reactor calls this when the poller is added, and again on the poller's
+    /// request.
     fn wake_fds(&self) -> Vec<RawFd> {
         Vec::new()
     }

@@ -1,16 +1,18 @@
-//! Setting up an io_uring with the best that the running kernel has.
+//! Creates an io_uring with the best setup flags that the running kernel supports.
 
 use std::io;
 
 use io_uring::{Builder, IoUring};
 
-/// The ring with the best flags this kernel takes.
+/// Creates a ring for `depth` I/Os and returns it with the name of its mode. The modes are tried
+/// from best to plainest; `defer` false skips those with `IORING_SETUP_DEFER_TASKRUN`. The error
+/// has the failed system call with a remedy, and the kernel's error.
 pub(crate) fn set_up(
     depth: u32,
     defer: bool,
 ) -> Result<(IoUring, &'static str), (String, io::Error)> {
-    // A command and a cancel per slot; the kernel rounds up to a power of two. Completions get the
-    // double of that by default.
+    // One command and one cancel per I/O; the kernel rounds up to a power of two. The completion
+    // queue has twice as many entries by default.
     let entries = depth * 2;
     type Setup = fn(&mut Builder) -> &mut Builder;
     let modes: [(&str, Setup); 5] = [
@@ -45,7 +47,7 @@ pub(crate) fn set_up(
     let mut refused = None;
     for (mode, flags) in &modes[skip..] {
         let mut builder = IoUring::builder();
-        // A child of a fork must not share the queues.
+        // A forked child must not share the rings.
         builder.dontfork();
         flags(&mut builder);
         match builder.build(entries) {
@@ -58,7 +60,8 @@ pub(crate) fn set_up(
     Err((format!("io_uring_setup({entries})"), refused))
 }
 
-/// Whether this process may use io_uring: the mode of use, or the kernel's error and its remedy.
+/// Checks whether this process may use io_uring. Returns the name of the best mode, or the
+/// kernel's error with a remedy.
 pub fn probe() -> Result<&'static str, String> {
     match set_up(1, true) {
         Ok((_ring, mode)) => Ok(mode),

@@ -20,7 +20,7 @@ use nacre_engine_values::read::{self, Texts, ValueError};
 pub enum When {
     /// Only before `framework_start_init`.
     Startup,
-    /// Only after it.
+    /// Only after `framework_start_init`.
     Runtime,
     Always,
 }
@@ -36,17 +36,17 @@ pub enum Order {
     Free,
 }
 
-/// One method of the socket. `C` is the state that methods act on.
+/// One method of the management socket. `C` is the state that methods act on.
 pub trait Method<C: 'static>: 'static {
     const NAME: &'static str;
-    /// One sentence for the reference.
+    /// One sentence that describes the method in the RPC reference.
     const ABOUT: &'static str;
     const WHEN: When = When::Runtime;
     const ORDER: Order = Order::Read;
     /// True if a call may change the configuration, or the behaviour of hosts and devices.
     const CHANGES: bool = matches!(Self::ORDER, Order::Exclusive);
     const ALIASES: &'static [&'static str] = &[];
-    /// The error code for invalid parameters: it differs between SPDK's modules.
+    /// The JSON-RPC error code for invalid parameters, which differs between SPDK's modules.
     const UNDECODABLE: i32 = INVALID_PARAMS;
     type Params: DeserializeOwned + JsonSchema + 'static;
     type Reply: Serialize + JsonSchema + 'static;
@@ -112,11 +112,14 @@ impl<C: 'static> MethodEntry<C> {
         }
     }
 
-    /// Decodes the parameters; the returned future runs the method.
+    /// Decodes the parameters and returns a future that runs the method. Invalid parameters fail
+    /// here, with [`Method::UNDECODABLE`].
     pub fn call(&self, params: Option<&RawValue>, engine: Rc<C>) -> Result<CallFuture, RpcError> {
         (self.call)(params, engine)
     }
 
+    /// True if the method may be called in this phase. `runtime` is false before
+    /// `framework_start_init`.
     pub fn callable(&self, runtime: bool) -> bool {
         match self.when {
             When::Startup => !runtime,
@@ -143,6 +146,8 @@ impl<C: 'static> Default for Registry<C> {
 }
 
 impl<C: 'static> Registry<C> {
+    /// Registers a method.
+    ///
     /// # Panics
     /// If the name or an alias is already registered.
     pub fn add<M: Method<C>>(&mut self) -> &mut Self {

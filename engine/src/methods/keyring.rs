@@ -1,5 +1,5 @@
-//! `keyring_*`: the keys that hosts and targets authenticate themselves with. Calls and answers
-//! name files; none contains a secret.
+//! RPC methods `keyring_*`: the DH-HMAC-CHAP keys of hosts and controllers (NVMe Base 2.0, 8.13).
+//! Calls and replies name key files; none contains a secret.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<AddKey>().add::<RemoveKey>().add::<GetKeys>();
 }
 
-/// The operating system's number for an unknown key.
+/// Linux errno `ENOKEY`: the error code for an unknown key.
 const ENOKEY: i32 = 126;
 
 fn record_key(name: &str) -> String {
@@ -34,8 +34,10 @@ pub fn no_key(field: &'static str, name: &str) -> RpcError {
         .remedy("`nacre key list` shows the keys, `nacre key generate` makes one")
 }
 
-/// The keys that a call names. The secrets are read once, so that a damaged file is refused here
-/// and not at the host's next connection.
+/// Looks up the keys that a call names: `host` (`dhchap_key`) and `controller`
+/// (`dhchap_ctrlr_key`). `None` if it names none. Refuses an unknown key and a controller key
+/// without a host key. Reads each secret once, so that a damaged file fails here and not at the
+/// host's next connection.
 pub fn host_keys(
     engine: &Engine,
     host: Option<&str>,

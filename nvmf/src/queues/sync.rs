@@ -1,12 +1,12 @@
-//! The fast path: reads and writes of a device that finishes an I/O at its submission.
+//! The fast path: Read and Write commands to a bdev that completes an I/O inside `submit`.
 //!
 //! ```text
 //!   capsule ─▶ decode ─▶ Queue::at_once ─▶ respond
 //! ```
 //!
-//! Such a command never waits, so no search has to find it: it has no place in the request table.
-//! Commands that the fast path does not support, or not now, take the usual path; the fast path
-//! leaves them unchanged.
+//! A command on the fast path never waits. So no search (as for Abort) has to find it, and the
+//! request table has no entry for it. The fast path hands every other command back unchanged, and
+//! the command takes the usual path.
 
 use nacre_bdev::{Extents, Io, Op};
 use nacre_hugepages::Buf;
@@ -23,7 +23,8 @@ use crate::subsystems::stats::Kind;
 use crate::transport::{ReqTag, Response};
 
 impl Resources {
-    /// Carries a command that has just arrived out and answers it, or hands its data back.
+    /// Executes a new command and sends its response. `Err` returns the in-capsule data: the
+    /// command is untouched and must take the usual path.
     #[inline]
     pub(super) fn at_once(
         &mut self,
@@ -32,8 +33,8 @@ impl Resources {
         data: Option<Buf>,
         now: Nanos,
     ) -> Result<(), Option<Buf>> {
-        // Data that is here, or a read. A read needs a buffer, so other commands must not already
-        // wait for one.
+        // A write needs all its data in the capsule. A read needs a buffer, so it must not
+        // overtake commands that already wait for one.
         let has_all = match sqe.opcode {
             opcode::READ => self.buffers.waiting.is_empty(),
             opcode::WRITE => data.is_some(),
@@ -116,8 +117,8 @@ impl Resources {
 }
 
 impl QueuePair {
-    /// True if a command affects only itself and its namespace, its view is still right, and the
-    /// table would accept it.
+    /// True if the command affects no other command, its queue's view of the subsystem is
+    /// current, and the request table would accept it.
     #[inline]
     fn is_plain(&self, sqe: &Sqe) -> bool {
         let ready = self.association.as_deref().is_some_and(|association| {

@@ -1,4 +1,5 @@
-//! Connectors over TCP, and over RDMA with TCP as the fallback.
+//! Connectors of the host side: they open the queues of one remote controller over NVMe/TCP, or
+//! over NVMe/RDMA with NVMe/TCP as the fallback.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use nacre_transport_tcp::{HostOptions, connect_host};
 use crate::rdma::{Rdma, RdmaDial};
 use crate::source::Source;
 
-/// A controller behind a TCP address.
+/// Connects queues to a controller at a TCP address.
 pub struct TcpConnector {
     address: SocketAddr,
     options: HostOptions,
@@ -21,7 +22,8 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// With queues of `entries` entries.
+    /// A connector to `address` that requests `digests` and queues of `entries` entries (a count,
+    /// not 0's based).
     pub fn new(address: SocketAddr, digests: Digests, entries: u16) -> TcpConnector {
         let machine = HostConfig {
             digests,
@@ -39,7 +41,7 @@ impl TcpConnector {
         }
     }
 
-    /// With this type of service (DSCP << 2), and this much time for a TCP connection.
+    /// Sets the Type of Service byte (DSCP << 2) and the time limit of a TCP connection attempt.
     pub fn tuned(mut self, tos: u8, connect_timeout: std::time::Duration) -> TcpConnector {
         (self.options.tos, self.options.connect_timeout) = (tos, connect_timeout);
         self
@@ -64,7 +66,8 @@ impl Connector for TcpConnector {
     }
 }
 
-/// A controller that RDMA leads to, and TCP, if that is allowed.
+/// Connects queues to a controller over RDMA, and over TCP if a fallback is given. The dial
+/// request names the transport.
 pub struct PathConnector {
     rdma: Arc<Rdma>,
     tcp: Option<TcpConnector>,
@@ -86,7 +89,7 @@ impl PathConnector {
         }
     }
 
-    /// Of the connections over RDMA; TCP has its own.
+    /// Sets the source address of RDMA connections. The TCP fallback has its own.
     pub fn from(mut self, source: Source) -> PathConnector {
         self.source = source;
         self
@@ -101,13 +104,13 @@ impl Connector for PathConnector {
         })
     }
 
-    /// Known to the RDMA devices that there are, and to those to come.
+    /// A pool whose memory is registered with all RDMA devices, present and future.
     fn memory(&self, classes: &[ClassSpec]) -> std::io::Result<Pool> {
         self.rdma.memory(classes)
     }
 }
 
-/// Dials by the transport that is asked for.
+/// Dials over the transport that the dial request names; a request without one is an error.
 struct PathDial {
     rdma: RdmaDial,
     tcp: Option<Box<dyn Dial>>,

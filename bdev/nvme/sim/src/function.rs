@@ -1,4 +1,5 @@
-//! The driver's view: the function of a plugged drive.
+//! The PCI function of a simulated drive, as the driver sees it: registers, doorbells, interrupt
+//! vectors and reset.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,7 +13,9 @@ use nacre_nvmf_wire::registers::offset;
 use crate::drive::Shared;
 use crate::state::{Signal, State};
 
-/// A simulated drive as it was plugged in once. When that is over, its registers read as all ones.
+/// The PCI function of a simulated drive, from one insertion of the drive until its removal or
+/// until the driver releases the function. From then on, all registers read as all ones, even if
+/// the drive is inserted again.
 pub struct SimFunction {
     shared: Arc<Shared>,
     seat: u64,
@@ -23,7 +26,7 @@ impl SimFunction {
         SimFunction { shared, seat }
     }
 
-    /// The state, if the drive is still where it was.
+    /// Calls `f` with the drive's state. `None` after the removal or the release.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
         let mut state = self.shared.lock();
         (state.present && state.seat == self.seat).then(|| f(&mut state))
@@ -151,7 +154,7 @@ impl Function for SimFunction {
         self.with(|state| {
             state.reset_registers();
             state.given_back = true;
-            // This one is of a time that is over.
+            // This function is no longer valid.
             state.seat += 1;
         });
     }
@@ -172,13 +175,13 @@ impl Drop for SimFunction {
     }
 }
 
-/// Doorbells that are only noted when they are rung, and looked at by the next tick.
+/// Doorbell registers without checks: a write stores the value, and the next tick handles it.
 pub(crate) struct Doorbells {
     values: Box<[AtomicU32]>,
     stride: u32,
 }
 
-/// Not rung since it was looked at.
+/// The value of a doorbell without a write since the last tick.
 const SILENT: u32 = u32::MAX;
 
 impl Doorbells {

@@ -1,4 +1,5 @@
-//! The lanes of a queue pair, and their waiting I/O.
+//! The lanes of a queue pair. A lane is one bdev queue: all bdev queues of a core to namespaces
+//! of one controller share an NVMe queue pair. I/O that finds no free slot waits in its lane.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,20 +9,20 @@ use nacre_hugepages::Pool;
 
 use crate::device::NvmeBdev;
 
-/// One queue to a namespace.
+/// One bdev queue to a namespace.
 pub(super) struct Lane {
     pub device: Arc<NvmeBdev>,
     pub pool: Pool,
-    /// Ended, and not yet handed over.
+    /// Completions not yet handed to the caller.
     pub ready: VecDeque<Completion>,
     pub waiting: VecDeque<Io>,
-    /// Taken and not yet handed over.
+    /// Number of accepted I/Os whose completion the caller does not have yet.
     pub inflight: u32,
-    /// Of these, in slots.
+    /// Number of the I/Os in `inflight` that occupy a slot of the NVMe queue pair.
     pub placed: u32,
 }
 
-/// The lanes by their numbers; a number is used again after its lane closed.
+/// The lanes by number, from 0. The number of a closed lane is reused.
 #[derive(Default)]
 pub(super) struct Lanes {
     lanes: Vec<Option<Lane>>,
@@ -31,7 +32,7 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// `depth`: the most I/O that the lane may take.
+    /// Opens a lane and returns its number. `depth` is the most I/Os in flight of the lane.
     pub fn open(&mut self, device: Arc<NvmeBdev>, pool: Pool, depth: usize) -> usize {
         let lane = Lane {
             device,
@@ -53,7 +54,7 @@ impl Lanes {
         }
     }
 
-    /// Returns false if the lane is closed already.
+    /// Closes a lane. Returns false if the lane is closed already.
     pub fn close(&mut self, at: usize) -> bool {
         let Some(lane) = self.lanes[at].take() else {
             return false;
@@ -62,7 +63,7 @@ impl Lanes {
         true
     }
 
-    /// Lanes that are open.
+    /// Number of open lanes.
     pub fn count(&self) -> usize {
         self.lanes.iter().flatten().count()
     }
@@ -94,7 +95,8 @@ impl Lanes {
         self.hungry += u32::from(is_first);
     }
 
-    /// Ends a waiting I/O as aborted. Returns false if it does not wait.
+    /// Completes the waiting I/O `token` with status `Aborted`. Returns false if no such I/O
+    /// waits.
     pub fn abort(&mut self, at: usize, token: Token) -> bool {
         let lane = self.get_mut(at);
         let Some(place) = lane.waiting.iter().position(|io| io.token == token) else {
@@ -107,7 +109,7 @@ impl Lanes {
         true
     }
 
-    /// Ends all waiting I/O: the drive is gone.
+    /// Completes all waiting I/O with status `Gone`, after the drive's removal.
     pub fn refuse_all(&mut self) {
         for lane in self.lanes.iter_mut().flatten() {
             let refused = lane.waiting.drain(..).map(|io| io.complete(Status::Gone));
@@ -118,7 +120,7 @@ impl Lanes {
 }
 
 impl Lane {
-    /// Hands over finished I/O, while there is room.
+    /// Moves completions to `done` while it has room.
     #[inline(never)]
     pub fn hand_over(&mut self, done: &mut Done) {
         while done.has_room()

@@ -48,19 +48,19 @@ wire! {
         255 mec: u8,
         /// See [`Oacs`].
         256 oacs: U16,
-        /// Aborts, and asynchronous event requests, at a time, less one.
+        /// Abort and Asynchronous Event Request commands outstanding at a time, 0's based.
         258 acl: u8,
         259 aerl: u8,
         260 frmw: u8,
         /// See [`Lpa`].
         261 lpa: u8,
-        /// Entries of the error log, less one.
+        /// Entries of the error log, 0's based.
         262 elpe: u8,
-        /// Power states, less one.
+        /// Number of power states, 0's based.
         263 npss: u8,
         264 avscc: u8,
         265 apsta: u8,
-        /// Kelvin.
+        /// Warning and critical composite temperature thresholds, in kelvins.
         266 wctemp: U16,
         268 cctemp: U16,
         270 mtfa: U16,
@@ -113,14 +113,14 @@ wire! {
         524 fna: u8,
         /// See [`vwc`].
         525 vwc: u8,
-        /// Atomic write units, in blocks less one: normal, and across a power failure.
+        /// Atomic write units, in blocks, 0's based: normal, and across a power failure.
         526 awun: U16,
         528 awupf: U16,
         530 nvscc: u8,
         531 nwpc: u8,
-        /// Atomic compare and write unit, in blocks less one.
+        /// Atomic compare and write unit, in blocks, 0's based.
         532 acwu: U16,
-        /// Copy descriptor formats: a bit each.
+        /// Copy descriptor formats: bit n is set if format n is supported.
         534 ocfs: U16,
         /// See [`Sgls`].
         536 sgls: U32,
@@ -136,7 +136,8 @@ wire! {
         /// Fabrics: size of a command capsule and of a response capsule, in units of 16 bytes.
         1792 ioccsz: U32,
         1796 iorcsz: U32,
-        /// Where in-capsule data begins after the entry, in units of 16 bytes.
+        /// Offset of in-capsule data from the end of the submission queue entry, in units of 16
+        /// bytes.
         1800 icdoff: U16,
         /// See [`FCATT_STATIC`].
         1802 fcatt: u8,
@@ -178,8 +179,9 @@ wire! {
 }
 
 impl IdentifyController {
-    /// MDTS for a limit of `bytes`, rounded down to a power of two, with pages of `page_bytes`. A
-    /// limit of one page cannot be said (0 means none at all): it becomes two.
+    /// MDTS for a limit of `bytes`, rounded down to a power of two, with pages of `page_bytes`.
+    /// MDTS cannot express a limit of one page (0 means no limit), so the result is at least two
+    /// pages.
     pub fn mdts_for(bytes: u64, page_bytes: u64) -> u8 {
         let pages = (bytes / page_bytes).max(2);
         pages.ilog2() as u8
@@ -200,7 +202,7 @@ impl IdentifyController {
         (u64::from(self.ioccsz.get()) * 16).saturating_sub(crate::Sqe::SIZE as u64)
     }
 
-    /// Sets IOCCSZ and IORCSZ for so much in-capsule data.
+    /// Sets IOCCSZ and IORCSZ for `bytes` of in-capsule data, a multiple of 16.
     pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.ioccsz = U32::new((bytes + crate::Sqe::SIZE as u32) / 16);
         self.iorcsz = U32::new(crate::Cqe::SIZE as u32 / 16);
