@@ -146,6 +146,17 @@ impl Ets {
         })
     }
 
+    /// The configuration over the settings found: the shares of received traffic and the
+    /// recommendation to the switch stay, as with dcb(8).
+    fn over(self, mut found: [u8; 59]) -> [u8; 59] {
+        let bytes = self.to_bytes();
+        // Willing; shares; algorithms and classes, which are neighbours.
+        for range in [0..1, 3..11, 19..35] {
+            found[range.clone()].copy_from_slice(&bytes[range]);
+        }
+        found
+    }
+
     /// The recommendation to the switch is the same as the configuration.
     fn to_bytes(self) -> [u8; 59] {
         let mut bytes = [0; 59];
@@ -274,7 +285,8 @@ impl Selector {
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Selector::Ethertype => f.write_str("ethertype"),
+            // The words of dcb-apptrust(8).
+            Selector::Ethertype => f.write_str("ethtype"),
             Selector::Stream => f.write_str("stream-port"),
             Selector::Datagram => f.write_str("dgram-port"),
             Selector::Port => f.write_str("port"),
@@ -532,13 +544,67 @@ pub fn parse_mode(body: &[u8]) -> Option<DcbxMode> {
 }
 
 /// Makes one change. Needs CAP_NET_ADMIN.
+///
+/// The kernel stops at the first entry of a table that fails and keeps those before it. Each entry
+/// therefore has a request of its own, and a failure takes the earlier ones back.
 pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
-    let body = answer(interface, RTM_SETDCB, message(interface, change))?;
-    match parse_status(&body, change) {
-        Some(Ok(())) => Ok(()),
-        Some(Err(errno)) => Err(error_of(interface, errno)),
-        None => Err(DcbError::Malformed { field: "status" }),
+    let (apps, adds) = match change {
+        Change::AddApps(apps) => (apps, true),
+        Change::DeleteApps(apps) => (apps, false),
+        _ => return send(interface, change),
+    };
+    let send_entry = |app: &App, adds: bool| {
+        let entry = vec![*app];
+        let change = match adds {
+            true => Change::AddApps(entry),
+            false => Change::DeleteApps(entry),
+        };
+        send(interface, &change)
+    };
+    for (index, app) in apps.iter().enumerate() {
+        if let Err(error) = send_entry(app, adds) {
+            for app in &apps[..index] {
+                let _ = send_entry(app, !adds);
+            }
+            return Err(error);
+        }
     }
+    Ok(())
+}
+
+/// One request. An entry that exists already, or is gone already, is as wanted: cards forget their
+/// tables at a reset.
+fn send(interface: &str, change: &Change) -> Result<(), DcbError> {
+    let message = match change {
+        Change::Ets(ets) => {
+            let body = answer(interface, RTM_GETDCB, request(command::IEEE_GET, interface))?;
+            let found = found_ets(&body).ok_or(DcbError::Malformed { field: "ets" })?;
+            set(interface, ieee::ETS, &ets.over(found))
+        }
+        _ => message(interface, change),
+    };
+    let body = answer(interface, RTM_SETDCB, message)?;
+    match (parse_status(&body, change), change) {
+        (Some(Ok(())), _)
+        | (Some(Err(Errno::EXIST)), Change::AddApps(_))
+        | (Some(Err(Errno::NOENT)), Change::DeleteApps(_)) => Ok(()),
+        (Some(Err(errno)), _) => Err(error_of(interface, errno)),
+        (None, _) => Err(DcbError::Malformed { field: "status" }),
+    }
+}
+
+/// struct ieee_ets in an answer to `DCB_CMD_IEEE_GET`.
+fn found_ets(body: &[u8]) -> Option<[u8; 59]> {
+    let ieee = attribute_of(body.get(DCBMSG..)?, attribute::IEEE)?;
+    attribute_of(ieee, ieee::ETS)?.get(..59)?.try_into().ok()
+}
+
+/// A request that sets one object of IEEE 802.1Qaz.
+fn set(interface: &str, kind: u16, value: &[u8]) -> Vec<u8> {
+    Request::new(RTM_SETDCB, NLM_F_REQUEST, &[0, command::IEEE_SET, 0, 0])
+        .attribute(attribute::IFNAME, &c_string(interface))
+        .nested(attribute::IEEE, |ieee| ieee.attribute(kind, value))
+        .finish()
 }
 
 /// The driver's yes or no: a byte that is 0, or an error number as a negative one.

@@ -230,3 +230,15 @@ fn the_kernel_answers() {
 fn corpus() {
     crate::tests::replay("dcb", crate::fuzzing::dcb);
 }
+
+/// Goal: an undo restores what a change of shares does not name.
+#[test]
+fn shares_keep_the_recommendation_found() {
+    let found: [u8; 59] = std::array::from_fn(|at| at as u8);
+    let bytes = ets().over(found);
+    assert_eq!((bytes[0], &bytes[3..11]), (0, &ets().share[..]));
+    assert_eq!(&bytes[19..35], &ets().to_bytes()[19..35]);
+    for kept in [1..3, 11..19, 35..59] {
+        assert_eq!(bytes[kept.clone()], found[kept]);
+    }
+}
