@@ -144,7 +144,9 @@ pub(crate) fn read_answer(part: Part<'_>) -> Option<Result<(), Errno>> {
     }
     match u32_at(part.body, 0)?.cast_signed() {
         0 => Some(Ok(())),
-        code => Some(Err(Errno::from_raw_os_error(code.saturating_neg()))),
+        // `Errno` panics for other numbers.
+        code @ -4095..=-1 => Some(Err(Errno::from_raw_os_error(-code))),
+        _ => Some(Err(Errno::PROTO)),
     }
 }
 
@@ -175,4 +177,23 @@ pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_error_number_panics() {
+        let answer = |code: i32| {
+            let body = code.to_ne_bytes();
+            let kind = NLMSG_ERROR;
+            read_answer(Part { kind, body: &body })
+        };
+        assert_eq!(answer(0), Some(Ok(())));
+        assert_eq!(answer(-19), Some(Err(Errno::NODEV)));
+        for code in [1, 19, -4096, i32::MIN, i32::MAX] {
+            assert_eq!(answer(code), Some(Err(Errno::PROTO)), "{code}");
+        }
+    }
 }
