@@ -269,7 +269,7 @@ const PATTERNS: &[Pattern] = &[
     ("{dir}_packets_pri", &[("", Field::Packets)]),
     ("pfc_pri", &[]),
     // hns3
-    ("mac_{dir}_pri", &[("_pfc_num", Field::Pauses)]),
+    ("mac_{dir}_pfc_pri", &[("_pkt_num", Field::Pauses)]),
 ];
 
 fn by_priority(name: &str) -> Option<(Direction, u8, Field)> {

@@ -73,7 +73,7 @@ fn names_of_each_driver() {
         ("port-rx-xoff_prio-4_events", Some((Rx, 4, Field::Pauses))),
         ("rx_bytes_pri6", Some((Rx, 6, Field::Bytes))),
         ("rx_pfc_ena_frames_pri6", Some((Rx, 6, Field::Pauses))),
-        ("mac_rx_pri3_pfc_num", Some((Rx, 3, Field::Pauses))),
+        ("mac_rx_pfc_pri3_pkt_num", Some((Rx, 3, Field::Pauses))),
         ("rx_prio8_bytes", None),
         ("rx_prio33_bytes", None),
         ("rx_bytes", None),
