@@ -200,7 +200,10 @@ impl LldpSocket {
                     }
                     let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
                     let left = left.try_into().map_err(|_| rustix::io::Errno::INVAL)?;
-                    poll(&mut ready, Some(&left))?;
+                    match poll(&mut ready, Some(&left)) {
+                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
