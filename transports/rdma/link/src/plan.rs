@@ -96,6 +96,12 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
         .filter(|pfc| pfc.enabled != qos.lossless_priorities())
     {
         let enabled = qos.lossless_priorities();
+        // Counters are no settings: without them, the same plan has the same steps.
+        let pfc = Pfc {
+            sent: [0; PRIORITIES],
+            received: [0; PRIORITIES],
+            ..pfc
+        };
         let about = format!("priorities that pause: {enabled}");
         change(
             &about,
@@ -103,7 +109,12 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
             Change::Pfc(pfc),
         );
     }
-    if let Some(pause) = found.pause
+    let pause = found.pause.map(|pause| Pause {
+        rx_frames: None,
+        tx_frames: None,
+        ..pause
+    });
+    if let Some(pause) = pause
         && (pause.rx || pause.tx)
         && !qos.lossless_priorities().is_empty()
     {
@@ -125,11 +136,12 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
     steps
 }
 
-/// mlx5 has no table of trust in older kernels, and shows its firmware's agent nowhere.
+/// mlx5 has no table of trust: it trusts the DSCP as soon as there is an entry for one, and older
+/// kernels not even then.
 fn vendor(interface: &str, found: &Found, qos: &Qos, steps: &mut Vec<Step>) {
     let wants_dscp = qos.classes().any(|(_, class)| class.dscp.is_some());
     let text = match found.driver.as_deref() {
-        Some("mlx5_core") if found.dcb.trust.is_none() && wants_dscp => {
+        Some("mlx5_core") if wants_dscp && found.dcb.trusted().first() != Some(&Selector::Dscp) => {
             format!("mlnx_qos -i {interface} --trust dscp")
         }
         Some("ice") if found.dcb.mode.is_some_and(DcbxMode::is_firmware) => {
@@ -189,11 +201,18 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
     after.algorithm[0] = Algorithm::Ets;
     let ours: u8 = after.share.iter().sum();
     after.share[0] = 100 - ours;
+    // Drivers report shares of strict classes too (mlx5: 100 each); they have no meaning.
+    let mut found = before;
+    for (share, algorithm) in found.share.iter_mut().zip(before.algorithm) {
+        if algorithm != Algorithm::Ets {
+            *share = 0;
+        }
+    }
     let same = Ets {
         willing: before.willing,
         ..after
     };
-    (before != same).then_some((before, after))
+    (found != same).then_some((before, after))
 }
 
 /// Entries for our DSCPs with another priority, and the missing ones.
@@ -328,6 +347,7 @@ pub fn command(interface: &str, action: &Action) -> String {
             let other = |at: usize| match ets.algorithm[at] {
                 Algorithm::Ets => Some("ets".to_owned()),
                 Algorithm::CreditShaper => Some("cbs".to_owned()),
+                Algorithm::Other(255) => Some("vendor".to_owned()),
                 Algorithm::Strict | Algorithm::Other(_) => None,
             };
             let share = |at: usize| {
@@ -340,11 +360,8 @@ pub fn command(interface: &str, action: &Action) -> String {
                     on_off(ets.willing)
                 ),
                 list(&other),
-                if ets.has_shares() {
-                    format!("tc-bw all:0 {}", list(&share))
-                } else {
-                    String::new()
-                },
+                // dcb(8) refuses old shares that do not add up, also without an ETS class.
+                format!("tc-bw all:0 {}", list(&share)),
                 format!("prio-tc all:0 {}", list(&class)),
             ];
             let words: Vec<&str> = words.iter().map(|word| word.trim()).collect();

@@ -195,11 +195,50 @@ fn shares_add_up() {
     assert!(super::shares(&fresh().dcb, &Qos::default()).is_none());
 }
 
+/// Goal: a card that reports shares of strict classes, as mlx5 does, has its plan made at some
+/// point, and its undo is a command that dcb(8) accepts.
+#[test]
+fn shares_of_strict_classes_have_no_meaning() {
+    let mut found = fresh();
+    found.dcb.ets = found.dcb.ets.map(|ets| Ets {
+        share: [100; 8],
+        algorithm: [Algorithm::Other(255); 8],
+        ..ets
+    });
+    let (before, after) = shares(&found.dcb, &qos()).unwrap();
+    assert_eq!(
+        command("eth0", &Action::Dcb(Change::Ets(before))),
+        "dcb ets set dev eth0 willing on tc-tsa all:strict 0:vendor 1:vendor 2:vendor 3:vendor \
+         4:vendor 5:vendor 6:vendor 7:vendor tc-bw all:0 prio-tc all:0"
+    );
+    let mut reported = after;
+    for (share, algorithm) in reported.share.iter_mut().zip(after.algorithm) {
+        if algorithm == Algorithm::Strict {
+            *share = 100;
+        }
+    }
+    found.dcb.ets = Some(reported);
+    assert!(shares(&found.dcb, &qos()).is_none());
+}
+
+/// Goal: the way back, written down at each start of the machine, does not grow.
+#[test]
+fn counters_do_not_make_another_plan() {
+    let plans = [0, 1].map(|frames| {
+        let mut found = fresh();
+        found.dcb.pfc.as_mut().unwrap().received[3] = frames;
+        found.pause.as_mut().unwrap().rx_frames = Some(frames);
+        plan("eth0", &found, &qos())
+    });
+    assert_eq!(plans[0], plans[1]);
+}
+
 #[test]
 fn vendors_have_commands_of_their_own() {
     let mut found = fresh();
     found.driver = Some("mlx5_core".into());
     found.dcb.trust = None;
+    found.dcb.apps.clear();
     assert_eq!(commands(&found, &qos())[0], "mlnx_qos -i eth0 --trust dscp");
     found.driver = Some("ice".into());
     assert_eq!(
