@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 
+use super::rdma::interface_name;
 use super::{Failure, output};
 use crate::config;
 use crate::config::{Personality, Settings};
@@ -45,7 +46,7 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "64MiB", value_parser = size::parse_bytes)]
     traffic: Option<u64>,
     /// Check the network settings for RoCE of this interface, even without an RDMA device on it
-    #[arg(long, value_name = "INTERFACE")]
+    #[arg(long, value_name = "INTERFACE", value_parser = interface_name)]
     qos: Vec<String>,
     /// How long to wait for LLDP frames of switches and to measure pauses; 35s suits every switch
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]

@@ -11,6 +11,8 @@ mod qos;
 mod rxe;
 pub mod size;
 
+pub use qos::interface_name;
+
 use std::time::Duration;
 
 use clap::{Args, Subcommand};

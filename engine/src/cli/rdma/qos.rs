@@ -41,7 +41,7 @@ pub enum QosCommand {
     #[command(after_help = "Example: nacre rdma qos undo --iface ens1f0 --yes")]
     Undo {
         /// The Ethernet interface
-        #[arg(long, value_name = "INTERFACE")]
+        #[arg(long, value_name = "INTERFACE", value_parser = interface_name)]
         iface: String,
         /// Make the changes; without it they are only printed
         #[arg(long)]
@@ -54,7 +54,7 @@ pub enum QosCommand {
 #[derive(Debug, Args)]
 pub struct QosArgs {
     /// The Ethernet interface; several for the members of a bond
-    #[arg(long, value_name = "INTERFACE", required = true)]
+    #[arg(long, value_name = "INTERFACE", required = true, value_parser = interface_name)]
     iface: Vec<String>,
     /// The configuration file with [qos], instead of the system's
     #[arg(short = 'c', long, value_name = "FILE")]
@@ -94,6 +94,15 @@ impl Kept {
         let steps = serde_json::from_slice(&text);
         Ok(steps.with_context(|| format!("{} is not of `nacre rdma qos`", file.display()))?)
     }
+}
+
+/// A name that the kernel accepts, for it becomes part of paths and of units.
+pub fn interface_name(name: &str) -> Result<String, String> {
+    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    if name.is_empty() || name.len() > 15 || name.starts_with(['-', '.']) || name.contains(bad) {
+        return Err("it is not the name of a network interface".into());
+    }
+    Ok(name.to_owned())
 }
 
 fn cannot(what: &str, file: &Path) -> String {
@@ -178,14 +187,16 @@ fn show(iface: &str, steps: &[Step], as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the way back first: after a crash in between, `undo` still knows it.
+/// Writes the way back first: after a crash in between, `undo` still knows it. Steps that were made
+/// before, and were lost at a reset of the card, are there already.
 fn apply(iface: &str, steps: &[Step], kept: &Kept) -> Result<(), Failure> {
     if steps.is_empty() {
         return Ok(());
     }
     let before = kept.steps(iface)?;
     let mut all = before.clone();
-    all.extend(steps.iter().cloned());
+    let new = steps.iter().filter(|step| !before.contains(step));
+    all.extend(new.cloned());
     keep(kept, iface, &all)?;
     let made = plan::apply(steps, &mut |action| plan::make(iface, action));
     if let Err(failed) = made {
@@ -223,7 +234,8 @@ fn keep(kept: &Kept, iface: &str, steps: &[Step]) -> Result<(), Failure> {
 
 fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
     let steps = kept.steps(iface)?;
-    if steps.is_empty() {
+    let unit = kept.unit(iface);
+    if steps.is_empty() && !unit.exists() {
         let why = format!("nothing was applied to {iface}, or it was taken back");
         return Err(Failure::Failed(anyhow!("{why}")));
     }
@@ -233,7 +245,6 @@ fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
     if !yes {
         return output::line("# nothing was changed: --yes makes these changes");
     }
-    let unit = kept.unit(iface);
     if unit.exists() {
         systemctl(&["disable", &unit_name(iface)]);
         fs::remove_file(&unit).with_context(|| cannot("remove", &unit))?;
@@ -249,25 +260,54 @@ fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
 }
 
 fn unit_name(iface: &str) -> String {
-    format!("nacre-qos-{iface}.service")
+    format!("nacre-qos-{}.service", escaped(iface, b"-:_."))
+}
+
+/// As systemd-escape(1) does it: letters, digits and `keep` stay.
+fn escaped(text: &str, keep: &[u8]) -> String {
+    let bytes =
+        text.bytes().map(
+            |byte| match byte.is_ascii_alphanumeric() || keep.contains(&byte) {
+                true => char::from(byte).to_string(),
+                false => format!("\\x{byte:02x}"),
+            },
+        );
+    bytes.collect()
+}
+
+/// An argument of ExecStart, without the characters that systemd would expand.
+fn argument(text: &str) -> String {
+    let text = text.replace('%', "%%").replace('$', "$$");
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:=@%$".contains(c);
+    match text.chars().all(plain) {
+        true => text,
+        false => format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
+    }
 }
 
 /// Applies the settings when the interface appears: after boot, and after the card's reset.
 fn unit(iface: &str, program: &Path, config: Option<&Path>) -> String {
-    let config = config.map_or(String::new(), |file| format!(" -c {}", file.display()));
+    let path = |path: &Path| argument(&path.display().to_string());
+    let config = config.map_or(String::new(), |file| format!(" -c {}", path(file)));
+    let device = format!(
+        "sys-subsystem-net-devices-{}.device",
+        escaped(iface, b":_.")
+    );
     format!(
         "[Unit]\n\
-         Description=Network classes of {iface} for Nacre\n\
-         BindsTo=sys-subsystem-net-devices-{iface}.device\n\
-         After=sys-subsystem-net-devices-{iface}.device\n\
+         Description=Network classes of {} for Nacre\n\
+         BindsTo={device}\n\
+         After={device}\n\
          Before=nacre.service\n\n\
          [Service]\n\
          Type=oneshot\n\
          RemainAfterExit=yes\n\
-         ExecStart={} rdma qos apply --yes --iface {iface}{config}\n\n\
+         ExecStart={} rdma qos apply --yes --iface {}{config}\n\n\
          [Install]\n\
-         WantedBy=sys-subsystem-net-devices-{iface}.device\n",
-        program.display()
+         WantedBy={device}\n",
+        iface.replace('%', "%%"),
+        path(program),
+        argument(iface)
     )
 }
 
@@ -335,5 +375,33 @@ mod tests {
         assert!(text.contains("BindsTo=sys-subsystem-net-devices-ens1f0.device"));
         let command = "ExecStart=/usr/bin/nacre rdma qos apply --yes --iface ens1f0\n";
         assert!(text.contains(command), "{text}");
+        // systemd reads `-` in a device's name as `/`, and expands `%`.
+        let config = Path::new("/etc/nacre 1/100%.toml");
+        let text = unit("san-a", Path::new("/usr/bin/nacre"), Some(config));
+        let device = r"BindsTo=sys-subsystem-net-devices-san\x2da.device";
+        assert!(text.contains(device), "{text}");
+        let command = "--iface san-a -c \"/etc/nacre 1/100%%.toml\"\n";
+        assert!(text.contains(command), "{text}");
+        assert_eq!(unit_name("a-b@c"), r"nacre-qos-a-b\x40c.service");
+    }
+
+    #[test]
+    fn names_become_no_other_path() {
+        for good in ["eth0", "ens1f0np0", "san-a", "bond0.100", "a@b"] {
+            assert_eq!(interface_name(good).as_deref(), Ok(good));
+        }
+        for bad in [
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "a b",
+            "a\nb",
+            "-x",
+            "sixteen-letters-",
+        ] {
+            assert!(interface_name(bad).is_err(), "{bad}");
+        }
     }
 }
