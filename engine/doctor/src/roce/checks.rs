@@ -340,10 +340,14 @@ fn trust(of: &Examined<'_>, dcb: &Dcb) -> Finding {
                 format!(
                     "{evidence}, [qos] asks for {wanted}: our packets land in another priority"
                 ),
-                format!(
-                    "`dcb app replace dev {} dscp-prio {dscp}:{wanted}`",
-                    of.interface()
-                ),
+                // DSCP 0 is all other traffic.
+                match dscp {
+                    0 => String::from("mark RDMA packets: dscp in [qos] storage, or tos in [rdma]"),
+                    _ => format!(
+                        "`dcb app replace dev {} dscp-prio {dscp}:{wanted}`",
+                        of.interface()
+                    ),
+                },
             ),
             None if !of.lossless().is_empty() && !of.lossless().contains(priority) => {
                 Finding::warn(
@@ -356,8 +360,12 @@ fn trust(of: &Examined<'_>, dcb: &Dcb) -> Finding {
         };
     }
     let evidence = format!("trusts {words}");
+    let entry = match wanted {
+        Some(wanted) if dscp != 0 => format!("{dscp}:{wanted}"),
+        _ => "DSCP:PRIO".into(),
+    };
     let remedy = format!(
-        "trust DSCP: `dcb app add dev {0} dscp-prio 26:3` and `dcb apptrust set dev {0} order dscp pcp` (mlx5: `mlnx_qos -i {0} --trust dscp`)",
+        "trust DSCP: `dcb app add dev {0} dscp-prio {entry}` and `dcb apptrust set dev {0} order dscp pcp` (mlx5: `mlnx_qos -i {0} --trust dscp`)",
         of.interface()
     );
     if of.tos != 0 && of.qos.storage.prio.is_some() && !of.has_vlan {
