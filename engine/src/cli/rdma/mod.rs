@@ -11,14 +11,14 @@ mod qos;
 mod rxe;
 pub mod size;
 
-pub use qos::interface_name;
-
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use nacre_transport_rdma_link::{Fabric, Roots};
 
 use super::{Failure, output};
+
+pub use qos::interface_name;
 
 #[derive(Debug, Args)]
 pub struct RdmaArgs {
