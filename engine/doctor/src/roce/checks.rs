@@ -125,7 +125,8 @@ fn dcbx(of: &Examined<'_>, dcb: &Dcb) -> Finding {
             format!("driver {} does not say who negotiates", of.driver()),
         );
     };
-    if mode.is_firmware() {
+    // mlx5 has no word for its firmware's agent: the host is missing.
+    if mode.is_firmware() || !mode.is_host() {
         let remedy = match of.driver() {
             "ice" => format!(
                 "`ethtool --set-priv-flags {} fw-lldp-agent off`",

@@ -139,6 +139,8 @@ fn dcbx() {
     };
     check(with(0x09), &scope(), "roce.dcbx", Status::Pass, "host ieee");
     check(with(0x0a), &scope(), "roce.dcbx", Status::Warn, "firmware");
+    // mlx5 with its firmware's agent says neither host nor firmware.
+    check(with(0x0c), &scope(), "roce.dcbx", Status::Warn, "firmware");
     let mut cee = good();
     cee.neighbour = Heard::Neighbour(Box::new(Neighbour {
         cee: true,

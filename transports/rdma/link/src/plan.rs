@@ -62,7 +62,12 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
     };
     if let Some(mode) = dcb.mode.filter(|mode| *mode != DcbxMode::HOST_IEEE) {
         let about = "this machine decides, not the firmware or the switch";
-        change(about, Change::Mode(DcbxMode::HOST_IEEE), Change::Mode(mode));
+        // mlx5 gives its firmware's agent the decision back at 0, and refuses its own mode.
+        let back = match found.driver.as_deref() {
+            Some("mlx5_core") if !mode.is_host() => DcbxMode(0),
+            _ => mode,
+        };
+        change(about, Change::Mode(DcbxMode::HOST_IEEE), Change::Mode(back));
     }
     if let Some((before, after)) = buffers(dcb, qos) {
         let about = "lossless priorities get a receive buffer of their own";
@@ -212,7 +217,10 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
         willing: before.willing,
         ..after
     };
-    (found != same).then_some((before, after))
+    // Such a report is refused as a setting, by newer drivers and by dcb(8).
+    let sum: u32 = before.share.iter().map(|share| u32::from(*share)).sum();
+    let back = if sum > 100 { found } else { before };
+    (found != same).then_some((back, after))
 }
 
 /// Entries for our DSCPs with another priority, and the missing ones.
@@ -342,6 +350,9 @@ pub fn command(interface: &str, action: &Action) -> String {
         all.join(" ")
     };
     match change {
+        Change::Mode(DcbxMode(0)) => {
+            format!("# dcb has no command that gives DCBX of {interface} back to its firmware")
+        }
         Change::Mode(mode) => format!("dcb dcbx set dev {interface} {mode}"),
         Change::Ets(ets) => {
             let other = |at: usize| match ets.algorithm[at] {

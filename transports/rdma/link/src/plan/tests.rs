@@ -206,6 +206,7 @@ fn shares_of_strict_classes_have_no_meaning() {
         ..ets
     });
     let (before, after) = shares(&found.dcb, &qos()).unwrap();
+    assert_eq!(before.share, [0; 8]);
     assert_eq!(
         command("eth0", &Action::Dcb(Change::Ets(before))),
         "dcb ets set dev eth0 willing on tc-tsa all:strict 0:vendor 1:vendor 2:vendor 3:vendor \
@@ -240,6 +241,15 @@ fn vendors_have_commands_of_their_own() {
     found.dcb.trust = None;
     found.dcb.apps.clear();
     assert_eq!(commands(&found, &qos())[0], "mlnx_qos -i eth0 --trust dscp");
+    // mlx5 with its firmware's agent.
+    found.dcb.mode = Some(DcbxMode(0x0c));
+    let steps = plan("eth0", &found, &qos());
+    let modes = (DcbxMode::HOST_IEEE, DcbxMode(0));
+    assert!(steps.iter().any(|step| {
+        step.action == Action::Dcb(Change::Mode(modes.0))
+            && step.undo == Action::Dcb(Change::Mode(modes.1))
+    }));
+    found.dcb.mode = Some(DcbxMode(0x0a));
     found.driver = Some("ice".into());
     assert_eq!(
         commands(&found, &qos())[0],
