@@ -555,9 +555,10 @@ pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
     };
     let send_entry = |app: &App, adds: bool| {
         let entry = vec![*app];
-        let change = match adds {
-            true => Change::AddApps(entry),
-            false => Change::DeleteApps(entry),
+        let change = if adds {
+            Change::AddApps(entry)
+        } else {
+            Change::DeleteApps(entry)
         };
         send(interface, &change)
     };
