@@ -151,7 +151,7 @@ impl Ets {
     fn over(self, mut found: [u8; 59]) -> [u8; 59] {
         let bytes = self.to_bytes();
         // Willing; shares; algorithms and classes, which are neighbours.
-        for range in [0..1, 3..11, 19..35] {
+        for range in [0..1_usize, 3..11, 19..35] {
             found[range.clone()].copy_from_slice(&bytes[range]);
         }
         found

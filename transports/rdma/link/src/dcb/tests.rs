@@ -238,7 +238,7 @@ fn shares_keep_the_recommendation_found() {
     let bytes = ets().over(found);
     assert_eq!((bytes[0], &bytes[3..11]), (0, &ets().share[..]));
     assert_eq!(&bytes[19..35], &ets().to_bytes()[19..35]);
-    for kept in [1..3, 11..19, 35..59] {
+    for kept in [1..3_usize, 11..19, 35..59] {
         assert_eq!(bytes[kept.clone()], found[kept]);
     }
 }
