@@ -64,10 +64,12 @@ pub struct QosArgs {
     json: bool,
 }
 
+const STATE: &str = "/var/lib/nacre/qos";
+
 #[derive(Debug, Args)]
 pub struct Kept {
     /// Where the way back is written down
-    #[arg(long, value_name = "DIR", default_value = "/var/lib/nacre/qos")]
+    #[arg(long, value_name = "DIR", default_value = STATE)]
     state: PathBuf,
     /// Where units of systemd are
     #[arg(long, value_name = "DIR", default_value = "/etc/systemd/system")]
@@ -229,7 +231,10 @@ fn keep(kept: &Kept, iface: &str, steps: &[Step]) -> Result<(), Failure> {
     }
     fs::create_dir_all(&kept.state).with_context(|| cannot("make", &kept.state))?;
     let text = serde_json::to_vec_pretty(steps).map_err(anyhow::Error::from)?;
-    Ok(fs::write(&file, text).with_context(|| cannot("write", &file))?)
+    // A file that is cut off by a crash would lose the way back.
+    let new = kept.state.join(format!("{iface}.new"));
+    fs::write(&new, text).with_context(|| cannot("write", &new))?;
+    Ok(fs::rename(&new, &file).with_context(|| cannot("write", &file))?)
 }
 
 fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
@@ -286,9 +291,13 @@ fn argument(text: &str) -> String {
 }
 
 /// Applies the settings when the interface appears: after boot, and after the card's reset.
-fn unit(iface: &str, program: &Path, config: Option<&Path>) -> String {
+fn unit(iface: &str, program: &Path, config: Option<&Path>, state: &Path) -> String {
     let path = |path: &Path| argument(&path.display().to_string());
     let config = config.map_or(String::new(), |file| format!(" -c {}", path(file)));
+    let state = match state == Path::new(STATE) {
+        true => String::new(),
+        false => format!(" --state {}", path(state)),
+    };
     let device = format!(
         "sys-subsystem-net-devices-{}.device",
         escaped(iface, b":_.")
@@ -302,7 +311,7 @@ fn unit(iface: &str, program: &Path, config: Option<&Path>) -> String {
          [Service]\n\
          Type=oneshot\n\
          RemainAfterExit=yes\n\
-         ExecStart={} rdma qos apply --yes --iface {}{config}\n\n\
+         ExecStart={} rdma qos apply --yes --iface {}{config}{state}\n\n\
          [Install]\n\
          WantedBy={device}\n",
         iface.replace('%', "%%"),
@@ -317,9 +326,10 @@ fn persistent(iface: &str, wanted: &QosArgs, kept: &Kept) -> Result<(), Failure>
         Some(file) => Some(fs::canonicalize(file).with_context(|| cannot("find", file))?),
         None => None,
     };
+    let state = std::path::absolute(&kept.state).with_context(|| cannot("find", &kept.state))?;
     let file = kept.unit(iface);
     fs::create_dir_all(&kept.units).with_context(|| cannot("make", &kept.units))?;
-    fs::write(&file, unit(iface, &program, config.as_deref()))
+    fs::write(&file, unit(iface, &program, config.as_deref(), &state))
         .with_context(|| cannot("write", &file))?;
     let enabled = systemctl(&["daemon-reload"]) && systemctl(&["enable", &unit_name(iface)]);
     let file = file.display();
@@ -371,16 +381,22 @@ mod tests {
 
     #[test]
     fn the_unit_applies_when_the_interface_appears() {
-        let text = unit("ens1f0", Path::new("/usr/bin/nacre"), None);
+        let text = unit(
+            "ens1f0",
+            Path::new("/usr/bin/nacre"),
+            None,
+            Path::new(STATE),
+        );
         assert!(text.contains("BindsTo=sys-subsystem-net-devices-ens1f0.device"));
         let command = "ExecStart=/usr/bin/nacre rdma qos apply --yes --iface ens1f0\n";
         assert!(text.contains(command), "{text}");
         // systemd reads `-` in a device's name as `/`, and expands `%`.
         let config = Path::new("/etc/nacre 1/100%.toml");
-        let text = unit("san-a", Path::new("/usr/bin/nacre"), Some(config));
+        let state = Path::new("/srv/qos");
+        let text = unit("san-a", Path::new("/usr/bin/nacre"), Some(config), state);
         let device = r"BindsTo=sys-subsystem-net-devices-san\x2da.device";
         assert!(text.contains(device), "{text}");
-        let command = "--iface san-a -c \"/etc/nacre 1/100%%.toml\"\n";
+        let command = "--iface san-a -c \"/etc/nacre 1/100%%.toml\" --state /srv/qos\n";
         assert!(text.contains(command), "{text}");
         assert_eq!(unit_name("a-b@c"), r"nacre-qos-a-b\x40c.service");
     }
