@@ -270,13 +270,13 @@ fn unit_name(iface: &str) -> String {
 
 /// As systemd-escape(1) does it: letters, digits and `keep` stay.
 fn escaped(text: &str, keep: &[u8]) -> String {
-    let bytes =
-        text.bytes().map(
-            |byte| match byte.is_ascii_alphanumeric() || keep.contains(&byte) {
-                true => char::from(byte).to_string(),
-                false => format!("\\x{byte:02x}"),
-            },
-        );
+    let bytes = text.bytes().map(|byte| {
+        if byte.is_ascii_alphanumeric() || keep.contains(&byte) {
+            char::from(byte).to_string()
+        } else {
+            format!("\\x{byte:02x}")
+        }
+    });
     bytes.collect()
 }
 
@@ -284,19 +284,20 @@ fn escaped(text: &str, keep: &[u8]) -> String {
 fn argument(text: &str) -> String {
     let text = text.replace('%', "%%").replace('$', "$$");
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:=@%$".contains(c);
-    match text.chars().all(plain) {
-        true => text,
-        false => format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
+    if text.chars().all(plain) {
+        return text;
     }
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// Applies the settings when the interface appears: after boot, and after the card's reset.
 fn unit(iface: &str, program: &Path, config: Option<&Path>, state: &Path) -> String {
     let path = |path: &Path| argument(&path.display().to_string());
     let config = config.map_or(String::new(), |file| format!(" -c {}", path(file)));
-    let state = match state == Path::new(STATE) {
-        true => String::new(),
-        false => format!(" --state {}", path(state)),
+    let state = if state == Path::new(STATE) {
+        String::new()
+    } else {
+        format!(" --state {}", path(state))
     };
     let device = format!(
         "sys-subsystem-net-devices-{}.device",
