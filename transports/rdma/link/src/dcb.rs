@@ -5,6 +5,8 @@
 //! One request answers everything ([`read`]); a [`Change`] is one request, or two. All parsing is
 //! pure ([`Dcb::parse`], [`message`]).
 
+mod change;
+
 use std::fmt;
 use std::io;
 
@@ -15,6 +17,8 @@ use crate::nlmsg::{
     NLM_F_ACK, NLM_F_REQUEST, Request, attribute_of, attributes, c_string, exchange, read_answer,
     u16_at, u32_at, u64_at,
 };
+
+pub use change::{Change, apply, message, parse_status};
 
 /// Priorities of an Ethernet frame (IEEE 802.1Q), and the most traffic classes.
 pub const PRIORITIES: usize = 8;
@@ -493,19 +497,6 @@ fn apps(bytes: &[u8]) -> Option<Vec<App>> {
         .collect()
 }
 
-/// One change of an interface's settings.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Change {
-    Mode(DcbxMode),
-    Ets(Ets),
-    Pfc(Pfc),
-    Buffers(Buffers),
-    AddApps(Vec<App>),
-    DeleteApps(Vec<App>),
-    Trust(Vec<Selector>),
-}
-
 /// Why settings were not read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum DcbError {
@@ -541,120 +532,6 @@ pub fn read(interface: &str) -> Result<Dcb, DcbError> {
 pub fn parse_mode(body: &[u8]) -> Option<DcbxMode> {
     let value = attribute_of(body.get(DCBMSG..)?, attribute::DCBX)?;
     value.first().copied().map(DcbxMode)
-}
-
-/// Makes one change. Needs CAP_NET_ADMIN.
-///
-/// The kernel stops at the first entry of a table that fails and keeps those before it. Each entry
-/// therefore has a request of its own, and a failure takes the earlier ones back.
-pub fn apply(interface: &str, change: &Change) -> Result<(), DcbError> {
-    let (apps, adds) = match change {
-        Change::AddApps(apps) => (apps, true),
-        Change::DeleteApps(apps) => (apps, false),
-        _ => return send(interface, change),
-    };
-    let send_entry = |app: &App, adds: bool| {
-        let entry = vec![*app];
-        let change = if adds {
-            Change::AddApps(entry)
-        } else {
-            Change::DeleteApps(entry)
-        };
-        send(interface, &change)
-    };
-    for (index, app) in apps.iter().enumerate() {
-        if let Err(error) = send_entry(app, adds) {
-            for app in &apps[..index] {
-                let _ = send_entry(app, !adds);
-            }
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
-/// One request. An entry that exists already, or is gone already, is as wanted: cards forget their
-/// tables at a reset.
-fn send(interface: &str, change: &Change) -> Result<(), DcbError> {
-    let message = match change {
-        Change::Ets(ets) => {
-            let body = answer(interface, RTM_GETDCB, request(command::IEEE_GET, interface))?;
-            let found = found_ets(&body).ok_or(DcbError::Malformed { field: "ets" })?;
-            set(interface, ieee::ETS, &ets.over(found))
-        }
-        _ => message(interface, change),
-    };
-    let body = answer(interface, RTM_SETDCB, message)?;
-    match (parse_status(&body, change), change) {
-        (Some(Ok(())), _)
-        | (Some(Err(Errno::EXIST)), Change::AddApps(_))
-        | (Some(Err(Errno::NOENT)), Change::DeleteApps(_)) => Ok(()),
-        (Some(Err(errno)), _) => Err(error_of(interface, errno)),
-        (None, _) => Err(DcbError::Malformed { field: "status" }),
-    }
-}
-
-/// struct ieee_ets in an answer to `DCB_CMD_IEEE_GET`.
-fn found_ets(body: &[u8]) -> Option<[u8; 59]> {
-    let ieee = attribute_of(body.get(DCBMSG..)?, attribute::IEEE)?;
-    attribute_of(ieee, ieee::ETS)?.get(..59)?.try_into().ok()
-}
-
-/// A request that sets one object of IEEE 802.1Qaz.
-fn set(interface: &str, kind: u16, value: &[u8]) -> Vec<u8> {
-    Request::new(RTM_SETDCB, NLM_F_REQUEST, &[0, command::IEEE_SET, 0, 0])
-        .attribute(attribute::IFNAME, &c_string(interface))
-        .nested(attribute::IEEE, |ieee| ieee.attribute(kind, value))
-        .finish()
-}
-
-/// The driver's yes or no: a byte that is 0, or an error number as a negative one.
-pub fn parse_status(body: &[u8], change: &Change) -> Option<Result<(), Errno>> {
-    let (kind, refused) = match change {
-        Change::Mode(_) => (attribute::DCBX, Some(Errno::OPNOTSUPP)),
-        _ => (attribute::IEEE, None),
-    };
-    let status = *attribute_of(body.get(DCBMSG..)?, kind)?.first()?;
-    Some(match status {
-        0 => Ok(()),
-        code => Err(refused.unwrap_or(Errno::from_raw_os_error(256 - i32::from(code)))),
-    })
-}
-
-/// The request for a change, byte for byte.
-pub fn message(interface: &str, change: &Change) -> Vec<u8> {
-    let command = match change {
-        Change::Mode(_) => command::SDCBX,
-        Change::DeleteApps(_) => command::IEEE_DEL,
-        _ => command::IEEE_SET,
-    };
-    let head = Request::new(RTM_SETDCB, NLM_F_REQUEST, &[0, command, 0, 0])
-        .attribute(attribute::IFNAME, &c_string(interface));
-    let put = |kind: u16, value: &[u8]| {
-        head.clone()
-            .nested(attribute::IEEE, |ieee| ieee.attribute(kind, value))
-    };
-    let request = match change {
-        Change::Mode(mode) => head.attribute(attribute::DCBX, &[mode.0]),
-        Change::Ets(ets) => put(ieee::ETS, &ets.to_bytes()),
-        Change::Pfc(pfc) => put(ieee::PFC, &pfc.to_bytes()),
-        Change::Buffers(buffers) => put(ieee::BUFFER, &buffers.to_bytes()),
-        Change::AddApps(apps) | Change::DeleteApps(apps) => head.nested(attribute::IEEE, |ieee| {
-            ieee.nested(ieee::APP_TABLE, |table| {
-                apps.iter().fold(table, |table, app| {
-                    table.attribute(app.selector.attribute(), &app.to_bytes())
-                })
-            })
-        }),
-        Change::Trust(order) => head.nested(attribute::IEEE, |ieee| {
-            ieee.nested(ieee::APP_TRUST_TABLE | NESTED, |table| {
-                order.iter().fold(table, |table, selector| {
-                    table.attribute(selector.attribute(), &[selector.code()])
-                })
-            })
-        }),
-    };
-    request.finish()
 }
 
 fn request(command: u8, interface: &str) -> Vec<u8> {
@@ -701,8 +578,6 @@ const RTM_GETDCB: u16 = 78;
 const RTM_SETDCB: u16 = 79;
 /// struct dcbmsg: family, command, padding.
 const DCBMSG: usize = 4;
-/// NLA_F_NESTED, which the table of trust needs.
-const NESTED: u16 = 0x8000;
 
 /// Numbers of linux/dcbnl.h.
 mod command {

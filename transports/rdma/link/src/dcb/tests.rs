@@ -74,7 +74,7 @@ fn every_table_of_an_answer_is_read() {
         (ieee::MAXRATE, &rates),
         (ieee::BUFFER, &buffers),
         // With the flag for nested attributes.
-        (ieee::APP_TRUST_TABLE | NESTED, &trust),
+        (ieee::APP_TRUST_TABLE | change::NESTED, &trust),
         (ieee::PEER_ETS, &ETS),
         (ieee::PEER_PFC, &pfc),
         (ieee::PEER_APP, &peer),
