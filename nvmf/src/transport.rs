@@ -295,7 +295,8 @@ impl Events {
 pub trait Transport {
     fn caps(&self) -> &TransportCaps;
 
-    /// Those of one connection, if its listener has options of its own.
+    /// Returns the capabilities of one connection. They differ if its listener has options of its
+    /// own.
     fn caps_of(&self, conn: ConnId) -> &TransportCaps {
         let _ = conn;
         self.caps()

@@ -153,7 +153,8 @@ impl Bdev for RemoteBdev {
         Ok(Box::new(RemoteQueue::new(queue, qid, namespace)))
     }
 
-    /// With each end of the association, and of each of its I/O queues.
+    /// Grows with each end of the association or of one of its I/O queues, and with each shrink
+    /// of the namespace.
     fn losses(&self) -> u64 {
         self.shared.link.losses() + self.namespace.size.cuts()
     }

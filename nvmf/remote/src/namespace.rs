@@ -17,7 +17,7 @@ const COMMAND_BLOCKS: u64 = 1 << 16;
 /// The state that a device shares with its queues.
 pub(crate) struct Namespace {
     shared: Arc<Shared>,
-    /// As it was attached, but for its size.
+    /// Namespace properties at attachment; the present size is in `size`.
     pub attached: NamespaceInfo,
     pub size: Size,
     pub promise: Promise,

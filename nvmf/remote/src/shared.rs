@@ -27,7 +27,7 @@ pub struct Config {
     pub options: HostOptions,
 }
 
-/// Of an attachment, with its core and with its devices.
+/// The state that an attachment shares with its core and with its devices.
 pub(crate) struct Shared {
     pub config: Config,
     pub connector: Arc<dyn Connector>,

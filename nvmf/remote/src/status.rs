@@ -7,7 +7,7 @@ use nacre_nvmf_wire::identify::controller::Cmic;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// For the first time, or again after a loss.
+    /// Connects for the first time, or again after a loss.
     Connecting,
     Live,
     /// Waits for the next attempt. `refused`: the target has refused permanently, and is retried
@@ -23,7 +23,7 @@ pub enum State {
 }
 
 impl State {
-    /// As SPDK has them.
+    /// Returns SPDK's word for the state.
     pub fn word(&self) -> &'static str {
         match self {
             State::Connecting | State::Waiting { .. } => "resetting",
@@ -77,7 +77,7 @@ impl ControllerInfo {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     pub state: State,
-    /// By which it is connected, or is tried.
+    /// Transport of the connection, or of the present attempt.
     pub transport: TransportType,
     /// Times that it was connected.
     pub connects: u64,
@@ -95,7 +95,7 @@ pub struct Status {
     pub paths: Option<PathCounts>,
     /// I/O queues granted.
     pub io_queues: u16,
-    /// From the first connection on.
+    /// Controller attributes, set from the first connection on.
     pub info: ControllerInfo,
 }
 

@@ -28,7 +28,7 @@ pub enum Select {
     #[default]
     All,
     Nsid(u32),
-    /// By UUID or NGUID.
+    /// The namespace with this UUID or NGUID.
     Uuid(Uuid),
 }
 

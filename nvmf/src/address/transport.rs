@@ -116,7 +116,7 @@ impl From<IpTransport> for TransportType {
 impl FromStr for IpTransport {
     type Err = UnknownTransport;
 
-    /// In any case, as in RPC calls.
+    /// Parses the name in upper or lower case, as RPC calls do.
     fn from_str(text: &str) -> Result<IpTransport, UnknownTransport> {
         let mut all = [IpTransport::Tcp, IpTransport::Rdma].into_iter();
         all.find(|transport| text.eq_ignore_ascii_case(transport.word()))
@@ -174,7 +174,7 @@ impl TransportChoice {
 impl FromStr for TransportChoice {
     type Err = UnknownTransport;
 
-    /// In any case, as in RPC calls.
+    /// Parses the name in upper or lower case, as RPC calls do.
     fn from_str(text: &str) -> Result<TransportChoice, UnknownTransport> {
         let mut all = TransportChoice::ALL.into_iter();
         all.find(|choice| text.eq_ignore_ascii_case(choice.word()))

@@ -44,7 +44,7 @@ impl Offer {
         }
     }
 
-    /// Those of the names, in their order, without repetitions.
+    /// Returns the hash functions with these names, in the same order and without repetitions.
     pub fn hashes_of<S: AsRef<str>>(names: &[S]) -> Result<Vec<Hash>, UnknownName> {
         of_names(names, Hash::from_name, Hash::ALL.map(Hash::name).join(", "))
     }

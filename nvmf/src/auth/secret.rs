@@ -126,7 +126,7 @@ fn checksum(bytes: &[u8]) -> [u8; CRC_BYTES] {
     (crc as u32).to_le_bytes()
 }
 
-/// In a time that does not depend on the contents.
+/// Compares in a time that does not depend on the contents.
 impl PartialEq for Secret {
     fn eq(&self, other: &Secret) -> bool {
         self.transform == other.transform && bool::from(self.bytes.ct_eq(&other.bytes))

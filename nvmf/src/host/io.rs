@@ -57,7 +57,7 @@ const TIMEOUT_CHECK: Duration = Duration::from_millis(250);
 
 /// Tokens of commands that are no I/O: this one and those above it.
 const RESERVE: u64 = u64::MAX - 1;
-/// Of Connect.
+/// Token of the Connect command.
 const CONNECT: u64 = u64::MAX;
 
 /// What happened to a queue since it was made.
@@ -167,7 +167,8 @@ impl IoQueue {
         })
     }
 
-    /// From the first connection on, only this namespace will do, however long ago it was found.
+    /// Makes the queue accept only this namespace from the first connection on, however long ago
+    /// the namespace was found.
     pub fn expecting(mut self, namespace: NamespaceInfo) -> IoQueue {
         self.namespace = Some(namespace);
         self
@@ -434,7 +435,7 @@ impl IoQueue {
         self.retry_later(now);
     }
 
-    /// In the order of submission.
+    /// Sorts the unsent commands by order of submission.
     fn sort_unsent(&mut self) {
         let pending = &self.pending;
         let unsent = self.unsent.make_contiguous();

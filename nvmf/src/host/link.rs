@@ -44,7 +44,7 @@ impl fmt::Debug for Waker {
     }
 }
 
-/// In the generation: the association ends as soon as nothing is under way.
+/// Bit of the generation: the association ends as soon as no command is in flight.
 const MOVING: u64 = 1 << 63;
 
 /// The attributes of the controller and of its namespaces.

@@ -33,8 +33,8 @@ pub struct NamespaceInfo {
 }
 
 impl NamespaceInfo {
-    /// From the data of Identify Namespace (CNS 00h), and what counts for all namespaces of the
-    /// controller (ACWU).
+    /// Parses the data of Identify Namespace (CNS 00h). `acwu` is the controller's value for all
+    /// of its namespaces.
     pub fn parse(nsid: u32, data: &[u8], acwu: u16) -> Result<NamespaceInfo, HostError> {
         let short = || HostError::Misbehaved {
             what: "short Identify Namespace data".into(),

@@ -44,7 +44,8 @@ impl<F: FnMut(u16) -> std::io::Result<Box<dyn HostTransport>>> Dial for F {
 /// Makes transport connections to one controller, from any thread. Shared by all threads that
 /// connect queues to it.
 pub trait Connector: Send + Sync {
-    /// For one [`crate::host::Controller`] or [`crate::host::IoQueue`] of this thread.
+    /// Makes a dialer for one [`crate::host::Controller`] or [`crate::host::IoQueue`] of this
+    /// thread.
     fn dialer(&self) -> Box<dyn Dial>;
 
     /// Buffers for this thread that every connection made here can use.
@@ -83,7 +84,8 @@ pub struct HostOptions {
     pub hostnqn: Nqn,
     pub hostid: [u8; 16],
     pub subnqn: Nqn,
-    /// With paths and [`ControllerId::Static`], a better path is used only after a loss.
+    /// The controller to request. With `paths` and [`ControllerId::Static`], the host changes to
+    /// a better path only after a loss.
     pub controller: ControllerId,
     /// Entries of each I/O queue; clamped to the controller's maximum.
     pub queue_entries: u16,

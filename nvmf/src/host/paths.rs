@@ -62,7 +62,7 @@ pub struct PathCounts {
     pub fallbacks: u64,
     pub returns: u64,
     pub failed_probes: u64,
-    /// Of the latest fallback.
+    /// Cause of the latest fallback.
     pub fallback_cause: Option<String>,
 }
 

@@ -35,7 +35,7 @@ pub struct CommandQueue {
     events: Vec<HostEvent>,
     ready: bool,
     closed: Option<Closed>,
-    /// From Connect until the queue is authenticated.
+    /// Authentication transaction: `Some` from Connect until the queue is authenticated.
     transaction: Option<Box<Transaction>>,
 }
 

@@ -58,7 +58,7 @@ struct Refused {
 
 pub(crate) struct Devices {
     core: usize,
-    /// Of the last [`TELL_AGAIN`].
+    /// Namespaces whose open failure was logged within the last [`TELL_AGAIN`].
     refused: Vec<Refused>,
     slots: Vec<Option<Device>>,
     open: usize,

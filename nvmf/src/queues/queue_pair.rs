@@ -63,7 +63,7 @@ pub(crate) struct QueuePair {
     pub in_place: InPlace,
     pub association: Option<Arc<Association>>,
     pub admission: Admission,
-    /// Of admin queues.
+    /// The controller, in admin queues only.
     pub controller: Option<Box<Controller>>,
     pub requests: Requests,
     pub limits: IoLimits,
@@ -104,11 +104,11 @@ pub(crate) struct Opening {
 /// What a queue has from its Connect and from the authentication of its host.
 #[derive(Default)]
 pub(crate) struct Admission {
-    /// From the accepted Connect on.
+    /// The queue's place in the connection limit, from the accepted Connect on.
     pub place: Option<Place>,
-    /// While its host has to authenticate itself.
+    /// The queue's place among unauthenticated queues, while its host must authenticate itself.
     pub unproven: Option<UnprovenPlace>,
-    /// From its first authentication on.
+    /// State of the queue's authentication, from the first one on.
     pub auth: Option<Box<QueueAuth>>,
     pub auth_state: Arc<QueueAuthState>,
 }

@@ -10,7 +10,7 @@ use crate::subsystems::core_handle::ReqRef;
 pub(crate) struct QueuePairs {
     table: Vec<Option<Box<QueuePair>>>,
     free: Vec<u32>,
-    /// Of the latest queue pair.
+    /// Generation of the latest queue pair.
     generation: u32,
     max: usize,
 }

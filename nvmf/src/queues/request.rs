@@ -19,7 +19,7 @@ pub(crate) enum Step {
     Fetching,
     /// First or second half of a fused pair, complete with data, waiting for the other half.
     Fused,
-    /// In the device, or waiting for room in it.
+    /// The device executes the command, or the command waits for room in the device.
     Executing,
     /// An admin command that is answered later (an event request, an abort on another core).
     Held,
@@ -45,9 +45,9 @@ pub(crate) struct Request {
     pub status: StatusCode,
     /// The lowest child that failed.
     pub failed_child: u32,
-    /// Of a Flush of all namespaces: the last that was flushed.
+    /// The last namespace that a Flush of all namespaces has flushed.
     pub flushed: u32,
-    /// Of the second half of a fused pair: the first.
+    /// The first half of a fused pair, if this is the second half.
     pub partner: Option<ReqIndex>,
     /// The host asked to abort it.
     pub abort: bool,

@@ -57,9 +57,9 @@ struct Op {
 }
 
 enum Waits {
-    /// For another command of the same namespace.
+    /// Waits for another command of the same namespace.
     Turn,
-    /// Until the next state is kept.
+    /// Waits until the next state is stored.
     Storing(Arc<Answer>, Outcome),
     Fence(Arc<Fence>),
 }

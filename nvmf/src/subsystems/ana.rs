@@ -25,7 +25,7 @@ use crate::transport::ListenerId;
 /// The states of all groups on one listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnaStates {
-    /// Of the groups that have none of their own.
+    /// State of the groups that have none of their own.
     all: Changed,
     groups: BTreeMap<u32, Changed>,
 }
@@ -50,7 +50,7 @@ impl AnaStates {
         self.of_group(group).state
     }
 
-    /// Of the groups that have no state of their own.
+    /// Returns the state of the groups that have none of their own.
     pub fn of_others(&self) -> AnaState {
         self.all.state
     }

@@ -125,7 +125,7 @@ pub struct Association {
     touched: AtomicBool,
     /// The host authenticated its admin queue, or need not.
     authenticated: AtomicBool,
-    /// Of the Connect, in milliseconds; 0 for none.
+    /// Keep-alive timeout (KATO) of the Connect, in milliseconds; 0: none.
     keep_alive_ms: AtomicU32,
     /// Grows with every change of the view.
     view_version: AtomicU64,

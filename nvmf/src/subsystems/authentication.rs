@@ -59,7 +59,7 @@ impl Default for Authentication {
 }
 
 impl Authentication {
-    /// With a helper of its own, for tests in virtual time.
+    /// Creates the state with this helper. Tests in virtual time pass a helper of their own.
     pub fn with_helper(helper: Arc<Helper>) -> Authentication {
         Authentication {
             helper,

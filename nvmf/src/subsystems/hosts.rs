@@ -25,7 +25,7 @@ pub struct KindSum {
     pub latency: [u64; LATENCY_BUCKETS],
 }
 
-/// By [`Kind`].
+/// Sums of all commands, indexed by [`Kind`].
 pub type Sums = [KindSum; 3];
 
 /// The counts of a host over one transport.
@@ -36,7 +36,7 @@ pub struct HostSums {
     pub sums: Sums,
 }
 
-/// Those that have queues.
+/// Hosts that have queues, by NQN and transport.
 #[derive(Default)]
 pub(crate) struct Hosts(Mutex<BTreeMap<(Nqn, TransportType), Host>>);
 
@@ -119,7 +119,7 @@ mod tests {
         hosts.sums().into_iter().map(one).collect()
     }
 
-    /// With reads of the counts in between and without.
+    /// Checks the counts with and without reads in between.
     #[test]
     fn counts_stay_while_the_host_does() {
         let hosts = Hosts::default();

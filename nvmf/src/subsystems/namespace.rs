@@ -204,13 +204,13 @@ impl View {
         accesses(self) == accesses(other)
     }
 
-    /// In the order of their ids.
-    /// The namespace with the next id after `nsid`, which may be 0.
+    /// Returns the namespace with the next id after `nsid`, which may be 0.
     pub fn after(&self, nsid: u32) -> Option<&Arc<Namespace>> {
         let later = self.namespaces.get(nsid as usize..)?;
         later.iter().flatten().next().map(|seen| &seen.namespace)
     }
 
+    /// Iterates over the namespaces in the order of their ids.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Namespace>> {
         self.namespaces.iter().flatten().map(|seen| &seen.namespace)
     }

@@ -99,7 +99,7 @@ impl Places {
         Ok(Place { places, discovery })
     }
 
-    /// For a queue whose host has to authenticate itself, until it has. `address` has no port.
+    /// Takes a place for a queue until its host has authenticated itself. `address` has no port.
     pub fn take_unproven(self: &Arc<Places>, address: String) -> Result<UnprovenPlace, NoPlace> {
         let most = self.max.div_ceil(UNPROVEN_PART);
         let most_of_address = most.div_ceil(UNPROVEN_PART);

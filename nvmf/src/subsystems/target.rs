@@ -106,11 +106,11 @@ pub use listeners::ListenerStats;
 /// How a subsystem is to be served on an address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// From the first controller on.
+    /// ANA states, in force from the first controller on.
     pub ana: AnaStates,
     /// See [`SubsystemListener::withheld`].
     pub withheld: Option<Withheld>,
-    /// Of the address: the options of the first subsystem on it count.
+    /// Options of the address. The options of the first subsystem on the address count.
     pub listener: ListenerOptions,
 }
 
@@ -283,8 +283,8 @@ impl Target {
         Ok(subsystem)
     }
 
-    /// By name; the discovery subsystem by its well-known name, and by its unique one if it has one
-    /// (Base 3.1.3.3).
+    /// Finds a subsystem by its NQN. The discovery subsystem has its well-known NQN and, if
+    /// configured, a unique one (Base 3.1.3.3).
     pub fn subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, TargetError> {
         if nqn.is_discovery() {
             return Ok(Arc::clone(&self.discovery));

@@ -25,7 +25,7 @@ pub enum Withheld {
 }
 
 impl Withheld {
-    /// For the log: why a host is refused, and what to do about it.
+    /// Returns the text for the log: why a host is refused, and the remedy.
     pub(crate) fn refusal(self, nqn: &Nqn, host: &Nqn, kind: TransportType) -> String {
         let (setting, remedy) = match self {
             Withheld::TcpFallback => (

@@ -109,7 +109,7 @@ impl Reader {
         &self.rules
     }
 
-    /// From now on the rules are others.
+    /// Changes the rules for the PDUs that follow.
     pub fn change(&mut self, change: impl FnOnce(&mut Rules)) {
         change(&mut self.rules);
         self.known = None;

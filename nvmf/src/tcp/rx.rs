@@ -52,7 +52,7 @@ pub type RecvSlices<'a> = ArrayVec<IoSliceMut<'a>, { 1 + 2 * MAX_GUESSES }>;
 /// Largest PDU header with its digest and padding: PDO is one byte.
 pub const MAX_HEADER: usize = 256;
 
-/// Of a receive buffer beyond the count: commands and a little data.
+/// Bytes of a receive buffer beyond the count, enough for commands and a little data.
 const SMALL: usize = 4 << 10;
 
 /// The receive buffers of one core.
@@ -69,8 +69,8 @@ pub struct RxBuffers {
 }
 
 impl RxBuffers {
-    /// At most `count` buffers of `bytes` each. Two are made now; more only when connections have
-    /// to wait with input that cannot be handled yet.
+    /// Creates a set of at most `count` buffers of `bytes` each. Allocates two now, and more only
+    /// when connections have to wait with input that cannot be handled yet.
     pub fn new(count: usize, bytes: usize) -> RxBuffers {
         assert!(
             count > 0 && bytes >= 4 * MAX_HEADER,

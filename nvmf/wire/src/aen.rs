@@ -48,7 +48,7 @@ impl AsyncEvent {
         AsyncEvent::new(event_type::NOTICE, 0x01, lid::FIRMWARE_SLOT);
     pub const ANA_CHANGE: AsyncEvent =
         AsyncEvent::new(event_type::NOTICE, 0x03, lid::ASYMMETRIC_NAMESPACE_ACCESS);
-    /// Of a discovery controller.
+    /// Discovery log page change, a notice of discovery controllers.
     pub const DISCOVERY_LOG_CHANGE: AsyncEvent =
         AsyncEvent::new(event_type::NOTICE, 0xf0, lid::DISCOVERY);
     pub const RESERVATION_LOG_AVAILABLE: AsyncEvent = AsyncEvent::new(

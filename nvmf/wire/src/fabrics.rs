@@ -360,7 +360,7 @@ impl PropertyGet {
 pub struct PropertySet {
     pub size: PropertySize,
     pub offset: u32,
-    /// Of a four-byte access, the low half; the high half is not looked at.
+    /// Value to set. A four-byte access uses the low half and ignores the high half.
     pub value: u64,
 }
 

@@ -169,7 +169,7 @@ impl NumberOfQueues {
 pub struct InterruptCoalescing {
     /// Completions less one.
     pub threshold: u8,
-    /// In units of 100 us.
+    /// Aggregation time in units of 100 us.
     pub time: u8,
 }
 

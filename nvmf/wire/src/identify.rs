@@ -21,7 +21,7 @@ pub mod cns {
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
     pub const NVM_SET_LIST: u8 = 0x04;
-    /// For the command set in CSI, as are the next two.
+    /// Data of the command set that CSI selects; so are the next two.
     pub const IO_NAMESPACE: u8 = 0x05;
     pub const IO_CONTROLLER: u8 = 0x06;
     pub const IO_ACTIVE_NAMESPACES: u8 = 0x07;

@@ -96,7 +96,8 @@ wire! {
         5 percentage_used: u8,
         6 endurance_group_critical_warning: u8,
         7 reserved7: [u8; 25],
-        /// In thousands of 512 bytes, rounded up; 128 bits, as are the counters that follow.
+        /// Data units of 1000 * 512 bytes, rounded up. This counter and those that follow have
+        /// 128 bits.
         32 data_units_read: [U64; 2],
         48 data_units_written: [U64; 2],
         64 host_read_commands: [U64; 2],

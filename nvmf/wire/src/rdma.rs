@@ -108,7 +108,7 @@ impl fmt::Display for RejectStatus {
 }
 
 impl Request {
-    /// For a queue of `entries` commands and as many responses.
+    /// Creates the request for a queue of `entries` commands and as many responses.
     pub fn new(qid: u16, entries: u16, cntlid: u16) -> Request {
         Request {
             qid,

@@ -17,7 +17,8 @@ pub struct Sqe {
     /// Bits 1:0 fused operation, bits 7:6 PRP or SGL for data transfer.
     pub flags: u8,
     pub cid: U16,
-    /// For a fabrics command the low byte is the command type instead; see [`Sqe::fctype`].
+    /// Namespace identifier. In a Fabrics command the low byte is the command type instead; see
+    /// [`Sqe::fctype`].
     pub nsid: U32,
     pub cdw2: U32,
     pub cdw3: U32,

@@ -20,12 +20,12 @@ const MORE: u16 = 1 << 13;
 const DNR: u16 = 1 << 14;
 
 impl StatusCode {
-    /// From a status code type (3 bits) and a status code.
+    /// Combines a status code type (3 bits) and a status code.
     pub const fn new(sct: u8, sc: u8) -> StatusCode {
         StatusCode(((sct & 0b111) as u16) << 8 | sc as u16)
     }
 
-    /// From the 15 bits above the phase tag.
+    /// Decodes the 15 bits above the phase tag.
     pub const fn from_field(field: u16) -> StatusCode {
         StatusCode(field & 0x7fff)
     }

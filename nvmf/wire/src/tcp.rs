@@ -222,7 +222,7 @@ impl Digests {
         data: true,
     };
 
-    /// From a DGST field whose reserved bits were checked.
+    /// Decodes a DGST field whose reserved bits were checked.
     pub const fn from_bits(bits: u8) -> Digests {
         Digests {
             header: bits & 1 != 0,
@@ -260,7 +260,7 @@ impl DataAlignment {
     pub const DWORD: DataAlignment = DataAlignment(0);
     pub const MAX: DataAlignment = DataAlignment(31);
 
-    /// From the field; `None` above 31, which is reserved.
+    /// Decodes an HPDA or CPDA field. Returns `None` above 31, which is reserved.
     pub const fn from_field(field: u8) -> Option<DataAlignment> {
         if field <= Self::MAX.0 {
             Some(DataAlignment(field))
@@ -427,7 +427,7 @@ impl IcReq {
         self.maxr2t.get().saturating_add(1)
     }
 
-    /// Of a header that was parsed; the largest alignment for one that was not.
+    /// Returns the alignment of a parsed header, or the largest for a header that was not parsed.
     pub fn alignment(&self) -> DataAlignment {
         DataAlignment::from_field(self.hpda).unwrap_or(DataAlignment::MAX)
     }

@@ -1,4 +1,4 @@
-//! From the fallback back to the preferred transport, while the fallback works.
+//! Return from the fallback transport to the preferred one while the fallback works.
 //!
 //! ```text
 //! probe due ─▶ Dialling ─▶ Connecting ─▶ Connected: queues and admin commands drain ─▶ taken over

@@ -1,4 +1,4 @@
-//! From the connection to the live queue: Connect and authentication.
+//! The steps from the connection to the live queue: Connect and authentication.
 
 use nacre_nvmf_wire::Cqe;
 use nacre_nvmf_wire::fabrics::ConnectResponse;

@@ -22,8 +22,9 @@ use crate::host::queue::Finished;
 /// Bytes of a report that are asked for: of many more registrants than there is reason for.
 const REPORT_BYTES: usize = 4096;
 
-/// Of those who write, each registered host may: none of them has to be named to end all others'
-/// registrations at once (PRKEY of zero), and it outlives every one of them but the last.
+/// Reservation type: every registered host may write, and no other host. A host can end all other
+/// registrations at once without naming any of them (PRKEY of zero). The reservation outlives
+/// every registrant but the last.
 const KIND: ReservationType = ReservationType::WriteExclusiveAllRegistrants;
 
 /// A request that was taken.

@@ -249,7 +249,7 @@ fn gate_for(state: &State) -> u64 {
 pub(crate) struct RightsCache {
     /// The last answer.
     last: Option<(u64, Rights)>,
-    /// By namespace id.
+    /// Gate and rights by namespace id.
     known: BTreeMap<u32, (u64, Rights)>,
 }
 

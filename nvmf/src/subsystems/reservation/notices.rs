@@ -15,7 +15,7 @@ pub const MAX_NOTICES: usize = 64;
 #[derive(Default)]
 pub struct NoticeLog {
     waiting: VecDeque<Waiting>,
-    /// Of the last one, since the controller was reset.
+    /// Log page count of the last notice since the controller was reset.
     count: u64,
     masks: BTreeMap<u32, ReservationMask>,
 }

@@ -39,7 +39,7 @@ pub struct Held {
 /// Registrants, reservation, and the further fields of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
-    /// In the order in which they registered.
+    /// Registrants in the order of their registration.
     pub registrants: Vec<Registrant>,
     pub held: Option<Held>,
     /// Counts successful Registers, Preempts and Clears.

@@ -14,7 +14,7 @@ pub struct ListenerStats {
     pub address: Address,
     /// `None`: its transport does not count.
     pub counts: Option<ListenerCounts>,
-    /// Of the queues that connected through it.
+    /// Totals of the queues that connected through the listener.
     pub totals: Totals,
 }
 

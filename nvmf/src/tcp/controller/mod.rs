@@ -52,16 +52,16 @@ pub struct TcpTargetConfig {
     pub allow_digests: Digests,
     /// How hosts align payload (CPDA). Linux accepts [`DataAlignment::DWORD`] only.
     pub alignment: DataAlignment,
-    /// From the connection to ICReq.
+    /// Time from the connection to ICReq.
     pub handshake_timeout: Duration,
-    /// From the connection to an accepted Connect.
+    /// Time from the connection to an accepted Connect.
     pub connect_timeout: Duration,
     /// Time for the rest of a PDU that has begun, and for requested data. Each data PDU restarts
     /// it, and an R2T that has not been seen to leave gets as much again.
     pub stall_timeout: Duration,
-    /// For a host that is connected and sends nothing at all. `None`: Keep Alive sees to it.
+    /// Longest silence of a connected host. `None`: Keep Alive detects a silent host.
     pub idle_timeout: Option<Duration>,
-    /// For sending the last responses, and for the host to close then.
+    /// Time to send the last responses, and for the host then to close the connection.
     pub linger: Duration,
 }
 
@@ -233,9 +233,10 @@ impl TargetConn {
         !self.reader.rules().digests.data
     }
 
-    /// From now on in-capsule data of I/O commands is handed up as a part of the receive buffer, as
-    /// far as it is all there, instead of a buffer of its own: for commands that are done with it
-    /// soon, whatever the host does. A first half of a fused pair is not one of them.
+    /// Sets whether in-capsule data of I/O commands stays in the receive buffer instead of a
+    /// buffer of its own. Only data that has arrived completely can stay there. This suits
+    /// commands that are done with the data soon, whatever the host does. The first half of a
+    /// fused pair is not such a command.
     pub fn set_in_place(&mut self, in_place: bool) {
         self.in_place = in_place;
     }

@@ -12,8 +12,9 @@ pub(super) const GUESS_BYTES: usize = 2048;
 
 /// Whether to guess the next PDUs (see [`super::rx`]).
 ///
-/// On once the controller ended reads by the SUCCESS flag: responses between the data would spoil
-/// every guess. Each wrong guess pauses guessing for twice as many receives as the previous one.
+/// Guessing begins once the controller ended reads by the SUCCESS flag: responses between the
+/// data would spoil every guess. Each wrong guess pauses guessing for twice as many receives as
+/// the previous one.
 #[derive(Debug, Default)]
 pub(super) struct Guessing {
     pub(super) success_seen: bool,

@@ -49,11 +49,11 @@ pub struct HostConfig {
     pub alignment: DataAlignment,
     /// R2Ts outstanding per command that we announce (MAXR2T, as a count).
     pub max_r2t: u32,
-    /// From the connection to ICResp.
+    /// Time from the connection to ICResp.
     pub handshake_timeout: Duration,
-    /// For the rest of a PDU that has begun.
+    /// Time for the rest of a PDU that has begun.
     pub stall_timeout: Duration,
-    /// For a termination request to leave, and for the controller to close then.
+    /// Time to send a termination request, and for the controller then to close the connection.
     pub linger: Duration,
 }
 
@@ -372,8 +372,8 @@ impl HostConn {
         self.finish();
     }
 
-    /// On a connection that has ended: a command that did not complete, with its buffers. Its entry
-    /// has the identifier only.
+    /// Returns a command that did not complete, with its buffers, once the connection has ended.
+    /// Its SQE has the command identifier only.
     pub fn reclaim(&mut self) -> Option<HostCommand> {
         if self.is_open() {
             return None;

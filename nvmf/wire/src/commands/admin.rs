@@ -97,7 +97,7 @@ pub struct GetLogPage {
     pub dwords: u64,
     /// Log specific identifier.
     pub lsi: u16,
-    /// In bytes, or with `index_offset` the index of an entry.
+    /// Offset in bytes, or the index of an entry if `index_offset` is set.
     pub offset: u64,
     pub index_offset: bool,
     pub csi: u8,

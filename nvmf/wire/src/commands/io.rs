@@ -91,7 +91,7 @@ impl ReadWrite {
         }
     }
 
-    /// With opcode Read, Write, Compare or Verify.
+    /// Encodes the command with opcode Read, Write, Compare or Verify.
     pub fn to_sqe(&self, opcode: u8, cid: u16, nsid: u32) -> Sqe {
         let mut sqe = Sqe::for_namespace(opcode, cid, nsid);
         sqe.set_cdw10_11(self.slba);

@@ -37,7 +37,7 @@ wire! {
         44 nabspf: U16,
         /// Optimal I/O boundary, in blocks.
         46 noiob: U16,
-        /// In bytes.
+        /// NVM capacity in bytes.
         48 nvmcap: [U64; 2],
         /// Preferred write granularity and alignment, deallocate granularity and alignment, optimal
         /// write size: in blocks less one.

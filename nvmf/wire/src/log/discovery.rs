@@ -164,7 +164,7 @@ pub enum DiscoveryError {
 }
 
 impl DiscoveryEntry {
-    /// Of the entries of dynamic controllers.
+    /// CNTLID in the entries of dynamic controllers.
     pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
     pub fn new(record: &DiscoveryRecord) -> Result<DiscoveryEntry, DiscoveryError> {

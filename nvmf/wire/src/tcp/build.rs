@@ -198,7 +198,7 @@ impl TermPdu {
         TermPdu::new(receiver, error.status, error.fei(), offending)
     }
 
-    /// As it goes on the wire.
+    /// Returns the bytes of the PDU as they go on the wire.
     pub fn bytes(&self) -> &[u8] {
         &self.as_bytes()[..self.header.ch.plen.get() as usize]
     }
