@@ -28,7 +28,7 @@ const QUEUES: usize = 4;
 pub struct RdmaTuning {
     /// Entries of the largest queue.
     pub entries: u16,
-    /// For each attempt: address, route and connection together.
+    /// Time limit of each attempt: address, route and connection together.
     pub cm_timeout: Duration,
     pub tos: u8,
 }
@@ -46,7 +46,7 @@ pub struct Rdma {
 
 #[derive(Default)]
 struct Inner {
-    /// From the first connection on.
+    /// RDMA hosts, `Some` from the first connection on.
     hosts: Option<Arc<RdmaHosts>>,
     arenas: Vec<Arena>,
 }

@@ -18,7 +18,7 @@ pub(crate) struct Command {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
     Open,
-    /// To be reported after every earlier message.
+    /// The end is to be reported after every earlier message.
     Due(Closed),
     Reported,
 }
@@ -27,7 +27,7 @@ pub(crate) enum End {
 pub(crate) struct Link {
     /// Identifiers of commands on their way to the target; the commands stand in the table.
     pub capsules: VecDeque<(u16, Sqe)>,
-    /// By command identifier.
+    /// Commands, indexed by command identifier.
     pub commands: Vec<Option<Command>>,
     /// Data on its way to the target.
     pub fetched: VecDeque<(ReqTag, Buf)>,

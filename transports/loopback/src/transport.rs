@@ -26,7 +26,7 @@ struct Conn {
     listener: ListenerId,
     name: String,
     opened: bool,
-    /// On the list of connections to look at.
+    /// True while the connection is on the list of those to poll.
     ready: bool,
     /// The queue is an I/O queue: its data takes the I/O pool's buffers.
     is_io: bool,

@@ -185,7 +185,8 @@ fn depth_limit(config: &RdmaConfig, attributes: &DeviceAttributes) -> u32 {
     u32::from(config.max_queue_depth).min(attributes.max_qp_wr / 2)
 }
 
-/// With the completions that are spoken for already: those of the shared receives.
+/// Creates the queues. Also returns the number of completions already reserved: those of the
+/// shared receives.
 fn make_queues(config: &RdmaConfig, domain: &Domain) -> Result<(Queues, u32), VerbsError> {
     let attributes = domain.domain.attributes();
     let shared = shared_receives(config, attributes);

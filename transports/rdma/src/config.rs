@@ -39,9 +39,10 @@ pub struct RdmaConfig {
     pub read_depth: u8,
     /// Completions taken in one poll.
     pub poll_batch: usize,
-    /// From the connection to an accepted Connect.
+    /// Time from the connection to an accepted Connect.
     pub connect_timeout: Duration,
-    /// For a connection that ends to flush; after that its queue pair is destroyed all the same.
+    /// Time for the queue pair of an ending connection to flush. After that the transport
+    /// destroys the queue pair all the same.
     pub drain_timeout: Duration,
     /// Longest memory region to register with a device, in bytes. A longer arena is registered in
     /// pieces of the largest power of two within both this and the device's own limit.

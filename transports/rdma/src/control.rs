@@ -36,7 +36,7 @@ const SAID_AGAIN: Duration = Duration::from_secs(60);
 const RELISTEN: Duration = Duration::from_millis(500);
 
 pub(crate) struct Listener {
-    /// With the port that is used.
+    /// Address with the port in use.
     pub address: SocketAddr,
     pub options: CmOptions,
     /// Data that a command may carry, in bytes.

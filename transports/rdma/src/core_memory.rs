@@ -31,14 +31,14 @@ pub fn bytes_per_core(config: &RdmaConfig) -> u64 {
 /// What connections will come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Devices {
-    /// Those whose connections share their receives.
+    /// Number of devices whose connections share their receives.
     sharing: usize,
-    /// There is one of whose connections each has its own.
+    /// True if there is a device whose connections each have their own receives.
     own: bool,
 }
 
 impl Devices {
-    /// Those that are there now.
+    /// Counts the devices that are present now.
     pub fn of(config: &RdmaConfig, provider: &dyn Provider) -> Devices {
         let Ok(there) = provider.devices() else {
             return Devices::usual(config);

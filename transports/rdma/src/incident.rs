@@ -16,7 +16,7 @@ pub enum Incident {
     /// A request failed, which ended its queue pair.
     QueuePairFailed {
         device: String,
-        /// Of the queue pair.
+        /// Queue pair number.
         number: u32,
         local: SocketAddr,
         peer: SocketAddr,

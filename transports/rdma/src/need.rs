@@ -9,7 +9,7 @@ use crate::RdmaConfig;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueNeed {
     pub sends: u32,
-    /// Of its own; none where those of a core share theirs.
+    /// The queue's own receives; 0 if the queues of a core share theirs.
     pub receives: u32,
 }
 

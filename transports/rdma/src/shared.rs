@@ -314,9 +314,10 @@ pub(crate) struct CoreSlot {
     pub inbox: SegQueue<ToCore>,
     pub load: CoreLoad,
     pub wake: Arc<dyn Fn() + Send + Sync>,
-    /// By the device's name: the counts stay when a device goes, and continue when it is back.
+    /// Counters by device name. They stay when a device goes, and continue when it is back.
     stats: Mutex<BTreeMap<String, Arc<Stats>>>,
-    /// By device: the queues of this core, and completions that its connections can make.
+    /// For each device, the queues of this core and the completions that its connections can
+    /// make.
     pub queues: Mutex<HashMap<DeviceId, (Queues, u32)>>,
     pub closed: AtomicBool,
 }

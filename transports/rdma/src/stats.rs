@@ -98,7 +98,7 @@ macro_rules! counters {
             pub errors: [AtomicU64; STATUSES],
             /// Polls by the completions that they found; see [`BATCH_CLASSES`].
             pub batches: [AtomicU64; BATCH_CLASSES.len()],
-            /// By kind; see [`Timed`].
+            /// Latency by kind; see [`Timed`].
             pub latency: [Latency; Timed::ALL.len()],
             /// The present receives, and those of them that wait for buffers to be posted with.
             pub receives: AtomicU64,

@@ -85,7 +85,7 @@ pub struct RdmaTransport {
     count: usize,
     by_id: HashMap<CmId, u32>,
     devices: Vec<Option<Device>>,
-    /// By the index of the device; the counts stay when a device goes.
+    /// Counters by device index. They stay when a device goes.
     stats: Vec<Arc<Stats>>,
     batch: Batch,
     /// Connections with requests to post, and with events to report or an end to reach.

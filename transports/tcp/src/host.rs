@@ -18,7 +18,7 @@ use crate::socket::{self, Tuning};
 pub struct HostOptions {
     /// Digests, alignment, queue size, handshake timeout.
     pub machine: HostConfig,
-    /// For the TCP connection itself.
+    /// Time limit of the TCP connection attempt.
     pub connect_timeout: Duration,
     /// The address to connect from; `None`: the kernel's choice.
     pub source: Option<IpAddr>,

@@ -52,19 +52,19 @@ struct Conn {
     machine: TargetConn,
     socket: OwnedFd,
     listener: ListenerId,
-    /// If its listener has options of its own.
+    /// Capabilities of the listener, if it has options of its own.
     caps: Option<Box<TransportCaps>>,
     local: SocketAddr,
     peer: SocketAddr,
     /// [`Event::Opened`] was given.
     opened: bool,
-    /// Once its Connect was accepted, and it is no longer pending.
+    /// Kind of the queue, once its Connect was accepted and the connection is no longer pending.
     established: Option<QueueKind>,
-    /// Until then.
+    /// Entry among the pending connections, until the Connect is accepted.
     unconnected: Option<Arc<Pending>>,
-    /// On the list of connections with something to send.
+    /// True while the connection is on the list of those with data to send.
     dirty: bool,
-    /// On the list of connections to look at next turn whatever epoll says.
+    /// True while the connection is on the list to look at next turn, whatever epoll reports.
     pending: bool,
     /// The socket's send buffer is full: epoll watches for room.
     blocked: bool,
@@ -531,7 +531,7 @@ impl TcpTransport {
         }
     }
 
-    /// Those that epoll names are to be looked at, behind those that are to be already.
+    /// Queues the connections that epoll reports, behind those already pending.
     #[cold]
     fn line_up(&mut self) {
         if !self.wait() {

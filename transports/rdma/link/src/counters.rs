@@ -21,7 +21,7 @@ pub enum CounterGroup {
     Port,
     /// The driver's own (`hw_counters`).
     Hardware,
-    /// Of the network interface behind the port.
+    /// Counters of the network interface behind the port.
     Netdev,
 }
 

@@ -66,10 +66,10 @@ impl fmt::Display for Priorities {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// Before all classes of a lower number.
+    /// The class is sent before all classes of a lower number.
     Strict,
     CreditShaper,
-    /// By its share of the bandwidth.
+    /// The class gets its share of the bandwidth.
     Ets,
     Other(u8),
 }

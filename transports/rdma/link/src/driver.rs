@@ -44,7 +44,7 @@ pub struct Quirk {
     pub note: Option<&'static str>,
 }
 
-/// By the name of the driver of the bus device, or of the RDMA module.
+/// Finds the entry for the name of the bus device's driver, or of the RDMA module.
 pub fn quirk(driver: &str) -> Option<&'static Quirk> {
     QUIRKS
         .iter()

@@ -84,7 +84,8 @@ impl Environment {
 }
 
 impl Memlock {
-    /// Of this process: the limit is asked of the kernel, capabilities and use are read.
+    /// Reads the state of this process: the limit by getrlimit(2), capabilities and use from
+    /// `/proc/self/status`.
     pub fn read(roots: &Roots) -> Memlock {
         /// CAP_IPC_LOCK in capability masks (linux/capability.h).
         const CAP_IPC_LOCK: u32 = 14;

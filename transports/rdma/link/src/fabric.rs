@@ -237,8 +237,8 @@ impl Port {
     }
 }
 
-/// The value that `cma_roce_mode` shows and sets, for ports that it has made known below configfs.
-/// For all others, the kernel's default since 4.13: v2, if the device has it.
+/// Returns the value that `cma_roce_mode` shows and sets, for ports that it has made known below
+/// configfs. All other ports have the kernel's default since 4.13: v2, if the device has it.
 fn roce_mode(root: &Path, device: &str, port: u8, gids: &[Gid]) -> Option<GidKind> {
     let has = |kind| gids.iter().any(|gid| gid.kind == kind);
     let (v1, v2) = (has(GidKind::RoceV1), has(GidKind::RoceV2));
@@ -308,8 +308,8 @@ fn netdev(root: &Path, device: &Path, num: u8, table: TableKind, gids: &[Gid]) -
     by_address.or_else(|| on_same_bus(&device.join("device/net"), num))
 }
 
-/// Of the interfaces of the bus device, the one of this port: ports count from 1 here, from 0
-/// there.
+/// Finds the interface of this port among those of the bus device. Ports count from 1 here, and
+/// from 0 in `dev_port`.
 fn on_same_bus(folder: &Path, num: u8) -> Option<String> {
     let names = sysfs::names(folder);
     let of_port = |name: &&String| {

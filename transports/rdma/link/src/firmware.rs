@@ -1,7 +1,7 @@
 //! Firmware with known defects that concern NVMe/RDMA. Each entry has its source. Vendors fix more
 //! than they publish, so firmware that is not listed is not known to be good.
 
-/// Of the makers' numbering: `16.35.2000`.
+/// A version in the vendors' numbering, such as `16.35.2000`.
 type Version = [u32; 3];
 
 /// A range of versions, and their defect.
@@ -26,7 +26,8 @@ pub enum Firmware {
     Bad(Vec<&'static BadFirmware>),
 }
 
-/// By the name of the driver, and the version as the kernel shows it.
+/// Looks up the defects of a firmware by the name of the driver and the version as the kernel
+/// shows it.
 pub fn firmware(driver: &str, version: &str) -> Firmware {
     let parts: Vec<u32> = version
         .split('.')

@@ -12,9 +12,9 @@ use crate::sysfs::{self, Roots};
 pub enum ModuleState {
     Loaded,
     BuiltIn,
-    /// On disk for this kernel; `modprobe` loads it.
+    /// The module is on disk for this kernel; `modprobe` loads it.
     Loadable,
-    /// Not on disk, as far as can be seen: in a container the folder may be hidden.
+    /// The module is not on disk, as far as can be seen: in a container the folder may be hidden.
     Missing,
 }
 

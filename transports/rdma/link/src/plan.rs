@@ -1,5 +1,5 @@
-//! From the classes asked for ([`Qos`]) and the settings found to the steps between: each as a
-//! netlink change, as a command to type, and with the change that takes it back.
+//! Computes the steps from the settings found to the classes asked for ([`Qos`]). Each step is a
+//! netlink change and a command to type, and has the change that takes it back.
 //!
 //! Order: DCBX to the host, whole-port pause off, buffers, ETS, old entries away, new entries,
 //! trust, and PFC last, so that nothing pauses a class that still carries everything. Taking back

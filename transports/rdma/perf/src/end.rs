@@ -45,7 +45,7 @@ const LATE: u32 = 16;
 const LATE_ECHOES: u32 = 4;
 
 impl LaneSizes {
-    /// Of the control connection: a message now and then, and the last one.
+    /// Sizes of the control connection, which carries occasional messages and the last one.
     pub const CONTROL: LaneSizes = LaneSizes {
         sends: 8 + OWN,
         recvs: 8,
@@ -53,7 +53,7 @@ impl LaneSizes {
         spare: 0,
     };
 
-    /// Of a data connection of the client.
+    /// Returns the sizes of a data connection of the client.
     pub fn client(terms: &Terms) -> LaneSizes {
         let depth = u32::from(terms.depth);
         let (sends, recvs, tail) = match (terms.op, terms.measure) {
@@ -92,7 +92,7 @@ impl LaneSizes {
         }
     }
 
-    /// Of a data connection of the server.
+    /// Returns the sizes of a data connection of the server.
     pub fn server(terms: &Terms) -> LaneSizes {
         let depth = u32::from(terms.depth);
         let (sends, recvs, tail, spare) = match (terms.op, terms.measure) {
@@ -151,7 +151,8 @@ pub struct End {
 }
 
 impl End {
-    /// For a control connection and `count` others of these sizes, with at most `memory` bytes.
+    /// Creates an end for a control connection and `count` connections of the sizes `lanes`, with
+    /// at most `memory` bytes.
     pub fn new(
         device: Arc<dyn Device>,
         access: Access,
@@ -288,7 +289,7 @@ fn check(device: &dyn Device, lanes: LaneSizes, count: u32) -> Result<(), PerfEr
     Ok(())
 }
 
-/// On the device's NUMA node, if that has room.
+/// Allocates memory on the device's NUMA node, or elsewhere if that has no room.
 fn allocate(bytes: u64, numa_node: Option<u32>) -> Result<Arena, PerfError> {
     let anywhere = ArenaOptions::new(bytes);
     let near = ArenaOptions {

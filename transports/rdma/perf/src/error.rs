@@ -14,7 +14,7 @@ use crate::wire::{Ending, Message, Reject, WireError};
 pub enum PerfError {
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// In the words of the verbs crate, which has the remedies.
+    /// An error in the words of the verbs crate, which has the remedies.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     #[error(transparent)]
@@ -46,7 +46,7 @@ pub enum PerfError {
         peer: SocketAddr,
         after: Duration,
     },
-    /// By an event of the connection manager.
+    /// An event of the connection manager reported the failure.
     #[error(
         "cannot connect to {peer} by RDMA: {event}, status {status}{} ({stage}){}",
         in_words(*.status), hint(.event, *.status)
@@ -127,13 +127,13 @@ pub enum PerfError {
     },
     #[error("stopped before anything was measured")]
     Interrupted,
-    /// Of a server whose addresses are all gone.
+    /// The addresses of a server are all gone.
     #[error("nothing is left to listen on: the RDMA device was removed")]
     NoListener,
 }
 
 impl PerfError {
-    /// Of an end whose last words came from the other side.
+    /// Creates the error of an end that the peer's last message ended.
     pub(crate) fn told_by(peer: SocketAddr, ending: Ending, status: u8) -> PerfError {
         let status = match ending {
             Ending::Completion => Some(WcStatus::from_raw(status.into())),
@@ -187,7 +187,7 @@ pub struct Failed {
 )]
 pub struct Mismatch {
     pub peer: SocketAddr,
-    /// Of the test's queue pairs.
+    /// Index of the queue pair in the test.
     pub index: u16,
     pub number: u64,
     pub offset: u64,

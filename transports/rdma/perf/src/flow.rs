@@ -35,7 +35,7 @@ enum What {
     Write,
     /// The request to compare the data written before it.
     Check,
-    /// Of this slot of the server's memory.
+    /// RDMA READ of this slot of the server's memory.
     Read(u16),
 }
 

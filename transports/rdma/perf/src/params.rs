@@ -95,7 +95,7 @@ pub struct Test {
     pub depth: u16,
     /// Every byte is compared.
     pub verify: bool,
-    /// Of the bytes that are compared.
+    /// Seed of the bytes that are compared.
     pub seed: u32,
 }
 

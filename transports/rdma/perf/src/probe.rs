@@ -1,4 +1,4 @@
-//! For checks of a machine: a connection to any listener there, and a test of a device with itself.
+//! Checks of a machine: a connection to any listener there, and a test of a device with itself.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::server::{Server, ServerOptions};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     Accepted,
-    /// By the program that listens there, as NVMe/RDMA targets do.
+    /// The program that listens there refused, as NVMe/RDMA targets do.
     Refused,
 }
 

@@ -35,7 +35,7 @@ pub struct Report {
 /// One message size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SizeReport {
-    /// Of a message.
+    /// Bytes of a message.
     pub size: u32,
     pub messages: u64,
     pub bytes: u64,
@@ -51,9 +51,9 @@ pub struct SizeReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LatencyOf {
-    /// From posting a request to its completion: the peer's device has acknowledged it.
+    /// Time from posting a request to its completion: the peer's device has acknowledged it.
     PostToCompletion,
-    /// From posting a message to the arrival of its echo, divided by two.
+    /// Time from posting a message to the arrival of its echo, divided by two.
     HalfRoundTrip,
 }
 

@@ -17,8 +17,9 @@ use crate::pattern::Pattern;
 use crate::taker::{Taker, say};
 use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, Terms};
 
-/// For the client to close after the last words, and for a last word to leave.
+/// Time for the client to close the connection after the last messages.
 const CLOSING: Duration = Duration::from_secs(2);
+/// Time for the last message to leave.
 const FAREWELL: Duration = Duration::from_millis(200);
 /// How often silence is looked for while there is work.
 const TICK: Duration = Duration::from_millis(5);
@@ -51,7 +52,7 @@ pub struct Served {
 
 /// Whose session, and within which bounds.
 pub struct Beginning {
-    /// Of the control connection.
+    /// The control connection.
     pub id: CmId,
     pub peer: SocketAddr,
     pub number: u32,
@@ -75,7 +76,8 @@ fn exposed(terms: &Terms) -> (u64, u16) {
 }
 
 impl Session {
-    /// With a queue pair for the control connection, which is to be accepted.
+    /// Creates a session with a queue pair for the control connection, which is still to be
+    /// accepted.
     pub fn new(
         cm: &mut dyn ConnectionManager,
         device: Arc<dyn Device>,
@@ -235,7 +237,7 @@ impl Session {
         }
     }
 
-    /// Of one of its connections.
+    /// Handles an event of one of the session's connections.
     pub fn event(&mut self, id: CmId, kind: &CmEventKind) {
         let (now, peer, during) = (Instant::now(), self.peer, self.during());
         let mut add = |rank, error| self.causes.add(rank, error, now);

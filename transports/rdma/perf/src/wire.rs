@@ -436,7 +436,7 @@ codes! {
     pub enum Ending {
         Done = 1, "it is done";
         Interrupted = 2, "it was stopped";
-        /// With the status of the completion.
+        /// The message carries the status of the completion.
         Completion = 3, "a request of its own failed";
         Mismatch = 4, "data differed from the expected data";
         /// It heard nothing for too long.
@@ -459,15 +459,16 @@ pub struct Wrong {
 /// A message of [`MESSAGE_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// To the server, now and then.
+    /// Sign of life to the server, sent at intervals.
     Alive,
-    /// Its answer.
+    /// The server's answer to [`Message::Alive`].
     StillAlive,
-    /// To the server: compare the data that was written to this slot.
+    /// Asks the server to compare the data that was written to this slot.
     Check { slot: u16, number: u64, bytes: u64 },
-    /// Its answer.
+    /// The server's answer to [`Message::Check`].
     Checked { slot: u16, wrong: Option<Wrong> },
-    /// To the client: so many messages arrived on this queue pair, and so many may be sent in all.
+    /// Reports to the client how many messages arrived on this queue pair, and how many it may
+    /// send in all.
     Credit {
         received: u64,
         allowed: u64,

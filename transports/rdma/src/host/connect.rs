@@ -72,7 +72,7 @@ struct Attempt {
 pub(super) struct Connects {
     cm: Box<dyn ConnectionManager>,
     attempts: HashMap<CmId, Attempt>,
-    /// To be tried again.
+    /// Attempts to retry, each with its time.
     waiting: Vec<(Instant, Attempt)>,
     /// Something was removed or given back: there may be a device to forget.
     stale: bool,

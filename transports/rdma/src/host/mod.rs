@@ -44,7 +44,7 @@ pub struct HostOptions {
     pub cntlid: u16,
     /// The address to connect from; `None`: the route decides.
     pub source: Option<IpAddr>,
-    /// For each attempt: address, route and connection together.
+    /// Time limit of each attempt: address, route and connection together.
     pub cm_timeout: Duration,
     /// Attempts after the first, and the time before each.
     pub connection_retries: u32,
@@ -52,7 +52,7 @@ pub struct HostOptions {
     /// RDMA READs of the controller that this side answers at once.
     pub read_depth: u8,
     pub tos: u8,
-    /// For a queue pair that ends to flush.
+    /// Time for an ending queue pair to flush.
     pub drain_timeout: Duration,
 }
 
@@ -83,7 +83,7 @@ enum News {
     Ended(Closed),
 }
 
-/// From the management thread to one queue pair.
+/// Messages from the management thread to one queue pair.
 struct Link {
     news: Mutex<VecDeque<News>>,
     wake: std::os::fd::OwnedFd,
@@ -119,7 +119,7 @@ impl Link {
     }
 }
 
-/// To the management thread.
+/// Messages to the management thread.
 enum Ask {
     Connect(SocketAddr, HostOptions, Arc<Link>),
     /// Receives are posted.
@@ -187,7 +187,8 @@ impl RdmaHosts {
         self.shared.memory.add(arena)
     }
 
-    /// For the calling core: memory for `queues` queue pairs of up to `entries` entries.
+    /// Creates a dialer for the calling core, with memory for `queues` queue pairs of up to
+    /// `entries` entries.
     pub fn dialer(&self, queues: usize, entries: u16) -> std::io::Result<RdmaDialer> {
         let class = |size: usize| {
             [ClassSpec {

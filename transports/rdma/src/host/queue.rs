@@ -36,7 +36,7 @@ pub struct RdmaHost {
     memory: Rc<RingMemory>,
     key_slot: usize,
     batch: Batch,
-    /// By command identifier: commands submitted and not completed.
+    /// Commands submitted and not completed, indexed by command identifier.
     commands: Vec<Option<HostCommand>>,
     /// Commands that wait for room.
     waiting: VecDeque<u16>,

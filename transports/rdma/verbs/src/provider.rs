@@ -50,7 +50,7 @@ pub trait Device: Send + Sync {
     /// The next asynchronous event, `None` when there is none now. For one reader.
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError>;
 
-    /// For the provider itself.
+    /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -80,7 +80,7 @@ pub trait ProtectionDomain: Send + Sync {
         limit: u32,
     ) -> Result<Arc<dyn SharedReceiveQueue>, VerbsError>;
 
-    /// For the provider itself.
+    /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -90,8 +90,8 @@ pub trait CompletionQueue: Send + Sync {
     /// the end of the queue (overflow, device gone): every queue pair on it is to be given up.
     fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
-    /// From now on the next completion makes [`CompletionQueue::fd`] readable. One that came before
-    /// may not: poll again after arming.
+    /// Arms the notification: the next completion makes [`CompletionQueue::fd`] readable. A
+    /// completion that came before may not: poll again after arming.
     fn arm(&self) -> Result<(), VerbsError>;
 
     /// Takes and acknowledges the notifications that came, without blocking.
@@ -109,7 +109,7 @@ pub trait CompletionQueue: Send + Sync {
     /// Makes room for at least `entries`; queued completions stay.
     fn resize(&self, entries: u32) -> Result<(), VerbsError>;
 
-    /// For the provider itself.
+    /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -131,7 +131,7 @@ pub trait SharedReceiveQueue: Send + Sync {
     /// As in [`ProtectionDomain::shared_receive_queue`]; the event is due once.
     fn set_limit(&self, limit: u32) -> Result<(), VerbsError>;
 
-    /// For the provider itself.
+    /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -161,7 +161,7 @@ pub trait QueuePair: Send + Sync {
     /// Moves the queue pair to the error state: posted and future requests complete as flushed.
     fn set_error(&self) -> Result<(), VerbsError>;
 
-    /// For the provider itself.
+    /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 

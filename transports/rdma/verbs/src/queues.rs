@@ -92,7 +92,7 @@ impl Queues {
         self.inner.srq.is_some()
     }
 
-    /// Of no other queues, ever.
+    /// Returns an id that no other queues ever have.
     pub fn id(&self) -> u64 {
         self.inner.id
     }

@@ -88,7 +88,7 @@ pub(crate) struct SendRing {
     /// The number after that of the last signaled request.
     signaled: u32,
     kept: VecDeque<Kept>,
-    /// In the order of their completions; at most as many as requests.
+    /// Signaled requests in the order of their completions; at most as many as requests.
     signals: VecDeque<Signal>,
     wrs: Vec<SendWr>,
     sges: Vec<Sge>,

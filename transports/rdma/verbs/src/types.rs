@@ -88,7 +88,7 @@ pub struct MrKey {
 }
 
 impl MrKey {
-    /// For [`nacre_hugepages::RegisterHook::register`].
+    /// Packs both keys for [`nacre_hugepages::RegisterHook::register`].
     pub const fn to_bits(self) -> u64 {
         (self.rkey as u64) << 32 | self.lkey as u64
     }
@@ -145,7 +145,7 @@ pub struct CmOptions {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listening {
     pub id: CmId,
-    /// With the port that is really used.
+    /// Address with the port that is really used.
     pub address: SocketAddr,
     /// The device that the address belongs to; `None` for a wildcard address.
     pub device: Option<DeviceId>,
@@ -181,9 +181,9 @@ pub enum CmEventKind {
         port: u8,
         local: SocketAddr,
         peer: SocketAddr,
-        /// From this side's view: `initiator_depth` is the number of READs that the peer answers at
-        /// once and this side may have outstanding, `responder_resources` the number that the peer
-        /// wants answered at once.
+        /// Parameters from this side's view. `initiator_depth` is the number of READs that the
+        /// peer answers at once and this side may have outstanding. `responder_resources` is the
+        /// number that the peer wants answered at once.
         params: ConnParams,
     },
     ConnectError {
@@ -196,8 +196,8 @@ pub enum CmEventKind {
         status: i32,
         private_data: PrivateData,
     },
-    /// On the side that connects: with the parameters of the peer's accept, turned round as those
-    /// of a request.
+    /// The connection is established. On the connecting side, `params` are those of the peer's
+    /// accept, turned round like those of a request.
     Established {
         params: ConnParams,
     },
@@ -238,7 +238,7 @@ pub enum AsyncEvent {
         port: u8,
     },
     DeviceFatal,
-    /// Of the completion queue with this [`crate::CompletionQueue::number`].
+    /// Error of the completion queue with this [`crate::CompletionQueue::number`].
     CqError {
         cq: u32,
     },
@@ -260,7 +260,7 @@ pub enum AsyncEvent {
     LastWqeReached {
         qp: u32,
     },
-    /// Of the queue with this [`crate::SharedReceiveQueue::number`].
+    /// Error of the shared receive queue with this [`crate::SharedReceiveQueue::number`].
     SrqError {
         srq: u32,
     },
@@ -394,12 +394,12 @@ pub struct WorkCompletion {
     pub byte_len: u32,
     pub qp: u32,
     pub vendor_error: u32,
-    /// Of a receive: the key that the peer's SEND_WITH_INVALIDATE invalidated.
+    /// The key that the peer's SEND_WITH_INVALIDATE invalidated; receives only.
     pub invalidated: Option<u32>,
 }
 
 impl WorkCompletion {
-    /// To fill an array with.
+    /// Initial value for arrays of completions.
     pub const EMPTY: WorkCompletion = WorkCompletion {
         wr_id: 0,
         status: WcStatus::Success,

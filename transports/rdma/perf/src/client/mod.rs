@@ -23,7 +23,7 @@ pub struct ClientOptions {
     pub server: SocketAddr,
     /// An address of this machine: with it device, port and GID are chosen. `None`: by the route.
     pub source: Option<IpAddr>,
-    /// For address, route and connect of one connection together.
+    /// Time limit for address, route and connect of one connection together.
     pub cm_timeout: Duration,
     /// How long a server that serves another client is tried again.
     pub wait: Duration,
@@ -68,7 +68,7 @@ const TELL: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(100);
 /// Signs of life in the time after which silence is the end.
 const SIGNS: u32 = 4;
-/// For a last word to leave.
+/// Time for the last message to leave.
 const FAREWELL: Duration = Duration::from_millis(200);
 /// How often the connection manager and the clock are looked at while there is work.
 const TICK: Duration = Duration::from_millis(5);

@@ -84,7 +84,7 @@ unsafe impl Send for Id {}
 unsafe impl Sync for Id {}
 
 impl Id {
-    /// Of the queue pair, once.
+    /// Destroys the queue pair. Must be called once.
     pub(super) fn destroy_qp(&self) {
         let _turn = self.channel.take_turn();
         // SAFETY: the id is alive and has the queue pair that is dropped with this.

@@ -169,7 +169,7 @@ pub struct VerbsDevice {
     attributes: DeviceAttributes,
     /// Completion vectors are handed out in turn, so that interrupts are spread.
     next_vector: AtomicU32,
-    /// For domains, which hold the device.
+    /// Reference to this device for protection domains, which hold the device.
     this: std::sync::Weak<VerbsDevice>,
 }
 

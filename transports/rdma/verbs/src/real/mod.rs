@@ -51,7 +51,8 @@ struct Inner {
 
 #[derive(Default)]
 struct Open {
-    /// By the address of the context, which is unique as long as the device here holds it.
+    /// Open devices by context address. The address is unique as long as this map holds the
+    /// device.
     devices: HashMap<usize, Arc<VerbsDevice>>,
     made: u32,
 }

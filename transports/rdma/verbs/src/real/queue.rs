@@ -294,7 +294,7 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
-    /// Of an id whose queue pair was just made.
+    /// Wraps the queue pair that was just made on `id`.
     pub fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Qp, VerbsError> {
         // SAFETY: the id is alive, and with it its queue pair, whose number and context never
         // change.

@@ -66,8 +66,8 @@ struct State {
     domains: HashMap<u32, DomainState>,
     cqs: HashMap<u32, Cq>,
     srqs: HashMap<u32, Srq>,
-    /// By numbers of the fabric's own: devices number theirs independently, and two may use the
-    /// same.
+    /// Queue pairs by the fabric's own numbers: devices number theirs independently, and two may
+    /// use the same number.
     qps: HashMap<u32, Qp>,
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
@@ -150,7 +150,7 @@ struct Injected {
 
 struct Qp {
     device: DeviceId,
-    /// That its device gave it.
+    /// Queue pair number assigned by its device.
     number: u32,
     domain: u32,
     send_cq: u32,
@@ -168,7 +168,7 @@ struct Qp {
     rnr_attempts: u32,
     paused: bool,
     injected: Vec<Injected>,
-    /// Of a message that has begun to arrive, and does not end.
+    /// Receive of a message that has begun to arrive and does not end.
     begun: Option<PostedRecv>,
 }
 
