@@ -34,7 +34,7 @@ const BURST: Pace = Pace {
     sent: 8,
     within: Duration::from_secs(1),
 };
-/// For events that a peer causes.
+/// Rate limit for events that a peer causes.
 const REPEAT: Pace = Pace {
     sent: 1,
     within: Duration::from_secs(60),
@@ -292,7 +292,7 @@ impl Notifications {
         Some(std::mem::take(&mut burst.left_out))
     }
 
-    /// At most `max` events from id `from`, oldest first.
+    /// Returns at most `max` events from id `from`, oldest first.
     pub fn since(&self, from: u64, max: u64) -> Vec<Event> {
         let max = usize::try_from(max).unwrap_or(usize::MAX);
         let ring = self.ring.borrow();
@@ -308,7 +308,7 @@ impl Notifications {
             .collect()
     }
 
-    /// At most `max` events from id `from` for which `wanted` is true, oldest first.
+    /// Returns at most `max` events from id `from` for which `wanted` is true, oldest first.
     pub fn after(
         &self,
         from: u64,

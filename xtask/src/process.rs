@@ -19,8 +19,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on SIGINT and SIGTERM end every wait for a child, and this process cleans up. The
-/// children's groups do not get the terminal's signal.
+/// Makes SIGINT, SIGTERM and SIGHUP end every wait for a child, so that this process cleans up.
+/// The children's process groups do not get the terminal's signal.
 pub fn catch_interrupts() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {

@@ -19,7 +19,7 @@ const fn need(program: &'static str, package: &'static str) -> Need {
     Need { program, package }
 }
 
-/// For the virtual machine and the tests that run inside it.
+/// Programs that the virtual machine and the tests inside it need.
 pub const VM: &[Need] = &[
     need("qemu-system-x86_64", "qemu-system-x86"),
     need("busybox", "busybox-static"),

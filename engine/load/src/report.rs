@@ -142,7 +142,7 @@ pub struct Tally {
     pub errors: BTreeMap<&'static str, u64>,
     pub first_error: Option<IoFailure>,
     pub verify: VerifyReport,
-    /// From the first to the last measured moment.
+    /// Time from the first to the last measured moment.
     pub measured: Duration,
     pub connections_lost: u64,
     pub resent: u64,

@@ -104,7 +104,7 @@ impl TargetAddress {
         self.endpoint.scheme.and_then(Scheme::fallback)
     }
 
-    /// In nvme-cli's format.
+    /// Returns the IP address in nvme-cli's format (`traddr`).
     pub fn traddr(&self) -> String {
         ScopedIp::from(&self.socket).to_string()
     }
@@ -117,7 +117,7 @@ impl fmt::Display for TargetAddress {
 }
 
 impl ListenUrl {
-    /// From a reply; none for a kind without an IP address.
+    /// Parses the listener of a reply. Returns `None` for a transport without an IP address.
     pub fn from_value(value: &Value) -> Option<ListenUrl> {
         let text = |key: &str| value[key].as_str();
         Some(ListenUrl {

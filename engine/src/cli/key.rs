@@ -216,7 +216,8 @@ fn list(connection: &Connection) -> Result<(), Failure> {
     output::table(&["name", "fingerprint", "uses", "", "file"], rows)
 }
 
-/// Of a key that this user can read.
+/// Returns the fingerprint of a key. It is empty if this user cannot read the file, and `damaged`
+/// if the file holds no valid key.
 fn fingerprint(path: &Path) -> String {
     match keyring::read(path).map(|text| Secret::parse(&text)) {
         Ok(Ok(secret)) => secret.fingerprint(),

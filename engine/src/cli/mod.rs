@@ -181,7 +181,7 @@ pub enum Failure {
     Usage(String),
     #[error("{}", output::refusal(.0))]
     Daemon(#[from] ClientError),
-    /// With an exit code that the command's help explains.
+    /// A failure with its own exit code, which the command's help explains.
     #[error("{}", crate::rpc::error::causes(.error))]
     Exit { code: u8, error: anyhow::Error },
 }

@@ -150,7 +150,7 @@ pub fn run(args: PerfArgs) -> Result<(), Failure> {
     told(&args, &outcome.map_err(failure)?)
 }
 
-/// On a drive of this machine.
+/// Runs the job on a drive of this machine.
 fn on_drive(args: &PerfArgs, job: &Job, uri: &DriveUri) -> Result<(), Failure> {
     let mut line = Line::new(args.quiet || args.json);
     let interrupt = Interrupt::listen();

@@ -161,7 +161,8 @@ impl Engine {
         drop(self.gate.read().await);
     }
 
-    /// For changing methods of [`Order::Free`]: other calls run while they wait without this gate.
+    /// Locks the gate for a changing method of [`Order::Free`]. While the method waits without
+    /// the gate, other calls run.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
     }
@@ -364,8 +365,8 @@ impl Engine {
         self.try_call(method, Some(&params), Caller::Config).await
     }
 
-    /// For methods that lock the gate themselves: fails if the replayed object has since been
-    /// deleted or changed.
+    /// Fails if the replayed object has since been deleted or changed. Methods that lock the gate
+    /// themselves call it.
     pub fn refuse_overtaken(&self) -> Result<(), RpcError> {
         if self.journal.is_overtaken() {
             let cause = "the object was deleted, changed or created meanwhile";

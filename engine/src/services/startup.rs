@@ -18,7 +18,7 @@ pub struct StartupOptions {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NvmfOptions {
     pub max_subsystems: Option<u32>,
-    /// In units of 100 ms.
+    /// Command retry delay times (CRDT1 to CRDT3) in units of 100 ms.
     pub command_retry_delay: Option<[u16; 3]>,
     pub discovery_filters: Vec<DiscoveryFilter>,
     /// Hash functions and groups for authentication; `None`: as the settings say.

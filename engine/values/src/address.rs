@@ -97,7 +97,7 @@ impl From<IpAddr> for ScopedIp {
 impl FromStr for ScopedIp {
     type Err = AddressError;
 
-    /// With or without brackets.
+    /// Parses an IP address, with or without brackets.
     fn from_str(text: &str) -> Result<ScopedIp, AddressError> {
         let trimmed = text.trim();
         let inner = trimmed
@@ -207,7 +207,7 @@ pub fn socket_of(endpoint: &Endpoint, default_port: u16) -> Result<SocketAddr, A
     resolve(&endpoint.host, endpoint.port.unwrap_or(default_port))
 }
 
-/// Of several addresses of a name, the first one counts.
+/// Resolves a host name or IP address. If a name has several addresses, the first one counts.
 pub fn resolve(host: &str, port: u16) -> Result<SocketAddr, AddressError> {
     match host.parse::<ScopedIp>() {
         Ok(ip) => return ip.socket(port),

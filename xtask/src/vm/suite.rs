@@ -26,8 +26,8 @@ use super::{Vm, case, drives, quoted, scratch, seconds};
 use crate::setup;
 use crate::tally::Tally;
 
-/// From the start of QEMU to the first event. On a busy machine an emulated boot takes up to half a
-/// minute.
+/// Time limit from the start of QEMU to the first event. On a busy machine an emulated boot takes
+/// up to half a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 const BUILD_LIMIT: Duration = Duration::from_secs(1500);
 /// Lines of a failed test's log shown where it ran, and in the summary at the end.

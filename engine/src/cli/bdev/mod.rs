@@ -316,7 +316,8 @@ fn deletion(device: &Value) -> Result<(&'static str, Value), Failure> {
     Ok((module.delete, json!({ field: device.pointer(at) })))
 }
 
-/// By `product_name`, as in SPDK: nothing else shows the module of a device.
+/// Finds the module of a device by its `product_name`, as in SPDK: no other field shows the
+/// module.
 fn module(device: &Value) -> Result<&'static Entry, Failure> {
     let product = device["product_name"].as_str().unwrap_or_default();
     let unknown = || {
@@ -515,7 +516,8 @@ fn is_of(device: &Value, file: &File) -> std::io::Result<bool> {
     Ok(same(number("device"), ours.dev()) && same(number("inode"), ours.ino()))
 }
 
-/// On this machine: the daemon is reached by a local socket, so the path names the daemon's file.
+/// Opens a file of this machine for writing. The daemon is reached by a local socket, so the path
+/// names the daemon's file.
 fn open_file(path: &Path) -> anyhow::Result<File> {
     let file = OpenOptions::new().write(true).open(path)?;
     if file.metadata()?.file_type().is_block_device() {

@@ -87,7 +87,7 @@ fn stage(kernel: &[String]) -> &'static str {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     pub transport: IpTransport,
-    /// In nvme-cli's format.
+    /// IP address in nvme-cli's format.
     pub address: String,
     pub port: u16,
 }

@@ -130,8 +130,9 @@ impl Sample {
         }
     }
 
-    /// With the change since an earlier sample, if there is one; then only changed counters are
-    /// shown.
+    /// Returns the table rows. With an earlier sample, rows also show the change since then and
+    /// its rate per second. Unless `all`, rows whose change (without a sample: value) is 0 are
+    /// left out.
     pub(super) fn rows(&self, since: Option<&Sample>, all: bool) -> Vec<Vec<String>> {
         let rows = self.values.iter().filter_map(|(key, value)| {
             let change = since.map(|since| change(since, key, *value));

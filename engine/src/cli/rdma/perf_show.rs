@@ -138,7 +138,8 @@ fn queue_pairs(count: u16, depth: u16) -> String {
     format!("{count} {pairs} of depth {depth}")
 }
 
-/// With the GID in use: the library does not know its index.
+/// Returns the report as JSON, with index and type of the GID in use: the library does not know
+/// the index.
 pub(super) fn described(system: &System, report: &Report) -> Value {
     let mut value = serde_json::to_value(report).expect("a report serialises");
     let gid = report.local.parse().ok().and_then(|ip| gid_of(system, ip));

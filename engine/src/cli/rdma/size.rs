@@ -99,10 +99,11 @@ impl Configured {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     pub queue_pairs: u64,
-    /// For one I/O queue pair.
+    /// Work requests of one I/O queue pair: sends, and receives unless these are shared.
     pub send_wrs: u64,
     pub recv_wrs: u64,
-    /// For each reactor's completion queue: the transport refuses connections that exceed it.
+    /// Completions of each reactor's completion queue. The transport refuses connections that
+    /// exceed it.
     pub cqes: u64,
     /// Memory for receives and responses, over all reactors.
     pub memory_bytes: u64,
@@ -242,7 +243,7 @@ pub fn run(
     show(args, &configured, Some((name, Limits::from(found))))
 }
 
-/// With the limits of a device, if known. A need above its limit is a failure.
+/// Prints the needs beside the limits of the device, if known. Fails if a need exceeds its limit.
 fn show(
     args: &SizeArgs,
     configured: &Configured,

@@ -25,7 +25,7 @@ pub struct Sample {
     /// Queue pairs by subsystem.
     pub qpairs: BTreeMap<String, Value>,
     pub nvmf: Value,
-    /// By device.
+    /// Latency histograms by device.
     pub histograms: BTreeMap<String, Histogram>,
     /// Refused calls, and the errors: shown, to explain missing data.
     pub refused: BTreeSet<String>,

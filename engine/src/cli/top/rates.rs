@@ -135,7 +135,7 @@ impl Rates {
     }
 }
 
-/// To a thousandth: the rest is noise and hard to read.
+/// Rounds to a thousandth: further digits are noise and hard to read.
 pub fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }

@@ -530,7 +530,7 @@ fn make_available(connection: &Connection, args: PublishArgs) -> Result<(), Fail
     Ok(())
 }
 
-/// From the daemon, or from a file that no daemon has open.
+/// Prints the records of the daemon, or of a file that no daemon has open.
 fn dump(connection: &Connection, path: Option<PathBuf>) -> Result<(), Failure> {
     let answer = match path {
         None => connection.call_for_json::<Records>(&NoParams {})?,

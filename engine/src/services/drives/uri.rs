@@ -8,7 +8,7 @@ use super::bus::address;
 /// Parsed `pcie://BDF[?nsid=N]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriveUri {
-    /// In the form `0000:5e:00.0`.
+    /// PCI address in the form `0000:5e:00.0`.
     pub address: String,
     /// A namespace of the drive; `None`: unspecified.
     pub nsid: Option<u32>,

@@ -88,9 +88,9 @@ impl Rdma {
         self.changed.notified().await;
     }
 
-    /// From now on, releases devices that are gone. An opened device, even one opened only for a
-    /// description, stays open in librdmacm, and removing a software device waits for all processes
-    /// that have it open.
+    /// Starts a task that releases devices that are gone. An opened device, even one opened only
+    /// for a description, stays open in librdmacm. Removing a software device waits for all
+    /// processes that have it open.
     pub fn watch_for_removal(engine: &Rc<Engine>) {
         if engine.rdma.watched.replace(true) {
             return;
