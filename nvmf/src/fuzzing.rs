@@ -179,7 +179,7 @@ impl Fixture {
         self.command(set.to_sqe(0xfffe), &[]);
     }
 
-    /// As a queue pair does it: the length, then the data, then the command.
+    /// Executes a command like a queue pair: the length, then the data, then the command.
     fn command(&mut self, sqe: Sqe, more: &[u8]) {
         if self.held.contains(&sqe.cid()) || self.held.len() == ENTRIES {
             return;

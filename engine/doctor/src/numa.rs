@@ -15,7 +15,7 @@ pub fn checks(system: &System, scope: &Scope, findings: &mut Vec<Finding>) {
 /// A network card or disk whose NUMA node is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
-    /// As the kernel names it: `eth2`, `nvme0`.
+    /// Device name that the kernel gives: `eth2`, `nvme0`.
     pub device: String,
     pub node: u32,
 }

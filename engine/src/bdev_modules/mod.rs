@@ -153,9 +153,9 @@ pub struct Entry {
     pub base: Option<&'static str>,
     /// The devices that the create method makes with these parameters.
     pub names: fn(&Value) -> Vec<String>,
-    /// If the create method's parameters are the keys of a `[[bdev]]`.
+    /// Declaration, if the create method's parameters are the keys of a `[[bdev]]`.
     pub declared: Option<Declaration>,
-    /// If the create method's parameters are the arguments of `nacre bdev create`.
+    /// Command, if the create method's parameters are the arguments of `nacre bdev create`.
     pub command: Option<Command>,
 }
 
@@ -250,7 +250,7 @@ pub fn base<'a>(method: &str, params: &'a Value) -> Option<&'a str> {
     params.get(by_create(method)?.base?)?.as_str()
 }
 
-/// As [`base`], to replace it.
+/// The base device of a create call, to replace it.
 pub fn base_mut<'a>(method: &str, params: &'a mut Value) -> Option<&'a mut Value> {
     params.get_mut(by_create(method)?.base?)
 }

@@ -172,7 +172,7 @@ impl Bdev for RemoteBdev {
         self.namespace.reserves()
     }
 
-    /// As SPDK shows it, and how the connection is.
+    /// Returns the fields that SPDK shows, and the state of the connection.
     fn driver_specific(&self) -> Value {
         let (config, status) = (&self.shared.config, self.shared.status());
         let link = self.shared.link.state();

@@ -293,7 +293,7 @@ impl Controller {
         bytes(&page)
     }
 
-    /// As many entries as ELPE announces; unused ones are zero.
+    /// Returns as many entries as ELPE announces; unused ones are zero.
     fn error_information(&self, _: &Reading) -> Page {
         let entries = usize::from(self.target.config.error_log_entries.max(1));
         let (records, _) = self.association.errors();

@@ -71,7 +71,7 @@ pub enum ControllerState {
 #[derive(Debug)]
 pub struct AdminResult {
     pub cqe: Cqe,
-    /// As much as arrived.
+    /// The data, as much of it as arrived.
     pub data: Option<Buf>,
 }
 

@@ -12,7 +12,7 @@ use crate::transport::{Closed, HostCommand, HostEvent, HostTransport};
 /// A command that came back.
 #[derive(Debug)]
 pub struct Finished {
-    /// As given to [`CommandQueue::submit`].
+    /// Token that the caller gave to [`CommandQueue::submit`].
     pub token: u64,
     pub cqe: Cqe,
     pub read: Option<Buf>,

@@ -105,7 +105,8 @@ impl Namespace {
         self.ana_group.load(Ordering::Relaxed)
     }
 
-    /// Only under the subsystem's lock, which also gives controllers the view that follows from it.
+    /// Sets the ANA group. The caller must hold the subsystem's lock, under which controllers
+    /// also get the view that follows from the change.
     pub(crate) fn set_ana_group(&self, group: u32) {
         self.ana_group.store(group, Ordering::Relaxed);
     }

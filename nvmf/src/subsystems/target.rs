@@ -432,7 +432,7 @@ impl Target {
         self.add_listener_with(nqn, kind, address, ListenOptions::default())
     }
 
-    /// As [`Target::add_listener`], not as every other listener.
+    /// Adds a listener like [`Target::add_listener`], with options of its own.
     pub fn add_listener_with(
         &self,
         nqn: &Nqn,

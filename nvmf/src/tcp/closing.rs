@@ -130,7 +130,7 @@ impl Lifecycle {
         Some(self.why.clone().unwrap_or(Closed::Local))
     }
 
-    /// Until when the peer may take for its end; `None` if the connection is open or finished.
+    /// Time until which the peer may close its end; `None` if the connection is open or finished.
     pub fn deadline(&self, linger: Duration) -> Option<Nanos> {
         match self.phase {
             Phase::Closing | Phase::Lingering { .. } => Some(self.closing + linger),

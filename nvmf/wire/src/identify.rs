@@ -112,7 +112,7 @@ impl ControllerList {
         list
     }
 
-    /// As many identifiers as the count says, if the list has room for them.
+    /// Returns as many identifiers as the count says, if the list has room for them.
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         self.cntlids
             .iter()

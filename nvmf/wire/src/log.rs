@@ -61,7 +61,7 @@ wire! {
         0 error_count: U64,
         8 sqid: U16,
         10 cid: U16,
-        /// As in a completion: bit 0 is the phase tag.
+        /// Status as in a completion: bit 0 is the phase tag.
         12 status_phase: U16,
         /// The byte (bits 7:0) and bit (bits 10:8) of the command at fault; FFFFh for none.
         14 parameter_error_location: U16,

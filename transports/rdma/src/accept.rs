@@ -44,7 +44,7 @@ pub(crate) struct Offered {
 /// Why not, for the host and for the log.
 pub(crate) struct Refused(pub RejectStatus, pub String);
 
-/// While hosts have been refused within this time, silent connections have less time.
+/// Time after the refusal of a host during which silent connections have less time.
 pub(crate) const CROWDED: Duration = Duration::from_secs(10);
 /// How long a connection may then take to connect its queue.
 pub(crate) const CROWDED_PATIENCE: Duration = Duration::from_secs(1);

@@ -47,7 +47,7 @@ pub struct RdmaConfig {
     /// Longest memory region to register with a device, in bytes. A longer arena is registered in
     /// pieces of the largest power of two within both this and the device's own limit.
     pub max_mr_size: u64,
-    /// Only listen on this device; `None`: the one that has the address.
+    /// The only device to listen on; `None`: the device that has the address.
     pub device: Option<String>,
     /// Type of service (DSCP << 2).
     pub tos: u8,

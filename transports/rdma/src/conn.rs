@@ -96,7 +96,7 @@ pub(crate) struct Limits {
     pub read_depth: usize,
     /// Responses may end the host's registrations.
     pub invalidate: bool,
-    /// If its listener has options of its own.
+    /// Capabilities of the connection, if its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,
     /// Data that its commands may carry, in bytes, and descriptors in it.
     pub in_capsule: u32,

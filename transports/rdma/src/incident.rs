@@ -35,7 +35,7 @@ pub enum Incident {
     DeviceLost { device: String, why: &'static str },
 }
 
-/// As `nacre rdma perf` calls it.
+/// Returns the name that `nacre rdma perf` uses.
 fn name(opcode: WcOpcode) -> &'static str {
     match opcode {
         WcOpcode::Send => "SEND",

@@ -53,7 +53,7 @@ impl Latency {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LatencySnapshot {
     pub sum_ns: u64,
-    /// As [`LATENCY_BUCKETS`] has them.
+    /// Completions per latency bucket; see [`LATENCY_BUCKETS`].
     pub buckets: [u64; LATENCY_BUCKETS],
 }
 
@@ -264,7 +264,7 @@ impl ControlCounts {
     }
 }
 
-/// As `rdma_event_str(3)` calls it.
+/// Returns the name that `rdma_event_str(3)` returns.
 pub(crate) fn event_name(kind: &CmEventKind) -> &'static str {
     match kind {
         CmEventKind::AddressResolved { .. } => "RDMA_CM_EVENT_ADDR_RESOLVED",

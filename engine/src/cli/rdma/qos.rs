@@ -268,7 +268,7 @@ fn unit_name(iface: &str) -> String {
     format!("nacre-qos-{}.service", escaped(iface, b"-:_."))
 }
 
-/// As systemd-escape(1) does it: letters, digits and `keep` stay.
+/// Escapes text like systemd-escape(1): letters, digits and `keep` stay.
 fn escaped(text: &str, keep: &[u8]) -> String {
     let bytes = text.bytes().map(|byte| {
         if byte.is_ascii_alphanumeric() || keep.contains(&byte) {

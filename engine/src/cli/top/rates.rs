@@ -53,7 +53,7 @@ impl Iostat {
         }
     }
 
-    /// As rates over `elapsed` seconds.
+    /// Returns rates over `elapsed` seconds.
     pub fn rates(&self, elapsed: f64, tick_rate: u64) -> Rates {
         let rate = |counters: &Counters| Rate {
             iops: per(counters.ops, elapsed),

@@ -67,7 +67,7 @@ pub struct Namespace {
 pub struct Device {
     pub name: String,
     pub rates: Rates,
-    /// Only available with a histogram.
+    /// 99th percentile of the latency in seconds; available only with a histogram.
     pub p99_s: Option<f64>,
 }
 

@@ -358,7 +358,8 @@ fn draw_listeners(frame: &mut Frame, area: Rect, listeners: &[Listener]) {
     draw_table(frame, area, &LISTENER, rows, 0, None);
 }
 
-/// As many as fit below a header in `height` lines; if not all do, the last line says so.
+/// Returns the items that fit below a header in `height` lines. If not all do, the last line says
+/// so.
 fn cut<T>(all: &[T], height: u16) -> (&[T], Option<String>) {
     let room = usize::from(height.saturating_sub(1));
     if all.len() <= room {

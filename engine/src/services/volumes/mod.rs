@@ -72,7 +72,7 @@ pub struct Volumes {
 }
 
 struct Entry {
-    /// As last read from the store.
+    /// Record as last read from the store.
     record: VolumeRecord,
     /// Serialises opening, deletion and closing.
     lock: Rc<Mutex<()>>,

@@ -58,7 +58,7 @@ impl Controller {
     }
 }
 
-/// As far as the log can be read.
+/// Returns the ANA state of each group, as far as the log can be read.
 fn states(log: &[u8]) -> BTreeMap<u32, AnaState> {
     let mut states = BTreeMap::new();
     for group in groups(log) {

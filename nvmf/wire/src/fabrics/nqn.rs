@@ -171,7 +171,7 @@ fn validate(text: &str) -> Result<(), NqnError> {
     }
 }
 
-/// Only the hyphenated form: `Uuid::from_str` would also take braces and a URN.
+/// Accepts only the hyphenated form: `Uuid::from_str` would also take braces and a URN.
 fn validate_uuid(found: &str) -> Result<(), NqnError> {
     let hyphens = [8, 13, 18, 23];
     let well_formed = found.len() == 36

@@ -44,7 +44,7 @@ wire! {
         64 reserved64: [u8; 192],
         /// NUL-terminated.
         256 subnqn: [u8; 256],
-        /// As `trsvcid`.
+        /// Padded ASCII like `trsvcid`.
         512 traddr: [u8; 256],
         768 tsas: [u8; 256],
     }

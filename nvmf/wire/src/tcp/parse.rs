@@ -10,7 +10,7 @@ pub struct Rules {
     pub receiver: Side,
     /// Whether ICReq and ICResp are behind us. Before, nothing else may come; after, they may not.
     pub initialized: bool,
-    /// As negotiated.
+    /// Digests that host and controller negotiated.
     pub digests: Digests,
     /// The alignment that this receiver asked for (CPDA of a controller, HPDA of a host).
     pub alignment: DataAlignment,

@@ -15,7 +15,7 @@ use crate::gid::{Gid, GidKind};
 pub struct Want {
     pub netdev: String,
     pub ip: IpAddr,
-    /// Only this device will do.
+    /// The only device to use, if any.
     pub device: Option<String>,
     pub port: Option<u8>,
     /// This entry of the table instead of the first RoCE v2 entry of the address. Naming it also

@@ -9,7 +9,7 @@ use crate::sysfs;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Counter {
     pub group: CounterGroup,
-    /// As the kernel or the driver names it.
+    /// Name that the kernel or the driver gives.
     pub name: String,
     pub value: u64,
 }

@@ -40,7 +40,7 @@ pub struct Port {
     pub state: PortState,
     pub phys_state: PhysState,
     pub link_layer: LinkLayer,
-    /// As the kernel writes it: `100 Gb/sec (4X EDR)`.
+    /// Rate in the kernel's words: `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
     /// The path MTU, in bytes, that the interface's MTU allows. Only RoCE ports have it: those of
     /// InfiniBand say theirs to verbs alone.
@@ -374,7 +374,7 @@ impl fmt::Display for NodeType {
 }
 
 impl fmt::Display for PortState {
-    /// As iproute2 writes it.
+    /// Writes the state in iproute2's words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PortState::Down => "DOWN",
@@ -388,7 +388,7 @@ impl fmt::Display for PortState {
 }
 
 impl fmt::Display for PhysState {
-    /// As iproute2 writes it.
+    /// Writes the state in iproute2's words.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PhysState::Sleep => "SLEEP",

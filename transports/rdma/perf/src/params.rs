@@ -57,9 +57,9 @@ impl FromStr for Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
-    /// As many requests under way as the depth allows.
+    /// Bandwidth, with as many requests in flight as the depth allows.
     Bandwidth,
-    /// One at a time on each queue pair.
+    /// Latency, with one request at a time on each queue pair.
     Latency,
 }
 

@@ -47,7 +47,7 @@ impl Control {
         Ok(())
     }
 
-    /// As [`Control::use_device`], for a listener: not every device may be meant.
+    /// Uses a listener's device like [`Control::use_device`]; not every device may be meant.
     pub fn use_listeners_device(
         &mut self,
         shared: &Shared,

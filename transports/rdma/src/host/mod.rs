@@ -158,7 +158,7 @@ impl RdmaHosts {
         Ok(hosts)
     }
 
-    /// As [`crate::RdmaPlug::without_thread`].
+    /// Creates the hosts without a thread; see [`crate::RdmaPlug::without_thread`].
     pub fn without_thread(
         provider: Arc<dyn Provider>,
         arenas: Vec<Arena>,

@@ -25,7 +25,7 @@ pub enum Wire {
 /// A device's identity and limits (`ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// As the kernel names it, e.g. `mlx5_0`.
+    /// Device name that the kernel gives, such as `mlx5_0`.
     pub name: String,
     pub wire: Wire,
     pub node_guid: u64,

@@ -8,7 +8,7 @@ use libloading::Library;
 use super::cm::*;
 use super::verbs::*;
 
-/// As they are installed without development packages.
+/// Library names that are installed without development packages.
 pub const LIBIBVERBS: &str = "libibverbs.so.1";
 pub const LIBRDMACM: &str = "librdmacm.so.1";
 
