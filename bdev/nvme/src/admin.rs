@@ -296,7 +296,7 @@ impl Admin {
         Ok(Some(index as u16))
     }
 
-    /// From here on nothing is asked of the controller but to delete its queues.
+    /// Rejects every admin command from now on, except those that delete I/O queues.
     pub fn end_asking(&self) {
         self.state.lock().ending = true;
     }

@@ -15,7 +15,7 @@ pub(crate) struct Ask {
     pub flags: Flags,
     pub lba: u64,
     pub blocks: u32,
-    /// Of a copy: how many source ranges.
+    /// Number of source ranges of a Copy.
     pub ranges: u16,
     /// The controller inserts protection information, checks and strips it.
     pub protected: bool,

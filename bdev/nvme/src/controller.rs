@@ -173,7 +173,7 @@ impl Controller {
         }
     }
 
-    /// In the order of their identifiers.
+    /// Returns the namespaces in the order of their NSIDs.
     pub fn namespaces(&self) -> Vec<Arc<NvmeBdev>> {
         self.namespaces.lock().values().cloned().collect()
     }
@@ -196,7 +196,7 @@ impl Controller {
             .await
     }
 
-    /// At most so many entries of the error log, the newest first.
+    /// Reads at most `entries` entries of the Error Information log, the newest first.
     pub async fn error_log(&self, entries: usize) -> Result<Vec<ErrorEntry>, ControlError> {
         self.at_home(move |this, core| async move { this.read_errors(&core, entries).await })
             .await

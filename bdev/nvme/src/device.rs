@@ -23,12 +23,12 @@ pub struct NvmeBdev {
     size: Size,
     read_only: AtomicBool,
     gone: AtomicBool,
-    /// Of the facts, what I/O is judged by.
+    /// Limits that I/O is checked against, copied from `facts`.
     max_blocks: AtomicU32,
     max_range_blocks: AtomicU64,
     max_verify_blocks: AtomicU32,
     copy_range_blocks: AtomicU32,
-    /// A bit for each operation, by [`Op::index`].
+    /// Supported operations: one bit each, at [`Op::index`].
     ops: AtomicU16,
     facts: Mutex<Arc<Facts>>,
 }
@@ -44,15 +44,15 @@ pub(crate) struct Facts {
     pub block_shift: u32,
     pub physical_block_size: u32,
     pub limits: Limits,
-    /// By [`Op::index`].
+    /// Supported operations, indexed by [`Op::index`].
     pub ops: [bool; Op::COUNT],
-    /// Of one source range of a copy.
+    /// Most blocks in one source range of a Copy (MSSRL).
     pub copy_range_blocks: u32,
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
     /// Bytes of metadata per block, inserted and stripped by the controller.
     pub metadata_bytes: u16,
-    /// That is protection information.
+    /// The metadata is protection information.
     pub protected: bool,
 }
 
@@ -216,7 +216,7 @@ impl NvmeBdev {
         self.ops.load(Ordering::Relaxed) >> op.index() & 1 != 0
     }
 
-    /// Of one source range of a copy; at least 1.
+    /// Returns the most blocks in one source range of a Copy; at least 1.
     pub(crate) fn copy_range_blocks(&self) -> u32 {
         self.copy_range_blocks.load(Ordering::Relaxed)
     }

@@ -112,7 +112,7 @@ impl HealthAlert {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetReason {
-    /// On request.
+    /// A caller requested the reset.
     Asked,
     /// A command was not answered, whatever else was tried.
     Timeout,
@@ -143,7 +143,7 @@ pub struct Timeout {
     pub qid: u16,
     pub cid: u16,
     pub opcode: u8,
-    /// At least so long ago it was given to the controller.
+    /// Least time since the controller got the command; it may have had the command for longer.
     pub waited: Duration,
     pub action: TimeoutAction,
 }

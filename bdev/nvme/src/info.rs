@@ -8,7 +8,7 @@ use serde::Serialize;
 /// Facts that do not change while a controller is attached, except by a reset with new firmware.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ControllerInfo {
-    /// Of the function: `0000:5e:00.0`.
+    /// PCI address of the function: `0000:5e:00.0`.
     pub address: String,
     pub numa_node: Option<u32>,
     #[serde(flatten)]
@@ -36,7 +36,7 @@ pub struct ControllerInfo {
     pub fuses: u16,
     /// It has a volatile write cache.
     pub volatile_cache: bool,
-    /// In degrees Celsius, where the drive says them.
+    /// Temperature thresholds in degrees Celsius (WCTEMP, CCTEMP), if the drive reports them.
     pub warning_temperature_c: Option<i32>,
     pub critical_temperature_c: Option<i32>,
     /// Namespaces that cannot be used, with the reason.
@@ -153,9 +153,9 @@ pub struct Health {
     pub error_log_entries: u128,
     pub warning_temperature_minutes: u32,
     pub critical_temperature_minutes: u32,
-    /// Those that are there: number (from 1), degrees Celsius.
+    /// Implemented temperature sensors: number (from 1) and degrees Celsius.
     pub temperature_sensors_c: Vec<(u8, i32)>,
-    /// As the drive sent it.
+    /// The SMART / Health Information log page as the drive sent it.
     #[serde(skip)]
     pub raw: Vec<u8>,
 }

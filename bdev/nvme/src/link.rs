@@ -21,7 +21,7 @@ pub(crate) struct Grant {
     pub cq: Doorbell,
     pub shadows: Option<Arc<Shadows>>,
     pub sgl: SglSupport,
-    /// By which the completion queue interrupts; `None`: it does not.
+    /// Interrupt vector of the completion queue; `None`: the queue does not interrupt.
     pub vector: Option<u16>,
     /// Where a buffer's address is noted.
     pub key: usize,
@@ -31,10 +31,10 @@ pub(crate) struct Grant {
 
 pub(crate) struct Link {
     pub qid: u16,
-    /// Of the function, if the queue may have it; `None`: it can only be polled.
+    /// Interrupt vector that the queue may use; `None`: the queue can only be polled.
     pub vector: Option<u16>,
     pub phase: Phase,
-    /// The completion queue is to interrupt from the next time on that it is made.
+    /// The completion queue interrupts from the next time that it is created.
     pub interrupts: AtomicBool,
     /// Turns readable when the phase changed, for an owner that sleeps; and whether it was made so.
     bell: OwnedFd,
@@ -84,7 +84,7 @@ impl Link {
         Arc::clone(&self.grant.lock())
     }
 
-    /// Only while the phase is not live.
+    /// Replaces the resources of the queue pair. Call it only while the phase is not live.
     pub fn set_grant(&self, grant: Grant) {
         *self.grant.lock() = Arc::new(grant);
     }

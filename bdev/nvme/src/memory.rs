@@ -36,7 +36,7 @@ pub struct DmaMemory {
 }
 
 impl DmaMemory {
-    /// At most 1 GiB, which is one region.
+    /// Allocates and registers `bytes` of memory: at most 1 GiB, which is one region.
     pub fn allocate(function: &Arc<dyn Function>, bytes: usize) -> Result<DmaMemory, MemoryError> {
         let options = ArenaOptions {
             numa_node: function.numa_node(),

@@ -17,12 +17,12 @@ pub enum ActionOnTimeout {
     Reset,
 }
 
-/// From where on the state of a drive is worth an alert.
+/// Thresholds from which on the state of a drive raises an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthThresholds {
     /// Composite temperature, degrees Celsius; `None`: the drive's own warning threshold (WCTEMP).
     pub temperature_c: Option<u16>,
-    /// Of the endurance that the drive is made for; may pass 100.
+    /// Percentage Used: consumed share of the drive's rated endurance, percent; may exceed 100.
     pub percentage_used: u8,
     /// Available spare, percent; `None`: the drive's own threshold.
     pub spare: Option<u8>,
@@ -47,7 +47,7 @@ pub struct Options {
     pub io_queue_depth: u16,
     /// I/O queue pairs wanted at most: one per core that uses the drive.
     pub io_queues: u16,
-    /// For an I/O; zero: it is waited for without end.
+    /// Timeout of an I/O; zero: none.
     pub timeout: Duration,
     /// The timeout of an admin command. Never zero: shorter than [`Options::ADMIN_TIMEOUT_MIN`]
     /// counts as that.

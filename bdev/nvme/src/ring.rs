@@ -60,7 +60,7 @@ pub(crate) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Of the submission queue `qid`; stride in bytes.
+    /// The tail doorbell of submission queue `qid`; `stride` in bytes.
     pub fn submission(qid: u16, stride: u32) -> Doorbell {
         Doorbell::at(2 * u32::from(qid), stride)
     }
@@ -106,7 +106,7 @@ impl Doorbell {
         function.write32(self.register, u32::from(value));
     }
 
-    /// As after Doorbell Buffer Config.
+    /// Zeroes the shadow doorbell and its event index, as after Doorbell Buffer Config.
     pub fn clear(self, shadows: &Shadows) {
         shadows.shadow.store(self.shadow, 0);
         shadows.event.store(self.shadow, 0);

@@ -17,7 +17,7 @@ pub(crate) struct Features {
     pub coalescing: u32,
     pub atomicity: u32,
     pub async_events: AsyncEvents,
-    /// By vector: coalescing disabled.
+    /// Interrupt Vector Configuration (dword 11) by vector: bit 16 disables coalescing.
     pub vectors: Vec<u32>,
     pub timestamp: [u8; 8],
     pub host_behavior: HostBehavior,

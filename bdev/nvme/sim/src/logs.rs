@@ -13,7 +13,7 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use crate::state::State;
 
-/// Of the telemetry log, which is long.
+/// Size of the telemetry log in bytes: a long log.
 const TELEMETRY_BYTES: usize = 300 << 10;
 
 /// The contents of the telemetry log: no two pages are alike.

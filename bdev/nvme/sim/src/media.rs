@@ -17,14 +17,15 @@ pub enum Keep {
 
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
-    /// In CNS 02h; one that is not is there, but not for this host.
+    /// The active namespace list (CNS 02h) has the namespace. A detached one exists, but not for
+    /// this host.
     pub attached: bool,
     /// Blocks that cannot be read until they are written.
     pub bad: BTreeSet<u64>,
     bytes: Vec<u8>,
-    /// By block: the contents of the medium, where the cache holds newer ones.
+    /// Contents of the medium where the cache holds newer ones, keyed by block.
     durable: BTreeMap<u64, Box<[u8]>>,
-    /// Kept for their memory.
+    /// Block buffers kept for reuse.
     spare: Vec<Box<[u8]>>,
 }
 

@@ -36,7 +36,7 @@ pub struct Iommu {
 
 struct Table {
     next: u64,
-    /// By the first address.
+    /// Registered regions, keyed by their first address.
     regions: BTreeMap<u64, Region>,
 }
 

@@ -27,7 +27,8 @@ pub(crate) struct Sq {
     /// The first half of a fused pair, whose other half must come next.
     pub fused: Option<Sqe>,
     pub shadow: Option<ShadowDoorbell>,
-    /// With a shadow doorbell: the register announced entries in memory.
+    /// With a shadow doorbell: the register announced entries, so the controller reads the tail
+    /// from memory.
     pub awake: bool,
     /// Turns without anything new, after which it sleeps.
     pub quiet: u8,

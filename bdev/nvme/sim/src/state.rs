@@ -112,7 +112,7 @@ pub(crate) enum ShutDown {
 /// A command between its queue and its answer.
 pub(crate) struct Command {
     pub due: Nanos,
-    /// Among those due at the same moment.
+    /// Order among commands due at the same moment.
     pub order: u64,
     pub sqid: u16,
     pub sqe: Sqe,
@@ -331,7 +331,7 @@ impl State {
         worked
     }
 
-    /// At a shadow doorbell. False: it failed.
+    /// Reads the shadow doorbell of the submission queue. Returns false if the controller failed.
     fn look(&mut self, qid: usize) -> bool {
         let Some(sq) = &mut self.sqs[qid] else {
             return true;

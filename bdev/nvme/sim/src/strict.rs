@@ -92,7 +92,7 @@ pub(crate) fn reserved(is_admin: bool, sqe: &Sqe) -> Option<String> {
     None
 }
 
-/// Of dword 12: the controller inserts and strips protection information.
+/// PRACT in dword 12: the controller inserts and strips protection information.
 const PRACT: u32 = 1 << 29;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From reset to ready: registers, admin queue, Identify, features.
+//! Controller bring-up from reset to ready: registers, admin queue, Identify, features.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,11 +37,11 @@ const READY_MIN: Duration = Duration::from_secs(2);
 pub(crate) struct Facts {
     pub info: ControllerInfo,
     pub version: Version,
-    /// Of doorbells, in bytes.
+    /// Doorbell stride in bytes (CAP.DSTRD).
     pub stride: u32,
     /// I/O queue pairs that there may be.
     pub queues: u16,
-    /// Of a queue.
+    /// Entries of an I/O queue.
     pub entries: u16,
     /// Vectors in use; vector 0 is the admin queue's.
     pub vectors: u16,
@@ -66,7 +66,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// With memory of its own for the queue pair.
+    /// Allocates memory for queue pair `qid` and returns its resources.
     pub fn grant(&self, function: &Arc<dyn Function>, qid: u16) -> Result<Grant, MemoryError> {
         let rings = Rings::allocate(function, self.entries, self.list_bytes)?;
         Ok(self.regrant(function, qid, Arc::new(rings)))

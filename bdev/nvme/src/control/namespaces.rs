@@ -28,7 +28,7 @@ const NLB_MAX: u64 = 1 << 16;
 
 /// DPS: the type of protection information, 0 for none.
 const DPS_TYPE: u8 = 0b111;
-/// With a guard of 16 bits.
+/// Bytes of protection information per block with a 16-bit guard.
 const PROTECTION_BYTES: u16 = 8;
 
 /// A namespace as the controller describes it.
@@ -332,7 +332,7 @@ fn copy_limits(said: &IdentifyNamespace, max_blocks: u32, list_bytes: usize) -> 
     fits.then_some(range)
 }
 
-/// Of an unmap and of a write of zeroes, which the layer above gives one limit.
+/// Largest unmap and write of zeroes, in blocks: the layer above has one limit for both.
 fn range_limit(facts: &Facts, shift: u32) -> u64 {
     let mut most = NLB_MAX;
     if facts.wzsl > 0 && facts.oncs.contains(Oncs::WRITE_ZEROES) {

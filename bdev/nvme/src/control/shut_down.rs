@@ -15,7 +15,8 @@ use crate::info::State;
 /// The time for a controller's shutdown, whatever RTD3E says, at least and at most.
 const SHUTDOWN_MIN: Duration = Duration::from_secs(5);
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
-/// For each queue; a controller that does not delete them is disabled all the same.
+/// Timeout to delete one queue pair, and for admin commands of other callers to complete. A
+/// controller that does not delete its queues is disabled all the same.
 const DELETE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(1);
 /// CC.SHN: normal shutdown.

@@ -22,7 +22,7 @@ use crate::link::Want;
 /// the core polls.
 const POLLED_LOOKS: u8 = 2 * super::TICKS as u8;
 
-/// From interrupts to none, or back.
+/// State of a switch from interrupts to polling, or back.
 #[derive(Debug, Default)]
 pub(super) struct Switch {
     to: Option<bool>,
@@ -67,7 +67,8 @@ impl Pair {
         self.switch.asked = false;
     }
 
-    /// Now and then.
+    /// Counts one look at commands in flight. Starts the switch to polling when enough looks
+    /// found no wish to sleep.
     pub(super) fn look_at_interrupts(&mut self) {
         // It may not have been heard.
         self.switch.asked = false;

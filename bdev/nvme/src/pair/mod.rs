@@ -68,10 +68,10 @@ pub(crate) struct Pair {
     cids: slot::Cids,
     /// Commands given to the controller and not answered.
     sent: u32,
-    /// To be sent again, when.
+    /// Commands to be sent again: due time and slot index.
     again: Vec<(Nanos, u16)>,
     lanes: Lanes,
-    /// Where a list is put together.
+    /// Memory in which a PRP list or an SGL segment is assembled.
     scratch: Box<[u8; crate::data::PAGE]>,
     now: Nanos,
     tick: Option<Duration>,
@@ -278,7 +278,8 @@ impl Pair {
         }
     }
 
-    /// As [`Pair::reap`], for lanes that are not polled: each completion waits in its lane.
+    /// Takes completions like [`Pair::reap`], for lanes that are not polled: each waits in its
+    /// lane.
     fn reap_unseen(&mut self) {
         if let Some(answer) = self.head.peek(&self.grant.rings.cq) {
             self.reap(answer, NO_LANE, &mut Done::with_capacity(0));
@@ -354,7 +355,7 @@ impl Pair {
         }
     }
 
-    /// As [`Pair::finish`], for the owner to find it at its next poll.
+    /// Ends a command like [`Pair::finish`]; the owner finds the completion at its next poll.
     fn end(&mut self, index: u16, status: Status) {
         if let Some((owner, completion)) = self.release(index, status) {
             self.lanes

@@ -1,4 +1,4 @@
-//! From an I/O to an entry of the submission queue: whether it is allowed, where its data is, and
+//! Turns an I/O into a submission queue entry: whether the I/O is allowed, where its data is, and
 //! the entry itself.
 
 use arrayvec::ArrayVec;
@@ -427,7 +427,7 @@ fn bounced(
     parts_of(grant, copy, bytes).ok_or(Unpointed::Impossible)
 }
 
-/// After the controller: copies the bytes that it read into the I/O's own buffers.
+/// Copies the bytes that the controller wrote to the bounce buffer into the I/O's own buffers.
 #[cold]
 pub(super) fn unbounce(io: &mut Io, bounce: &Buf, status: Status) -> Status {
     if io.op != Op::Read || !status.is_ok() {

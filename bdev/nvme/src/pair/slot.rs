@@ -3,9 +3,9 @@
 use nacre_bdev::Io;
 use nacre_hugepages::Buf;
 
-/// In place of a lane's number: no lane waits for the result.
+/// Value in place of a lane number: no lane waits for the result.
 pub(super) const NO_LANE: u32 = u32::MAX;
-/// In the place of a slot's number.
+/// Value in place of a slot number: there is no slot.
 pub(super) const NO_SLOT: u16 = u16::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,20 +31,20 @@ pub(super) enum Half {
 pub(super) struct Slot {
     /// `None`: free, or the second half of a fused pair.
     pub io: Option<Io>,
-    /// In the place of the I/O's own buffers.
+    /// Bounce buffer that holds the data in place of the I/O's own buffers.
     pub bounce: Option<Buf>,
     pub lane: u32,
     pub cid: u16,
     pub stage: Stage,
     pub half: Half,
     pub partner: u16,
-    /// Of a fused pair: what its first answer was, until the second is there.
+    /// Status of the first completion of a fused pair, until the second one arrives.
     pub answer: Option<u16>,
     /// The number of looks that the command has survived, and the reactions so far.
     pub age: u8,
     pub due: u8,
     pub rung: u8,
-    /// Of a copy: blocks that are done, and blocks under way.
+    /// Progress of a Copy: blocks done, and blocks in flight.
     pub done: u32,
     pub piece: u32,
     /// How often it was sent again.
@@ -85,7 +85,7 @@ impl Slot {
         self.half != Half::No
     }
 
-    /// For a new I/O, which is put into it.
+    /// Prepares the slot for a new I/O of `lane`; the caller stores the I/O in the slot.
     #[inline]
     pub fn take_for(&mut self, lane: u32) {
         self.lane = lane;

@@ -68,7 +68,8 @@ pub struct Container {
     /// The smallest that the IOMMU maps, and that memory is counted in.
     page: u64,
     iovas: Mutex<Iovas>,
-    /// Those that are open. A group has one descriptor, however many drives are in it.
+    /// Open groups with their device nodes. A group has one descriptor, however many drives it
+    /// has.
     groups: Mutex<Vec<(String, Weak<Group>)>>,
 }
 

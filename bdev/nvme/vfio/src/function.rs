@@ -319,7 +319,7 @@ struct Region {
     flags: u32,
     size: u64,
     offset: u64,
-    /// From its beginning on, what may be mapped.
+    /// Bytes that may be mapped, counted from the start of the region.
     mappable: u64,
 }
 
@@ -364,7 +364,7 @@ impl Region {
     }
 }
 
-/// Of a region that can be mapped in parts: where the part ends that it begins with.
+/// End in bytes of the sparse mmap area that starts at offset 0 of the region; 0: there is none.
 fn from_start(info: &Argument, at: usize) -> u64 {
     let count = info.u32(at + offset_of!(abi::vfio_region_info_cap_sparse_mmap, nr_areas));
     let areas = at + size_of::<abi::vfio_region_info_cap_sparse_mmap>();

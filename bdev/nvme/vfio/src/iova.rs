@@ -76,7 +76,7 @@ impl Iovas {
     }
 }
 
-/// In order, joined where they touch, without addresses below [`FIRST`].
+/// Sorts ranges, joins those that touch, and removes addresses below [`FIRST`].
 fn normalised(ranges: &[Range]) -> Vec<Range> {
     let mut ranges: Vec<Range> = ranges
         .iter()

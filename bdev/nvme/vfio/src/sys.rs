@@ -115,14 +115,14 @@ impl Argument {
         self.0.len() * 8
     }
 
-    /// 0 where it has ended.
+    /// Reads the 32-bit word at byte offset `at`, a multiple of 4; 0 beyond the end.
     pub fn u32(&self, at: usize) -> u32 {
         let word = self.0.get(at / 8).copied().unwrap_or(0).to_ne_bytes();
         let bytes = [0, 1, 2, 3].map(|byte| word[at % 8 / 4 * 4 + byte]);
         u32::from_ne_bytes(bytes)
     }
 
-    /// As [`Argument::u32`].
+    /// Reads the 64-bit word at byte offset `at`, a multiple of 8; 0 beyond the end.
     pub fn u64(&self, at: usize) -> u64 {
         self.0.get(at / 8).copied().unwrap_or(0)
     }

@@ -33,7 +33,7 @@ pub struct Watch {
 const MESSAGES_MAX: usize = 1024;
 
 impl Watch {
-    /// From now on.
+    /// Starts watching: only changes after this call are reported.
     pub fn new(system: Arc<System>) -> Watch {
         let announcements = listen()
             .inspect_err(|error| tracing::debug!(%error, "no announcements of devices: looking from time to time"))

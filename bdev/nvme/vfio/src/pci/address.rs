@@ -20,8 +20,8 @@ pub struct AddressError(String);
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// In the kernel's format, without the domain for domain 0, or with dots throughout
-    /// (`0000.5e.00.0`), which SPDK accepts too.
+    /// Parses an address in the kernel's format. The domain may be left out for domain 0. Dots
+    /// may separate all parts (`0000.5e.00.0`), which SPDK accepts too.
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let parse = || {
             let (rest, function) = text.rsplit_once('.')?;

@@ -1,4 +1,4 @@
-//! From the kernel's driver to vfio-pci, and back.
+//! Binds a function to vfio-pci in place of the kernel's driver, and back.
 //!
 //! ```text
 //!   bind     driver_override = vfio-pci ─▶ unbind ─▶ drivers_probe ─▶ /dev/vfio/<group>
@@ -45,7 +45,7 @@ pub struct Unbound {
     pub already: bool,
 }
 
-/// For a driver to take or leave a function, and for its node to appear.
+/// Longest wait for a driver to take or leave a function, and for its device node to appear.
 const PATIENCE: Duration = Duration::from_secs(30);
 const STEP: Duration = Duration::from_millis(50);
 

@@ -103,7 +103,7 @@ impl System {
         System::at(root, Box::new(Real))
     }
 
-    /// As [`System::below`], with a kernel of one's own.
+    /// A machine like that of [`System::below`], with the kernel interface that the caller gives.
     pub fn at(root: impl Into<PathBuf>, kernel: Box<dyn Kernel>) -> System {
         System {
             root: root.into(),

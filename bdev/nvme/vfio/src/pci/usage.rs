@@ -119,7 +119,8 @@ impl System {
         names
     }
 
-    /// In whatever namespace of mounts: a container's are not seen from outside otherwise.
+    /// Lists the mounts of devices in every mount namespace: a container's mounts are visible
+    /// only in its own namespace.
     fn mounts(&self, devices: &[String]) -> Vec<Use> {
         let numbers: Vec<Option<String>> = devices
             .iter()
