@@ -26,9 +26,9 @@ pub trait Devices: Send + Sync + 'static {
 /// The device of a replica.
 pub struct ReplicaDevice {
     pub layer: Arc<Layer>,
-    /// On this machine.
+    /// The device is on this machine.
     pub local: bool,
-    /// Ends when dropped.
+    /// The claim on the device; it ends when dropped.
     pub claim: Box<dyn Any + Send + Sync>,
 }
 
@@ -212,7 +212,7 @@ pub enum VolumeError {
     },
     #[error("volume \"{name}\" is fenced: {why}")]
     Fenced { name: String, why: String },
-    /// By a host that does not hold the volume.
+    /// A host that does not hold the volume has reserved the device.
     #[error(
         "device \"{device}\" is reserved by another host: let that host release it, or clear the reservation at the target"
     )]
@@ -445,7 +445,7 @@ pub struct ResyncStatus {
 pub struct LastResync {
     pub kind: ResyncKind,
     pub bytes: u64,
-    /// From the attachment of the replica until it was in sync.
+    /// Time from the attachment of the replica until it was in sync.
     pub seconds: f64,
 }
 

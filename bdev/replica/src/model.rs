@@ -93,7 +93,7 @@ pub enum ReplicaState {
     /// copied, except those that the dirty-region log names.
     Filling {
         watermark: u64,
-        /// As above.
+        /// The stamp of its label, as in [`ReplicaState::Out`].
         #[serde(default)]
         last_label: Stamp,
     },

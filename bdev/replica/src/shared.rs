@@ -45,7 +45,7 @@ pub struct Shared {
     blocks: AtomicU64,
     pub regions: Regions,
     pub stripes: Stripes,
-    /// By slot.
+    /// Regions that each replica lacks, indexed by slot.
     pub missing: [MissingRegions; MAX_REPLICAS],
     /// The region that is being copied, or [`NO_REGION`].
     copying: AtomicU64,
@@ -72,7 +72,7 @@ pub struct Shared {
 /// The view, and overrides that stay whatever the control publishes.
 struct Shown {
     view: Arc<View>,
-    /// As published.
+    /// The mode as the control published it, without overrides.
     mode: Mode,
     /// The operator made I/O fail.
     failing: bool,

@@ -37,7 +37,7 @@ pub struct ReplicaView {
     pub role: Role,
     /// Gets flushes and every write: it is in sync, or about to be.
     pub flushed: bool,
-    /// On this machine.
+    /// The device is on this machine.
     pub local: bool,
     /// [`nacre_bdev::Bdev::losses`] of the device when it was attached.
     pub losses: u64,
@@ -58,7 +58,7 @@ pub struct View {
 }
 
 impl View {
-    /// Before anything is known.
+    /// The view before anything is known about the replicas.
     pub fn closed(settings: &Settings) -> View {
         View {
             version: 0,

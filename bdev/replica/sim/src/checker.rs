@@ -42,9 +42,9 @@ pub struct Checker {
     losses: BTreeMap<usize, Moment>,
     /// The same for power or connection.
     doubts: BTreeMap<usize, Moment>,
-    /// For writes that began before this, no replica is known to have kept anything.
+    /// No replica is known to have kept anything of the writes that began before this moment.
     all_lost: Option<Moment>,
-    /// Since when replicas are reconciled.
+    /// Start of the present reconcile resync, if there is one.
     reconciled_since: Option<Moment>,
     /// Nothing fails any more, and every failure is judged.
     pub calm: bool,

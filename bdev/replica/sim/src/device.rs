@@ -134,7 +134,7 @@ struct SimQueue {
     holder: u64,
     id: u64,
     depth: usize,
-    /// By the disk's number.
+    /// Requests in flight, keyed by the number that the disk gave them.
     requests: BTreeMap<u64, Request>,
     /// Completed, without room in the list yet.
     ready: Vec<(u64, Status)>,

@@ -473,7 +473,8 @@ impl Inner {
         }
     }
 
-    /// For a reader that looks for the cause of a wrong block.
+    /// Prints a command to the watched block, and every flush, to find the cause of a wrong
+    /// block.
     fn show(&self, command: &Command, what: &str) {
         let Some(block) = self.watched else { return };
         let Command {

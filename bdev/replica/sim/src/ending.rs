@@ -207,7 +207,7 @@ impl Ending<'_> {
             .ok_or_else(|| "no holder serves".to_owned())
     }
 
-    /// Until no I/O is in flight.
+    /// Runs the simulation until no I/O is in flight, for at most `PATIENCE`.
     fn drain(&mut self) -> Result<(), String> {
         let end = self.world.clock.now() + PATIENCE;
         let under_way =

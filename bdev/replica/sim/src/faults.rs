@@ -98,7 +98,8 @@ pub struct StoreMood {
     pub(crate) refuses: u64,
     pub(crate) loses: u64,
     pub(crate) slow: u64,
-    /// Until then calls of the holder, or of all holders, get no reply.
+    /// End of an outage: calls of the holder `out_for`, or of all holders, get no reply before
+    /// it.
     pub(crate) out_until: Nanos,
     pub(crate) out_for: Option<u64>,
     pub now: Nanos,

@@ -45,7 +45,7 @@ pub struct Holder {
     pub lanes: Vec<Lane>,
     pub opening: Option<Pending<VolumeHandle>>,
     pub handle: Option<VolumeHandle>,
-    /// Until it is open: the device that the volume's hosts have already.
+    /// Device that the volume's hosts have already, until the volume is open.
     pub prepared: Option<Prepared>,
     pub layer: Option<Arc<Layer>>,
     pub commands: Vec<(String, Pending<()>)>,

@@ -4,7 +4,7 @@
 pub struct Options {
     /// Print everything that happens.
     pub trace: bool,
-    /// With it: prints each disk's commands to this block of the volume.
+    /// Block of the volume to watch: prints each disk's commands to it.
     pub block: Option<u64>,
     /// I/Os of the load before all faults are healed.
     pub ios: u64,

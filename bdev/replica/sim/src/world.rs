@@ -536,7 +536,7 @@ impl World {
         self.holders.iter().enumerate().find_map(with_handle)
     }
 
-    /// For messages.
+    /// Formats each replica and its state, for messages.
     pub fn replicas(&self) -> String {
         let replica = |m: &ReplicaRecord| {
             let state = match m.state {

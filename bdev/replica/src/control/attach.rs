@@ -330,9 +330,9 @@ impl Attacher {
 /// How much of a device's contents is trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LabelCredit {
-    /// As much as the record says.
+    /// The contents are trusted as far as the record says.
     Trusted,
-    /// Nothing.
+    /// None of the contents is trusted.
     None,
 }
 

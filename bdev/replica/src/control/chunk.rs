@@ -75,7 +75,7 @@ impl Copier {
         chunks
     }
 
-    /// Under `turn`.
+    /// Acquires the stripes of one range. The caller holds `turn`.
     async fn acquire_under(&self, lba: u64, blocks: u64) -> Chunk<'_> {
         let mut chunk = Chunk {
             shared: &self.context.shared,

@@ -9,7 +9,7 @@ use super::log::LogWriter;
 use super::state::Live;
 use crate::format::REGIONS_PER_PAGE;
 
-/// Between passes. A region is cleared by the second pass that finds it idle.
+/// Time between two passes. A region is cleared by the second pass that finds it idle.
 const PASS: Duration = Duration::from_secs(3);
 
 impl LogWriter {

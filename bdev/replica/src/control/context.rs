@@ -153,7 +153,7 @@ impl Context {
         Duration::from_millis(self.state.borrow().record.settings.deadline_ms.max(1))
     }
 
-    /// As [`Context::suspect`], for a read.
+    /// Reports a failing replica like [`Context::suspect`], for a read.
     pub(super) fn suspect_read(&self, slot: usize, incarnation: u64, why: Failure) {
         self.shared.report(crate::shared::Report {
             slot,

@@ -12,7 +12,7 @@ impl Membership {
         self.context.shared.missing[slot].is_empty() && live.is_whole()
     }
 
-    /// Under `Membership::turn`.
+    /// Removes the replica in `slot` from the volume. The caller holds `Membership::turn`.
     pub(super) async fn remove_slot(&self, slot: usize) -> Result<(), VolumeError> {
         let Some(replica) = self.context.state.borrow().record.replica(slot).cloned() else {
             return Ok(());
@@ -65,8 +65,8 @@ impl Membership {
         Some(usize::from(old.slot))
     }
 
-    /// For the lanes it stays a replica until all consequences are complete, whatever is published
-    /// meanwhile.
+    /// Detaches the replica in `slot`. For the lanes it stays a replica until all consequences
+    /// are complete, whatever is published meanwhile.
     pub(super) fn let_go_of(&self, slot: usize) {
         self.keep_in_view(slot);
         self.detach(slot);
@@ -104,8 +104,8 @@ impl Membership {
         self.context.signals.resync.notify_one();
     }
 
-    /// After `lost` is out or gone, under `turn`: if the others were to be made equal to it, they
-    /// are made equal to the first of them from now on.
+    /// Changes the source after `lost` is out or gone. If the others were to be made equal to
+    /// `lost`, they are made equal to the first of them from now on. The caller holds `turn`.
     pub(super) fn repin(&self, lost: Uuid) {
         if let Some(first) = self.believe_first() {
             self.context.emit(Happened::SourceChanged {
@@ -115,9 +115,9 @@ impl Membership {
         }
     }
 
-    /// For regions that every replica in sync lacks, the first of them is the source from now on.
-    /// Their differences were never acknowledged, so any of them is right, but only one may be.
-    /// `None`: there is no such region.
+    /// Makes the first replica in sync the source of the regions that every replica in sync
+    /// lacks. Their differences were never acknowledged, so any of them is right, but only one
+    /// may be. Returns the slot of the source; `None`: there is no such region.
     pub(super) fn believe_first(&self) -> Option<usize> {
         let state = self.context.state.borrow();
         let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();

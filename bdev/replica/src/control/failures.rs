@@ -146,8 +146,8 @@ impl FailureHandler {
             .any(|(_, live)| has_lost(live))
     }
 
-    /// Under `Membership::turn`. `false`: while the store was unreachable, others have lost data
-    /// that this one has.
+    /// Decides about the failure of one replica. The caller holds `Membership::turn`. `false`:
+    /// while the store was unreachable, others have lost data that this one has.
     async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) -> bool {
         let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
         let Some(live) = self.context.state.borrow().live[slot]

@@ -140,8 +140,8 @@ pub(super) async fn release(core: &CoreHandle, disk: &Disk, key: u64, patience: 
 }
 
 impl Membership {
-    /// Before a label has `record`'s epoch: no holder of an earlier epoch writes to the replica any
-    /// longer.
+    /// Reserves the replica's device before a label has `record`'s epoch. No holder of an earlier
+    /// epoch writes to the replica any longer.
     pub(super) async fn keep_others_out(
         &self,
         live: &Rc<Live>,

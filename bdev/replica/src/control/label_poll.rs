@@ -40,8 +40,8 @@ impl LabelPoll {
         present.filter(|(_, live)| exposed(live)).collect()
     }
 
-    /// Before the first write of an idle volume: checks the replicas that were not checked for a
-    /// while.
+    /// Checks replicas before the first write of an idle volume: those whose last check is older
+    /// than `WATCH`.
     pub(super) async fn look_before_writing(&self, replicas: &[(usize, Rc<Live>)]) {
         let late = |live: &Live| self.context.core.now().since(live.looked.get()) >= WATCH;
         let due = replicas

@@ -18,7 +18,7 @@ use crate::format::{BLOCK, REGIONS_PER_PAGE, decode_page, encode_page, page_offs
 use crate::mutation::Mutation;
 use crate::shared::Failure;
 
-/// Before a batch that could not be written is tried again.
+/// Delay before a batch that could not be written is retried.
 const AGAIN: Duration = Duration::from_millis(20);
 
 pub(super) struct LogWriter {

@@ -28,7 +28,7 @@ use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
 use crate::shared::Failure;
 
-/// Between two attempts of an I/O that found the device short of something.
+/// Longest delay between two attempts of an I/O for which the device lacked resources.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// How long a task waits for a buffer with stripes in hand.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -123,8 +123,8 @@ impl Media {
         }
     }
 
-    /// As [`Media::claim`], of a device that may have become too small: its label says whether it
-    /// is the replica's.
+    /// Claims a device like [`Media::claim`], even one that may have become too small. Its label
+    /// says whether it is the replica's.
     pub(super) fn claim_of_any_size(
         &self,
         record: &VolumeRecord,

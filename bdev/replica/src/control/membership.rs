@@ -16,7 +16,7 @@ use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
 use crate::store::{StoreError, VolumeStore};
 
-/// Between attempts to reach a store that cannot be reached.
+/// First and longest delay between attempts to reach an unreachable store.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const LAST_DELAY: Duration = Duration::from_secs(5);
 
@@ -46,9 +46,9 @@ impl Membership {
         self.change(false, keep, || false, || ()).await.map(drop)
     }
 
-    /// As [`Membership::commit`], for a decision that another event may overtake while the store is
-    /// unreachable. Returns [`false`] without a change if it is `overtaken`. Calls `decided` when
-    /// the store has it, before any label.
+    /// Commits a change like [`Membership::commit`], for a decision that another event may
+    /// overtake while the store is unreachable. Returns `false` without a change if it is
+    /// `overtaken`. Calls `decided` when the store has the change, before any label has it.
     pub(super) async fn commit_unless(
         &self,
         overtaken: impl Fn() -> bool,

@@ -49,7 +49,7 @@ struct Found {
 /// The findings about the replicas at opening.
 #[derive(Default)]
 struct Gathered {
-    /// By slot.
+    /// Trusted replicas in the order of their slots.
     found: Vec<Found>,
     /// Slots of in-sync replicas that are there, and not to be believed.
     stale: Vec<usize>,
@@ -87,9 +87,9 @@ pub async fn open(
     open_prepared(core, pool, store, devices, observer, holder, &prepared).await
 }
 
-/// As [`open`], for a volume that may be in use already: waiting I/O continues, if the replicas
-/// keep the promised limits ([`VolumeHandle::keeps`]). If opening fails, the volume is as before,
-/// and can be retried.
+/// Opens a volume like [`open`], even one that may be in use already. Waiting I/O continues if
+/// the replicas keep the promised limits ([`VolumeHandle::keeps`]). If opening fails, the volume
+/// is as before, and opening can be retried.
 pub async fn open_prepared(
     core: &CoreHandle,
     pool: Pool,
@@ -571,9 +571,9 @@ impl Opener {
         }
     }
 
-    /// After an unclean stop the replicas may differ where writes were in flight. One of them is
-    /// right by definition, as no such write was acknowledged unless all have it; the others are
-    /// copied from it.
+    /// Marks the regions to reconcile: after an unclean stop the replicas may differ where writes
+    /// were in flight. One of them is right by definition, as no such write was acknowledged
+    /// unless all have it. The others are copied from it.
     fn reconcile(&self, present: &[usize], dirty: &BTreeSet<u64>) {
         let Some((source, others)) = present.split_first() else {
             return;

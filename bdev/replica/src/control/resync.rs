@@ -24,7 +24,7 @@ use crate::shared::{Failure, NO_REGION};
 const AT_ONCE: usize = 4;
 /// How often the watermark of a replica that is being filled is kept, at least.
 const KEEP: Duration = Duration::from_secs(10);
-/// Before what could not be copied is tried again.
+/// Delay before a failed copy or flush is retried.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Longest rest between two chunks while hosts are served.
 const YIELD: Duration = Duration::from_millis(20);

@@ -21,7 +21,7 @@ use crate::shared::{Repair, Report, Shared};
 use crate::view::{Mode, ReplicaView, Role, View};
 
 pub(super) struct State {
-    /// As it is in the store.
+    /// The record as it is in the store.
     pub record: VolumeRecord,
     /// Replicas whose devices are in use, by slot.
     pub live: [Option<Rc<Live>>; MAX_REPLICAS],
@@ -67,7 +67,7 @@ pub(super) struct Live {
     pub stamp: Cell<Stamp>,
     pub sequence: Cell<u64>,
     pub place: Cell<LabelCopy>,
-    /// Under which its device is reserved; 0: it is not.
+    /// Reservation key under which the device is reserved; 0: it is not reserved.
     pub key: Cell<u64>,
     /// When its label was last seen to be this holder's.
     pub looked: Cell<Nanos>,
@@ -366,7 +366,7 @@ impl Resync {
     }
 
     pub fn copied(&mut self, bytes: u64, now: Nanos) {
-        /// Of how long the rate is taken.
+        /// Time over which the resync rate is averaged.
         const WINDOW: Duration = Duration::from_secs(10);
         const STEP: Duration = Duration::from_millis(500);
         self.copied += bytes;

@@ -16,7 +16,7 @@ pub(super) struct Completions {
     ready: VecDeque<Completion>,
     /// Accepted and not yet completed, except those in `ready`.
     open: usize,
-    /// From arrival to completion, smoothed.
+    /// Latency from arrival to completion in nanoseconds, smoothed: each completion counts 1/16.
     latency_ns: u64,
 }
 

@@ -94,11 +94,11 @@ pub struct Lane {
 /// When all requests in flight are judged again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Review {
-    /// When something happens to them.
+    /// Each request is judged when something happens to it.
     NotDue,
-    /// With the next upkeep: a write waits for memory for a queue.
+    /// The next upkeep judges all: a write waits for memory for a queue.
     AtUpkeep,
-    /// In the next turn: the view is new.
+    /// The next turn judges all: the view is new.
     Due,
 }
 
@@ -236,7 +236,7 @@ impl Lane {
         }
     }
 
-    /// Of replicas without I/O in flight, polls only those in `used`.
+    /// Polls the queues of replicas; those without I/O in flight only if they are in `used`.
     fn collect_all(&mut self, used: Slots, done: &mut Done) {
         for slot in 0..MAX_REPLICAS {
             if self.replicas.is_busy(slot) || used & bit(slot) != 0 {

@@ -28,7 +28,7 @@ pub(super) const NO_TROUBLE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// At the replicas, or waiting for a judgement on one of them.
+    /// The request is at the replicas, or waits for a judgement on one of them.
     Flying,
     Parked(Why),
     /// A read that the replica in this slot has. Only the fields before the sets are filled in.

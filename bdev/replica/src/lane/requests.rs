@@ -16,7 +16,7 @@ pub(super) struct Requests {
     free: Vec<u32>,
     /// Number of [`Stage::Swift`] requests.
     swift: usize,
-    /// Of the requests with failed children.
+    /// Failed children of requests, for the requests that have any.
     troubles: Slab<Trouble>,
 }
 

@@ -112,7 +112,7 @@ impl Waiting {
     }
 }
 
-/// For a request that was about to start, and whose stripes another owner has.
+/// Returns the wait of a request that was about to start, and whose stripes another owner has.
 #[cold]
 pub(super) fn stripe_wait(stage: Stage, now: Nanos) -> Why {
     let tries = match stage {

@@ -33,7 +33,8 @@ const RECORDS: TableDefinition<u64, &[u8]> = TableDefinition::new("volumes");
 const IDS: TableDefinition<u128, u64> = TableDefinition::new("ids");
 const NAMES: TableDefinition<&str, u64> = TableDefinition::new("names");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-/// In META: the schema version, and the next position (never reused, so that the order is stable).
+/// Keys in META: the schema version, and the next position. Positions are never reused, so that
+/// the order is stable.
 const SCHEMA: &str = "schema";
 const NEXT: &str = "next";
 

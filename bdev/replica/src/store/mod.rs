@@ -51,7 +51,7 @@ pub enum StoreError {
 ///
 /// A call is made when the method is called: dropping the future does not take it back.
 pub trait VolumeStore: Send + Sync + 'static {
-    /// In order of creation.
+    /// Returns all records in order of creation.
     fn list(&self) -> StoreFuture<Vec<VolumeRecord>>;
 
     fn load(&self, id: Uuid) -> StoreFuture<VolumeRecord>;

@@ -263,7 +263,7 @@ fn deletes(subject: &mut dyn Subject) {
     assert_eq!(names, ["mole", "ant"], "its place is not kept");
 }
 
-/// Of swaps with the same expected version exactly one succeeds, from any number of threads.
+/// Exactly one of the swaps with the same expected version succeeds, from any number of threads.
 fn one_swap_wins(subject: &mut dyn Subject) {
     const THREADS: u64 = 4;
     const WINS: u64 = 16;

@@ -30,7 +30,8 @@ use crate::view::{Mode, ReplicaView, Role, View};
 const RETRY: Duration = Duration::from_millis(1);
 
 pub(super) struct Replicas {
-    /// By slot. Dropped first: after this no device touches a buffer.
+    /// Queues of the replicas, indexed by slot. Dropped first: after this no device touches a
+    /// buffer.
     queues: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
     /// Queues of replicas that left, with I/O in flight.
     old: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
@@ -102,7 +103,7 @@ impl Sync {
 
 /// Views, and the queues that follow from them.
 impl Replicas {
-    /// Without a view and without queues: see [`Replicas::adopt`].
+    /// Makes the replicas of a lane without a view and without queues: see [`Replicas::adopt`].
     pub fn new(
         block_size: u32,
         shared: Arc<Shared>,
