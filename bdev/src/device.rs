@@ -23,7 +23,7 @@ pub struct Geometry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Support {
     Native,
-    /// By the layer above the module, from other operations.
+    /// The layer above the module performs the operation with other operations.
     Emulated,
     No,
 }

@@ -1,4 +1,4 @@
-//! For modules whose I/O is over when it is submitted: completions that wait for the next poll.
+//! Completions that wait for the next poll, for modules whose I/O ends when it is submitted.
 
 use nacre_reactor::Idle;
 

@@ -139,7 +139,7 @@ impl Io {
         self
     }
 
-    /// For [`Op::Copy`]: where to copy from.
+    /// Sets the first block to copy from, for [`Op::Copy`].
     pub fn source(mut self, source_lba: u64) -> Io {
         self.source_lba = source_lba;
         self

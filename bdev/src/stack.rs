@@ -140,7 +140,7 @@ impl Base {
         self.module().uuid()
     }
 
-    /// As the base is announced: that may be more than its module has by now.
+    /// Returns the base's geometry as announced: its module may have fewer blocks by now.
     pub fn geometry(&self) -> Geometry {
         self.claim.layer().geometry()
     }

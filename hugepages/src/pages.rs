@@ -29,7 +29,7 @@ impl PageKind {
         }
     }
 
-    /// From the hugetlb pool: never swapped, so it needs no lock.
+    /// True for pages of the hugetlb pool: they are never swapped, so they need no `mlock`.
     pub fn is_hugetlb(self) -> bool {
         matches!(self, PageKind::OneGiB | PageKind::TwoMiB)
     }

@@ -223,7 +223,7 @@ pub(crate) fn explain(
 }
 
 impl Facts {
-    /// On a machine without named nodes, the whole machine is node 0.
+    /// True if the machine has `node`. Without named nodes, the whole machine is node 0.
     fn has_node(&self, node: u32) -> bool {
         self.nodes.contains(&node) || (self.nodes.is_empty() && node == 0)
     }

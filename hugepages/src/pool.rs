@@ -523,7 +523,8 @@ struct Placed {
 }
 
 impl Layout {
-    /// For memory that begins `start` bytes into its mapping, a multiple of [`SLICE_ALIGN`].
+    /// Lays out buffers in memory that begins `start` bytes into its mapping, a multiple of
+    /// [`SLICE_ALIGN`].
     fn new(start: usize, specs: &[ClassSpec]) -> Layout {
         let mut specs = specs.to_vec();
         specs.sort_by_key(|c| c.size);

@@ -123,7 +123,7 @@ pub(crate) struct Regions {
     len: usize,
     /// The number of the first grain. A region or piece has the number of its first grain.
     first_id: u32,
-    /// By grain and slot: the key of the piece that contains the grain.
+    /// Key of the piece that contains the grain, indexed by grain and device slot.
     keys: Box<[[AtomicU64; DEVICE_SLOTS]]>,
     known: Mutex<[Option<Known>; DEVICE_SLOTS]>,
 }

@@ -374,7 +374,7 @@ impl Lent {
         self.shared.at(self.offset, self.len)
     }
 
-    /// For vectored writes only: the kernel reads the bytes at the time of the call.
+    /// Returns the bytes for vectored writes only: the kernel reads them at the time of the call.
     ///
     /// The slice is mapped, initialised and of constant length while this handle is borrowed. Its
     /// contents may change at any time, so do not read it: use [`Lent::read`].

@@ -17,7 +17,7 @@ pub enum Mode {
 
 #[derive(Debug, Clone)]
 pub struct ReactorConfig {
-    /// Also the thread's name (of which the kernel shows 15 bytes).
+    /// Name of the reactor and of its thread (of which the kernel shows 15 bytes).
     pub name: String,
     /// The core to pin to; `None` leaves it to the scheduler.
     pub core: Option<usize>,
@@ -72,7 +72,7 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// Not one of the reactor modes.
+/// The text names no reactor mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is not a reactor mode: poll, adaptive or interrupt")]
 pub struct UnknownMode {

@@ -50,7 +50,8 @@ impl CoreSet {
         CoreSet::from_list(bare, text)
     }
 
-    /// As SPDK reads `-m`: a list only in brackets, else a mask with or without `0x`.
+    /// Parses a core mask as SPDK reads `-m`: a list only in brackets, else a mask with or
+    /// without `0x`.
     pub fn parse_mask(text: &str) -> Result<CoreSet, CoreSetError> {
         let trimmed = text.trim();
         if trimmed.starts_with('[') || trimmed.starts_with("0x") || trimmed.starts_with("0X") {

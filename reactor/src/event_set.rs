@@ -62,7 +62,7 @@ impl EventSet {
         Ok(rx::delete(&self.epoll, fd)?)
     }
 
-    /// As [`EventSet::add`] for reading, for a descriptor known by its number only, such as a
+    /// Adds a descriptor for reading like [`EventSet::add`], by its number only, such as a
     /// queue's `wake_fd`. The owner deletes it before it is closed.
     pub fn add_raw(&self, fd: RawFd, token: u64) -> std::io::Result<()> {
         let event = epoll::Event::new(epoll::Events::EPOLLIN, token);
@@ -139,7 +139,8 @@ impl Events {
         (0..self.list.len()).map(|at| self.at(at))
     }
 
-    /// By index, for an owner that must borrow itself mutably between two events.
+    /// Returns an event by index, for an owner that must borrow itself mutably between two
+    /// events.
     ///
     /// # Panics
     /// When `at` is not below [`Events::len`].

@@ -67,8 +67,8 @@ impl ReactorHandle {
         self.answer(self.ask(Location::caller(), f))
     }
 
-    /// As [`ReactorHandle::run`], for a future that is made and run on the reactor. Dropping the
-    /// answer does not cancel it.
+    /// Runs a future like [`ReactorHandle::run`] runs a closure: it is made and run on the
+    /// reactor. Dropping the answer does not cancel it.
     #[track_caller]
     pub fn run_future<F, Fut>(
         &self,
@@ -177,7 +177,7 @@ impl ReactorHandle {
         }
     }
 
-    /// In the order in which they run.
+    /// Returns the pollers in the order in which they run.
     pub fn pollers(&self) -> Vec<PollerStats> {
         self.shared.directory.pollers()
     }

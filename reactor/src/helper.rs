@@ -22,7 +22,7 @@ pub struct Helper {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// As many jobs wait as may.
+/// The helper's queue is full: it holds `max` waiting jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the helper thread has all of its {max} waiting jobs")]
 pub struct HelperFull {

@@ -15,10 +15,11 @@ const FORGOTTEN: u32 = 8;
 /// How long a reactor takes its core for shared. It then loses [`MOST_LOST`] again to find out.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
-/// Of the least patience, which is what `busy_poll_us` says.
+/// Largest patience as a multiple of the least patience, which `busy_poll_us` sets.
 const MOST: u32 = 8;
 
-/// Between the configured minimum and [`MOST`] times that.
+/// How long an idle reactor polls before it sleeps: from the configured minimum to [`MOST`] times
+/// that.
 ///
 /// Sleeping and waking cost more than polling a little longer would have. So patience doubles when
 /// work arrived within the time that the maximum patience would have waited, and drops to the

@@ -18,8 +18,8 @@ use crate::shared::ReactorPanicked;
 use crate::stats::Doing;
 use crate::turn::Rest;
 
-/// After this much idle polling, an adaptive reactor yields its core between turns. The work it
-/// waits for may depend on a kernel worker that needs the same core, such as the packet workers of
+/// Idle polling after which an adaptive reactor yields its core between turns. The work it waits
+/// for may depend on a kernel worker that needs the same core, such as the packet workers of
 /// soft-RoCE. Without such a competitor, a yield costs one look at the run queue.
 const POLITE_AFTER: Duration = Duration::from_micros(20);
 

@@ -1,8 +1,8 @@
 //! Rate limit for repeated facts: the first is reported at once, later ones once per interval with
 //! the number left out in between.
 //!
-//! For log lines and events that a peer can cause at will. Not for the data path, which logs
-//! nothing.
+//! It is for log lines and events that a peer can cause at will. It is not for the data path,
+//! which logs nothing.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -67,7 +67,7 @@ pub struct Stall {
     pub culprit: String,
     /// How long the turn had taken when it was last seen.
     pub lasted: Duration,
-    /// When the turn began.
+    /// Time when the turn began.
     pub began: Nanos,
     /// How much of it, at least, the thread was ready but the kernel ran something else. Near
     /// `lasted`, the culprit is whatever shares the core.
@@ -92,8 +92,8 @@ impl Counter {
     }
 }
 
-/// On cache lines of their own (two, for the adjacent-line prefetcher), away from what other
-/// threads write.
+/// Counters of a reactor, on cache lines of their own (two, for the adjacent-line prefetcher),
+/// away from what other threads write.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {

@@ -41,7 +41,7 @@ impl TestCore {
         TestCore::with_clock(ReactorConfig::default(), VirtualClock::new())
     }
 
-    /// For several cores in one time.
+    /// Makes a core on the given clock, which several cores can share.
     ///
     /// # Panics
     /// When there is no descriptor left for an eventfd or an epoll.
@@ -140,8 +140,8 @@ impl TestCore {
         })
     }
 
-    /// As [`TestCore::try_sleep`], but really looks at the wake sources, for at most `limit` of
-    /// real time. True if one of them was ready.
+    /// Sleeps like [`TestCore::try_sleep`], but really looks at the wake sources, for at most
+    /// `limit` of real time. True if one of them was ready.
     ///
     /// # Panics
     /// When the epoll fails.

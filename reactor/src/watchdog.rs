@@ -16,7 +16,7 @@ use crate::core::Shared;
 use crate::handle::ReactorHandle;
 use crate::stats::{Doing, Stall};
 
-/// At most this many lines per reactor and window; the rest are counted.
+/// Most log lines per reactor and window; further stalls are only counted.
 const LINES_PER_WINDOW: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 

@@ -73,14 +73,15 @@ impl<F: Fn() -> Arc<dyn Bdev>> Suite<F> {
         self
     }
 
-    /// Only through the layer: for a module that insists on boundaries and the like.
+    /// Tests the device through the layer only: for a module that insists on boundaries and the
+    /// like.
     pub fn layer_only(mut self) -> Suite<F> {
         self.as_module = false;
         self
     }
 
-    /// For an emulated machine: runs every case, but a quarter of the repetitions that random cases
-    /// need.
+    /// Runs every case on an emulated machine, with a quarter of the repetitions that random
+    /// cases need.
     pub fn in_haste(mut self) -> Suite<F> {
         self.haste = 4;
         self
@@ -153,7 +154,7 @@ impl Subject<'_> {
         limits.max_blocks.min(own).min(boundary).min(200)
     }
 
-    /// As `largest`, of a compare-and-write.
+    /// The largest compare-and-write that a case submits, in blocks, capped like `largest`.
     fn largest_swap(&self) -> u32 {
         let most = self.device.limits().compare_and_write_blocks;
         self.largest().min(most)

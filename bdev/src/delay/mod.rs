@@ -82,7 +82,7 @@ pub struct Delay {
     config: Config,
     uuid: Uuid,
     base: Base,
-    /// By [`Latency`].
+    /// Delays in microseconds, indexed by [`Latency`].
     latencies_us: Arc<[AtomicU64; 4]>,
 }
 

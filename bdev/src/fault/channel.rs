@@ -36,11 +36,11 @@ pub(super) struct Channel {
     depth: usize,
     /// Everything that was taken.
     requests: Slab<Request>,
-    /// With the base.
+    /// I/Os in flight at the base.
     below: u64,
     hung: Vec<usize>,
     deferred: VecDeque<usize>,
-    /// Answered by the base, not due yet.
+    /// I/Os that the base has answered and that are not due yet.
     held: Held,
     from_base: Done,
     resumes: u64,
@@ -54,14 +54,14 @@ struct Request {
 }
 
 enum Place {
-    /// At the base. `original`: the index of the corrupted buffer, and the buffer that its copy
-    /// replaces.
+    /// The base has the I/O. `original`: the index of the corrupted buffer, and the buffer that
+    /// its copy replaces.
     Base {
         original: Option<(usize, Buf)>,
     },
     Hung(Io),
     Deferred(Io),
-    /// Waits in `held`.
+    /// The base has answered; the I/O waits in `held`.
     Answered(Status, Extents),
 }
 

@@ -15,23 +15,23 @@ use crate::io::{Io, Op, Status};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// In which operations; empty: in all.
+    /// Operations in which the fault strikes; empty: all.
     #[serde(default)]
     pub ops: Vec<Op>,
-    /// Only in I/Os that touch this range, `(first block, number of blocks)`.
+    /// Blocks that an I/O must touch for the fault to strike: `(first block, number of blocks)`.
     #[serde(default)]
     pub range: Option<(u64, u64)>,
     pub action: Action,
-    /// How many times; `None`: without end.
+    /// Number of times that the fault strikes; `None`: no limit.
     #[serde(default)]
     pub count: Option<u64>,
-    /// How likely, from 0 to 1.
+    /// Probability with which the fault strikes, from 0 to 1.
     #[serde(default = "always")]
     pub probability: f64,
     /// Seed of the random choices. Each queue draws its own numbers from it.
     #[serde(default)]
     pub seed: u64,
-    /// Only while at least so many I/Os of the queue are with the device below.
+    /// Fewest I/Os of the queue in flight at the device below for the fault to strike.
     #[serde(default)]
     pub queue_depth: u64,
 }
@@ -41,7 +41,7 @@ fn always() -> f64 {
 }
 
 impl Fault {
-    /// Always, everywhere.
+    /// A fault that strikes every I/O.
     pub fn new(action: Action) -> Fault {
         Fault {
             ops: Vec::new(),

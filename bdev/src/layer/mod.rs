@@ -54,7 +54,7 @@ const BOUNCE: usize = 64 * 1024;
 pub struct Layer {
     bdev: Arc<dyn Bdev>,
     shape: Shape,
-    /// As it was at first: only the size changes.
+    /// Geometry at creation; only the size changes later, see `blocks`.
     geometry: Geometry,
     /// The size that ranges are checked against and that hosts see; see [`Layer::refresh`]. The
     /// module may have fewer blocks, and refuses I/O beyond its end.
@@ -63,7 +63,7 @@ pub struct Layer {
     /// The module has refused to write zeroes, although it says that it can: it is not asked again.
     zeroes_refused: AtomicBool,
     stats: Arc<DeviceStats>,
-    /// Where compare-and-write is emulated.
+    /// Gate of the emulated compare-and-write; `None`: the layer does not emulate it.
     gate: Option<Arc<Gate>>,
     opens: Arc<Opens>,
     qos: Arc<Qos>,
@@ -76,7 +76,8 @@ impl Layer {
         Layer::stacked(bdev, &[])
     }
 
-    /// As [`Layer::new`], for a device on top of the devices `below`: their limits apply to it too.
+    /// Makes a layer like [`Layer::new`], for a device on top of the devices `below`. Their
+    /// limits apply to it too.
     pub fn stacked(bdev: Arc<dyn Bdev>, below: &[Arc<Layer>]) -> Arc<Layer> {
         let qos = Arc::new(Qos::default());
         let limits = Chain::new(&qos, below.iter().map(|layer| layer.limits.clone()));
@@ -125,7 +126,7 @@ impl Layer {
         (self.blocks.swap(now, Ordering::Relaxed) != now).then_some(now)
     }
 
-    /// From now on every I/O completes with [`crate::Status::Gone`]; I/O that the module has
+    /// Completes every I/O from now on with [`crate::Status::Gone`]. I/O that the module has
     /// already ends in the module.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
@@ -136,7 +137,7 @@ impl Layer {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// As [`Bdev::open`], but of the type itself, for calls without indirection.
+    /// Opens a queue like [`Bdev::open`], of the type itself, for calls without indirection.
     pub fn open_queue(self: &Arc<Layer>, pool: &Pool) -> Result<LayerQueue, OpenError> {
         let memory = self.memory(pool)?;
         let module = self.open_module(pool)?;

@@ -12,7 +12,7 @@ pub(super) struct Shape {
     pub max_blocks: u32,
     pub max_unmap_blocks: u64,
     pub max_verify_blocks: u32,
-    /// Of a compare-and-write that the module does by itself.
+    /// Largest compare-and-write that the module performs by itself, in blocks.
     own_swap_blocks: u32,
     /// 0: none.
     pub boundary_blocks: u32,

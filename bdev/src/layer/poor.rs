@@ -1,4 +1,4 @@
-//! For tests: the poorest module that the layer must cope with.
+//! The poorest module that the layer must cope with, for tests.
 //!
 //! It reads and writes a few blocks at a time and flushes, nothing else. It has a volatile cache,
 //! completes out of order, late and at random, is busy at random, and records its requests.

@@ -51,7 +51,7 @@ pub struct LayerQueue {
     /// The reactor may have slept since `now`.
     pub(super) stale: bool,
     pub(super) throttle: Throttle,
-    /// When the I/O came that is being started, if that was earlier.
+    /// Arrival time of the I/O that is being started, if it arrived earlier.
     pub(super) arrived: Option<Nanos>,
     pub(super) stats: StatWriter,
     memory: Memory,
@@ -65,7 +65,7 @@ struct Slot {
     pending: Pending,
     generation: u32,
     op: Op,
-    /// In the gate as an untracked write.
+    /// The gate counts the I/O as an untracked write.
     counted: bool,
     blocks: u32,
     /// The slot's job, or [`NO_JOB`].
@@ -122,10 +122,10 @@ impl LayerQueue {
         !self.waiting.is_empty()
     }
 
-    /// For a layer above that keeps the same accounts of each I/O as this one. Takes a read that
-    /// the module can do directly; hands any other back, to be submitted as usual. Its token has
-    /// neither bit 63 nor bit 31. After `poll` returned it, the layer above calls
-    /// [`LayerQueue::count_read`].
+    /// Takes a read that the module can do directly; hands any other back, to be submitted as
+    /// usual. It is for a layer above that keeps the same accounts of each I/O as this one. The
+    /// read's token has neither bit 63 nor bit 31. After `poll` returned it, the layer above
+    /// calls [`LayerQueue::count_read`].
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn pass_read(&mut self, mut io: Io) -> Result<(), Io> {

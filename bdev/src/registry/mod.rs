@@ -59,7 +59,7 @@ pub enum RegistryError {
     )]
     WouldShrink {
         name: String,
-        /// In bytes.
+        /// Sizes in bytes.
         announced: u64,
         wanted: u64,
         user: String,
@@ -70,7 +70,7 @@ pub enum RegistryError {
     )]
     Shrinks {
         name: String,
-        /// In bytes.
+        /// Sizes in bytes.
         announced: u64,
         now: u64,
         user: String,
@@ -86,8 +86,8 @@ pub enum RegistryError {
 pub enum Removal {
     /// Refused while a claim exists.
     IfUnused,
-    /// As if the device had been pulled out: holders are notified, devices stacked on it go as
-    /// well.
+    /// The device goes as if it had been pulled out. Holders are notified, and devices stacked on
+    /// it go as well.
     Hot,
 }
 
@@ -140,8 +140,9 @@ impl Registry {
         self.register_announced(bdev, 0)
     }
 
-    /// As [`Registry::register`], for a device whose size was announced to hosts, for example
-    /// before a restart: if it now has fewer blocks, it keeps the announced size.
+    /// Registers a device like [`Registry::register`], with a size that was announced to hosts,
+    /// for example before a restart. If the device now has fewer blocks, it keeps the announced
+    /// size.
     pub fn register_announced(
         &self,
         bdev: Arc<dyn Bdev>,
@@ -178,7 +179,7 @@ impl Registry {
         Ok(layer)
     }
 
-    /// By name, alias or UUID. Does not find a device that is being removed.
+    /// Finds a device by name, alias or UUID, unless it is being removed.
     pub fn lookup(&self, name: &str) -> Option<Arc<Layer>> {
         let state = self.lock();
         state
@@ -187,7 +188,7 @@ impl Registry {
             .map(|record| Arc::clone(&record.layer))
     }
 
-    /// As [`Registry::lookup`], with the reason when it finds nothing.
+    /// Finds a device like [`Registry::lookup`], and gives the reason when there is none.
     pub fn get(&self, name: &str) -> Result<Listed, RegistryError> {
         self.lock().find(name).map(Record::listed)
     }
@@ -232,7 +233,7 @@ impl Registry {
         self.claim_with(name, holder, usage, None)
     }
 
-    /// As [`Registry::claim`], for a holder that knows whether a host relies on the size.
+    /// Claims a device like [`Registry::claim`]; `watch` knows whether a host relies on the size.
     pub fn claim_watched(
         &self,
         name: &str,

@@ -60,7 +60,8 @@ impl Registry {
         self.take_size(name, Shrink::IfUnused)
     }
 
-    /// As [`Registry::notify_resize`], with the choice.
+    /// Adopts a new size like [`Registry::notify_resize`]; `shrink` permits or refuses a smaller
+    /// one.
     pub fn take_size(&self, name: &str, shrink: Shrink) -> Result<Option<u64>, RegistryError> {
         let stack = self.stack(name)?;
         self.tell_cut(&stack);
@@ -166,7 +167,7 @@ impl Registry {
 }
 
 impl Record {
-    /// Those who opened the device without a claim.
+    /// Returns the user that opened the device without a claim, if there is one.
     fn unclaimed(&self) -> Option<User> {
         let queues = self.layer.open_queues();
         let open = self.claims.is_empty() && queues > 0;

@@ -73,7 +73,7 @@ pub struct Part {
     name: String,
     uuid: Uuid,
     index: usize,
-    /// In blocks, as `blocks`.
+    /// Start of the part on the base, in blocks.
     offset: u64,
     blocks: u64,
     parts: Arc<Parts>,
@@ -82,7 +82,7 @@ pub struct Part {
 /// What the parts of one base share.
 struct Parts {
     base: Base,
-    /// By part: the fewest blocks of the base since the part's user asked.
+    /// Fewest blocks of the base since the part's user asked, indexed by part.
     least_of_base: Mutex<Vec<u64>>,
 }
 

@@ -53,14 +53,14 @@ impl Class {
 /// One operation's counts. Latencies in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpStats {
-    /// Completed without an error.
+    /// Operations that completed without an error.
     pub ops: u64,
     pub bytes: u64,
-    /// Completed with an error (a miscompare is one).
+    /// Operations that completed with an error (a miscompare is one).
     pub errors: u64,
-    /// Of all completed, with or without an error.
+    /// Sum of the latencies of all completed operations, with or without an error.
     pub latency_sum_ns: u64,
-    /// 0 when nothing completed.
+    /// Smallest latency; 0 when nothing completed.
     pub latency_min_ns: u64,
     pub latency_max_ns: u64,
 }
@@ -68,11 +68,11 @@ pub struct OpStats {
 /// All counts of a device, or of one of its queues, at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// By [`Op::index`].
+    /// Counts of each operation, indexed by [`Op::index`].
     pub ops: [OpStats; Op::COUNT],
-    /// By [`Status::kind`].
+    /// Number of completions with each status, indexed by [`Status::kind`].
     pub statuses: [u64; Status::KINDS],
-    /// By [`Class`].
+    /// Latency histograms, indexed by [`Class`].
     pub histograms: [HistogramSnapshot; 3],
     /// I/Os under way now.
     pub inflight: u64,
@@ -354,13 +354,14 @@ pub(crate) struct StatWriter {
     epoch: Epoch,
     block: Arc<StatBlock>,
     device: Arc<DeviceStats>,
-    /// Since the last turn: operations that took no time, and their bytes.
+    /// Operations since the last turn that took no time, and their bytes, indexed by
+    /// [`Op::index`].
     at_once: [(u64, u64); Op::COUNT],
     any_at_once: bool,
 }
 
 impl StatWriter {
-    /// Once per turn: publishes what went at once and the number in flight, and obeys a reset.
+    /// Ends a turn: publishes what went at once and the number in flight, and obeys a reset.
     pub(crate) fn turn(&mut self, inflight: usize) {
         if self.any_at_once {
             self.publish_at_once();

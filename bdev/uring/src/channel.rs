@@ -35,7 +35,8 @@ pub(crate) struct Channel {
     ring: Ring<Task>,
     /// Ended without the kernel.
     finished: VecDeque<(Key, Status)>,
-    /// Not aligned for direct I/O, and no buffer to copy through yet. In order of arrival.
+    /// I/Os that are not aligned for direct I/O and have no buffer to copy through yet, in order
+    /// of arrival.
     waiting: VecDeque<Key>,
 }
 
@@ -44,7 +45,7 @@ struct Task {
     token: Token,
     op: Op,
     flags: Flags,
-    /// In bytes.
+    /// Start of the I/O in the file, in bytes; `length` and `done` are in bytes too.
     offset: u64,
     length: u64,
     done: u64,

@@ -42,7 +42,7 @@ pub(crate) enum Command {
 /// The memory of a read or write.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Parts<'a> {
-    /// In the slot, where the kernel may read it later.
+    /// The iovec array in the slot, where the kernel may read it later.
     pub list: &'a [libc::iovec],
     /// The registered region that a single part lies in.
     pub region: Option<u16>,

@@ -132,7 +132,7 @@ impl CreateError {
         }
     }
 
-    /// As the error that every bdev's opening shares; the message keeps the facts.
+    /// Converts to the error that opening any bdev returns; its message keeps the facts.
     pub fn for_bdev(self, bdev: &str) -> OpenError {
         OpenError {
             bdev: bdev.to_owned(),

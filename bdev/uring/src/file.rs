@@ -14,7 +14,7 @@ use crate::probe::{self, BlockFacts, Direct};
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub config: Config,
-    /// Without links and relative parts.
+    /// Canonical path: no symbolic links and no relative parts.
     pub path: PathBuf,
     pub file: Arc<File>,
     pub block: Option<BlockFacts>,
@@ -23,11 +23,11 @@ pub(crate) struct OpenFile {
     pub size: Size,
     /// Whether the file turned out to take FALLOC_FL_ZERO_RANGE; assumed until it refuses.
     pub zero_range: AtomicBool,
-    /// The same of punching holes.
+    /// Whether holes can be punched: what the probe found, until the file refuses.
     pub punch: AtomicBool,
     /// The page cache lost data: FLUSH and FUA fail until an operator rescans the device.
     pub lost: AtomicBool,
-    /// Through buffers that are aligned for direct I/O, by all queues.
+    /// Bytes that all queues copied through buffers aligned for direct I/O.
     pub copied: AtomicU64,
 }
 

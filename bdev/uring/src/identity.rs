@@ -108,7 +108,8 @@ pub(crate) fn uuid(path: &Path, metadata: &Metadata) -> Uuid {
 
 /// The sysfs attribute that identifies the disk, and its value with the partition number.
 fn disk_id(rdev: u64) -> Option<(&'static str, String)> {
-    /// In order of preference. Paths with `..` belong to the disk that contains a partition.
+    /// Attributes in order of preference. Paths with `..` belong to the disk that contains a
+    /// partition.
     const ATTRIBUTES: [&str; 11] = [
         "wwid",
         "device/wwid",

@@ -81,7 +81,8 @@ pub struct Config {
     /// or given a size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
-    /// By default derived from the file's path and inode, or the device's serial number.
+    /// UUID of the bdev. By default derived from the file's path and inode, or the device's
+    /// serial number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
     #[serde(default)]

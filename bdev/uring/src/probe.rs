@@ -18,9 +18,9 @@ use crate::{Config, RingOptions};
 /// What direct I/O must be aligned to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Direct {
-    /// Of buffer addresses.
+    /// Alignment of buffer addresses, in bytes.
     pub memory: u32,
-    /// Of offsets and lengths.
+    /// Alignment of offsets and lengths, in bytes.
     pub offset: u32,
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct BlockFacts {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub file: File,
-    /// Without links and relative parts.
+    /// Canonical path: no symbolic links and no relative parts.
     pub path: PathBuf,
-    /// Of block devices.
+    /// Block layer attributes of a block device; `None`: a regular file.
     pub block: Option<BlockFacts>,
-    /// Or why I/O goes through the page cache.
+    /// Alignment for direct I/O, or why I/O goes through the page cache.
     pub direct: Result<Direct, String>,
     pub block_size: u32,
     pub physical_block_size: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Opened {
     pub punch: bool,
     pub uuid: Uuid,
     pub identity: Identity,
-    /// Of regular files: the numbers of device and inode, until the machine restarts.
+    /// Device and inode numbers of a regular file, valid until the machine restarts.
     pub inode: Option<(u64, u64)>,
 }
 

@@ -76,7 +76,8 @@ pub(crate) struct Facts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Staged {
     InPlace,
-    /// Through an aligned buffer of the pool, into which so many bytes were copied now.
+    /// The I/O goes through an aligned buffer of the pool, into which so many bytes were copied
+    /// now.
     Copied(usize),
     /// The pool has no buffer to spare now.
     NoBuffer,
@@ -384,7 +385,7 @@ impl<T> Ring<T> {
         self.uring.submission().len()
     }
 
-    /// From here to [`Ring::disarm`] completions signal the wake descriptor.
+    /// Makes completions signal the wake descriptor, until [`Ring::disarm`].
     pub fn arm(&mut self) {
         self.uring.completion().enable_eventfd();
         // The kernel queues the completion, then looks at the flag; we clear the flag, then look
@@ -445,8 +446,8 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Before 6.12 a block device has no such command and says so; one that knows it refuses a
-    /// range of nothing.
+    /// Returns whether the block device has the discard command. A kernel before 6.12 has no such
+    /// command and says so; one that has it refuses an empty range.
     fn probe_discard(&mut self) -> bool {
         let mut probe = Probe::new();
         let known = self.uring.submitter().register_probe(&mut probe).is_ok()

@@ -90,7 +90,7 @@ impl Throttle {
         None
     }
 
-    /// Until when a reactor may sleep; `comes`: something will end in the module, and wake it.
+    /// Returns how long a reactor may sleep. `comes`: an I/O will end in the module, and wake it.
     pub fn arm(&self, now: Nanos, comes: bool) -> Idle {
         let mut idle = Idle::Quiet;
         for first in self.held.iter().filter_map(VecDeque::front) {
