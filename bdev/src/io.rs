@@ -83,7 +83,7 @@ impl Op {
         }
     }
 
-    /// Whether it changes the blocks it names.
+    /// True if the operation changes the blocks it names.
     pub fn is_write(self) -> bool {
         matches!(
             self,

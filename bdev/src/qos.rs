@@ -108,7 +108,7 @@ impl Qos {
         self.on.load(Relaxed)
     }
 
-    /// When such an I/O can be admitted.
+    /// Returns the time when such an I/O can be admitted.
     fn due(&self, op: Op, bytes: u64) -> Nanos {
         let cost = costs(op, bytes);
         let due = |(bucket, cost): (&Bucket, u64)| match cost {

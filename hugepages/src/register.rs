@@ -76,7 +76,7 @@ impl RegionInfo {
         self.base.as_ptr()
     }
 
-    /// Never 0, at most [`REGION_MAX`].
+    /// Length of the region in bytes: never 0, at most [`REGION_MAX`].
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         self.len

@@ -17,7 +17,8 @@ pub(crate) const UNIT: usize = 2 * MIB as usize;
 
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Never cleared: another core may be writing the range that a host discards.
+    /// Units written so far. A mark is never cleared: another core may be writing the range that
+    /// a host discards.
     units: Box<[AtomicBool]>,
     /// Held while a unit is allocated, so that no other core writes to it meanwhile.
     taking: Mutex<()>,

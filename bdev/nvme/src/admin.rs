@@ -59,14 +59,14 @@ struct Inside {
     /// kept from memory.
     kept: Option<Arc<AdminMemory>>,
     slots: Vec<Slot>,
-    /// Whose the area for more than a page is, if that slot is not free.
+    /// Slot that has the area for more than a page, unless that slot is free.
     area_of: Option<usize>,
     events: VecDeque<AsyncEvent>,
     /// Completions that answer nothing.
     lies: u64,
     /// Why there is no queue.
     closed: Option<ControlError>,
-    /// Nothing is sent but what ends the I/O queues.
+    /// The queue accepts only commands that delete I/O queues.
     ending: bool,
 }
 
@@ -102,7 +102,7 @@ impl AdminMemory {
         })
     }
 
-    /// Where so many bytes of the command in a slot are: the memory, and the place in it.
+    /// Returns the memory for `bytes` of the command in a slot, and the offset in it.
     fn place(&self, index: usize, bytes: usize) -> (&DmaMemory, usize) {
         if bytes > PAGE {
             (&self.area, 0)

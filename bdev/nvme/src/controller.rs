@@ -28,7 +28,7 @@ const REPORTS_MAX: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminData {
     None,
-    /// So many bytes that the controller fills.
+    /// The controller fills this many bytes.
     Read(usize),
 }
 
@@ -272,7 +272,7 @@ impl Controller {
         &self.counters
     }
 
-    /// Where buffers note the addresses that the drive knows them by.
+    /// Returns the device slot in which buffers note the addresses that the drive knows them by.
     pub(crate) fn memory_slot(&self) -> usize {
         self.slot.load(Ordering::Relaxed)
     }

@@ -30,7 +30,7 @@ pub struct FunctionError {
 ///
 /// Dropping it gives the function back: the controller can reach no memory after that.
 pub trait Function: Send + Sync + 'static {
-    /// Where it is: `0000:5e:00.0`.
+    /// PCI address of the function: `0000:5e:00.0`.
     fn address(&self) -> &str;
 
     /// The memory node of the function, if the system reports it.

@@ -23,7 +23,7 @@ pub(crate) struct Grant {
     pub sgl: SglSupport,
     /// Interrupt vector of the completion queue; `None`: the queue does not interrupt.
     pub vector: Option<u16>,
-    /// Where a buffer's address is noted.
+    /// Device slot in which a buffer notes its address.
     pub key: usize,
     /// Delays before a command is sent again, by CRD.
     pub delays: [Duration; 4],
@@ -105,7 +105,7 @@ pub(crate) enum Want {
     Make,
     /// Its owner is gone: delete it.
     Delete,
-    /// Nothing is in it, and nothing will be before it is made again, with interrupts or without.
+    /// The queue is empty and stays so until it is recreated, with interrupts (`on`) or without.
     Interrupts { on: bool },
     /// A command has no completion. `stage` counts the earlier attempts.
     Late {

@@ -113,12 +113,12 @@ impl Doorbell {
     }
 }
 
-/// Whether the step from `before` to `value` passed `event`, all modulo 2^16.
+/// True if the step from `before` to `value` passed `event`, all modulo 2^16.
 fn wants_register(event: u16, value: u16, before: u16) -> bool {
     value.wrapping_sub(event).wrapping_sub(1) < value.wrapping_sub(before)
 }
 
-/// Where the owner of a submission queue is.
+/// Owner's position in a submission queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tail {
     entries: u16,
@@ -168,7 +168,7 @@ pub(crate) struct Answer {
     pub status: u16,
 }
 
-/// Where the owner of a completion queue is.
+/// Owner's position in a completion queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Head {
     entries: u16,

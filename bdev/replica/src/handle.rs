@@ -139,11 +139,11 @@ pub enum Happened {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResyncKind {
-    /// Only the regions that the replica missed.
+    /// The resync copies only the regions that the replica missed.
     Partial,
-    /// Everything.
+    /// The resync copies everything.
     Full,
-    /// The regions being written when the volume stopped uncleanly.
+    /// The resync copies the regions being written when the volume stopped uncleanly.
     Reconcile,
 }
 

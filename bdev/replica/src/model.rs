@@ -66,7 +66,7 @@ pub struct ReplicaRecord {
     /// The replica to remove as soon as this one is in sync.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaces: Option<Uuid>,
-    /// Taken out by the operator: it does not return by itself.
+    /// The operator took the replica out: it does not return by itself.
     #[serde(default)]
     pub offline: bool,
     /// Its device had fewer blocks than the volume needs, and no other replica could fill it: the

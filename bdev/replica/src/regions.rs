@@ -29,11 +29,12 @@ pub struct Regions {
 /// The result of a request for a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entered {
-    /// Inside: write, then leave.
+    /// The caller is inside the region: it writes, then leaves.
     Inside,
-    /// Not yet dirty on the media. The caller is the first to want it and notifies the control.
+    /// The region is not yet dirty on the media. The caller is the first to want it, and notifies
+    /// the control.
     First,
-    /// Not yet; the control knows.
+    /// The region is not yet dirty on the media; the control knows.
     Wait,
 }
 

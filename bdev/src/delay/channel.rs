@@ -35,7 +35,7 @@ pub(super) struct Channel {
 struct Request {
     pending: Pending,
     latency: Option<Latency>,
-    /// Once the base has answered.
+    /// The base's answer, once it has come.
     answer: Option<(Status, Extents)>,
 }
 

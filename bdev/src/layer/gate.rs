@@ -50,7 +50,7 @@ struct Table {
     entries: Vec<Entry>,
     next: u64,
     counts: Vec<Arc<Padded<AtomicU64>>>,
-    /// When the last compare-and-write came or ended.
+    /// Time when the last compare-and-write arrived or ended.
     last: Nanos,
 }
 

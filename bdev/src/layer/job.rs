@@ -31,14 +31,14 @@ pub(super) enum Step {
     Submit(Io),
     /// Something it needs (a bounce buffer) is short: ask again next turn.
     Park,
-    /// Nothing before a child is done.
+    /// The job has no step until a child completes.
     Wait,
     Finished(Status),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Waits for its range in the gate's table.
+    /// The job waits for its range in the gate's table.
     Gate,
     Work,
     Flush,
@@ -245,7 +245,7 @@ impl Job {
         }
     }
 
-    /// Whether no new child will be made for it.
+    /// True if the job makes no new child.
     pub fn is_over(&self) -> bool {
         self.aborted || !self.status.is_ok()
     }

@@ -26,9 +26,9 @@ pub(super) struct Shape {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// The module does it as it is.
+    /// The module executes the I/O as it is.
     Direct,
-    /// Answered without the module.
+    /// The layer answers the I/O without the module.
     Now(Status),
     Job(Recipe),
 }

@@ -394,7 +394,7 @@ fn at_end(file: &OpenFile, task: &mut Task) -> Next {
     again(task, medium_error(task.op))
 }
 
-/// Once more, unless that was tried too often.
+/// Starts the task once more, unless it is being aborted or was tried too often.
 fn again(task: &mut Task, otherwise: Status) -> Next {
     if task.aborting {
         return Next::Done(Status::Aborted);

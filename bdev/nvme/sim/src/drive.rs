@@ -57,7 +57,7 @@ impl Shared {
 }
 
 impl Drive {
-    /// Not plugged in yet.
+    /// Makes a drive that is not plugged in yet.
     pub fn new(config: Config) -> Drive {
         let doorbells = 2 * (u32::from(config.io_queues) + 1);
         let bytes = 0x1000 + (doorbells * (4 << config.doorbell_stride)).next_multiple_of(4096);
@@ -200,7 +200,7 @@ impl Drive {
         self.lock().bus_master
     }
 
-    /// Whether the function that it is was dropped.
+    /// True if the function of the drive was dropped.
     pub fn is_given_back(&self) -> bool {
         self.lock().given_back
     }

@@ -5,36 +5,37 @@ use std::time::Duration;
 use nacre_nvmf_wire::StatusCode;
 use nacre_random::Random;
 
-/// What becomes of one command.
+/// What happens to one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Answered with this, and not done.
+    /// The command is not executed, and completes with this status.
     Status(StatusCode),
-    /// Done, and yet answered with this.
+    /// The command is executed, and yet completes with this status.
     DoneButStatus(StatusCode),
-    /// Never answered; done or not. An Abort ends it, unless it is deaf.
+    /// The command never completes, executed (`done`) or not. An Abort ends it, unless it is
+    /// `deaf`.
     Never { done: bool, deaf: bool },
-    /// Done, and answered so much later.
+    /// The command is executed, and completes this much later.
     Late(Duration),
-    /// Neither done nor answered until [`crate::Drive::release`].
+    /// The command is neither executed nor completed until [`crate::Drive::release`].
     Hold,
-    /// Answered with an identifier that is off by so much.
+    /// The completion has a command identifier that is off by this much.
     WrongCid(u16),
-    /// Answered with another queue's identifier.
+    /// The completion has another queue's identifier.
     WrongSqid(u16),
-    /// Answered with a queue head that is off by so much.
+    /// The completion has a submission queue head that is off by this much.
     WrongHead(u16),
-    /// Answered twice.
+    /// The command gets two completions.
     Duplicate,
     /// The completion has the phase tag of the previous round: the driver does not see it.
     WrongPhase,
-    /// Answered without an interrupt.
+    /// The completion comes without an interrupt.
     LoseInterrupt,
-    /// The controller fails (CSTS.CFS) when it is fetched.
+    /// The controller fails (CSTS.CFS) when it fetches the command.
     Fatal,
-    /// The controller resets itself when it is fetched: not ready, all queues gone.
+    /// The controller resets itself when it fetches the command: not ready, all queues gone.
     ResetItself,
-    /// The drive is pulled when it is fetched.
+    /// The drive is pulled when it fetches the command.
     Pulled,
 }
 

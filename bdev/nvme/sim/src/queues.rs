@@ -141,7 +141,7 @@ pub(crate) struct Cq {
     pub id: u16,
     base: u64,
     entries: u16,
-    /// Where the driver is, where the next completion goes, and with which tag.
+    /// The driver's head, the controller's tail, and the phase tag of the next completion.
     head: u16,
     tail: u16,
     phase: bool,

@@ -93,7 +93,8 @@ impl Violations {
     }
 }
 
-/// Where it is between disabled and ready. The moment is known when it is first looked at.
+/// The controller's step between disabled and ready. The moment is known when it is first looked
+/// at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Disabled,
@@ -156,7 +157,7 @@ impl Signal {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Whether it was set.
+    /// Clears the signal. True if it was set.
     pub fn clear(&self) -> bool {
         rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
     }
@@ -210,7 +211,7 @@ pub(crate) struct State {
     pub stats: Stats,
     pub violations: Violations,
 
-    /// Kept for their memory.
+    /// Lists and bytes kept for reuse.
     pub pieces: Pieces,
     pub buffer: Vec<u8>,
 }

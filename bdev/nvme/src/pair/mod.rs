@@ -76,9 +76,9 @@ pub(crate) struct Pair {
     now: Nanos,
     tick: Option<Duration>,
     next_scan: Nanos,
-    /// When late commands are looked for; a scan may come earlier.
+    /// Time of the next look for late commands; a scan may come earlier.
     next_look: Nanos,
-    /// Where the completion queue was at the last scan, if commands were under way.
+    /// Position in the completion queue at the last scan, if commands were in flight.
     still: Option<u32>,
     switch: Switch,
 }
@@ -88,7 +88,7 @@ pub(crate) enum Start<'a> {
     Full,
     /// Its command is in the ring, and it belongs here: into a slot, which is empty.
     Sent(&'a mut Option<Io>),
-    /// Taken, and there is more to it.
+    /// The I/O is accepted, and more remains to be done for it.
     Other,
 }
 

@@ -116,7 +116,7 @@ impl Bar {
         }
     }
 
-    /// Whether an access met nothing, so that the kernel complained.
+    /// True if the device is gone: [`Bar::detach`] was called, or an access ended in SIGBUS.
     pub fn is_gone(&self) -> bool {
         self.guard.gone.load(Ordering::Relaxed)
     }
@@ -242,7 +242,7 @@ impl Guards {
     }
 }
 
-/// Once per process, before the first mapping.
+/// Installs the signal handler once per process, before the first mapping.
 fn install() -> io::Result<&'static Guards> {
     let set =
         GUARDS_SET.get_or_init(|| guards().map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)));
@@ -321,7 +321,7 @@ extern "C" fn on_bus_error(
     unsafe { pass_on(signal, info, context) }
 }
 
-/// Not ours: the previous handler decides.
+/// Passes a signal that is not ours to the previous handler, which decides.
 ///
 /// # Safety
 ///

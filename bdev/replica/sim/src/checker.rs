@@ -38,9 +38,9 @@ pub struct Checker {
     blocks: Vec<Vec<Value>>,
     /// Writes of holders that stopped, until the next one serves.
     zombies: Vec<(u64, u64, u64)>,
-    /// When each disk last lost power since it was last resynced from another.
+    /// Last power loss of each disk since it was last resynced from another.
     losses: BTreeMap<usize, Moment>,
-    /// The same for power or connection.
+    /// Last loss of power or connection of each disk since it was last resynced from another.
     doubts: BTreeMap<usize, Moment>,
     /// No replica is known to have kept anything of the writes that began before this moment.
     all_lost: Option<Moment>,

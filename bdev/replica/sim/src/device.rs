@@ -136,7 +136,7 @@ struct SimQueue {
     depth: usize,
     /// Requests in flight, keyed by the number that the disk gave them.
     requests: BTreeMap<u64, Request>,
-    /// Completed, without room in the list yet.
+    /// Completed requests for which the caller's list had no room yet.
     ready: Vec<(u64, Status)>,
 }
 

@@ -105,12 +105,12 @@ impl Cut {
         }
     }
 
-    /// Whether a device has, or had, fewer blocks than the volume needs.
+    /// Returns the cut if a device has, or had, fewer blocks than the volume needs.
     pub fn of(record: &VolumeRecord, layer: &Layer) -> Option<Cut> {
         Cut::of_least(record, layer.least_blocks())
     }
 
-    /// The same of one that had so many blocks at least.
+    /// Returns the cut if a device that had at least `blocks` had fewer than the volume needs.
     pub fn of_least(record: &VolumeRecord, blocks: u64) -> Option<Cut> {
         let least = blocks * u64::from(record.block_size);
         let needed = record.needed_bytes();
@@ -121,7 +121,8 @@ impl Cut {
         })
     }
 
-    /// The same of a replica whose I/O failed. A lane asks for nothing beyond the volume's end.
+    /// Returns the cut of a replica whose I/O failed. A lane asks for nothing beyond the volume's
+    /// end.
     pub fn of_failed(record: &VolumeRecord, live: &Live, why: Failure) -> Option<Cut> {
         let ends = why.is_beyond_end() && !Mutation::IgnoreSize.is_active();
         Cut::of(record, &live.device.layer).or(ends.then(|| Cut::unreadable(record)))

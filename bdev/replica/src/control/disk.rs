@@ -28,7 +28,7 @@ pub(crate) struct Disk {
     queue: RefCell<Box<dyn Queue>>,
     watched: Option<RawFd>,
     calls: RefCell<Slab<Call>>,
-    /// Not taken yet, in order.
+    /// I/Os that the device has not taken yet, in order.
     waiting: RefCell<VecDeque<Io>>,
     forgotten: Cell<bool>,
 }

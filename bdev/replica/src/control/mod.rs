@@ -80,7 +80,7 @@ use self::verify::Verify;
 use crate::shared::REPAIRS;
 use crate::store::VolumeStore;
 
-/// Waits for a buffer, a stripe, a place: short, and only while something is short.
+/// Wait for a buffer, a stripe or a place: short, and only while one of them is short.
 const MOMENT: Duration = Duration::from_micros(200);
 
 /// An open volume's tasks, and the commands of its operator ([`commands`], [`frozen`]).

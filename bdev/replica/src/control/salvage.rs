@@ -26,7 +26,7 @@ struct Taken {
     lba: u64,
     blocks: u64,
     slot: usize,
-    /// That replica has the region.
+    /// The other replica has the whole region.
     whole: bool,
 }
 

@@ -40,7 +40,7 @@ pub(super) struct State {
     pub repairs: VecDeque<Repair>,
     /// Regions to be made equal before all others, in the order in which lanes asked.
     pub urgent: VecDeque<u64>,
-    /// When an absent replica is looked for next, and how long after that.
+    /// Next probe of each absent replica and the delay after it, indexed by slot.
     pub retries: [Retry; MAX_REPLICAS],
     pub last_resync: [Option<LastResync>; MAX_REPLICAS],
     /// Labels and dirty log of the present epoch are on every replica: hosts may come.
@@ -50,7 +50,7 @@ pub(super) struct State {
     /// A shared store was not heard from for a lease.
     pub unheard: bool,
     pub closed: bool,
-    /// Reported to the observer.
+    /// The volume was reported to the observer as frozen.
     pub frozen: bool,
     pub verify: Option<VerifyStatus>,
     pub stop_verify: bool,
@@ -61,15 +61,15 @@ pub(super) struct Live {
     pub device: ReplicaDevice,
     pub disk: Rc<Disk>,
     pub incarnation: u64,
-    /// [`nacre_bdev::Bdev::losses`] when it was taken in.
+    /// [`nacre_bdev::Bdev::losses`] of the device when the replica was attached.
     pub losses: u64,
-    /// The label that was written last, and where.
+    /// Stamp, sequence number and place of the label that was written last.
     pub stamp: Cell<Stamp>,
     pub sequence: Cell<u64>,
     pub place: Cell<LabelCopy>,
     /// Reservation key under which the device is reserved; 0: it is not reserved.
     pub key: Cell<u64>,
-    /// When its label was last seen to be this holder's.
+    /// Time when its label was last seen to be this holder's.
     pub looked: Cell<Nanos>,
     /// Lanes write to it.
     pub joined: Cell<bool>,
@@ -87,7 +87,7 @@ pub(super) struct Resync {
     pub source: Option<Uuid>,
     pub total_regions: u64,
     pub began: Nanos,
-    /// Bytes copied, and by when how many were, for the rate.
+    /// Bytes copied so far, and marks of time and bytes for the rate.
     pub copied: u64,
     pub marks: VecDeque<(Nanos, u64)>,
     /// The watermark in the store.

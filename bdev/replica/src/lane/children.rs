@@ -22,7 +22,7 @@ pub(super) struct Children {
     pub with: Slots,
     /// The child waits for room in the device's queue, or for a delay.
     pub queued: Slots,
-    /// Completed without an error.
+    /// The child completed without an error.
     pub ok: Slots,
     /// The failure, or that the child is late, was reported to the control, which has not judged it
     /// yet. In `with` as well: the child is late. In `ok` as well: it was late, then completed.

@@ -36,7 +36,7 @@ pub(super) enum Stage {
     Swift(u8),
     /// Over; only completions are missing that no request waits for.
     Orphaned,
-    /// Not a request: a free place.
+    /// The entry is free: it is no request.
     Free,
 }
 

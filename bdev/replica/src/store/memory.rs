@@ -56,9 +56,9 @@ pub struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Do,
-    /// Not carried out; returns unavailable.
+    /// The call is not carried out, and returns unavailable.
     Refuse,
-    /// Carried out; returns unavailable all the same.
+    /// The call is carried out, and returns unavailable all the same.
     Lose,
     /// Another holder changes the record just before, so that a swap or delete conflicts.
     Intrude,

@@ -40,7 +40,7 @@ pub struct Bound {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unbound {
     pub address: Address,
-    /// Such as `nvme0`, once the driver has brought the controller up.
+    /// Name of the kernel's controller, such as `nvme0`, once the driver has brought it up.
     pub controller: Option<String>,
     pub already: bool,
 }
@@ -299,7 +299,7 @@ impl System {
             })
     }
 
-    /// Whether it came true in time.
+    /// Waits up to [`PATIENCE`] for a condition. Returns whether it came true in time.
     fn wait(&self, is_so: impl Fn() -> bool) -> bool {
         for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
             if is_so() {

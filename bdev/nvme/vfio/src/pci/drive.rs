@@ -119,7 +119,7 @@ impl fmt::Display for Member {
 /// The kernel driver's facts of a drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Controller {
-    /// Such as `nvme0`.
+    /// Name of the controller, such as `nvme0`.
     pub name: String,
     pub serial: String,
     pub model: String,
@@ -130,8 +130,8 @@ pub struct Controller {
 /// A namespace as the kernel's block device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Disk {
-    /// Such as `nvme0n1`. The kernel numbers disks in order of discovery: the number is not the
-    /// namespace's.
+    /// Name of the disk, such as `nvme0n1`. The kernel numbers disks in order of discovery: the
+    /// number is not the namespace's.
     pub name: String,
     /// Namespace identifier; none if the kernel does not report it.
     pub nsid: Option<u32>,

@@ -190,7 +190,7 @@ impl System {
         bits.min()
     }
 
-    /// Whether the module is there: loaded, or to be loaded.
+    /// True if the vfio-pci module is available: loaded, or to be loaded.
     pub fn has_vfio_pci(&self) -> bool {
         self.path(&format!("{DRIVERS}/{VFIO_PCI}")).is_dir() || self.is_loadable("vfio-pci")
     }
