@@ -38,7 +38,7 @@ pub struct Config {
     /// Default: a random one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
-    /// In blocks; I/Os that cross a multiple of it are split. Default: no boundary.
+    /// Boundary in blocks: I/Os that cross a multiple of it are split. Default: no boundary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimal_io_boundary: Option<u32>,
     /// The NUMA node to take memory from. Default: any.
