@@ -28,7 +28,7 @@ struct Habit {
     remedy: &'static str,
 }
 
-const HABITS: [Habit; 4] = [
+const HABITS: [Habit; 5] = [
     Habit {
         name: "clause for a noun",
         pattern: r"\b[Ww]hat (is|was|has|had|does|did|came|comes|stands|waits|cannot|can|there is|it|they|a|the)\b",
@@ -52,6 +52,12 @@ const HABITS: [Habit; 4] = [
         pattern: r"\b[Ww]hoever\b|(^|[.,;:(] ?|\b(?i:for|to|by|from|of|at|with|and|or|if|that|when|as|than) )[Ww]ho\b",
         per_thousand: 1.0,
         remedy: "put the noun first: a caller that, the host that",
+    },
+    Habit {
+        name: "phrase without a noun",
+        pattern: r"^(Of the|Of a|Of an|Of its|Those (that|which|of|with)|As it|Known to) \w",
+        per_thousand: 1.0,
+        remedy: "begin with the noun: the connections that, the time of",
     },
 ];
 
@@ -241,6 +247,10 @@ mod tests {
             (concat!("/// Nobo", "dy waits."), "person"),
             (concat!("// The host is to", "ld."), "told"),
             (concat!("//! For wh", "o polls."), "who without a noun"),
+            (
+                concat!("/// Of t", "he queue pair, once."),
+                "phrase without a noun",
+            ),
         ];
         for (line, kind) in cases {
             assert_eq!(found(line), BTreeMap::from([(kind, 1)]), "{line}");
