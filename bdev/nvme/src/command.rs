@@ -159,7 +159,7 @@ pub(crate) fn opcode_of(op: Op) -> u8 {
 /// in between: no host may rely on the order of I/Os that are in flight at the same time.
 pub(crate) fn is_repeatable(op: Op) -> bool {
     match op {
-        // Of a copy one piece at a time is under way, and none overlaps its source.
+        // A copy has one piece under way at a time, and no piece overlaps its source.
         Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => {
             true
         }

@@ -111,7 +111,7 @@ family!(
     RECEIVES_FREE,
     "nacre_rdma_receives_free",
     Gauge,
-    "Those of them that a command can arrive in; the others wait for buffers that are with commands under way.",
+    "Receives in which a command can arrive; the others wait for buffers that commands under way have.",
     ["reactor", "device"]
 );
 family!(

@@ -244,7 +244,7 @@ impl Controller {
     fn abort(&mut self, sqe: &Sqe) -> Outcome {
         let commands::Abort { sqid, cid } = commands::Abort::parse(sqe);
         if sqid == 0 {
-            // Of the commands of this queue only event requests last long enough to be aborted.
+            // Only event requests last long enough on this queue to be aborted.
             let aborted = self.events.abort(cid);
             return Outcome::Done(Cqe::success(sqe.cid()).with_dword0(u32::from(!aborted)));
         }

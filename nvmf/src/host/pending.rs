@@ -151,7 +151,7 @@ impl Pending {
             }
             self.returned(buf);
         }
-        // Of a fused pair the half that failed by itself says why.
+        // The half of a fused pair that failed by itself has the reason.
         let says_why = self.status.is_success()
             || self.status.code() == StatusCode::ABORTED_FAILED_FUSED && !status.is_success();
         if says_why {

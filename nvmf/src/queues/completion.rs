@@ -143,7 +143,7 @@ impl QueuePair {
             cid: sqe.cid(),
             status,
             lba,
-            // Of a fabrics command these bytes are its type.
+            // These bytes are the type of a fabrics command.
             nsid: if sqe.is_fabrics() { 0 } else { sqe.nsid() },
             opcode: sqe.opcode,
         });

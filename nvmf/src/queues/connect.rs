@@ -270,7 +270,7 @@ impl Resources {
                 format!("controller {cntlid} belongs to {}", association.hostnqn),
             ));
         }
-        // Of the transport that the controller came over: it has announced that many.
+        // The limits of the transport that the controller came over, which it has announced.
         let limits = self.target.queue_limits(association.transport);
         let max = limits.max_io_queues.min(association.io_queues());
         let discovery = subsystem.kind == SubsystemKind::Discovery;

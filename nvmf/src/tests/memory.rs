@@ -304,7 +304,7 @@ fn admin_does_not_stand_behind_io() {
     rig.turn();
     assert_eq!(rig.answer().cqe.cid(), 2);
     assert!(fetching(&rig).is_empty(), "the write still waits");
-    // Those of I/O will do, too.
+    // Buffers for I/O would serve the write, too.
     all_admin.extend(hoard(&rig.pools.admin, 8192));
     drop(all_io);
     rig.identify_controller(admin);

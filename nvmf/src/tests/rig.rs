@@ -174,7 +174,7 @@ pub struct Rig {
     pub now: Nanos,
     /// Where connections come from here on.
     pub listener: ListenerId,
-    /// Of the host that connects from here on.
+    /// Host identifier of the host that connects from here on.
     pub hostid: [u8; 16],
     /// Of admin queues that are connected from here on.
     pub kato_ms: u32,

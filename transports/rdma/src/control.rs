@@ -180,7 +180,7 @@ impl Control {
     fn withdraw(&mut self, id: CmId) -> Option<Offered> {
         let offered = self.conns.remove(&id)?;
         offered.core.load.remove(offered.kind);
-        // Those that it was reserved in may have failed, and others be in their place.
+        // The queues that it was reserved in may have failed, and others be in their place.
         let reserved = match offered.core.queues().get_mut(&offered.device) {
             Some((queues, used)) if queues.id() == offered.queues => {
                 *used -= offered.completions;
@@ -287,7 +287,7 @@ impl Control {
             | CmEventKind::Rejected { .. } => end(Ended::Failed(event_name(&event.kind))),
             // The queue pair's number may be used again: nothing here depends on it.
             CmEventKind::TimewaitExit => {}
-            // Of the side that connects.
+            // Events of the side that connects.
             CmEventKind::AddressResolved { .. }
             | CmEventKind::AddressError { .. }
             | CmEventKind::RouteResolved

@@ -145,7 +145,7 @@ impl Controller {
                 needed,
             });
         }
-        // Of the admin queue and of one queue pair.
+        // The doorbells of the admin queue and of one I/O queue pair.
         let needed = Doorbell::completion(1, cap.doorbell_stride_bytes()).end();
         if function.register_bytes() < needed {
             return Err(AttachError::Registers {

@@ -248,7 +248,7 @@ impl Pair {
         let tick = self.tick.unwrap_or_default();
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            // Of a fused pair the first half stands for both, also when it was answered.
+            // The first half of a fused pair stands for both, also when it was answered.
             if slot.io.is_none() || slot.stage != Stage::Sent && slot.half == Half::No {
                 continue;
             }

@@ -141,7 +141,7 @@ impl Flow {
                 Op::Send if terms.measure == Measure::Latency => self.echoes.len() < self.limit,
                 Op::Send => self.under_way.len() < self.limit && self.next < self.allowed,
                 Op::Write if terms.verify => {
-                    // Of the slots only as many are used as may be under way.
+                    // At most as many slots are used as requests may be under way.
                     usize::from(self.remote.slots) - self.free.len() < self.limit
                 }
                 Op::Write | Op::Read => self.under_way.len() < self.limit,
@@ -279,8 +279,8 @@ impl Flow {
         now: Instant,
     ) -> Result<Outcome, PerfError> {
         let wc = done.wc();
-        // Of an earlier connection: soft-RoCE leaves flushed completions in the completion queue
-        // when a queue pair goes.
+        // A completion of an earlier connection: soft-RoCE leaves flushed completions in the
+        // completion queue when a queue pair goes.
         if wc.qp != self.lane.number() {
             return Ok(Outcome::default());
         }

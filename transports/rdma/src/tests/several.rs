@@ -256,7 +256,7 @@ impl Several {
     }
 }
 
-/// Of a device.
+/// The address of device number `at`.
 fn address(at: usize) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 1, at as u8)), 4420)
 }

@@ -47,9 +47,9 @@ pub struct Setup {
     pub config: RdmaConfig,
     pub listener: ListenerOptions,
     pub paths: Option<PathOptions>,
-    /// Of the host; zero: none.
+    /// Keep-alive timeout of the host; zero: none.
     pub keep_alive: Duration,
-    /// Of a connection by RDMA.
+    /// Time limit for a connection over RDMA.
     pub cm_timeout: Duration,
 }
 

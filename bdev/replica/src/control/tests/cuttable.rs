@@ -61,7 +61,7 @@ impl Bdev for Cuttable {
         Uuid::new_v5(&self.base.uuid(), self.name.as_bytes())
     }
 
-    /// As it was announced.
+    /// The geometry that was announced.
     fn geometry(&self) -> Geometry {
         self.base.geometry()
     }

@@ -60,7 +60,7 @@ impl Shelf {
         self.add_on(name, blocks, |medium| medium);
     }
 
-    /// Of a medium that may be something on top of the memory.
+    /// Adds a device whose medium may be another module on top of the memory.
     pub fn add_on(
         &self,
         name: &str,
@@ -161,7 +161,7 @@ impl Shelf {
             return self.layer(name);
         };
         Layer::new(Arc::new(Guarded {
-            // Of its own: hosts have nothing in common but the medium.
+            // A layer of its own: hosts have nothing in common but the medium.
             base: Layer::new(Arc::clone(self.layer(name).module())),
             host,
             name: name.into(),
@@ -609,7 +609,7 @@ impl World {
         (0..2048).step_by(64).map(read).collect()
     }
 
-    /// As it was when [`World::reserved`] looked: the disk was put back from a backup.
+    /// Restores the reserved area that [`World::reserved`] returned, as a backup of the disk would.
     pub fn put_back(&self, name: &str, reserved: &[Buf]) {
         let pool = pool();
         for (at, data) in reserved.iter().enumerate() {
