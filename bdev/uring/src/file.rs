@@ -23,7 +23,7 @@ pub(crate) struct OpenFile {
     pub size: Size,
     /// Whether the file turned out to take FALLOC_FL_ZERO_RANGE; assumed until it refuses.
     pub zero_range: AtomicBool,
-    /// Whether holes can be punched: what the probe found, until the file refuses.
+    /// True if holes can be punched: the result of the probe, until the file refuses.
     pub punch: AtomicBool,
     /// The page cache lost data: FLUSH and FUA fail until an operator rescans the device.
     pub lost: AtomicBool,

@@ -55,7 +55,7 @@ impl Sample {
     }
 }
 
-/// What the switch says.
+/// The switch's own settings, from its LLDP frames.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Heard {

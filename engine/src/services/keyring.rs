@@ -147,7 +147,7 @@ pub fn check_name(name: &str) -> Result<(), RpcError> {
     Err(RpcError::invalid_params(cause).field("name"))
 }
 
-/// The text of a key file, which must be a regular file that nobody else can read.
+/// Reads a key file: a regular file that no other user can read.
 pub fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     // Without NONBLOCK the open of a pipe would wait for a writer.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
@@ -265,7 +265,7 @@ mod tests {
         path
     }
 
-    /// Goal: only a file that nobody else can read is a key, at each reading.
+    /// Goal: only a file that no other user can read is a key, at each reading.
     #[test]
     fn files() {
         let folder = tempfile::tempdir().unwrap();

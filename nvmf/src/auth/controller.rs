@@ -88,7 +88,7 @@ struct Issued {
     public: Vec<u8>,
 }
 
-/// What the host replied.
+/// The content of a Reply of the host.
 struct Proof {
     response: Vec<u8>,
     challenge: Option<(Vec<u8>, u32)>,
@@ -289,11 +289,6 @@ impl ControllerEnd {
             (State::Reply(issued), Body::Reply(reply)) => self.take_reply(issued, &reply),
             (State::Success2, Body::Success2) => {
                 self.state = State::Completed;
-                Ok(())
-            }
-            // There is nothing left to tell the host.
-            (State::Success2, Body::Failure2(failed)) => {
-                self.failure.get_or_insert(Reason::GivenUp(failed));
                 Ok(())
             }
             (state, Body::Failure2(failed)) if !matches!(state, State::Negotiate) => {

@@ -18,7 +18,7 @@ use super::offer::Offer;
 use super::response::{Basis, Names, Prover};
 use super::{Agreed, Random, Reason, sequence_number};
 
-/// What the host does next.
+/// The next step of the host.
 #[derive(Debug)]
 pub enum HostStep {
     /// Authentication Send of these bytes, then [`HostEnd::sent`].

@@ -15,7 +15,7 @@ use super::options::{HostError, HostOptions};
 use super::queue::{CommandQueue, Finished};
 use crate::auth::{Answer, HostEnd, HostStep, Job, KeySource, Names, Offer, Reason, SystemRandom};
 
-/// What a host needs to authenticate itself.
+/// Keys and settings with which a host authenticates itself.
 #[derive(Clone)]
 pub struct HostAuth {
     pub keys: Arc<dyn KeySource>,
@@ -45,7 +45,7 @@ pub(super) struct Transaction {
     end: HostEnd,
     helper: Arc<Helper>,
     subsystem: Nqn,
-    /// What the host's end waits for.
+    /// The event for which the host's end waits.
     wait: Wait,
 }
 
@@ -102,7 +102,7 @@ pub(super) fn after_connect(
 }
 
 impl Transaction {
-    /// Does what is next. `Some`: the transaction is over.
+    /// Takes the next step of the transaction. `Some`: the transaction is over.
     pub fn drive(
         &mut self,
         queue: &mut CommandQueue,

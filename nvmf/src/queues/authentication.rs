@@ -1,4 +1,5 @@
-//! Authentication Send and Receive of a queue (Base 6.1, 6.2), and what it may do before.
+//! Authentication Send and Receive of a queue (Base 6.1, 6.2), and the refusal of other commands
+//! before the queue is authenticated.
 //!
 //! ```text
 //!   Send ────▶ ControllerEnd ──▶ job ──▶ helper thread

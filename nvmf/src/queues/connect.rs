@@ -164,6 +164,7 @@ impl Resources {
         let place = self.target.places.take(discovery).map_err(|full| {
             Refused::Status(StatusCode::CONNECT_CONTROLLER_BUSY, full.to_string())
         })?;
+        // Decided once: an administrator may change the keys during the Connect.
         let must_authenticate = subsystem.host_keys(&hostnqn).is_some();
         let places = &self.target.places;
         let unproven = must_authenticate.then(|| places.take_unproven(of_peer(&qp.ends.peer)));
@@ -175,7 +176,7 @@ impl Resources {
         } else {
             self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?
         };
-        let cqe = self.adopt(qp, &connect, association, now)?;
+        let cqe = self.adopt(qp, &connect, association, must_authenticate, now)?;
         (qp.admission.place, qp.admission.unproven) = (Some(place), unproven);
         Ok(cqe)
     }
@@ -303,17 +304,13 @@ impl Resources {
         qp: &mut QueuePair,
         connect: &Connect,
         association: Arc<Association>,
+        must_authenticate: bool,
         now: Nanos,
     ) -> Result<Cqe, Refused> {
         let stats = Arc::new(QueueStats::default());
         let group = self.handle.clone();
         let transport = self.ports.kind_of(qp);
         let caps = self.ports.caps_of(qp.port, qp.conn).clone();
-        // Each queue decides by the keys of its moment.
-        let must_authenticate = association
-            .subsystem
-            .host_keys(&association.hostnqn)
-            .is_some();
         let info = QueueInfo {
             qid: connect.qid,
             entries: connect.queue_entries() as u16,
@@ -379,7 +376,7 @@ impl Resources {
         qp.stats = stats;
         let response = ConnectResponse {
             cntlid: association.cntlid,
-            // Without ASCR: Linux hosts refuse it unless they were told to expect it.
+            // Without ASCR: Linux hosts refuse it unless secure concatenation is configured.
             auth: if must_authenticate {
                 AuthRequirements::AUTHENTICATION
             } else {

@@ -101,7 +101,7 @@ pub(crate) struct Opening {
     pub waiting: Option<ReqIndex>,
 }
 
-/// What a queue has from its Connect and from the authentication of its host.
+/// The places that a queue takes at its Connect, and the authentication of its host.
 #[derive(Default)]
 pub(crate) struct Admission {
     /// The queue's place in the connection limit, from the accepted Connect on.

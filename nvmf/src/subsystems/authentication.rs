@@ -1,4 +1,5 @@
-//! The target's part in authentication: what is offered, who failed, and the helper thread.
+//! The target's part in authentication: the offer of hash functions and groups, the recent failures
+//! of each host, and the helper thread.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -488,7 +488,7 @@ fn bad_commands() {
     let receive = rig.auth_receive_command(4096);
     let status = rig.status(conn, receive, &[]);
     assert_eq!(status, StatusCode::COMMAND_SEQUENCE_ERROR.with_dnr());
-    // Not a message: the Send succeeds, and Failure1 says what is wrong.
+    // Bytes that are no message: the Send succeeds, and Failure1 has the reason.
     assert!(rig.auth_send(conn, &[9; 64]).is_success());
     let response = rig.auth_receive(conn);
     assert_eq!(response.data[0][..], [0, 0xf1, 0, 0, 0, 0, 1, 6]);

@@ -88,7 +88,7 @@ fn right_keys() {
     }
 }
 
-/// Goal: each mismatch is final, and says what is wrong.
+/// Goal: each mismatch is final, and its error names the cause.
 #[test]
 fn wrong_keys() {
     let (own, other, wrong) = (secret(), secret(), secret());

@@ -194,7 +194,7 @@ fn commands_are_nvme_clis() {
     assert_eq!(words(&["a b".into(), "it's".into()]), r"'a b' 'it'\''s'");
 }
 
-/// Goal: nvme-cli gets the secrets, and what is printed has none.
+/// Goal: nvme-cli gets the secrets, and the output of the command has none.
 #[test]
 fn secrets_are_passed_on_and_not_shown() {
     let mut args = args("");

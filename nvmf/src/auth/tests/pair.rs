@@ -473,7 +473,8 @@ fn silence() {
     }
 }
 
-/// Goal: messages and commands out of turn. Method: each state, with what does not belong there.
+/// Goal: messages and commands out of turn are refused. Method: each state gets those of other
+/// states.
 #[test]
 fn out_of_turn() {
     let keys = keys(1, None);

@@ -69,7 +69,10 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
         };
         change(about, Change::Mode(DcbxMode::HOST_IEEE), Change::Mode(back));
     }
-    if let Some((before, after)) = buffers(dcb, qos) {
+    // mlx5 sizes its buffers itself when PFC is set. A size set by hand stops that until the driver
+    // is loaded again, which no undo could change.
+    let sizes_itself = found.driver.as_deref() == Some("mlx5_core");
+    if let Some((before, after)) = buffers(dcb, qos).filter(|_| !sizes_itself) {
         let about = "lossless priorities get a receive buffer of their own";
         change(about, Change::Buffers(after), Change::Buffers(before));
     }

@@ -240,7 +240,10 @@ fn vendors_have_commands_of_their_own() {
     found.driver = Some("mlx5_core".into());
     found.dcb.trust = None;
     found.dcb.apps.clear();
-    assert_eq!(commands(&found, &qos())[0], "mlnx_qos -i eth0 --trust dscp");
+    let of_mlx5 = commands(&found, &qos());
+    assert_eq!(of_mlx5[0], "mlnx_qos -i eth0 --trust dscp");
+    // Its buffers follow PFC unless they were ever set.
+    assert!(!of_mlx5.iter().any(|c| c.contains("buffer")), "{of_mlx5:?}");
     // mlx5 with its firmware's agent.
     found.dcb.mode = Some(DcbxMode(0x0c));
     let steps = plan("eth0", &found, &qos());
