@@ -120,7 +120,16 @@ impl System {
     }
 
     fn check_unused(&self, drive: &Drive, options: &Options) -> Result<(), PciError> {
-        let (address, uses) = (drive.address, self.uses(drive));
+        let address = drive.address;
+        let mut uses = self.uses(drive);
+        // udev reads a disk for a moment after every process that wrote to it has closed it.
+        self.wait(|| {
+            if uses.iter().any(|found| !found.is_by_udev()) {
+                return true;
+            }
+            uses = self.uses(drive);
+            uses.is_empty()
+        });
         let serial = drive.serial().map(str::to_owned);
         match &options.force {
             _ if uses.is_empty() => Ok(()),
@@ -300,7 +309,7 @@ impl System {
     }
 
     /// Waits up to [`PATIENCE`] for a condition. Returns whether it came true in time.
-    fn wait(&self, is_so: impl Fn() -> bool) -> bool {
+    fn wait(&self, mut is_so: impl FnMut() -> bool) -> bool {
         for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
             if is_so() {
                 return true;

@@ -32,6 +32,8 @@ pub struct Ways {
     pub no_nodes: Mutex<bool>,
     pub writes: Mutex<Vec<(String, String)>>,
     pub paused: Mutex<Duration>,
+    /// Processes that end at the next pause.
+    pub ends: Mutex<Vec<u32>>,
 }
 
 struct Fake {
@@ -274,5 +276,8 @@ impl Kernel for Fake {
 
     fn pause(&self, time: Duration) {
         *self.ways.paused.lock() += time;
+        for pid in self.ways.ends.lock().drain(..) {
+            fs::remove_dir_all(self.root.join(format!("proc/{pid}"))).unwrap();
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Taking and giving back drives, on machines made up for it.
 
 use std::io;
+use std::time::Duration;
 
 use super::testing::Machine;
 
@@ -37,7 +38,7 @@ fn in_use(machine: &Machine, address: &str, text: &str) -> Vec<Use> {
 }
 
 #[test]
-fn drives_are_told_with_what_the_kernel_knows() {
+fn drives_are_listed_with_the_facts_of_the_kernel() {
     let machine = Machine::usual();
     let drives = machine.system().drives();
     let addresses: Vec<String> = drives.iter().map(|d| d.address.to_string()).collect();
@@ -187,7 +188,7 @@ fn marks_of_inactive_volumes_are_refused() {
 }
 
 #[test]
-fn drives_that_somebody_has_open_are_refused() {
+fn open_drives_are_refused() {
     let machine = Machine::usual();
     machine.process(50, "fio", "4026531840", "");
     machine.link("proc/50/fd/3", "/dev/nvme1n1");
@@ -198,6 +199,35 @@ fn drives_that_somebody_has_open_are_refused() {
     let busy = machine.path("dev/nvme0n1");
     machine.kernel.busy.lock().push(busy);
     in_use(&machine, FIRST, "nvme0n1 is in exclusive use");
+}
+
+/// udev reads a disk after each writer, so a drive is bound a moment later rather than refused.
+#[test]
+fn udev_is_waited_for_and_others_are_not() {
+    let machine = Machine::usual();
+    machine.process(50, "(udev-worker)", "4026531840", "");
+    machine.link("proc/50/fd/3", "/dev/nvme1n1");
+    machine.kernel.ends.lock().push(50);
+    assert!(!bind(&machine, SECOND).unwrap().already);
+
+    let machine = Machine::usual();
+    machine.process(50, "(udev-worker)", "4026531840", "");
+    machine.link("proc/50/fd/3", "/dev/nvme1n1");
+    machine.process(51, "fio", "4026531840", "");
+    machine.link("proc/51/fd/3", "/dev/nvme1n1");
+    let uses = in_use(&machine, SECOND, "nvme1n1 is open in fio (process 51)");
+    assert_eq!(uses.len(), 2);
+    assert_eq!(*machine.kernel.paused.lock(), Duration::ZERO);
+
+    // One that does not end is named.
+    let machine = Machine::usual();
+    machine.process(50, "(udev-worker)", "4026531840", "");
+    machine.link("proc/50/fd/3", "/dev/nvme1n1");
+    in_use(
+        &machine,
+        SECOND,
+        "nvme1n1 is open in (udev-worker) (process 50)",
+    );
 }
 
 /// Goal: the drive's serial number identifies it, and nothing else does.
@@ -267,7 +297,7 @@ fn without_an_iommu() {
 }
 
 #[test]
-fn modules_are_loaded_or_their_absence_is_told() {
+fn modules_are_loaded_or_their_absence_is_reported() {
     let machine = Machine::usual();
     machine.without_driver("vfio-pci");
     assert!(!machine.system().has_vfio_pci());

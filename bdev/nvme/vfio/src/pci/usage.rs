@@ -303,6 +303,17 @@ impl System {
 }
 
 impl Use {
+    /// Whether udev has the disk open. It closes a disk within a second, and changes nothing on it.
+    pub(super) fn is_by_udev(&self) -> bool {
+        let Use::Open { program, .. } = self else {
+            return false;
+        };
+        matches!(
+            program.as_str(),
+            "(udev-worker)" | "systemd-udevd" | "udevd"
+        )
+    }
+
     fn device(&self) -> &str {
         match self {
             Use::Mounted { device, .. }
