@@ -22,6 +22,7 @@ pub mod drives;
 pub mod engine;
 pub mod keyring;
 pub mod listeners;
+pub mod nvme;
 pub mod rdma;
 pub mod remotes;
 pub mod reservations;

@@ -9,13 +9,13 @@ use nacre_bdev_nvme::{ActionOnTimeout, Options as DriveOptions};
 use tokio::sync::RwLockWriteGuard;
 use tokio::time::timeout;
 
-use super::options::Options;
-use super::params::AttachParams;
 use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, causes};
 use crate::services::drives::Drive;
 use crate::services::drives::bus;
 use crate::services::engine::Engine;
+use crate::services::nvme::options::Options;
+use crate::services::nvme::params::AttachParams;
 use crate::store::Change;
 
 /// Default number of I/O queues to request: one for each core that uses the drive.

@@ -8,8 +8,6 @@ mod drive;
 mod health;
 mod hotplug;
 mod list;
-mod options;
-mod params;
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -24,10 +22,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tracing::warn;
 
-use self::params::AttachParams;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::nvme::options;
+use crate::services::nvme::params::AttachParams;
 use crate::services::remotes::{self, Remote, RemotePlan};
 use crate::store::{Change, Edit, Record};
 

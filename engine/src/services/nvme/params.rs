@@ -304,7 +304,7 @@ impl AttachParams {
     }
 
     /// The keys that the parameters name; the thread that uses keys runs if there are any.
-    pub(super) fn keys(
+    pub fn keys(
         &self,
         engine: &Engine,
         helper: &Helper,
@@ -328,7 +328,7 @@ impl AttachParams {
         named && port == wanted.address.port().to_string()
     }
 
-    pub(super) fn check_name(&self) -> Result<(), RpcError> {
+    pub fn check_name(&self) -> Result<(), RpcError> {
         let is_one =
             (1..=200).contains(&self.name.len()) && !self.name.chars().any(char::is_control);
         if is_one {
@@ -343,7 +343,7 @@ impl AttachParams {
 
     /// Refuses SPDK features that Nacre lacks. Absent parameters, and values that match Nacre's
     /// behaviour, are accepted.
-    pub(super) fn refuse_unsupported(&self) -> Result<(), RpcError> {
+    pub fn refuse_unsupported(&self) -> Result<(), RpcError> {
         let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let yes = |flag: Option<bool>| flag == Some(true);
         let keys = "there is no TLS for connections of this host";
