@@ -13,14 +13,13 @@ use nacre_nvmf_wire::Nqn;
 use serde_json::Value;
 use serde_path_to_error::Segment;
 
+use super::declared;
 use super::listener::Listener;
+use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
 use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
 use crate::bdev_modules::Entry;
-use crate::methods::nvmf::host_nqn;
 use crate::rpc::RpcError;
-use crate::services::declared;
-use crate::services::keyring::{self, FileError};
 use crate::values::read::{self, ValueError};
 use crate::values::selector::Selector;
 use crate::values::size;
@@ -342,7 +341,7 @@ impl Check<'_> {
         let mut names = BTreeSet::new();
         for (at, declared) in settings.key.iter().enumerate() {
             let key = format!("key[{at}]");
-            if let Err(error) = keyring::check_name(&declared.name) {
+            if let Err(error) = check_key_name(&declared.name) {
                 self.refused(&format!("{key}.name"), &error);
             } else if !names.insert(declared.name.as_str()) {
                 let cause = format!("a second key \"{}\"", declared.name);
@@ -352,7 +351,7 @@ impl Check<'_> {
                 let key = format!("{key}.path");
                 self.refuse(
                     &key,
-                    FileError::Relative,
+                    RELATIVE_KEY,
                     "write it from the root: /etc/nacre/keys/name",
                 );
             }

@@ -10,9 +10,11 @@
 //! ```
 
 mod check;
+pub mod declared;
 mod hints;
 pub mod listener;
 pub mod log_flags;
+pub mod names;
 mod paths;
 pub mod rdma;
 pub mod reference;

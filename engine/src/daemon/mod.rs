@@ -308,7 +308,7 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     crate::services::deferred::restore(engine);
     engine.declared.plan(&engine.settings);
     replay_keys(engine).await;
-    crate::methods::bdev::attach_stored(engine, &engine.journal.waiting()).await;
+    crate::services::nvme::begin_stored(engine, &engine.journal.waiting()).await;
     replay_waiting(engine).await;
     crate::services::rdma::soft::make(engine.settings.rdma.rxe.clone()).await;
     engine.declared.make(engine).await;

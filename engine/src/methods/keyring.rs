@@ -3,79 +3,24 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 
-use nacre_nvmf::auth::KeySource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::config::names::check_key_name;
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
-use crate::services::keyring::{FileError, FileKey, HostKeys, ListedKey, PREFIX, check_name};
+use crate::services::keyring::{FileError, FileKey, ListedKey, PREFIX, no_key};
 use crate::store::Change;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<AddKey>().add::<RemoveKey>().add::<GetKeys>();
 }
 
-/// Linux errno `ENOKEY`: the error code for an unknown key.
-const ENOKEY: i32 = 126;
-
 fn record_key(name: &str) -> String {
     format!("{PREFIX}{name}")
-}
-
-/// The error for a key that does not exist.
-pub fn no_key(field: &'static str, name: &str) -> RpcError {
-    RpcError::os(ENOKEY, format!("there is no key \"{name}\""))
-        .field(field)
-        .remedy("`nacre key list` shows the keys, `nacre key generate` makes one")
-}
-
-/// Looks up the keys that a call names: `host` (`dhchap_key`) and `controller`
-/// (`dhchap_ctrlr_key`). `None` if it names none. Refuses an unknown key and a controller key
-/// without a host key. Reads each secret once, so that a damaged file fails here and not at the
-/// host's next connection.
-pub fn host_keys(
-    engine: &Engine,
-    host: Option<&str>,
-    controller: Option<&str>,
-) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
-    let named = |field, name: &str| engine.keyring.find(name).ok_or_else(|| no_key(field, name));
-    let Some(host) = host else {
-        let controller = controller.map(|name| named("dhchap_ctrlr_key", name));
-        return match controller.transpose()? {
-            None => Ok(None),
-            Some(_) => Err(RpcError::errno(
-                Errno::EINVAL,
-                "the controller proves itself only to a host that proves itself",
-            )
-            .field("dhchap_ctrlr_key")
-            .remedy("give dhchap_key, too")),
-        };
-    };
-    let host = named("dhchap_key", host)?;
-    let controller = controller.map(|name| named("dhchap_ctrlr_key", name));
-    let keys = HostKeys {
-        host,
-        controller: controller.transpose()?,
-    };
-    // As in `keyring_file_add_key`: a missing file must not undo a restart.
-    if !crate::journal::is_replaying() {
-        let check = |field, key: &FileKey| {
-            let refuse = |error: nacre_nvmf::auth::KeyError| {
-                RpcError::errno(Errno::EINVAL, error.to_string()).field(field)
-            };
-            key.secret().map(drop).map_err(refuse)
-        };
-        check("dhchap_key", &keys.host)?;
-        if let Some(key) = &keys.controller {
-            check("dhchap_ctrlr_key", key)?;
-        }
-    }
-    Ok(Some(Arc::new(keys)))
 }
 
 struct AddKey;
@@ -99,7 +44,7 @@ impl Method<Engine> for AddKey {
 
     async fn apply(params: AddKeyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let AddKeyParams { name, path } = params;
-        check_name(&name)?;
+        check_key_name(&name)?;
         // A file that is missing at a restart refuses its hosts until it is there again.
         if !crate::journal::is_replaying() {
             check_file(&path)?;

@@ -16,13 +16,16 @@ use nacre_nvmf::auth::{KeyError, KeySource, Keys, Secret};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
+use crate::config::names::RELATIVE_KEY;
 use crate::rpc::RpcError;
+use crate::rpc::error::Errno;
+use crate::services::engine::Engine;
 
 /// Prefix of the journal keys.
 pub const PREFIX: &str = "keyring/";
 
-/// Longest name of a key.
-const MAX_NAME: usize = 128;
+/// Linux errno `ENOKEY`: the error code for an unknown key.
+const ENOKEY: i32 = 126;
 
 /// The keys, and removed ones that are still in use.
 #[derive(Debug, Default)]
@@ -49,7 +52,7 @@ pub struct ListedKey {
 /// Why a file cannot be a key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
-    #[error("the path is not absolute")]
+    #[error("{}", RELATIVE_KEY)]
     Relative,
     #[error("it does not exist")]
     Missing,
@@ -138,13 +141,54 @@ impl FileKey {
     }
 }
 
-pub fn check_name(name: &str) -> Result<(), RpcError> {
-    if (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control) {
-        return Ok(());
+/// The error for a key that does not exist.
+pub fn no_key(field: &'static str, name: &str) -> RpcError {
+    RpcError::os(ENOKEY, format!("there is no key \"{name}\""))
+        .field(field)
+        .remedy("`nacre key list` shows the keys, `nacre key generate` makes one")
+}
+
+/// Looks up the keys that a call names: `host` (`dhchap_key`) and `controller`
+/// (`dhchap_ctrlr_key`). `None` if it names none. Refuses an unknown key and a controller key
+/// without a host key. Reads each secret once, so that a damaged file fails here and not at the
+/// host's next connection.
+pub fn host_keys(
+    engine: &Engine,
+    host: Option<&str>,
+    controller: Option<&str>,
+) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
+    let named = |field, name: &str| engine.keyring.find(name).ok_or_else(|| no_key(field, name));
+    let Some(host) = host else {
+        let controller = controller.map(|name| named("dhchap_ctrlr_key", name));
+        return match controller.transpose()? {
+            None => Ok(None),
+            Some(_) => Err(RpcError::errno(
+                Errno::EINVAL,
+                "the controller proves itself only to a host that proves itself",
+            )
+            .field("dhchap_ctrlr_key")
+            .remedy("give dhchap_key, too")),
+        };
+    };
+    let host = named("dhchap_key", host)?;
+    let controller = controller.map(|name| named("dhchap_ctrlr_key", name));
+    let keys = HostKeys {
+        host,
+        controller: controller.transpose()?,
+    };
+    // As in `keyring_file_add_key`: a missing file must not undo a restart.
+    if !crate::journal::is_replaying() {
+        let check = |field, key: &FileKey| {
+            let refuse =
+                |error: KeyError| RpcError::errno(Errno::EINVAL, error.to_string()).field(field);
+            key.secret().map(drop).map_err(refuse)
+        };
+        check("dhchap_key", &keys.host)?;
+        if let Some(key) = &keys.controller {
+            check("dhchap_ctrlr_key", key)?;
+        }
     }
-    let cause =
-        format!("a name of 1 to {MAX_NAME} bytes, none of them a control character, is needed");
-    Err(RpcError::invalid_params(cause).field("name"))
+    Ok(Some(Arc::new(keys)))
 }
 
 /// Reads a key file: a regular file that no other user can read.

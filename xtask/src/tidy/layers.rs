@@ -19,10 +19,6 @@ const CIRCLES: &[(&str, &[&str])] = &[
         &["channel control controller device event pair table"],
     ),
     ("bdev/nvme/sim", &["drive function", "features post state"]),
-    (
-        "engine",
-        &["config daemon descriptors logs methods metrics plane services"],
-    ),
 ];
 
 type Arrows = BTreeMap<String, BTreeSet<String>>;

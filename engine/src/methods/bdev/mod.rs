@@ -39,7 +39,6 @@ use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
 pub use iostat::TICK_RATE;
-pub use nvme::attach_stored;
 
 pub fn register(registry: &mut Registry<Engine>) {
     list::register(registry);

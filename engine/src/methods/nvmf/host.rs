@@ -13,11 +13,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
-use crate::methods::keyring;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
+use crate::services::keyring;
 use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {

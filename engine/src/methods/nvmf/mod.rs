@@ -33,8 +33,8 @@ use std::time::Duration;
 
 use nacre_nvmf::subsystems::{Subsystem, SubsystemKind};
 use nacre_nvmf_wire::Nqn;
-use tracing::warn;
 
+use crate::config::names::host_nqn;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INVALID_PARAMS};
@@ -125,18 +125,6 @@ fn nvm_subsystem(
         .field("nqn")
         .remedy("name an NVM subsystem; nvmf_get_subsystems lists them")),
     }
-}
-
-pub fn host_nqn(text: &str) -> Result<Nqn, RpcError> {
-    let host = Nqn::foreign(text).map_err(|error| {
-        RpcError::invalid_params(error.to_string())
-            .field("host")
-            .remedy("give the host's NQN, as in its /etc/nvme/hostnqn")
-    })?;
-    if !host.is_well_formed() {
-        warn!(%host, "the host's name is not a valid NQN; the host is served under it nevertheless");
-    }
-    Ok(host)
 }
 
 /// Edits that forget an object that could not be restored, with everything below it. An object

@@ -150,7 +150,7 @@ impl Drives {
     /// `prefix` with the first number that neither an attached nor a waiting controller uses.
     pub fn free_name(&self, engine: &Engine, prefix: &str) -> String {
         let is_free = |name: &String| {
-            let key = crate::methods::bdev::nvme::key(name);
+            let key = crate::services::nvme::key(name);
             self.find(name).is_none()
                 && !self.is_coming(name)
                 && engine.remotes.find(name).is_none()

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::{Drive, refusal};
 use crate::services::engine::Engine;
+use crate::services::nvme::{ATTACH, address_of};
 use crate::store::Record;
 
 /// Settings of `bdev_nvme_set_hotplug`.
@@ -119,7 +120,7 @@ fn waiting(engine: &Engine) -> Vec<(String, Record)> {
     let waiting = engine.journal.waiting().into_iter();
     waiting
         .filter_map(|record| {
-            let address = crate::methods::bdev::nvme::address_of(&record)?;
+            let address = address_of(&record)?;
             Some((address, record))
         })
         .collect()
@@ -148,9 +149,7 @@ async fn attach(engine: &Rc<Engine>, address: &str) -> Result<(), String> {
     let name = engine.drives.free_name(engine, "HotInNvme");
     let params = json!({ "name": name, "trtype": "PCIe", "traddr": address });
     let raw = serde_json::value::to_raw_value(&params).map_err(|error| error.to_string())?;
-    let attached = engine
-        .own_call("bdev_nvme_attach_controller", Some(&raw))
-        .await;
+    let attached = engine.own_call(ATTACH, Some(&raw)).await;
     attached.map(drop).map_err(|error| error.to_string())
 }
 

@@ -1,6 +1,5 @@
-//! `bdev_nvme_set_options`: options of controllers attached afterwards.
+//! The options of `bdev_nvme_set_options`: they apply to controllers attached afterwards.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use nacre_nvmf::auth::Offer;
@@ -9,17 +8,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::config::replication::Replication;
+use crate::rpc::RpcError;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::remotes::Timeouts;
-use crate::store::Change;
 
+/// The journal key of the record with the options.
 pub const KEY: &str = "nvme/options";
 
-pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<SetOptions>();
-}
+/// The JSON-RPC error code for an unknown option or a value of the wrong type.
+pub const UNDECODABLE: i32 = INTERNAL_ERROR;
 
 /// The options in effect, merged over all calls.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -210,12 +208,13 @@ impl Options {
         self.io_queue_requests.filter(|entries| *entries > 0)
     }
 
-    fn check(&self, replication: &Replication) -> Result<(), RpcError> {
+    /// Refuses unknown options, and values that Nacre does not support.
+    pub fn check(&self, replication: &Replication) -> Result<(), RpcError> {
         let refuse = |field: &str, why: String| RpcError::errno(Errno::EINVAL, why).field(field);
         for (name, value) in &self.others {
             if let Some(kind) = check_ignored_option(name, value) {
                 let wrong = |kind: &str| RpcError {
-                    code: SetOptions::UNDECODABLE,
+                    code: UNDECODABLE,
                     ..RpcError::invalid_params(kind).field(name.clone())
                 };
                 kind.map_err(wrong)?;
@@ -225,7 +224,7 @@ impl Options {
             let undecodable = |cause: String| {
                 let refused = RpcError::invalid_params(cause).field(name.clone());
                 Err(RpcError {
-                    code: SetOptions::UNDECODABLE,
+                    code: UNDECODABLE,
                     ..refused
                 })
             };
@@ -346,29 +345,4 @@ pub fn timeouts(
             Some(seconds) => Some(Duration::from_secs(seconds)),
         },
     })
-}
-
-struct SetOptions;
-
-impl Method<Engine> for SetOptions {
-    const NAME: &'static str = "bdev_nvme_set_options";
-    const UNDECODABLE: i32 = INTERNAL_ERROR;
-    const ABOUT: &'static str = "Sets options of controllers that are attached from then on. Options left out keep their value.";
-    const ORDER: Order = Order::Exclusive;
-    type Params = Options;
-    type Reply = bool;
-
-    async fn apply(params: Options, engine: Rc<Engine>) -> Result<bool, RpcError> {
-        let mut merged =
-            serde_json::to_value(Options::of(&engine)).expect("options are plain data");
-        let given = serde_json::to_value(&params).expect("options are plain data");
-        if let (Some(all), Value::Object(given)) = (merged.as_object_mut(), given) {
-            all.extend(given);
-        }
-        let options: Options = serde_json::from_value(merged.clone())
-            .map_err(|error| RpcError::internal(error.to_string()))?;
-        options.check(&engine.settings.replication)?;
-        let change = Change::put(KEY, SetOptions::NAME, merged);
-        engine.journal.commit(change).await.map(|()| true)
-    }
 }

@@ -18,12 +18,11 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::options::{Options, timeouts};
-use crate::methods::keyring;
 use crate::rpc::RpcError;
 use crate::rpc::error::Errno;
 use crate::services::engine::Engine;
-use crate::services::keyring::RemoteKeys;
-use crate::services::remotes::{Authentication, Remote, Wanted};
+use crate::services::keyring::{self, RemoteKeys};
+use crate::services::remotes::{self, Authentication, Remote, Wanted};
 
 /// Default number of I/O queues to request from a controller.
 const IO_QUEUES: u16 = 128;
@@ -136,6 +135,11 @@ pub enum Multipath {
 }
 
 impl AttachParams {
+    /// True for a drive of this machine, false for a remote controller.
+    pub fn is_drive(&self) -> bool {
+        self.trtype.eq_ignore_ascii_case("pcie")
+    }
+
     /// Checks the parameters without connecting; resolves a host name.
     pub async fn check(&self, engine: &Rc<Engine>) -> Result<Wanted, RpcError> {
         self.refuse_unsupported()?;
@@ -176,8 +180,7 @@ impl AttachParams {
         };
         let host = self.traddr.trim_matches(['[', ']']).to_owned();
         let name = host.clone();
-        let lookup =
-            tokio::task::spawn_blocking(move || crate::services::remotes::resolve(&name, port));
+        let lookup = tokio::task::spawn_blocking(move || remotes::resolve(&name, port));
         let address = tokio::time::timeout(Duration::from_secs(3), lookup).await;
         let late = |_| {
             RpcError::errno(
@@ -328,6 +331,7 @@ impl AttachParams {
         named && port == wanted.address.port().to_string()
     }
 
+    /// Refuses a controller name that is empty, too long or has control characters.
     pub fn check_name(&self) -> Result<(), RpcError> {
         let is_one =
             (1..=200).contains(&self.name.len()) && !self.name.chars().any(char::is_control);

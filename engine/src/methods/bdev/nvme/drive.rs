@@ -14,8 +14,9 @@ use crate::rpc::error::{Errno, causes};
 use crate::services::drives::Drive;
 use crate::services::drives::bus;
 use crate::services::engine::Engine;
+use crate::services::nvme::AttachParams;
+use crate::services::nvme::key;
 use crate::services::nvme::options::Options;
-use crate::services::nvme::params::AttachParams;
 use crate::store::Change;
 
 /// Default number of I/O queues to request: one for each core that uses the drive.
@@ -24,10 +25,6 @@ const IO_QUEUES: u16 = 128;
 const MAX_DEVICES: u32 = 128;
 
 impl AttachParams {
-    pub fn is_drive(&self) -> bool {
-        self.trtype.eq_ignore_ascii_case("pcie")
-    }
-
     /// Checks the parameters that do not depend on the drive.
     fn check_drive(&self, engine: &Engine) -> Result<(String, DriveOptions, usize), RpcError> {
         let only_fabrics = [
@@ -99,7 +96,7 @@ pub async fn attach(
             let drive = coming.await?;
             gate = engine.changing().await;
             let here = engine.drives.find(&params.name);
-            let is_kept = !again || engine.journal.find(&super::key(&params.name)).is_some();
+            let is_kept = !again || engine.journal.find(&key(&params.name)).is_some();
             if !is_kept || !here.is_some_and(|here| Rc::ptr_eq(&here, &drive)) {
                 undo(engine, &params.name).await;
                 let cause = format!("\"{}\" was detached before it was there", params.name);

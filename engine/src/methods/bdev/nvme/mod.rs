@@ -8,6 +8,7 @@ mod drive;
 mod health;
 mod hotplug;
 mod list;
+mod options;
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -25,10 +26,9 @@ use tracing::warn;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
-use crate::services::nvme::options;
-use crate::services::nvme::params::AttachParams;
-use crate::services::remotes::{self, Remote, RemotePlan};
-use crate::store::{Change, Edit, Record};
+use crate::services::nvme::{self, ATTACH, AttachParams, key};
+use crate::services::remotes::{self, Remote};
+use crate::store::{Change, Edit};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
@@ -50,26 +50,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same at the start of the daemon. Slower controllers connect later.
 const CONNECT_TIMEOUT_AT_START: Duration = Duration::from_millis(1500);
 
-pub fn key(name: &str) -> String {
-    format!("nvme/ctrlr/{name}")
-}
-
-/// PCI address of the drive that the record attaches; `None` for a remote controller.
-pub fn address_of(record: &Record) -> Option<String> {
-    if record.method != Attach::NAME {
-        return None;
-    }
-    let params: AttachParams = serde_json::from_value(record.params.clone()).ok()?;
-    let is_drive = params.is_drive();
-    is_drive
-        .then(|| crate::services::drives::bus::address(&params.traddr))
-        .flatten()
-}
-
 struct Attach;
 
 impl Method<Engine> for Attach {
-    const NAME: &'static str = "bdev_nvme_attach_controller";
+    const NAME: &'static str = ATTACH;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
     /// Locks changes itself, and releases the lock while it waits for a target.
@@ -85,7 +69,7 @@ impl Method<Engine> for Attach {
         let record = serde_json::to_value(&params).expect("parameters are plain data");
         // A stored controller that is not live is restored; a failed connection is retried later.
         let again = engine.journal.find(&key(&name)).is_some();
-        let change = || Change::put(key(&name), Attach::NAME, record);
+        let change = || Change::put(key(&name), ATTACH, record);
         if engine.drives.find(&name).is_some() || engine.drives.is_coming(&name) {
             return Err(is_attached(&name));
         }
@@ -101,7 +85,7 @@ impl Method<Engine> for Attach {
                 return Err(is_attached(&name).renumbered(Errno::EALREADY));
             }
             Some(_) => return Err(is_attached(&name)),
-            None => begin(&engine, params).await?,
+            None => nvme::begin(&engine, params).await?,
         };
         let patience = if again {
             CONNECT_TIMEOUT_AT_START
@@ -160,32 +144,6 @@ fn is_attached(name: &str) -> RpcError {
 fn is_stored(engine: &Engine, name: &str) -> bool {
     let entry = engine.journal.find(&key(name));
     entry.is_some_and(|entry| entry.state != crate::journal::EntryState::Live)
-}
-
-async fn begin(engine: &Rc<Engine>, params: AttachParams) -> Result<Rc<Remote>, RpcError> {
-    let wanted = params.check(engine).await?;
-    let plan = RemotePlan::of(wanted, engine).await?;
-    engine.remotes.begin(engine, plan).await
-}
-
-/// Starts all stored remote controllers, so that their connection times overlap.
-pub async fn attach_stored(engine: &Rc<Engine>, records: &[Record]) {
-    if let Some(options) = records.iter().find(|r| r.key == options::KEY) {
-        engine.replay(options).await;
-    }
-    let stored = records
-        .iter()
-        .filter(|record| record.method == Attach::NAME);
-    let begun = stored.map(|record| async {
-        let params = serde_json::from_value::<AttachParams>(record.params.clone());
-        // Errors are reported by the replay of the record.
-        if let Ok(params) = params
-            && !params.is_drive()
-        {
-            let _ = begin(engine, params).await;
-        }
-    });
-    join_all(begun).await;
 }
 
 fn not_connected(remote: &Remote, errno: Errno, why: String) -> RpcError {
@@ -489,7 +447,7 @@ impl Method<Engine> for SetKeys {
         let record = serde_json::to_value(&stored).expect("parameters are plain data");
         engine
             .journal
-            .commit(Change::put(key(name), Attach::NAME, record))
+            .commit(Change::put(key(name), ATTACH, record))
             .await?;
         authentication.keys.set(keys);
         drop(gate);

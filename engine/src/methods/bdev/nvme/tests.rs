@@ -641,7 +641,13 @@ fn a_silent_target_delays_only_the_caller() {
     assert_eq!(refused.code, -19, "{refused}");
     assert!(refused.data.unwrap().cause.contains("was detached before"));
     assert!(daemon.engine.remotes.find("there").is_none());
-    assert!(daemon.engine.journal.find(&super::key("there")).is_none());
+    assert!(
+        daemon
+            .engine
+            .journal
+            .find(&crate::services::nvme::key("there"))
+            .is_none()
+    );
     let (_far, address) = target();
     let there = self::params(address);
     assert_eq!(
