@@ -9,6 +9,7 @@
 //! host         the host side: connect, discover, identify, I/O queues, reconnect
 //! address      addresses of controllers and namespaces as users write them
 //! auth         in-band authentication, DH-HMAC-CHAP: messages, keys, the two ends of a transaction
+//! tls          TLS 1.3 with pre-shared keys: the keys, and the choice of one for a ClientHello
 //! ```
 //!
 //! Each of the first four uses those below it.
@@ -25,4 +26,5 @@ pub mod subsystems;
 pub mod tcp;
 #[cfg(test)]
 mod tests;
+pub mod tls;
 pub mod transport;

@@ -90,7 +90,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    pub(super) fn new(from: &[u8]) -> Digest {
+    pub(crate) fn new(from: &[u8]) -> Digest {
         let mut bytes = [0; 64];
         bytes[..from.len()].copy_from_slice(from);
         Digest {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 use super::group::{Exponent, Group};
-use super::secret::{Secret, SecretError};
+use super::secret::Secret;
+use super::text::SecretError;
 
 /// The keys that an end has for another.
 #[derive(Debug, Clone)]

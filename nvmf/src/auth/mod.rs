@@ -14,7 +14,7 @@
 //! controller with Authentication Receive.
 //!
 //! ```text
-//!   message   bytes <-> a typed message              secret   the text `DHHC-1:..` and its key
+//!   message   bytes <-> a typed message              secret   the text `DHHC-1:..` (text) and its key
 //!   response  R1 and R2                              group    Diffie-Hellman in the FFDHE groups
 //!   job       slow work: keys are read, powers are computed; the caller runs it on a helper thread
 //!   controller, host   the state machines
@@ -36,6 +36,7 @@ mod response;
 mod secret;
 #[cfg(test)]
 mod tests;
+pub(crate) mod text;
 
 pub use controller::{ControllerEnd, Received};
 pub use group::Group;
@@ -45,7 +46,8 @@ pub use job::{Answer, FixedKeys, Job, KeyError, KeySource, Keys};
 pub use message::Failed;
 pub use offer::{Offer, UnknownName};
 pub use response::Names;
-pub use secret::{Secret, SecretError};
+pub use secret::Secret;
+pub use text::SecretError;
 
 use std::fmt;
 

@@ -123,22 +123,33 @@ fn secrets() {
 #[test]
 fn texts_that_are_no_secrets() {
     let (_, good) = SECRETS[0];
+    let bad_length = |bytes| SecretError::Length {
+        bytes,
+        allowed: "32, 48 or 64",
+    };
+    let bad_hash = |hash: &str| SecretError::Hash {
+        hash: hash.into(),
+        allowed: "00 (none), 01 (SHA-256), 02 (SHA-384) or 03 (SHA-512)",
+    };
     // The last has 33 bytes and their true checksum.
     let table = [
-        (String::new(), SecretError::Prefix),
-        ("NVMeTLSkey-1:01:AAAA:".into(), SecretError::Prefix),
-        ("DHHC-1:01".into(), SecretError::Short),
-        (format!("DHHC-1:{good}:"), SecretError::Short),
-        (text(4, good), SecretError::Hash("04".into())),
-        (format!("DHHC-1:1:{good}:"), SecretError::Hash("1".into())),
+        (String::new(), SecretError::Prefix("DHHC-1:")),
+        (
+            "NVMeTLSkey-1:01:AAAA:".into(),
+            SecretError::Prefix("DHHC-1:"),
+        ),
+        ("DHHC-1:01".into(), SecretError::Short("DHHC-1:")),
+        (format!("DHHC-1:{good}:"), SecretError::Short("DHHC-1:")),
+        (text(4, good), bad_hash("04")),
+        (format!("DHHC-1:1:{good}:"), bad_hash("1")),
         (text(1, &good[1..]), SecretError::Base64),
         (text(1, &good.replace('A', "!")), SecretError::Base64),
         (
             text(1, &good.replace("AwQF", "AwQG")),
             SecretError::Checksum,
         ),
-        (text(1, "AAECAw=="), SecretError::Length(0)),
-        (text(1, &good[..44]), SecretError::Length(29)),
+        (text(1, "AAECAw=="), bad_length(0)),
+        (text(1, &good[..44]), bad_length(29)),
         (text(1, &format!("{good}:x")), SecretError::Trailing),
     ];
     for (text, expected) in table {

@@ -1,0 +1,71 @@
+//! Alerts, by name (RFC 8446, 6).
+
+use std::fmt;
+
+/// The description of an alert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Alert(pub u8);
+
+impl Alert {
+    pub const CLOSE_NOTIFY: Alert = Alert(0);
+    pub const UNEXPECTED_MESSAGE: Alert = Alert(10);
+    pub const BAD_RECORD_MAC: Alert = Alert(20);
+    pub const RECORD_OVERFLOW: Alert = Alert(22);
+    pub const HANDSHAKE_FAILURE: Alert = Alert(40);
+    pub const ILLEGAL_PARAMETER: Alert = Alert(47);
+    pub const DECODE_ERROR: Alert = Alert(50);
+    pub const DECRYPT_ERROR: Alert = Alert(51);
+    pub const PROTOCOL_VERSION: Alert = Alert(70);
+    pub const INTERNAL_ERROR: Alert = Alert(80);
+    pub const USER_CANCELED: Alert = Alert(90);
+    pub const MISSING_EXTENSION: Alert = Alert(109);
+    pub const UNKNOWN_PSK_IDENTITY: Alert = Alert(115);
+
+    /// The name of RFC 8446, if the alert has one.
+    pub const fn name(self) -> Option<&'static str> {
+        Some(match self.0 {
+            0 => "close_notify",
+            10 => "unexpected_message",
+            20 => "bad_record_mac",
+            22 => "record_overflow",
+            40 => "handshake_failure",
+            42 => "bad_certificate",
+            43 => "unsupported_certificate",
+            44 => "certificate_revoked",
+            45 => "certificate_expired",
+            46 => "certificate_unknown",
+            47 => "illegal_parameter",
+            48 => "unknown_ca",
+            49 => "access_denied",
+            50 => "decode_error",
+            51 => "decrypt_error",
+            70 => "protocol_version",
+            71 => "insufficient_security",
+            80 => "internal_error",
+            86 => "inappropriate_fallback",
+            90 => "user_canceled",
+            109 => "missing_extension",
+            110 => "unsupported_extension",
+            112 => "unrecognized_name",
+            113 => "bad_certificate_status_response",
+            115 => "unknown_psk_identity",
+            116 => "certificate_required",
+            120 => "no_application_protocol",
+            _ => return None,
+        })
+    }
+
+    /// True for the alerts that end a connection without an error (RFC 8446, 6.1).
+    pub const fn is_closure(self) -> bool {
+        matches!(self, Alert::CLOSE_NOTIFY | Alert::USER_CANCELED)
+    }
+}
+
+impl fmt::Display for Alert {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "alert {}", self.0),
+        }
+    }
+}

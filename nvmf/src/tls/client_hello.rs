@@ -1,0 +1,378 @@
+//! The ClientHello of a host: what it offers, and which key fits the binder of its identity.
+//!
+//! This parser reads what the choice of the key needs, and checks all lengths. The library that
+//! does the handshake reads the same bytes again.
+
+use super::alert::Alert;
+use super::derive::{Derivation, binder};
+use super::identity::{Identity, IdentityError};
+use super::psk::Psk;
+use crate::auth::{Digest, Hash};
+
+const CLIENT_HELLO: u8 = 1;
+const TLS_1_2: u16 = 0x0303;
+const TLS_1_3: u16 = 0x0304;
+const SUPPORTED_VERSIONS: u16 = 43;
+const PSK_MODES: u16 = 45;
+const PRE_SHARED_KEY: u16 = 41;
+const PSK_DHE_KE: u8 = 1;
+/// Identities of one ClientHello that are looked at.
+const MOST_IDENTITIES: usize = 8;
+
+/// A cipher suite of the profile. The hash of the identity determines it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Suite {
+    Aes128Sha256,
+    Aes256Sha384,
+}
+
+impl Suite {
+    /// `None`: no suite of the profile has this hash.
+    pub fn of(hash: Hash) -> Option<Suite> {
+        match hash {
+            Hash::Sha256 => Some(Suite::Aes128Sha256),
+            Hash::Sha384 => Some(Suite::Aes256Sha384),
+            Hash::Sha512 => None,
+        }
+    }
+
+    pub const fn id(self) -> u16 {
+        match self {
+            Suite::Aes128Sha256 => 0x1301,
+            Suite::Aes256Sha384 => 0x1302,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Suite::Aes128Sha256 => "TLS_AES_128_GCM_SHA256",
+            Suite::Aes256Sha384 => "TLS_AES_256_GCM_SHA384",
+        }
+    }
+
+    pub const fn hash(self) -> Hash {
+        match self {
+            Suite::Aes128Sha256 => Hash::Sha256,
+            Suite::Aes256Sha384 => Hash::Sha384,
+        }
+    }
+
+    /// Bytes of an AES key.
+    pub const fn key_bytes(self) -> usize {
+        match self {
+            Suite::Aes128Sha256 => 16,
+            Suite::Aes256Sha384 => 32,
+        }
+    }
+}
+
+/// A parsed ClientHello.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientHello<'a> {
+    suites: Vec<u16>,
+    takes_tls_1_3: bool,
+    takes_psk_dhe_ke: bool,
+    /// Identity and binder of each offered PSK.
+    offered: Vec<(&'a [u8], &'a [u8])>,
+    /// The message up to the binders.
+    truncated: &'a [u8],
+}
+
+/// Why bytes are no ClientHello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HelloError {
+    #[error("the handshake does not begin with a ClientHello")]
+    NotHello,
+    #[error("ClientHello: {0} is too short or too long")]
+    Length(&'static str),
+    #[error("ClientHello: an extension stands there twice")]
+    Twice,
+    #[error("ClientHello: pre_shared_key is not the last extension")]
+    NotLast,
+    #[error("ClientHello: {identities} PSK identities with {binders} binders")]
+    Binders { identities: usize, binders: usize },
+}
+
+impl HelloError {
+    pub const fn alert(self) -> Alert {
+        match self {
+            HelloError::NotHello => Alert::UNEXPECTED_MESSAGE,
+            HelloError::Length(_) => Alert::DECODE_ERROR,
+            HelloError::Twice | HelloError::NotLast | HelloError::Binders { .. } => {
+                Alert::ILLEGAL_PARAMETER
+            }
+        }
+    }
+}
+
+/// Where the keys of a target are.
+pub trait PskSource: Send + Sync {
+    /// The PSKs that a host may use for the identity.
+    fn psks(&self, identity: &Identity) -> Vec<Psk>;
+}
+
+/// The key that fits a ClientHello.
+#[derive(Debug, Clone)]
+pub struct Chosen {
+    /// The identity as offered.
+    pub offered: Vec<u8>,
+    pub identity: Identity,
+    pub suite: Suite,
+    pub derivation: Derivation,
+    pub key: Digest,
+}
+
+/// Why no key fits a ClientHello.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("the host does not offer TLS 1.3")]
+    Version,
+    #[error("the host does not offer a PSK")]
+    NoPsk,
+    #[error("the host does not offer PSKs with a key exchange (psk_dhe_ke)")]
+    Mode,
+    #[error("identity {identity:?}: {error}")]
+    Identity {
+        identity: String,
+        error: IdentityError,
+    },
+    #[error("identity {identity:?}: no PSK of this target")]
+    Unknown { identity: String },
+    #[error("identity {identity:?}: the binder does not match, the two ends have different PSKs")]
+    Binder { identity: String },
+    #[error("identity {identity:?} needs cipher suite {suite}, which the host does not offer")]
+    Suite {
+        identity: String,
+        suite: &'static str,
+    },
+}
+
+impl Refused {
+    pub const fn alert(&self) -> Alert {
+        match self {
+            Refused::Version => Alert::PROTOCOL_VERSION,
+            Refused::NoPsk => Alert::MISSING_EXTENSION,
+            Refused::Mode | Refused::Suite { .. } => Alert::HANDSHAKE_FAILURE,
+            Refused::Identity { .. } | Refused::Unknown { .. } => Alert::UNKNOWN_PSK_IDENTITY,
+            Refused::Binder { .. } => Alert::DECRYPT_ERROR,
+        }
+    }
+}
+
+impl<'a> ClientHello<'a> {
+    /// Reads a handshake message with its header of four bytes.
+    pub fn parse(message: &'a [u8]) -> Result<ClientHello<'a>, HelloError> {
+        let mut rest = message;
+        if take_u8(&mut rest, "header")? != CLIENT_HELLO {
+            return Err(HelloError::NotHello);
+        }
+        let mut body = vector(&mut rest, 3, "message")?;
+        nothing_after(rest, "message")?;
+        let version = take_u16(&mut body, "legacy_version")?;
+        take(&mut body, 32, "random")?;
+        vector(&mut body, 1, "legacy_session_id")?;
+        let suites = numbers(vector(&mut body, 2, "cipher_suites")?, "cipher_suites")?;
+        vector(&mut body, 1, "legacy_compression_methods")?;
+        let mut hello = ClientHello {
+            suites,
+            takes_tls_1_3: false,
+            takes_psk_dhe_ke: false,
+            offered: Vec::new(),
+            truncated: message,
+        };
+        if body.is_empty() {
+            return Ok(hello);
+        }
+        let mut extensions = vector(&mut body, 2, "extensions")?;
+        nothing_after(body, "extensions")?;
+        let mut seen = Vec::new();
+        while !extensions.is_empty() {
+            let kind = take_u16(&mut extensions, "extension")?;
+            let data = vector(&mut extensions, 2, "extension")?;
+            if seen.contains(&kind) {
+                return Err(HelloError::Twice);
+            }
+            if seen.last() == Some(&PRE_SHARED_KEY) {
+                return Err(HelloError::NotLast);
+            }
+            seen.push(kind);
+            hello.extension(kind, data, message)?;
+        }
+        hello.takes_tls_1_3 &= version == TLS_1_2;
+        Ok(hello)
+    }
+
+    fn extension(
+        &mut self,
+        kind: u16,
+        mut data: &'a [u8],
+        message: &'a [u8],
+    ) -> Result<(), HelloError> {
+        match kind {
+            SUPPORTED_VERSIONS => {
+                let versions = vector(&mut data, 1, "supported_versions")?;
+                let versions = numbers(versions, "supported_versions")?;
+                self.takes_tls_1_3 = versions.contains(&TLS_1_3);
+                nothing_after(data, "supported_versions")
+            }
+            PSK_MODES => {
+                let modes = vector(&mut data, 1, "psk_key_exchange_modes")?;
+                self.takes_psk_dhe_ke = modes.contains(&PSK_DHE_KE);
+                nothing_after(data, "psk_key_exchange_modes")
+            }
+            PRE_SHARED_KEY => self.pre_shared_key(data, message),
+            _ => Ok(()),
+        }
+    }
+
+    fn pre_shared_key(&mut self, mut data: &'a [u8], message: &'a [u8]) -> Result<(), HelloError> {
+        let mut list = vector(&mut data, 2, "identities")?;
+        let mut identities = Vec::new();
+        while !list.is_empty() {
+            identities.push(vector(&mut list, 2, "identity")?);
+            take(&mut list, 4, "obfuscated_ticket_age")?;
+        }
+        // The extension is the last: its end is that of the message.
+        self.truncated = &message[..message.len() - data.len()];
+        let mut list = vector(&mut data, 2, "binders")?;
+        let mut binders = Vec::new();
+        while !list.is_empty() {
+            binders.push(vector(&mut list, 1, "binder")?);
+        }
+        nothing_after(data, "pre_shared_key")?;
+        if identities.is_empty() || identities.len() != binders.len() {
+            return Err(HelloError::Binders {
+                identities: identities.len(),
+                binders: binders.len(),
+            });
+        }
+        self.offered = identities.into_iter().zip(binders).collect();
+        Ok(())
+    }
+
+    /// Identity and binder of each offered PSK.
+    pub fn offered(&self) -> &[(&'a [u8], &'a [u8])] {
+        &self.offered
+    }
+
+    /// True if the binder at `index` is that of `key`.
+    pub fn proves(&self, index: usize, hash: Hash, key: &[u8]) -> bool {
+        let offered = self.offered.get(index);
+        offered.is_some_and(|(_, theirs)| binder(hash, key, self.truncated).equals(theirs))
+    }
+
+    /// Chooses the first offered identity with a key that fits its binder.
+    pub fn choose(&self, keys: &dyn PskSource) -> Result<Chosen, Refused> {
+        if !self.takes_tls_1_3 {
+            return Err(Refused::Version);
+        }
+        if self.offered.is_empty() {
+            return Err(Refused::NoPsk);
+        }
+        if !self.takes_psk_dhe_ke {
+            return Err(Refused::Mode);
+        }
+        let mut refused = None;
+        for index in 0..self.offered.len().min(MOST_IDENTITIES) {
+            match self.try_identity(index, keys) {
+                Ok(chosen) => return Ok(chosen),
+                Err(why) => refused = Some(worse(refused, why)),
+            }
+        }
+        Err(refused.unwrap_or(Refused::NoPsk))
+    }
+
+    fn try_identity(&self, index: usize, keys: &dyn PskSource) -> Result<Chosen, Refused> {
+        let offered = self.offered[index].0;
+        // A host chooses these bytes, and they get into logs.
+        let text = || {
+            let end = offered.len().min(Identity::MAX_BYTES);
+            String::from_utf8_lossy(&offered[..end]).into_owned()
+        };
+        let identity = Identity::parse(offered).map_err(|error| Refused::Identity {
+            identity: text(),
+            error,
+        })?;
+        let hash = identity.hash;
+        // An identity of version 1 names the key: a wrong key is an unknown identity.
+        let mut found = false;
+        for psk in keys.psks(&identity) {
+            for derivation in Derivation::ALL {
+                let Some(key) = psk.tls_psk(&identity, derivation) else {
+                    continue;
+                };
+                found = true;
+                if !self.proves(index, hash, &key) {
+                    continue;
+                }
+                let suite = Suite::of(hash).filter(|suite| self.suites.contains(&suite.id()));
+                let Some(suite) = suite else {
+                    let suite = Suite::of(hash).map_or("", Suite::name);
+                    let identity = text();
+                    return Err(Refused::Suite { identity, suite });
+                };
+                return Ok(Chosen {
+                    offered: offered.to_vec(),
+                    identity,
+                    suite,
+                    derivation,
+                    key,
+                });
+            }
+        }
+        let identity = text();
+        Err(if found {
+            Refused::Binder { identity }
+        } else {
+            Refused::Unknown { identity }
+        })
+    }
+}
+
+/// The refusal that says more: a wrong key more than an unknown identity.
+fn worse(before: Option<Refused>, now: Refused) -> Refused {
+    match (before, &now) {
+        (None, _) | (_, Refused::Binder { .. } | Refused::Suite { .. }) => now,
+        (Some(before), _) => before,
+    }
+}
+
+type Parsed<T> = Result<T, HelloError>;
+
+fn take<'a>(rest: &mut &'a [u8], count: usize, what: &'static str) -> Parsed<&'a [u8]> {
+    let (taken, after) = rest
+        .split_at_checked(count)
+        .ok_or(HelloError::Length(what))?;
+    *rest = after;
+    Ok(taken)
+}
+
+fn take_u8(rest: &mut &[u8], what: &'static str) -> Parsed<u8> {
+    take(rest, 1, what).map(|bytes| bytes[0])
+}
+
+fn take_u16(rest: &mut &[u8], what: &'static str) -> Parsed<u16> {
+    take(rest, 2, what).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
+}
+
+/// Bytes after their length, which is a number of `width` bytes.
+fn vector<'a>(rest: &mut &'a [u8], width: usize, what: &'static str) -> Parsed<&'a [u8]> {
+    let length = take(rest, width, what)?;
+    let length = length
+        .iter()
+        .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+    take(rest, length, what)
+}
+
+fn numbers(bytes: &[u8], what: &'static str) -> Parsed<Vec<u16>> {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    nothing_after(rest, what)?;
+    Ok(pairs.iter().map(|pair| u16::from_be_bytes(*pair)).collect())
+}
+
+fn nothing_after(rest: &[u8], what: &'static str) -> Parsed<()> {
+    match rest {
+        [] => Ok(()),
+        _ => Err(HelloError::Length(what)),
+    }
+}

@@ -1,0 +1,30 @@
+//! TLS 1.3 with pre-shared keys for NVMe/TCP, sans-IO: the keys and the first message of a host
+//! (NVMe/TCP transport 3.6.1; RFC 8446).
+//!
+//! ```text
+//!   psk           the text `NVMeTLSkey-1:..`, a configured PSK
+//!   identity      the name of a PSK in a handshake: version, hash, host and subsystem
+//!   derive        configured PSK -> retained PSK -> TLS PSK; the binder of a ClientHello
+//!   client_hello  ClientHello: what a host offers, and which key fits its binder
+//!   alert         the names of alerts
+//! ```
+//!
+//! libnvme before 1.16 derives its keys in another way than the specification, and the identity
+//! does not tell which way. So a target computes the binder for each derivation and takes the one
+//! that fits the ClientHello. A library does the handshake with that one key:
+//! `transports/tls`. Nothing here has a socket, a thread or a clock.
+
+mod alert;
+mod client_hello;
+mod derive;
+pub mod fuzzing;
+mod identity;
+mod psk;
+#[cfg(test)]
+mod tests;
+
+pub use alert::Alert;
+pub use client_hello::{Chosen, ClientHello, HelloError, PskSource, Refused, Suite};
+pub use derive::{Derivation, binder, expand_label};
+pub use identity::{Identity, IdentityError, Version};
+pub use psk::Psk;

@@ -1,0 +1,5 @@
+//! Vectors of other implementations, ClientHellos of other programs, and the fuzz target's corpus.
+
+mod fuzz;
+mod hello;
+mod vectors;
