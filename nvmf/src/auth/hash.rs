@@ -90,7 +90,9 @@ pub struct Digest {
 }
 
 impl Digest {
-    pub(crate) fn new(from: &[u8]) -> Digest {
+    /// # Panics
+    /// If there are more than 64 bytes.
+    pub fn new(from: &[u8]) -> Digest {
         let mut bytes = [0; 64];
         bytes[..from.len()].copy_from_slice(from);
         Digest {

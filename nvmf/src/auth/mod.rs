@@ -14,8 +14,9 @@
 //! controller with Authentication Receive.
 //!
 //! ```text
-//!   message   bytes <-> a typed message              secret   the text `DHHC-1:..` (text) and its key
+//!   message   bytes <-> a typed message              secret   the text `DHHC-1:..` and its key
 //!   response  R1 and R2                              group    Diffie-Hellman in the FFDHE groups
+//!   text      the form that the texts of all secrets have
 //!   job       slow work: keys are read, powers are computed; the caller runs it on a helper thread
 //!   controller, host   the state machines
 //! ```

@@ -1,7 +1,7 @@
 //! From a configured PSK to the key of a handshake, and the binder that proves the key.
 //!
 //! ```text
-//!   retained = Expand-Label(Extract(0, configured), "HostNQN", NQNh)      HH 00: the configured PSK
+//!   retained = Expand-Label(Extract(0, configured), "HostNQN", NQNh)    HH 00: the configured PSK
 //!   D        = Base64(HMAC(retained, NQNh " " NQNc " " "NVMe-over-Fabrics"))
 //!   TLS PSK  = Expand-Label(Extract(0, retained), "nvme-tls-psk", context)
 //!   context  = the identity (version 0), or "0h D" (version 1)
@@ -46,7 +46,7 @@ impl Derivation {
 
     fn expand(self, hash: Hash, secret: &[u8], label: &[u8], context: &[u8]) -> Digest {
         match self {
-            Derivation::Standard => expand_label(hash, secret, label, context),
+            Derivation::Standard => expand_label(hash, secret, label, context, hash.bytes()),
             Derivation::Libnvme | Derivation::Libnvme18 => {
                 let length = (hash.bytes() as u16).to_le_bytes();
                 hash.hmac(secret, &[&length, b"tls13 ", label, context, &[1]])
@@ -131,12 +131,19 @@ fn extract(hash: Hash, key: &[u8]) -> Digest {
     hash.hmac(&[0; 64][..hash.bytes()], &[key])
 }
 
-/// HKDF-Expand-Label to as many bytes as the hash has (RFC 8446, 7.1).
+/// HKDF-Expand-Label to at most as many bytes as the hash has (RFC 8446, 7.1).
 ///
 /// # Panics
-/// If label or context are longer than their lengths of one byte allow.
-pub fn expand_label(hash: Hash, secret: &[u8], label: &[u8], context: &[u8]) -> Digest {
-    let length = (hash.bytes() as u16).to_be_bytes();
+/// If label or context are longer than their lengths of one byte allow, or `bytes` is more than
+/// the hash has.
+pub fn expand_label(
+    hash: Hash,
+    secret: &[u8],
+    label: &[u8],
+    context: &[u8],
+    bytes: usize,
+) -> Digest {
+    let length = (bytes as u16).to_be_bytes();
     let byte = |n: usize| [u8::try_from(n).expect("a label of one byte's length")];
     let (of_label, of_context) = (byte(b"tls13 ".len() + label.len()), byte(context.len()));
     let info: [&[u8]; 7] = [
@@ -148,13 +155,14 @@ pub fn expand_label(hash: Hash, secret: &[u8], label: &[u8], context: &[u8]) -> 
         context,
         &[1],
     ];
-    hash.hmac(secret, &info)
+    Digest::new(&hash.hmac(secret, &info)[..bytes])
 }
 
 /// The binder of an external PSK over a ClientHello without its binders (RFC 8446, 4.2.11.2).
 pub fn binder(hash: Hash, psk: &[u8], truncated: &[u8]) -> Digest {
     let early = extract(hash, psk);
-    let key = expand_label(hash, &early, b"ext binder", &hash.digest(b""));
-    let finished = expand_label(hash, &key, b"finished", b"");
+    let bytes = hash.bytes();
+    let key = expand_label(hash, &early, b"ext binder", &hash.digest(b""), bytes);
+    let finished = expand_label(hash, &key, b"finished", b"", bytes);
     hash.hmac(&finished, &[&hash.digest(truncated)])
 }
