@@ -506,6 +506,7 @@ fn a_report_for_the_network_team() {
         "switch PFC             4",
         "FAIL roce.pfc [eth0]: ours: 3; leaf1 port Eth1/7: 4",
         "pause pfc-cos 3",
+        "spanning-tree port type edge",
         "qos map dscp 26 to traffic-class 3",
         "nv set qos roce mode lossless",
     ] {
