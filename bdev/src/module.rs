@@ -161,7 +161,7 @@ impl Created for bool {
 }
 
 /// Names a device, in the parameters of most delete methods.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ByName {
     pub name: String,

@@ -110,6 +110,7 @@ pub struct Injected {
 /// Which operations `bdev_error_inject_error` means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum SpdkIoType {
     /// Removes all errors.
     Clear,
@@ -122,12 +123,17 @@ pub enum SpdkIoType {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum SpdkErrorType {
+    /// The I/O fails.
     Failure,
-    /// Hangs until `bdev_error_resume_pending`.
+    /// The I/O hangs until `bdev_error_resume_pending` (`nacre bdev resume`).
     Pending,
+    /// A byte of the data is changed.
     CorruptData,
+    /// The device is out of memory; the I/O is retried.
     Nomem,
+    /// The I/O fails with the given NVMe status.
     NvmeFailure,
 }
 

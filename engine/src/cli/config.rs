@@ -9,6 +9,8 @@ use serde_json::Value;
 use super::{Connection, Failure, output};
 use crate::config::source::variable;
 use crate::config::{self, ConfigError};
+use crate::methods::state::ExportConfig;
+use crate::rpc::NoParams;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
@@ -114,7 +116,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             output::table(&["key", "value", "origin"], rows.iter().map(row))
         }
         ConfigCommand::Export { spdk, connection } => {
-            let whole = connection.call_by_name("config_export", Value::Null)?;
+            let whole = connection.call_for_json::<ExportConfig>(&NoParams {})?;
             if !spdk {
                 return output::json(&whole);
             }

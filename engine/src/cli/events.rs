@@ -1,10 +1,11 @@
 //! `nacre events`: past events, and new ones with --follow.
 
-use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
+use clap::Args;
+use serde_json::Value;
 
 use super::subsystem::items;
 use super::{Connection, Failure, output};
+use crate::methods::events::{GetEvents, GetEventsParams, SubscribeEvents, SubscribeEventsParams};
 use crate::notify::Category;
 
 #[derive(Debug, Args)]
@@ -16,7 +17,7 @@ pub struct EventsArgs {
     connection: Connection,
     /// Only these categories (several with commas)
     #[arg(long, value_delimiter = ',', value_name = "CATEGORY")]
-    category: Vec<CategoryArg>,
+    category: Vec<Category>,
     #[command(flatten)]
     follow: FollowArgs,
     /// Print the reference of all events, in Markdown
@@ -34,46 +35,24 @@ pub struct FollowArgs {
     from: u64,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum CategoryArg {
-    Device,
-    Target,
-    Transport,
-    Volume,
-    Replica,
-    State,
-}
-
-impl CategoryArg {
-    fn word(self) -> &'static str {
-        let category = match self {
-            CategoryArg::Device => Category::Device,
-            CategoryArg::Target => Category::Target,
-            CategoryArg::Transport => Category::Transport,
-            CategoryArg::Volume => Category::Volume,
-            CategoryArg::Replica => Category::Replica,
-            CategoryArg::State => Category::State,
-        };
-        category.word()
-    }
-}
-
 pub fn run(args: EventsArgs) -> Result<(), Failure> {
     if args.reference {
         return output::line(crate::notify::markdown().trim_end());
     }
-    let categories: Vec<&str> = args.category.iter().map(|c| c.word()).collect();
-    follow(&args.connection, &args.follow, &categories)
+    follow(&args.connection, &args.follow, &args.category)
 }
 
 pub fn follow(
     connection: &Connection,
     args: &FollowArgs,
-    categories: &[&str],
+    categories: &[Category],
 ) -> Result<(), Failure> {
     let mut client = connection.open()?;
-    let params = json!({ "from": args.from, "categories": categories });
-    let mut answer = client.call_by_name("events_get", params)?;
+    let mut answer = client.call_for_json::<GetEvents, _>(&GetEventsParams {
+        from: args.from,
+        categories: categories.to_vec(),
+        max: None,
+    })?;
     if !args.follow {
         return if connection.json {
             output::json(&answer["events"])
@@ -91,10 +70,12 @@ pub fn follow(
                 output::line(&line(event))?
             }
         }
-        let params = json!({
-            "from": answer["next"], "categories": categories, "wait_ms": wait.min(30_000),
-        });
-        answer = client.call_by_name("events_subscribe", params)?;
+        answer = client.call_for_json::<SubscribeEvents, _>(&SubscribeEventsParams {
+            from: answer["next"].as_u64(),
+            categories: categories.to_vec(),
+            wait_ms: Some(wait.min(30_000)),
+            max: None,
+        })?;
         if let Some(lost) = answer["lost"].as_u64().filter(|lost| *lost > 0) {
             eprintln!("{lost} events were dropped before they could be shown");
         }

@@ -3,11 +3,19 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::key::{self, KeyHash};
-use super::subsystem::{done, drop_nulls, is_discovery, items, some};
+use super::subsystem::{done, is_discovery, items, some};
 use super::{Connection, Failure, output};
+use crate::methods::nvmf::host::{
+    AddHost, AddHostParams, AllowAnyHost, AllowAnyHostParams, RemoveHost, RemoveHostParams,
+};
+use crate::methods::nvmf::namespace::{AddNamespaceHost, NamespaceHostParams, RemoveNamespaceHost};
+use crate::rpc::Method;
+use crate::rpc::client::to_json;
+use crate::services::engine::Engine;
 
 #[derive(Debug, Args)]
 #[command(
@@ -86,17 +94,17 @@ enum HostCommand {
 
 pub fn run(args: HostArgs) -> Result<(), Failure> {
     let connection = &args.connection;
-    let (method, mut params) = match args.command {
-        HostCommand::List { nqn } => return list(connection, nqn.as_deref()),
+    match args.command {
+        HostCommand::List { nqn } => list(connection, nqn.as_deref()),
         HostCommand::Allow {
             nqn,
             hostnqn,
             nsid: Some(nsid),
             ..
-        } => (
-            "nvmf_ns_add_host",
-            json!({ "nqn": nqn, "nsid": nsid, "host": hostnqn }),
-        ),
+        } => {
+            let params = namespace_host(nqn, nsid, hostnqn);
+            change::<AddNamespaceHost>(connection, &params)
+        }
         HostCommand::Allow {
             nqn,
             hostnqn,
@@ -112,7 +120,7 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
                 controller_key: generate_ctrlr_key,
                 folder: key_folder,
             };
-            return host.allow(connection);
+            host.allow(connection)
         }
         HostCommand::Allow {
             nqn,
@@ -123,30 +131,56 @@ pub fn run(args: HostArgs) -> Result<(), Failure> {
             psk,
             ..
         } => {
-            let params = json!({
-                "nqn": nqn, "host": hostnqn,
-                "dhchap_key": dhchap_key, "dhchap_ctrlr_key": dhchap_ctrlr_key, "psk": psk,
-            });
-            ("nvmf_subsystem_add_host", params)
+            let params = AddHostParams {
+                nqn,
+                host: hostnqn,
+                dhchap_key,
+                dhchap_ctrlr_key,
+                psk,
+                ..AddHostParams::default()
+            };
+            change::<AddHost>(connection, &params)
         }
         HostCommand::Remove { nqn, hostnqn, nsid } => match nsid {
-            Some(nsid) => (
-                "nvmf_ns_remove_host",
-                json!({ "nqn": nqn, "nsid": nsid, "host": hostnqn }),
-            ),
-            None => (
-                "nvmf_subsystem_remove_host",
-                json!({ "nqn": nqn, "host": hostnqn }),
-            ),
+            Some(nsid) => {
+                let params = namespace_host(nqn, nsid, hostnqn);
+                change::<RemoveNamespaceHost>(connection, &params)
+            }
+            None => {
+                let params = RemoveHostParams {
+                    nqn,
+                    host: hostnqn,
+                    ..RemoveHostParams::default()
+                };
+                change::<RemoveHost>(connection, &params)
+            }
         },
-        HostCommand::AllowAny { nqn, off } => (
-            "nvmf_subsystem_allow_any_host",
-            json!({ "nqn": nqn, "allow_any_host": !off }),
-        ),
-    };
-    drop_nulls(&mut params);
-    connection.call_by_name(method, params.clone())?;
-    done(connection, params)
+        HostCommand::AllowAny { nqn, off } => {
+            let params = AllowAnyHostParams {
+                nqn,
+                allow_any_host: !off,
+                tgt_name: None,
+            };
+            change::<AllowAnyHost>(connection, &params)
+        }
+    }
+}
+
+fn namespace_host(nqn: String, nsid: u32, host: String) -> NamespaceHostParams {
+    NamespaceHostParams {
+        nqn,
+        nsid,
+        host,
+        tgt_name: None,
+    }
+}
+
+fn change<M: Method<Engine>>(connection: &Connection, params: &M::Params) -> Result<(), Failure>
+where
+    M::Params: Serialize,
+{
+    connection.call_for_json::<M>(params)?;
+    done(connection, to_json(params))
 }
 
 /// A host that gets keys with its permission.
@@ -167,12 +201,14 @@ impl NewHost {
         let mut made = vec![&own];
         let other = self.controller_key.as_deref().map(generate).transpose();
         let allowed = other.and_then(|other| {
-            let mut params = json!({
-                "nqn": self.nqn, "host": self.hostnqn, "dhchap_key": self.key,
-                "dhchap_ctrlr_key": self.controller_key,
-            });
-            drop_nulls(&mut params);
-            let called = connection.call_by_name("nvmf_subsystem_add_host", params);
+            let params = AddHostParams {
+                nqn: self.nqn.clone(),
+                host: self.hostnqn.clone(),
+                dhchap_key: Some(self.key.clone()),
+                dhchap_ctrlr_key: self.controller_key.clone(),
+                ..AddHostParams::default()
+            };
+            let called = connection.call_for_json::<AddHost>(&params);
             if called.is_err()
                 && let Some(other) = &other
             {

@@ -2,9 +2,11 @@
 //! replies and metrics.
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{Connection, Failure, output};
+use crate::methods::rdma::GetRdmaStats;
+use crate::rpc::NoParams;
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {
@@ -24,7 +26,7 @@ enum InfoCommand {
 
 pub fn run(args: InfoArgs) -> Result<(), Failure> {
     let InfoCommand::Rdma { connection } = args.command;
-    let stats = connection.call_by_name("rdma_get_stats", json!({}))?;
+    let stats = connection.call_for_json::<GetRdmaStats>(&NoParams {})?;
     if connection.json {
         return output::json(&stats);
     }
@@ -138,6 +140,8 @@ fn reactors(stats: &Value) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn texts(table: &Table) -> Vec<Vec<&str>> {

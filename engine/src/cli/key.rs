@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 
 use super::subsystem::{done, items};
 use super::{Connection, Failure, output};
+use crate::methods::keyring::{AddKey, AddKeyParams, GetKeys, RemoveKey, RemoveKeyParams};
+use crate::rpc::NoParams;
+use crate::rpc::client::to_json;
 use crate::services::keyring;
 
 /// Where key files are made unless a folder is given.
@@ -97,9 +100,9 @@ pub fn run(args: KeyArgs) -> Result<(), Failure> {
         }
         KeyCommand::List => list(connection),
         KeyCommand::Remove { name } => {
-            let params = json!({ "name": name });
-            connection.call_by_name("keyring_file_remove_key", params.clone())?;
-            done(connection, params)
+            let params = RemoveKeyParams { name };
+            connection.call_for_json::<RemoveKey>(&params)?;
+            done(connection, to_json(&params))
         }
     }
 }
@@ -114,9 +117,11 @@ pub struct Made {
 impl Made {
     /// Undoes the making of a key that nothing uses.
     pub fn discard(&self, connection: &Connection) {
-        let params = json!({ "name": self.name });
+        let params = RemoveKeyParams {
+            name: self.name.clone(),
+        };
         // The failure that led here is the one to report.
-        let _ = connection.call_by_name("keyring_file_remove_key", params);
+        let _ = connection.call_for_json::<RemoveKey>(&params);
         let _ = std::fs::remove_file(&self.file);
     }
 
@@ -178,10 +183,11 @@ fn write(path: &Path, secret: &Secret) -> std::io::Result<()> {
 }
 
 fn add(connection: &Connection, made: &Made) -> Result<(), Failure> {
-    let params = json!({ "name": made.name, "path": made.file });
-    connection
-        .call_by_name("keyring_file_add_key", params)
-        .map(drop)
+    let params = AddKeyParams {
+        name: made.name.clone(),
+        path: made.file.clone(),
+    };
+    connection.call_for_json::<AddKey>(&params).map(drop)
 }
 
 fn problem(path: &Path, error: &dyn std::fmt::Display) -> Failure {
@@ -189,7 +195,7 @@ fn problem(path: &Path, error: &dyn std::fmt::Display) -> Failure {
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let keys = connection.call_by_name("keyring_get_keys", Value::Null)?;
+    let keys = connection.call_for_json::<GetKeys>(&NoParams {})?;
     if connection.json {
         return output::json(&keys);
     }

@@ -8,7 +8,12 @@ use super::address::{self, ListenUrl};
 use super::subsystem::{done, items, some};
 use super::{Connection, Failure, output};
 use crate::methods::nvmf::listener::{
-    AddListener, AddListenerParams, AnaParams, ListenerParams, RemoveListener, SetAnaState,
+    AddListener, AddListenerParams, AnaParams, GetSubsystemListeners, ListenerParams,
+    RemoveListener, SetAnaState, SubsystemListenersParams,
+};
+use crate::methods::nvmf::listeners::{GetListeners, GetListenersParams};
+use crate::methods::nvmf::transport::{
+    CreateTransport, CreateTransportParams, GetTransports, GetTransportsParams,
 };
 use crate::rpc::client::{Client, ClientError, to_json};
 use crate::rpc::error::Errno;
@@ -135,17 +140,18 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let mut all = Vec::new();
     for subsystem in some(&mut client, nqn)? {
-        let listeners = client.call_by_name(
-            "nvmf_subsystem_get_listeners",
-            json!({ "nqn": subsystem["nqn"] }),
-        )?;
+        let params = SubsystemListenersParams {
+            nqn: output::cell(subsystem.get("nqn")),
+            tgt_name: None,
+        };
+        let listeners = client.call_for_json::<GetSubsystemListeners, _>(&params)?;
         for listener in items(&listeners) {
             let mut listener = listener.clone();
             listener["nqn"] = subsystem["nqn"].clone();
             all.push(listener);
         }
     }
-    let places = client.call_by_name("nvmf_get_listeners", Value::Null)?;
+    let places = client.call_for_json::<GetListeners, _>(&GetListenersParams::default())?;
     let place_of = |address: &Value| {
         items(&places["listeners"])
             .iter()
@@ -228,7 +234,7 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
 
 /// Adds a listener, and the transport it needs if that is missing.
 pub fn add(client: &mut Client, params: &AddListenerParams) -> Result<(), Failure> {
-    let there = client.call_by_name("nvmf_get_transports", Value::Null)?;
+    let there = client.call_for_json::<GetTransports, _>(&GetTransportsParams::default())?;
     let trtype = params.listen_address.trtype.as_str();
     let is_ours = |t: &Value| {
         t["trtype"]
@@ -236,13 +242,17 @@ pub fn add(client: &mut Client, params: &AddListenerParams) -> Result<(), Failur
             .is_some_and(|t| t.eq_ignore_ascii_case(trtype))
     };
     if !items(&there).iter().any(is_ours) {
-        let made = client.call_by_name("nvmf_create_transport", json!({ "trtype": trtype }));
+        let made = client.call_for_json::<CreateTransport, _>(&CreateTransportParams {
+            trtype: trtype.to_owned(),
+            ..CreateTransportParams::default()
+        });
         match made {
             // Another client was faster.
             Err(ClientError::Refused { error, .. }) if error.code == -(Errno::EEXIST as i32) => {}
             // SPDK and this daemon report this in the message only.
             Err(refused @ ClientError::Refused { .. }) => {
-                let there = client.call_by_name("nvmf_get_transports", Value::Null)?;
+                let there =
+                    client.call_for_json::<GetTransports, _>(&GetTransportsParams::default())?;
                 if !items(&there).iter().any(is_ours) {
                     return Err(refused.into());
                 }

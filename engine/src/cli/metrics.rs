@@ -1,9 +1,9 @@
 //! `nacre metrics`: the numbers that Prometheus scrapes, without Prometheus.
 
 use clap::Args;
-use serde_json::{Value, json};
 
 use super::{Connection, Failure, output};
+use crate::methods::metrics::{GetMetrics, GetMetricsParams, MetricsFormat};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
@@ -18,11 +18,15 @@ pub fn run(args: MetricsArgs) -> Result<(), Failure> {
     if args.reference {
         return output::line(crate::metrics::markdown().trim_end());
     }
+    let format = if args.connection.json {
+        MetricsFormat::Json
+    } else {
+        MetricsFormat::Text
+    };
+    let params = GetMetricsParams { format };
+    let answer = args.connection.call_for_json::<GetMetrics>(&params)?;
     if args.connection.json {
-        return output::json(&args.connection.call_by_name("metrics_get", Value::Null)?);
+        return output::json(&answer);
     }
-    let text = args
-        .connection
-        .call_by_name("metrics_get", json!({ "format": "text" }))?;
-    output::line(text.as_str().unwrap_or_default().trim_end())
+    output::line(answer.as_str().unwrap_or_default().trim_end())
 }

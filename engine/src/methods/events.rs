@@ -12,11 +12,11 @@ use crate::services::engine::{Engine, Phase};
 use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Get>().add::<Subscribe>();
+    registry.add::<GetEvents>().add::<SubscribeEvents>();
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Events {
+pub struct Events {
     /// Oldest first.
     events: Vec<EventDetails>,
     /// The `from` of the next call.
@@ -44,59 +44,59 @@ fn choose(engine: &Engine, from: u64, max: Option<u64>, categories: &[Category])
     }
 }
 
-struct Get;
+pub struct GetEvents;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
+pub struct GetEventsParams {
     /// Id of the first event to return.
     #[serde(default)]
-    from: u64,
+    pub from: u64,
     /// Maximum number of events; default: all.
-    max: Option<u64>,
+    pub max: Option<u64>,
     /// Only these categories; default: all.
     #[serde(default)]
-    categories: Vec<Category>,
+    pub categories: Vec<Category>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetEvents {
     const NAME: &'static str = "events_get";
     const ABOUT: &'static str = "Gives the events from an id on; the last 1024 are kept.";
-    type Params = GetParams;
+    type Params = GetEventsParams;
     type Reply = Events;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Events, RpcError> {
+    async fn apply(params: GetEventsParams, engine: Rc<Engine>) -> Result<Events, RpcError> {
         Ok(choose(&engine, params.from, params.max, &params.categories))
     }
 }
 
-struct Subscribe;
+pub struct SubscribeEvents;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SubscribeParams {
+pub struct SubscribeEventsParams {
     /// Id of the first event to return; default: the next one that occurs.
-    from: Option<u64>,
+    pub from: Option<u64>,
     /// Maximum number of events; default: all.
-    max: Option<u64>,
+    pub max: Option<u64>,
     /// Only these categories; default: all.
     #[serde(default)]
-    categories: Vec<Category>,
+    pub categories: Vec<Category>,
     /// How long to wait for an event in milliseconds; default 30 seconds, less than the RPC
     /// deadline.
     #[serde(default, deserialize_with = "read::some_millis")]
-    wait_ms: Option<u64>,
+    pub wait_ms: Option<u64>,
 }
 
-impl Method<Engine> for Subscribe {
+impl Method<Engine> for SubscribeEvents {
     const NAME: &'static str = "events_subscribe";
     const ABOUT: &'static str = "Waits for events: answers as soon as there is one, or with none when the time is over. To be called again from \
          `next` on; nothing is missed in between, unless `lost` says so.";
     const ORDER: Order = Order::Free;
-    type Params = SubscribeParams;
+    type Params = SubscribeEventsParams;
     type Reply = Events;
 
-    async fn apply(params: SubscribeParams, engine: Rc<Engine>) -> Result<Events, RpcError> {
+    async fn apply(params: SubscribeEventsParams, engine: Rc<Engine>) -> Result<Events, RpcError> {
         // An id beyond `next` belongs to an earlier daemon: return all stored events.
         let next = engine.notes.next();
         let from = params.from.filter(|from| *from <= next);

@@ -65,10 +65,10 @@ impl Method<Engine> for GetMethods {
     }
 }
 
-struct GetVersion;
+pub struct GetVersion;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Version {
+pub struct Version {
     version: String,
     fields: VersionFields,
     /// Name and version of this program.

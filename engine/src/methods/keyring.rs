@@ -23,14 +23,14 @@ fn record_key(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
-struct AddKey;
+pub struct AddKey;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AddKeyParams {
-    name: String,
+pub struct AddKeyParams {
+    pub name: String,
     /// Absolute path of a file with one secret (`DHHC-1:...`). Only the daemon's user may read it.
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Method<Engine> for AddKey {
@@ -76,12 +76,12 @@ fn check_file(path: &Path) -> Result<(), RpcError> {
     })
 }
 
-struct RemoveKey;
+pub struct RemoveKey;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RemoveKeyParams {
-    name: String,
+pub struct RemoveKeyParams {
+    pub name: String,
 }
 
 impl Method<Engine> for RemoveKey {
@@ -104,10 +104,10 @@ impl Method<Engine> for RemoveKey {
     }
 }
 
-struct GetKeys;
+pub struct GetKeys;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct KeyReply {
+pub struct KeyReply {
     name: String,
     /// `keyring_file`.
     module: &'static str,

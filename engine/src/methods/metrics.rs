@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::metrics::Scrape;
@@ -11,39 +11,39 @@ use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Get>();
+    registry.add::<GetMetrics>();
 }
 
-struct Get;
+pub struct GetMetrics;
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Format {
+pub enum MetricsFormat {
     #[default]
     Json,
     Text,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
+pub struct GetMetricsParams {
     /// `json`, or `text` in the Prometheus format.
     #[serde(default)]
-    format: Format,
+    pub format: MetricsFormat,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetMetrics {
     const NAME: &'static str = "metrics_get";
     const ABOUT: &'static str = "Gives all metrics as of now.";
     const ORDER: Order = Order::Free;
-    type Params = GetParams;
+    type Params = GetMetricsParams;
     type Reply = Value;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Value, RpcError> {
+    async fn apply(params: GetMetricsParams, engine: Rc<Engine>) -> Result<Value, RpcError> {
         let scrape = Scrape::of(&engine).await;
         Ok(match params.format {
-            Format::Json => scrape.json(),
-            Format::Text => scrape.text().into(),
+            MetricsFormat::Json => scrape.json(),
+            MetricsFormat::Text => scrape.text().into(),
         })
     }
 }

@@ -13,14 +13,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::rdma::{Rdma, describe};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<GetDevices>()
-        .add::<GetStats>()
+        .add::<GetRdmaStats>()
         .add::<GetQueuePairs>()
         .add::<GetMemory>();
 }
@@ -69,15 +69,11 @@ impl Method<Engine> for GetDevices {
     }
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct NoParams {}
-
-struct GetStats;
+pub struct GetRdmaStats;
 
 /// All zero and empty while there is no RDMA transport.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Stats {
+pub struct RdmaStats {
     rdma_connections: usize,
     rdma_send_ops: u64,
     rdma_recv_ops: u64,
@@ -137,14 +133,14 @@ struct ReactorStats {
     counters: BTreeMap<&'static str, u64>,
 }
 
-impl Method<Engine> for GetStats {
+impl Method<Engine> for GetRdmaStats {
     const NAME: &'static str = "rdma_get_stats";
     const ABOUT: &'static str =
         "Returns the counters of the RDMA transport, in sum and by reactor and device.";
     type Params = NoParams;
-    type Reply = Stats;
+    type Reply = RdmaStats;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Stats, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<RdmaStats, RpcError> {
         let plug = engine.rdma.plug();
         let plane = engine.plane()?;
         let total = plug.as_ref().map(|plug| plug.total()).unwrap_or_default();
@@ -164,7 +160,7 @@ impl Method<Engine> for GetStats {
                 });
             }
         }
-        Ok(Stats {
+        Ok(RdmaStats {
             rdma_connections: plug.as_ref().map_or(0, |plug| plug.connections()),
             rdma_send_ops: total.send_ops,
             rdma_recv_ops: total.recv_ops,

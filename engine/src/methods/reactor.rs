@@ -31,10 +31,10 @@ fn cpumask(reactor: &ReactorHandle) -> String {
         .unwrap_or_default()
 }
 
-struct GetReactors;
+pub struct GetReactors;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Reactors {
+pub struct ReactorsReply {
     tick_rate: u64,
     pid: u32,
     reactors: Vec<Reactor>,
@@ -83,9 +83,9 @@ impl Method<Engine> for GetReactors {
     const NAME: &'static str = "framework_get_reactors";
     const ABOUT: &'static str = "Lists the reactors and how busy they are. A tick is a nanosecond.";
     type Params = NoParams;
-    type Reply = Reactors;
+    type Reply = ReactorsReply;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Reactors, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<ReactorsReply, RpcError> {
         let plane = engine.plane()?;
         let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
         let describe = |(index, handle): (usize, &ReactorHandle)| {
@@ -115,7 +115,7 @@ impl Method<Engine> for GetReactors {
             }
         };
         let reactors = plane.reactors.iter().enumerate().map(describe).collect();
-        Ok(Reactors {
+        Ok(ReactorsReply {
             tick_rate: TICK_RATE,
             pid: std::process::id(),
             reactors,

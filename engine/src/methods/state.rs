@@ -18,7 +18,7 @@ pub fn register(registry: &mut Registry<Engine>) {
         .add::<GetState>()
         .add::<Retry>()
         .add::<Forget>()
-        .add::<Export>();
+        .add::<ExportConfig>();
 }
 
 pub struct GetState;
@@ -183,9 +183,9 @@ impl Method<Engine> for Forget {
     }
 }
 
-struct Export;
+pub struct ExportConfig;
 
-impl Method<Engine> for Export {
+impl Method<Engine> for ExportConfig {
     const NAME: &'static str = "config_export";
     const ABOUT: &'static str =
         "Gives the whole configuration as a file that -c, load_config and SPDK read.";

@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Controller", 1_684, 21),
     ("bdev/nvme/sim", "State", 1_663, 36),
     ("engine", "AttachParams", 282, 32),
-    ("engine", "CreateParams", 0, 34),
+    ("engine", "CreateTransportParams", 0, 34),
     ("engine", "Engine", 355, 29),
     ("nvmf", "Controller", 1_046, 38),
     ("transports/rdma/verbs", "DeviceAttributes", 0, 25),

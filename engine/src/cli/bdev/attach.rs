@@ -4,9 +4,13 @@
 use clap::Args;
 use nacre_nvmf::address::Grammar;
 use nacre_nvmf::host::ControllerId;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::methods::bdev::nvme::AttachController;
+use crate::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 use crate::services::drives::{DriveUri, DriveUriError};
+use crate::services::nvme::AttachParams;
+use crate::services::remotes::attach_params;
 
 use super::super::remote::parse_cntlid;
 use super::super::{Connection, Failure, output};
@@ -52,7 +56,7 @@ pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
     } else {
         params(args).map_err(Failure::Usage)?
     };
-    let devices = connection.call_by_name("bdev_nvme_attach_controller", params)?;
+    let devices = connection.call_for_json::<AttachController>(&params)?;
     if connection.json {
         return output::json(&devices);
     }
@@ -63,7 +67,7 @@ pub fn run(connection: &Connection, args: &AttachArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
+fn drive(connection: &Connection, args: &AttachArgs) -> Result<AttachParams, Failure> {
     let usage = |what: String| Failure::Usage(what);
     let uri: DriveUri = args
         .uri
@@ -83,7 +87,8 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
     let name = match &args.name {
         Some(name) => name.clone(),
         None => {
-            let attached = connection.call_by_name("bdev_nvme_get_controllers", json!({}))?;
+            let attached =
+                connection.call_for_json::<GetNvmeControllers>(&NvmeControllersParams::default())?;
             let attached = attached.as_array().into_iter().flatten();
             let taken: Vec<&str> = attached.filter_map(|one| one["name"].as_str()).collect();
             let mut names = (0..).map(|n: u32| format!("{}{n}", DriveUri::NAME));
@@ -91,31 +96,28 @@ fn drive(connection: &Connection, args: &AttachArgs) -> Result<Value, Failure> {
             free.expect("names do not end")
         }
     };
-    Ok(uri.attach_params(&name))
+    Ok(uri.attach_params(name))
 }
 
-fn params(args: &AttachArgs) -> Result<Value, String> {
+fn params(args: &AttachArgs) -> Result<AttachParams, String> {
     let uri = Grammar::NAMESPACE
         .parse(&args.uri)
         .map_err(|e| e.to_string())?;
-    let mut params = crate::services::remotes::attach_params(&uri, args.name.clone());
-    let mut set = |key: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            params[key] = value;
-        }
-    };
-    set("hostaddr", args.host_traddr.clone().map(Value::from));
-    let cntlid = args.cntlid.map(|controller| controller.asked());
-    set("cntlid", cntlid.map(Value::from));
-    set("fast_io_fail_timeout_sec", args.fast_fail.map(Value::from));
-    set("ctrlr_loss_timeout_sec", args.loss_timeout.map(Value::from));
-    Ok(params)
+    Ok(AttachParams {
+        hostaddr: args.host_traddr.clone(),
+        cntlid: args.cntlid.map(|controller| controller.asked()),
+        fast_io_fail_timeout_sec: args.fast_fail,
+        ctrlr_loss_timeout_sec: args.loss_timeout,
+        ..attach_params(&uri, args.name.clone())
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
     use serde_json::json;
+
+    use crate::rpc::client::to_json;
 
     use super::*;
 
@@ -127,7 +129,7 @@ mod tests {
 
     fn of(line: &[&str]) -> Result<Value, String> {
         let words = ["attach"].iter().chain(line);
-        params(&Line::try_parse_from(words).unwrap().args)
+        params(&Line::try_parse_from(words).unwrap().args).map(|params| to_json(&params))
     }
 
     #[test]

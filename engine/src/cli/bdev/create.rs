@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
 use crate::bdev_modules::{self, Entry, MODULES};
+use crate::methods::bdev::list::{GetBdevs, GetBdevsParams};
 use crate::values::size;
 
 #[derive(Debug, Subcommand)]
@@ -147,7 +148,10 @@ pub fn run(connection: &Connection, kind: Kind) -> Result<(), Failure> {
     // The daemon would wait for a missing base device, as SPDK does. Here a missing base is a
     // mistyped name.
     if let Some(base) = bdev_modules::base(method, &params) {
-        connection.call_by_name("bdev_get_bdevs", json!({ "name": base }))?;
+        connection.call_for_json::<GetBdevs>(&GetBdevsParams {
+            name: Some(base.to_owned()),
+            ..GetBdevsParams::default()
+        })?;
     }
     let names = match connection.call_by_name(method, params.clone())? {
         Value::String(name) => vec![name],

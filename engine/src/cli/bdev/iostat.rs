@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::top::rates::{self, Iostat, Rates};
 use super::super::{Connection, Failure, output};
+use crate::methods::bdev::iostat::{GetIostat, GetIostatParams, ResetMode};
 
 #[derive(Debug, Args)]
 pub struct IostatArgs {
@@ -34,23 +35,21 @@ pub fn run(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
 }
 
 fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
-    let mut params = json!({});
-    if args.per_channel {
-        match &args.name[..] {
-            [name] => params = json!({ "names": [name], "per_channel": true }),
-            _ => {
-                return Err(Failure::Usage(
-                    "--per-channel needs one device: name it".into(),
-                ));
-            }
-        }
-    } else if !args.name.is_empty() {
-        params["names"] = json!(args.name);
+    if args.per_channel && args.name.len() != 1 {
+        return Err(Failure::Usage(
+            "--per-channel needs one device: name it".into(),
+        ));
     }
-    if args.reset {
-        params["reset_mode"] = "all".into();
-    }
-    let answer = connection.call_by_name("bdev_get_iostat", params)?;
+    let params = GetIostatParams {
+        per_channel: args.per_channel,
+        reset_mode: if args.reset {
+            ResetMode::All
+        } else {
+            ResetMode::None
+        },
+        ..of_devices(args)
+    };
+    let answer = connection.call_for_json::<GetIostat>(&params)?;
     if connection.json {
         return output::json(&answer);
     }
@@ -93,18 +92,21 @@ fn once(connection: &Connection, args: &IostatArgs) -> Result<(), Failure> {
     output::table(&header, rows)
 }
 
+fn of_devices(args: &IostatArgs) -> GetIostatParams {
+    GetIostatParams {
+        names: (!args.name.is_empty()).then(|| args.name.clone()),
+        ..GetIostatParams::default()
+    }
+}
+
 fn repeat(connection: &Connection, args: &IostatArgs, interval: Duration) -> Result<(), Failure> {
     let mut client = connection.open()?;
-    let params = if args.name.is_empty() {
-        json!({})
-    } else {
-        json!({ "names": args.name })
-    };
-    let mut before = client.call_by_name("bdev_get_iostat", params.clone())?;
+    let params = of_devices(args);
+    let mut before = client.call_for_json::<GetIostat, _>(&params)?;
     let mut round = 0;
     while args.count.is_none_or(|count| round < count) {
         std::thread::sleep(interval);
-        let now = client.call_by_name("bdev_get_iostat", params.clone())?;
+        let now = client.call_for_json::<GetIostat, _>(&params)?;
         let elapsed = rates::elapsed(&before, &now).unwrap_or(interval.as_secs_f64());
         let rows: Vec<(String, Rates)> = rates::devices(&now)
             .map(|(name, iostat)| {

@@ -8,15 +8,20 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
+use nacre_bdev::fault::{SpdkErrorType, SpdkIoType};
+use nacre_bdev::module::ByName;
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output, record};
 use crate::bdev_modules::{Entry, MODULES};
 use crate::methods::bdev::accept::{Accept, AcceptParams};
 use crate::methods::bdev::file::RescanParams;
+use crate::methods::bdev::list::{GetBdevs, GetBdevsParams};
 use crate::methods::bdev::null::ResizeParams;
+use crate::methods::bdev::nvme::{DetachController, DetachControllerParams};
 use crate::methods::bdev::qos::{SetQosLimit, SetQosLimitParams};
+use crate::methods::bdev::stacked::{InjectError, InjectErrorParams, ResumePending};
 use crate::rpc::client::{Client, to_json};
 use crate::values::size;
 
@@ -140,10 +145,10 @@ struct InjectArgs {
     /// Name of the bdev
     name: String,
     /// Affected operations; clear ends all errors
-    operation: Operation,
+    operation: SpdkIoType,
     /// Kind of error
     #[arg(required_if_eq_any = [("operation", "read"), ("operation", "write"), ("operation", "unmap"), ("operation", "flush"), ("operation", "all")])]
-    error: Option<Error>,
+    error: Option<SpdkErrorType>,
     /// Number of I/Os to affect
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u32,
@@ -162,30 +167,6 @@ struct InjectArgs {
     /// nvme-failure: the status code; 6 is Internal Error
     #[arg(long, value_name = "CODE", value_parser = byte, default_value = "6")]
     sc: u8,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Operation {
-    Clear,
-    Read,
-    Write,
-    Unmap,
-    Flush,
-    All,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Error {
-    /// The I/O fails
-    Failure,
-    /// The I/O hangs until `nacre bdev resume`
-    Pending,
-    /// A byte of the data is changed
-    CorruptData,
-    /// The device is out of memory; the I/O is retried
-    Nomem,
-    /// The I/O fails with the given NVMe status
-    NvmeFailure,
 }
 
 pub fn run(args: BdevArgs) -> Result<(), Failure> {
@@ -208,8 +189,12 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
         BdevCommand::Create { kind } => create::run(connection, kind),
         BdevCommand::Attach(args) => attach::run(connection, &args),
         BdevCommand::Detach { name } => {
-            connection.call_by_name("bdev_nvme_detach_controller", json!({ "name": name }))?;
-            done(connection, json!({ "detached": name }))
+            let params = DetachControllerParams {
+                name,
+                ..DetachControllerParams::default()
+            };
+            connection.call_for_json::<DetachController>(&params)?;
+            done(connection, json!({ "detached": params.name }))
         }
         BdevCommand::Delete { name } => {
             let mut client = connection.open()?;
@@ -259,14 +244,15 @@ pub fn run(args: BdevArgs) -> Result<(), Failure> {
         BdevCommand::Inject(args) => inject(connection, &args),
         BdevCommand::Limit(args) => limit(connection, &args),
         BdevCommand::Resume { name } => {
-            connection.call_by_name("bdev_error_resume_pending", json!({ "name": name }))?;
-            done(connection, json!({ "name": name }))
+            let params = ByName { name };
+            connection.call_for_json::<ResumePending>(&params)?;
+            done(connection, to_json(&params))
         }
     }
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let devices = connection.call_by_name("bdev_get_bdevs", Value::Null)?;
+    let devices = connection.call_for_json::<GetBdevs>(&GetBdevsParams::default())?;
     if connection.json {
         return output::json(&devices);
     }
@@ -340,7 +326,7 @@ fn refuse_some_of_several(
     deletion: &(&'static str, Value),
     names: &[String],
 ) -> Result<(), Failure> {
-    let all = client.call_by_name("bdev_get_bdevs", Value::Null)?;
+    let all = client.call_for_json::<GetBdevs, _>(&GetBdevsParams::default())?;
     let all = all.as_array().map_or(&[][..], Vec::as_slice);
     let with_it: Vec<&str> = all
         .iter()
@@ -359,7 +345,11 @@ fn refuse_some_of_several(
 }
 
 fn device(client: &mut Client, name: &str) -> Result<Value, Failure> {
-    let found = client.call_by_name("bdev_get_bdevs", json!({ "name": name }))?;
+    let params = GetBdevsParams {
+        name: Some(name.to_owned()),
+        ..GetBdevsParams::default()
+    };
+    let found = client.call_for_json::<GetBdevs, _>(&params)?;
     let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {name}"));
     found.get(0).cloned().ok_or_else(missing)
 }
@@ -527,32 +517,23 @@ fn open_file(path: &Path) -> anyhow::Result<File> {
 }
 
 fn inject(connection: &Connection, args: &InjectArgs) -> Result<(), Failure> {
-    let word = |name: clap::builder::PossibleValue| name.get_name().replace('-', "_");
-    let operation = args.operation.to_possible_value().map(word);
     // SPDK requires a type even for ending all errors.
-    let error = args.error.unwrap_or(Error::Failure);
-    let mut params = json!({
-        "name": args.name,
-        "io_type": operation,
-        "error_type": error.to_possible_value().map(word),
-    });
-    if args.operation != Operation::Clear {
-        params["num"] = args.count.into();
-        params["queue_depth"] = args.queue_depth.into();
-        match error {
-            Error::CorruptData => {
-                params["corrupt_offset"] = args.corrupt_offset.into();
-                params["corrupt_value"] = args.corrupt_value.into();
-            }
-            Error::NvmeFailure => {
-                params["nvme_sct"] = args.sct.into();
-                params["nvme_sc"] = args.sc.into();
-            }
-            Error::Failure | Error::Pending | Error::Nomem => {}
-        }
-    }
-    connection.call_by_name("bdev_error_inject_error", params.clone())?;
-    done(connection, params)
+    let error_type = args.error.unwrap_or(SpdkErrorType::Failure);
+    let corrupts = error_type == SpdkErrorType::CorruptData;
+    let has_status = error_type == SpdkErrorType::NvmeFailure;
+    let params = InjectErrorParams {
+        name: args.name.clone(),
+        io_type: args.operation,
+        error_type,
+        num: args.count,
+        queue_depth: args.queue_depth,
+        corrupt_offset: if corrupts { args.corrupt_offset } else { 0 },
+        corrupt_value: if corrupts { args.corrupt_value } else { 0 },
+        nvme_sct: if has_status { args.sct.into() } else { 0 },
+        nvme_sc: if has_status { args.sc.into() } else { 0 },
+    };
+    connection.call_for_json::<InjectError>(&params)?;
+    done(connection, to_json(&params))
 }
 
 /// 0 to 255, also in hexadecimal as in the specifications.

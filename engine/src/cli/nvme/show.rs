@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
+use crate::methods::bdev::nvme::health::{DriveParams, GetHealth, GetLogs};
+use crate::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 
 /// One drive with all details, or all of them in a table.
 pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
-    let params = match name {
-        Some(name) => json!({ "name": name }),
-        None => json!({}),
-    };
-    let controllers = connection.call_by_name("bdev_nvme_get_controllers", params)?;
+    let controllers = connection.call_for_json::<GetNvmeControllers>(&NvmeControllersParams {
+        name: name.map(str::to_owned),
+    })?;
     let drives: Vec<&Value> = items(&controllers)
         .iter()
         .filter(|one| one["ctrlrs"][0]["drive"].is_object())
@@ -23,11 +23,11 @@ pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {
             table(&drives)
         };
     };
-    let health = connection.call_by_name(
-        "bdev_nvme_get_controller_health_info",
-        json!({ "name": name }),
-    )?;
-    let logs = connection.call_by_name("bdev_nvme_get_controller_logs", json!({ "name": name }))?;
+    let params = DriveParams {
+        name: name.to_owned(),
+    };
+    let health = connection.call_for_json::<GetHealth>(&params)?;
+    let logs = connection.call_for_json::<GetLogs>(&params)?;
     let Some(drive) = drives.first() else {
         return Err(Failure::Usage(format!(
             "\"{name}\" is not a drive of this machine"

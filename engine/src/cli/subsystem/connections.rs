@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::{Connection, Failure, address, output};
 use super::{is_discovery, items, some};
+use crate::methods::nvmf::connected::{GetControllers, GetQpairs, SubsystemParams};
 
 pub fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;
@@ -15,9 +16,12 @@ pub fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
         if is_discovery(&subsystem) && nqn.is_none() {
             continue;
         }
-        let nqn = json!({ "nqn": subsystem["nqn"] });
-        let controllers = client.call_by_name("nvmf_subsystem_get_controllers", nqn.clone())?;
-        let qpairs = client.call_by_name("nvmf_subsystem_get_qpairs", nqn)?;
+        let params = SubsystemParams {
+            nqn: output::cell(subsystem.get("nqn")),
+            tgt_name: None,
+        };
+        let controllers = client.call_for_json::<GetControllers, _>(&params)?;
+        let qpairs = client.call_for_json::<GetQpairs, _>(&params)?;
         all.push(json!({ "nqn": subsystem["nqn"], "controllers": controllers, "qpairs": qpairs }));
     }
     if connection.json {

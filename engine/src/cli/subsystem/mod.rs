@@ -10,8 +10,13 @@ use uuid::Uuid;
 use super::address::{self, ListenUrl};
 use super::{Connection, Failure, listener, output, record};
 use crate::config::settings::ControllerModel;
+use crate::methods::nvmf::host::{AddHost, AddHostParams};
 use crate::methods::nvmf::listener::AddListenerParams;
 use crate::methods::nvmf::namespace::{self, Namespace};
+use crate::methods::nvmf::subsystem::{
+    CreateSubsystem, CreateSubsystemParams, DeleteSubsystem, DeleteSubsystemParams, GetSubsystems,
+    GetSubsystemsParams,
+};
 use crate::rpc::client::{Client, to_json};
 
 #[derive(Debug, Args)]
@@ -137,8 +142,12 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
         }
         SubsystemCommand::Create(args) => create(connection, args),
         SubsystemCommand::Delete { nqn } => {
-            connection.call_by_name("nvmf_delete_subsystem", json!({ "nqn": nqn }))?;
-            done(connection, json!({ "nqn": nqn }))
+            let params = DeleteSubsystemParams {
+                nqn,
+                tgt_name: None,
+            };
+            connection.call_for_json::<DeleteSubsystem>(&params)?;
+            done(connection, to_json(&params))
         }
         SubsystemCommand::AddNamespace(args) => {
             let params = namespace::AddNamespaceParams {
@@ -176,7 +185,7 @@ pub fn run(args: SubsystemArgs) -> Result<(), Failure> {
 }
 
 fn list(connection: &Connection) -> Result<(), Failure> {
-    let subsystems = connection.call_by_name("nvmf_get_subsystems", Value::Null)?;
+    let subsystems = connection.call_for_json::<GetSubsystems>(&GetSubsystemsParams::default())?;
     if connection.json {
         return output::json(&subsystems);
     }
@@ -211,24 +220,28 @@ fn create(connection: &Connection, args: CreateArgs) -> Result<(), Failure> {
         .nqn
         .unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", Uuid::new_v4()));
     let mut client = connection.open()?;
-    let mut params = json!({
-        "nqn": nqn,
-        "serial_number": args.serial.unwrap_or_else(|| serial_of(&nqn)),
-        "model_number": args.model,
-        "max_namespaces": args.max_namespaces,
-        "allow_any_host": args.allow_any_host,
-        "ana_reporting": args.ana.then_some(true),
-        "controller_model": (args.controller_model != ControllerModel::default()).then_some(args.controller_model),
-        "min_cntlid": args.cntlids.map(|(min, _)| min),
-        "max_cntlid": args.cntlids.map(|(_, max)| max),
-    });
-    drop_nulls(&mut params);
-    client.call_by_name("nvmf_create_subsystem", params)?;
+    let params = CreateSubsystemParams {
+        nqn: nqn.clone(),
+        serial_number: Some(args.serial.unwrap_or_else(|| serial_of(&nqn))),
+        model_number: args.model,
+        max_namespaces: args.max_namespaces.unwrap_or_default(),
+        allow_any_host: args.allow_any_host,
+        ana_reporting: args.ana,
+        controller_model: args.controller_model,
+        min_cntlid: args.cntlids.map(|(min, _)| min),
+        max_cntlid: args.cntlids.map(|(_, max)| max),
+        ..CreateSubsystemParams::default()
+    };
+    client.call_for_json::<CreateSubsystem, _>(&params)?;
     // All or nothing: a failure removes the subsystem again.
     let (namespaces, listeners) =
         furnish(&mut client, &nqn, &args.namespace, &args.host, &args.listen).inspect_err(
             |_| {
-                let _ = client.call_by_name("nvmf_delete_subsystem", json!({ "nqn": nqn }));
+                let params = DeleteSubsystemParams {
+                    nqn: nqn.clone(),
+                    tgt_name: None,
+                };
+                let _ = client.call_for_json::<DeleteSubsystem, _>(&params);
             },
         )?;
     if connection.json {
@@ -276,10 +289,11 @@ fn furnish(
         namespaces.push(json!({ "nsid": nsid, "bdev_name": bdev }));
     }
     for host in hosts {
-        client.call_by_name(
-            "nvmf_subsystem_add_host",
-            json!({ "nqn": nqn, "host": host }),
-        )?;
+        client.call_for_json::<AddHost, _>(&AddHostParams {
+            nqn: nqn.to_owned(),
+            host: host.clone(),
+            ..AddHostParams::default()
+        })?;
     }
     // Hosts connect as soon as a listener exists: add listeners last.
     for address in addresses {
@@ -307,15 +321,18 @@ fn serial_of(nqn: &str) -> String {
 
 /// A subsystem by its name.
 fn one(client: &mut Client, nqn: &str) -> Result<Value, Failure> {
-    let found = client.call_by_name("nvmf_get_subsystems", json!({ "nqn": nqn }))?;
+    let found = some(client, Some(nqn))?;
     let missing = || Failure::Failed(anyhow::anyhow!("the daemon returned no data for {nqn}"));
-    found.get(0).cloned().ok_or_else(missing)
+    found.into_iter().next().ok_or_else(missing)
 }
 
 /// All of them, or one.
 pub fn some(client: &mut Client, nqn: Option<&str>) -> Result<Vec<Value>, Failure> {
-    let params = nqn.map_or(Value::Null, |nqn| json!({ "nqn": nqn }));
-    let answer = client.call_by_name("nvmf_get_subsystems", params)?;
+    let params = GetSubsystemsParams {
+        nqn: nqn.map(str::to_owned),
+        tgt_name: None,
+    };
+    let answer = client.call_for_json::<GetSubsystems, _>(&params)?;
     Ok(items(&answer).to_vec())
 }
 
@@ -327,13 +344,6 @@ pub fn is_discovery(subsystem: &Value) -> bool {
 
 pub fn items(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
-}
-
-/// Omitted options are not sent: the daemon's defaults apply.
-pub fn drop_nulls(params: &mut Value) {
-    if let Value::Object(fields) = params {
-        fields.retain(|_, value| !value.is_null());
-    }
 }
 
 /// Prints nothing for people on success, and the changed object for programs.

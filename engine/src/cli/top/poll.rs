@@ -4,14 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use nacre_bdev::module::ByName;
+use serde::Serialize;
+use serde_json::Value;
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure};
 use super::histogram::Histogram;
 use super::rates;
 use super::snapshot::Sort;
+use crate::methods::bdev::histogram::{EnableHistogram, EnableHistogramParams, GetHistogram};
+use crate::methods::bdev::iostat::{GetIostat, GetIostatParams};
+use crate::methods::framework::GetVersion;
+use crate::methods::nvmf::connected::{
+    GetQpairs, GetTargetStats, SubsystemParams, TargetStatsParams,
+};
+use crate::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
+use crate::methods::reactor::GetReactors;
 use crate::rpc::client::{Client, ClientError};
+use crate::rpc::{Method, NoParams};
+use crate::services::engine::Engine;
 
 /// The daemon's replies at one moment.
 #[derive(Debug, Clone)]
@@ -142,10 +154,8 @@ impl Source {
             let Some(client) = &mut self.client else {
                 return;
             };
-            let refused = client.call_by_name(
-                "bdev_enable_histogram",
-                json!({ "name": name, "enable": false }),
-            );
+            let disable = EnableHistogramParams::new(name, false);
+            let refused = client.call_for_json::<EnableHistogram, _>(&disable);
             // A device may have been deleted meanwhile; but stop calling a daemon that does not
             // reply.
             if let Err(error) = refused
@@ -171,11 +181,11 @@ impl Source {
         let mut sample = Sample {
             at: Instant::now(),
             daemon: self.daemon.clone(),
-            reactors: self.ask("framework_get_reactors", Value::Null, &mut refused)?,
-            iostat: self.ask("bdev_get_iostat", Value::Null, &mut refused)?,
-            subsystems: self.ask("nvmf_get_subsystems", Value::Null, &mut refused)?,
+            reactors: self.ask::<GetReactors>(&NoParams {}, &mut refused)?,
+            iostat: self.ask::<GetIostat>(&GetIostatParams::default(), &mut refused)?,
+            subsystems: self.ask::<GetSubsystems>(&GetSubsystemsParams::default(), &mut refused)?,
             qpairs: BTreeMap::new(),
-            nvmf: self.ask("nvmf_get_stats", Value::Null, &mut refused)?,
+            nvmf: self.ask::<GetTargetStats>(&TargetStatsParams::default(), &mut refused)?,
             histograms: BTreeMap::new(),
             refused: BTreeSet::new(),
         };
@@ -187,11 +197,11 @@ impl Source {
                 };
                 // A subsystem deleted since it was listed is not an error.
                 let mut gone = BTreeSet::new();
-                let qpairs = self.ask(
-                    "nvmf_subsystem_get_qpairs",
-                    json!({ "nqn": nqn }),
-                    &mut gone,
-                )?;
+                let params = SubsystemParams {
+                    nqn: nqn.to_owned(),
+                    tgt_name: None,
+                };
+                let qpairs = self.ask::<GetQpairs>(&params, &mut gone)?;
                 sample.qpairs.insert(nqn.to_owned(), qpairs);
             }
         }
@@ -203,7 +213,7 @@ impl Source {
     fn connect(&mut self) -> Result<&mut Client, Failure> {
         if self.client.is_none() {
             let mut client = self.connection.open()?;
-            self.daemon = match client.call_by_name("spdk_get_version", Value::Null) {
+            self.daemon = match client.call_for_json::<GetVersion, _>(&NoParams {}) {
                 Ok(version) => match version["nacre"].as_str() {
                     Some(nacre) => format!("Nacre {nacre}"),
                     None => version["version"].as_str().unwrap_or("?").to_owned(),
@@ -218,13 +228,15 @@ impl Source {
 
     /// A call that may be refused: by an older daemon, one that has not started yet, or a list of
     /// allowed methods. Available data is shown.
-    fn ask(
+    fn ask<M: Method<Engine>>(
         &mut self,
-        method: &str,
-        params: Value,
+        params: &M::Params,
         refused: &mut BTreeSet<String>,
-    ) -> Result<Value, Failure> {
-        match self.connect()?.call_by_name(method, params) {
+    ) -> Result<Value, Failure>
+    where
+        M::Params: Serialize,
+    {
+        match self.connect()?.call_for_json::<M, _>(params) {
             Ok(answer) => Ok(answer),
             Err(ClientError::Refused { method, error }) => {
                 refused.insert(format!("{method}: {}", error.message));
@@ -247,14 +259,17 @@ impl Source {
             .collect();
         for name in watched {
             let mut nothing = BTreeSet::new();
-            let params = json!({ "name": name });
-            let mut answer = self.ask("bdev_get_histogram", params.clone(), &mut nothing)?;
+            let params = ByName { name: name.clone() };
+            let mut answer = self.ask::<GetHistogram>(&params, &mut nothing)?;
             if answer.is_null() && self.histograms {
                 // Nacre's resolution; SPDK's default makes the reply eight times as long.
-                let enable = json!({ "name": name, "enable": true, "granularity": 4 });
-                if self.ask("bdev_enable_histogram", enable, &mut nothing)? == true {
+                let enable = EnableHistogramParams {
+                    granularity: 4,
+                    ..EnableHistogramParams::new(name.clone(), true)
+                };
+                if self.ask::<EnableHistogram>(&enable, &mut nothing)? == true {
                     self.enabled.insert(name.clone());
-                    answer = self.ask("bdev_get_histogram", params, &mut nothing)?;
+                    answer = self.ask::<GetHistogram>(&params, &mut nothing)?;
                 }
             }
             if let Some(histogram) = Histogram::read(&answer) {

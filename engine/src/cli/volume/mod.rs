@@ -23,6 +23,7 @@ use crate::methods::volume::replicas::{
     self, AddReplicaParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
 };
 use crate::methods::volume::{NameParams, SettingsParams};
+use crate::notify::Category;
 use crate::rpc::client::to_json;
 use crate::rpc::{Method, NoParams};
 use crate::services::engine::Engine;
@@ -416,7 +417,7 @@ pub fn run(args: VolumeArgs) -> Result<(), Failure> {
             change::<operate::FailIo>(connection, &NameParams { name }, "")
         }
         VolumeCommand::Events(follow) => {
-            events::follow(connection, &follow, &["volume", "replica"])
+            events::follow(connection, &follow, &[Category::Volume, Category::Replica])
         }
         VolumeCommand::Connections { name } => {
             let hosts =

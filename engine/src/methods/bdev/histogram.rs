@@ -23,37 +23,69 @@ use crate::services::devices::HistogramRequest;
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Enable>().add::<Get>().add::<GetBorders>();
+    registry
+        .add::<EnableHistogram>()
+        .add::<GetHistogram>()
+        .add::<GetBorders>();
 }
 
-struct Enable;
+pub struct EnableHistogram;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct EnableParams {
-    name: String,
-    enable: bool,
+pub struct EnableHistogramParams {
+    pub name: String,
+    pub enable: bool,
     /// `read` or `write`; default: all operations.
-    opc: Option<String>,
+    pub opc: Option<String>,
     /// log2 of the number of buckets per power of two: 1 to 16.
-    #[serde(default = "default_granularity")]
-    granularity: u8,
-    #[serde(default = "default_min")]
-    min_nsec: u64,
-    #[serde(default = "default_max")]
-    max_nsec: u64,
+    #[serde(
+        default = "default_granularity",
+        skip_serializing_if = "is_default_granularity"
+    )]
+    pub granularity: u8,
+    #[serde(default = "default_min", skip_serializing_if = "is_default_min")]
+    pub min_nsec: u64,
+    #[serde(default = "default_max", skip_serializing_if = "is_default_max")]
+    pub max_nsec: u64,
 }
 
 fn default_granularity() -> u8 {
     7
 }
 
+fn is_default_granularity(value: &u8) -> bool {
+    *value == default_granularity()
+}
+
 fn default_min() -> u64 {
     1000
 }
 
+fn is_default_min(value: &u64) -> bool {
+    *value == default_min()
+}
+
 fn default_max() -> u64 {
     120_000_000_000
+}
+
+fn is_default_max(value: &u64) -> bool {
+    *value == default_max()
+}
+
+impl EnableHistogramParams {
+    /// With the default buckets, of all operations.
+    pub fn new(name: String, enable: bool) -> EnableHistogramParams {
+        EnableHistogramParams {
+            name,
+            enable,
+            opc: None,
+            granularity: default_granularity(),
+            min_nsec: default_min(),
+            max_nsec: default_max(),
+        }
+    }
 }
 
 /// The counts of the requested operations.
@@ -72,15 +104,15 @@ fn counts(layer: &Layer, opc: Option<&str>) -> Result<HistogramSnapshot, RpcErro
     }
 }
 
-impl Method<Engine> for Enable {
+impl Method<Engine> for EnableHistogram {
     const NAME: &'static str = "bdev_enable_histogram";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Starts or ends a latency histogram of a device.";
     const ORDER: Order = Order::Exclusive;
-    type Params = EnableParams;
+    type Params = EnableHistogramParams;
     type Reply = bool;
 
-    async fn apply(params: EnableParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: EnableHistogramParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let layer = plane.bdevs.get(&params.name).or_refuse()?.layer;
         if !(1..=16).contains(&params.granularity) {
@@ -113,10 +145,10 @@ impl Method<Engine> for Enable {
     }
 }
 
-struct Get;
+pub struct GetHistogram;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Histogram {
+pub struct HistogramReply {
     /// The counts as little-endian 64-bit words, in base64.
     histogram: String,
     granularity: u32,
@@ -125,14 +157,14 @@ struct Histogram {
     tsc_rate: u64,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetHistogram {
     const NAME: &'static str = "bdev_get_histogram";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the latency histogram of a device.";
     type Params = ByName;
-    type Reply = Histogram;
+    type Reply = HistogramReply;
 
-    async fn apply(params: ByName, engine: Rc<Engine>) -> Result<Histogram, RpcError> {
+    async fn apply(params: ByName, engine: Rc<Engine>) -> Result<HistogramReply, RpcError> {
         let (request, since) = since_enabled(&engine, &params.name)?;
         let (min_range, max_range) = (
             range_of(request.min_ns, request.granularity),
@@ -143,7 +175,7 @@ impl Method<Engine> for Get {
             .iter()
             .flat_map(|count| count.to_le_bytes())
             .collect();
-        Ok(Histogram {
+        Ok(HistogramReply {
             histogram: Base64::encode_string(&bytes),
             granularity: request.granularity,
             min_range,

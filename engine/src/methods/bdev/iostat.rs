@@ -25,39 +25,40 @@ pub fn register(registry: &mut Registry<Engine>) {
 /// Ticks per second: a tick is a nanosecond.
 pub const TICK_RATE: u64 = 1_000_000_000;
 
-struct GetIostat;
+pub struct GetIostat;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+pub enum ResetMode {
     All,
     /// Only the minimum and maximum latencies.
     Maxmin,
     /// Only failed operations.
     Error,
+    #[default]
     None,
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetIostatParams {
+pub struct GetIostatParams {
     /// Default: all devices.
-    names: Option<Vec<String>>,
+    pub names: Option<Vec<String>>,
     /// Each queue separately; for one device only.
-    #[serde(default)]
-    per_channel: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub per_channel: bool,
     /// The counters to reset afterwards; default: none.
-    #[serde(default = "nothing")]
-    reset_mode: Mode,
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub reset_mode: ResetMode,
 }
 
-fn nothing() -> Mode {
-    Mode::None
+fn is_none(mode: &ResetMode) -> bool {
+    *mode == ResetMode::None
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
-enum Iostat {
+pub enum IostatReply {
     Devices {
         tick_rate: u64,
         ticks: u64,
@@ -72,7 +73,7 @@ enum Iostat {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct DeviceStat {
+pub struct DeviceStat {
     name: String,
     #[serde(flatten)]
     stat: Stat,
@@ -82,7 +83,7 @@ struct DeviceStat {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct ChannelStat {
+pub struct ChannelStat {
     /// The id as in `thread_get_stats`.
     thread_id: u64,
     #[serde(flatten)]
@@ -167,9 +168,9 @@ impl Method<Engine> for GetIostat {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the counters of devices.";
     type Params = GetIostatParams;
-    type Reply = Iostat;
+    type Reply = IostatReply;
 
-    async fn apply(params: GetIostatParams, engine: Rc<Engine>) -> Result<Iostat, RpcError> {
+    async fn apply(params: GetIostatParams, engine: Rc<Engine>) -> Result<IostatReply, RpcError> {
         let plane = engine.plane()?;
         if params.per_channel && params.names.as_ref().is_none_or(|names| names.len() != 1) {
             return Err(
@@ -187,13 +188,13 @@ impl Method<Engine> for GetIostat {
         };
         let ticks = engine.started.elapsed().as_nanos() as u64;
         let answer = match (params.per_channel, layers.first()) {
-            (true, Some(layer)) => Iostat::Channels {
+            (true, Some(layer)) => IostatReply::Channels {
                 tick_rate: TICK_RATE,
                 ticks,
                 name: layer.name().to_owned(),
                 channels: channels(&plane, layer),
             },
-            _ => Iostat::Devices {
+            _ => IostatReply::Devices {
                 tick_rate: TICK_RATE,
                 ticks,
                 bdevs: layers
@@ -228,12 +229,12 @@ fn channels(plane: &Plane, layer: &Layer) -> Vec<ChannelStat> {
         .collect()
 }
 
-fn reset_of(mode: Mode) -> Option<Reset> {
+fn reset_of(mode: ResetMode) -> Option<Reset> {
     match mode {
-        Mode::All => Some(Reset::All),
-        Mode::Maxmin => Some(Reset::Extremes),
-        Mode::Error => Some(Reset::Errors),
-        Mode::None => None,
+        ResetMode::All => Some(Reset::All),
+        ResetMode::Maxmin => Some(Reset::Extremes),
+        ResetMode::Error => Some(Reset::Errors),
+        ResetMode::None => None,
     }
 }
 
@@ -245,11 +246,11 @@ struct ResetIostatParams {
     /// Default: all devices.
     name: Option<String>,
     #[serde(default = "everything")]
-    mode: Mode,
+    mode: ResetMode,
 }
 
-fn everything() -> Mode {
-    Mode::All
+fn everything() -> ResetMode {
+    ResetMode::All
 }
 
 impl Method<Engine> for ResetIostat {

@@ -20,20 +20,24 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetBdevs>();
 }
 
-struct GetBdevs;
+pub struct GetBdevs;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetBdevsParams {
+pub struct GetBdevsParams {
     /// A name, alias or UUID; default: all devices.
-    name: Option<String>,
+    pub name: Option<String>,
     /// How long to wait for the device to appear, in milliseconds.
-    #[serde(default)]
-    timeout: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub timeout: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct BdevInfo {
+pub struct BdevInfo {
     name: String,
     aliases: Vec<String>,
     product_name: &'static str,

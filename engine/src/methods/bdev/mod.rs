@@ -7,15 +7,15 @@
 pub mod accept;
 mod examine;
 pub mod file;
-mod histogram;
-mod iostat;
-mod list;
+pub mod histogram;
+pub mod iostat;
+pub mod list;
 mod modules;
 pub mod null;
 pub mod nvme;
 pub mod qos;
 mod sampling;
-mod stacked;
+pub mod stacked;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use nacre_bdev::fault::{self, FaultDevice};
 use nacre_bdev::module::ByName;
 use nacre_bdev::{Bdev, Module};
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::no_device_of_kind;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
@@ -18,8 +18,8 @@ use crate::services::engine::Engine;
 pub fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<DelayUpdateLatency>()
-        .add::<ErrorInject>()
-        .add::<ErrorResume>();
+        .add::<InjectError>()
+        .add::<ResumePending>();
 }
 
 struct DelayUpdateLatency;
@@ -70,43 +70,43 @@ fn no_error_device(engine: &Engine, name: &str) -> RpcError {
     }
 }
 
-struct ErrorInject;
+pub struct InjectError;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct InjectParams {
-    name: String,
-    io_type: fault::SpdkIoType,
-    error_type: fault::SpdkErrorType,
+pub struct InjectErrorParams {
+    pub name: String,
+    pub io_type: fault::SpdkIoType,
+    pub error_type: fault::SpdkErrorType,
     /// Number of I/Os to fail.
     #[serde(default = "once")]
-    num: u32,
+    pub num: u32,
     /// Affects only I/Os that find this many in flight.
     #[serde(default)]
-    queue_depth: u64,
+    pub queue_depth: u64,
     #[serde(default)]
-    corrupt_offset: u64,
+    pub corrupt_offset: u64,
     /// XOR mask for the byte; not 0.
     #[serde(default)]
-    corrupt_value: u8,
+    pub corrupt_value: u8,
     #[serde(default)]
-    nvme_sct: u32,
+    pub nvme_sct: u32,
     #[serde(default)]
-    nvme_sc: u32,
+    pub nvme_sc: u32,
 }
 
 fn once() -> u32 {
     1
 }
 
-impl Method<Engine> for ErrorInject {
+impl Method<Engine> for InjectError {
     const NAME: &'static str = "bdev_error_inject_error";
     const ABOUT: &'static str = "Injects errors into an error device. They end with the daemon.";
     const ORDER: Order = Order::Exclusive;
-    type Params = InjectParams;
+    type Params = InjectErrorParams;
     type Reply = bool;
 
-    async fn apply(params: InjectParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: InjectErrorParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let nvme = params.nvme_sct != 0 || params.nvme_sc != 0;
         if nvme != (params.error_type == fault::SpdkErrorType::NvmeFailure) {
             let mut refused = RpcError::errno(
@@ -147,9 +147,9 @@ impl Method<Engine> for ErrorInject {
     }
 }
 
-struct ErrorResume;
+pub struct ResumePending;
 
-impl Method<Engine> for ErrorResume {
+impl Method<Engine> for ResumePending {
     const NAME: &'static str = "bdev_error_resume_pending";
     const ABOUT: &'static str = "Lets every I/O go on that an error of type pending holds.";
     const ORDER: Order = Order::Exclusive;

@@ -25,20 +25,20 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
         .add::<GetControllers>()
         .add::<GetQpairs>()
-        .add::<GetStats>();
+        .add::<GetTargetStats>();
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SubsystemParams {
-    nqn: String,
-    tgt_name: Option<String>,
+pub struct SubsystemParams {
+    pub nqn: String,
+    pub tgt_name: Option<String>,
 }
 
-struct GetControllers;
+pub struct GetControllers;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct ControllerReply {
+pub struct ControllerReply {
     cntlid: u16,
     /// `io` or `discovery`.
     cntrltype: &'static str,
@@ -76,10 +76,10 @@ impl Method<Engine> for GetControllers {
     }
 }
 
-struct GetQpairs;
+pub struct GetQpairs;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct QpairReply {
+pub struct QpairReply {
     cntlid: u16,
     qid: u16,
     /// `authenticating`, `enabled` or `deactivating`.
@@ -158,16 +158,16 @@ fn thread(plane: &Plane, group: &GroupHandle) -> String {
         .map_or_else(String::new, |reactor| reactor.name().to_owned())
 }
 
-struct GetStats;
+pub struct GetTargetStats;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct StatsParams {
-    tgt_name: Option<String>,
+pub struct TargetStatsParams {
+    pub tgt_name: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Stats {
+pub struct TargetStats {
     tick_rate: u64,
     poll_groups: Vec<PollGroup>,
     /// Nacre extension: counters of each listener since it was opened.
@@ -269,13 +269,13 @@ fn transport(trtype: String, rdma: Option<Vec<(String, StatsSnapshot)>>) -> Poll
     }
 }
 
-impl Method<Engine> for GetStats {
+impl Method<Engine> for GetTargetStats {
     const NAME: &'static str = "nvmf_get_stats";
     const ABOUT: &'static str = "Returns each reactor's connections, commands and bytes of hosts.";
-    type Params = StatsParams;
-    type Reply = Stats;
+    type Params = TargetStatsParams;
+    type Reply = TargetStats;
 
-    async fn apply(params: StatsParams, engine: Rc<Engine>) -> Result<Stats, RpcError> {
+    async fn apply(params: TargetStatsParams, engine: Rc<Engine>) -> Result<TargetStats, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = engine.plane()?;
         let mut queues: Vec<QueueInfo> = Vec::new();
@@ -316,7 +316,7 @@ impl Method<Engine> for GetStats {
                     .collect(),
             }
         };
-        Ok(Stats {
+        Ok(TargetStats {
             tick_rate: TICK_RATE,
             poll_groups: plane.target.groups().iter().map(describe).collect(),
             listeners: plane

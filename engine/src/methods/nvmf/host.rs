@@ -9,7 +9,7 @@ use nacre_nvmf::auth::KeySource;
 use nacre_nvmf::subsystems::{Association, Phase, SubsystemError};
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
@@ -22,9 +22,9 @@ use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Add>()
-        .add::<Remove>()
-        .add::<AllowAny>()
+        .add::<AddHost>()
+        .add::<RemoveHost>()
+        .add::<AllowAnyHost>()
         .add::<SetKeys>();
 }
 
@@ -69,32 +69,32 @@ fn listed_name(host: &str) -> Result<Nqn, RpcError> {
     })
 }
 
-struct Add;
+pub struct AddHost;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AddParams {
-    nqn: String,
+pub struct AddHostParams {
+    pub nqn: String,
     /// The host's NQN.
-    host: String,
-    tgt_name: Option<String>,
+    pub host: String,
+    pub tgt_name: Option<String>,
     /// Must be left out: TLS is not supported.
-    psk: Option<String>,
+    pub psk: Option<String>,
     /// Name of the key with which the host authenticates itself (DH-HMAC-CHAP); see
     /// `keyring_file_add_key`.
-    dhchap_key: Option<String>,
+    pub dhchap_key: Option<String>,
     /// Name of the key with which the controller authenticates itself to the host.
-    dhchap_ctrlr_key: Option<String>,
+    pub dhchap_ctrlr_key: Option<String>,
 }
 
-impl Method<Engine> for Add {
+impl Method<Engine> for AddHost {
     const NAME: &'static str = "nvmf_subsystem_add_host";
     const ABOUT: &'static str = "Allows a host to use a subsystem.";
     const ORDER: Order = Order::Exclusive;
-    type Params = AddParams;
+    type Params = AddHostParams;
     type Reply = bool;
 
-    async fn apply(params: AddParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: AddHostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         no_psk(&params.psk)?;
@@ -105,7 +105,7 @@ impl Method<Engine> for Add {
         let record = host_record(nqn, &host, own, other);
         let stored = engine
             .journal
-            .commit(Change::put(key::host(nqn, &host), Add::NAME, record))
+            .commit(Change::put(key::host(nqn, &host), AddHost::NAME, record))
             .await;
         if let Err(refused) = stored {
             plane.target.remove_host(nqn, &host).or_refuse()?;
@@ -132,28 +132,28 @@ fn host_record(
     record
 }
 
-struct Remove;
+pub struct RemoveHost;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RemoveParams {
-    nqn: String,
+pub struct RemoveHostParams {
+    pub nqn: String,
     /// The host's NQN.
-    host: String,
-    tgt_name: Option<String>,
+    pub host: String,
+    pub tgt_name: Option<String>,
     /// How long to wait until the host's connections are closed; default 10 seconds.
-    timeout_ms: Option<u64>,
+    pub timeout_ms: Option<u64>,
 }
 
-impl Method<Engine> for Remove {
+impl Method<Engine> for RemoveHost {
     const NAME: &'static str = "nvmf_subsystem_remove_host";
     const ABOUT: &'static str =
         "Takes a host's permission, and disconnects it unless any host is allowed.";
     const ORDER: Order = Order::Exclusive;
-    type Params = RemoveParams;
+    type Params = RemoveHostParams;
     type Reply = bool;
 
-    async fn apply(params: RemoveParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: RemoveHostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
@@ -186,25 +186,25 @@ impl Method<Engine> for Remove {
     }
 }
 
-struct AllowAny;
+pub struct AllowAnyHost;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct AllowAnyParams {
-    nqn: String,
-    allow_any_host: bool,
-    tgt_name: Option<String>,
+pub struct AllowAnyHostParams {
+    pub nqn: String,
+    pub allow_any_host: bool,
+    pub tgt_name: Option<String>,
 }
 
-impl Method<Engine> for AllowAny {
+impl Method<Engine> for AllowAnyHost {
     const NAME: &'static str = "nvmf_subsystem_allow_any_host";
     const ABOUT: &'static str =
         "Allows any host, or only those in the list; others are disconnected.";
     const ORDER: Order = Order::Exclusive;
-    type Params = AllowAnyParams;
+    type Params = AllowAnyHostParams;
     type Reply = bool;
 
-    async fn apply(params: AllowAnyParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: AllowAnyHostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let nqn = subsystem.nqn();
@@ -217,7 +217,7 @@ impl Method<Engine> for AllowAny {
             } else {
                 let record =
                     json!({ "nqn": nqn.as_str(), "allow_any_host": params.allow_any_host });
-                Change::put(apart, AllowAny::NAME, record)
+                Change::put(apart, AllowAnyHost::NAME, record)
             };
             engine.journal.commit(change).await?;
         }

@@ -34,7 +34,7 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<AddListener>()
         .add::<RemoveListener>()
         .add::<SetAnaState>()
-        .add::<Get>();
+        .add::<GetSubsystemListeners>();
 }
 
 /// Refuses an option out of its range; transports refuse the values that they do not support.
@@ -377,17 +377,17 @@ fn restore_states(
     }
 }
 
-struct Get;
+pub struct GetSubsystemListeners;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
-    nqn: String,
-    tgt_name: Option<String>,
+pub struct SubsystemListenersParams {
+    pub nqn: String,
+    pub tgt_name: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct ListenerReply {
+pub struct SubsystemListenerReply {
     address: AddressReply,
     /// Present for subsystems with ANA reporting.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -435,13 +435,16 @@ struct AnaStateReply {
     ana_state: AnaWord,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetSubsystemListeners {
     const NAME: &'static str = "nvmf_subsystem_get_listeners";
     const ABOUT: &'static str = "Lists the addresses of a subsystem.";
-    type Params = GetParams;
-    type Reply = Vec<ListenerReply>;
+    type Params = SubsystemListenersParams;
+    type Reply = Vec<SubsystemListenerReply>;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<ListenerReply>, RpcError> {
+    async fn apply(
+        params: SubsystemListenersParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<SubsystemListenerReply>, RpcError> {
         let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let config = &subsystem.config;
@@ -455,7 +458,7 @@ impl Method<Engine> for Get {
         let describe = |listener: SubsystemListener| {
             let (size, reason) = in_capsule(&plane.target, &listener).unzip();
             let options = plane.target.listener_options(listener.id);
-            ListenerReply {
+            SubsystemListenerReply {
                 address: AddressReply::new(listener.transport, &listener.address),
                 ana_states: config.ana_reporting.then(|| groups(&listener.ana)),
                 withheld: listener.withheld.is_some(),

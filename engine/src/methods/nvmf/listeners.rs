@@ -15,15 +15,15 @@ use crate::services::engine::Engine;
 use crate::services::listeners::{self, Actual, PathStatus};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Get>();
+    registry.add::<GetListeners>();
 }
 
-struct Get;
+pub struct GetListeners;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
-    tgt_name: Option<String>,
+pub struct GetListenersParams {
+    pub tgt_name: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -61,27 +61,30 @@ struct RdmaReply {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct GetReply {
+pub struct ListenersReply {
     listeners: Vec<ListenerReply>,
     /// Interfaces and addresses that the configuration file selects and the machine lacks at
     /// present.
     unmatched: Vec<String>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetListeners {
     const NAME: &'static str = "nvmf_get_listeners";
     const ABOUT: &'static str =
         "Lists listeners with requested state, actual state, and the reason for any difference.";
-    type Params = GetParams;
-    type Reply = GetReply;
+    type Params = GetListenersParams;
+    type Reply = ListenersReply;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<GetReply, RpcError> {
+    async fn apply(
+        params: GetListenersParams,
+        engine: Rc<Engine>,
+    ) -> Result<ListenersReply, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = engine.plane()?;
         let statuses = engine.listeners.statuses(&engine);
         let by_rpc = added_by_rpc(&engine, &plane, &statuses);
         let unmatched = engine.listeners.unmatched();
-        Ok(GetReply {
+        Ok(ListenersReply {
             listeners: statuses.into_iter().map(describe).chain(by_rpc).collect(),
             unmatched: unmatched.iter().map(ToString::to_string).collect(),
         })

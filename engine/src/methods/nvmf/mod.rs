@@ -16,17 +16,17 @@
 //! Error codes and messages are SPDK's; `data` adds the cause and the remedy.
 
 pub mod address;
-mod connected;
+pub mod connected;
 mod discovery;
-mod host;
+pub mod host;
 pub mod listener;
-mod listeners;
+pub mod listeners;
 pub mod namespace;
 mod refusal;
 mod reservation;
-mod subsystem;
+pub mod subsystem;
 mod target;
-mod transport;
+pub mod transport;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,6 +125,11 @@ fn nvm_subsystem(
         .field("nqn")
         .remedy("name an NVM subsystem; nvmf_get_subsystems lists them")),
     }
+}
+
+/// True for a parameter that need not be sent.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Edits that forget an object that could not be restored, with everything below it. An object

@@ -29,8 +29,8 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<AddNamespace>()
         .add::<RemoveNamespace>()
         .add::<SetAnaGroup>()
-        .add::<AddHost>()
-        .add::<RemoveHost>();
+        .add::<AddNamespaceHost>()
+        .add::<RemoveNamespaceHost>();
 }
 
 pub struct AddNamespace;
@@ -364,26 +364,26 @@ impl Method<Engine> for SetAnaGroup {
     }
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct HostParams {
-    nqn: String,
-    nsid: u32,
+pub struct NamespaceHostParams {
+    pub nqn: String,
+    pub nsid: u32,
     /// The host's NQN.
-    host: String,
-    tgt_name: Option<String>,
+    pub host: String,
+    pub tgt_name: Option<String>,
 }
 
-struct AddHost;
+pub struct AddNamespaceHost;
 
-impl Method<Engine> for AddHost {
+impl Method<Engine> for AddNamespaceHost {
     const NAME: &'static str = "nvmf_ns_add_host";
     const ABOUT: &'static str = "Shows a namespace that is not visible to all to a host.";
     const ORDER: Order = Order::Exclusive;
-    type Params = HostParams;
+    type Params = NamespaceHostParams;
     type Reply = bool;
 
-    async fn apply(params: HostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: NamespaceHostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);
@@ -397,7 +397,7 @@ impl Method<Engine> for AddHost {
             .journal
             .commit(Change::put(
                 key::namespace_host(nqn, nsid, &host),
-                AddHost::NAME,
+                AddNamespaceHost::NAME,
                 record,
             ))
             .await;
@@ -409,16 +409,16 @@ impl Method<Engine> for AddHost {
     }
 }
 
-struct RemoveHost;
+pub struct RemoveNamespaceHost;
 
-impl Method<Engine> for RemoveHost {
+impl Method<Engine> for RemoveNamespaceHost {
     const NAME: &'static str = "nvmf_ns_remove_host";
     const ABOUT: &'static str = "Hides a namespace from a host again.";
     const ORDER: Order = Order::Exclusive;
-    type Params = HostParams;
+    type Params = NamespaceHostParams;
     type Reply = bool;
 
-    async fn apply(params: HostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: NamespaceHostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (nqn, nsid, host) = (subsystem.nqn(), params.nsid, host_nqn(&params.host)?);

@@ -30,51 +30,54 @@ use crate::services::subsystems::CREATE_SUBSYSTEM;
 use crate::store::{Change, Edit};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Create>().add::<Delete>().add::<Get>();
+    registry
+        .add::<CreateSubsystem>()
+        .add::<DeleteSubsystem>()
+        .add::<GetSubsystems>();
 }
 
-struct Create;
+pub struct CreateSubsystem;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CreateParams {
-    nqn: String,
-    tgt_name: Option<String>,
+pub struct CreateSubsystemParams {
+    pub nqn: String,
+    pub tgt_name: Option<String>,
     /// At most 20 printable ASCII characters; default: derived from the NQN.
-    serial_number: Option<String>,
+    pub serial_number: Option<String>,
     /// At most 40 printable ASCII characters.
-    model_number: Option<String>,
+    pub model_number: Option<String>,
     /// Must be empty: the extended discovery log is not supported.
-    admin_label: Option<String>,
+    pub admin_label: Option<String>,
     /// Maximum number of namespaces, and the largest namespace id; 0: 32. With ana_reporting, Linux
     /// hosts need 36 bytes of max_io_size per namespace and disable ANA if that is exceeded: 3640
     /// fit 128 KiB, 29126 fit 1 MiB.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub max_namespaces: u32,
     #[serde(default)]
-    max_namespaces: u32,
-    #[serde(default)]
-    allow_any_host: bool,
-    #[serde(default)]
-    ana_reporting: bool,
+    pub allow_any_host: bool,
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub ana_reporting: bool,
     /// Lowest controller id. Targets that share a subsystem need separate ranges.
-    min_cntlid: Option<u16>,
-    max_cntlid: Option<u16>,
+    pub min_cntlid: Option<u16>,
+    pub max_cntlid: Option<u16>,
     /// Nacre extension: `dynamic` (default) or `static`. Static: each id of the range is one
     /// controller; hosts connect to any of them (FFFEh) or to one id, and keep it. Linux hosts only
     /// connect dynamically and are refused.
-    #[serde(default)]
-    controller_model: ControllerModel,
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub controller_model: ControllerModel,
     /// 0 or the default that SPDK saves: deallocation is limited only by the size of the device.
-    #[serde(default)]
-    dmrsl: u32,
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub dmrsl: u32,
     /// 0 or the default that SPDK saves: the target sets the limit of Write Zeroes.
-    #[serde(default)]
-    wzsl: u8,
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub wzsl: u8,
     /// Must be false: commands are never passed through to the device.
-    #[serde(default)]
-    passthrough: bool,
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub passthrough: bool,
     /// Must be false: one host cannot reset the subsystem for all hosts.
-    #[serde(default)]
-    enable_nssr: bool,
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub enable_nssr: bool,
 }
 
 /// SPDK's defaults. Every configuration that it saves has them, so they are not a request.
@@ -90,14 +93,14 @@ pub fn derived_serial_number(nqn: &str) -> String {
     format!("NCR{}", digest[..17].to_ascii_uppercase())
 }
 
-impl Method<Engine> for Create {
+impl Method<Engine> for CreateSubsystem {
     const NAME: &'static str = CREATE_SUBSYSTEM;
     const ABOUT: &'static str = "Makes a subsystem.";
     const ORDER: Order = Order::Exclusive;
-    type Params = CreateParams;
+    type Params = CreateSubsystemParams;
     type Reply = bool;
 
-    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: CreateSubsystemParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let label = params.admin_label.as_deref().unwrap_or_default();
         for (field, asked, why) in [
@@ -177,7 +180,7 @@ impl Method<Engine> for Create {
         let record = record_of(&config);
         let plane = engine.plane()?;
         plane.target.create_subsystem(config).or_refuse()?;
-        let mut change = Change::put(key::subsystem(&nqn), Create::NAME, record);
+        let mut change = Change::put(key::subsystem(&nqn), CreateSubsystem::NAME, record);
         // Drops settings that RPC made about a file-declared subsystem of this name: this call is
         // complete.
         let file_settings = key::allow_any_host(&nqn);
@@ -219,24 +222,24 @@ fn non_default_model(config: &SubsystemConfig) -> Option<ControllerModel> {
     is_static.then_some(ControllerModel::Static)
 }
 
-struct Delete;
+pub struct DeleteSubsystem;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct DeleteParams {
-    nqn: String,
-    tgt_name: Option<String>,
+pub struct DeleteSubsystemParams {
+    pub nqn: String,
+    pub tgt_name: Option<String>,
 }
 
-impl Method<Engine> for Delete {
+impl Method<Engine> for DeleteSubsystem {
     const NAME: &'static str = "nvmf_delete_subsystem";
     const ABOUT: &'static str =
         "Deletes a subsystem with its namespaces and listeners, and disconnects its hosts.";
     const ORDER: Order = Order::Exclusive;
-    type Params = DeleteParams;
+    type Params = DeleteSubsystemParams;
     type Reply = bool;
 
-    async fn apply(params: DeleteParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: DeleteSubsystemParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         check_target_of_subsystem(params.tgt_name.as_deref())?;
         let found = nvm_subsystem(&plane, None, &params.nqn);
@@ -290,18 +293,18 @@ impl Method<Engine> for Delete {
     }
 }
 
-struct Get;
+pub struct GetSubsystems;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
+pub struct GetSubsystemsParams {
     /// Only this subsystem; all when left out.
-    nqn: Option<String>,
-    tgt_name: Option<String>,
+    pub nqn: Option<String>,
+    pub tgt_name: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct SubsystemReply {
+pub struct SubsystemReply {
     nqn: String,
     /// Unique name of the discovery subsystem, if it has one. Hosts can connect by this or by the
     /// well-known name.
@@ -357,13 +360,16 @@ struct NamespaceReply {
     anagrpid: Option<u32>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetSubsystems {
     const NAME: &'static str = "nvmf_get_subsystems";
     const ABOUT: &'static str = "Lists the subsystems, the discovery subsystem first.";
-    type Params = GetParams;
+    type Params = GetSubsystemsParams;
     type Reply = Vec<SubsystemReply>;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<SubsystemReply>, RpcError> {
+    async fn apply(
+        params: GetSubsystemsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<SubsystemReply>, RpcError> {
         let plane = engine.plane()?;
         check_target_of_subsystem(params.tgt_name.as_deref())?;
         if let Some(nqn) = &params.nqn {

@@ -26,95 +26,87 @@ use crate::services::rdma::Rdma;
 use crate::store::Change;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Create>().add::<Get>();
+    registry.add::<CreateTransport>().add::<GetTransports>();
 }
 
-struct Create;
+pub struct CreateTransport;
 
 /// As in SPDK, unknown members are accepted: each transport picks its own.
-#[derive(Debug, Deserialize, JsonSchema)]
-struct CreateParams {
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+pub struct CreateTransportParams {
     /// `TCP` or `RDMA`, in any case.
-    trtype: String,
-    tgt_name: Option<String>,
+    pub trtype: String,
+    pub tgt_name: Option<String>,
     /// Entries of an I/O queue, 2 to 4096.
-    max_queue_depth: Option<u16>,
+    pub max_queue_depth: Option<u16>,
     /// I/O queues of one controller.
-    max_io_qpairs_per_ctrlr: Option<u16>,
+    pub max_io_qpairs_per_ctrlr: Option<u16>,
     /// Bytes of in-capsule data that a host may send per command.
-    in_capsule_data_size: Option<u32>,
+    pub in_capsule_data_size: Option<u32>,
     /// Size of the largest transfer in bytes.
-    max_io_size: Option<u32>,
+    pub max_io_size: Option<u32>,
     /// Entries of an admin queue, 32 to 4096.
-    max_aq_depth: Option<u32>,
+    pub max_aq_depth: Option<u32>,
     /// Accepted: buffers are per reactor, see iobuf_set_options. Left out: nvmf_get_transports
     /// reports the buffers of a reactor.
-    iobuf_small_cache_size: Option<u32>,
+    pub iobuf_small_cache_size: Option<u32>,
     /// Accepted, as iobuf_small_cache_size.
-    iobuf_large_cache_size: Option<u32>,
+    pub iobuf_large_cache_size: Option<u32>,
     /// Accepted, like the next two: SPDK no longer uses them.
-    #[allow(dead_code)]
-    io_unit_size: Option<u32>,
-    #[allow(dead_code)]
-    num_shared_buffers: Option<u32>,
-    #[allow(dead_code)]
-    buf_cache_size: Option<u32>,
+    pub io_unit_size: Option<u32>,
+    pub num_shared_buffers: Option<u32>,
+    pub buf_cache_size: Option<u32>,
     /// Accepted: each connection has one buffer for control messages.
-    #[allow(dead_code)]
-    control_msg_num: Option<u32>,
+    pub control_msg_num: Option<u32>,
     /// Accepted: the kernel reports new connections.
-    #[allow(dead_code)]
-    acceptor_poll_rate: Option<u32>,
+    pub acceptor_poll_rate: Option<u32>,
     /// Accepted, like the next two: for vfio-user only.
-    #[allow(dead_code)]
-    disable_mappable_bar0: Option<bool>,
-    #[allow(dead_code)]
-    disable_adaptive_irq: Option<bool>,
-    #[allow(dead_code)]
-    disable_shadow_doorbells: Option<bool>,
+    pub disable_mappable_bar0: Option<bool>,
+    pub disable_adaptive_irq: Option<bool>,
+    pub disable_shadow_doorbells: Option<bool>,
     /// Accepted: data is never copied if the device can use the buffer as is.
-    zcopy: Option<bool>,
+    pub zcopy: Option<bool>,
     /// Accepted: used whenever the host allows it.
-    c2h_success: Option<bool>,
+    pub c2h_success: Option<bool>,
     /// Must be false: devices have no protection information here.
-    dif_insert_or_strip: Option<bool>,
+    pub dif_insert_or_strip: Option<bool>,
     /// Must be 0.
-    sock_priority: Option<u32>,
+    pub sock_priority: Option<u32>,
     /// Accepted: an Abort completes at once, whatever the state of the command.
-    abort_timeout_sec: Option<u32>,
+    pub abort_timeout_sec: Option<u32>,
     /// TCP: milliseconds until a connection without acknowledgements is closed; 0: 30 seconds.
     /// RDMA: local ACK timeout as an exponent (4.096 us * 2^n), at most 31; 0: the connection
     /// manager's value.
-    ack_timeout: Option<u32>,
+    pub ack_timeout: Option<u32>,
     /// Accepted: work requests come from per-queue-pair rings.
-    data_wr_pool_size: Option<u32>,
+    pub data_wr_pool_size: Option<u32>,
     /// RDMA: receive buffers per reactor and device, shared by its queue pairs.
-    max_srq_depth: Option<u32>,
+    pub max_srq_depth: Option<u32>,
     /// RDMA: each queue pair has its own receive buffers.
-    no_srq: Option<bool>,
+    pub no_srq: Option<bool>,
     /// RDMA: initial number of completion queue entries per reactor and device.
-    num_cqe: Option<u32>,
+    pub num_cqe: Option<u32>,
     /// RDMA: maximum number of pending connection requests.
-    acceptor_backlog: Option<i32>,
+    pub acceptor_backlog: Option<i32>,
     /// RDMA: must be false: work requests are posted in batches.
-    no_wr_batching: Option<bool>,
+    pub no_wr_batching: Option<bool>,
     /// Accepted: commands are never passed through.
-    disable_command_passthru: Option<bool>,
+    pub disable_command_passthru: Option<bool>,
     /// Keep-alive granularity in units of 100 ms.
-    kas: Option<u16>,
+    pub kas: Option<u16>,
     /// Shortest keep-alive timeout in milliseconds.
-    min_kato: Option<u32>,
+    pub min_kato: Option<u32>,
     /// Must be empty.
-    #[serde(default)]
-    masked_oncs: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masked_oncs: Vec<String>,
     /// Must be empty.
-    #[serde(default)]
-    masked_fuses: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masked_fuses: Vec<String>,
 }
 
 /// A transport as listed, in SPDK's field order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-struct Transport {
+pub struct Transport {
     trtype: String,
     max_queue_depth: u16,
     max_io_qpairs_per_ctrlr: u16,
@@ -189,7 +181,7 @@ impl Own {
         }
     }
 
-    fn asked(self, params: &CreateParams) -> Own {
+    fn asked(self, params: &CreateTransportParams) -> Own {
         match self {
             Own::Tcp {
                 c2h_success,
@@ -259,7 +251,7 @@ impl Transport {
         }
     }
 
-    fn asked(params: CreateParams, defaults: Transport) -> Transport {
+    fn asked(params: CreateTransportParams, defaults: Transport) -> Transport {
         let own = defaults.own.asked(&params);
         Transport {
             own,
@@ -483,7 +475,11 @@ async fn create(
     let params = json!(transport);
     engine
         .journal
-        .commit(Change::put(key::transport(kind), Create::NAME, params))
+        .commit(Change::put(
+            key::transport(kind),
+            CreateTransport::NAME,
+            params,
+        ))
         .await?;
     plane
         .target
@@ -591,14 +587,14 @@ async fn rdma_plug(
         .unwrap_or_else(|error| Err(not_made(KIND, error)))
 }
 
-impl Method<Engine> for Create {
+impl Method<Engine> for CreateTransport {
     const NAME: &'static str = "nvmf_create_transport";
     const ABOUT: &'static str = "Makes a transport, for listeners to listen on.";
     const ORDER: Order = Order::Exclusive;
-    type Params = CreateParams;
+    type Params = CreateTransportParams;
     type Reply = bool;
 
-    async fn apply(params: CreateParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: CreateTransportParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let kind = match params.trtype.to_ascii_uppercase().as_str() {
             "TCP" => TransportType::Tcp,
@@ -648,23 +644,26 @@ async fn buffers(engine: &Engine, plane: &Plane) -> (u32, u32) {
     (fewest(true), fewest(false))
 }
 
-struct Get;
+pub struct GetTransports;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
-    tgt_name: Option<String>,
+pub struct GetTransportsParams {
+    pub tgt_name: Option<String>,
     /// Only this one; all when left out.
-    trtype: Option<String>,
+    pub trtype: Option<String>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetTransports {
     const NAME: &'static str = "nvmf_get_transports";
     const ABOUT: &'static str = "Lists the transports with their options.";
-    type Params = GetParams;
+    type Params = GetTransportsParams;
     type Reply = Vec<Transport>;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<Transport>, RpcError> {
+    async fn apply(
+        params: GetTransportsParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<Transport>, RpcError> {
         check_target(params.tgt_name.as_deref())?;
         let plane = engine.plane()?;
         let wanted = |kind: &TransportType| match &params.trtype {

@@ -10,9 +10,11 @@ use tracing::warn;
 
 use super::call;
 use crate::rpc::RpcError;
+use crate::rpc::client::to_json;
 use crate::rpc::error::Errno;
 use crate::services::drives::{DriveUri, DriveUriError};
 use crate::services::engine::Engine;
+use crate::services::nvme::ATTACH;
 use crate::services::remotes::{attach_params, default_name};
 
 /// Devices of new replicas, by their own names: stored replicas must not depend on an alias.
@@ -119,7 +121,7 @@ impl FoundDevices {
             }
         }
         let params = attach_params(&uri, Some(chosen.clone()));
-        let made = call(engine, "bdev_nvme_attach_controller", params).await;
+        let made = call(engine, ATTACH, to_json(&params)).await;
         let made = made.map_err(|refused| refused.field(field))?;
         self.attached.push(chosen);
         let made = made.as_array().into_iter().flatten();
@@ -150,8 +152,8 @@ impl FoundDevices {
             .map_err(|e: DriveUriError| RpcError::invalid_params(e.to_string()).field(field))?;
         if engine.drives.at(&uri.address).is_none() {
             let name = engine.drives.free_name(engine, DriveUri::NAME);
-            let params = uri.attach_params(&name);
-            let made = call(engine, "bdev_nvme_attach_controller", params).await;
+            let params = uri.attach_params(name.clone());
+            let made = call(engine, ATTACH, to_json(&params)).await;
             made.map_err(|refused| refused.field(field))?;
             self.attached.push(name);
         }

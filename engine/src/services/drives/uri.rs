@@ -1,9 +1,9 @@
 //! URI of a drive of this machine: `pcie://0000:5e:00.0`, or `vfio://` with the same meaning.
 
 use nacre_nvmf::address::{AddressError, Grammar, Scheme, Select};
-use serde_json::{Value, json};
 
 use super::bus::address;
+use crate::services::nvme::AttachParams;
 
 /// Parsed `pcie://BDF[?nsid=N]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,9 +32,14 @@ impl DriveUri {
         scheme.and_then(Scheme::parse) == Some(Scheme::Pcie)
     }
 
-    /// The parameters of `bdev_nvme_attach_controller`.
-    pub fn attach_params(&self, name: &str) -> Value {
-        json!({ "name": name, "trtype": "PCIe", "traddr": self.address })
+    /// The parameters that attach the drive.
+    pub fn attach_params(&self, name: String) -> AttachParams {
+        AttachParams {
+            name,
+            trtype: "PCIe".to_owned(),
+            traddr: self.address.clone(),
+            ..AttachParams::default()
+        }
     }
 
     /// Default prefix of the controller's name, followed by the first free number.

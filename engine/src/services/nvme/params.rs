@@ -29,7 +29,7 @@ const IO_QUEUES: u16 = 128;
 /// Default limit of devices per controller, as in SPDK.
 const MAX_DEVICES: u32 = 128;
 
-#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttachParams {
     /// Name of the controller; its devices are named with `n` and the namespace id appended.

@@ -1,32 +1,31 @@
 //! Converts the address of a remote namespace to an attach call.
 
 use nacre_nvmf::address::{Endpoint, Select};
-use serde_json::{Value, json};
 
-/// The parameters of `bdev_nvme_attach_controller`. The default name is the last part of the
-/// subsystem's NQN.
-pub fn attach_params(endpoint: &Endpoint, name: Option<String>) -> Value {
+use crate::services::nvme::AttachParams;
+
+/// The parameters that attach the namespaces of `endpoint`. The default name is the last part of
+/// the subsystem's NQN.
+pub fn attach_params(endpoint: &Endpoint, name: Option<String>) -> AttachParams {
     let fields = endpoint.spdk_fields();
     let subnqn = fields.subnqn.unwrap_or_default();
-    let mut params = json!({
-        "name": name.unwrap_or_else(|| default_name(&subnqn)),
-        "trtype": fields.trtype,
-        "traddr": fields.traddr,
-        "trsvcid": fields.trsvcid,
-        "subnqn": subnqn,
-    });
-    if let Some(fallback) = fields.fallback {
-        params["fallback"] = fallback.word().into();
+    let (nsid, uuid) = match endpoint.select {
+        Select::All => (None, None),
+        Select::Nsid(nsid) => (Some(nsid), None),
+        Select::Uuid(uuid) => (None, Some(uuid)),
+    };
+    AttachParams {
+        name: name.unwrap_or_else(|| default_name(&subnqn)),
+        trtype: fields.trtype.to_owned(),
+        traddr: fields.traddr,
+        trsvcid: fields.trsvcid,
+        subnqn: Some(subnqn),
+        hostnqn: endpoint.hostnqn.as_ref().map(ToString::to_string),
+        fallback: fields.fallback,
+        nsid,
+        uuid,
+        ..AttachParams::default()
     }
-    if let Some(nqn) = &endpoint.hostnqn {
-        params["hostnqn"] = nqn.to_string().into();
-    }
-    match endpoint.select {
-        Select::All => {}
-        Select::Nsid(nsid) => params["nsid"] = nsid.into(),
-        Select::Uuid(uuid) => params["uuid"] = uuid.to_string().into(),
-    }
-    params
 }
 
 /// The text after the last colon: the name that the owner chose.

@@ -25,11 +25,11 @@ pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<GetHealth>().add::<GetLogs>();
 }
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct NameParams {
+pub struct DriveParams {
     /// Name of the controller.
-    name: String,
+    pub name: String,
 }
 
 /// Finds a local drive. Refuses remote controllers: their logs do not describe a device of this
@@ -51,11 +51,11 @@ fn drive(engine: &Engine, name: &str) -> Result<Rc<Drive>, RpcError> {
     }
 }
 
-struct GetHealth;
+pub struct GetHealth;
 
 /// The SMART / Health Information log (02h), under SPDK's names.
 #[derive(Debug, Serialize, JsonSchema)]
-struct HealthInfo {
+pub struct HealthInfo {
     model_number: String,
     serial_number: String,
     firmware_revision: String,
@@ -124,20 +124,20 @@ impl Method<Engine> for GetHealth {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Returns the SMART log of a drive: its health.";
     const ORDER: Order = Order::Free;
-    type Params = NameParams;
+    type Params = DriveParams;
     type Reply = HealthInfo;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<HealthInfo, RpcError> {
+    async fn apply(params: DriveParams, engine: Rc<Engine>) -> Result<HealthInfo, RpcError> {
         let drive = drive(&engine, &params.name)?;
         let health = drive.controller.health().await.map_err(failed)?;
         Ok(HealthInfo::of(&drive, health))
     }
 }
 
-struct GetLogs;
+pub struct GetLogs;
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Logs {
+pub struct DriveLogs {
     /// Identity and features of the controller.
     controller: Value,
     /// Error log, newest first, at most 64 entries.
@@ -150,14 +150,14 @@ impl Method<Engine> for GetLogs {
     const NAME: &'static str = "bdev_nvme_get_controller_logs";
     const ABOUT: &'static str = "Returns a drive's identity, error log and firmware slots.";
     const ORDER: Order = Order::Free;
-    type Params = NameParams;
-    type Reply = Logs;
+    type Params = DriveParams;
+    type Reply = DriveLogs;
 
-    async fn apply(params: NameParams, engine: Rc<Engine>) -> Result<Logs, RpcError> {
+    async fn apply(params: DriveParams, engine: Rc<Engine>) -> Result<DriveLogs, RpcError> {
         let drive = drive(&engine, &params.name)?;
         let errors = drive.controller.error_log(ERRORS).await.map_err(failed)?;
         let firmware = drive.controller.firmware_slots().await.map_err(failed)?;
-        Ok(Logs {
+        Ok(DriveLogs {
             controller: json!(drive.controller.info()),
             errors: json!(errors),
             firmware: json!(firmware),

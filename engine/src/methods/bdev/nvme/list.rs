@@ -17,20 +17,20 @@ use crate::services::engine::Engine;
 use crate::services::remotes::Remote;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<GetControllers>();
+    registry.add::<GetNvmeControllers>();
 }
 
-struct GetControllers;
+pub struct GetNvmeControllers;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct GetParams {
+pub struct NvmeControllersParams {
     /// Default: all controllers.
-    name: Option<String>,
+    pub name: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Attached {
+pub struct NvmeControllerReply {
     name: String,
     /// One element: a controller has one path.
     ctrlrs: Vec<Controller>,
@@ -185,19 +185,22 @@ impl Controller {
     }
 }
 
-impl Method<Engine> for GetControllers {
+impl Method<Engine> for GetNvmeControllers {
     const NAME: &'static str = "bdev_nvme_get_controllers";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists attached controllers, of other targets and of drives of this machine, and how each is.";
-    type Params = GetParams;
-    type Reply = Vec<Attached>;
+    type Params = NvmeControllersParams;
+    type Reply = Vec<NvmeControllerReply>;
 
-    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Vec<Attached>, RpcError> {
+    async fn apply(
+        params: NvmeControllersParams,
+        engine: Rc<Engine>,
+    ) -> Result<Vec<NvmeControllerReply>, RpcError> {
         let remotes = engine
             .remotes
             .list()
             .into_iter()
-            .map(|(name, remote)| Attached {
+            .map(|(name, remote)| NvmeControllerReply {
                 name,
                 ctrlrs: vec![Controller::of(&remote)],
             });
@@ -205,11 +208,11 @@ impl Method<Engine> for GetControllers {
             .drives
             .list()
             .into_iter()
-            .map(|(name, drive)| Attached {
+            .map(|(name, drive)| NvmeControllerReply {
                 ctrlrs: vec![Controller::of_drive(&name, &drive)],
                 name,
             });
-        let mut all: Vec<Attached> = remotes.chain(drives).collect();
+        let mut all: Vec<NvmeControllerReply> = remotes.chain(drives).collect();
         if let Some(name) = &params.name {
             all.retain(|attached| attached.name == *name);
             if all.is_empty() {

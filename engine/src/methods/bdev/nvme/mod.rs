@@ -5,9 +5,9 @@
 //! records: they follow from the controller.
 
 mod drive;
-mod health;
+pub mod health;
 mod hotplug;
-mod list;
+pub mod list;
 mod options;
 
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use nacre_nvmf::address::adrfam;
 use nacre_nvmf::host::HostError;
 use nacre_nvmf_remote::State;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
@@ -32,8 +32,8 @@ use crate::store::{Change, Edit};
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry
-        .add::<Attach>()
-        .add::<Detach>()
+        .add::<AttachController>()
+        .add::<DetachController>()
         .add::<Reset>()
         .add::<SetKeys>();
     list::register(registry);
@@ -50,9 +50,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same at the start of the daemon. Slower controllers connect later.
 const CONNECT_TIMEOUT_AT_START: Duration = Duration::from_millis(1500);
 
-struct Attach;
+pub struct AttachController;
 
-impl Method<Engine> for Attach {
+impl Method<Engine> for AttachController {
     const NAME: &'static str = ATTACH;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
@@ -233,24 +233,24 @@ async fn undo(engine: &Rc<Engine>, name: &str) {
     remotes::closed(&remote.attachment, remotes::close_deadline()).await;
 }
 
-struct Detach;
+pub struct DetachController;
 
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct DetachParams {
-    name: String,
+pub struct DetachControllerParams {
+    pub name: String,
     /// These six must match the controller if given.
-    trtype: Option<String>,
-    traddr: Option<String>,
-    adrfam: Option<String>,
-    trsvcid: Option<String>,
-    subnqn: Option<String>,
-    hostaddr: Option<String>,
+    pub trtype: Option<String>,
+    pub traddr: Option<String>,
+    pub adrfam: Option<String>,
+    pub trsvcid: Option<String>,
+    pub subnqn: Option<String>,
+    pub hostaddr: Option<String>,
     /// Must be empty: a source port cannot be chosen.
-    hostsvcid: Option<String>,
+    pub hostsvcid: Option<String>,
 }
 
-impl DetachParams {
+impl DetachControllerParams {
     /// Checks that the optional parameters match the attached controller.
     fn fits(&self, remote: &Remote) -> Result<(), RpcError> {
         let (wanted, status) = (&remote.wanted, remote.attachment.status());
@@ -278,16 +278,16 @@ impl DetachParams {
     }
 }
 
-impl Method<Engine> for Detach {
+impl Method<Engine> for DetachController {
     const NAME: &'static str = "bdev_nvme_detach_controller";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Disconnects a controller, and deletes its devices and the devices stacked on them.";
     const ORDER: Order = Order::Exclusive;
-    type Params = DetachParams;
+    type Params = DetachControllerParams;
     type Reply = bool;
 
-    async fn apply(params: DetachParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
+    async fn apply(params: DetachControllerParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let (name, plane) = (&params.name, engine.plane()?);
         let devices: Vec<String> = match (engine.remotes.find(name), engine.drives.find(name)) {
             (Some(remote), _) => {
