@@ -106,7 +106,11 @@ impl TargetAddress {
 
     /// Returns the IP address in nvme-cli's format (`traddr`).
     pub fn traddr(&self) -> String {
-        ScopedIp::from(&self.socket).to_string()
+        self.scoped_ip().to_string()
+    }
+
+    pub fn scoped_ip(&self) -> ScopedIp {
+        ScopedIp::from(&self.socket)
     }
 }
 

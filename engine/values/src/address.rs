@@ -50,6 +50,18 @@ impl ScopedIp {
         }
     }
 
+    /// An address that a machine at `peer` announced. A link-local one is on the link of `peer`, so
+    /// it takes that interface; `None` if `peer` names none.
+    pub fn announced_by(ip: IpAddr, peer: &ScopedIp) -> Option<ScopedIp> {
+        let ip = ip.to_canonical();
+        let interface = match (is_link_local(ip), &peer.interface) {
+            (true, None) => return None,
+            (true, Some(name)) => Some(name.clone()),
+            (false, _) => None,
+        };
+        Some(ScopedIp { ip, interface })
+    }
+
     /// Queries the kernel for the index of the interface.
     pub fn socket(&self, port: u16) -> Result<SocketAddr, AddressError> {
         let mut address = SocketAddr::new(self.ip, port);

@@ -151,7 +151,8 @@ pub fn drive(
     let (log, cause) = discover(args, plan, runner, &here);
     let (paths, every, listed) = match log {
         Some((log, transport)) => {
-            let (paths, skipped) = log.paths(nqn, plan, check_rdma_route);
+            let (paths, skipped) =
+                log.paths(nqn, &args.address.scoped_ip(), plan, check_rdma_route);
             skipped.iter().for_each(|why| runner.say(why));
             if !paths.is_empty() {
                 (paths, true, true)

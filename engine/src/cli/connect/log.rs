@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::Plan;
 use super::drive::Path;
+use crate::values::address::ScopedIp;
 
 /// Paths beyond the number that a host can use are not tried.
 const MOST_PATHS: usize = 32;
@@ -32,9 +33,11 @@ impl Log {
     }
 
     /// The paths to a subsystem in the plan's order, and the omitted ones, each with the reason.
+    /// `from` is the address of the discovery controller.
     pub fn paths(
         &self,
         nqn: &str,
+        from: &ScopedIp,
         plan: &Plan,
         check_rdma_route: &dyn Fn(IpAddr) -> Result<(), String>,
     ) -> (Vec<Path>, Vec<String>) {
@@ -47,10 +50,20 @@ impl Log {
                     && record.trtype == transport.word()
             });
             for record in ours {
-                let Some(path) = record.path(*transport) else {
+                let Some(mut path) = record.path(*transport) else {
                     continue;
                 };
                 let ip = path.address.parse::<IpAddr>();
+                if let Ok(ip) = ip {
+                    let Some(on_link) = ScopedIp::announced_by(ip, from) else {
+                        skipped.push(format!(
+                            "not connecting {path}: it is a link-local address, and {from} does not say of which link; \
+                             discover at the link-local address"
+                        ));
+                        continue;
+                    };
+                    path.address = on_link.to_string();
+                }
                 let rdma_route = match (transport, ip) {
                     (IpTransport::Rdma, Ok(ip)) if !plan.by_name => check_rdma_route(ip),
                     _ => Ok(()),

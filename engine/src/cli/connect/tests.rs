@@ -16,7 +16,11 @@ struct Line {
 }
 
 fn args(more: &str) -> ConnectArgs {
-    let line = format!("connect 192.0.2.1 -n nqn.2025-01.io.nacre:v {more}");
+    args_at("192.0.2.1", more)
+}
+
+fn args_at(address: &str, more: &str) -> ConnectArgs {
+    let line = format!("connect {address} -n nqn.2025-01.io.nacre:v {more}");
     Line::try_parse_from(line.split_whitespace())
         .expect("it parses")
         .connect
@@ -250,6 +254,27 @@ fn log(records: &[(&str, &str, &str)]) -> String {
 }
 
 const V: &str = "nqn.2025-01.io.nacre:v";
+
+/// A target announces link-local addresses without an interface: this host's names are its own.
+/// They are on the link over which they were announced.
+#[test]
+fn link_local_paths_are_on_the_link_of_the_discovery() {
+    let log = log(&[("tcp", "fe80::9", V), ("tcp", "2001:db8::9", V)]);
+    let connected = |address: &str| {
+        let args = args_at(address, "--transport tcp");
+        let mut runner = ScriptedRunner::new(&[Ok(())]);
+        runner.log = Some(log.clone());
+        let tried = drive(&args, &plan(&args, Ok(())), &mut runner, &way).unwrap();
+        let paths: Vec<String> = tried.into_iter().map(|one| one.path.address).collect();
+        (paths, runner.said)
+    };
+    let (paths, said) = connected("[fe80::1%lo]:4420");
+    assert_eq!(paths, ["fe80::9%lo", "2001:db8::9"]);
+    assert_eq!(said, [""; 0]);
+    let (paths, said) = connected("[2001:db8::1]:4420");
+    assert_eq!(paths, ["2001:db8::9"]);
+    assert!(said[0].contains("it is a link-local address"), "{said:?}");
+}
 
 /// Every path of the log is connected, RDMA first; a path that this machine cannot reach by RDMA is
 /// left out, with the reason.
