@@ -149,3 +149,57 @@ pub fn show(report: &Report, json: bool) -> Result<(), Failure> {
         count => Err(Failure::Failed(anyhow::anyhow!("{count} checks failed"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use nacre_hugepages::ArenaError;
+
+    use super::*;
+    use crate::config::settings::Hugepages;
+    use crate::methods::testing::TestDaemon;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        doctor: DoctorArgs,
+    }
+
+    /// Goal: an administrator who follows one piece of advice on locked memory meets no other with
+    /// a larger figure. Method: the figures of this command, of a listener and `doctor_run` in a
+    /// daemon with the same configuration, and of a daemon that cannot start.
+    #[test]
+    fn all_advice_on_locked_memory_agrees() {
+        let mut settings = Settings::default();
+        settings.reactor.cores = "auto:2".into();
+        settings.memory.hugepages = Hugepages::Off;
+        let daemon = TestDaemon::with(settings, None);
+        let settings = &daemon.engine.settings;
+        for rdma in [false, true] {
+            let words: &[&str] = if rdma { &["", "--rdma"] } else { &[""] };
+            let args = Line::try_parse_from(words).expect("arguments").doctor;
+            let figure = memory(&args, settings).expect("a figure");
+
+            let transport = settings.rdma_transport();
+            let mut config =
+                demand::data_path(settings, &IobufOptions::default(), Personality::Nacre).unwrap();
+            config.rdma = rdma.then(|| transport.clone());
+            let first = crate::plane::arenas(&config).unwrap().into_values().next();
+            let first = first.expect("an arena");
+            let refusal = ArenaError::Memlock {
+                asked: first,
+                limit: 0,
+                locked: 0,
+                beside: Demand::of(&config, config.rdma.as_ref()).unwrap().bytes() - first,
+            };
+            let advice = format!("`ulimit -l {}`", figure / 1024);
+            assert!(refusal.to_string().contains(&advice), "{refusal}, {advice}");
+            if rdma {
+                let plane = daemon.engine.plane().expect("a data plane");
+                let (arenas, cores) = (&plane.arenas, plane.target.cores());
+                let of_listener = daemon.engine.rdma.memory_needed(arenas, cores, &transport);
+                assert_eq!(of_listener, figure);
+            }
+        }
+    }
+}

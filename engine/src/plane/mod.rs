@@ -33,7 +33,7 @@ use nacre_transport_rdma::RdmaConfig;
 
 use crate::config::Cores;
 use crate::doctor::{System, placed_devices};
-use crate::plane::demand::Demand;
+use crate::plane::demand::{Demand, TWO_MIB};
 
 /// A longer turn is reported.
 const STALL: Duration = Duration::from_millis(200);
@@ -162,7 +162,7 @@ impl Plane {
                 std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
                 std::collections::btree_map::Entry::Vacant(entry) => {
                     let bytes = planned[&node];
-                    beside = beside.saturating_sub(bytes.next_multiple_of(2 << 20));
+                    beside = beside.saturating_sub(bytes);
                     let options = ArenaOptions {
                         hugepages: config.hugepages,
                         numa_node: node,
@@ -378,19 +378,23 @@ pub fn choose_cores(
     Ok((set.iter().collect(), None))
 }
 
-/// Bytes of the data path's arenas, by NUMA node.
+/// Bytes of the data path's arenas, by NUMA node: multiples of 2 MiB, with pages of any size, so that
+/// all advice has the same figures.
 pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneError> {
     let cores: Vec<Option<usize>> = if config.cores.is_empty() {
         vec![None]
     } else {
         config.cores.iter().copied().map(Some).collect()
     };
-    let mut arenas = BTreeMap::new();
+    let mut arenas: BTreeMap<_, u64> = BTreeMap::new();
     for core in cores {
         let name = core.map_or_else(|| "reactor".to_string(), |c| format!("reactor_{c}"));
         let classes = plane_classes(config, &name)?;
         let bytes = Pool::bytes_for(&classes) + Pool::bytes_for(&[ADMIN_CLASS]);
         *arenas.entry(core.and_then(numa_node)).or_default() += bytes as u64;
+    }
+    for bytes in arenas.values_mut() {
+        *bytes = bytes.next_multiple_of(TWO_MIB);
     }
     Ok(arenas)
 }

@@ -10,11 +10,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nacre_hugepages::Arena;
-use nacre_transport_rdma::{RdmaConfig, RdmaPlug, bytes_per_core};
+use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_rdma_verbs::Provider;
 use nacre_transport_rdma_verbs::real::{Absence, VerbsProvider};
 use tokio::sync::Notify;
 
+use crate::plane::demand::rdma_per_core;
 use crate::services::engine::Engine;
 
 /// Longest delay for a removal of a device that this process has open, if no event announces it.
@@ -123,7 +124,7 @@ impl Rdma {
         match self.plug() {
             Some(plug) if !plug.domains().is_empty() => 0,
             Some(plug) => sum(&plug.arenas()),
-            None => sum(arenas) + cores as u64 * bytes_per_core(config).next_multiple_of(2 << 20),
+            None => sum(arenas) + cores as u64 * rdma_per_core(config),
         }
     }
 
