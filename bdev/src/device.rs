@@ -163,6 +163,7 @@ pub trait Bdev: Any + Send + Sync {
     }
 
     /// The fewest blocks that were behind it since it was made, or since [`Bdev::forget_least`].
+    /// 0: its contents were replaced while nothing had it open.
     fn least_blocks(&self) -> u64 {
         self.present_blocks()
     }

@@ -1,5 +1,6 @@
 //! The device as the control plane sees it.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::channel::Channel;
+use crate::contents::Contents;
 use crate::error::CreateError;
 use crate::file::{OpenFile, Rescan};
 use crate::identity::Identity;
@@ -49,6 +51,15 @@ impl UringBdev {
             uuid = %opened.uuid,
             "opened"
         );
+        let size = Size::new(opened.size / u64::from(opened.block_size));
+        if opened.changed {
+            tracing::warn!(
+                bdev = config.name,
+                path = %opened.path.display(),
+                "the file changed while no daemon had it open: a replica on it is filled anew"
+            );
+            size.note(0);
+        }
         Ok(UringBdev {
             physical_block_size: opened.physical_block_size,
             uuid: opened.uuid,
@@ -61,7 +72,7 @@ impl UringBdev {
                 block: opened.block,
                 direct: opened.direct,
                 block_shift: opened.block_size.trailing_zeros(),
-                size: Size::new(opened.size / u64::from(opened.block_size)),
+                size,
                 zero_range: AtomicBool::new(true),
                 punch: AtomicBool::new(opened.punch),
                 lost: AtomicBool::new(false),
@@ -83,6 +94,24 @@ impl UringBdev {
     /// Which file or disk it is.
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// What to keep of the file for its next opening while it is open: `None` unless it changed
+    /// while it was closed, and its user still counts on the contents.
+    pub fn contents(&self) -> Option<Contents> {
+        (self.file.size.least() == 0).then_some(Contents::Changed)
+    }
+
+    /// What to keep of the file for its next opening, after its last I/O: writes it to its disk.
+    /// `None`: a block device, a read-only one, or a file system whose times are no proof.
+    pub fn leave(&self) -> io::Result<Option<Contents>> {
+        if self.file.block.is_some() || self.file.read_only() {
+            return Ok(None);
+        }
+        match self.contents() {
+            Some(changed) => Ok(Some(changed)),
+            None => Contents::of_synced(&self.file.file),
+        }
     }
 
     /// Adopts the present size of the file or device, at most `most` bytes, rounded down to whole

@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 mod channel;
 mod command;
+mod contents;
 mod device;
 mod error;
 mod file;
@@ -46,6 +47,7 @@ mod setup;
 #[cfg(test)]
 mod tests;
 
+pub use contents::Contents;
 pub use device::UringBdev;
 pub use error::CreateError;
 pub use file::Rescan;
@@ -81,6 +83,10 @@ pub struct Config {
     /// or given a size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
+    /// The contents with which the file was closed. With others, no block of it counts
+    /// ([`nacre_bdev::Bdev::least_blocks`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Contents>,
     /// UUID of the bdev. By default derived from the file's path and inode, or the device's
     /// serial number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,6 +109,7 @@ impl Config {
             fallocate: None,
             direct: None,
             identity: None,
+            contents: None,
             uuid: None,
             product: Product::default(),
             ring: RingOptions::default(),

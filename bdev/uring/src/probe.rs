@@ -49,6 +49,8 @@ pub(crate) struct Opened {
     pub punch: bool,
     pub uuid: Uuid,
     pub identity: Identity,
+    /// The contents are not those with which the file was closed.
+    pub changed: bool,
     /// Device and inode numbers of a regular file, valid until the machine restarts.
     pub inode: Option<(u64, u64)>,
 }
@@ -169,6 +171,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
         punch,
         uuid,
         identity,
+        changed: config.contents.is_some_and(|left| left.are_gone(&meta)),
         inode: (!is_block).then_some((meta.dev(), meta.ino())),
     })
 }

@@ -424,6 +424,8 @@ pub async fn fini(engine: &Rc<Engine>) {
     engine.drives.close().await;
     if !plane.stop(HOST_PATIENCE).await {
         warn!("the reactors did not end in time");
+    } else {
+        crate::services::devices::known_files::leave(engine, &plane).await;
     }
     engine.rdma.close();
     drop(plane);

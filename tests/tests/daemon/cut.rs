@@ -3,6 +3,7 @@
 //! data in place of the lost data.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Status;
@@ -74,9 +75,8 @@ fn filling(volume: &Value) -> bool {
 /// Waits for the full resync of the replica, and compares the replicas.
 fn full_resync_completes(daemon: &mut Daemon, address: SocketAddr, when: &str) {
     healthy(daemon);
-    let full = |e: &Value| e["facts"]["kind"] == "full" && e["facts"]["device"] == "b";
     let end = Instant::now() + Duration::from_secs(10);
-    while !events(daemon, "replica_resync_end").iter().any(full) {
+    while !has_filled(daemon) {
         assert!(Instant::now() < end, "{when}: {:#}", volume(daemon));
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -165,6 +165,92 @@ fn a_replica_truncated_while_the_daemon_runs() {
     set_len(&place, "b.img", SIZE);
     daemon.call("bdev_uring_rescan", json!({ "name": "b" }));
     full_resync_completes(&mut daemon, address, "behind its back");
+    daemon.stop();
+}
+
+/// Goal: a file that changed while no daemon ran costs the volume that replica, although it has its
+/// size and label. Method: it is cut and made as large again, or written to, after a stop in order;
+/// the daemon is killed before it is filled. A file that did not change is trusted.
+#[test]
+fn a_replica_that_changed_while_no_daemon_ran() {
+    type Change = fn(&Place);
+    let cut: Change = |place| {
+        set_len(place, "b.img", LEFT);
+        set_len(place, "b.img", SIZE);
+    };
+    let written: Change = |place| {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(place.path("b.img"));
+        let file = file.expect("its file");
+        file.write_all_at(&[7; BLOCK], LEFT)
+            .expect("other contents");
+    };
+    for change in [cut, written] {
+        let place = Place::new();
+        let (daemon, address) = serve(&place);
+        daemon.stop();
+        let mut daemon = place.start();
+        healthy(&mut daemon);
+        read_all(address, "unchanged");
+        assert_eq!(
+            events(&mut daemon, "replica_resync_begin"),
+            [] as [Value; 0]
+        );
+        daemon.stop();
+        change(&place);
+        let mut daemon = place.start();
+        let now = until(&mut daemon, "it is known to have changed", |v| {
+            filling(v) || v["state"] == "healthy"
+        });
+        assert!(filling(&now) || has_filled(&mut daemon), "{now:#}");
+        daemon.kill();
+        let mut daemon = place.start();
+        full_resync_completes(&mut daemon, address, "it changed");
+        daemon.stop();
+        let mut daemon = place.start();
+        healthy(&mut daemon);
+        assert!(!has_filled(&mut daemon), "it is trusted again");
+        daemon.stop();
+    }
+}
+
+fn has_filled(daemon: &mut Daemon) -> bool {
+    let full = |e: &Value| e["facts"]["kind"] == "full" && e["facts"]["device"] == "b";
+    events(daemon, "replica_resync_end").iter().any(full)
+}
+
+/// Goal: the only replica is not served from after its file changed while no daemon ran, until an
+/// operator decides.
+#[test]
+fn the_only_replica_changed_while_no_daemon_ran() {
+    let place = Place::new();
+    let (mut daemon, address) = serve(&place);
+    let of_b = json!({ "name": "v", "replica": "b" });
+    daemon.call("volume_remove_replica", of_b);
+    daemon.stop();
+    set_len(&place, "a.img", LEFT);
+    set_len(&place, "a.img", SIZE);
+    for killed in [true, false] {
+        let mut daemon = place.start();
+        until(&mut daemon, "frozen", |v| v["state"] == "frozen");
+        if killed {
+            daemon.kill();
+            continue;
+        }
+        let thaw = json!({ "name": "v", "replica": "a", "force": "v" });
+        daemon.call("volume_thaw", thaw);
+        healthy(&mut daemon);
+        // The daemon looks at its files every second.
+        std::thread::sleep(Duration::from_millis(2500));
+        daemon.kill();
+    }
+    let mut daemon = place.start();
+    healthy(&mut daemon);
+    let mut host = Host::connected(address, patient(), &[1]);
+    let kept = BLOCKS[0];
+    assert!(host.read(0, kept, 1, BLOCK) == pattern(BLOCK, kept));
+    drop(host);
     daemon.stop();
 }
 

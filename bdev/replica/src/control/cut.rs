@@ -10,6 +10,8 @@
 //! | in sync or out, none is there | marked `cut`, durably: not served from until it is thawed |
 //! | being filled | filled from the start, durably |
 //!
+//! A file that was changed while it was closed counts as having had no block.
+//!
 //! A device that does not carry the replica's label is none of its business, however small it is.
 //!
 //! Each machine counts for itself, and the operator may thaw the volume through another one. So a
@@ -49,6 +51,9 @@ impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let needed = self.needed;
         match &self.evidence {
+            Evidence::Least(0) => {
+                f.write_str("its file was emptied, or changed while it was closed")
+            }
             Evidence::Least(least) => write!(
                 f,
                 "its device had {least} bytes, and the volume needs {needed}"
@@ -107,7 +112,11 @@ impl Cut {
 
     /// Returns the cut if a device has, or had, fewer blocks than the volume needs.
     pub fn of(record: &VolumeRecord, layer: &Layer) -> Option<Cut> {
-        Cut::of_least(record, layer.least_blocks())
+        // The present size says more than that the contents were replaced.
+        let too_small = Cut::of_least(record, layer.present_blocks());
+        too_small
+            .filter(|_| layer.least_blocks() == 0)
+            .or_else(|| Cut::of_least(record, layer.least_blocks()))
     }
 
     /// Returns the cut if a device that had at least `blocks` had fewer than the volume needs.

@@ -7,15 +7,13 @@
 
 use std::rc::Rc;
 
-use nacre_bdev::Bdev;
-use nacre_bdev_uring::{Identity, UringBdev};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::{key, no_device};
-use crate::journal::{self, EntryState, seen_key};
+use crate::journal::{EntryState, seen_key};
 use crate::rpc::error::Errno;
 use crate::rpc::{Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
@@ -23,15 +21,6 @@ use crate::store::{Edit, Record};
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
     registry.add::<Accept>();
-}
-
-/// Edit that records the file of the device.
-pub(super) fn remember_file(bdev: &UringBdev) -> Edit {
-    Edit::Put(Record {
-        key: seen_key(bdev.uuid()),
-        method: "seen".to_owned(),
-        params: json!({ "path": bdev.path(), "identity": bdev.identity() }),
-    })
 }
 
 /// Edit that forgets the file of a deleted device. `None` for a device of the configuration file,
@@ -42,13 +31,6 @@ pub(super) fn forget_file(engine: &Engine, name: &str) -> Option<Edit> {
         .find(&key(name))
         .filter(|entry| entry.durable)?;
     uuid_of(&entry.record.params).map(|uuid| Edit::Remove(seen_key(uuid)))
-}
-
-/// The file that a restored device must be on; `None` outside of a restore.
-pub(super) fn expected_file(engine: &Engine, uuid: Option<Uuid>) -> Option<Identity> {
-    let again = journal::is_replaying() || journal::is_declaring();
-    let seen = engine.journal.seen(uuid.filter(|_| again)?)?;
-    serde_json::from_value(seen["identity"].clone()).ok()
 }
 
 fn uuid_of(params: &Value) -> Option<Uuid> {
@@ -137,6 +119,8 @@ mod tests {
     //! missing one. Method: successive daemons share one state; the file changes between them.
 
     use std::path::Path;
+
+    use serde_json::json;
 
     use super::super::super::testing::TestDaemon;
     use super::*;

@@ -18,7 +18,7 @@ use crate::bdev_modules::{AIO, AIO_RESCAN, FILE, URING_RESCAN};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Method, Order, Registry, RpcError};
-use crate::services::devices;
+use crate::services::devices::{self, known_files};
 use crate::services::engine::Engine;
 use crate::values::read;
 
@@ -138,7 +138,8 @@ impl Method<Engine> for AioCreate {
         config.fallocate = params.fallocate;
         config.size = params.size;
         config.uuid = params.uuid;
-        config.identity = super::accept::expected_file(&engine, params.uuid);
+        let expected = known_files::expected(&engine, params.uuid);
+        (config.identity, config.contents) = (expected.identity, expected.contents);
         config.product = Product::Aio;
         let bdev = open(&engine, config).await?;
         params.uuid = Some(bdev.uuid());
@@ -199,7 +200,8 @@ impl Method<Engine> for UringCreate {
         config.readonly = params.readonly;
         config.size = params.size;
         config.uuid = params.uuid;
-        config.identity = super::accept::expected_file(&engine, params.uuid);
+        let expected = known_files::expected(&engine, params.uuid);
+        (config.identity, config.contents) = (expected.identity, expected.contents);
         let bdev = open(&engine, config).await?;
         params.uuid = Some(bdev.uuid());
         // Stored so that the device keeps its layout on disks with other sectors.

@@ -34,7 +34,7 @@ use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
 use crate::rpc::{Registry, RpcError};
-use crate::services::devices::{forget_uses_of, key};
+use crate::services::devices::{forget_uses_of, key, known_files};
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
@@ -89,7 +89,7 @@ async fn create(
             refuse_nil(Some(bdev.uuid()))?;
             let file = bdev_modules::device::<UringBdev>(&bdev);
             names.push(register_one(engine, bdev, file.is_some(), &mut params)?);
-            seen = file.map(|file| accept::remember_file(&file));
+            seen = file.map(|file| known_files::opened(&file));
         }
         let first = names.first().cloned().unwrap_or_default();
         let params = with_lasting_name(engine, method, params);

@@ -27,6 +27,9 @@ pub async fn watch(engine: Rc<Engine>) {
         if files.is_empty() {
             continue;
         }
+        let open: Vec<_> = files.iter().filter_map(Weak::upgrade).collect();
+        super::known_files::settle(&engine, &open).await;
+        drop(open);
         // A file on a server that does not respond delays only these checks.
         let look = move || -> HashMap<String, u64> {
             let files = files.iter().filter_map(Weak::upgrade);
@@ -46,7 +49,7 @@ pub async fn watch(engine: Rc<Engine>) {
     }
 }
 
-fn files(plane: &Plane) -> Vec<Weak<UringBdev>> {
+pub(super) fn files(plane: &Plane) -> Vec<Weak<UringBdev>> {
     let devices = plane.bdevs.list().into_iter();
     let files =
         devices.filter_map(|listed| bdev_modules::device::<UringBdev>(listed.layer.module()));

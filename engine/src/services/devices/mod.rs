@@ -2,6 +2,7 @@
 //! histograms, and the subscription to device events.
 
 mod files;
+pub mod known_files;
 pub mod sampling;
 
 use std::cell::{Cell, RefCell};

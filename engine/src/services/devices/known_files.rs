@@ -1,0 +1,89 @@
+//! The state's records of the file of each device: which file it is, and how it was left at the
+//! last stop. At the next start the same path may lead to another file, or to other contents.
+
+use std::io;
+use std::sync::Arc;
+
+use nacre_bdev::Bdev;
+use nacre_bdev_uring::{Contents, Identity, UringBdev};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+use uuid::Uuid;
+
+use super::files::files;
+use crate::journal::{self, seen_key};
+use crate::plane::Plane;
+use crate::services::engine::Engine;
+use crate::store::{Change, Edit, Record};
+
+/// What a restored device must be on.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Expected {
+    pub identity: Option<Identity>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contents: Option<Contents>,
+}
+
+/// The file that a restored device must be on; nothing is expected outside of a restore.
+pub fn expected(engine: &Engine, uuid: Option<Uuid>) -> Expected {
+    let again = journal::is_replaying() || journal::is_declaring();
+    let seen = uuid.filter(|_| again);
+    let seen = seen.and_then(|uuid| engine.journal.seen(uuid));
+    seen.and_then(|seen| serde_json::from_value(seen).ok())
+        .unwrap_or_default()
+}
+
+/// Edit that records the file of an open device.
+pub fn opened(bdev: &UringBdev) -> Edit {
+    record(bdev, bdev.contents())
+}
+
+fn record(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
+    let expected = Expected {
+        identity: Some(bdev.identity().clone()),
+        contents,
+    };
+    let mut params = serde_json::to_value(expected).expect("plain data");
+    params["path"] = serde_json::to_value(bdev.path()).unwrap_or_default();
+    Edit::Put(Record {
+        key: seen_key(bdev.uuid()),
+        method: "seen".to_owned(),
+        params,
+    })
+}
+
+/// Records that the files in `settled` no longer have contents that their users count on in vain.
+pub async fn settle(engine: &Engine, files: &[Arc<UringBdev>]) {
+    let is_settled = |file: &&Arc<UringBdev>| {
+        let seen = engine.journal.seen(file.uuid());
+        file.contents().is_none() && seen.is_some_and(|seen| seen.get("contents").is_some())
+    };
+    let edits: Vec<Edit> = files.iter().filter(is_settled).map(|f| opened(f)).collect();
+    if !edits.is_empty()
+        && let Err(error) = engine.journal.commit(Change(edits)).await
+    {
+        warn!(%error, "cannot record that replicas on changed files were filled anew");
+    }
+}
+
+/// After the last I/O: writes all files to their disks, and records how they were left.
+pub async fn leave(engine: &Engine, plane: &Plane) {
+    let files: Vec<Arc<UringBdev>> = files(plane).iter().filter_map(|f| f.upgrade()).collect();
+    let look = move || -> Vec<Edit> {
+        let left = files.iter().map(|file| (file, file.leave()));
+        let kept = |(file, left): (&Arc<UringBdev>, io::Result<Option<Contents>>)| match left {
+            Ok(contents) => contents.map(|contents| record(file, Some(contents))),
+            Err(error) => {
+                warn!(bdev = file.name(), %error, "the file cannot be written to its disk");
+                None
+            }
+        };
+        left.filter_map(kept).collect()
+    };
+    let Ok(edits) = tokio::task::spawn_blocking(look).await else {
+        return;
+    };
+    if let Err(error) = engine.journal.commit(Change(edits)).await {
+        warn!(%error, "cannot record how files were left: changes of them will not be noticed");
+    }
+}
