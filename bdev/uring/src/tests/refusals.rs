@@ -1,6 +1,9 @@
 //! Files that cannot be opened, with their errors; identity and the attributes of a device.
 
+use std::os::unix::fs::FileExt;
+
 use super::*;
+use crate::Contents;
 
 fn refusal(config: Config) -> CreateError {
     create(config).expect_err("refused")
@@ -398,6 +401,48 @@ fn identity_is_stable() {
         ..temp.config()
     };
     assert_eq!(create(config).expect("opened").uuid(), given);
+}
+
+/// Goal: a file that changed while it was closed has no block that counts, until its user says that
+/// it needs none. Method: the file is left alone, written to, and cut and regrown between two
+/// openings.
+#[test]
+fn a_file_that_changed_while_closed_counts_as_empty() {
+    let temp = Temp::new(MIB);
+    let blocks = MIB / u64::from(create(temp.config()).expect("opened").geometry().block_size);
+    let file = fs::File::options().write(true).open(&temp.path);
+    let file = file.expect("its file");
+    let leave = |contents: Option<Contents>| {
+        let device = create(Config {
+            contents,
+            ..temp.config()
+        });
+        let device = device.expect("opened");
+        (device.least_blocks(), device.leave().expect("synced"))
+    };
+    let (least, left) = leave(None);
+    assert_eq!(least, blocks);
+    if left.is_none() {
+        eprintln!("SKIPPED: the times of this file system are no proof");
+        return;
+    }
+    assert_eq!(leave(left), (blocks, left), "nothing changed");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    file.write_all_at(&[1; 512], 4096).expect("written");
+    assert_eq!(leave(left), (0, Some(Contents::Changed)));
+    assert_eq!(leave(Some(Contents::Changed)), (0, Some(Contents::Changed)));
+    let (_, left) = leave(None);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    file.set_len(4096).expect("cut");
+    file.set_len(MIB).expect("regrown");
+    let config = Config {
+        contents: left,
+        ..temp.config()
+    };
+    let device = create(config).expect("opened");
+    assert_eq!(device.contents(), Some(Contents::Changed));
+    device.forget_least();
+    assert_eq!((device.contents(), device.least_blocks()), (None, blocks));
 }
 
 /// Goal: block size and direct I/O follow the alignment that the file asks for; a block size below
