@@ -328,7 +328,7 @@ fn a_slice_too_small_is_an_error() {
 
 /// The oracle's view of a handle: its buffer (by the oracle's own number) and its range.
 #[derive(Debug, Clone)]
-struct Known {
+struct OracleHandle {
     buffer: u64,
     range: std::ops::Range<usize>,
 }
@@ -369,7 +369,7 @@ proptest! {
     fn pool_against_oracle(ops in proptest::collection::vec(op(), 1..200)) {
         let specs = [ClassSpec { size: 512, count: 3 }, ClassSpec { size: 4096, count: 2 }];
         let pool = Pool::heap(&specs);
-        let mut handles: Vec<(Buf, Known)> = Vec::new();
+        let mut handles: Vec<(Buf, OracleHandle)> = Vec::new();
         let mut contents = std::collections::HashMap::<u64, Vec<u8>>::new();
         let mut next = 0;
         let mut refused = 0;
@@ -393,7 +393,7 @@ proptest! {
                     };
                     buf.bytes_mut().expect("a new buffer is not shared").fill(0);
                     contents.insert(next, vec![0; len]);
-                    handles.push((buf, Known { buffer: next, range: 0..len }));
+                    handles.push((buf, OracleHandle { buffer: next, range: 0..len }));
                     next += 1;
                 }
                 _ if live == 0 => {}
@@ -407,7 +407,7 @@ proptest! {
                     let from = a % (buf.len() + 1);
                     let len = b % (buf.len() - from + 1);
                     let start = known.range.start + from;
-                    let pair = (buf.slice(from, len), Known { range: start..start + len, ..known.clone() });
+                    let pair = (buf.slice(from, len), OracleHandle { range: start..start + len, ..known.clone() });
                     handles.push(pair);
                 }
                 Op::Split(h, a) => {
@@ -415,7 +415,7 @@ proptest! {
                     let at = a % (buf.len() + 1);
                     let rest = buf.split_off(at);
                     let middle = known.range.start + at;
-                    let other = Known { range: middle..known.range.end, ..known.clone() };
+                    let other = OracleHandle { range: middle..known.range.end, ..known.clone() };
                     known.range.end = middle;
                     handles.push((rest, other));
                 }
@@ -447,7 +447,7 @@ proptest! {
                 Op::Drop(h) => drop(handles.swap_remove(h % live)),
                 Op::Write(h, value) => {
                     let known = handles[h % live].1.clone();
-                    let on_it: Vec<&Known> =
+                    let on_it: Vec<&OracleHandle> =
                         handles.iter().map(|(_, k)| k).filter(|k| k.buffer == known.buffer).collect();
                     let overlapping = on_it.iter().enumerate().any(|(i, a)| {
                         on_it[..i].iter().any(|b| {

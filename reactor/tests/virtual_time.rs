@@ -183,8 +183,8 @@ fn timeouts_cut_off() {
 fn futures_live_and_die() {
     let mut core = TestCore::new();
     let dropped = Rc::new(Cell::new(0));
-    struct Drops(Rc<Cell<u32>>);
-    impl Drop for Drops {
+    struct DropCounter(Rc<Cell<u32>>);
+    impl Drop for DropCounter {
         fn drop(&mut self) {
             self.0.set(self.0.get() + 1);
         }
@@ -196,7 +196,7 @@ fn futures_live_and_die() {
     });
     assert_eq!(core.block_on(result), Ok(Rc::new(5)));
 
-    let alive = Drops(Rc::clone(&dropped));
+    let alive = DropCounter(Rc::clone(&dropped));
     let task = core.spawn_local(async move {
         let _alive = alive;
         std::future::pending::<()>().await;
@@ -211,7 +211,7 @@ fn futures_live_and_die() {
     core.run_until_idle();
     assert_eq!(dropped.get(), 1);
 
-    let (alive, here) = (Drops(Rc::clone(&dropped)), core.core().clone());
+    let (alive, here) = (DropCounter(Rc::clone(&dropped)), core.core().clone());
     let orphan = core.spawn_local(async move {
         let _alive = alive;
         // Nested, and still there when the core ends.
@@ -456,8 +456,8 @@ fn wake_descriptors_follow_their_pollers() {
 /// rather than miss it.
 #[test]
 fn wake_descriptors_can_change() {
-    struct Changing(Rc<RefCell<Vec<RawFd>>>);
-    impl Poller for Changing {
+    struct ChangingWakeFd(Rc<RefCell<Vec<RawFd>>>);
+    impl Poller for ChangingWakeFd {
         fn name(&self) -> &str {
             "changing"
         }
@@ -474,7 +474,7 @@ fn wake_descriptors_can_change() {
     let mut core = TestCore::new();
     let fds = Rc::new(RefCell::new(Vec::new()));
     let id = core
-        .add_poller(Box::new(Changing(Rc::clone(&fds))))
+        .add_poller(Box::new(ChangingWakeFd(Rc::clone(&fds))))
         .unwrap();
     let fd = eventfd();
     rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();

@@ -57,15 +57,15 @@ struct Pair {
 }
 
 /// Memory of target and host, and the hook that drives connection management.
-struct Ground {
+struct Testbed {
     pools: Pools,
     memory: Pool,
     manage: Box<dyn Fn()>,
 }
 
-impl Default for Ground {
-    fn default() -> Ground {
-        Ground {
+impl Default for Testbed {
+    fn default() -> Testbed {
+        Testbed {
             pools: Pools {
                 io: memory(),
                 admin: memory(),
@@ -81,9 +81,9 @@ impl Pair {
         plug: Arc<dyn Plug>,
         listen: &Address,
         dial: impl Fn(&Address) -> Box<dyn Dial>,
-        ground: Ground,
+        ground: Testbed,
     ) -> Pair {
-        let Ground {
+        let Testbed {
             pools,
             memory,
             manage,
@@ -220,7 +220,7 @@ fn over_loopback() {
             Ok(Box::new(host) as Box<dyn HostTransport>)
         })
     };
-    Pair::new(plug, &listen, dial, Ground::default()).assert_allocates_nothing("loopback");
+    Pair::new(plug, &listen, dial, Testbed::default()).assert_allocates_nothing("loopback");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn over_tcp() {
                 Ok(Box::new(host) as Box<dyn HostTransport>)
             })
         };
-        Pair::new(plug, &listen, dial, Ground::default()).assert_allocates_nothing("TCP");
+        Pair::new(plug, &listen, dial, Testbed::default()).assert_allocates_nothing("TCP");
     }
 }
 
@@ -291,7 +291,7 @@ fn over_rdma() {
         })
     };
     let managed = Arc::clone(&plug);
-    let ground = Ground {
+    let ground = Testbed {
         pools,
         memory,
         manage: Box::new(move || {

@@ -180,8 +180,10 @@ impl Controller {
 
     /// Resets the controller. Commands in flight are sent again afterwards.
     pub async fn reset(&self) -> Result<(), ControlError> {
-        self.at_home(|this, core| async move { this.reset_for(&core, ResetReason::Asked).await })
-            .await
+        self.at_home(
+            |this, core| async move { this.reset_for(&core, ResetReason::UserRequest).await },
+        )
+        .await
     }
 
     /// The SMART log of the last reading, once a [`Options::health_period`] or by

@@ -113,7 +113,7 @@ impl HealthAlert {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ResetReason {
     /// A caller requested the reset.
-    Asked,
+    UserRequest,
     /// A command was not answered, whatever else was tried.
     Timeout,
     /// CSTS.CFS, or CSTS.RDY cleared by the controller itself.
@@ -127,7 +127,7 @@ pub enum ResetReason {
 impl ResetReason {
     pub fn name(self) -> &'static str {
         match self {
-            ResetReason::Asked => "asked",
+            ResetReason::UserRequest => "asked",
             ResetReason::Timeout => "timeout",
             ResetReason::ControllerFatal => "controller_fatal",
             ResetReason::ProtocolError => "protocol_error",

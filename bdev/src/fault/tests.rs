@@ -219,7 +219,7 @@ fn hangs() {
     let ticket = rig.registry.remove("Base", Removal::Hot).expect("by force");
     assert_eq!(rig.poll().first().map(|c| c.status), Some(Status::Gone));
     assert!(!ticket.is_done(), "its queue is open");
-    rig.queue = Box::new(Nothing);
+    rig.queue = Box::new(ClosedQueue);
     assert!(ticket.is_done());
 }
 
@@ -294,9 +294,9 @@ fn spdk_dialect() {
 }
 
 /// Stands in for a queue that was closed.
-struct Nothing;
+struct ClosedQueue;
 
-impl Queue for Nothing {
+impl Queue for ClosedQueue {
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)> {
         Err((Busy, io))
     }

@@ -33,14 +33,14 @@ pub enum Shrink {
 /// A user that may rely on the size of a device.
 enum User {
     Always(String),
-    Asked(Arc<Watch>),
+    Watching(Arc<Watch>),
 }
 
 impl User {
     fn relies(self) -> Option<String> {
         match self {
             User::Always(who) => Some(who),
-            User::Asked(watch) => watch(),
+            User::Watching(watch) => watch(),
         }
     }
 }
@@ -155,7 +155,7 @@ impl Registry {
                         next.extend(uppers.iter().filter_map(|upper| state.find(upper).ok()));
                     }
                     (Holder::User(_), Some(watch)) => {
-                        stack.users.push(User::Asked(Arc::clone(watch)))
+                        stack.users.push(User::Watching(Arc::clone(watch)))
                     }
                     (holder, None) => stack.users.push(User::Always(holder.to_string())),
                 }

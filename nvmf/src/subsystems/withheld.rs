@@ -21,7 +21,7 @@ pub enum Withheld {
     /// The volume's `transport_policy` admits other transports only.
     TransportPolicy,
     /// Management said so and gave no reason.
-    Asked,
+    ByRequest,
 }
 
 impl Withheld {
@@ -37,7 +37,7 @@ impl Withheld {
                 "connect over the other transport, or change the policy with `nacre volume set \
                  --transport-policy`",
             ),
-            Withheld::Asked => (
+            Withheld::ByRequest => (
                 "withheld = true of the listener",
                 "connect over another transport, or add the listener again without withheld",
             ),

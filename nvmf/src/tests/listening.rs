@@ -15,7 +15,7 @@ use crate::transport::{
 
 /// The observations of a core while an address is being opened.
 #[derive(Default)]
-struct Seen {
+struct Observations {
     /// It could look at the bounds of a listener.
     limits: bool,
     /// The refusal of an early host.
@@ -25,7 +25,7 @@ struct Seen {
 /// A transport that takes long to listen: until a core has done its work for a Connect.
 struct Slow {
     target: Mutex<Weak<Target>>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<Observations>>,
 }
 
 impl Plug for Slow {
@@ -79,7 +79,7 @@ impl Plug for Slow {
 #[test]
 fn nobody_waits_for_an_address() {
     let target = Target::new(TargetConfig::default(), 1);
-    let seen = Arc::new(Mutex::new(Seen::default()));
+    let seen = Arc::new(Mutex::new(Observations::default()));
     let plug = Slow {
         target: Mutex::new(Arc::downgrade(&target)),
         seen: Arc::clone(&seen),

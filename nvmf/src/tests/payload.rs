@@ -25,7 +25,7 @@ const TOO_SHORT_OR_LONG: StatusCode = StatusCode::DATA_SGL_LENGTH_INVALID.with_d
 
 /// How a host sends a payload.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Sent {
+enum SendMethod {
     Fetched,
     InCapsule,
 }
@@ -39,11 +39,11 @@ impl Rig {
         sqe: Sqe,
         data: &[u8],
         length: u32,
-        sent: Sent,
+        sent: SendMethod,
     ) -> StatusCode {
         let mut payload = data.to_vec();
         payload.resize(length as usize, 0xff);
-        if sent == Sent::Fetched {
+        if sent == SendMethod::Fetched {
             return self.status(conn, sqe.with_sgl(Sgl::Transport { length }), &payload);
         }
         let mut buf = self.pools.io.acquire(payload.len()).unwrap();
@@ -128,9 +128,9 @@ fn lists_may_be_longer() {
             (MAX_TRANSFER, StatusCode::SUCCESS),
             (MAX_TRANSFER + 1, TOO_SHORT_OR_LONG),
         ];
-        for sent in [Sent::Fetched, Sent::InCapsule] {
+        for sent in [SendMethod::Fetched, SendMethod::InCapsule] {
             for (length, expected) in cases {
-                if sent == Sent::InCapsule && length > MAX_TRANSFER {
+                if sent == SendMethod::InCapsule && length > MAX_TRANSFER {
                     continue;
                 }
                 let mut rig = Rig::with_malloc();
@@ -141,8 +141,13 @@ fn lists_may_be_longer() {
                         break;
                     }
                     if command.opcode >= opcode::RESERVATION_REGISTER {
-                        let status =
-                            rig.send_payload(io, command, &data, data.len() as u32, Sent::Fetched);
+                        let status = rig.send_payload(
+                            io,
+                            command,
+                            &data,
+                            data.len() as u32,
+                            SendMethod::Fetched,
+                        );
                         assert!(status.is_success(), "{before}: {status}");
                     }
                 }
@@ -163,7 +168,7 @@ fn ranges_beyond_the_count_are_ignored() {
     let io = rig.io();
     let ones = vec![1; 64 * BLOCK as usize];
     let write = ReadWrite::new(0, 64).to_sqe(opcode::WRITE, 900, 1);
-    let status = rig.send_payload(io, write, &ones, 64 * BLOCK, Sent::Fetched);
+    let status = rig.send_payload(io, write, &ones, 64 * BLOCK, SendMethod::Fetched);
     assert!(status.is_success(), "{status}");
     let ranges: Vec<DsmRange> = (0..256).map(|at| DsmRange::new(at % 64, 1)).collect();
     let dsm = DatasetManagement {
@@ -176,12 +181,12 @@ fn ranges_beyond_the_count_are_ignored() {
         dsm.to_sqe(901, 1),
         ranges.as_bytes(),
         4096,
-        Sent::Fetched,
+        SendMethod::Fetched,
     );
     assert!(status.is_success(), "{status}");
     let sources: Vec<CopyRange0> = (0..128).map(|_| CopyRange0::new(0, 4)).collect();
     let copy = copy_of(63, 1).to_sqe(902, 1);
-    let status = rig.send_payload(io, copy, sources.as_bytes(), 4096, Sent::Fetched);
+    let status = rig.send_payload(io, copy, sources.as_bytes(), 4096, SendMethod::Fetched);
     assert!(status.is_success(), "{status}");
     let read = ReadWrite::new(0, 72).to_sqe(opcode::READ, 903, 1);
     let length = 72 * BLOCK;
@@ -286,8 +291,8 @@ fn structures_may_be_longer() {
         (MOST, StatusCode::SUCCESS),
         (MOST + 1, TOO_SHORT_OR_LONG),
     ] {
-        for sent in [Sent::Fetched, Sent::InCapsule] {
-            if sent == Sent::InCapsule && length > MOST {
+        for sent in [SendMethod::Fetched, SendMethod::InCapsule] {
+            if sent == SendMethod::InCapsule && length > MOST {
                 continue;
             }
             let sqe = behavior.to_sqe(rig.cid(), 0);
@@ -315,7 +320,7 @@ fn structures_may_be_longer() {
         };
         let conn = rig.open();
         let sqe = connect.to_sqe(rig.cid(), Sgl::Transport { length });
-        let status = rig.send_payload(conn, sqe, data.as_bytes(), length, Sent::Fetched);
+        let status = rig.send_payload(conn, sqe, data.as_bytes(), length, SendMethod::Fetched);
         assert_eq!(status, expected, "Connect with {length} bytes");
     }
 }

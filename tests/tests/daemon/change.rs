@@ -13,13 +13,13 @@ const NQN: &str = "nqn.2025-01.io.nacre:change";
 
 /// Contents of a subsystem: namespaces as (id, device), listeners, hosts.
 #[derive(Debug, Clone, Default, PartialEq)]
-struct Made {
+struct SubsystemContents {
     namespaces: BTreeSet<(u64, String)>,
     listeners: BTreeSet<String>,
     hosts: BTreeSet<String>,
 }
 
-type Model = BTreeMap<String, Made>;
+type Model = BTreeMap<String, SubsystemContents>;
 
 /// Goal: after a crash each change is complete or absent, never partial. Method: random creations,
 /// additions and deletions of subsystems with their contents, and kill -9 at random moments. After
@@ -84,7 +84,7 @@ fn change(model: &Model, listeners: &[String], rng: &mut Random) -> (&'static st
     let mut next = model.clone();
     let nqn = format!("{NQN}-{}", rng.below(3));
     let Some(made) = next.get_mut(&nqn) else {
-        next.insert(nqn.clone(), Made::default());
+        next.insert(nqn.clone(), SubsystemContents::default());
         return ("nvmf_create_subsystem", json!({ "nqn": nqn }), next);
     };
     loop {
@@ -95,7 +95,7 @@ fn change(model: &Model, listeners: &[String], rng: &mut Random) -> (&'static st
             }
             1..4 => {
                 let bdev = format!("ram{}", rng.below(4));
-                let used = |m: &Made| m.namespaces.iter().any(|(_, b)| *b == bdev);
+                let used = |m: &SubsystemContents| m.namespaces.iter().any(|(_, b)| *b == bdev);
                 if model.values().any(used) {
                     continue;
                 }
@@ -150,7 +150,7 @@ fn state(daemon: &mut Daemon) -> Model {
     let text = |v: &Value| v.as_str().unwrap().to_owned();
     let list = |v: &Value| v.as_array().unwrap().clone();
     let nvm = list(&listed).into_iter().filter(|s| s["subtype"] == "NVMe");
-    let made = |s: &Value| Made {
+    let made = |s: &Value| SubsystemContents {
         namespaces: list(&s["namespaces"])
             .iter()
             .map(|n| (n["nsid"].as_u64().unwrap(), text(&n["bdev_name"])))

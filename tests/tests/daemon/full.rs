@@ -17,14 +17,14 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 24 * MIB;
 
 /// A tmpfs, unmounted on drop.
-struct Small(PathBuf);
+struct SmallTmpfs(PathBuf);
 
-impl Small {
+impl SmallTmpfs {
     /// `None`: this user may not mount.
-    fn new(at: PathBuf, size: &str) -> Option<Small> {
+    fn new(at: PathBuf, size: &str) -> Option<SmallTmpfs> {
         std::fs::create_dir(&at).expect("a folder");
         let size = format!("size={size}");
-        mount(&["-t", "tmpfs", "-o", &size, "tmpfs"], &at).then(|| Small(at))
+        mount(&["-t", "tmpfs", "-o", &size, "tmpfs"], &at).then(|| SmallTmpfs(at))
     }
 
     fn has_room(&self, size: &str) {
@@ -33,7 +33,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).output();
     }
@@ -51,7 +51,7 @@ fn mount(words: &[&str], at: &Path) -> bool {
 fn a_replica_on_a_full_disk_leaves_and_returns() {
     const TEST: &str = "a_replica_on_a_full_disk_leaves_and_returns";
     let place = Place::new();
-    let Some(small) = Small::new(place.path("small"), "1m") else {
+    let Some(small) = SmallTmpfs::new(place.path("small"), "1m") else {
         return skip(TEST, "it takes root to mount a tmpfs");
     };
     let mut rng = seed::announced(TEST);

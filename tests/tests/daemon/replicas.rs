@@ -25,7 +25,7 @@ const SIZE: u64 = 24 * MIB;
 const DEADLINE: Duration = Duration::from_millis(500);
 
 /// A daemon that exports one disk.
-struct Keeper {
+struct DiskExporter {
     // Dropped before its place, which has its log: it prints the log when a test fails.
     daemon: Option<Daemon>,
     place: Place,
@@ -33,15 +33,15 @@ struct Keeper {
     name: String,
 }
 
-impl Keeper {
-    fn start(place: Place, ip: &str, name: &str) -> Keeper {
+impl DiskExporter {
+    fn start(place: Place, ip: &str, name: &str) -> DiskExporter {
         let mut daemon = place.start();
         let nqn = format!("nqn.2025-01.io.nacre:{name}");
         daemon.create_file("disk", BLOCK as u32, SIZE);
         daemon.create_subsystem(&nqn);
         daemon.add_namespace(&nqn, "disk");
         let address = daemon.listen(&nqn, &format!("{ip}:0"));
-        Keeper {
+        DiskExporter {
             daemon: Some(daemon),
             place,
             address,
@@ -79,7 +79,7 @@ impl Keeper {
 }
 
 /// Starts a daemon with volume "v" over a file and the keepers' namespaces. Returns its address.
-fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
+fn hold(place: &Place, keepers: &[DiskExporter]) -> (Daemon, SocketAddr) {
     let mut daemon = place.start();
     daemon.create_file("here", BLOCK as u32, SIZE);
     let mut devices = vec!["here".to_owned()];
@@ -108,7 +108,8 @@ fn hold(place: &Place, keepers: &[Keeper]) -> (Daemon, SocketAddr) {
 #[test]
 fn any_of_three_daemons_dies() {
     let mut rng = seed::announced("any_of_three_daemons_dies");
-    let mut keepers = ["one", "two"].map(|name| Keeper::start(Place::new(), "127.0.0.1", name));
+    let mut keepers =
+        ["one", "two"].map(|name| DiskExporter::start(Place::new(), "127.0.0.1", name));
     let place = Place::new().on_cores(2);
     let (mut holder, address) = hold(&place, &keepers);
     let mut load = Load::start(address, patient(), 1, &mut rng);
@@ -160,7 +161,7 @@ fn any_of_three_daemons_dies() {
 #[test]
 fn a_returning_keeper_gets_only_missed_regions() {
     let mut rng = seed::announced("a_returning_keeper_gets_only_missed_regions");
-    let mut keepers = [Keeper::start(Place::new(), "127.0.0.1", "one")];
+    let mut keepers = [DiskExporter::start(Place::new(), "127.0.0.1", "one")];
     let place = Place::new();
     let (mut holder, address) = hold(&place, &keepers);
     let device = keepers[0].device();
@@ -212,8 +213,8 @@ fn a_network_without_traffic() {
     // The load runs in the network namespace of the volume's daemon.
     cable.enter_near();
     let keepers = [
-        Keeper::start(Place::new().in_network(&cable.far), FAR, "far"),
-        Keeper::start(Place::new().in_network(&cable.near), "127.0.0.1", "near"),
+        DiskExporter::start(Place::new().in_network(&cable.far), FAR, "far"),
+        DiskExporter::start(Place::new().in_network(&cable.near), "127.0.0.1", "near"),
     ];
     let device = keepers[0].device();
     let place = Place::new().in_network(&cable.near);

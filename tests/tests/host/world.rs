@@ -28,7 +28,7 @@ pub const BLOCKS: u64 = 4096;
 const LISTENER: &str = "here";
 
 /// The running target and its group.
-pub struct Alive {
+pub struct RunningTarget {
     pub target: Arc<Target>,
     group: QueueGroup,
 }
@@ -46,7 +46,7 @@ pub struct Net {
 pub struct World {
     pub now: Nanos,
     pub net: Rc<RefCell<Net>>,
-    pub alive: Option<Alive>,
+    pub alive: Option<RunningTarget>,
     pub pools: Pools,
     pub memory: Pool,
     pub tap: Arc<Tap>,
@@ -147,7 +147,7 @@ impl World {
             .add_listener(&nqn(SUBNQN), TransportType::Loopback, &address)
             .unwrap();
         self.net.borrow_mut().plug = Some(plug);
-        self.alive = Some(Alive { target, group });
+        self.alive = Some(RunningTarget { target, group });
     }
 
     /// Drops the target process with its connections.

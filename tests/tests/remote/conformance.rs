@@ -18,9 +18,9 @@ use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_rdma_verbs::VerbsError;
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
-use super::rig::{Attached, ENTRIES, config, options, tcp};
+use super::rig::{AttachedRemote, ENTRIES, config, options, tcp};
 
-fn device(attached: &Attached, nsid: u32) -> Arc<dyn Bdev> {
+fn device(attached: &AttachedRemote, nsid: u32) -> Arc<dyn Bdev> {
     let devices = attached.attachment.devices();
     let found = devices.into_iter().find(|device| device.nsid() == nsid);
     found.expect("it was registered")
@@ -32,7 +32,7 @@ fn over_tcp() {
     for block_size in [512, 4096] {
         target.add_namespace(ram(&format!("ram{block_size}"), block_size, 8 << 20));
     }
-    let attached = Attached::to(config(options()), tcp(target.address));
+    let attached = AttachedRemote::to(config(options()), tcp(target.address));
     for nsid in [1, 2] {
         Suite::new(|| device(&attached, nsid)).run();
     }
@@ -77,7 +77,7 @@ fn over_rdma() {
     let mut options = options();
     options.connect_timeout = Duration::from_secs(20);
     options.paths = Some(PathOptions::new(TransportType::Rdma, None));
-    let attached = Attached::to(config(options), connector);
+    let attached = AttachedRemote::to(config(options), connector);
     let status = attached.attachment.status();
     assert_eq!(status.transport, TransportType::Rdma);
 

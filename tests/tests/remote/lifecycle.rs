@@ -10,7 +10,7 @@ use nacre_nvmf_remote::{NoQueue, State};
 use nacre_tests::target::{SUBNQN, TestTarget, nqn, ram};
 use uuid::Uuid;
 
-use super::rig::{Attached, NAME, User, config, options, tcp};
+use super::rig::{AttachedRemote, NAME, User, config, options, tcp};
 
 /// The same disk for every restart of a target.
 fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
@@ -27,10 +27,10 @@ fn disk(name: &str, uuid: u128, blocks: u64) -> Arc<malloc::Malloc> {
 }
 
 /// A target with `ram`, attached by a host that has written its first blocks.
-fn in_use(ram: &Arc<malloc::Malloc>) -> (TestTarget, Attached, User) {
+fn in_use(ram: &Arc<malloc::Malloc>) -> (TestTarget, AttachedRemote, User) {
     let target = TestTarget::start();
     target.add_namespace(Arc::clone(ram) as Arc<dyn Bdev>);
-    let attached = Attached::to(config(options()), tcp(target.address));
+    let attached = AttachedRemote::to(config(options()), tcp(target.address));
     let mut user = attached.user(1);
     assert_eq!(user.write(0, 1), Status::Ok);
     (target, attached, user)
@@ -42,7 +42,7 @@ fn the_bdev_reports_the_targets_properties() {
     let target = TestTarget::start();
     let ram = ram("ram", 4096, 4 << 20);
     target.add_namespace(Arc::clone(&ram));
-    let attached = Attached::to(config(options()), tcp(target.address));
+    let attached = AttachedRemote::to(config(options()), tcp(target.address));
     let device = attached.registry.lookup("theren1").expect("registered");
     assert_eq!(
         (device.uuid(), device.geometry()),
@@ -113,7 +113,7 @@ fn io_fails_after_the_fast_fail_time() {
     let address = target.address;
     let mut options = options();
     options.fast_io_fail = Some(Duration::from_millis(300));
-    let attached = Attached::to(config(options), tcp(address));
+    let attached = AttachedRemote::to(config(options), tcp(address));
     let mut user = attached.user(1);
     assert_eq!(user.write(0, 1), Status::Ok);
     drop(target);
@@ -161,7 +161,7 @@ fn another_identity() {
         assert_eq!(user.read(lba), Err(Status::Gone));
     }
     let mut check = {
-        let theirs = Attached::to(config(options()), tcp(address));
+        let theirs = AttachedRemote::to(config(options()), tcp(address));
         let user = theirs.user(1);
         (theirs, user)
     };
@@ -187,7 +187,7 @@ fn growth_is_announced_and_shrinking_refused() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 5, 8192));
     let address = target.address;
-    let attached = Attached::to(config(options()), tcp(address));
+    let attached = AttachedRemote::to(config(options()), tcp(address));
     let mut user = attached.user(1);
     assert_eq!(user.device.geometry().blocks, 8192);
     let sized = |blocks: u64| {
@@ -222,7 +222,7 @@ fn namespaces() {
     target.add_namespace(ram("a", 512, 4 << 20));
     let mut wanted = config(options());
     wanted.max_devices = 2;
-    let attached = Attached::to(wanted, tcp(target.address));
+    let attached = AttachedRemote::to(wanted, tcp(target.address));
     let second = target.add_namespace(ram("b", 512, 4 << 20));
     attached.until("added", |a| a.sync().added == ["theren2"]);
     target.add_namespace(ram("c", 512, 4 << 20));
@@ -257,7 +257,7 @@ fn namespaces() {
 fn a_namespace_that_is_back_too_soon() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 8, 8192));
-    let attached = Attached::to(config(options()), tcp(target.address));
+    let attached = AttachedRemote::to(config(options()), tcp(target.address));
     let mut user = attached.user(1);
     assert_eq!(user.write(0, 1), Status::Ok);
     let subsystem = target.target.subsystem(&nqn(SUBNQN)).expect("there");
@@ -292,7 +292,7 @@ fn one_namespace_can_be_selected() {
     ] {
         let mut wanted = config(options());
         wanted.select = select;
-        let attached = Attached::to(wanted, tcp(target.address));
+        let attached = AttachedRemote::to(wanted, tcp(target.address));
         let names: Vec<String> = attached
             .attachment
             .devices()
@@ -311,7 +311,7 @@ fn more_cores_than_queues() {
     target.add_namespace(ram("a", 512, 4 << 20));
     let mut two = options();
     two.io_queues = 2;
-    let attached = Attached::to(config(two), tcp(target.address));
+    let attached = AttachedRemote::to(config(two), tcp(target.address));
     let mut users = [attached.user(1), attached.user(1)];
     let pool = Pool::heap(&[ClassSpec {
         size: 4096,
@@ -342,7 +342,7 @@ fn more_cores_than_queues() {
 fn detach_under_io() {
     let target = TestTarget::start();
     target.add_namespace(ram("a", 512, 4 << 20));
-    let attached = Attached::to(config(options()), tcp(target.address));
+    let attached = AttachedRemote::to(config(options()), tcp(target.address));
     let mut user = attached.user(1);
     let tokens: Vec<u64> = (0..32)
         .map(|at| user.submit(Op::Write, at * 8, 1))
@@ -371,7 +371,7 @@ fn a_reset_is_no_loss() {
     target.add_namespace(disk("a", 9, 8192));
     let mut impatient = options();
     impatient.loss_timeout = Some(Duration::ZERO);
-    let attached = Attached::to(config(impatient), tcp(target.address));
+    let attached = AttachedRemote::to(config(impatient), tcp(target.address));
     assert_eq!(attached.user(1).write(0, 1), Status::Ok);
     for connects in 2..4 {
         attached.attachment.reset();
@@ -394,10 +394,10 @@ fn refused_for_good() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 9, 8192));
     let address = target.address;
-    let attached = Attached::to(config(options()), tcp(address));
+    let attached = AttachedRemote::to(config(options()), tcp(address));
     let mut limited = options();
     limited.loss_timeout = Some(Duration::from_millis(200));
-    let patient = Attached::to(config(limited), tcp(address));
+    let patient = AttachedRemote::to(config(limited), tcp(address));
     let mut users = [
         attached.user(1),
         User::of(&patient.registry, &format!("{NAME}n1")),

@@ -8,18 +8,18 @@ use nacre_bdev::{Io, Op, Queue, Status};
 use nacre_nvmf_remote::State;
 use nacre_tests::target::{TestTarget, nqn, ram};
 
-use super::rig::{Attached, User, config, options, tcp};
+use super::rig::{AttachedRemote, User, config, options, tcp};
 
 const KEY: u64 = 0xa1;
 const OTHER: u64 = 0xb2;
 const REFUSED: Status = Status::RESERVATION_CONFLICT;
 
 /// Attaches with a separate host identity.
-fn attach(target: &TestTarget, id: u8) -> Attached {
+fn attach(target: &TestTarget, id: u8) -> AttachedRemote {
     let mut options = options();
     options.hostid = [id; 16];
     options.hostnqn = nqn(&format!("nqn.2025-01.io.nacre:host{id}"));
-    Attached::to(config(options), tcp(target.address))
+    AttachedRemote::to(config(options), tcp(target.address))
 }
 
 fn register(user: &mut User, current: Option<u64>, key: u64) -> Result<ReservationReport, Status> {

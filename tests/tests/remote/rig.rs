@@ -23,7 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const ENTRIES: u16 = 65;
 pub const NAME: &str = "there";
 
-pub struct Attached {
+pub struct AttachedRemote {
     pub attachment: Arc<Attachment>,
     pub registry: Registry,
     stop: Arc<AtomicBool>,
@@ -57,9 +57,9 @@ pub fn tcp(address: SocketAddr) -> Arc<dyn Connector> {
     Arc::new(TcpConnector::new(address, Digests::NONE, ENTRIES))
 }
 
-impl Attached {
+impl AttachedRemote {
     /// Starts attaching without waiting for it.
-    pub fn begin(config: Config, connector: Arc<dyn Connector>) -> Attached {
+    pub fn begin(config: Config, connector: Arc<dyn Connector>) -> AttachedRemote {
         let memory = Arc::clone(&connector);
         let attachment = Arc::new(Attachment::new(config, connector, || {}));
         let stop = Arc::new(AtomicBool::new(false));
@@ -79,7 +79,7 @@ impl Attached {
                 std::thread::sleep(Duration::from_micros(100));
             }
         });
-        Attached {
+        AttachedRemote {
             attachment,
             registry: Registry::new(),
             stop,
@@ -88,8 +88,8 @@ impl Attached {
     }
 
     /// Attaches and registers the bdevs.
-    pub fn to(config: Config, connector: Arc<dyn Connector>) -> Attached {
-        let attached = Attached::begin(config, connector);
+    pub fn to(config: Config, connector: Arc<dyn Connector>) -> AttachedRemote {
+        let attached = AttachedRemote::begin(config, connector);
         attached.until("live", |a| a.attachment.status().state == State::Live);
         attached.sync();
         attached
@@ -99,7 +99,7 @@ impl Attached {
         self.attachment.sync(&self.registry, Instant::now())
     }
 
-    pub fn until(&self, what: &str, mut done: impl FnMut(&Attached) -> bool) {
+    pub fn until(&self, what: &str, mut done: impl FnMut(&AttachedRemote) -> bool) {
         let end = Instant::now() + PATIENCE;
         while !done(self) {
             let status = self.attachment.status();
@@ -114,7 +114,7 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
+impl Drop for AttachedRemote {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {

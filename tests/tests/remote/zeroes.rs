@@ -13,18 +13,18 @@ use nacre_reactor::Nanos;
 use nacre_tests::target::{TestTarget, ram};
 use uuid::Uuid;
 
-use super::rig::{Attached, config, options, tcp};
+use super::rig::{AttachedRemote, config, options, tcp};
 
 /// A RAM disk that does not deallocate, and rejects requests to do so.
-struct Strict(Arc<dyn Bdev>);
+struct NoDeallocate(Arc<dyn Bdev>);
 
-impl Bdev for Strict {
+impl Bdev for NoDeallocate {
     fn name(&self) -> &str {
         self.0.name()
     }
 
     fn product_name(&self) -> &'static str {
-        "Strict"
+        "NoDeallocate"
     }
 
     fn uuid(&self) -> Uuid {
@@ -97,8 +97,8 @@ impl Queue for StrictQueue {
 #[test]
 fn deallocation_is_not_requested_without_support() {
     let target = TestTarget::start();
-    target.add_namespace(Arc::new(Strict(ram("strict", 4096, 4 << 20))));
-    let attached = Attached::to(config(options()), tcp(target.address));
+    target.add_namespace(Arc::new(NoDeallocate(ram("strict", 4096, 4 << 20))));
+    let attached = AttachedRemote::to(config(options()), tcp(target.address));
     let module = attached.attachment.devices().remove(0);
     assert!(!module.limits().zeroes_deallocate);
     assert_eq!(module.supports(Op::WriteZeroes), Support::Native);

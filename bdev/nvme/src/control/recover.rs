@@ -255,7 +255,7 @@ impl Controller {
     ) -> Result<(), ControlError> {
         let before = self.counters.resets.load(Ordering::Relaxed);
         let _one = self.lifecycle.lock().await;
-        let asked = reason == ResetReason::Asked;
+        let asked = reason == ResetReason::UserRequest;
         let state = self.state.lock().clone();
         match state {
             State::Detached => return Err(ControlError::Detached),

@@ -88,7 +88,7 @@ fn text(event: &HealthEvent) -> String {
 
 fn why(reason: ResetReason) -> &'static str {
     match reason {
-        ResetReason::Asked => "as a user requested it",
+        ResetReason::UserRequest => "as a user requested it",
         ResetReason::Timeout => "as it does not answer a command",
         ResetReason::ControllerFatal => "as it reports a fatal error (CSTS.CFS)",
         ResetReason::ProtocolError => "as it answered an unknown command",

@@ -100,7 +100,7 @@ impl WithheldWord {
         match why {
             Withheld::TcpFallback => Some(WithheldWord::TcpFallback),
             Withheld::TransportPolicy => Some(WithheldWord::TransportPolicy),
-            Withheld::Asked => None,
+            Withheld::ByRequest => None,
         }
     }
 
@@ -108,7 +108,7 @@ impl WithheldWord {
         match word {
             Some(WithheldWord::TcpFallback) => Withheld::TcpFallback,
             Some(WithheldWord::TransportPolicy) => Withheld::TransportPolicy,
-            None => Withheld::Asked,
+            None => Withheld::ByRequest,
         }
     }
 }

@@ -44,9 +44,9 @@ fn only(hash: Hash, group: Group) -> Offer {
 
 /// Keys in a file that is gone.
 #[derive(Debug)]
-struct Unreadable;
+struct UnreadableKeys;
 
-impl KeySource for Unreadable {
+impl KeySource for UnreadableKeys {
     fn keys(&self) -> Result<Keys, KeyError> {
         Err(KeyError::Unreadable {
             name: "key0".into(),
@@ -285,22 +285,22 @@ fn failures() {
             "the key file is gone",
             Pair::with_source(
                 Arc::new(FixedKeys(keys(1, None))),
-                Some(Arc::new(Unreadable)),
+                Some(Arc::new(UnreadableKeys)),
                 null(),
                 null(),
             ),
             given_up(Failed::Authentication),
-            Reason::Key(Unreadable.keys().unwrap_err()),
+            Reason::Key(UnreadableKeys.keys().unwrap_err()),
         ),
         (
             "the host's key file is gone",
             Pair::with_source(
-                Arc::new(Unreadable),
+                Arc::new(UnreadableKeys),
                 Some(Arc::new(FixedKeys(keys(1, None)))),
                 null(),
                 null(),
             ),
-            Reason::Key(Unreadable.keys().unwrap_err()),
+            Reason::Key(UnreadableKeys.keys().unwrap_err()),
             given_up(Failed::Authentication),
         ),
     ];

@@ -197,9 +197,9 @@ fn the_digits_of_e() {
 }
 
 /// Bytes that repeat, as the random generator of a test.
-struct Repeated(u8);
+struct RepeatedByte(u8);
 
-impl Random for Repeated {
+impl Random for RepeatedByte {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), NoRandom> {
         bytes.fill(self.0);
         Ok(())
@@ -246,8 +246,8 @@ fn groups() {
     let sha256 = |bytes: &[u8]| Hash::Sha256.digest(bytes);
     let is = |digest: Digest, expected: [u8; 32]| assert_eq!(digest[..], expected);
     for (group, prime, public, shared) in table {
-        let own: Exponent = group.exponent(&mut Repeated(0xa5)).unwrap();
-        let other = group.exponent(&mut Repeated(0x5a)).unwrap();
+        let own: Exponent = group.exponent(&mut RepeatedByte(0xa5)).unwrap();
+        let other = group.exponent(&mut RepeatedByte(0x5a)).unwrap();
         is(sha256(&group.prime()), prime);
         is(sha256(&group.public(&own)), public);
         is(sha256(&group.shared(&group.public(&other), &own)), shared);

@@ -8,10 +8,10 @@ use nacre_transport_rdma_verbs::AsyncEvent;
 use nacre_transport_rdma_verbs::sim::{Fabric, attributes};
 
 use super::rig::{ENTRIES, TARGET};
-use super::several::{Several, config, devices};
+use super::several::{SeveralDevices, config, devices};
 use crate::{RdmaConfig, RdmaPlug};
 
-impl Several {
+impl SeveralDevices {
     /// The queue pair at the target's end of a host's connection.
     fn target_of(&self, client: usize) -> u32 {
         let host = self.clients[client].qp().expect("connected");
@@ -38,7 +38,7 @@ impl Several {
 fn completion_queues() {
     for (srq, silently) in [(256, false), (256, true), (0, false), (0, true)] {
         let what = format!("{srq} shared receives, silently {silently}");
-        let mut all = Several::new(config(srq), &devices(2));
+        let mut all = SeveralDevices::new(config(srq), &devices(2));
         let other = all.connect(1, ENTRIES).unwrap();
         let mut reserved = None;
         for round in 0..12 {
@@ -67,7 +67,7 @@ fn completion_queues() {
 /// replaces it. Method: the core learns of the failure when another queue has been made already.
 #[test]
 fn completions_of_queues_that_were_replaced() {
-    let mut all = Several::new(config(256), &devices(1));
+    let mut all = SeveralDevices::new(config(256), &devices(1));
     let first = all.connect(0, ENTRIES).unwrap();
     let of_one = all.plug.completion_queues()[0].reserved;
     all.fabric
@@ -96,7 +96,7 @@ fn completions_of_queues_that_were_replaced() {
 /// receives.
 #[test]
 fn receives_of_queues_that_broke() {
-    let mut all = Several::new(config(256), &devices(1));
+    let mut all = SeveralDevices::new(config(256), &devices(1));
     for _ in 0..12 {
         let client = all.connect(0, ENTRIES).unwrap();
         all.fabric
@@ -115,7 +115,7 @@ fn receives_of_queues_that_broke() {
 /// them.
 #[test]
 fn shared_receives() {
-    let mut all = Several::new(config(256), &devices(2));
+    let mut all = SeveralDevices::new(config(256), &devices(2));
     let other = all.connect(1, ENTRIES).unwrap();
     let client = all.connect(0, ENTRIES).unwrap();
     let srq = all.fabric.shared_receives_of(all.target_of(client));
@@ -137,7 +137,7 @@ fn queue_pairs() {
         |qp| AsyncEvent::QpRequestError { qp },
         |qp| AsyncEvent::QpAccessError { qp },
     ] {
-        let mut all = Several::new(config(256), &devices(1));
+        let mut all = SeveralDevices::new(config(256), &devices(1));
         let (first, second) = (
             all.connect(0, ENTRIES).unwrap(),
             all.connect(0, ENTRIES).unwrap(),
@@ -155,7 +155,7 @@ fn queue_pairs() {
 /// Without a report, the wait lasts only as long as a queue pair has to end.
 #[test]
 fn the_last_receive() {
-    let mut all = Several::new(config(256), &devices(1));
+    let mut all = SeveralDevices::new(config(256), &devices(1));
     let client = all.connect(0, ENTRIES).unwrap();
     all.leave(client);
     for settles in [true, true, false] {
@@ -183,7 +183,7 @@ fn the_last_receive() {
 #[test]
 fn devices_that_nothing_is_on() {
     for heard in [true, false] {
-        let mut all = Several::new(config(256), &devices(2));
+        let mut all = SeveralDevices::new(config(256), &devices(2));
         let client = all.connect(0, ENTRIES).unwrap();
         all.leave(client);
         all.plug.unlisten(ListenerId(0));
@@ -224,7 +224,7 @@ fn devices_are_looked_for() {
 /// readable without end.
 #[test]
 fn a_device_that_has_no_events_any_more() {
-    let mut all = Several::new(config(256), &devices(1));
+    let mut all = SeveralDevices::new(config(256), &devices(1));
     all.connect(0, ENTRIES).unwrap();
     all.fabric.remove_device(all.devices[0]);
     all.plug.turn();
@@ -239,9 +239,9 @@ fn a_device_that_has_no_events_any_more() {
 #[test]
 fn receives_are_counted() {
     for srq in [64, 0] {
-        let mut all = Several::new(config(srq), &devices(1));
+        let mut all = SeveralDevices::new(config(srq), &devices(1));
         let client = all.connect(0, ENTRIES).unwrap();
-        let receives = |all: &Several| {
+        let receives = |all: &SeveralDevices| {
             let total = all.plug.total();
             (
                 total.receives,

@@ -5,10 +5,10 @@ use nacre_nvmf::transport::{Closed, ListenerId, Plug};
 use nacre_transport_rdma_verbs::sim::attributes;
 
 use super::rig::ENTRIES;
-use super::several::{Several, config, devices};
+use super::several::{SeveralDevices, config, devices};
 use crate::Incident;
 
-impl Several {
+impl SeveralDevices {
     /// A command of each host arrives and is answered, all of them at the same time.
     fn all_work(&mut self, clients: &[usize]) {
         for &client in clients {
@@ -52,7 +52,7 @@ impl Several {
 fn of_each_connection() {
     let mut many = config(0);
     many.max_connections = 40;
-    let mut all = Several::new(many.clone(), &devices(1));
+    let mut all = SeveralDevices::new(many.clone(), &devices(1));
     let (clients, refused) = all.fill(0, 40);
     assert_eq!((clients.len(), refused), (40, None));
     all.all_work(&clients);
@@ -60,7 +60,7 @@ fn of_each_connection() {
     many.srq_size = 256;
     let mut lesser = devices(1);
     lesser[0].max_srq = 0;
-    let mut all = Several::new(many, &lesser);
+    let mut all = SeveralDevices::new(many, &lesser);
     let (clients, refused) = all.fill(0, 40);
     assert_eq!((clients.len(), refused), (40, None));
     all.all_work(&clients);
@@ -70,7 +70,7 @@ fn of_each_connection() {
 /// are refused until there is room for it.
 #[test]
 fn of_each_device() {
-    let mut all = Several::new(config(2048), &devices(3));
+    let mut all = SeveralDevices::new(config(2048), &devices(3));
     let mut clients = Vec::new();
     for device in 0..4 {
         if device >= 3 {
@@ -95,7 +95,7 @@ fn of_each_device() {
 /// device without shared receives that arrives when those of the core are taken.
 #[test]
 fn of_a_device_that_came_later() {
-    let mut all = Several::new(config(256), &devices(1));
+    let mut all = SeveralDevices::new(config(256), &devices(1));
     let first = all.connect(0, ENTRIES).unwrap();
     let mut lesser = attributes("sim_late");
     lesser.max_srq = 0;
@@ -117,7 +117,7 @@ fn of_a_device_that_came_later() {
 /// event.
 #[test]
 fn buffers_that_come_back() {
-    let mut all = Several::new(config(0), &devices(1));
+    let mut all = SeveralDevices::new(config(0), &devices(1));
     let greedy = all.connect(0, ENTRIES).unwrap();
     let other = all.connect(0, ENTRIES).unwrap();
     all.hoard = Some(Vec::new());

@@ -41,7 +41,7 @@ impl Client {
 }
 
 /// A target's core with these devices, each with a listener of its own, and any number of hosts.
-pub struct Several {
+pub struct SeveralDevices {
     pub clients: Vec<Client>,
     pub transport: Box<dyn Transport>,
     dialer: RdmaDialer,
@@ -63,8 +63,8 @@ pub struct Several {
     started: Instant,
 }
 
-impl Several {
-    pub fn new(config: RdmaConfig, devices: &[DeviceAttributes]) -> Several {
+impl SeveralDevices {
+    pub fn new(config: RdmaConfig, devices: &[DeviceAttributes]) -> SeveralDevices {
         let fabric = Fabric::new();
         let add = |(at, device): (usize, &DeviceAttributes)| {
             let ip = address(at).ip();
@@ -89,7 +89,7 @@ impl Several {
             io: pool(),
             admin: pool(),
         };
-        Several {
+        SeveralDevices {
             clients: Vec::new(),
             transport: plug.open(0, Arc::new(|| ())).unwrap(),
             dialer: hosts.dialer(64, ENTRIES).unwrap(),
@@ -281,7 +281,7 @@ pub fn devices(count: usize) -> Vec<DeviceAttributes> {
 #[test]
 fn queue_pairs_of_one_number() {
     for srq in [256, 0] {
-        let mut all = Several::new(config(srq), &devices(2));
+        let mut all = SeveralDevices::new(config(srq), &devices(2));
         for device in all.devices.clone() {
             all.fabric.number_from(device, 77);
         }

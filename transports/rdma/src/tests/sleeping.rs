@@ -23,14 +23,18 @@ const CLASSES: [ClassSpec; 1] = [ClassSpec {
 
 /// Moments at which an event can reach a thread that goes to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum When {
+enum EventMoment {
     BeforeArming,
     /// Between arming and the last look.
     Armed,
     Asleep,
 }
 
-const ALWAYS: [When; 3] = [When::BeforeArming, When::Armed, When::Asleep];
+const ALWAYS: [EventMoment; 3] = [
+    EventMoment::BeforeArming,
+    EventMoment::Armed,
+    EventMoment::Asleep,
+];
 
 struct World {
     host: RdmaHost,
@@ -140,16 +144,16 @@ fn a_core() {
             for when in ALWAYS {
                 let what = format!("{when:?}, round {round}");
                 assert!(world.target().is_empty(), "{what}");
-                if when == When::BeforeArming {
+                if when == EventMoment::BeforeArming {
                     world.send();
                 }
                 let now = world.rig.now();
                 assert_ne!(world.rig.transport.arm(now), Idle::Busy, "{what}");
-                if when == When::Armed {
+                if when == EventMoment::Armed {
                     world.send();
                 }
                 let mut commands = world.target();
-                if when == When::Asleep {
+                if when == EventMoment::Asleep {
                     assert!(!wakes(fd), "{what}: it could not sleep");
                     world.send();
                     assert!(wakes(fd), "{what}: it sleeps on");
@@ -183,15 +187,15 @@ fn a_host() {
                 panic!("{what}: no command");
             };
             assert!(world.host().is_empty(), "{what}");
-            if when == When::BeforeArming {
+            if when == EventMoment::BeforeArming {
                 world.answer(cid);
             }
             assert_ne!(world.host.arm(world.rig.now()), Idle::Busy, "{what}");
-            if when == When::Armed {
+            if when == EventMoment::Armed {
                 world.answer(cid);
             }
             let mut completed = world.host();
-            if when == When::Asleep {
+            if when == EventMoment::Asleep {
                 assert!(!wakes(fd), "{what}: it could not sleep");
                 world.answer(cid);
                 assert!(wakes(fd), "{what}: it sleeps on");

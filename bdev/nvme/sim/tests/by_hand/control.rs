@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::hand::{ENTRIES, Hand, NSID, OK, PAGE, Pair, config, plain, prps, reset, transfer};
+use super::hand::{
+    ENTRIES, ManualDriver, NSID, OK, PAGE, Pair, config, plain, prps, reset, transfer,
+};
 use nacre_bdev_nvme::{Function, GONE};
 use nacre_bdev_nvme_sim::{Action, Config, Keep, NamespaceConfig, Pace, Rule, Target};
 use nacre_nvmf_wire::aen::AsyncEvent;
@@ -20,7 +22,7 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 /// Goal: the values of the registers, and the steps to ready and back, each in its time.
 #[test]
 fn registers() {
-    let mut hand = Hand::new(Config {
+    let mut hand = ManualDriver::new(Config {
         pace: Pace {
             ready_after: Duration::from_millis(30),
             disabled_after: Duration::from_millis(10),
@@ -66,7 +68,7 @@ fn registers() {
 fn identify() {
     let mut other = NamespaceConfig::new(5, 4096, 100);
     other.noiob = 32;
-    let mut hand = Hand::enabled(Config {
+    let mut hand = ManualDriver::enabled(Config {
         mdts: 3,
         shadow_doorbells: true,
         namespaces: vec![NamespaceConfig::new(1, 512, 8192), other],
@@ -111,7 +113,7 @@ fn identify() {
 /// specification's.
 #[test]
 fn queues_have_an_order() {
-    let mut hand = Hand::enabled(Config {
+    let mut hand = ManualDriver::enabled(Config {
         queue_entries: 16,
         vectors: 3,
         ..config()
@@ -174,7 +176,7 @@ fn queues_have_an_order() {
 /// Goal: features keep their set values until a reset.
 #[test]
 fn features() {
-    let mut hand = Hand::enabled(config());
+    let mut hand = ManualDriver::enabled(config());
     let cache = SetFeatures::new(fid::VOLATILE_WRITE_CACHE, 0).to_sqe(0, 0);
     assert_eq!(hand.admin(cache).status(), OK);
     let get = |fid| GetFeatures::new(fid).to_sqe(0, 0);
@@ -202,7 +204,7 @@ fn features() {
 /// have the facts.
 #[test]
 fn events_and_logs() {
-    let mut hand = Hand::enabled(config());
+    let mut hand = ManualDriver::enabled(config());
     let events = AsyncEvents::NAMESPACE_ATTRIBUTE | AsyncEvents::SMART_TEMPERATURE;
     let set = SetFeatures::new(fid::ASYNC_EVENT_CONFIGURATION, events.bits());
     assert_eq!(hand.admin(set.to_sqe(0, 0)).status(), OK);
@@ -225,7 +227,7 @@ fn events_and_logs() {
     hand.turn();
     assert!(hand.reap(&mut admin).is_none(), "the log was not read");
     hand.admin = admin;
-    let log = |hand: &mut Hand, lid, bytes| {
+    let log = |hand: &mut ManualDriver, lid, bytes| {
         let sqe = hand.to_page(GetLogPage::new(lid, bytes, 0).to_sqe(0, 0));
         hand.admin(sqe)
     };
@@ -266,7 +268,7 @@ fn events_and_logs() {
 /// Goal: wrong doorbells and identifiers are detected.
 #[test]
 fn a_driver_that_errs() {
-    type Err = fn(&mut Hand, &mut Pair);
+    type Err = fn(&mut ManualDriver, &mut Pair);
     let errors: [(&str, Err); 8] = [
         ("tail out of range", |hand, pair| {
             hand.function.write32(hand.doorbell(pair.id, false), 8);
@@ -320,13 +322,13 @@ fn a_driver_that_errs() {
         }),
     ];
     for (name, err) in errors {
-        let (mut hand, mut pair) = Hand::with_pair(config());
+        let (mut hand, mut pair) = ManualDriver::with_pair(config());
         hand.drive.check();
         err(&mut hand, &mut pair);
         let found = hand.drive.violations();
         assert_eq!(found.len(), 1, "{name}: {found:?}");
     }
-    let hand = Hand::enabled(config());
+    let hand = ManualDriver::enabled(config());
     hand.function.write32(offset::ASQ, 0);
     hand.function
         .write32(offset::CC, Cc::enabled().with_mps(1).0);
@@ -338,7 +340,7 @@ fn a_driver_that_errs() {
 /// ring.
 #[test]
 fn shadow_doorbells() {
-    let (mut hand, mut pair) = Hand::with_pair(Config {
+    let (mut hand, mut pair) = ManualDriver::with_pair(Config {
         shadow_doorbells: true,
         ..config()
     });
@@ -380,7 +382,7 @@ fn shadow_doorbells() {
 #[test]
 fn aborts() {
     for (deaf, deletion_completes) in [(false, true), (true, true), (true, false)] {
-        let (mut hand, mut pair) = Hand::with_pair(Config {
+        let (mut hand, mut pair) = ManualDriver::with_pair(Config {
             deletion_completes,
             ..config()
         });
@@ -408,7 +410,7 @@ fn aborts() {
 /// drive comes back with its flushed data, as another function.
 #[test]
 fn life() {
-    let mut hand = Hand::new(config());
+    let mut hand = ManualDriver::new(config());
     hand.drive.never_ready(true);
     hand.enable();
     assert!(!hand.csts().is_ready());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::hand::{Hand, NSID, OK, PAGE, Pair, config, plain, prps, transfer};
+use super::hand::{ManualDriver, NSID, OK, PAGE, Pair, config, plain, prps, transfer};
 use nacre_bdev_nvme::GONE;
 use nacre_bdev_nvme_sim::{Action, Config, Format, Limits, NamespaceConfig, Rule, Target};
 use nacre_nvmf_wire::commands::io::{
@@ -20,14 +20,14 @@ use nacre_nvmf_wire::{Fuse, Sgl, SglDescriptor, Sqe, StatusCode};
 /// segments; a wrong pointer is answered and recorded.
 #[test]
 fn data_pointers() {
-    let (mut hand, mut pair) = Hand::with_pair(config());
+    let (mut hand, mut pair) = ManualDriver::with_pair(config());
     let pattern: Vec<u8> = (0..6 * PAGE).map(|at| (at / 7) as u8).collect();
     hand.data.write(0, &pattern);
     // Two pages, the first from its middle on.
     let mut write = transfer(&hand, io::WRITE, 10, 8);
     prps(&mut write, hand.data.address(512), hand.data.address(PAGE));
     assert_eq!(hand.run(&mut pair, write).status(), OK);
-    let stored = |hand: &Hand, lba, blocks| hand.drive.stored(NSID, lba, blocks).unwrap();
+    let stored = |hand: &ManualDriver, lba, blocks| hand.drive.stored(NSID, lba, blocks).unwrap();
     assert_eq!(stored(&hand, 10, 8), pattern[512..512 + PAGE]);
     // A list, at the end of a page, that goes on in another.
     let (list, more) = (31 * PAGE - 16, 29 * PAGE);
@@ -43,7 +43,7 @@ fn data_pointers() {
     assert_eq!(hand.run(&mut pair, write).status(), OK);
     assert_eq!(stored(&hand, 100, 40), pattern[..5 * PAGE]);
     // An SGL of one block, then of two segments.
-    let block = |hand: &Hand, at: usize, length| {
+    let block = |hand: &ManualDriver, at: usize, length| {
         let address = hand.data.address(at);
         SglDescriptor::from(Sgl::DataBlock { address, length }).0
     };
@@ -52,7 +52,7 @@ fn data_pointers() {
     read.dptr = block(&hand, 20 * PAGE + 12, PAGE as u32);
     assert_eq!(hand.run(&mut pair, read).status(), OK);
     assert_eq!(hand.bytes(20 * PAGE + 12, PAGE), pattern[..PAGE]);
-    let segment = |hand: &Hand, at: usize, count: u32, last: bool| {
+    let segment = |hand: &ManualDriver, at: usize, count: u32, last: bool| {
         let mut bytes = block(hand, at, count * 16);
         bytes[15] = if last { 0x30 } else { 0x20 };
         bytes
@@ -72,7 +72,7 @@ fn data_pointers() {
     let stats = hand.drive.stats();
     assert_eq!((stats.sgls, stats.scattered), (2, 3));
 
-    type Spoil = fn(&Hand, &mut Sqe);
+    type Spoil = fn(&ManualDriver, &mut Sqe);
     let spoilt: [(Spoil, StatusCode); 7] = [
         (
             |hand, sqe| prps(sqe, hand.data.address(2), 0),
@@ -135,7 +135,7 @@ fn sgl_support() {
             StatusCode::SGL_DATA_BLOCK_GRANULARITY_INVALID,
         ),
     ] {
-        let (mut hand, mut pair) = Hand::with_pair(Config { sgls, ..config() });
+        let (mut hand, mut pair) = ManualDriver::with_pair(Config { sgls, ..config() });
         let mut sqe = transfer(&hand, io::READ, 0, 1);
         sqe.set_psdt(Psdt::Sgl);
         let (address, length) = (hand.data.address(offset), 512);
@@ -148,14 +148,14 @@ fn sgl_support() {
 /// Goal: every I/O command has its effect.
 #[test]
 fn commands() {
-    let (mut hand, mut pair) = Hand::with_pair(Config {
+    let (mut hand, mut pair) = ManualDriver::with_pair(Config {
         limits: Limits {
             dmrl: 2,
             ..Limits::default()
         },
         ..config()
     });
-    let stored = |hand: &Hand, lba| hand.drive.stored(NSID, lba, 1).unwrap()[0];
+    let stored = |hand: &ManualDriver, lba| hand.drive.stored(NSID, lba, 1).unwrap()[0];
     hand.data.write(0, &[7; PAGE]);
     let write = transfer(&hand, io::WRITE, 0, 8);
     assert_eq!(hand.run(&mut pair, write).status(), OK);
@@ -185,7 +185,7 @@ fn commands() {
     assert_eq!([0, 1, 2].map(|lba| stored(&hand, lba)), [7, 0, 7]);
 
     let ranges = [DsmRange::new(3, 2), DsmRange::new(7, 1)];
-    let deallocate = |hand: &Hand, count| {
+    let deallocate = |hand: &ManualDriver, count| {
         let command = DatasetManagement {
             ranges: count,
             deallocate: true,
@@ -234,8 +234,8 @@ fn commands() {
 /// Goal: a fused pair is one, or nothing.
 #[test]
 fn fused() {
-    let (mut hand, mut pair) = Hand::with_pair(config());
-    let both = |hand: &mut Hand, pair: &mut Pair, lba| {
+    let (mut hand, mut pair) = ManualDriver::with_pair(config());
+    let both = |hand: &mut ManualDriver, pair: &mut Pair, lba| {
         let mut compare = transfer(hand, io::COMPARE, lba, 1);
         compare.set_fuse(Fuse::First);
         let mut write = transfer(hand, io::WRITE, lba, 1);
@@ -266,7 +266,7 @@ fn fused() {
 /// Goal: answers wait for room, and come in the right phase round after round.
 #[test]
 fn completion_queues_fill() {
-    let (mut hand, mut pair) = Hand::with_pair(config());
+    let (mut hand, mut pair) = ManualDriver::with_pair(config());
     let mut seen = 0;
     for _ in 0..10 {
         for _ in 0..6 {
@@ -297,7 +297,7 @@ fn completion_queues_fill() {
 #[test]
 fn faults() {
     let begin = |action| {
-        let (mut hand, mut pair) = Hand::with_pair(config());
+        let (mut hand, mut pair) = ManualDriver::with_pair(config());
         hand.function.interrupts(2).unwrap();
         hand.drive
             .inject(Rule::next(Target::IoOp(io::WRITE), action));
@@ -364,7 +364,7 @@ fn faults() {
 #[test]
 fn out_of_order() {
     let order = |seed| {
-        let (mut hand, mut pair) = Hand::with_pair(Config { seed, ..config() });
+        let (mut hand, mut pair) = ManualDriver::with_pair(Config { seed, ..config() });
         let latency = (Duration::from_micros(10), Duration::from_micros(90));
         hand.drive
             .reconfigure(|config| config.pace.latency = latency);
@@ -400,7 +400,7 @@ fn metadata() {
     let begin = |protection| {
         let mut namespace = namespace.clone();
         namespace.protection = protection;
-        Hand::with_pair(Config {
+        ManualDriver::with_pair(Config {
             namespaces: vec![namespace],
             ..config()
         })
@@ -420,7 +420,7 @@ fn metadata() {
 /// Goal: a thread of its own answers, asleep or not.
 #[test]
 fn a_thread_of_its_own() {
-    let (hand, mut pair) = Hand::with_pair(Config {
+    let (hand, mut pair) = ManualDriver::with_pair(Config {
         strict_doorbells: false,
         ..config()
     });

@@ -28,7 +28,7 @@ pub struct Pair {
     pub phase: bool,
 }
 
-pub struct Hand {
+pub struct ManualDriver {
     pub drive: Drive,
     pub function: Arc<dyn Function>,
     pub now: Nanos,
@@ -38,15 +38,15 @@ pub struct Hand {
     next: u16,
 }
 
-impl Hand {
+impl ManualDriver {
     /// Plugged in, not enabled.
-    pub fn new(config: Config) -> Hand {
+    pub fn new(config: Config) -> ManualDriver {
         let drive = Drive::new(config);
         let plugged: Arc<SimFunction> = drive.plug();
         let function: Arc<dyn Function> = plugged;
         let admin = pair(&function, 0);
         let data = DmaMemory::allocate(&function, 32 * PAGE).unwrap();
-        Hand {
+        ManualDriver {
             drive,
             function,
             now: Nanos(1),
@@ -57,8 +57,8 @@ impl Hand {
     }
 
     /// As `new`, and enabled.
-    pub fn enabled(config: Config) -> Hand {
-        let mut hand = Hand::new(config);
+    pub fn enabled(config: Config) -> ManualDriver {
+        let mut hand = ManualDriver::new(config);
         hand.enable();
         assert!(hand.csts().is_ready());
         hand
@@ -113,8 +113,8 @@ impl Hand {
     }
 
     /// With one I/O queue pair.
-    pub fn with_pair(config: Config) -> (Hand, Pair) {
-        let mut hand = Hand::enabled(config);
+    pub fn with_pair(config: Config) -> (ManualDriver, Pair) {
+        let mut hand = ManualDriver::enabled(config);
         hand.ask_for_queues(4);
         let pair = hand.create_pair(1, Some(1));
         (hand, pair)
@@ -233,7 +233,7 @@ pub fn config() -> Config {
 }
 
 /// A read or write of so many blocks of 512 bytes, by PRPs, from the first page of data on.
-pub fn transfer(hand: &Hand, opcode: u8, lba: u64, blocks: u32) -> Sqe {
+pub fn transfer(hand: &ManualDriver, opcode: u8, lba: u64, blocks: u32) -> Sqe {
     let mut sqe = ReadWrite::new(lba, blocks).to_sqe(opcode, 0, NSID);
     sqe.set_psdt(Psdt::Prp);
     let second = if blocks * 512 > PAGE as u32 {

@@ -19,7 +19,7 @@ const STEPS: usize = 200;
 /// Replays one run.
 const SEED_VARIABLE: &str = "NACRE_NVME_EVERYTHING_SEED";
 
-struct Asked {
+struct PendingIo {
     op: Op,
     flags: Flags,
     lba: u64,
@@ -71,7 +71,7 @@ struct World {
     queue: Box<dyn Queue>,
     blocks: Vec<Block>,
     /// Never two I/Os on one block.
-    asked: HashMap<Token, Asked>,
+    pending: HashMap<Token, PendingIo>,
     random: Random,
     ended: u64,
 }
@@ -106,7 +106,7 @@ impl World {
             controller,
             queue,
             blocks: vec![zero; BLOCKS as usize],
-            asked: HashMap::new(),
+            pending: HashMap::new(),
             random: Random::new(seed),
             ended: 0,
         }
@@ -119,7 +119,7 @@ impl World {
     fn is_free(&self, lba: u64, blocks: u32) -> bool {
         let end = lba + u64::from(blocks);
         let apart = |first: u64, count: u32| first + u64::from(count) <= lba || end <= first;
-        self.asked
+        self.pending
             .values()
             .all(|a| apart(a.lba, a.blocks) && (a.op != Op::Copy || apart(a.source, a.blocks)))
     }
@@ -139,7 +139,7 @@ impl World {
         let source = self.random.below(BLOCKS - u64::from(blocks));
         let op = Op::ALL[self.random.below(Op::COUNT as u64) as usize];
         let new = self.random.draw() as u8;
-        let mut asked = Asked {
+        let mut asked = PendingIo {
             op,
             flags: Flags::empty(),
             lba,
@@ -155,7 +155,7 @@ impl World {
         }
         match op {
             // So that its durable blocks are known.
-            Op::Flush if !self.asked.is_empty() => return,
+            Op::Flush if !self.pending.is_empty() => return,
             Op::Flush => asked.blocks = 0,
             _ if !self.is_free(lba, blocks) => return,
             Op::Copy if !self.is_free(source, blocks) => return,
@@ -180,7 +180,7 @@ impl World {
         }
         let token = io.token;
         if self.queue.submit(io).is_ok() {
-            self.asked.insert(token, asked);
+            self.pending.insert(token, asked);
         }
     }
 
@@ -222,13 +222,13 @@ impl World {
         let mut ended: Vec<(Token, Completion)> = self.rig.ended.drain().collect();
         ended.sort_by_key(|(token, _)| *token);
         for (token, completion) in ended {
-            let asked = self.asked.remove(&token).expect("it was under way");
+            let asked = self.pending.remove(&token).expect("it was under way");
             self.ended += 1;
             self.judge(&asked, &completion);
         }
     }
 
-    fn judge(&mut self, asked: &Asked, completion: &Completion) {
+    fn judge(&mut self, asked: &PendingIo, completion: &Completion) {
         let seed = self.seed;
         let done = completion.status == Status::Ok;
         let through = asked.flags.contains(Flags::FUA);
@@ -364,7 +364,7 @@ fn run(seed: u64) -> (u64, u64) {
     }
     world.until(|world| world.queue.inflight() == 0);
     world.collect();
-    assert!(world.asked.is_empty(), "seed {seed}: I/O was lost");
+    assert!(world.pending.is_empty(), "seed {seed}: I/O was lost");
     world.rig.drive.heal();
     let asked = world.controller.clone();
     let reset = world.rig.core.block_on(async move { asked.reset().await });

@@ -24,7 +24,7 @@ fn config() -> Config {
 
 /// The wake sources of a core that sleeps whenever it may.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Slept {
+struct WakeSources {
     descriptor: u32,
     time: u32,
     /// It wanted to and could not.
@@ -33,8 +33,8 @@ struct Slept {
 
 /// As a reactor in interrupt mode: a turn, arm, one more turn, and then nothing before the
 /// descriptor is readable, or the deadline. The drive has a core of its own.
-fn sleepily(rig: &mut Rig, queue: &mut dyn Queue, token: Token) -> Slept {
-    let mut slept = Slept::default();
+fn sleepily(rig: &mut Rig, queue: &mut dyn Queue, token: Token) -> WakeSources {
+    let mut slept = WakeSources::default();
     let set = EventSet::new().expect("an epoll");
     let fd = queue.wake_fd().expect("a drive with vectors");
     set.add_raw(fd, 0).expect("it can be watched");
@@ -223,7 +223,7 @@ fn woken_by_the_control() {
     }
     assert_eq!(controller.status().resets, 5);
     let told = rig.events.take();
-    let asked = |event: &nacre_bdev_nvme::Event| matches!(event, nacre_bdev_nvme::Event::Reset { reason } if *reason == ResetReason::Asked);
+    let asked = |event: &nacre_bdev_nvme::Event| matches!(event, nacre_bdev_nvme::Event::Reset { reason } if *reason == ResetReason::UserRequest);
     assert_eq!(told.iter().filter(|event| asked(event)).count(), 5);
     rig.end(&controller, queue);
 }

@@ -16,7 +16,7 @@ const BLOCKS: u64 = 96;
 /// Replays one run.
 const SEED_VARIABLE: &str = "NACRE_NVME_SEED";
 
-struct Asked {
+struct PendingIo {
     op: Op,
     lba: u64,
     blocks: u32,
@@ -26,21 +26,21 @@ struct Asked {
 /// The possible contents of each block, and the I/O in flight: never two I/Os on one block.
 struct Model {
     may_hold: Vec<Vec<u8>>,
-    asked: HashMap<Token, Asked>,
+    pending: HashMap<Token, PendingIo>,
 }
 
 impl Model {
     fn is_free(&self, lba: u64, blocks: u32) -> bool {
         let end = lba + u64::from(blocks);
         let apart =
-            |a: &Asked| a.op == Op::Flush || a.lba + u64::from(a.blocks) <= lba || end <= a.lba;
-        self.asked.values().all(apart)
+            |a: &PendingIo| a.op == Op::Flush || a.lba + u64::from(a.blocks) <= lba || end <= a.lba;
+        self.pending.values().all(apart)
     }
 
     fn collect(&mut self, rig: &mut Rig, seed: u64) {
         let ended: BTreeMap<Token, _> = rig.ended.drain().collect();
         for (token, completion) in ended {
-            let asked = self.asked.remove(&token).expect("it was under way");
+            let asked = self.pending.remove(&token).expect("it was under way");
             let first = asked.lba as usize;
             let range = first..first + asked.blocks as usize;
             let ok = completion.status == Status::Ok;
@@ -105,7 +105,7 @@ fn run(seed: u64) -> u64 {
     });
     let mut model = Model {
         may_hold: vec![vec![0]; BLOCKS as usize],
-        asked: HashMap::new(),
+        pending: HashMap::new(),
     };
     for _ in 0..250 {
         let blocks = 1 + random.below(8) as u32;
@@ -120,13 +120,13 @@ fn run(seed: u64) -> u64 {
         let value = if op == Op::WriteZeroes { 0 } else { value };
         let token = io.token;
         if (op == Op::Flush || model.is_free(lba, blocks)) && queue.submit(io).is_ok() {
-            let asked = Asked {
+            let asked = PendingIo {
                 op,
                 lba,
                 blocks,
                 value,
             };
-            model.asked.insert(token, asked);
+            model.pending.insert(token, asked);
         }
         if random.below(3) == 0 {
             rig.pass(&mut *queue, Duration::from_millis(1));
@@ -137,7 +137,7 @@ fn run(seed: u64) -> u64 {
         rig.until(&mut *queue, |rig| !rig.ended.is_empty());
         model.collect(&mut rig, seed);
     }
-    assert!(model.asked.is_empty(), "seed {seed}: I/O was lost");
+    assert!(model.pending.is_empty(), "seed {seed}: I/O was lost");
     rig.drive.heal();
     let asked = controller.clone();
     let reset = rig.core.block_on(async move { asked.reset().await });

@@ -102,7 +102,7 @@ fn asked_for_under_load() {
         }
         let status = controller.status();
         assert_eq!((status.state, status.resets), (State::Live, 12));
-        assert_eq!(reasons(&rig), [ResetReason::Asked; 12]);
+        assert_eq!(reasons(&rig), [ResetReason::UserRequest; 12]);
         assert_eq!(status.losses, 0, "a cache survives a controller reset");
         assert_eq!(nacre_bdev::Bdev::losses(&*bdev), 0);
         rig.end(&controller, queue);

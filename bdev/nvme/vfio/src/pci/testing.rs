@@ -15,12 +15,12 @@ use super::{Kernel, System};
 
 pub struct Machine {
     folder: TempDir,
-    pub kernel: Arc<Ways>,
+    pub kernel: Arc<KernelBehaviour>,
 }
 
 /// How this machine's kernel behaves.
 #[derive(Default)]
-pub struct Ways {
+pub struct KernelBehaviour {
     /// Files that another process has open exclusively.
     pub busy: Mutex<Vec<PathBuf>>,
     /// What modprobe does: makes the driver, or says why not.
@@ -38,7 +38,7 @@ pub struct Ways {
 
 struct Fake {
     root: PathBuf,
-    ways: Arc<Ways>,
+    ways: Arc<KernelBehaviour>,
 }
 
 const DEVICES: &str = "sys/bus/pci/devices";

@@ -30,7 +30,7 @@ pub const DISK_BLOCKS: u64 = 9 * 2048;
 pub const REGION: u64 = 2048;
 
 /// All disks there are. A disk that is out of reach answers `Gone` and cannot be claimed.
-pub struct Shelf {
+pub struct TestDisks {
     registry: Registry,
     faults: Arc<Mutex<BTreeMap<String, Arc<FaultDevice>>>>,
     /// The reservations of disks that have them, as they were made; this shelf's host is one of the
@@ -55,7 +55,7 @@ impl Drop for Claimed {
     }
 }
 
-impl Shelf {
+impl TestDisks {
     fn add(&self, name: &str, blocks: u64) {
         self.add_on(name, blocks, |medium| medium);
     }
@@ -129,7 +129,7 @@ impl Shelf {
     }
 }
 
-impl Devices for Shelf {
+impl Devices for TestDisks {
     fn claim(&self, name: &str, _volume: &str) -> Result<ReplicaDevice, NoDevice> {
         let no = |why: &str| NoDevice {
             name: name.into(),
@@ -155,7 +155,7 @@ impl Devices for Shelf {
     }
 }
 
-impl Shelf {
+impl TestDisks {
     fn seen(&self, name: &str) -> Arc<Layer> {
         let Some(host) = self.host else {
             return self.layer(name);
@@ -223,7 +223,7 @@ impl Observer for RecordedEvents {
 }
 
 pub struct World {
-    pub shelf: Arc<Shelf>,
+    pub shelf: Arc<TestDisks>,
     pub store: MemoryStore,
     pub heard: Arc<RecordedEvents>,
     pub clock: VirtualClock,
@@ -257,7 +257,7 @@ impl World {
     }
 
     fn on(disks: usize, host: Option<u8>) -> World {
-        let shelf = Arc::new(Shelf {
+        let shelf = Arc::new(TestDisks {
             registry: Registry::new(),
             faults: Arc::default(),
             guards: Arc::default(),
@@ -288,7 +288,7 @@ impl World {
 
     /// Another host that reaches the same disks, with its own copy of this one's present store.
     pub fn rival(&self, host: u8) -> World {
-        let shelf = Arc::new(Shelf {
+        let shelf = Arc::new(TestDisks {
             registry: self.shelf.registry.clone(),
             faults: Arc::clone(&self.shelf.faults),
             guards: Arc::clone(&self.shelf.guards),

@@ -31,7 +31,7 @@ pub const FIRST: u64 = RESERVED / BLOCK as u64;
 /// The I/Os of a device's queues and their scripted statuses, by the device's name: buffers do not
 /// leave a thread.
 #[derive(Default)]
-pub struct Tray {
+pub struct ScriptedIos {
     pub has: Vec<(u64, Io)>,
     answers: Vec<(u64, Completion)>,
     pub busy: bool,
@@ -49,10 +49,10 @@ pub struct Tray {
 }
 
 thread_local! {
-    static TRAYS: RefCell<HashMap<String, Tray>> = RefCell::default();
+    static TRAYS: RefCell<HashMap<String, ScriptedIos>> = RefCell::default();
 }
 
-pub fn tray<T>(name: &str, with: impl FnOnce(&mut Tray) -> T) -> T {
+pub fn tray<T>(name: &str, with: impl FnOnce(&mut ScriptedIos) -> T) -> T {
     TRAYS.with_borrow_mut(|trays| with(trays.entry(name.to_owned()).or_default()))
 }
 

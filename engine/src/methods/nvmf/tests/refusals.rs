@@ -477,8 +477,8 @@ fn targets() {
 /// Goal: a change that cannot be stored is undone.
 #[test]
 fn a_store_that_fails_undoes_the_change() {
-    struct Full(bool);
-    impl crate::store::StateStore for Full {
+    struct FullStore(bool);
+    impl crate::store::StateStore for FullStore {
         fn load(&mut self) -> Result<Vec<crate::store::Record>, crate::store::StoreError> {
             Ok(Vec::new())
         }
@@ -497,7 +497,7 @@ fn a_store_that_fails_undoes_the_change() {
         }
     }
     let dir = tempfile::tempdir().unwrap();
-    let store = crate::store::Store::on(Full(false), dir.path());
+    let store = crate::store::Store::on(FullStore(false), dir.path());
     let daemon = TestDaemon::with(crate::config::Settings::default(), Some(store));
     malloc(&daemon, "m0", None);
     subsystem(&daemon, NQN);
