@@ -42,8 +42,9 @@ use crate::metrics::http;
 use crate::plane::{Plane, PlaneConfig};
 use crate::rpc::socket::Socket;
 use crate::rpc::{Registry, When};
-use crate::services::engine::{Engine, Phase};
+use crate::services::engine::Engine;
 use crate::services::keyring;
+use crate::services::lifecycle::Phase;
 use crate::services::startup::{DiscoveryFilter, NvmfOptions};
 use crate::services::subsystems::configured_nqn;
 use crate::signals::{Hangups, Stops};
@@ -153,11 +154,11 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
         () = &mut serving => unreachable!("the socket is served forever"),
         outcome = living => outcome?,
         () = stops.next() => {}
-        () = engine.stopping() => {}
+        () = engine.lifecycle.stopping() => {}
     }
     info!("stopping");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    engine.set_phase(Phase::Stopping);
+    engine.lifecycle.set_phase(Phase::Stopping);
     // Keep serving: clients may watch the drain, and the answer to spdk_kill_instance has to be
     // sent.
     tokio::select! {
@@ -166,7 +167,7 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
         () = stops.next() => warn!("a second signal: not waiting for the drain"),
     }
     info!("stopped");
-    match engine.failure() {
+    match engine.lifecycle.failure() {
         Some(why) => Err(anyhow::anyhow!(why)),
         None => Ok(()),
     }
@@ -202,19 +203,22 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     };
     let (before, after): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|call| startup(&call.method));
-    engine.more_to_come.send_replace(!after.is_empty());
+    engine
+        .lifecycle
+        .more_to_come
+        .send_replace(!after.is_empty());
     spdk_file::carry_out(engine, before, options, &[]).await?;
     if options.wait_for_rpc {
         info!(socket = %socket.display(), "waiting for framework_start_init");
-    } else if engine.phase() == Phase::Startup {
+    } else if engine.lifecycle.phase() == Phase::Startup {
         // Unless a client has called it already.
         init(engine).await?;
     }
-    engine.reached(Phase::Runtime).await;
+    engine.lifecycle.reached(Phase::Runtime).await;
     hold(engine, true);
     let restored = engine.journal.select(|entry| entry.durable);
     spdk_file::carry_out(engine, after, options, &restored).await?;
-    engine.more_to_come.send_replace(false);
+    engine.lifecycle.more_to_come.send_replace(false);
     release(engine);
     info!(
         pid = std::process::id(),
@@ -231,7 +235,10 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
 /// Holds connecting hosts while their subsystems are being created; see
 /// [`nacre_nvmf::subsystems::Target::hold`].
 fn hold(engine: &Engine, held: bool) {
-    engine.holds.set(engine.holds.get() + u64::from(held));
+    engine
+        .lifecycle
+        .holds
+        .set(engine.lifecycle.holds.get() + u64::from(held));
     if let Ok(plane) = engine.plane() {
         plane.target.hold(held);
     }
@@ -241,14 +248,14 @@ fn hold(engine: &Engine, held: bool) {
 /// [`VOLUME_PATIENCE`]. A host admitted earlier would find its namespace missing and take it for
 /// deleted.
 fn release(engine: &Rc<Engine>) {
-    let (engine, holds) = (Rc::clone(engine), engine.holds.get());
+    let (engine, holds) = (Rc::clone(engine), engine.lifecycle.holds.get());
     tokio::task::spawn_local(async move {
         let tried = crate::services::volumes::settled(&engine);
         if tokio::time::timeout(VOLUME_PATIENCE, tried).await.is_err() {
             warn!("hosts are let in although volumes are still being opened");
         }
         // Unless hosts were held again since.
-        if engine.holds.get() == holds {
+        if engine.lifecycle.holds.get() == holds {
             hold(&engine, false);
         }
     });
@@ -273,7 +280,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
-    engine.set_phase(Phase::Starting);
+    engine.lifecycle.set_phase(Phase::Starting);
     let plane = Plane::start(plane_config(engine)?)?;
     let cores: Vec<String> = plane.reactors.iter().map(|r| r.name().to_owned()).collect();
     info!(
@@ -319,10 +326,10 @@ async fn start(engine: &Rc<Engine>) -> anyhow::Result<()> {
     }
     crate::services::deferred::settle(engine).await;
     crate::services::volumes::open_all(engine);
-    if !*engine.more_to_come.borrow() {
+    if !*engine.lifecycle.more_to_come.borrow() {
         release(engine);
     }
-    engine.set_phase(Phase::Runtime);
+    engine.lifecycle.set_phase(Phase::Runtime);
     Ok(())
 }
 

@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
 use crate::config::{Loaded, Settings};
-use crate::services::engine::{Engine, Phase};
+use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;
 
 /// Reads the configuration as at start: the same file, environment and flags.
@@ -48,8 +49,8 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
         if let Err(error) = engine.logs.reopen().await {
             warn!(%error, "cannot reopen the log file; the open file stays in use");
         }
-        engine.reached(Phase::Runtime).await;
-        if engine.phase() == Phase::Stopping {
+        engine.lifecycle.reached(Phase::Runtime).await;
+        if engine.lifecycle.phase() == Phase::Stopping {
             return;
         }
         match source.load().await {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::notify::{Category, EventDetails, KEPT};
 use crate::rpc::{Method, Order, Registry, RpcError};
-use crate::services::engine::{Engine, Phase};
+use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
 use crate::values::read;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -116,7 +117,7 @@ impl Method<Engine> for SubscribeEvents {
         };
         tokio::select! {
             _ = tokio::time::timeout(wait, happens) => {}
-            () = engine.reached(Phase::Stopping) => {}
+            () = engine.lifecycle.reached(Phase::Stopping) => {}
         }
         Ok(look())
     }

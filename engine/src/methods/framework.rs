@@ -11,7 +11,8 @@ use super::spdk::sock::SET_SOCK_OPTIONS;
 use crate::bdev_modules;
 use crate::rpc::error::{Errno, causes};
 use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
-use crate::services::engine::{Engine, Phase};
+use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
 use crate::services::startup::SockOptions;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -137,7 +138,7 @@ impl Method<Engine> for KillInstance {
         let signal = match params.sig_name {
             // Stops directly; no signal needed.
             Signal::SIGINT | Signal::SIGTERM => {
-                engine.stop();
+                engine.lifecycle.stop();
                 return Ok(true);
             }
             Signal::SIGQUIT => Os::QUIT,
@@ -164,7 +165,7 @@ impl Method<Engine> for StartInit {
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         crate::daemon::init(&engine).await.map_err(|error| {
             let why = format!("framework_initialization failed: {}", causes(&error));
-            engine.fail(why.clone());
+            engine.lifecycle.fail(why.clone());
             RpcError::internal(why)
         })?;
         Ok(true)
@@ -183,10 +184,10 @@ impl Method<Engine> for WaitInit {
 
     async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         // The RPC deadline ends the call anyway.
-        let _ = tokio::time::timeout(engine.deadline(), engine.configured()).await;
+        let _ = tokio::time::timeout(engine.deadline(), engine.lifecycle.configured()).await;
         let late = |cause, remedy| Err(RpcError::errno(Errno::ETIMEDOUT, cause).remedy(remedy));
-        match engine.phase() >= Phase::Runtime {
-            true if engine.is_configured() => Ok(true),
+        match engine.lifecycle.phase() >= Phase::Runtime {
+            true if engine.lifecycle.is_configured() => Ok(true),
             true => late(
                 "the daemon still carries out the file that it was started with",
                 "ask again",

@@ -142,7 +142,7 @@ fn set<T>(option: &mut T, given: Option<T>) {
 #[cfg(test)]
 mod tests {
     use super::super::testing::TestDaemon;
-    use crate::services::engine::Phase;
+    use crate::services::lifecycle::Phase;
     use serde_json::json;
 
     /// Goal: sizes beyond any memory are refused with the field's name and change nothing.
@@ -189,8 +189,8 @@ mod tests {
         ] {
             assert!(message.contains(part), "{message}");
         }
-        daemon.run(daemon.engine.stopping());
-        assert_ne!(daemon.engine.phase(), Phase::Runtime);
+        daemon.run(daemon.engine.lifecycle.stopping());
+        assert_ne!(daemon.engine.lifecycle.phase(), Phase::Runtime);
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::journal::Journal;
 use crate::logs::Logs;
 use crate::rpc::RpcError;
 use crate::services::drives::Drives;
-use crate::services::engine::{Engine, Phase};
+use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
 use crate::services::rdma::Rdma;
 use crate::store::Store;
 
@@ -143,7 +144,7 @@ impl TestDaemon {
 
 impl Drop for TestDaemon {
     fn drop(&mut self) {
-        self.engine.set_phase(Phase::Stopping);
+        self.engine.lifecycle.set_phase(Phase::Stopping);
         self.run(crate::daemon::fini(&self.engine));
     }
 }

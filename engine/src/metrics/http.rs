@@ -22,7 +22,8 @@ use tokio::sync::Notify;
 use tracing::{debug, warn};
 
 use super::Scrape;
-use crate::services::engine::{Engine, Phase};
+use crate::services::engine::Engine;
+use crate::services::lifecycle::Phase;
 
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 64;
@@ -169,7 +170,9 @@ async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<B
             "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Scrape::of(engine).await.text(),
         ),
-        "/healthz" if engine.phase() == Phase::Runtime && engine.is_configured() => {
+        "/healthz"
+            if engine.lifecycle.phase() == Phase::Runtime && engine.lifecycle.is_configured() =>
+        {
             plain(StatusCode::OK, "ok\n")
         }
         "/healthz" => plain(StatusCode::SERVICE_UNAVAILABLE, "not serving\n"),
@@ -210,7 +213,7 @@ mod tests {
             assert!(ask("GET /healthz").await.starts_with("HTTP/1.1 200"));
             assert!(ask("POST /metrics").await.starts_with("HTTP/1.1 405"));
             assert!(ask("GET /other").await.starts_with("HTTP/1.1 404"));
-            daemon.engine.set_phase(Phase::Stopping);
+            daemon.engine.lifecycle.set_phase(Phase::Stopping);
             assert!(ask("GET /healthz").await.starts_with("HTTP/1.1 503"));
             let refused = bind(address).await.unwrap_err();
             assert!(refused.to_string().contains("[metrics] listen"));

@@ -57,7 +57,11 @@ impl MetricsSource for Process {
     fn collect(&self, of: &Moment, into: &mut Scrape) {
         let engine = of.engine;
         into.value(&INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
-        into.value(&UPTIME, &[], engine.started.elapsed().as_secs_f64());
+        into.value(
+            &UPTIME,
+            &[],
+            engine.lifecycle.started.elapsed().as_secs_f64(),
+        );
         let calls = engine.call_counts();
         into.value(&CALLS, &[], calls.answered);
         into.value(&REFUSED, &[], calls.refused);

@@ -2,12 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::value::RawValue;
-use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard, watch};
+use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard};
 use tracing::{debug, warn};
 
+use super::lifecycle::{Lifecycle, Phase};
 use super::reservations::ReservationJobs;
 use super::startup::StartupOptions;
 use crate::config::{Personality, Settings};
@@ -30,17 +31,6 @@ use crate::services::remotes::Remotes;
 use crate::services::volumes::Volumes;
 use crate::store::Record;
 
-/// The phase of the daemon's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Waiting for `framework_start_init`.
-    Startup,
-    /// Starting up: only methods allowed in every phase may be called.
-    Starting,
-    Runtime,
-    Stopping,
-}
-
 /// Settings that a new configuration changes while the daemon runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tunables {
@@ -58,11 +48,11 @@ pub struct Engine {
     pub journal: Journal,
     pub notes: Notifications,
     pub logs: Logs,
+    pub lifecycle: Lifecycle,
     tunables: RefCell<Tunables>,
     pub tuned: Notify,
     /// Options set by startup-only methods, before the data plane starts.
     pub options: RefCell<StartupOptions>,
-    pub started: Instant,
     pub devices: Devices,
     pub declared: Declared,
     pub deferred: Deferred,
@@ -76,18 +66,10 @@ pub struct Engine {
     pub volumes: Volumes,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
-    phase: watch::Sender<Phase>,
-    stop: watch::Sender<bool>,
-    /// The error if the daemon stops because of a failure.
-    failure: RefCell<Option<String>>,
     /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
     gate: RwLock<()>,
     /// Held during a replay: no two tasks create the same object.
     replaying: Mutex<()>,
-    /// Number of times that hosts were held.
-    pub holds: Cell<u64>,
-    /// True while calls of an SPDK file follow the start; hosts wait for them too.
-    pub more_to_come: watch::Sender<bool>,
     calls: Cell<CallCounts>,
 }
 
@@ -113,6 +95,7 @@ impl Engine {
             journal,
             notes: Notifications::default(),
             logs,
+            lifecycle: Lifecycle::default(),
             options: RefCell::default(),
             tunables: RefCell::new(Tunables {
                 deadline_s: settings.rpc.deadline_s,
@@ -121,7 +104,6 @@ impl Engine {
             }),
             tuned: Notify::new(),
             settings,
-            started: Instant::now(),
             devices: Devices::default(),
             declared: Declared::default(),
             deferred: Deferred::default(),
@@ -133,13 +115,8 @@ impl Engine {
             reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
             plane: RefCell::default(),
-            phase: watch::channel(Phase::Startup).0,
-            stop: watch::channel(false).0,
-            failure: RefCell::default(),
             gate: RwLock::new(()),
             replaying: Mutex::new(()),
-            holds: Cell::new(0),
-            more_to_come: watch::channel(false).0,
             calls: Cell::default(),
         }
     }
@@ -165,52 +142,6 @@ impl Engine {
     /// the gate, other calls run.
     pub async fn changing(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().await
-    }
-
-    pub fn phase(&self) -> Phase {
-        *self.phase.borrow()
-    }
-
-    pub fn set_phase(&self, phase: Phase) {
-        self.phase.send_replace(phase);
-    }
-
-    /// Resolves once the daemon is in `phase` or later.
-    pub async fn reached(&self, phase: Phase) {
-        let mut phases = self.phase.subscribe();
-        // The sender lives as long as the engine.
-        let _ = phases.wait_for(|now| *now >= phase).await;
-    }
-
-    /// Resolves once the daemon runs and every call of its SPDK file was tried.
-    pub async fn configured(&self) {
-        self.reached(Phase::Runtime).await;
-        // The sender lives as long as the engine.
-        let _ = self.more_to_come.subscribe().wait_for(|more| !more).await;
-    }
-
-    /// True if [`Engine::configured`] would not wait.
-    pub fn is_configured(&self) -> bool {
-        self.phase() >= Phase::Runtime && !*self.more_to_come.borrow()
-    }
-
-    /// Asks the daemon to stop.
-    pub fn stop(&self) {
-        self.stop.send_replace(true);
-    }
-
-    /// Asks the daemon to stop and exit with a failure.
-    pub fn fail(&self, why: String) {
-        self.failure.replace(Some(why));
-        self.stop();
-    }
-
-    pub fn failure(&self) -> Option<String> {
-        self.failure.borrow().clone()
-    }
-
-    pub async fn stopping(&self) {
-        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
     }
 
     pub fn call_counts(&self) -> CallCounts {
@@ -325,7 +256,7 @@ impl Engine {
 
     /// Checks whether a client may call the method in this phase.
     pub fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
-        match self.phase() {
+        match self.lifecycle.phase() {
             Phase::Startup if !entry.callable(false) => {
                 Err(RpcError::invalid_state(
                     "Method may only be called after framework is initialized using framework_start_init RPC.",

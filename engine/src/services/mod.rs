@@ -21,6 +21,7 @@ pub mod devices;
 pub mod drives;
 pub mod engine;
 pub mod keyring;
+pub mod lifecycle;
 pub mod listeners;
 pub mod nvme;
 pub mod rdma;

@@ -186,7 +186,7 @@ impl Method<Engine> for GetIostat {
                 .map(|n| Ok(plane.bdevs.get(n).or_refuse()?.layer))
                 .collect::<Result<Vec<_>, RpcError>>()?,
         };
-        let ticks = engine.started.elapsed().as_nanos() as u64;
+        let ticks = engine.lifecycle.started.elapsed().as_nanos() as u64;
         let answer = match (params.per_channel, layers.first()) {
             (true, Some(layer)) => IostatReply::Channels {
                 tick_rate: TICK_RATE,

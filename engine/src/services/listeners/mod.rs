@@ -620,7 +620,9 @@ async fn follow(engine: Rc<Engine>) {
             warn!(%error, "the subscription to changes of interfaces ended");
             tokio::time::sleep(pause).await;
         }
-        if engine.phase() >= crate::services::engine::Phase::Stopping || engine.plane().is_err() {
+        if engine.lifecycle.phase() >= crate::services::lifecycle::Phase::Stopping
+            || engine.plane().is_err()
+        {
             return;
         }
         listeners.follow_once(&engine).await;

@@ -1,0 +1,93 @@
+//! The phases of the daemon, from its start to its end, and the tasks that wait for one.
+
+use std::cell::{Cell, RefCell};
+use std::time::Instant;
+
+use tokio::sync::watch;
+
+/// The phase of the daemon's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Waiting for `framework_start_init`.
+    Startup,
+    /// Starting up: only methods allowed in every phase may be called.
+    Starting,
+    Runtime,
+    Stopping,
+}
+
+/// The daemon's phase, and its request to stop.
+#[derive(Debug)]
+pub struct Lifecycle {
+    pub started: Instant,
+    phase: watch::Sender<Phase>,
+    stop: watch::Sender<bool>,
+    /// The error if the daemon stops because of a failure.
+    failure: RefCell<Option<String>>,
+    /// Number of times that hosts were held.
+    pub holds: Cell<u64>,
+    /// True while calls of an SPDK file follow the start; hosts wait for them too.
+    pub more_to_come: watch::Sender<bool>,
+}
+
+impl Default for Lifecycle {
+    fn default() -> Lifecycle {
+        Lifecycle {
+            started: Instant::now(),
+            phase: watch::channel(Phase::Startup).0,
+            stop: watch::channel(false).0,
+            failure: RefCell::default(),
+            holds: Cell::new(0),
+            more_to_come: watch::channel(false).0,
+        }
+    }
+}
+
+impl Lifecycle {
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    /// Resolves once the daemon is in `phase` or later.
+    pub async fn reached(&self, phase: Phase) {
+        let mut phases = self.phase.subscribe();
+        // The sender lives as long as the engine.
+        let _ = phases.wait_for(|now| *now >= phase).await;
+    }
+
+    /// Resolves once the daemon runs and every call of its SPDK file was tried.
+    pub async fn configured(&self) {
+        self.reached(Phase::Runtime).await;
+        // The sender lives as long as the engine.
+        let _ = self.more_to_come.subscribe().wait_for(|more| !more).await;
+    }
+
+    /// True if [`Lifecycle::configured`] would not wait.
+    pub fn is_configured(&self) -> bool {
+        self.phase() >= Phase::Runtime && !*self.more_to_come.borrow()
+    }
+
+    /// Asks the daemon to stop.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Asks the daemon to stop and exit with a failure.
+    pub fn fail(&self, why: String) {
+        self.failure.replace(Some(why));
+        self.stop();
+    }
+
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
+    /// Resolves once the daemon was asked to stop.
+    pub async fn stopping(&self) {
+        let _ = self.stop.subscribe().wait_for(|stop| *stop).await;
+    }
+}
