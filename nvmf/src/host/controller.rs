@@ -12,11 +12,14 @@
 mod access;
 mod connecting;
 mod ending;
+mod events;
+mod keep_alive;
 mod learn;
 mod moving;
+mod scan;
 mod timing;
+mod user_commands;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,23 +30,22 @@ use nacre_nvmf_wire::fabrics::InvalidParameter;
 use nacre_nvmf_wire::features::NumberOfQueues;
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::identify::controller::cntrltype;
-use nacre_nvmf_wire::log::ana::AnaState;
-use nacre_nvmf_wire::log::lid;
 use nacre_nvmf_wire::registers::{Cap, Csts};
 use nacre_nvmf_wire::{Cqe, Sqe, StatusCode};
 use nacre_reactor::Nanos;
 
 use self::connecting::{dial_admin, step_after_connect};
+use self::events::Events;
+use self::keep_alive::KeepAlive;
+use self::scan::NamespaceScan;
+use self::user_commands::{UserCommand, UserCommands};
 use super::link::Link;
-use super::namespace::NamespaceInfo;
 use super::options::{Dial, HostError, HostOptions};
 use super::paths::Paths;
 use super::queue::{CommandQueue, Finished};
 use super::step::Step;
 use crate::transport::Closed;
 
-/// Admin commands of the user that were taken and whose answers were not fetched.
-const MAX_TICKETS: usize = 256;
 /// Most namespaces of a controller; bounds the requests that a target can cause.
 const MAX_NAMESPACES: usize = 65_536;
 /// How often a step's command is sent again that did not fail by itself.
@@ -80,13 +82,6 @@ const OWN: u64 = u64::MAX;
 const KEEP_ALIVE: u64 = u64::MAX - 1;
 const EVENT: u64 = u64::MAX - 2;
 
-struct UserCommand {
-    ticket: u64,
-    sqe: Sqe,
-    write: Option<Buf>,
-    read: Option<Buf>,
-}
-
 pub struct Controller {
     options: HostOptions,
     dial: Box<dyn Dial>,
@@ -110,34 +105,13 @@ pub struct Controller {
     /// again (Base 3.1.3.3).
     had: Option<u16>,
     identify: Option<Box<IdentifyController>>,
-    found: BTreeMap<u32, NamespaceInfo>,
-    to_identify: VecDeque<u32>,
-    /// The parts of the ANA log so far, and its contents.
-    access_log: Vec<u8>,
-    found_access: BTreeMap<u32, AnaState>,
-    event_out: bool,
-    /// The controller takes event requests.
-    has_events: bool,
-    /// Events that arrived and that the user has not taken.
-    news: VecDeque<AsyncEvent>,
-    rescan: bool,
-    access_changed: bool,
-    /// Start of the controller's keep-alive timer: it was enabled, or received a Keep Alive. Not
-    /// every controller counts other commands as signs of life.
-    timer_from: Nanos,
-    keep_alive_out: bool,
-    /// When the latest keep-alive that was answered had been sent: the target was there then.
-    answered: Nanos,
+    scan: NamespaceScan,
+    events: Events,
+    keep_alive: KeepAlive,
     /// The association before this one was left in order, and this one has not lived yet.
     in_transit: bool,
-    keep_alive_sent: Nanos,
-    /// The namespaces are known, and only how they can be reached was asked.
-    access_only: bool,
     check_at: Nanos,
-    user: VecDeque<UserCommand>,
-    next_ticket: u64,
-    tickets: usize,
-    results: BTreeMap<u64, Result<AdminResult, HostError>>,
+    user: UserCommands,
     /// Where there are several transports to choose from.
     paths: Option<Paths>,
     better: Option<moving::Better>,
@@ -178,26 +152,12 @@ impl Controller {
             cap: Cap(0),
             had: None,
             identify: None,
-            found: BTreeMap::new(),
-            to_identify: VecDeque::new(),
-            access_log: Vec::new(),
-            found_access: BTreeMap::new(),
-            event_out: false,
-            has_events: true,
-            news: VecDeque::new(),
-            rescan: false,
-            access_changed: false,
-            timer_from: now,
-            keep_alive_out: false,
-            answered: Nanos::ZERO,
+            scan: NamespaceScan::default(),
+            events: Events::new(),
+            keep_alive: KeepAlive::new(now),
             in_transit: false,
-            keep_alive_sent: Nanos::ZERO,
-            access_only: false,
             check_at: now,
-            user: VecDeque::new(),
-            next_ticket: 1,
-            tickets: 0,
-            results: BTreeMap::new(),
+            user: UserCommands::new(),
         }
     }
 
@@ -240,41 +200,23 @@ impl Controller {
 
     /// The next event that the controller reported.
     pub fn take_event(&mut self) -> Option<AsyncEvent> {
-        self.news.pop_front()
+        self.events.take()
     }
 
     /// Submits an admin command; the answer comes under the ticket. It is sent once: when its
     /// connection is lost, that is the answer. `None`: too many wait, or their answers do.
     pub fn submit(&mut self, sqe: Sqe, write: Option<Buf>, read: Option<Buf>) -> Option<u64> {
-        if self.tickets >= MAX_TICKETS {
-            return None;
-        }
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.tickets += 1;
-        match &self.state {
-            ControllerState::Failed(error) => {
-                self.results.insert(ticket, Err(error.clone()));
-            }
-            ControllerState::Closed => {
-                let error = HostError::Lost(Closed::Local);
-                self.results.insert(ticket, Err(error));
-            }
-            _ => self.user.push_back(UserCommand {
-                ticket,
-                sqe,
-                write,
-                read,
-            }),
-        }
-        Some(ticket)
+        let error = match &self.state {
+            ControllerState::Failed(error) => Some(error.clone()),
+            ControllerState::Closed => Some(HostError::Lost(Closed::Local)),
+            _ => None,
+        };
+        self.user.submit(sqe, write, read, error)
     }
 
     /// The answer to a command, when it is there.
     pub fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
-        let result = self.results.remove(&ticket)?;
-        self.tickets -= 1;
-        Some(result)
+        self.user.take_result(ticket)
     }
 
     /// Shuts the controller down and closes the connection; [`ControllerState::Closed`] when done.
@@ -370,13 +312,13 @@ impl Controller {
 
     /// Sends pending commands while the queue has room.
     fn send(&mut self, now: Nanos) {
-        if self.is_live() && self.step == Step::Idle && self.rescan {
-            self.rescan = false;
+        if self.is_live() && self.step == Step::Idle && self.events.rescan {
+            self.events.rescan = false;
             self.enter(Step::ReadChangedList, now);
-        } else if self.is_live() && self.step == Step::Idle && self.access_changed {
-            self.access_changed = false;
+        } else if self.is_live() && self.step == Step::Idle && self.events.access_changed {
+            self.events.access_changed = false;
             let next = self.after_namespaces();
-            self.access_only = next != Step::Idle;
+            self.scan.access_only = next != Step::Idle;
             self.enter(next, now);
         }
         self.send_step(now);
@@ -385,20 +327,18 @@ impl Controller {
             return;
         }
         let Some(queue) = &mut self.queue else { return };
-        if !listing && self.has_events && !self.event_out && queue.has_room() {
+        if !listing && self.events.wants_request() && queue.has_room() {
             queue.submit(commands::async_event_request(0), None, None, EVENT, now);
-            self.event_out = true;
+            self.events.requested();
         }
         // Half the timeout, so that one delay does not end the association.
         let period = self.options.keep_alive / 2;
-        let due = !period.is_zero() && now.since(self.timer_from) >= period;
+        let due = self.keep_alive.is_due(period, now);
         let due = due || !period.is_zero() && self.wants_answer();
         let Some(queue) = &mut self.queue else { return };
-        if due && !self.keep_alive_out && queue.has_room() {
+        if due && !self.keep_alive.is_sent() && queue.has_room() {
             queue.submit(commands::keep_alive(0), None, None, KEEP_ALIVE, now);
-            self.keep_alive_out = true;
-            self.timer_from = now;
-            self.keep_alive_sent = now;
+            self.keep_alive.sent(now);
         }
         if listing {
             return;
@@ -407,7 +347,7 @@ impl Controller {
         // the association ends wait for the next one.
         while queue.room() > 2
             && !self.link.is_moving()
-            && let Some(command) = self.user.pop_front()
+            && let Some(command) = self.user.next_waiting()
         {
             let UserCommand {
                 ticket,
@@ -451,7 +391,7 @@ impl Controller {
         };
         queue.submit(sqe, write, read, OWN, now);
         if self.step == Step::Enable {
-            self.timer_from = now;
+            self.keep_alive.controller_enabled(now);
         }
         self.step_sent = true;
     }
@@ -462,8 +402,7 @@ impl Controller {
             OWN if status.is_success() => self.step_done(one, now),
             OWN => self.step_refused(&one.cqe, now),
             KEEP_ALIVE => {
-                self.keep_alive_out = false;
-                self.answered = self.keep_alive_sent;
+                self.keep_alive.completed();
                 if status.is_success() {
                     Ok(())
                 } else {
@@ -475,18 +414,7 @@ impl Controller {
                 }
             }
             EVENT => {
-                self.event_out = false;
-                if !status.is_success() {
-                    // Asked again at once it would say the same.
-                    self.has_events = false;
-                    return Ok(());
-                }
-                let event = AsyncEvent::from_dword0(one.cqe.dword0());
-                self.rescan |= event.log_page == lid::CHANGED_NAMESPACE_LIST;
-                self.access_changed |= event.log_page == lid::ASYMMETRIC_NAMESPACE_ACCESS;
-                if self.news.len() < MAX_TICKETS {
-                    self.news.push_back(event);
-                }
+                self.events.completed(&one.cqe);
                 Ok(())
             }
             ticket => {
@@ -495,7 +423,7 @@ impl Controller {
                     data.truncate(one.transferred as usize);
                 }
                 let result = AdminResult { cqe: one.cqe, data };
-                self.results.insert(ticket, Ok(result));
+                self.user.answer(ticket, Ok(result));
                 Ok(())
             }
         }
@@ -547,7 +475,7 @@ impl Controller {
             Step::ListNamespaces(after) => self.take_list(after, data)?,
             Step::IdentifyNamespace(nsid) => self.take_namespace(nsid, data)?,
             Step::DescribeNamespace(nsid) => {
-                if let Some(info) = self.found.get_mut(&nsid)
+                if let Some(info) = self.scan.found.get_mut(&nsid)
                     && let Err(error) = info.add_descriptors(data)
                 {
                     tracing::warn!(nsid, %error, "the descriptors of a namespace are ignored");
@@ -600,7 +528,7 @@ impl Controller {
             Step::ReadChangedList => self.start_listing(),
             // It went between the list and the question.
             Step::IdentifyNamespace(nsid) => {
-                self.found.remove(&nsid);
+                self.scan.found.remove(&nsid);
                 self.next_namespace()
             }
             Step::DescribeNamespace(_) => self.next_namespace(),
@@ -639,11 +567,12 @@ impl Controller {
 
     fn live(&mut self, now: Nanos) {
         // A namespace whose access alone was read has no new list.
-        if !self.access_only {
-            self.link.set_namespaces(std::mem::take(&mut self.found));
+        if !self.scan.access_only {
+            self.link
+                .set_namespaces(std::mem::take(&mut self.scan.found));
         }
-        self.access_only = false;
-        self.link.set_access(self.found_access.clone());
+        self.scan.access_only = false;
+        self.link.set_access(self.scan.access.clone());
         if self.state == ControllerState::Live {
             return;
         }

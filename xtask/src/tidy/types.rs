@@ -24,7 +24,6 @@ const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme/sim", "State", 1_663, 36),
     ("engine", "AttachParams", 282, 32),
     ("engine", "CreateTransportParams", 0, 34),
-    ("nvmf", "Controller", 1_046, 38),
     ("transports/rdma/verbs", "DeviceAttributes", 0, 25),
     ("transports/rdma/verbs", "ibv_device_attr", 0, 40),
     ("transports/rdma/verbs", "ibv_qp_attr", 0, 26),

@@ -18,7 +18,7 @@ const MAX_LOG: usize = 64 << 10;
 impl Controller {
     /// What follows when all namespaces are known.
     pub(super) fn after_namespaces(&mut self) -> Step {
-        self.access_log.clear();
+        self.scan.access_log.clear();
         if self.reports_access() {
             Step::ReadAccess(0)
         } else {
@@ -34,26 +34,26 @@ impl Controller {
 
     /// A part of the log. A page that does not hold all of it says so by its number of groups.
     pub(super) fn take_access(&mut self, data: &[u8]) -> Step {
-        self.access_log.extend_from_slice(data);
-        let whole = match AnaHeader::ref_from_prefix(&self.access_log) {
+        self.scan.access_log.extend_from_slice(data);
+        let whole = match AnaHeader::ref_from_prefix(&self.scan.access_log) {
             Ok((header, _)) => {
                 size_of::<AnaHeader>() + usize::from(header.groups.get()) * size_of::<AnaGroup>()
             }
             Err(_) => 0,
         };
-        let so_far = self.access_log.len();
+        let so_far = self.scan.access_log.len();
         if so_far < whole && data.len() == PAGE && so_far < MAX_LOG {
             return Step::ReadAccess(so_far as u32);
         }
-        self.found_access = states(&self.access_log);
-        self.access_log = Vec::new();
+        self.scan.access = states(&self.scan.access_log);
+        self.scan.access_log = Vec::new();
         Step::Idle
     }
 
     /// Without the log every command says by itself how it is.
     pub(super) fn no_access(&mut self) -> Step {
-        self.access_log = Vec::new();
-        self.found_access = BTreeMap::new();
+        self.scan.access_log = Vec::new();
+        self.scan.access = BTreeMap::new();
         Step::Idle
     }
 }

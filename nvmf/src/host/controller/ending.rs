@@ -55,24 +55,18 @@ impl Controller {
         self.better = None;
         if let Some(queue) = self.queue.take() {
             for ticket in queue.tokens().filter(|t| *t < EVENT) {
-                self.results.insert(ticket, Err(error.clone()));
+                self.user.answer(ticket, Err(error.clone()));
             }
         }
-        self.event_out = false;
-        self.has_events = true;
-        self.keep_alive_out = false;
-        self.rescan = false;
-        self.access_changed = false;
-        self.access_only = false;
-        self.found.clear();
-        self.to_identify.clear();
+        self.events.connection_lost();
+        self.keep_alive.connection_lost();
+        self.scan.access_only = false;
+        self.scan.forget_namespaces();
     }
 
     pub(super) fn finish(&mut self, state: ControllerState, error: HostError) {
         self.drop_connection(&error);
-        for command in self.user.drain(..) {
-            self.results.insert(command.ticket, Err(error.clone()));
-        }
+        self.user.fail_waiting(&error);
         self.link.fail();
         self.state = state;
     }

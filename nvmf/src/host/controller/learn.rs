@@ -41,8 +41,7 @@ impl Controller {
     }
 
     pub(super) fn start_listing(&mut self) -> Step {
-        self.found.clear();
-        self.to_identify.clear();
+        self.scan.forget_namespaces();
         Step::ListNamespaces(0)
     }
 
@@ -56,9 +55,9 @@ impl Controller {
                 return Err(HostError::Misbehaved { what });
             }
             (last, count) = (nsid, count + 1);
-            self.to_identify.push_back(nsid);
+            self.scan.to_identify.push_back(nsid);
         }
-        if self.to_identify.len() > MAX_NAMESPACES {
+        if self.scan.to_identify.len() > MAX_NAMESPACES {
             let what = format!("more than {MAX_NAMESPACES} namespaces");
             return Err(HostError::Misbehaved { what });
         }
@@ -74,13 +73,13 @@ impl Controller {
         if data.len() < crate::host::step::PAGE {
             return Err(short("Identify Namespace data", data));
         }
-        self.found.remove(&nsid);
+        self.scan.found.remove(&nsid);
         Ok(
             match NamespaceInfo::parse(nsid, data, self.link.state().acwu) {
                 // It went between the list and the question.
                 Ok(info) if info.blocks == 0 => self.next_namespace(),
                 Ok(info) => {
-                    self.found.insert(nsid, info);
+                    self.scan.found.insert(nsid, info);
                     Step::DescribeNamespace(nsid)
                 }
                 Err(_) if data.iter().all(|byte| *byte == 0) => self.next_namespace(),
@@ -100,14 +99,14 @@ impl Controller {
         if changed.peek() == Some(&nsid::BROADCAST) {
             return Ok(self.start_listing());
         }
-        self.found = self.link.state().namespaces;
-        self.to_identify.clear();
-        self.to_identify.extend(changed);
+        self.scan.found = self.link.state().namespaces;
+        self.scan.to_identify.clear();
+        self.scan.to_identify.extend(changed);
         Ok(self.next_namespace())
     }
 
     pub(super) fn next_namespace(&mut self) -> Step {
-        match self.to_identify.pop_front() {
+        match self.scan.to_identify.pop_front() {
             Some(nsid) => Step::IdentifyNamespace(nsid),
             None => self.after_namespaces(),
         }

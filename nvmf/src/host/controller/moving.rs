@@ -145,7 +145,8 @@ impl Controller {
     /// Nothing is under way that would have to be sent again, or could not be.
     fn is_drained(&self, since: Nanos) -> bool {
         let admin = |queue: &CommandQueue| queue.oldest_of(|token| token < EVENT || token == OWN);
-        let answered = self.options.keep_alive.is_zero() || self.answered >= since;
+        let answered =
+            self.options.keep_alive.is_zero() || self.keep_alive.is_answered_since(since);
         answered
             && self.link.connected() == 0
             && self.step == Step::Idle
@@ -157,7 +158,7 @@ impl Controller {
     /// between.
     pub(super) fn wants_answer(&self) -> bool {
         match self.better.as_ref().map(|better| better.stage) {
-            Some(Stage::Connected { since, .. }) => self.answered < since,
+            Some(Stage::Connected { since, .. }) => !self.keep_alive.is_answered_since(since),
             _ => false,
         }
     }

@@ -80,7 +80,7 @@ impl Controller {
                 at => Idle::Until(at),
             };
         }
-        if !self.user.is_empty() && queue.room() > 2 && !self.link.is_moving() {
+        if self.user.is_waiting() && queue.room() > 2 && !self.link.is_moving() {
             return Idle::Busy;
         }
         let waits = queue.oldest_of(|token| token != EVENT).is_some();
@@ -89,8 +89,8 @@ impl Controller {
             idle = idle.and(Idle::Until(self.check_at.max(now + TIMEOUT_CHECK)));
         }
         let period = self.options.keep_alive / 2;
-        if self.is_live() && !period.is_zero() && !self.keep_alive_out {
-            idle = idle.and(Idle::Until(self.timer_from + period));
+        if self.is_live() && !period.is_zero() && !self.keep_alive.is_sent() {
+            idle = idle.and(Idle::Until(self.keep_alive.due_at(period)));
         }
         match (&self.better, self.paths.as_ref().and_then(Paths::probe_at)) {
             (Some(_), _) => idle.and(Idle::Until(now + moving::LOOK)),

@@ -1,0 +1,64 @@
+//! The host's view of the controller's keep-alive timer.
+
+use std::time::Duration;
+
+use nacre_reactor::Nanos;
+
+pub(super) struct KeepAlive {
+    /// Start of the controller's keep-alive timer: it was enabled, or received a Keep Alive. Not
+    /// every controller counts other commands as signs of life.
+    timer_from: Nanos,
+    /// A Keep Alive is in flight.
+    is_sent: bool,
+    sent_at: Nanos,
+    /// When the latest keep-alive that was answered had been sent: the target was there then.
+    answered: Nanos,
+}
+
+impl KeepAlive {
+    pub fn new(now: Nanos) -> KeepAlive {
+        KeepAlive {
+            timer_from: now,
+            is_sent: false,
+            sent_at: Nanos::ZERO,
+            answered: Nanos::ZERO,
+        }
+    }
+
+    /// The controller is being enabled, which starts its timer.
+    pub fn controller_enabled(&mut self, now: Nanos) {
+        self.timer_from = now;
+    }
+
+    pub fn is_sent(&self) -> bool {
+        self.is_sent
+    }
+
+    pub fn is_due(&self, period: Duration, now: Nanos) -> bool {
+        !period.is_zero() && now.since(self.timer_from) >= period
+    }
+
+    pub fn due_at(&self, period: Duration) -> Nanos {
+        self.timer_from + period
+    }
+
+    pub fn sent(&mut self, now: Nanos) {
+        self.is_sent = true;
+        self.timer_from = now;
+        self.sent_at = now;
+    }
+
+    pub fn completed(&mut self) {
+        self.is_sent = false;
+        self.answered = self.sent_at;
+    }
+
+    pub fn connection_lost(&mut self) {
+        self.is_sent = false;
+    }
+
+    /// True if the target answered a Keep Alive that was sent at `since` or later.
+    pub fn is_answered_since(&self, since: Nanos) -> bool {
+        self.answered >= since
+    }
+}

@@ -1,0 +1,91 @@
+//! The user's admin commands: waiting, sent, and answered ones.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use nacre_hugepages::Buf;
+use nacre_nvmf_wire::Sqe;
+
+use super::AdminResult;
+use crate::host::options::HostError;
+
+/// Admin commands of the user that were taken and whose answers were not fetched.
+pub(super) const MAX_TICKETS: usize = 256;
+
+/// A command that waits for room in the queue.
+pub(super) struct UserCommand {
+    pub ticket: u64,
+    pub sqe: Sqe,
+    pub write: Option<Buf>,
+    pub read: Option<Buf>,
+}
+
+pub(super) struct UserCommands {
+    waiting: VecDeque<UserCommand>,
+    next_ticket: u64,
+    /// Number of commands whose answers were not fetched.
+    tickets: usize,
+    results: BTreeMap<u64, Result<AdminResult, HostError>>,
+}
+
+impl UserCommands {
+    pub fn new() -> UserCommands {
+        UserCommands {
+            waiting: VecDeque::new(),
+            next_ticket: 1,
+            tickets: 0,
+            results: BTreeMap::new(),
+        }
+    }
+
+    /// Takes a command, or answers it with `error`. `None`: too many wait, or their answers do.
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        write: Option<Buf>,
+        read: Option<Buf>,
+        error: Option<HostError>,
+    ) -> Option<u64> {
+        if self.tickets >= MAX_TICKETS {
+            return None;
+        }
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.tickets += 1;
+        match error {
+            Some(error) => self.answer(ticket, Err(error)),
+            None => self.waiting.push_back(UserCommand {
+                ticket,
+                sqe,
+                write,
+                read,
+            }),
+        }
+        Some(ticket)
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub fn next_waiting(&mut self) -> Option<UserCommand> {
+        self.waiting.pop_front()
+    }
+
+    pub fn answer(&mut self, ticket: u64, result: Result<AdminResult, HostError>) {
+        self.results.insert(ticket, result);
+    }
+
+    /// Answers all waiting commands with `error`.
+    pub fn fail_waiting(&mut self, error: &HostError) {
+        for command in std::mem::take(&mut self.waiting) {
+            self.answer(command.ticket, Err(error.clone()));
+        }
+    }
+
+    /// The answer to a command, when it is there.
+    pub fn take_result(&mut self, ticket: u64) -> Option<Result<AdminResult, HostError>> {
+        let result = self.results.remove(&ticket)?;
+        self.tickets -= 1;
+        Some(result)
+    }
+}
