@@ -4,7 +4,7 @@
 # test.
 #
 #   guest.sh OUT        TARGET=nacre|nvmet  TAKEN=/path/of/folders  NACRE=/path/to/nacre  PINGPONG=/path/to/pingpong  PROBE=/path/to/probe
-#                       CONFORMANCE=/path/to/conformance
+#                       CONFORMANCE=/path/to/conformance  DCBSIM=/path/to/dcbsim.ko  LLDPD=/folder/of/lldpd
 #
 # Events go to OUT/results (see xtask/src/vm/suite.rs), the output of each test to OUT/logs. After a
 # test the guest is cleaned. If that fails, the guest reports it and stops, and the host boots a new
@@ -15,7 +15,9 @@ OUT=$1
 KEPT=/run/kept
 HERE=$KEPT$(cd "$(dirname "$0")" && pwd)
 NACRE=$KEPT$NACRE PINGPONG=$KEPT$PINGPONG PROBE=$KEPT$PROBE CONFORMANCE=$KEPT$CONFORMANCE
-export OUT HERE TARGET NACRE PINGPONG PROBE CONFORMANCE
+# An empty path: this part could not be had.
+DCBSIM=${DCBSIM:+$KEPT$DCBSIM} LLDPD=${LLDPD:+$KEPT$LLDPD}
+export OUT HERE TARGET NACRE PINGPONG PROBE CONFORMANCE DCBSIM LLDPD
 
 event() { echo "$*" >>"$OUT/results"; }
 

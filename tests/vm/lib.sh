@@ -481,6 +481,8 @@ filesystem_round() {
 . "$HERE/volumes.sh"
 # shellcheck disable=SC1091
 . "$HERE/drives.sh"
+# shellcheck disable=SC1091
+. "$HERE/network.sh"
 
 # ---- cleanup
 # -------------------------------------------------------------------------------------------------
@@ -505,5 +507,6 @@ clean_guest() {
     done
     drives_back
     rdma_down
+    dcb_down
     if ! mountpoint -q "$WORK/mnt"; then rm -rf "$WORK"; fi
 }

@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alerts;
 mod bench;
 mod process;
 mod run;

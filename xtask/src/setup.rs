@@ -36,6 +36,8 @@ pub const VM: &[Need] = &[
     need("ibv_devinfo", "ibverbs-utils"),
     need("ps", "procps"),
     need("jq", "jq"),
+    need("dcb", "iproute2"),
+    need("ethtool", "ethtool"),
 ];
 
 /// Headers for a test that compares structs with them; without them the test is skipped.
@@ -113,6 +115,70 @@ fn apt() -> Command {
         "Acquire::Retries=3",
     ]);
     command
+}
+
+/// Downloads a package and unpacks it into `dir`: nothing is installed or started.
+pub fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
+    let download = || {
+        process::capture(
+            apt().args(["download", package]).current_dir(dir),
+            APT_LIMIT,
+        )
+    };
+    if download().is_err() {
+        // The lists may be older than the mirror.
+        apt_update()?;
+        download()?;
+    }
+    unpack_all(dir, dir, limit)
+}
+
+/// The same with all packages that it depends on and this machine lacks. Installing a daemon's
+/// package would start the daemon.
+pub fn unpack_with_dependencies(package: &str, dir: &Path, limit: Duration) -> Result<()> {
+    let archives = dir.join("archives");
+    create_dir(&archives.join("partial"))?;
+    let download = || {
+        let mut command = apt();
+        command
+            .args([
+                "install",
+                "-y",
+                "--no-install-recommends",
+                "--download-only",
+            ])
+            // Nothing is installed, so a user without rights can do this.
+            .args(["-o", "Debug::NoLocking=1", "-o"])
+            .arg(format!("Dir::Cache::archives={}", archives.display()))
+            .arg(package);
+        process::capture(&mut command, APT_LIMIT)
+    };
+    if download().is_err() {
+        apt_update()?;
+        download()?;
+    }
+    unpack_all(&archives, dir, limit)?;
+    std::fs::remove_dir_all(&archives).with_context(|| format!("removing {}", archives.display()))
+}
+
+fn unpack_all(archives: &Path, dir: &Path, limit: Duration) -> Result<()> {
+    let mut found = false;
+    for entry in std::fs::read_dir(archives)? {
+        let archive = entry?.path();
+        if archive
+            .extension()
+            .is_none_or(|extension| extension != "deb")
+        {
+            continue;
+        }
+        found = true;
+        process::capture(Command::new("dpkg").arg("-x").arg(&archive).arg(dir), limit)?;
+        std::fs::remove_file(&archive)?;
+    }
+    if !found {
+        bail!("apt-get downloaded no archive into {}", archives.display());
+    }
+    Ok(())
 }
 
 pub fn is_root() -> Result<bool> {

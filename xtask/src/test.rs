@@ -10,7 +10,7 @@ use clap::Args;
 use crate::process::{self, End};
 use crate::setup;
 use crate::tally::{CargoTest, Tally};
-use crate::{spdk, tidy, vm};
+use crate::{alerts, spdk, tidy, vm};
 
 const FORMAT_LIMIT: Duration = Duration::from_secs(120);
 const LINT_LIMIT: Duration = Duration::from_secs(1500);
@@ -114,6 +114,9 @@ fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
         suite("tests", &mut || unit_tests(root, filter));
         suite("models", &mut || models(root, filter));
         suite("mutations", &mut || mutations(root, filter));
+        if alerts::matches(filter) {
+            suite("alerts", &mut || alerts::run(root));
+        }
         if spdk::matches(filter) {
             suite("SPDK", &mut || spdk::run(root));
         }

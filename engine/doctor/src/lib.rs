@@ -235,10 +235,20 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     (Report::of(findings), facts)
 }
 
+/// What a daemon's packets should look like, from its configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Marking {
+    pub qos: Qos,
+    /// As in [`Scope`].
+    pub tos: u8,
+}
+
 /// Problems of RDMA at these addresses, in function or speed, found without opening a device. RDMA
 /// can work on an unsuitable network until it is under load.
-pub fn concerns(system: &System, addresses: &[IpAddr]) -> Vec<Finding> {
+pub fn concerns(system: &System, addresses: &[IpAddr], marking: Marking) -> Vec<Finding> {
     let scope = Scope {
+        qos: marking.qos,
+        tos: marking.tos,
         listeners: addresses.iter().map(|ip| format!("ip:{ip}")).collect(),
         ..Scope::default()
     };

@@ -17,7 +17,7 @@ pub mod report;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use nacre_transport_rdma_link::{LinkLayer, NodeType};
+use nacre_transport_rdma_link::{LinkLayer, NodeType, Roots};
 
 use super::{Finding, Scope, System, net};
 
@@ -45,7 +45,7 @@ pub fn checks(system: &System, scope: &Scope, facts: &[Facts], findings: &mut Ve
         findings.extend(all.into_iter().map(|finding| finding.of(&facts.interface)));
     }
     for netdev in roce_netdevs(system, scope) {
-        let members = lowest(system, &netdev);
+        let members = physical(&system.roots, &netdev);
         if members.len() > 1 {
             let of = facts.iter().filter(|of| members.contains(&of.interface));
             let of: Vec<&Facts> = of.collect();
@@ -59,7 +59,7 @@ pub fn checks(system: &System, scope: &Scope, facts: &[Facts], findings: &mut Ve
 fn interfaces(system: &System, scope: &Scope) -> Vec<String> {
     let mut all = Vec::new();
     for netdev in roce_netdevs(system, scope) {
-        for interface in lowest(system, &netdev) {
+        for interface in physical(&system.roots, &netdev) {
             if !all.contains(&interface) {
                 all.push(interface);
             }
@@ -86,7 +86,7 @@ fn roce_netdevs(system: &System, scope: &Scope) -> Vec<String> {
 }
 
 /// The interfaces below `netdev` that have no further interface below them.
-fn lowest(system: &System, netdev: &str) -> Vec<String> {
+pub fn physical(roots: &Roots, netdev: &str) -> Vec<String> {
     let mut found = BTreeSet::new();
     let mut open = vec![netdev.to_owned()];
     // Bonds over VLANs over bonds end; the kernel allows 8 levels.
@@ -94,7 +94,7 @@ fn lowest(system: &System, netdev: &str) -> Vec<String> {
         let Some(next) = open.pop() else {
             break;
         };
-        let below = linked(system, &next, "lower_");
+        let below = linked(roots, &next, "lower_");
         if below.is_empty() {
             found.insert(next);
         }
@@ -104,8 +104,8 @@ fn lowest(system: &System, netdev: &str) -> Vec<String> {
 }
 
 /// The interfaces that `netdev` names as `lower_NAME` or `upper_NAME`.
-fn linked(system: &System, netdev: &str, prefix: &str) -> Vec<String> {
-    let folder = system.roots.sys.join("class/net").join(netdev);
+fn linked(roots: &Roots, netdev: &str, prefix: &str) -> Vec<String> {
+    let folder = roots.sys.join("class/net").join(netdev);
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
         .filter_map(|entry| {

@@ -328,7 +328,7 @@ fn drivers() {
 fn concerns_at_an_address() {
     let ids = |tree: &Tree, addresses: &[(&str, &str)], at: &str| {
         let machine = system(tree, addresses, ScriptedProbe::default());
-        let all = concerns(&machine, &[ip(at)]);
+        let all = concerns(&machine, &[ip(at)], Marking::default());
         let ids = all.into_iter().map(|finding| finding.id);
         ids.collect::<Vec<_>>()
     };

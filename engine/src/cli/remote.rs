@@ -259,7 +259,6 @@ impl RemoteArgs {
         let tuning = RdmaTuning {
             entries: needs.entries.max(32),
             cm_timeout: self.cm_timeout,
-            tos: 0,
         };
         let (rdma, fallback) = match (Rdma::open(tuning), fallback) {
             (Ok(rdma), fallback) => (rdma, fallback),
@@ -436,7 +435,6 @@ mod tests {
         let tuning = RdmaTuning {
             entries: 128,
             cm_timeout: Duration::from_secs(5),
-            tos: 0,
         };
         let absent = Rdma::open(tuning).err().map(|error| error.to_string());
         let only = target(&["-t", "rdma", "-a", "127.0.0.1", "--retries", "0"]);

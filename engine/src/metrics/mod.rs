@@ -12,6 +12,7 @@ pub mod devices;
 pub mod drives;
 pub mod http;
 pub mod listeners;
+pub mod nic;
 pub mod nvmf;
 pub mod process;
 pub mod rdma;
@@ -23,6 +24,7 @@ pub mod volumes;
 
 use std::fmt::Write;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_transport_rdma_link::{Counter, Fabric, Roots};
@@ -35,6 +37,7 @@ use serde::Serialize;
 
 use crate::plane::{Plane, PoolUse};
 use crate::services::engine::Engine;
+use crate::services::nics::{NicCounters, Used};
 
 /// Limit for reactors to report their buffers.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -85,6 +88,7 @@ pub struct Moment<'a> {
     pub plane: Option<Rc<Plane>>,
     pub pools: Vec<PoolUse>,
     pub ports: Vec<PortCounters>,
+    pub nics: Vec<NicCounters>,
 }
 
 /// The kernel's counters of one RDMA port.
@@ -120,6 +124,7 @@ pub fn sources() -> Vec<Box<dyn MetricsSource>> {
         Box::new(volumes::VolumeMetrics),
         Box::new(nvmf::NvmfMetrics),
         Box::new(rdma::RdmaMetrics),
+        Box::new(nic::NicMetrics),
         Box::new(remotes::RemoteMetrics),
         Box::new(drives::DriveMetrics),
     ]
@@ -146,11 +151,16 @@ impl Scrape {
         };
         let ports = tokio::task::spawn_blocking(port_counters);
         let ports = tokio::time::timeout(PATIENCE, ports).await;
+        let used = Used::of(engine, plane.as_deref());
+        let nics = Arc::clone(&engine.nics);
+        let nics = tokio::task::spawn_blocking(move || nics.read(&used));
+        let nics = tokio::time::timeout(PATIENCE, nics).await;
         let moment = Moment {
             engine,
             plane,
             pools,
             ports: ports.ok().and_then(Result::ok).unwrap_or_default(),
+            nics: nics.ok().and_then(Result::ok).unwrap_or_default(),
         };
         let mut scrape = Scrape::default();
         for source in sources() {

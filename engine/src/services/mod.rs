@@ -8,6 +8,7 @@
 //!                      ├─ keyring     keys of hosts, and of this host
 //!                      ├─ listeners   addresses that hosts connect to
 //!                      ├─ rdma        RDMA devices
+//!                      ├─ nics        counters of network interfaces
 //!                      ├─ declared    objects of the configuration file
 //!                      └─ deferred    devices whose base does not exist yet
 //! ```
@@ -23,6 +24,7 @@ pub mod engine;
 pub mod keyring;
 pub mod lifecycle;
 pub mod listeners;
+pub mod nics;
 pub mod nvme;
 pub mod rdma;
 pub mod remotes;

@@ -65,7 +65,6 @@ fn over_rdma() {
     let tuning = RdmaTuning {
         entries: ENTRIES,
         cm_timeout: Duration::from_secs(5),
-        tos: 0,
     };
     let absence = || VerbsError::Unavailable {
         what: "none is simulated".into(),

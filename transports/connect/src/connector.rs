@@ -9,7 +9,7 @@ use nacre_nvmf::host::{Connector, Dial, Wanted};
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{HostTransport, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
-use nacre_transport_tcp::{HostOptions, connect_host};
+use nacre_transport_tcp::{HostOptions, Marking, connect_host};
 
 use crate::rdma::{Rdma, RdmaDial};
 use crate::source::Source;
@@ -41,9 +41,9 @@ impl TcpConnector {
         }
     }
 
-    /// Sets the Type of Service byte (DSCP << 2) and the time limit of a TCP connection attempt.
-    pub fn tuned(mut self, tos: u8, connect_timeout: std::time::Duration) -> TcpConnector {
-        (self.options.tos, self.options.connect_timeout) = (tos, connect_timeout);
+    /// Sets the marking of packets and the time limit of a TCP connection attempt.
+    pub fn tuned(mut self, marking: Marking, connect_timeout: std::time::Duration) -> TcpConnector {
+        (self.options.marking, self.options.connect_timeout) = (marking, connect_timeout);
         self
     }
 
@@ -73,6 +73,7 @@ pub struct PathConnector {
     tcp: Option<TcpConnector>,
     address: SocketAddr,
     source: Source,
+    tos: u8,
 }
 
 impl PathConnector {
@@ -86,6 +87,7 @@ impl PathConnector {
             tcp: fallback,
             address,
             source: Source::default(),
+            tos: 0,
         }
     }
 
@@ -94,12 +96,19 @@ impl PathConnector {
         self.source = source;
         self
     }
+
+    /// Sets the Type of Service byte (DSCP << 2) of RDMA connections. The TCP fallback has its own.
+    pub fn marked(mut self, tos: u8) -> PathConnector {
+        self.tos = tos;
+        self
+    }
 }
 
 impl Connector for PathConnector {
     fn dialer(&self) -> Box<dyn Dial> {
+        let rdma = RdmaDial::new(Arc::clone(&self.rdma), self.address, self.source.clone());
         Box::new(PathDial {
-            rdma: RdmaDial::new(Arc::clone(&self.rdma), self.address, self.source.clone()),
+            rdma: rdma.marked(self.tos),
             tcp: self.tcp.as_ref().map(Connector::dialer),
         })
     }

@@ -30,7 +30,6 @@ pub struct RdmaTuning {
     pub entries: u16,
     /// Time limit of each attempt: address, route and connection together.
     pub cm_timeout: Duration,
-    pub tos: u8,
 }
 
 /// Why there are no devices.
@@ -140,6 +139,7 @@ pub(super) struct RdmaDial {
     rdma: Arc<Rdma>,
     address: SocketAddr,
     source: Source,
+    tos: u8,
     dialer: Option<RdmaDialer>,
 }
 
@@ -149,8 +149,15 @@ impl RdmaDial {
             rdma,
             address,
             source,
+            tos: 0,
             dialer: None,
         }
+    }
+
+    /// Sets the Type of Service byte (DSCP << 2).
+    pub fn marked(mut self, tos: u8) -> RdmaDial {
+        self.tos = tos;
+        self
     }
 
     pub fn dial(&mut self, wanted: &Wanted) -> io::Result<Box<dyn HostTransport>> {
@@ -166,7 +173,7 @@ impl RdmaDial {
             cm_timeout: tuning.cm_timeout,
             // The caller that chooses between transports counts the attempts.
             connection_retries: 0,
-            tos: tuning.tos,
+            tos: self.tos,
             ..HostOptions::new(wanted.qid, wanted.entries)
         };
         Ok(Box::new(dialer.connect(self.address, options)?))

@@ -170,7 +170,7 @@ impl Shared {
 
     pub fn tuning(&self, options: &ListenerOptions) -> Tuning {
         Tuning {
-            tos: options.tos.unwrap_or(self.config.tos),
+            marking: self.config.marking(options),
             send_buffer: self.config.send_buffer,
             receive_buffer: self.config.receive_buffer,
             ack_timeout: self.config.ack_timeout,

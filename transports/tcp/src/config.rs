@@ -7,6 +7,8 @@ pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{ListenerOptions, TransportCaps, TransportType};
 use nacre_nvmf_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, Digests, MIN_MAXH2CDATA};
 
+use crate::socket::Marking;
+
 /// Options of the NVMe/TCP transport.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
@@ -45,6 +47,9 @@ pub struct TcpConfig {
     pub allow_data_digest: bool,
     /// Type of Service byte of sent packets (DSCP << 2).
     pub tos: u8,
+    /// Priority of sent packets on this machine (SO_PRIORITY); `None`: the kernel derives it from
+    /// `tos`.
+    pub priority: Option<u8>,
     /// SO_SNDBUF and SO_RCVBUF in bytes; `None`: the kernel adjusts the sizes.
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
@@ -77,6 +82,7 @@ impl Default for TcpConfig {
             allow_header_digest: true,
             allow_data_digest: true,
             tos: 0,
+            priority: None,
             send_buffer: None,
             receive_buffer: None,
             rx_buffer_size: 256 << 10,
@@ -148,6 +154,21 @@ impl TcpConfig {
                 .unwrap_or(self.in_capsule_data_size),
             tos: options.tos.unwrap_or(self.tos),
             ..self.clone()
+        }
+    }
+
+    /// The marking of a listener and its connections. A listener with its own byte is not of the
+    /// class that `priority` belongs to.
+    pub(crate) fn marking(&self, options: &ListenerOptions) -> Marking {
+        match options.tos.filter(|tos| *tos != self.tos) {
+            None => Marking {
+                tos: self.tos,
+                priority: self.priority,
+            },
+            Some(tos) => Marking {
+                tos,
+                priority: None,
+            },
         }
     }
 

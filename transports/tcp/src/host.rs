@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use crate::socket::{self, Tuning};
+use crate::socket::{self, Marking, Tuning};
 
 /// How to connect.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub struct HostOptions {
     pub source: Option<IpAddr>,
     /// The interface to connect through (needs CAP_NET_RAW on kernels before 5.7).
     pub interface: Option<String>,
-    pub tos: u8,
+    pub marking: Marking,
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
     /// Time for the controller to acknowledge sent data (TCP_USER_TIMEOUT).
@@ -39,7 +39,7 @@ impl Default for HostOptions {
             connect_timeout: Duration::from_secs(5),
             source: None,
             interface: None,
-            tos: 0,
+            marking: Marking::default(),
             send_buffer: None,
             receive_buffer: None,
             ack_timeout: Duration::from_secs(30),
@@ -53,7 +53,7 @@ impl Default for HostOptions {
 pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Result<TcpHost> {
     let socket = socket::stream_socket(&address)?;
     let tuning = Tuning {
-        tos: options.tos,
+        marking: options.marking,
         send_buffer: options.send_buffer,
         receive_buffer: options.receive_buffer,
         ack_timeout: options.ack_timeout,

@@ -26,5 +26,6 @@ mod tests;
 pub use config::{ConfigError, TcpConfig};
 pub use host::{HostOptions, HostStats, TcpHost, connect_host};
 pub use plug::TcpPlug;
+pub use socket::Marking;
 pub use stats::{Stats, StatsSnapshot};
 pub use transport::TcpTransport;

@@ -75,8 +75,14 @@ type Opened = (Arc<OwnedFd>, SocketAddr);
 impl TcpPlug {
     /// Opens a listening socket. The accepting thread watches the socket under epoll token
     /// `token`.
-    fn open(&self, token: u64, address: SocketAddr) -> Result<Opened, ListenError> {
-        let (socket, real) = socket::listen(address, self.shared.config.backlog)?;
+    fn open(
+        &self,
+        token: u64,
+        address: SocketAddr,
+        options: &ListenerOptions,
+    ) -> Result<Opened, ListenError> {
+        let config = &self.shared.config;
+        let (socket, real) = socket::listen(address, config.backlog, config.marking(options))?;
         self.shared.watched.add(&socket, token, self.shared.interest()).map_err(|source| ListenError::Bind {
             address: address.to_string(),
             source,
@@ -115,7 +121,7 @@ impl TcpPlug {
                 continue;
             }
             let ipv4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-            match self.open(id.0 | IPV4_HALF, ipv4) {
+            match self.open(id.0 | IPV4_HALF, ipv4, &listener.options) {
                 Ok((socket, _)) => listener.ipv4_half = Some(socket),
                 Err(error) => {
                     tracing::warn!(%error, "the listener on [::]:{port} takes IPv6 hosts only");
@@ -177,7 +183,7 @@ impl Plug for TcpPlug {
         if address.is_ipv4() {
             self.close_ipv4_halves(&mut listeners, address.port());
         }
-        let opened = self.open(id.0, address);
+        let opened = self.open(id.0, address, options);
         if let Ok((socket, real)) = &opened {
             listeners.insert(
                 id,

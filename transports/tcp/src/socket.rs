@@ -17,10 +17,37 @@ const UNPACED: &str = "reno";
 /// Options of a data socket, either side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tuning {
-    pub tos: u8,
+    pub marking: Marking,
     pub send_buffer: Option<usize>,
     pub receive_buffer: Option<usize>,
     pub ack_timeout: Duration,
+}
+
+/// How the packets of a socket are marked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marking {
+    /// Type of Service byte (DSCP << 2); 0: the system's.
+    pub tos: u8,
+    /// SO_PRIORITY, which a VLAN maps to the priority in its tag (`egress-qos-map`). `None`: the
+    /// kernel derives it from `tos`. 7 needs CAP_NET_ADMIN.
+    pub priority: Option<u8>,
+}
+
+impl Marking {
+    /// The options only tune, and may fail.
+    fn apply(self, socket: BorrowedFd<'_>, is_ipv4: bool) {
+        if self.tos != 0 {
+            let _ = if is_ipv4 {
+                sockopt::set_ip_tos(socket, self.tos)
+            } else {
+                sockopt::set_ipv6_tclass(socket, self.tos.into())
+            };
+        }
+        // After IP_TOS, which sets a priority of its own.
+        if let Some(priority) = self.priority {
+            let _ = socket2::SockRef::from(&socket).set_priority(priority.into());
+        }
+    }
 }
 
 pub(crate) fn stream_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd> {
@@ -37,6 +64,7 @@ pub(crate) fn stream_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd>
 pub(crate) fn listen(
     address: SocketAddr,
     backlog: i32,
+    marking: Marking,
 ) -> Result<(OwnedFd, SocketAddr), ListenError> {
     let attempt = || -> rustix::io::Result<(OwnedFd, SocketAddr)> {
         let socket = stream_socket(&address)?;
@@ -46,6 +74,8 @@ pub(crate) fn listen(
             // IPv4 has sockets of its own: `::` leaves them their port.
             sockopt::set_ipv6_v6only(&socket, true)?;
         }
+        // The kernel answers handshakes, and accepted sockets inherit the marking.
+        marking.apply(socket.as_fd(), address.is_ipv4());
         rustix::net::bind(&socket, &address)?;
         rustix::net::listen(&socket, backlog)?;
         let real = rustix::net::getsockname(&socket)?.try_into()?;
@@ -120,13 +150,7 @@ pub(crate) fn tune(
     if address.ip().to_canonical().is_loopback() {
         let _ = sockopt::set_tcp_congestion(socket, UNPACED);
     }
-    if tuning.tos != 0 {
-        // The kernel derives the packets' queueing priority from it as well.
-        let _ = match address {
-            SocketAddr::V4(_) => sockopt::set_ip_tos(socket, tuning.tos),
-            SocketAddr::V6(_) => sockopt::set_ipv6_tclass(socket, tuning.tos.into()),
-        };
-    }
+    tuning.marking.apply(socket, address.is_ipv4());
     Ok(())
 }
 
@@ -167,7 +191,7 @@ mod tests {
         let peer = peer.parse().expect("an address");
         let socket = stream_socket(&peer).expect("a socket");
         let tuning = Tuning {
-            tos: 0,
+            marking: Marking::default(),
             send_buffer: None,
             receive_buffer: None,
             ack_timeout: Duration::from_secs(1),

@@ -11,7 +11,6 @@ use crate::{process, setup};
 
 /// Debian's newest 6.12 for bookworm: the unsigned package, because it contains the image itself.
 const PACKAGE_PATTERN: &str = r"^linux-image-6\.12\..*deb12-amd64-unsigned$";
-const DOWNLOAD_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
 
 /// An unpacked kernel: `<dir>/boot/vmlinuz-<version>` and `<dir>/lib/modules/<version>`.
@@ -49,18 +48,9 @@ pub fn fetch(kernels: &Path) -> Result<Kernel> {
         return Ok(kernel);
     }
     println!("fetching {package}");
-    // Unpack under another name, so that a partial download is never used as a kernel.
-    let partial = kernels.join(format!(".{package}.{}", std::process::id()));
-    setup::create_dir(&partial)?;
-    let fetched = unpack(package, &partial).and_then(|()| {
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::rename(&partial, &dir)
-            .with_context(|| format!("moving the kernel to {}", dir.display()))
-    });
-    if fetched.is_err() {
-        let _ = std::fs::remove_dir_all(&partial);
-    }
-    fetched?;
+    let partial = super::partial(&dir)?;
+    let fetched = unpack(package, &partial);
+    super::finish(&partial, &dir, fetched)?;
     open(&dir)?.with_context(|| format!("{package} holds no kernel image with its modules"))
 }
 
@@ -77,21 +67,7 @@ fn search() -> Result<Vec<String>> {
 }
 
 fn unpack(package: &str, dir: &Path) -> Result<()> {
-    process::capture(
-        Command::new("apt-get")
-            .args(["download", package])
-            .current_dir(dir),
-        DOWNLOAD_LIMIT,
-    )?;
-    let archive = std::fs::read_dir(dir)?
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .find(|path| path.extension().is_some_and(|ext| ext == "deb"))
-        .with_context(|| format!("apt-get downloaded no archive into {}", dir.display()))?;
-    process::capture(
-        Command::new("dpkg").arg("-x").arg(&archive).arg(dir),
-        UNPACK_LIMIT,
-    )?;
-    std::fs::remove_file(&archive)?;
+    setup::unpack(package, dir, UNPACK_LIMIT)?;
     let version = module_version(dir)?.context("the package holds no modules")?;
     process::capture(
         Command::new(process::find("depmod").context("depmod is missing")?)

@@ -13,6 +13,7 @@
 //! next waiting test.
 
 mod case;
+mod dcbsim;
 mod drives;
 mod events;
 mod kernel;
@@ -165,6 +166,8 @@ const EMULATED_KERNEL_ARGUMENTS: &str = "norandmaps tsc=reliable mitigations=off
 /// byte by byte), SMAP (leaves the translated code twice per copy), and page tables of five levels.
 const EMULATED_CPU: &str = "-cpu max,-erms,-smap,-la57";
 
+const UNPACK_LIMIT: Duration = Duration::from_secs(300);
+
 /// A machine that is ready to boot.
 pub struct Vm {
     kernel: kernel::Kernel,
@@ -194,6 +197,11 @@ impl Vm {
             "emulated, without KVM"
         };
         format!("Linux {} on two CPUs ({how})", self.kernel.version)
+    }
+
+    /// The kernel module of the cases with DCB.
+    fn dcbsim(&self, root: &Path) -> Result<PathBuf> {
+        dcbsim::build(root, &self.kernel, &cache_dir()?)
     }
 
     pub fn is_emulated(&self) -> bool {
@@ -310,6 +318,42 @@ fn cache_dir() -> Result<PathBuf> {
     let home = std::env::var_os("HOME")
         .context("neither NACRE_VM_CACHE nor HOME says where to keep the kernel")?;
     Ok(Path::new(&home).join(".cache/nacre-vm"))
+}
+
+/// An empty folder beside `dir`, so that a partial download is never used.
+fn partial(dir: &Path) -> Result<PathBuf> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let partial = dir.with_file_name(format!(".{name}.{}", std::process::id()));
+    setup::create_dir(&partial)?;
+    Ok(partial)
+}
+
+/// Moves a complete download to its place; removes one that failed.
+fn finish(partial: &Path, dir: &Path, fetched: Result<()>) -> Result<()> {
+    let moved = fetched.and_then(|()| {
+        let _ = std::fs::remove_dir_all(dir);
+        std::fs::rename(partial, dir).with_context(|| format!("moving it to {}", dir.display()))
+    });
+    if moved.is_err() {
+        let _ = std::fs::remove_dir_all(partial);
+    }
+    moved
+}
+
+/// A package of Debian with its libraries, unpacked in the cache; the root folder of its files.
+/// "/" if the package is installed and has `program` (a path below the root folder).
+pub fn unpacked(package: &str, program: &str) -> Result<PathBuf> {
+    if Path::new("/").join(program).is_file() {
+        return Ok(PathBuf::from("/"));
+    }
+    let dir = cache_dir()?.join("packages").join(package);
+    if !dir.is_dir() {
+        println!("fetching {package}");
+        let partial = partial(&dir)?;
+        let fetched = setup::unpack_with_dependencies(package, &partial, UNPACK_LIMIT);
+        finish(&partial, &dir, fetched)?;
+    }
+    Ok(dir)
 }
 
 /// Creates an empty folder for the output of one boot. Removes an old one of the same name.

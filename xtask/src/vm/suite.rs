@@ -81,6 +81,10 @@ struct Programs {
     probe: PathBuf,
     /// The conformance suite of bdevs, on NVMe drives.
     conformance: PathBuf,
+    /// The kernel module with DCB, and the folder of lldpd's package. An empty path stands for one
+    /// that cannot be had.
+    dcbsim: PathBuf,
+    lldpd: PathBuf,
 }
 
 const NACRE: &[&str] = &["--locked", "--package", "nacre-engine"];
@@ -126,6 +130,17 @@ impl Example {
     }
 }
 
+/// Cases with names that contain this need the kernel module with DCB, or lldpd.
+const DCB_CASES: &str = "-dcb-";
+
+/// A part that only some cases need: without it they skip themselves, and this tells why.
+fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
+    part.unwrap_or_else(|error| {
+        println!("no {what}, the cases that need it are skipped: {error:#}");
+        PathBuf::new()
+    })
+}
+
 pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     let cases = case::list(root, &selection.filter)?;
     if cases.is_empty() {
@@ -134,7 +149,19 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
             selection.filter
         );
     }
+    let vm = Vm::prepare()?;
+    let has_dcb = cases.iter().any(|case| case.name.contains(DCB_CASES));
+    let (dcbsim, lldpd) = if has_dcb {
+        (
+            optional("module dcbsim", vm.dcbsim(root)),
+            optional("lldpd", super::unpacked("lldpd", "usr/sbin/lldpd")),
+        )
+    } else {
+        Default::default()
+    };
     let programs = Programs {
+        dcbsim,
+        lldpd,
         nacre: match selection.target {
             Target::Nacre => match &selection.nacre {
                 Some(given) => found(given)?,
@@ -148,7 +175,6 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         probe: PROBE.build(root, &cases)?,
         conformance: CONFORMANCE.build(root, &cases)?,
     };
-    let vm = Vm::prepare()?;
     println!("virtual machine: {}; {} tests", vm.describe(), cases.len());
 
     let dir = scratch(root, "test")?;
@@ -296,13 +322,15 @@ impl Suite<'_> {
             ""
         };
         let line = format!(
-            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} bash {} {}",
+            "{patience}TARGET={} TAKEN={} NACRE={} PINGPONG={} PROBE={} CONFORMANCE={} DCBSIM={} LLDPD={} bash {} {}",
             self.target,
             quoted(&self.work.lock().queue.dir),
             quoted(&self.programs.nacre),
             quoted(&self.programs.pingpong),
             quoted(&self.programs.probe),
             quoted(&self.programs.conformance),
+            quoted(&self.programs.dcbsim),
+            quoted(&self.programs.lldpd),
             quoted(&self.root.join("tests/vm/guest.sh")),
             quoted(&out),
         );

@@ -24,7 +24,7 @@ pub struct Examined<'a> {
 
 impl<'a> Examined<'a> {
     pub fn of(system: &System, scope: &'a Scope, facts: &'a Facts) -> Examined<'a> {
-        let upper = linked(system, &facts.interface, "upper_");
+        let upper = linked(&system.roots, &facts.interface, "upper_");
         Examined {
             facts,
             qos: &scope.qos,

@@ -45,6 +45,13 @@ pub fn text(
     text
 }
 
+/// The rows of one interface: settings found, and settings asked for beside them.
+pub fn settings_of(qos: &Qos, facts: &Facts) -> String {
+    let mut text = format!("{}\n", facts.interface);
+    settings(&mut text, qos, facts);
+    text
+}
+
 fn line(text: &mut String, line: impl AsRef<str>) {
     text.push_str(line.as_ref());
     text.push('\n');

@@ -7,16 +7,20 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use nacre_transport_rdma_link::Roots;
+use nacre_transport_rdma_link::dcb;
 use nacre_transport_rdma_link::plan::{self, Action, Found, Step};
 use nacre_transport_rdma_link::qos::Qos;
 use serde_json::json;
 
 use crate::cli::{Failure, output};
 use crate::config;
+use crate::doctor::System;
+use crate::doctor::roce::report;
 
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {
@@ -36,6 +40,16 @@ pub enum QosCommand {
         persist: bool,
         #[command(flatten)]
         kept: Kept,
+    },
+    /// Show the settings of an interface, without a configuration
+    #[command(after_help = "Example: nacre rdma qos show --iface ens1f0")]
+    Show {
+        /// The Ethernet interface
+        #[arg(long, value_name = "INTERFACE", value_parser = interface_name)]
+        iface: String,
+        /// Print JSON for programs, with pause frames and the counters of each priority
+        #[arg(long)]
+        json: bool,
     },
     /// Take the changes of `apply` back, also the systemd unit
     #[command(after_help = "Example: nacre rdma qos undo --iface ens1f0 --yes")]
@@ -130,8 +144,25 @@ pub fn run(command: QosCommand) -> Result<(), Failure> {
             }
             Ok(())
         }),
+        QosCommand::Show { iface, json } => settings(&iface, json),
         QosCommand::Undo { iface, yes, kept } => undo(&iface, yes, &kept),
     }
+}
+
+fn settings(iface: &str, as_json: bool) -> Result<(), Failure> {
+    // An interface without DCB is an error here, with its reason.
+    dcb::read(iface).map_err(anyhow::Error::from)?;
+    let facts = System::real()
+        .probe
+        .ethernet(&[iface.to_owned()], Duration::ZERO);
+    for facts in &facts {
+        if as_json {
+            output::json(&serde_json::to_value(facts).expect("facts serialise"))?;
+        } else {
+            output::line(report::settings_of(&Qos::default(), facts).trim_end())?;
+        }
+    }
+    Ok(())
 }
 
 fn each(

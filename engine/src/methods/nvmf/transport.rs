@@ -369,6 +369,7 @@ impl Transport {
                 .saturating_add(engine.settings.nvmf.max_pending_connections as usize),
             max_pending_connections: engine.settings.nvmf.max_pending_connections as usize,
             tos: engine.settings.qos.storage.tos().unwrap_or(0),
+            priority: engine.settings.qos.storage.prio,
             reserved_descriptors: crate::descriptors::reserved(&engine.settings),
             ack_timeout: match self.ack_timeout {
                 0 => defaults.ack_timeout,

@@ -385,7 +385,11 @@ impl Listeners {
         let mut fresh = by_rdma(&new);
         fresh.retain(|ip| !before.contains(ip));
         if !fresh.is_empty() {
-            tokio::task::spawn_local(concern(Rc::clone(&self.concerns), fresh));
+            let marking = crate::doctor::Marking {
+                qos: engine.settings.qos.clone(),
+                tos: engine.settings.rdma_transport().tos,
+            };
+            tokio::task::spawn_local(concern(Rc::clone(&self.concerns), fresh, marking));
         }
         let before = self.unmatched.replace(plan.unmatched.clone());
         for unmatched in plan.unmatched.iter().filter(|u| !before.contains(u)) {

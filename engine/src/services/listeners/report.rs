@@ -14,9 +14,14 @@ use crate::services::engine::Engine;
 
 /// Logs concerns about RDMA on newly used addresses: at the start of their use, before they cause a
 /// failure.
-pub async fn concern(said: Rc<RefCell<BTreeSet<String>>>, addresses: Vec<IpAddr>) {
-    let found =
-        tokio::task::spawn_blocking(move || doctor::concerns(&doctor::System::real(), &addresses));
+pub async fn concern(
+    said: Rc<RefCell<BTreeSet<String>>>,
+    addresses: Vec<IpAddr>,
+    marking: doctor::Marking,
+) {
+    let found = tokio::task::spawn_blocking(move || {
+        doctor::concerns(&doctor::System::real(), &addresses, marking)
+    });
     for finding in found.await.unwrap_or_default() {
         let (id, subject) = (finding.id, finding.subject.unwrap_or_default());
         if said.borrow_mut().insert(format!("{id} {subject}")) {

@@ -125,12 +125,10 @@ impl Remotes {
         provider: Arc<dyn nacre_transport_rdma_verbs::Provider>,
         plane: &Plane,
         cm_timeout: Duration,
-        tos: u8,
     ) -> Arc<Rdma> {
         let tuning = RdmaTuning {
             entries: plan::ENTRIES,
             cm_timeout,
-            tos,
         };
         let absence = || VerbsError::Unavailable {
             what: "No RDMA devices found".into(),

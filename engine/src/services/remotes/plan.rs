@@ -15,6 +15,8 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
 use nacre_transport_connect::{PathConnector, Source, TcpConnector};
+use nacre_transport_rdma_link::qos::Class;
+use nacre_transport_tcp::Marking;
 
 use crate::config::replication::Replication;
 use crate::doctor::{System, check_rdma_route, select};
@@ -185,7 +187,7 @@ fn look(wanted: &Wanted, replication: &Replication, verbs: &Verbs) -> Result<Mac
 impl RemotePlan {
     pub async fn of(wanted: Wanted, engine: &Rc<Engine>) -> Result<RemotePlan, RpcError> {
         let replication = engine.settings.replication.clone();
-        let class_tos = engine.settings.qos.replication.tos().unwrap_or(0);
+        let class = engine.settings.qos.replication;
         let (verbs, theirs) = (engine.rdma.verbs.clone(), wanted.clone());
         let (patience, looked) = (Duration::from_secs(5), {
             let replication = replication.clone();
@@ -208,10 +210,8 @@ impl RemotePlan {
         let rdma = match machine.verbs {
             None => None,
             Some(Ok(provider)) => {
-                let rdma =
-                    engine
-                        .remotes
-                        .rdma(provider, &plane, replication.cm_timeout(), class_tos);
+                let cm_timeout = replication.cm_timeout();
+                let rdma = engine.remotes.rdma(provider, &plane, cm_timeout);
                 let theirs = Arc::clone(&rdma);
                 let prepared = tokio::task::spawn_blocking(move || theirs.prepare());
                 let _ = tokio::time::timeout(patience, prepared).await;
@@ -224,7 +224,7 @@ impl RemotePlan {
         Ok(RemotePlan::made(
             wanted,
             &replication,
-            class_tos,
+            class,
             machine.identity,
             machine.source,
             machine.no_way,
@@ -235,7 +235,7 @@ impl RemotePlan {
     fn made(
         wanted: Wanted,
         replication: &Replication,
-        class_tos: u8,
+        class: Class,
         identity: Identity,
         source: Option<IpAddr>,
         no_way: Option<String>,
@@ -244,12 +244,18 @@ impl RemotePlan {
         let from = Source::default();
         from.set(source);
         // The controller's own marking wins over the class's.
-        let tos = match wanted.tos {
-            0 => class_tos,
-            tos => tos,
+        let marking = match wanted.tos {
+            0 => Marking {
+                tos: class.tos().unwrap_or(0),
+                priority: class.prio,
+            },
+            tos => Marking {
+                tos,
+                priority: None,
+            },
         };
         let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
-            .tuned(tos, wanted.connect_timeout)
+            .tuned(marking, wanted.connect_timeout)
             .from(from.clone());
         let fallback = wanted.fallback.unwrap_or(match wanted.transport {
             TransportChoice::Auto => replication.fallback,
@@ -283,7 +289,7 @@ impl RemotePlan {
                 paths = Some(choice);
                 let by_tcp = fallback.then_some(tcp);
                 let connector = PathConnector::new(rdma, wanted.address, by_tcp);
-                Arc::new(connector.from(from.clone()))
+                Arc::new(connector.from(from.clone()).marked(marking.tos))
             }
         };
         let config = Config {

@@ -293,7 +293,7 @@ fn by_priority(name: &str) -> Option<(Direction, u8, Field)> {
 
 /// Loss on the way between wire and memory, and storms of pauses.
 fn is_loss(name: &str) -> bool {
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 11] = [
         // mlx5
         "rx_discards_phy",
         "tx_discards_phy",
@@ -308,8 +308,6 @@ fn is_loss(name: &str) -> bool {
         // ice, i40e
         "rx_dropped.nic",
         "port.rx_dropped",
-        // dcbsim, as mlx5
-        "rx_prio_discards",
     ];
     NAMES.contains(&name)
 }

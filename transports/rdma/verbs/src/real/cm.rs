@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::absence::Absence;
 use super::domain::Domain;
 use super::queue::{Cq, Parts, Qp, Srq, within};
-use super::{Inner, address, check_errno, set_nonblocking, would_block};
+use super::{Inner, address, check, check_errno, set_nonblocking, would_block};
 use crate::provider::{ConnectionManager, Device, QpInit, QueuePair};
 use crate::sys::Api;
 use crate::sys::cm::*;
@@ -42,6 +42,8 @@ pub struct Cm {
 struct Connection {
     id: Arc<Id>,
     qp: Weak<Qp>,
+    /// Type of service of a listener, and of the connections that it accepts.
+    tos: u8,
 }
 
 /// The event channel. Ids keep it.
@@ -201,14 +203,9 @@ impl Cm {
         Ok((CmId(token), id))
     }
 
-    fn keep(&mut self, token: CmId, id: Arc<Id>) {
-        self.ids.insert(
-            token.0,
-            Connection {
-                id,
-                qp: Weak::new(),
-            },
-        );
+    fn keep(&mut self, token: CmId, id: Arc<Id>, tos: u8) {
+        let qp = Weak::new();
+        self.ids.insert(token.0, Connection { id, qp, tos });
     }
 
     fn find(&self, id: CmId) -> Result<&Connection, VerbsError> {
@@ -317,12 +314,10 @@ impl Cm {
             raw: event.id,
         });
         let device = self.provider.device_of(id.verbs());
-        let (Some(device), Some(local), Some(peer), true) = (
-            device,
-            id.local(),
-            id.peer(),
-            self.ids.contains_key(&listener),
-        ) else {
+        let tos = self.ids.get(&listener).map(|listener| listener.tos);
+        let (Some(device), Some(local), Some(peer), Some(tos)) =
+            (device, id.local(), id.peer(), tos)
+        else {
             // Its listener or device is gone: destroying it rejects it.
             *drop_after = Some(id);
             return None;
@@ -336,11 +331,66 @@ impl Cm {
             // SAFETY: connect requests carry connection parameters.
             params: unsafe { params(&event.param.conn) },
         };
-        self.keep(CmId(token), id);
+        self.keep(CmId(token), id, tos);
         Some(CmEvent {
             id: CmId(token),
             kind,
         })
+    }
+
+    /// Brings the queue pair of a request to RTS, with `tos` in its packets. The library would
+    /// take the byte of the host's request: RDMA_OPTION_ID_TOS has no effect on this side.
+    ///
+    /// Returns false and changes nothing if the request has this byte already, and for InfiniBand
+    /// and iWARP, whose packets have no such byte or not from here.
+    fn connect_marked(
+        &self,
+        id: &Id,
+        qp: *mut ibv_qp,
+        tos: u8,
+        params: &ConnParams,
+    ) -> Result<bool, VerbsError> {
+        let attributes = |state| {
+            let mut attr = ibv_qp_attr {
+                qp_state: state,
+                ..Default::default()
+            };
+            let mut mask = 0;
+            // SAFETY: the id is alive, the memory is ours to be written to.
+            check_errno("rdma_init_qp_attr", unsafe {
+                (self.api().rdma_init_qp_attr)(id.raw, &mut attr, &mut mask)
+            })?;
+            Ok::<_, VerbsError>((attr, mask))
+        };
+        let modify = |(mut attr, mask): (ibv_qp_attr, i32)| {
+            // SAFETY: the caller holds the queue pair.
+            check("ibv_modify_qp", unsafe {
+                (self.api().ibv_modify_qp)(qp, &mut attr, mask)
+            })
+        };
+        let (mut receive, receive_mask) = attributes(IBV_QPS_RTR)?;
+        let has_address = receive_mask & IBV_QP_AV != 0;
+        if !has_address || !self.is_ethernet(id) || receive.ah_attr.grh.traffic_class == tos {
+            return Ok(false);
+        }
+        modify(attributes(IBV_QPS_INIT)?)?;
+        receive.ah_attr.grh.traffic_class = tos;
+        receive.max_dest_rd_atomic = params.responder_resources;
+        modify((receive, receive_mask))?;
+        let (mut send, send_mask) = attributes(IBV_QPS_RTS)?;
+        send.max_rd_atomic = params.initiator_depth;
+        modify((send, send_mask))?;
+        Ok(true)
+    }
+
+    fn is_ethernet(&self, id: &Id) -> bool {
+        let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
+        // SAFETY: the id is alive and bound to a device; the struct is ours to be written to.
+        let result =
+            unsafe { (self.api().ibv_query_port)(id.verbs(), id.port(), port.as_mut_ptr()) };
+        // SAFETY: zeroes are a valid value of it.
+        let port = unsafe { port.assume_init() };
+        result == 0 && port.link_layer == IBV_LINK_LAYER_ETHERNET
     }
 
     /// Best effort: a device that refuses keeps the long time.
@@ -408,7 +458,7 @@ impl ConnectionManager for Cm {
             address: id.local().unwrap_or(address),
             device: self.provider.device_of(id.verbs()),
         };
-        self.keep(token, id);
+        self.keep(token, id, options.tos);
         Ok(listening)
     }
 
@@ -426,7 +476,7 @@ impl ConnectionManager for Cm {
             .as_mut()
             .map_or(null_mut(), |from| std::ptr::from_mut(from).cast());
         // In the table before the call, so that every event finds its id.
-        self.keep(token, Arc::clone(&id));
+        self.keep(token, Arc::clone(&id), 0);
         // SAFETY: the id is alive, the addresses are read during the call.
         let result = check_errno("rdma_resolve_addr", unsafe {
             (self.api().rdma_resolve_addr)(id.raw, from, (&raw mut to).cast(), millis(timeout))
@@ -570,13 +620,38 @@ impl ConnectionManager for Cm {
         let connection = self.find(id)?;
         let raw = connection.id.raw;
         let mut raw_params = conn_param(params);
-        // SAFETY: as above.
-        check_errno("rdma_accept", unsafe {
-            (self.api().rdma_accept)(raw, &mut raw_params)
-        })?;
-        if let Some(qp) = connection.qp.upgrade() {
-            self.shorten_rnr_timer(qp.raw);
-        }
+        let qp = connection.qp.upgrade();
+        let marked = match &qp {
+            Some(qp) if connection.tos != 0 => {
+                self.connect_marked(&connection.id, qp.raw, connection.tos, params)?
+            }
+            _ => false,
+        };
+        let Some(qp) = qp.filter(|_| marked) else {
+            // SAFETY: as above.
+            check_errno("rdma_accept", unsafe {
+                (self.api().rdma_accept)(raw, &mut raw_params)
+            })?;
+            if let Some(qp) = connection.qp.upgrade() {
+                self.shorten_rnr_timer(qp.raw);
+            }
+            return Ok(());
+        };
+        // SAFETY: the queue pair is held, and its fields do not change. The library leaves a queue
+        // pair alone that its id does not have; the id has it again after the call. Only this
+        // thread uses the field, except for destroying, for which the last holder is needed.
+        let result = unsafe {
+            raw_params.qp_num = (*qp.raw).qp_num;
+            raw_params.srq = u8::from(!(*qp.raw).srq.is_null());
+            (*raw).qp = null_mut();
+            let result = check_errno("rdma_accept", {
+                (self.api().rdma_accept)(raw, &mut raw_params)
+            });
+            (*raw).qp = qp.raw;
+            result
+        };
+        result?;
+        self.shorten_rnr_timer(qp.raw);
         Ok(())
     }
 

@@ -98,6 +98,7 @@ api! {
         rdma_resolve_route: fn(*mut rdma_cm_id, c_int) -> c_int;
         rdma_create_qp: fn(*mut rdma_cm_id, *mut ibv_pd, *mut ibv_qp_init_attr) -> c_int;
         rdma_destroy_qp: fn(*mut rdma_cm_id);
+        rdma_init_qp_attr: fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
         rdma_connect: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         rdma_accept: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
         rdma_reject: fn(*mut rdma_cm_id, *const c_void, u8) -> c_int;

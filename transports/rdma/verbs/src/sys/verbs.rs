@@ -253,6 +253,9 @@ pub struct ibv_qp_init_attr {
 pub const IBV_QP_STATE: c_int = 1;
 pub const IBV_QP_AV: c_int = 1 << 7;
 pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+pub const IBV_QPS_INIT: c_int = 1;
+pub const IBV_QPS_RTR: c_int = 2;
+pub const IBV_QPS_RTS: c_int = 3;
 pub const IBV_QPS_ERR: c_int = 6;
 
 #[repr(C)]
