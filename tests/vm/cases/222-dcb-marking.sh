@@ -63,6 +63,26 @@ bytes() { ethtool -S "$1" | awk -v name="$2:" '$1 == name {print $2}'; }
 [ "$(bytes dcb0 rx_prio3_bytes)" -gt 1000000 ] || die "not in priority 3"
 [ "$(bytes dcb0 rx_prio3_bytes)" = "$(bytes dcb1 tx_prio3_bytes)" ] || die "the ends do not agree"
 
+step "and the daemon's metrics have them, at most five seconds old"
+metric() { rpc metrics_get '{"format":"text"}' | jq -r . | awk -v name="nacre_nic_$1{iface=\"dcb1\",$2}" '$1 == name {print $2}'; }
+expect "bytes sent" "$(metric prio_bytes_total 'prio="3",dir="tx"')" "$(bytes dcb1 tx_prio3_bytes)"
+dcb_set dcb1 "rx_prio3_pause 77"
+dcb_set dcb1 "rx_discards_phy 5"
+paused() { [ "$(metric pause_frames_total 'prio="3",dir="rx"')" = 77 ]; }
+wait_until 20 paused
+expect "losses" "$(metric loss_total 'counter="rx_discards_phy"')" 5
+
+step "settings of an interface in use are not changed by mistake"
+connect_and_find "$NQN" --host-traddr=10.50.0.1
+dcb pfc set dev dcb1 prio-pfc all:off 5:on
+change() { "$NACRE" rdma qos apply --iface "$1" -c "$WORK/nacre.toml" --state "$WORK/qos" --yes -r "$SOCK" "${@:2}"; }
+expect_failure change dcb1
+[[ $FAILURE == *"dcb1 is in use by $HOST_A"* ]] || die "not the reason"
+change dcb1 --while-in-use
+dcb pfc set dev dcb1 prio-pfc all:off 5:on
+disconnect "$NQN"
+change dcb1
+
 step "nacre rdma perf: each end by its own option"
 capture_start
 "$NACRE" rdma perf server --listen 10.50.0.2 --once --tos 48 >"$WORK/server" 2>&1 &

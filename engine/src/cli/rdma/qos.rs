@@ -4,7 +4,9 @@
 //! failure takes back the steps before it. Cards forget these settings at a reset, so
 //! `apply --persist` adds a unit of systemd that applies them whenever the interface appears.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -15,12 +17,13 @@ use nacre_transport_rdma_link::Roots;
 use nacre_transport_rdma_link::dcb;
 use nacre_transport_rdma_link::plan::{self, Action, Found, Step};
 use nacre_transport_rdma_link::qos::Qos;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::cli::{Failure, output};
+use crate::cli::{Connection, Failure, output};
 use crate::config;
 use crate::doctor::System;
-use crate::doctor::roce::report;
+use crate::doctor::roce::{self, report};
+use crate::rpc::client::{Client, ClientError};
 
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {
@@ -40,6 +43,8 @@ pub enum QosCommand {
         persist: bool,
         #[command(flatten)]
         kept: Kept,
+        #[command(flatten)]
+        daemon: Daemon,
     },
     /// Show the settings of an interface, without a configuration
     #[command(after_help = "Example: nacre rdma qos show --iface ens1f0")]
@@ -62,7 +67,104 @@ pub enum QosCommand {
         yes: bool,
         #[command(flatten)]
         kept: Kept,
+        #[command(flatten)]
+        daemon: Daemon,
     },
+}
+
+/// The daemon whose connections a change could disturb.
+#[derive(Debug, Args)]
+pub struct Daemon {
+    /// Change the settings although hosts or remote targets are connected over the interface
+    #[arg(long)]
+    while_in_use: bool,
+    /// The daemon's socket
+    #[arg(short = 'r', long, value_name = "PATH", env = "NACRE_RPC_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+impl Daemon {
+    /// Some cards stop traffic for a moment when PFC or trust changes: refuses while a connection
+    /// uses the interface. Without a daemon there is none.
+    fn check(&self, iface: &str) -> Result<(), Failure> {
+        if self.while_in_use {
+            return Ok(());
+        }
+        let connection = Connection {
+            socket: self.socket.clone(),
+            timeout: Duration::from_secs(60),
+            json: false,
+        };
+        let mut client = match connection.open() {
+            Err(Failure::Daemon(ClientError::Unreachable { .. })) => return Ok(()),
+            opened => opened?,
+        };
+        let peers = peers(&mut client, &Network::here(), iface)?;
+        if peers.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::Failed(anyhow!(
+            "{iface} is in use by {}: some cards stop traffic for a moment; remedy: change it when they are \
+             disconnected, or with --while-in-use",
+            peers.into_iter().collect::<Vec<_>>().join(", ")
+        )))
+    }
+}
+
+/// The addresses of this machine, and the physical interfaces below them.
+struct Network {
+    addresses: Vec<(IpAddr, Vec<String>)>,
+}
+
+impl Network {
+    fn here() -> Network {
+        let roots = Roots::real();
+        let present = if_addrs::get_if_addrs().unwrap_or_default();
+        let addresses = present.into_iter().map(|of| {
+            let mut names = roce::physical(&roots, &of.name);
+            names.push(of.name.clone());
+            (of.ip(), names)
+        });
+        Network {
+            addresses: addresses.collect(),
+        }
+    }
+
+    fn is_on(&self, address: IpAddr, iface: &str) -> bool {
+        let mut of = self.addresses.iter().filter(|(ip, _)| *ip == address);
+        of.any(|(_, names)| names.iter().any(|name| name == iface))
+    }
+}
+
+/// The hosts and remote targets that are connected over the interface.
+fn peers(client: &mut Client, network: &Network, iface: &str) -> Result<BTreeSet<String>, Failure> {
+    let ip = |address: &Value| -> Option<IpAddr> {
+        let text = address["traddr"].as_str()?;
+        text.split('%').next()?.parse().ok()
+    };
+    let mut peers = BTreeSet::new();
+    let subsystems = client.call_by_name("nvmf_get_subsystems", Value::Null)?;
+    for subsystem in subsystems.as_array().into_iter().flatten() {
+        let params = json!({ "nqn": subsystem["nqn"] });
+        let pairs = client.call_by_name("nvmf_subsystem_get_qpairs", params)?;
+        for pair in pairs.as_array().into_iter().flatten() {
+            let local = ip(&pair["listen_address"]);
+            if local.is_some_and(|local| network.is_on(local, iface)) {
+                peers.insert(pair["hostnqn"].as_str().unwrap_or_default().to_owned());
+            }
+        }
+    }
+    let controllers = client.call_by_name("bdev_nvme_get_controllers", json!({}))?;
+    for controller in controllers.as_array().into_iter().flatten() {
+        let name = controller["name"].as_str().unwrap_or_default();
+        let paths = controller["ctrlrs"].as_array().into_iter().flatten();
+        let mut targets = paths.filter_map(|path| ip(&path["trid"]));
+        let here = |to| System::real().probe.source_for(to).ok();
+        if targets.any(|to| here(to).is_some_and(|from| network.is_on(from, iface))) {
+            peers.insert(format!("controller {name}"));
+        }
+    }
+    Ok(peers)
 }
 
 #[derive(Debug, Args)]
@@ -133,10 +235,14 @@ pub fn run(command: QosCommand) -> Result<(), Failure> {
             yes,
             persist,
             kept,
+            daemon,
         } => each(&wanted, |iface, steps| {
             show(iface, steps, wanted.json)?;
             if !yes {
                 return output::line("# nothing was changed: --yes makes these changes");
+            }
+            if !steps.is_empty() {
+                daemon.check(iface)?;
             }
             apply(iface, steps, &kept)?;
             if persist {
@@ -145,7 +251,12 @@ pub fn run(command: QosCommand) -> Result<(), Failure> {
             Ok(())
         }),
         QosCommand::Show { iface, json } => settings(&iface, json),
-        QosCommand::Undo { iface, yes, kept } => undo(&iface, yes, &kept),
+        QosCommand::Undo {
+            iface,
+            yes,
+            kept,
+            daemon,
+        } => undo(&iface, yes, &kept, &daemon),
     }
 }
 
@@ -268,7 +379,7 @@ fn keep(kept: &Kept, iface: &str, steps: &[Step]) -> Result<(), Failure> {
     Ok(fs::rename(&new, &file).with_context(|| cannot("write", &file))?)
 }
 
-fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
+fn undo(iface: &str, yes: bool, kept: &Kept, daemon: &Daemon) -> Result<(), Failure> {
     let steps = kept.steps(iface)?;
     let unit = kept.unit(iface);
     if steps.is_empty() && !unit.exists() {
@@ -281,6 +392,7 @@ fn undo(iface: &str, yes: bool, kept: &Kept) -> Result<(), Failure> {
     if !yes {
         return output::line("# nothing was changed: --yes makes these changes");
     }
+    daemon.check(iface)?;
     if unit.exists() {
         systemctl(&["disable", &unit_name(iface)]);
         fs::remove_file(&unit).with_context(|| cannot("remove", &unit))?;
@@ -321,7 +433,8 @@ fn argument(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// Applies the settings when the interface appears: after boot, and after the card's reset.
+/// Applies the settings when the interface appears: after boot, and after the card's reset, which
+/// has stopped its connections already.
 fn unit(iface: &str, program: &Path, config: Option<&Path>, state: &Path) -> String {
     let path = |path: &Path| argument(&path.display().to_string());
     let config = config.map_or(String::new(), |file| format!(" -c {}", path(file)));
@@ -343,7 +456,7 @@ fn unit(iface: &str, program: &Path, config: Option<&Path>, state: &Path) -> Str
          [Service]\n\
          Type=oneshot\n\
          RemainAfterExit=yes\n\
-         ExecStart={} rdma qos apply --yes --iface {}{config}{state}\n\n\
+         ExecStart={} rdma qos apply --yes --while-in-use --iface {}{config}{state}\n\n\
          [Install]\n\
          WantedBy={device}\n",
         iface.replace('%', "%%"),
@@ -420,7 +533,8 @@ mod tests {
             Path::new(STATE),
         );
         assert!(text.contains("BindsTo=sys-subsystem-net-devices-ens1f0.device"));
-        let command = "ExecStart=/usr/bin/nacre rdma qos apply --yes --iface ens1f0\n";
+        let command =
+            "ExecStart=/usr/bin/nacre rdma qos apply --yes --while-in-use --iface ens1f0\n";
         assert!(text.contains(command), "{text}");
         // systemd reads `-` in a device's name as `/`, and expands `%`.
         let config = Path::new("/etc/nacre 1/100%.toml");
