@@ -17,6 +17,7 @@ use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
 use nacre_transport_connect::{PathConnector, Rdma, RdmaTuning, Session, TcpConnector};
+use nacre_transport_tcp::Marking;
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
@@ -88,6 +89,9 @@ pub struct RemoteArgs {
     /// Data digests (CRC32C)
     #[arg(short = 'G', long, visible_alias = "data-digest")]
     ddgst: bool,
+    /// Type of service of the packets: DSCP times 4
+    #[arg(long, value_name = "TOS", default_value_t = 0)]
+    tos: u8,
     /// Longest time to connect
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
     connect_timeout: Duration,
@@ -243,7 +247,11 @@ impl RemoteArgs {
             header: self.hdgst,
             data: self.ddgst,
         };
-        let tcp = TcpConnector::new(address, digests, needs.entries);
+        let marking = Marking {
+            tos: self.tos,
+            priority: None,
+        };
+        let tcp = TcpConnector::new(address, digests, needs.entries).marked(marking);
         let choice = scheme.choice().unwrap_or(TransportChoice::Tcp);
         let fallback = self.fallback.or(scheme.fallback());
         let fallback = fallback.unwrap_or(choice.default_fallback());
@@ -284,7 +292,7 @@ impl RemoteArgs {
         rdma.reserve(needs.memory + Session::MEMORY)
             .map_err(cannot_connect)?;
         let connector = PathConnector::new(Arc::new(rdma), address, fallback);
-        Ok((Arc::new(connector), Some(paths)))
+        Ok((Arc::new(connector.marked(self.tos)), Some(paths)))
     }
 }
 

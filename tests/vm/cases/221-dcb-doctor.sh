@@ -38,7 +38,7 @@ lldp configure system hostname leaf-7
 switch_says 11 08,08
 switch_says 9 00,00,03,00,00,28,00,00,3c,00,00,00,00,02,00,00,02,00,00,00,00
 switch_says 12 00,65,00,1a
-examine --wait 3s --report "$WORK/report.txt"
+examine --wait 2s --report "$WORK/report.txt"
 for id in dcbx pfc.set pfc ets trust pause.global pause.rate buffer lossless; do
     expect "roce.$id" "$(of roce.$id)" PASS
 done
@@ -67,7 +67,7 @@ SWITCH=$switch
 step "a switch with other priorities"
 lldp unconfigure lldp custom-tlv
 switch_says 11 08,28
-examine --wait 3s
+examine --wait 2s
 expect roce.pfc "$(of roce.pfc)" FAIL
 [[ $(says roce.pfc) == *"ours: 3; leaf-7"*": 3,5"* ]] || die "it does not print both"
 expect roce.lossless "$(of roce.lossless)" WARN
@@ -75,7 +75,7 @@ expect roce.lossless "$(of roce.lossless)" WARN
 step "a switch with the older DCBX only"
 lldp unconfigure lldp custom-tlv
 lldp configure lldp custom-tlv add oui 00,1b,21 subtype 2 oui-info 02,0a,00,00,00,00,00,01,00,00,00,01
-examine --wait 3s
+examine --wait 2s
 expect roce.dcbx "$(of roce.dcbx)" FAIL
 switch_down
 LD_LIBRARY_PATH='' examine --wait 2s
@@ -83,13 +83,13 @@ expect "roce.pfc without a switch" "$(of roce.pfc)" WARN
 
 step "pauses, storms and a firmware's agent"
 ( sleep 1; dcb_set dcb0 "rx_prio3_pause 5000" ) &
-examine --wait 3s
+examine --wait 2s
 expect roce.pause.rate "$(of roce.pause.rate)" WARN
 ( sleep 1; dcb_set dcb0 "rx_prio3_pause_duration 2000000" ) &
-examine --wait 3s
+examine --wait 2s
 expect roce.pause.rate "$(of roce.pause.rate)" FAIL
 ( sleep 1; dcb_set dcb0 "tx_pause_storm_warning_events 3" ) &
-examine --wait 3s
+examine --wait 2s
 expect roce.pause.rate "$(of roce.pause.rate)" FAIL
 dcb dcbx set dev dcb0 lld-managed ieee
 examine

@@ -93,6 +93,16 @@ wait $server
 capture_stop
 expect "DSCPs of the server" "$(dscps dcb0 roce .)" 12
 expect "DSCPs of the client" "$(dscps dcb1 roce .)" 14
+
+step "tools of the host side mark what they are told to"
+for scheme in tcp rdma; do
+    kind=$scheme
+    [ $scheme = tcp ] || kind=roce
+    capture_start
+    "$NACRE" identify "$scheme://10.50.0.2:4420/$NQN" --tos 72 --cm-timeout 60s --connect-timeout 60s >"$WORK/said"
+    capture_stop
+    expect "DSCPs over $scheme" "$(dscps dcb1 $kind 10.50.0.1)" 18
+done
 nacre_stop
 
 step "a connection to a replica has the mark of its class, or its own"

@@ -41,9 +41,15 @@ impl TcpConnector {
         }
     }
 
-    /// Sets the marking of packets and the time limit of a TCP connection attempt.
-    pub fn tuned(mut self, marking: Marking, connect_timeout: std::time::Duration) -> TcpConnector {
-        (self.options.marking, self.options.connect_timeout) = (marking, connect_timeout);
+    /// Sets the marking of packets.
+    pub fn marked(mut self, marking: Marking) -> TcpConnector {
+        self.options.marking = marking;
+        self
+    }
+
+    /// Sets the time limit of a TCP connection attempt.
+    pub fn within(mut self, connect_timeout: std::time::Duration) -> TcpConnector {
+        self.options.connect_timeout = connect_timeout;
         self
     }
 

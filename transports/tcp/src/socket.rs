@@ -200,6 +200,41 @@ mod tests {
         sockopt::tcp_congestion(&socket).expect("known")
     }
 
+    /// Goal: the handshake's answer, which the kernel sends, is marked as well. Method: the options
+    /// of the listening socket, which accepted sockets inherit.
+    #[test]
+    fn a_listener_marks_from_the_first_packet_on() {
+        let marking = Marking {
+            tos: 104,
+            priority: Some(3),
+        };
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let Ok((listener, real)) = listen(address, 8, marking) else {
+                assert!(address.is_ipv6(), "this machine has IPv4");
+                continue;
+            };
+            let host = std::net::TcpStream::connect(real).unwrap();
+            let mut ready = [rustix::event::PollFd::new(
+                &listener,
+                rustix::event::PollFlags::IN,
+            )];
+            rustix::event::poll(&mut ready, None).unwrap();
+            let accepted = rustix::net::accept(&listener).unwrap();
+            for socket in [listener.as_fd(), accepted.as_fd()] {
+                let tos = if address.is_ipv4() {
+                    sockopt::ip_tos(socket).unwrap().into()
+                } else {
+                    sockopt::ipv6_tclass(socket).unwrap()
+                };
+                assert_eq!(tos, 104, "{address}");
+                let socket = socket2::SockRef::from(&socket);
+                assert_eq!(socket.priority().unwrap(), 3, "{address}");
+            }
+            drop(host);
+        }
+    }
+
     /// Only where nothing can be congested is the system's choice not followed.
     #[test]
     fn loopback_is_not_paced() {

@@ -97,6 +97,28 @@ fn check(facts: Facts, scope: &Scope, id: &str, status: Status, evidence: &str) 
     expect(&report, id, status, evidence);
 }
 
+/// Goal: a daemon that begins to use RDMA judges the network by its own `[qos]`.
+#[test]
+fn concerns_know_the_daemons_marking() {
+    let ids = |marking| -> Vec<&str> {
+        let told = ScriptedProbe {
+            ethernet: vec![good()],
+            ..ScriptedProbe::default()
+        };
+        let machine = system(&testing::rxe_on_eth(), &[("eth0", "10.0.0.4")], told);
+        let all = concerns(&machine, &[ip("10.0.0.4")], marking);
+        let ids = all.into_iter().map(|finding| finding.id);
+        ids.filter(|id| id.starts_with("roce.")).collect()
+    };
+    let unmarked = ids(Marking::default());
+    assert!(unmarked.contains(&"roce.trust"), "{unmarked:?}");
+    let marking = Marking {
+        qos: qos(),
+        tos: 26 << 2,
+    };
+    assert_eq!(ids(marking), [""; 0]);
+}
+
 #[test]
 fn a_port_that_is_set_as_asked_passes() {
     let report = judged(good(), &scope());

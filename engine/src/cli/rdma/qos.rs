@@ -548,6 +548,21 @@ mod tests {
     }
 
     #[test]
+    fn an_address_belongs_to_the_interfaces_below_it_too() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let network = Network {
+            addresses: vec![
+                (ip("192.0.2.1"), vec!["eth0".into(), "bond0.5".into()]),
+                (ip("192.0.2.9"), vec!["eth9".into()]),
+            ],
+        };
+        assert!(network.is_on(ip("192.0.2.1"), "eth0"));
+        assert!(network.is_on(ip("192.0.2.1"), "bond0.5"));
+        assert!(!network.is_on(ip("192.0.2.9"), "eth0"));
+        assert!(!network.is_on(ip("192.0.2.7"), "eth0"));
+    }
+
+    #[test]
     fn names_become_no_other_path() {
         for good in ["eth0", "ens1f0np0", "san-a", "bond0.100", "a@b"] {
             assert_eq!(interface_name(good).as_deref(), Ok(good));

@@ -255,7 +255,8 @@ impl RemotePlan {
             },
         };
         let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
-            .tuned(marking, wanted.connect_timeout)
+            .marked(marking)
+            .within(wanted.connect_timeout)
             .from(from.clone());
         let fallback = wanted.fallback.unwrap_or(match wanted.transport {
             TransportChoice::Auto => replication.fallback,
