@@ -152,7 +152,7 @@ impl Scrape {
         let ports = tokio::task::spawn_blocking(port_counters);
         let ports = tokio::time::timeout(PATIENCE, ports).await;
         let used = Used::of(engine, plane.as_deref());
-        let nics = Arc::clone(&engine.nics);
+        let nics = Arc::clone(&engine.rdma.nics);
         let nics = tokio::task::spawn_blocking(move || nics.read(&used));
         let nics = tokio::time::timeout(PATIENCE, nics).await;
         let moment = Moment {

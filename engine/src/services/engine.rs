@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -27,7 +26,6 @@ use crate::services::devices::Devices;
 use crate::services::drives::Drives;
 use crate::services::keyring::Keyring;
 use crate::services::listeners::Listeners;
-use crate::services::nics::Nics;
 use crate::services::rdma::Rdma;
 use crate::services::remotes::Remotes;
 use crate::services::volumes::Volumes;
@@ -66,8 +64,6 @@ pub struct Engine {
     /// Reservations that are being stored.
     pub reservation_jobs: ReservationJobs,
     pub volumes: Volumes,
-    /// Counters of network interfaces, for metrics.
-    pub nics: Arc<Nics>,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
@@ -118,7 +114,6 @@ impl Engine {
             drives: Drives::default(),
             reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
-            nics: Arc::default(),
             plane: RefCell::default(),
             gate: RwLock::new(()),
             replaying: Mutex::new(()),

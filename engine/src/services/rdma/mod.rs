@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::plane::demand::rdma_per_core;
 use crate::services::engine::Engine;
+use crate::services::nics::Nics;
 
 /// Longest delay for a removal of a device that this process has open, if no event announces it.
 const LOOK: Duration = Duration::from_secs(5);
@@ -47,6 +48,8 @@ impl Verbs {
 #[derive(Default)]
 pub struct Rdma {
     pub verbs: Verbs,
+    /// Counters of the network interfaces in use, for metrics.
+    pub nics: Arc<Nics>,
     plug: RefCell<Option<Arc<RdmaPlug>>>,
     changed: Arc<Notify>,
     incidents: Arc<Notify>,

@@ -1,6 +1,8 @@
 //! The connection manager: ids, each with its token in the library's `context`, and events copied
 //! out.
 
+mod marking;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -18,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::absence::Absence;
 use super::domain::Domain;
 use super::queue::{Cq, Parts, Qp, Srq, within};
-use super::{Inner, address, check, check_errno, set_nonblocking, would_block};
+use super::{Inner, address, check_errno, set_nonblocking, would_block};
 use crate::provider::{ConnectionManager, Device, QpInit, QueuePair};
 use crate::sys::Api;
 use crate::sys::cm::*;
@@ -338,61 +340,6 @@ impl Cm {
         })
     }
 
-    /// Brings the queue pair of a request to RTS, with `tos` in its packets. The library would
-    /// take the byte of the host's request: RDMA_OPTION_ID_TOS has no effect on this side.
-    ///
-    /// Returns false and changes nothing if the request has this byte already, and for InfiniBand
-    /// and iWARP, whose packets have no such byte or not from here.
-    fn connect_marked(
-        &self,
-        id: &Id,
-        qp: *mut ibv_qp,
-        tos: u8,
-        params: &ConnParams,
-    ) -> Result<bool, VerbsError> {
-        let attributes = |state| {
-            let mut attr = ibv_qp_attr {
-                qp_state: state,
-                ..Default::default()
-            };
-            let mut mask = 0;
-            // SAFETY: the id is alive, the memory is ours to be written to.
-            check_errno("rdma_init_qp_attr", unsafe {
-                (self.api().rdma_init_qp_attr)(id.raw, &mut attr, &mut mask)
-            })?;
-            Ok::<_, VerbsError>((attr, mask))
-        };
-        let modify = |(mut attr, mask): (ibv_qp_attr, i32)| {
-            // SAFETY: the caller holds the queue pair.
-            check("ibv_modify_qp", unsafe {
-                (self.api().ibv_modify_qp)(qp, &mut attr, mask)
-            })
-        };
-        let (mut receive, receive_mask) = attributes(IBV_QPS_RTR)?;
-        let has_address = receive_mask & IBV_QP_AV != 0;
-        if !has_address || !self.is_ethernet(id) || receive.ah_attr.grh.traffic_class == tos {
-            return Ok(false);
-        }
-        modify(attributes(IBV_QPS_INIT)?)?;
-        receive.ah_attr.grh.traffic_class = tos;
-        receive.max_dest_rd_atomic = params.responder_resources;
-        modify((receive, receive_mask))?;
-        let (mut send, send_mask) = attributes(IBV_QPS_RTS)?;
-        send.max_rd_atomic = params.initiator_depth;
-        modify((send, send_mask))?;
-        Ok(true)
-    }
-
-    fn is_ethernet(&self, id: &Id) -> bool {
-        let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
-        // SAFETY: the id is alive and bound to a device; the struct is ours to be written to.
-        let result =
-            unsafe { (self.api().ibv_query_port)(id.verbs(), id.port(), port.as_mut_ptr()) };
-        // SAFETY: zeroes are a valid value of it.
-        let port = unsafe { port.assume_init() };
-        result == 0 && port.link_layer == IBV_LINK_LAYER_ETHERNET
-    }
-
     /// Best effort: a device that refuses keeps the long time.
     fn shorten_rnr_timer(&self, qp: *mut ibv_qp) {
         let mut attr = ibv_qp_attr {
@@ -618,40 +565,20 @@ impl ConnectionManager for Cm {
 
     fn accept(&mut self, id: CmId, params: &ConnParams) -> Result<(), VerbsError> {
         let connection = self.find(id)?;
-        let raw = connection.id.raw;
         let mut raw_params = conn_param(params);
         let qp = connection.qp.upgrade();
-        let marked = match &qp {
+        match &qp {
             Some(qp) if connection.tos != 0 => {
-                self.connect_marked(&connection.id, qp.raw, connection.tos, params)?
+                self.accept_marked(&connection.id, qp.raw, connection.tos, &mut raw_params)?;
             }
-            _ => false,
-        };
-        let Some(qp) = qp.filter(|_| marked) else {
             // SAFETY: as above.
-            check_errno("rdma_accept", unsafe {
-                (self.api().rdma_accept)(raw, &mut raw_params)
-            })?;
-            if let Some(qp) = connection.qp.upgrade() {
-                self.shorten_rnr_timer(qp.raw);
-            }
-            return Ok(());
-        };
-        // SAFETY: the queue pair is held, and its fields do not change. The library leaves a queue
-        // pair alone that its id does not have; the id has it again after the call. Only this
-        // thread uses the field, except for destroying, for which the last holder is needed.
-        let result = unsafe {
-            raw_params.qp_num = (*qp.raw).qp_num;
-            raw_params.srq = u8::from(!(*qp.raw).srq.is_null());
-            (*raw).qp = null_mut();
-            let result = check_errno("rdma_accept", {
-                (self.api().rdma_accept)(raw, &mut raw_params)
-            });
-            (*raw).qp = qp.raw;
-            result
-        };
-        result?;
-        self.shorten_rnr_timer(qp.raw);
+            _ => check_errno("rdma_accept", unsafe {
+                (self.api().rdma_accept)(connection.id.raw, &mut raw_params)
+            })?,
+        }
+        if let Some(qp) = qp {
+            self.shorten_rnr_timer(qp.raw);
+        }
         Ok(())
     }
 

@@ -1,0 +1,105 @@
+//! The Type of Service byte of connections that this side accepts.
+//!
+//! librdmacm gives the queue pair of a request the byte that the host put into the request:
+//! RDMA_OPTION_ID_TOS has no effect on this side. So the queue pair is connected here, and the
+//! library only answers the request.
+
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+
+use super::super::{check, check_errno};
+use super::{Cm, Id};
+use crate::sys::cm::rdma_conn_param;
+use crate::sys::verbs::*;
+use crate::types::VerbsError;
+
+impl Cm {
+    /// Accepts a request; this side's packets have `tos`. The caller holds the queue pair, which is
+    /// the id's.
+    pub(super) fn accept_marked(
+        &self,
+        id: &Id,
+        qp: *mut ibv_qp,
+        tos: u8,
+        params: &mut rdma_conn_param,
+    ) -> Result<(), VerbsError> {
+        let accept = |params: &mut rdma_conn_param| {
+            // SAFETY: the id is alive; the parameters and the data they point to are read during
+            // the call.
+            check_errno("rdma_accept", unsafe {
+                (self.api().rdma_accept)(id.raw, params)
+            })
+        };
+        if !self.connect_marked(id, qp, tos, params)? {
+            return accept(params);
+        }
+        // SAFETY: the queue pair is held, and these fields never change.
+        unsafe {
+            params.qp_num = (*qp).qp_num;
+            params.srq = u8::from(!(*qp).srq.is_null());
+        }
+        // SAFETY: the id is alive. The library connects no queue pair of an id that has none. Only
+        // this thread uses the field; destroying the queue pair needs its last holder, which the
+        // caller is not.
+        unsafe { (*id.raw).qp = null_mut() };
+        let result = accept(params);
+        // SAFETY: as above.
+        unsafe { (*id.raw).qp = qp };
+        result
+    }
+
+    /// Brings the queue pair of a request to RTS, with `tos` in its packets. The library would
+    /// take the byte of the host's request: RDMA_OPTION_ID_TOS has no effect on this side.
+    ///
+    /// Returns false and changes nothing if the request has this byte already, and for InfiniBand
+    /// and iWARP, whose packets have no such byte or not from here.
+    fn connect_marked(
+        &self,
+        id: &Id,
+        qp: *mut ibv_qp,
+        tos: u8,
+        params: &rdma_conn_param,
+    ) -> Result<bool, VerbsError> {
+        let attributes = |state| {
+            let mut attr = ibv_qp_attr {
+                qp_state: state,
+                ..Default::default()
+            };
+            let mut mask = 0;
+            // SAFETY: the id is alive, the memory is ours to be written to.
+            check_errno("rdma_init_qp_attr", unsafe {
+                (self.api().rdma_init_qp_attr)(id.raw, &mut attr, &mut mask)
+            })?;
+            Ok::<_, VerbsError>((attr, mask))
+        };
+        let modify = |(mut attr, mask): (ibv_qp_attr, i32)| {
+            // SAFETY: the caller holds the queue pair.
+            check("ibv_modify_qp", unsafe {
+                (self.api().ibv_modify_qp)(qp, &mut attr, mask)
+            })
+        };
+        let (mut receive, receive_mask) = attributes(IBV_QPS_RTR)?;
+        let has_address = receive_mask & IBV_QP_AV != 0;
+        if !has_address || !self.is_ethernet(id) || receive.ah_attr.grh.traffic_class == tos {
+            return Ok(false);
+        }
+        modify(attributes(IBV_QPS_INIT)?)?;
+        receive.ah_attr.grh.traffic_class = tos;
+        receive.max_dest_rd_atomic = params.responder_resources;
+        modify((receive, receive_mask))?;
+        let (mut send, send_mask) = attributes(IBV_QPS_RTS)?;
+        send.max_rd_atomic = params.initiator_depth;
+        modify((send, send_mask))?;
+        Ok(true)
+    }
+
+    fn is_ethernet(&self, id: &Id) -> bool {
+        let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
+        // SAFETY: the id is alive and bound to a device; the struct is ours to be written to.
+        let result =
+            unsafe { (self.api().ibv_query_port)(id.verbs(), id.port(), port.as_mut_ptr()) };
+        // SAFETY: zeroes are a valid value of it.
+        let port = unsafe { port.assume_init() };
+        result == 0 && port.link_layer == IBV_LINK_LAYER_ETHERNET
+    }
+}
