@@ -64,7 +64,7 @@ bytes() { ethtool -S "$1" | awk -v name="$2:" '$1 == name {print $2}'; }
 [ "$(bytes dcb0 rx_prio3_bytes)" = "$(bytes dcb1 tx_prio3_bytes)" ] || die "the ends do not agree"
 
 step "and the daemon's metrics have them, at most five seconds old"
-metric() { rpc metrics_get '{"format":"text"}' | jq -r . | awk -v name="nacre_nic_$1{iface=\"dcb1\",$2}" '$1 == name {print $2}'; }
+metric() { rpc metrics_get '{"format":"text"}' | jq -r . | awk -v name="nacre_nic_$1{iface=\"dcb1\",$2}" '$1 == name {printf "%d\n", $2}'; }
 expect "bytes sent" "$(metric prio_bytes_total 'prio="3",dir="tx"')" "$(bytes dcb1 tx_prio3_bytes)"
 dcb_set dcb1 "rx_prio3_pause 77"
 dcb_set dcb1 "rx_discards_phy 5"

@@ -74,7 +74,8 @@ pub(crate) fn listen(
             // IPv4 has sockets of its own: `::` leaves them their port.
             sockopt::set_ipv6_v6only(&socket, true)?;
         }
-        // The kernel answers handshakes, and accepted sockets inherit the marking.
+        // For the kernel's answers to handshakes. Accepted sockets inherit the byte, not the
+        // priority.
         marking.apply(socket.as_fd(), address.is_ipv4());
         rustix::net::bind(&socket, &address)?;
         rustix::net::listen(&socket, backlog)?;
@@ -201,7 +202,7 @@ mod tests {
     }
 
     /// Goal: the handshake's answer, which the kernel sends, is marked as well. Method: the options
-    /// of the listening socket, which accepted sockets inherit.
+    /// of the listening socket, and of an accepted one before it is tuned.
     #[test]
     fn a_listener_marks_from_the_first_packet_on() {
         let marking = Marking {
@@ -228,9 +229,9 @@ mod tests {
                     sockopt::ipv6_tclass(socket).unwrap()
                 };
                 assert_eq!(tos, 104, "{address}");
-                let socket = socket2::SockRef::from(&socket);
-                assert_eq!(socket.priority().unwrap(), 3, "{address}");
             }
+            let listener = socket2::SockRef::from(&listener);
+            assert_eq!(listener.priority().unwrap(), 3, "{address}");
             drop(host);
         }
     }
