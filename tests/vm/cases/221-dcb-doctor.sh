@@ -38,7 +38,7 @@ lldp configure system hostname leaf-7
 switch_says 11 08,08
 switch_says 9 00,00,03,00,00,28,00,00,3c,00,00,00,00,02,00,00,02,00,00,00,00
 switch_says 12 00,65,00,1a
-examine --wait 2s --report "$WORK/report.txt"
+examine --wait 5s --report "$WORK/report.txt"
 for id in dcbx pfc.set pfc ets trust pause.global pause.rate buffer lossless; do
     expect "roce.$id" "$(of roce.$id)" PASS
 done
@@ -67,7 +67,7 @@ SWITCH=$switch
 step "a switch with other priorities"
 lldp unconfigure lldp custom-tlv
 switch_says 11 08,28
-examine --wait 2s
+examine --wait 5s
 expect roce.pfc "$(of roce.pfc)" FAIL
 [[ $(says roce.pfc) == *"ours: 3; leaf-7"*": 3,5"* ]] || die "it does not print both"
 expect roce.lossless "$(of roce.lossless)" WARN
@@ -75,7 +75,7 @@ expect roce.lossless "$(of roce.lossless)" WARN
 step "a switch with the older DCBX only"
 lldp unconfigure lldp custom-tlv
 lldp configure lldp custom-tlv add oui 00,1b,21 subtype 2 oui-info 02,0a,00,00,00,00,00,01,00,00,00,01
-examine --wait 2s
+examine --wait 5s
 expect roce.dcbx "$(of roce.dcbx)" FAIL
 switch_down
 LD_LIBRARY_PATH='' examine --wait 2s
