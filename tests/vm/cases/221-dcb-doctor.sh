@@ -82,15 +82,20 @@ LD_LIBRARY_PATH='' examine --wait 2s
 expect "roce.pfc without a switch" "$(of roce.pfc)" WARN
 
 step "pauses, storms and a firmware's agent"
-( sleep 1; dcb_set dcb0 "rx_prio3_pause 5000" ) &
-examine --wait 2s
-expect roce.pause.rate "$(of roce.pause.rate)" WARN
-( sleep 1; dcb_set dcb0 "rx_prio3_pause_duration 2000000" ) &
-examine --wait 2s
-expect roce.pause.rate "$(of roce.pause.rate)" FAIL
-( sleep 1; dcb_set dcb0 "tx_pause_storm_warning_events 3" ) &
-examine --wait 2s
-expect roce.pause.rate "$(of roce.pause.rate)" FAIL
+grows() { # grows NAME STEP: a counter of dcb0, several times a second
+    local value=0
+    while sleep 0.1; do
+        value=$((value + $2))
+        dcb_set dcb0 "$1 $value"
+    done
+}
+for row in "rx_prio3_pause 200 WARN" "rx_prio3_pause_duration 100000 FAIL" "tx_pause_storm_warning_events 1 FAIL"; do
+    read -r name by status <<<"$row"
+    grows "$name" "$by" &
+    examine --wait 2s
+    kill $!
+    expect "roce.pause.rate with $name" "$(of roce.pause.rate)" "$status"
+done
 dcb dcbx set dev dcb0 lld-managed ieee
 examine
 expect roce.dcbx "$(of roce.dcbx)" WARN
