@@ -40,8 +40,10 @@ pub const VM: &[Need] = &[
     need("ethtool", "ethtool"),
 ];
 
-/// Headers for a test that compares structs with them; without them the test is skipped.
-pub const HEADERS: &[Need] = &[
+/// Headers for a test that compares structs with them, and a program that other tests connect with;
+/// without them the tests are skipped.
+pub const OPTIONAL: &[Need] = &[
+    need("openssl", "openssl"),
     need("libibverbs.so", "libibverbs-dev"),
     need("librdmacm.so", "librdmacm-dev"),
 ];

@@ -27,6 +27,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "bdev/nvme/sim",
     "bdev/nvme/vfio",
     "transports/rdma/verbs",
+    "transports/tls",
 ];
 
 /// Patterns in source, each with its replacement. Split in pieces, so that this file does not

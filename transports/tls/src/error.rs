@@ -1,0 +1,55 @@
+//! Why a handshake or a connection fails.
+
+use nacre_nvmf::tls::{Alert, HelloError, Refused};
+
+/// The end of a TLS connection that is not the peer's orderly close.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    #[error("TLS: {0}")]
+    Hello(#[from] HelloError),
+    #[error("TLS: {0}")]
+    Refused(#[from] Refused),
+    #[error("TLS: the peer ended the handshake or connection with the alert {0}")]
+    Alert(Alert),
+    #[error("TLS: a record of {bytes} bytes where at most {most} are possible")]
+    Long { bytes: usize, most: usize },
+    #[error("TLS: a record of type {kind} where type {expected} is expected")]
+    Type { kind: u8, expected: u8 },
+    #[error("TLS: a record cannot be opened: it was changed on its way, or the keys differ")]
+    Forged,
+    #[error("TLS: malformed {0}")]
+    Malformed(&'static str),
+    #[error("TLS: {0} where the connection cannot take it")]
+    Unexpected(&'static str),
+    #[error("TLS: more than {0} messages without data")]
+    Flood(u32),
+    #[error("TLS: the handshake is longer than {0} bytes")]
+    LongHandshake(usize),
+    #[error("TLS: the handshake ended with {0}, which is not of the key")]
+    Suite(String),
+    #[error("TLS: the handshake failed: {0}")]
+    Library(String),
+    #[error("TLS: the random generator or the cipher failed")]
+    Crypto,
+}
+
+impl Failure {
+    /// The alert for the peer. `None`: the peer has ended the connection itself.
+    pub fn alert(&self) -> Option<Alert> {
+        Some(match self {
+            Failure::Hello(error) => error.alert(),
+            Failure::Refused(refused) => refused.alert(),
+            Failure::Alert(_) => return None,
+            Failure::Long { .. } => Alert::RECORD_OVERFLOW,
+            Failure::Type { .. } | Failure::Unexpected(_) | Failure::Flood(_) => {
+                Alert::UNEXPECTED_MESSAGE
+            }
+            Failure::Forged => Alert::BAD_RECORD_MAC,
+            Failure::Malformed(_) => Alert::DECODE_ERROR,
+            Failure::LongHandshake(_) | Failure::Suite(_) | Failure::Library(_) => {
+                Alert::HANDSHAKE_FAILURE
+            }
+            Failure::Crypto => Alert::INTERNAL_ERROR,
+        })
+    }
+}

@@ -1,0 +1,217 @@
+//! A handshake: bytes of the peer in, bytes for the peer out, at its end a [`Session`].
+//!
+//! A target reads the ClientHello first and chooses the key; the library then reads the same bytes
+//! with that key alone.
+
+use std::sync::Arc;
+
+use nacre_nvmf::auth::Digest;
+use nacre_nvmf::tls::{Chosen, ClientHello, Derivation, Identity, Psk, PskSource, Suite};
+use s2n_tls::enums::Mode;
+
+use crate::error::Failure;
+use crate::library::Library;
+use crate::records::{HEADER, MOST_DATA, header, kind, plain};
+use crate::session::Session;
+
+/// Most bytes of a ClientHello with its record headers, and of all of a handshake.
+const MOST_HELLO: usize = 16 << 10;
+const MOST_BYTES: usize = 64 << 10;
+
+/// Which end of a handshake this is.
+pub enum Role {
+    /// A target with its keys.
+    Target(Arc<dyn PskSource>),
+    /// A host with its key.
+    Host {
+        identity: Identity,
+        psk: Psk,
+        derivation: Derivation,
+    },
+}
+
+enum State {
+    /// Waits for the rest of the ClientHello.
+    Hello(Arc<dyn PskSource>, Vec<u8>),
+    Running(Library, Box<Chosen>),
+    Over,
+}
+
+/// One handshake, until it has ended.
+pub struct Handshake {
+    state: State,
+    is_target: bool,
+    output: Vec<u8>,
+    /// The library has sent something: alerts would have to be sealed with its keys.
+    has_spoken: bool,
+    /// Bytes received.
+    count: usize,
+}
+
+/// The result of a handshake.
+pub struct Outcome {
+    pub session: Session,
+    /// The key of the handshake.
+    pub identity: Identity,
+    pub suite: Suite,
+    pub derivation: Derivation,
+}
+
+impl Handshake {
+    /// Begins. A host's ClientHello is in [`Handshake::take_output`] then.
+    pub fn new(role: Role) -> Result<Handshake, Failure> {
+        let mut handshake = Handshake {
+            state: State::Over,
+            is_target: matches!(role, Role::Target(_)),
+            output: Vec::new(),
+            has_spoken: false,
+            count: 0,
+        };
+        match role {
+            Role::Target(keys) => handshake.state = State::Hello(keys, Vec::new()),
+            Role::Host {
+                identity,
+                psk,
+                derivation,
+            } => {
+                let key = psk.tls_psk(&identity, derivation);
+                let suite = Suite::of(identity.hash);
+                let (Some(key), Some(suite)) = (key, suite) else {
+                    return Err(Failure::Library("the PSK has no such identity".into()));
+                };
+                let chosen = Chosen {
+                    offered: identity.to_string().into_bytes(),
+                    identity,
+                    suite,
+                    derivation,
+                    key,
+                };
+                handshake.begin(Mode::Client, chosen, &[])?;
+            }
+        }
+        Ok(handshake)
+    }
+
+    /// Goes on with bytes of the peer. `Ok(None)`: it waits for more. After an error the output may
+    /// have an alert.
+    pub fn received(&mut self, bytes: &[u8]) -> Result<Option<Outcome>, Failure> {
+        let result = self.advance(bytes);
+        if let Err(failure) = &result {
+            if let Some(alert) = failure.alert().filter(|_| !self.has_spoken) {
+                self.output.extend(plain(kind::ALERT, &[2, alert.0]));
+            }
+            self.state = State::Over;
+        }
+        result
+    }
+
+    /// Takes the bytes for the peer.
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    fn advance(&mut self, bytes: &[u8]) -> Result<Option<Outcome>, Failure> {
+        self.count += bytes.len();
+        if self.count > MOST_BYTES {
+            return Err(Failure::LongHandshake(MOST_BYTES));
+        }
+        match &mut self.state {
+            State::Hello(keys, received) => {
+                received.extend_from_slice(bytes);
+                let Some(message) = client_hello(received)? else {
+                    return Ok(None);
+                };
+                let chosen = ClientHello::parse(&message)?.choose(&**keys)?;
+                let received = std::mem::take(received);
+                self.begin(Mode::Server, chosen, &received)
+            }
+            State::Running(..) => self.step(bytes),
+            State::Over => Err(Failure::Unexpected("bytes after the handshake")),
+        }
+    }
+
+    fn begin(
+        &mut self,
+        mode: Mode,
+        chosen: Chosen,
+        bytes: &[u8],
+    ) -> Result<Option<Outcome>, Failure> {
+        let hash = chosen.suite.hash();
+        let library = Library::new(mode, &chosen.offered, &chosen.key, hash)?;
+        self.state = State::Running(library, Box::new(chosen));
+        self.step(bytes)
+    }
+
+    fn step(&mut self, bytes: &[u8]) -> Result<Option<Outcome>, Failure> {
+        let State::Running(library, chosen) = &mut self.state else {
+            return Ok(None);
+        };
+        let step = library.step(bytes);
+        let output = library.take_output();
+        self.has_spoken |= !output.is_empty();
+        self.output.extend(output);
+        let Some(secrets) = step? else {
+            return Ok(None);
+        };
+        library.check(chosen.suite)?;
+        let (receive, send): (Digest, Digest) = if self.is_target {
+            (secrets.client, secrets.server)
+        } else {
+            (secrets.server, secrets.client)
+        };
+        let session = Session::new(chosen.suite, receive, send, library.rest())?;
+        let outcome = Outcome {
+            session,
+            identity: chosen.identity.clone(),
+            suite: chosen.suite,
+            derivation: chosen.derivation,
+        };
+        self.state = State::Over;
+        Ok(Some(outcome))
+    }
+}
+
+/// The first handshake message, out of its records. `None`: there is more to come.
+fn client_hello(mut bytes: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
+    let mut message = Vec::new();
+    if bytes.len() > MOST_HELLO {
+        return Err(Failure::LongHandshake(MOST_HELLO));
+    }
+    if bytes.first().is_some_and(|kind| *kind != kind::HANDSHAKE) {
+        return Err(Failure::Type {
+            kind: bytes[0],
+            expected: kind::HANDSHAKE,
+        });
+    }
+    while let Some((kind, length)) = header(bytes) {
+        if kind != kind::HANDSHAKE {
+            let expected = kind::HANDSHAKE;
+            return Err(Failure::Type { kind, expected });
+        }
+        if length == 0 || length > MOST_DATA {
+            let most = MOST_DATA;
+            return Err(Failure::Long {
+                bytes: length,
+                most,
+            });
+        }
+        let Some(record) = bytes.get(HEADER..HEADER + length) else {
+            return Ok(None);
+        };
+        message.extend_from_slice(record);
+        bytes = &bytes[HEADER + length..];
+        if let [_, high, middle, low, body @ ..] = &message[..] {
+            let length = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+            if length > MOST_HELLO {
+                return Err(Failure::LongHandshake(MOST_HELLO));
+            }
+            if body.len() == length {
+                return Ok(Some(message));
+            }
+            if body.len() > length {
+                return Err(Failure::Malformed("ClientHello"));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,300 @@
+//! A connection after its handshake: a stream of data on one side, records on the other.
+//!
+//! ```text
+//!   socket ─▶ room, received ─▶ input ─▶ open in place ─▶ read ─▶ the machine's slices
+//!   socket ◀─ ciphertext, sent ◀─ output ◀─ seal ◀─ the machine's slices
+//! ```
+//!
+//! Data is handed up only after its tag was checked. Every malformed record ends the connection.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use nacre_nvmf::auth::Digest;
+use nacre_nvmf::tls::{Alert, Suite};
+
+use crate::error::Failure;
+use crate::records::{Direction, HEADER, MOST_DATA, MOST_PROTECTED, header, kind};
+
+/// Bytes of the buffer for received records: several of the longest, as one receive costs more
+/// than moving the part of a record at its end.
+const INPUT: usize = 8 * (HEADER + MOST_PROTECTED);
+/// Sealed bytes that may wait for the socket.
+const OUTPUT: usize = 256 << 10;
+/// Records without data (KeyUpdate, tickets, empty ones) between two with data.
+const MOST_WITHOUT_DATA: u32 = 64;
+const NEW_SESSION_TICKET: u8 = 4;
+const KEY_UPDATE: u8 = 24;
+
+/// The records of both directions.
+pub struct Session {
+    receive: Direction,
+    send: Direction,
+    input: Box<[u8]>,
+    /// Received bytes in `input` that are not taken yet.
+    start: usize,
+    end: usize,
+    /// Opened data in front of `start`.
+    opened: (usize, usize),
+    output: Vec<u8>,
+    /// Bytes of `output` that have left.
+    left: usize,
+    without_data: u32,
+    /// The peer has closed its direction.
+    peer_closed: bool,
+    /// Nothing more is sealed: close_notify or an alert is in `output`.
+    closed: bool,
+}
+
+impl Session {
+    /// `early`: bytes that arrived after the last one of the handshake.
+    pub(crate) fn new(
+        suite: Suite,
+        receive: Digest,
+        send: Digest,
+        early: &[u8],
+    ) -> Result<Session, Failure> {
+        let mut input = vec![0; INPUT].into_boxed_slice();
+        let place = input
+            .get_mut(..early.len())
+            .ok_or(Failure::LongHandshake(INPUT))?;
+        place.copy_from_slice(early);
+        Ok(Session {
+            receive: Direction::new(suite, receive)?,
+            send: Direction::new(suite, send)?,
+            input,
+            start: 0,
+            end: early.len(),
+            opened: (0, 0),
+            output: Vec::new(),
+            left: 0,
+            without_data: 0,
+            peer_closed: false,
+            closed: false,
+        })
+    }
+
+    /// Where the next received bytes go. Never empty after [`Session::read`] has not filled its
+    /// slices.
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.opened.0 == self.opened.1 && self.start > 0 {
+            self.input.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+            self.opened = (0, 0);
+        }
+        &mut self.input[self.end..]
+    }
+
+    /// Bytes were received into [`Session::room`].
+    pub fn received(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    /// Opens records into the slices and returns the bytes of data. Less than the slices take: no
+    /// whole record is left.
+    pub fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Failure> {
+        let mut total = 0;
+        for slice in slices {
+            let mut slice = &mut slice[..];
+            while !slice.is_empty() {
+                let (from, to) = self.opened;
+                if from == to {
+                    if self.peer_closed || !self.open_next()? {
+                        return Ok(total);
+                    }
+                    continue;
+                }
+                let count = slice.len().min(to - from);
+                let (place, rest) = slice.split_at_mut(count);
+                place.copy_from_slice(&self.input[from..from + count]);
+                slice = rest;
+                self.opened.0 += count;
+                total += count;
+            }
+        }
+        Ok(total)
+    }
+
+    /// True if [`Session::read`] would return data or an error without another receive.
+    pub fn has_input(&self) -> bool {
+        self.opened.0 != self.opened.1 || self.whole_record().is_some()
+    }
+
+    /// The peer has said that no data follows (close_notify).
+    pub fn is_peer_closed(&self) -> bool {
+        self.peer_closed && self.opened.0 == self.opened.1
+    }
+
+    /// Length of the next record with its header, or an error, if it is known to be there.
+    fn whole_record(&self) -> Option<Result<usize, Failure>> {
+        let waiting = &self.input[self.start..self.end];
+        let (_, length) = header(waiting)?;
+        if length > MOST_PROTECTED {
+            let most = MOST_PROTECTED;
+            return Some(Err(Failure::Long {
+                bytes: length,
+                most,
+            }));
+        }
+        let length = HEADER + length;
+        (waiting.len() >= length).then_some(Ok(length))
+    }
+
+    /// Opens the next record. `false`: it has not arrived as a whole.
+    fn open_next(&mut self) -> Result<bool, Failure> {
+        let Some(length) = self.whole_record() else {
+            return Ok(false);
+        };
+        let length = length?;
+        let at = self.start;
+        let record = &mut self.input[at..at + length];
+        if record[0] != kind::DATA {
+            return Err(Failure::Type {
+                kind: record[0],
+                expected: kind::DATA,
+            });
+        }
+        let (kind, bytes) = self.receive.open(record)?;
+        self.start += length;
+        let data = (at + HEADER, at + HEADER + bytes);
+        self.without_data = match kind {
+            kind::DATA if bytes > 0 => 0,
+            _ => self.without_data + 1,
+        };
+        if self.without_data > MOST_WITHOUT_DATA {
+            return Err(Failure::Flood(MOST_WITHOUT_DATA));
+        }
+        match kind {
+            kind::DATA => self.opened = data,
+            kind::ALERT => self.alerted(data)?,
+            kind::HANDSHAKE => self.handshake(data)?,
+            kind => {
+                let expected = kind::DATA;
+                return Err(Failure::Type { kind, expected });
+            }
+        }
+        Ok(true)
+    }
+
+    fn alerted(&mut self, (from, to): (usize, usize)) -> Result<(), Failure> {
+        let [_, description] = self.input[from..to] else {
+            return Err(Failure::Malformed("alert"));
+        };
+        let alert = Alert(description);
+        if alert.is_closure() {
+            self.peer_closed = true;
+            return Ok(());
+        }
+        Err(Failure::Alert(alert))
+    }
+
+    /// Messages after the handshake. Each is expected in one record, as all implementations send
+    /// them; tickets are dropped.
+    fn handshake(&mut self, (from, to): (usize, usize)) -> Result<(), Failure> {
+        let mut rest = &self.input[from..to];
+        let mut updates = Vec::new();
+        if rest.is_empty() {
+            return Err(Failure::Malformed("handshake message"));
+        }
+        while let [kind, high, middle, low, after @ ..] = rest {
+            let length = u32::from_be_bytes([0, *high, *middle, *low]) as usize;
+            let (body, after) = after
+                .split_at_checked(length)
+                .ok_or(Failure::Malformed("handshake message"))?;
+            rest = after;
+            match (*kind, body) {
+                (NEW_SESSION_TICKET, _) => {}
+                // It must be the last of its record: what follows has other keys.
+                (KEY_UPDATE, [asked @ (0 | 1)]) if rest.is_empty() => updates.push(*asked == 1),
+                (KEY_UPDATE, _) => return Err(Failure::Malformed("KeyUpdate")),
+                _ => return Err(Failure::Unexpected("a handshake message")),
+            }
+        }
+        if !rest.is_empty() {
+            return Err(Failure::Malformed("handshake message"));
+        }
+        for asked in updates {
+            self.receive.update()?;
+            if asked && !self.closed {
+                self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0])?;
+                self.send.update()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals data of the slices, as much as there is room for, and returns its bytes.
+    pub fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, Failure> {
+        let mut total = 0;
+        let mut slices = slices.iter().map(|slice| &slice[..]);
+        let mut rest: &[u8] = &[];
+        while !self.closed && self.output.len() - self.left < OUTPUT {
+            let start = self.output.len();
+            self.output.resize(start + HEADER, 0);
+            let at = start + HEADER;
+            while self.output.len() - at < MOST_DATA {
+                if rest.is_empty() {
+                    match slices.next() {
+                        Some(next) => rest = next,
+                        None => break,
+                    }
+                }
+                let count = rest.len().min(MOST_DATA - (self.output.len() - at));
+                let (now, later) = rest.split_at(count);
+                self.output.extend_from_slice(now);
+                rest = later;
+            }
+            let bytes = self.output.len() - at;
+            if bytes == 0 {
+                self.output.truncate(start);
+                break;
+            }
+            self.send.seal(kind::DATA, &mut self.output, at)?;
+            total += bytes;
+        }
+        Ok(total)
+    }
+
+    /// Sends a KeyUpdate. Never by itself: Linux hosts do not take it.
+    #[cfg(test)]
+    pub(crate) fn update_keys(&mut self, asks: bool) -> Result<(), Failure> {
+        self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, u8::from(asks)])?;
+        self.send.update()
+    }
+
+    fn put(&mut self, kind: u8, message: &[u8]) -> Result<(), Failure> {
+        let at = self.output.len() + HEADER;
+        self.output.resize(at, 0);
+        self.output.extend_from_slice(message);
+        self.send.seal(kind, &mut self.output, at)
+    }
+
+    /// Ends our direction with an alert: close_notify, or that of a failure.
+    pub fn close(&mut self, alert: Alert) {
+        if !self.closed {
+            let level = if alert.is_closure() { 1 } else { 2 };
+            // If the cipher fails, the end of the connection says all.
+            let _ = self.put(kind::ALERT, &[level, alert.0]);
+            self.closed = true;
+        }
+    }
+
+    /// Sealed bytes that have not left.
+    pub fn ciphertext(&self) -> &[u8] {
+        &self.output[self.left..]
+    }
+
+    /// So many bytes of [`Session::ciphertext`] have left.
+    pub fn sent(&mut self, count: usize) {
+        self.left += count;
+        if self.left == self.output.len() {
+            self.output.clear();
+            self.left = 0;
+        }
+    }
+
+    /// Records opened and sealed with the present keys.
+    pub fn records(&self) -> (u64, u64) {
+        (self.receive.count(), self.send.count())
+    }
+}
