@@ -34,6 +34,8 @@ use serde::{Deserialize, Serialize};
 
 pub use load::{CoreLoad, QueueKind};
 
+use crate::tls::SecureChannel;
+
 /// A connection (one NVMe queue pair) of one transport on one core. A stale id names nothing: the
 /// generation differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -316,6 +318,12 @@ pub trait Transport {
         usize::MAX
     }
 
+    /// The TLS keys of a connection. `None`: it is in clear.
+    fn secure_channel(&self, conn: ConnId) -> Option<Arc<SecureChannel>> {
+        let _ = conn;
+        None
+    }
+
     /// Ends a command.
     fn respond(&mut self, conn: ConnId, response: Response);
 
@@ -411,6 +419,25 @@ pub struct ListenerOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FABRIC"))]
     pub fabric: Option<RdmaFabric>,
+    /// TCP only: `off` (default), `allow` or `require` TLS 1.3 with pre-shared keys. A host that
+    /// has a psk must use TLS in any case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "POLICY"))]
+    pub tls: Option<TlsPolicy>,
+}
+
+/// Whether connections of a listener use TLS.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum TlsPolicy {
+    /// Connections are in clear.
+    #[default]
+    Off,
+    /// The first byte of a connection decides.
+    Allow,
+    /// Connections in clear are closed.
+    Require,
 }
 
 impl ListenerOptions {
@@ -422,6 +449,10 @@ impl ListenerOptions {
         ("idle_timeout_s", 0, 86_400),
     ];
 
+    pub fn tls(&self) -> TlsPolicy {
+        self.tls.unwrap_or_default()
+    }
+
     /// Refuses the options that a transport without any would have to honour.
     pub fn refuse(&self, kind: TransportType) -> Result<(), ListenError> {
         let option = match self {
@@ -430,6 +461,7 @@ impl ListenerOptions {
                 in_capsule_data_size: Some(_),
                 ..
             } => "in_capsule_data_size",
+            options if options.tls() != TlsPolicy::Off => "tls",
             _ => return Ok(()),
         };
         Err(ListenError::Option {

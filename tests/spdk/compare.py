@@ -65,7 +65,6 @@ INTENDED = [
     ("nvmf_ns_add_host", "no NQN", "answered true, not -32602", "hosts in use have such names"),
     ("nvmf_subsystem_(add|remove)_host", "host (hostnqn|nqn.2014.*)", "answered true, not -32603",
      "hosts in use have such names"),
-    ("nvmf_subsystem_add_host", "unknown psk", "-95, not -32603", "there is no TLS"),
     ("nvmf_discovery_add_referral", "trtype zz", "-32602, not answered true",
      "SPDK takes it for a transport of the user's own"),
     ("nvmf_get_stats", ".*", r"\.listeners is ours alone", "our own counters"),
@@ -1161,6 +1160,75 @@ def perf_with_keys(report, programs, target, keys):
                      bool(re.search(r"^Total", done.stdout, re.M)) == served, done.stdout[-600:] + done.stderr[-600:])
 
 
+# ---- TLS ------------------------------------------------------------------------------------------------------------
+
+
+def make_psk(directory, name, size=32):
+    """A file with a new pre-shared key, as `nvme gen-tls-key` prints it."""
+    secret = os.urandom(size)
+    text = base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, "little")).decode()
+    path = os.path.join(directory, name)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        file.write(f"NVMeTLSkey-1:0{1 if size == 32 else 2}:{text}:\n")
+    return path
+
+
+def tls_part(report, programs):
+    """SPDK's hosts use TLS with pre-shared keys at Nacre's target, and cannot leave it out."""
+    psks = {"short": make_psk(programs.directory, "short"), "long": make_psk(programs.directory, "long", 48),
+            "other": make_psk(programs.directory, "other")}
+    target, host = programs.nacre("nacre-tls", "serve", "--data-dir", "none"), programs.spdk("spdk-tls-host")
+    try:
+        target.start()
+        host.start()
+        for daemon in [target, host]:
+            for name, path in psks.items():
+                daemon.call("keyring_file_add_key", {"name": name, "path": path})
+        target.call("bdev_malloc_create", {"name": "m", "num_blocks": 16384, "block_size": 512})
+        target.call("nvmf_create_subsystem", {"nqn": NQN, "allow_any_host": True})
+        target.call("nvmf_subsystem_add_ns", {"nqn": NQN, "namespace": {"bdev_name": "m"}})
+        allows = str(free_port())
+        target.call("nvmf_subsystem_add_listener", {"nqn": NQN, "listen_address": address(), "secure_channel": True})
+        target.call("nvmf_subsystem_add_listener",
+                    {"nqn": NQN, "listen_address": address(allows), "options": {"tls": "allow"}})
+        long_host, plain = HOST.replace("1111", "2222", 1), HOST.replace("1111", "3333", 1)
+        for nqn, psk in [(HOST, "short"), (long_host, "long")]:
+            target.call("nvmf_subsystem_add_host", {"nqn": NQN, "host": nqn, "psk": psk})
+
+        def perf(port, nqn, psk, served, *more):
+            options = ["-S", "ssl", "--psk-path", psks[psk]] if psk else []
+            done = programs.perf(port, NQN, nqn, *options, *more)
+            where = "require" if port == target.port else "allow"
+            report.check(f"tls = {where}: {nqn[-36:-32]} with psk {psk}{more and ' ' + ' '.join(more)} is "
+                         f"{'' if served else 'not '}served",
+                         bool(re.search(r"^Total", done.stdout, re.M)) == served,
+                         done.stdout[-600:] + done.stderr[-600:] + target.log_tail())
+
+        for port in [target.port, allows]:
+            perf(port, HOST, "short", True)
+            perf(port, long_host, "long", True)
+            perf(port, HOST, "other", False)
+            perf(port, plain, "short", False)
+            # A host with a key cannot leave TLS out, another one can where it is allowed.
+            perf(port, HOST, None, False)
+            perf(port, plain, None, port == allows)
+        perf(target.port, HOST, "short", True, "-q", "64", "-o", "131072", "-w", "randrw", "-M", "30")
+        attach = {"name": "c", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": target.port,
+                  "subnqn": NQN, "hostnqn": HOST, "psk": "short"}
+        answer = host.send("bdev_nvme_attach_controller", attach)
+        report.check("SPDK attaches a controller over TLS", "result" in answer, json.dumps(answer))
+        pairs = target.call("nvmf_subsystem_get_qpairs", {"nqn": NQN})
+        secure = {(pair.get("tls", {}).get("cipher"), pair.get("tls", {}).get("derivation")) for pair in pairs}
+        report.check("its queues are shown with their keys", secure == {("TLS_AES_128_GCM_SHA256", "standard")},
+                     json.dumps(pairs))
+        listed = target.call("nvmf_get_subsystems", {"nqn": NQN})[0]["hosts"]
+        report.check("hosts are listed with their psk", {h["nqn"]: h.get("psk") for h in listed}
+                     == {HOST: "short", long_host: "long"}, json.dumps(listed))
+    finally:
+        host.stop()
+        target.stop()
+
+
 # ---- the program ----------------------------------------------------------------------------------------------------
 
 MEMORY = ["--no-huge", "-s", "768", "--no-pci"]
@@ -1207,7 +1275,8 @@ class Programs:
              "-r", where, *options], capture_output=True, text=True, timeout=60, errors="replace")
 
 
-PARTS = {"calls": calls_part, "config": config_part, "discovery": discovery_part, "hosts": hosts_part, "keys": keys_part}
+PARTS = {"calls": calls_part, "config": config_part, "discovery": discovery_part, "hosts": hosts_part, "keys": keys_part,
+         "tls": tls_part}
 
 
 def main():

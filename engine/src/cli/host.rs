@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::key::{self, KeyHash};
+use super::key::{self, KeyHash, NewKey};
 use super::subsystem::{done, is_discovery, items, some};
 use super::{Connection, Failure, output};
 use crate::methods::nvmf::host::{
@@ -67,7 +67,7 @@ enum HostCommand {
         /// Folder of the new key files
         #[arg(long, value_name = "FOLDER", default_value = super::key::FOLDER)]
         key_folder: PathBuf,
-        /// Name of the TLS pre-shared key (SPDK's daemon; this one has no TLS)
+        /// Name of the pre-shared key with which the host must use TLS
         #[arg(long, value_name = "KEY")]
         psk: Option<String>,
     },
@@ -196,7 +196,8 @@ impl NewHost {
     /// Makes the keys, allows the host, and prints the host's command: the one place where the
     /// secrets are shown.
     fn allow(&self, connection: &Connection) -> Result<(), Failure> {
-        let generate = |name: &str| key::generate(connection, name, KeyHash::Sha256, &self.folder);
+        let kind = NewKey::Dhchap(KeyHash::Sha256);
+        let generate = |name: &str| key::generate(connection, name, kind, &self.folder);
         let own = generate(&self.key)?;
         let mut made = vec![&own];
         let other = self.controller_key.as_deref().map(generate).transpose();
@@ -281,12 +282,14 @@ fn list(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
         let any = (subsystem["allow_any_host"] == true)
             .then(|| vec![nqn.clone(), "any".into(), String::new()]);
         let named = items(&subsystem["hosts"]).iter().map(move |host| {
-            let proves = if host.get("dhchap_key").is_some() {
-                "dhchap"
-            } else {
-                ""
-            };
-            vec![nqn.clone(), output::cell(host.get("nqn")), proves.into()]
+            let kinds = [("dhchap_key", "dhchap"), ("psk", "tls")];
+            let given = kinds.iter().filter(|(field, _)| host.get(field).is_some());
+            let proves: Vec<&str> = given.map(|(_, kind)| *kind).collect();
+            vec![
+                nqn.clone(),
+                output::cell(host.get("nqn")),
+                proves.join(", "),
+            ]
         });
         any.into_iter().chain(named)
     });

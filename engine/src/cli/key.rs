@@ -1,4 +1,4 @@
-//! `nacre key`: keys for authentication. Secrets are made and checked here and stay in their files:
+//! `nacre key`: keys for authentication and for TLS. Secrets are made and checked here and stay in their files:
 //! the daemon learns names and paths.
 
 use std::fs::OpenOptions;
@@ -7,8 +7,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use nacre_nvmf::auth::{Hash, Secret, SystemRandom};
+use nacre_nvmf::auth::{Hash, Secret, SecretError, SystemRandom};
+use nacre_nvmf::tls::Psk;
 use serde_json::{Value, json};
+use zeroize::Zeroizing;
 
 use super::subsystem::{done, items};
 use super::{Connection, Failure, output};
@@ -42,6 +44,9 @@ enum KeyCommand {
         /// Hash function that ties the key to its owner's name
         #[arg(long, value_enum, default_value = "sha256")]
         hash: KeyHash,
+        /// Make a pre-shared key for TLS instead of one for authentication
+        #[arg(long, conflicts_with = "hash")]
+        tls: bool,
         /// Folder of the file
         #[arg(long, value_name = "FOLDER", default_value = FOLDER)]
         folder: PathBuf,
@@ -86,14 +91,24 @@ impl KeyHash {
 pub fn run(args: KeyArgs) -> Result<(), Failure> {
     let connection = &args.connection;
     match args.command {
-        KeyCommand::Generate { name, hash, folder } => {
-            let made = generate(connection, &name, hash, &folder)?;
+        KeyCommand::Generate {
+            name,
+            hash,
+            tls,
+            folder,
+        } => {
+            let kind = if tls {
+                NewKey::Tls
+            } else {
+                NewKey::Dhchap(hash)
+            };
+            let made = generate(connection, &name, kind, &folder)?;
             done(connection, made.facts())
         }
         KeyCommand::Import { name, file } => {
             let file = std::path::absolute(&file).map_err(|error| problem(&file, &error))?;
             let text = keyring::read(&file).map_err(|error| problem(&file, &error))?;
-            let secret = Secret::parse(&text).map_err(|error| problem(&file, &error))?;
+            let secret = KeyText::parse(&text).map_err(|error| problem(&file, &error))?;
             let made = Made { name, file, secret };
             add(connection, &made)?;
             done(connection, made.facts())
@@ -111,7 +126,57 @@ pub fn run(args: KeyArgs) -> Result<(), Failure> {
 pub struct Made {
     pub name: String,
     pub file: PathBuf,
-    pub secret: Secret,
+    pub secret: KeyText,
+}
+
+/// The kind of a key to make.
+#[derive(Debug, Clone, Copy)]
+pub enum NewKey {
+    Dhchap(KeyHash),
+    Tls,
+}
+
+/// A key of either kind.
+pub enum KeyText {
+    Dhchap(Secret),
+    Tls(Psk),
+}
+
+impl KeyText {
+    fn parse(text: &str) -> Result<KeyText, SecretError> {
+        match Psk::parse(text) {
+            Err(SecretError::Prefix(_)) => Secret::parse(text).map(KeyText::Dhchap),
+            psk => psk.map(KeyText::Tls),
+        }
+    }
+
+    pub fn to_text(&self) -> Zeroizing<String> {
+        match self {
+            KeyText::Dhchap(secret) => secret.to_text(),
+            KeyText::Tls(psk) => psk.to_text(),
+        }
+    }
+
+    fn transform(&self) -> Option<Hash> {
+        match self {
+            KeyText::Dhchap(secret) => secret.transform(),
+            KeyText::Tls(psk) => psk.transform(),
+        }
+    }
+
+    fn fingerprint(&self) -> String {
+        match self {
+            KeyText::Dhchap(secret) => secret.fingerprint(),
+            KeyText::Tls(psk) => psk.fingerprint(),
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            KeyText::Dhchap(_) => "dhchap",
+            KeyText::Tls(_) => "tls",
+        }
+    }
 }
 
 impl Made {
@@ -128,7 +193,7 @@ impl Made {
     fn facts(&self) -> Value {
         let hash = self.secret.transform().map_or("none", Hash::name);
         json!({
-            "name": self.name, "path": self.file, "hash": hash,
+            "name": self.name, "path": self.file, "kind": self.secret.kind(), "hash": hash,
             "fingerprint": self.secret.fingerprint(),
         })
     }
@@ -138,7 +203,7 @@ impl Made {
 pub fn generate(
     connection: &Connection,
     name: &str,
-    hash: KeyHash,
+    kind: NewKey,
     folder: &Path,
 ) -> Result<Made, Failure> {
     if name.is_empty() || name.contains('/') || name.starts_with('.') {
@@ -147,8 +212,13 @@ pub fn generate(
         )));
     }
     let folder = std::path::absolute(folder).map_err(|error| problem(folder, &error))?;
-    let secret = Secret::generate(hash.hash(), &mut SystemRandom)
-        .map_err(|error| Failure::Failed(error.into()))?;
+    let made = match kind {
+        NewKey::Dhchap(hash) => {
+            Secret::generate(hash.hash(), &mut SystemRandom).map(KeyText::Dhchap)
+        }
+        NewKey::Tls => Psk::generate(&mut SystemRandom).map(KeyText::Tls),
+    };
+    let secret = made.map_err(|error| Failure::Failed(error.into()))?;
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true).mode(0o700);
     builder
@@ -170,7 +240,7 @@ pub fn generate(
 }
 
 /// Never over an existing file: that could be a key in use.
-fn write(path: &Path, secret: &Secret) -> std::io::Result<()> {
+fn write(path: &Path, secret: &KeyText) -> std::io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options
         .write(true)
@@ -225,7 +295,7 @@ fn list(connection: &Connection) -> Result<(), Failure> {
 /// Returns the fingerprint of a key. It is empty if this user cannot read the file, and `damaged`
 /// if the file holds no valid key.
 fn fingerprint(path: &Path) -> String {
-    match keyring::read(path).map(|text| Secret::parse(&text)) {
+    match keyring::read(path).map(|text| KeyText::parse(&text)) {
         Ok(Ok(secret)) => secret.fingerprint(),
         Ok(Err(_)) => "damaged".to_owned(),
         Err(_) => String::new(),

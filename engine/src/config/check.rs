@@ -510,13 +510,11 @@ impl Check<'_> {
                 }
             }
         }
-        for (n, _) in subsystem
-            .host
-            .iter()
-            .enumerate()
-            .filter(|(_, host)| host.dhchap_key.is_empty())
-        {
-            let remedy = "add dhchap_key = \"name\", or put it into hosts";
+        for (n, _) in subsystem.host.iter().enumerate().filter(|(_, host)| {
+            let given = |key: &Option<String>| key.as_ref().is_some_and(|key| !key.is_empty());
+            !given(&host.dhchap_key) && !given(&host.psk)
+        }) {
+            let remedy = "add dhchap_key = \"name\" or psk = \"name\", or put it into hosts";
             self.refuse(
                 &format!("{key}.host[{n}].dhchap_key"),
                 "a host without a key",

@@ -186,9 +186,10 @@ const KEYS: &[(&[&str], &str)] = &[
         &["dhchap_key", "dhchap_ctrlr_key"],
         "use [[nvmf.subsystem.host]]",
     ),
+    (&["psk"], "use [[nvmf.subsystem.host]]"),
     (
-        &["psk", "tls", "secure_channel"],
-        "leave it out: TLS is not supported",
+        &["tls", "secure_channel"],
+        "use tls = \"allow\" or \"require\" in [[nvmf.listener]]",
     ),
 ];
 

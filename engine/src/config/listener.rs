@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use nacre_nvmf::address::{Grammar, IpTransport, NVME_PORT, Scheme};
-use nacre_nvmf::transport::ListenerOptions;
+use nacre_nvmf::transport::{ListenerOptions, TlsPolicy};
 use serde::{Deserialize, Serialize};
 
 use crate::values::address::{AddressError, ScopedIp};
@@ -38,6 +38,8 @@ pub struct Listener {
     pub tos: Option<u8>,
     #[serde(deserialize_with = "read::seconds")]
     pub idle_timeout_s: u32,
+    /// Over TCP only.
+    pub tls: TlsPolicy,
 }
 
 impl Default for Listener {
@@ -59,6 +61,7 @@ impl Default for Listener {
             max_queue_depth: None,
             tos: None,
             idle_timeout_s: 0,
+            tls: TlsPolicy::Off,
         }
     }
 }
@@ -111,6 +114,7 @@ impl Listener {
             max_queue_depth: self.max_queue_depth,
             tos: self.tos,
             idle_timeout_s: Some(self.idle_timeout_s).filter(|&seconds| seconds > 0),
+            tls: Some(self.tls).filter(|tls| *tls != TlsPolicy::Off),
             ..ListenerOptions::default()
         }
     }
@@ -141,6 +145,13 @@ impl Listener {
                 "tcp_fallback",
                 "false without RDMA leaves hosts no way".into(),
                 "set rdma = \"prefer\" or \"require\", or keep the fallback",
+            ));
+        }
+        if self.tls != TlsPolicy::Off && self.wants_rdma() {
+            problems.push((
+                "tls",
+                "TLS is for TCP, and this listener uses RDMA".into(),
+                "make a listener with transports = [\"tcp\"] for the hosts that use TLS",
             ));
         }
         if let Some(bytes) = self.in_capsule_data_size.filter(|n| !n.is_multiple_of(16)) {

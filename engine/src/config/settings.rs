@@ -415,9 +415,12 @@ pub enum ControllerModel {
 #[serde(default, deny_unknown_fields)]
 pub struct Host {
     pub nqn: String,
-    pub dhchap_key: String,
+    /// None: the host does not authenticate itself.
+    pub dhchap_key: Option<String>,
     /// None: the controller does not authenticate itself.
     pub dhchap_ctrlr_key: Option<String>,
+    /// The host must use TLS with it. None: it is served in clear.
+    pub psk: Option<String>,
 }
 
 /// A key file and its name.

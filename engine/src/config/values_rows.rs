@@ -366,6 +366,11 @@ pub const ROWS: &[Row] = &[
     ),
     ("nvmf.listener.allow_software", BOOL, NO_BOOL),
     (
+        "nvmf.listener.tls",
+        &["\"off\"", "\"allow\"", "\"require\""],
+        &[("\"on\"", "\"on\" is not \"off\", \"allow\" or \"require\"")],
+    ),
+    (
         "nvmf.listener.in_capsule_data_size",
         &["8192", "\"8KiB\""],
         &[("100", "100 is not a multiple of 16"), SIZE_WORDS[0]],
@@ -444,6 +449,11 @@ pub const ROWS: &[Row] = &[
     (
         "nvmf.subsystem.host.dhchap_ctrlr_key",
         &["\"target1\""],
+        &[("true", "true is not text in quotes")],
+    ),
+    (
+        "nvmf.subsystem.host.psk",
+        &["\"web1-tls\""],
         &[("true", "true is not text in quotes")],
     ),
     (

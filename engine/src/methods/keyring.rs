@@ -1,4 +1,5 @@
-//! RPC methods `keyring_*`: the DH-HMAC-CHAP keys of hosts and controllers (NVMe Base 2.0, 8.13).
+//! RPC methods `keyring_*`: the keys of hosts and controllers, for DH-HMAC-CHAP (NVMe Base 2.0,
+//! 8.13) and for TLS.
 //! Calls and replies name key files; none contains a secret.
 
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ pub struct AddKey;
 #[serde(deny_unknown_fields)]
 pub struct AddKeyParams {
     pub name: String,
-    /// Absolute path of a file with one secret (`DHHC-1:...`). Only the daemon's user may read it.
+    /// Absolute path of a file with one secret: `DHHC-1:...` for authentication, or
+    /// `NVMeTLSkey-1:...` for TLS. Only the daemon's user may read it.
     pub path: PathBuf,
 }
 

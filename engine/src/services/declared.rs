@@ -346,9 +346,16 @@ fn subsystem(declared: &Subsystem, calls: &mut Vec<DeclaredCall>) {
         );
     }
     for host in &declared.host {
-        let mut params = json!({ "nqn": nqn, "host": host.nqn, "dhchap_key": host.dhchap_key });
-        if let Some(name) = &host.dhchap_ctrlr_key {
-            params["dhchap_ctrlr_key"] = name.as_str().into();
+        let mut params = json!({ "nqn": nqn, "host": host.nqn });
+        let keys = [
+            ("dhchap_key", &host.dhchap_key),
+            ("dhchap_ctrlr_key", &host.dhchap_ctrlr_key),
+            ("psk", &host.psk),
+        ];
+        for (field, name) in keys {
+            if let Some(name) = name {
+                params[field] = name.as_str().into();
+            }
         }
         call(
             format!(", host {}", host.nqn),

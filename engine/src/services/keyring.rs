@@ -12,7 +12,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use nacre_nvmf::auth::{KeyError, KeySource, Keys, Secret};
+use nacre_nvmf::auth::{KeyError, KeySource, Keys, Secret, SecretError};
+use nacre_nvmf::tls::{Psk, PskKey};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
@@ -130,14 +131,28 @@ impl FileKey {
 
     /// Reads the secret.
     pub fn secret(&self) -> Result<Secret, KeyError> {
+        self.parsed(Secret::parse)
+    }
+
+    fn parsed<T>(&self, parse: impl Fn(&str) -> Result<T, SecretError>) -> Result<T, KeyError> {
         let text = read(&self.path).map_err(|error| KeyError::Unreadable {
             name: self.name.clone(),
             why: format!("{}: {error}", self.path.display()),
         })?;
-        Secret::parse(&text).map_err(|error| KeyError::Malformed {
+        parse(&text).map_err(|error| KeyError::Malformed {
             name: self.name.clone(),
             error,
         })
+    }
+}
+
+impl PskKey for FileKey {
+    fn psk(&self) -> Result<Psk, KeyError> {
+        self.parsed(Psk::parse)
+    }
+
+    fn name(&self) -> Option<String> {
+        Some(self.name.clone())
     }
 }
 
@@ -189,6 +204,21 @@ pub fn host_keys(
         }
     }
     Ok(Some(Arc::new(keys)))
+}
+
+/// Looks up the TLS key that a call names, and reads it once, as [`host_keys`] does.
+pub fn host_psk(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
+    let Some(name) = name else { return Ok(None) };
+    let key = engine
+        .keyring
+        .find(name)
+        .ok_or_else(|| no_key("psk", name))?;
+    if !crate::journal::is_replaying() {
+        let refuse =
+            |error: KeyError| RpcError::errno(Errno::EINVAL, error.to_string()).field("psk");
+        key.psk().map_err(refuse)?;
+    }
+    Ok(Some(key))
 }
 
 /// Reads a key file: a regular file that no other user can read.

@@ -159,6 +159,7 @@ impl Resources {
                 format!("{entries} entries; 2 to {max} are possible"),
             ));
         }
+        self.check_channel(qp, &subsystem, &hostnqn)?;
         // Taken first: a refusal for lack of a place must leave nothing behind.
         let discovery = subsystem.kind == SubsystemKind::Discovery;
         let place = self.target.places.take(discovery).map_err(|full| {
@@ -179,6 +180,40 @@ impl Resources {
         let cqe = self.adopt(qp, &connect, association, must_authenticate, now)?;
         (qp.admission.place, qp.admission.unproven) = (Some(place), unproven);
         Ok(cqe)
+    }
+
+    /// Every queue of a host that has a PSK must use TLS, and the names of its Connect must be
+    /// those of the handshake: only then has the host proved that it has the PSK.
+    fn check_channel(
+        &self,
+        qp: &QueuePair,
+        subsystem: &Subsystem,
+        hostnqn: &Nqn,
+    ) -> Result<(), Refused> {
+        let Some(channel) = self.ports.secure_channel_of(qp) else {
+            return match subsystem.host_psk(hostnqn) {
+                None => Ok(()),
+                Some(_) => Err(Refused::Status(
+                    StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
+                    format!(
+                        "host {hostnqn} has a psk, so it must use TLS: its connection is in clear"
+                    ),
+                )),
+            };
+        };
+        let identity = &channel.identity;
+        if identity.host == *hostnqn && identity.subsystem == *subsystem.nqn() {
+            return Ok(());
+        }
+        Err(Refused::Status(
+            StatusCode::CONNECT_INVALID_HOST.with_dnr(),
+            format!(
+                "{hostnqn} connects to {}, and its TLS identity is of {} and {}",
+                subsystem.nqn(),
+                identity.host,
+                identity.subsystem
+            ),
+        ))
     }
 
     fn connect_admin(
@@ -321,6 +356,7 @@ impl Resources {
             peer: qp.ends.peer.clone(),
             stats: Arc::clone(&stats),
             auth: Arc::clone(&qp.admission.auth_state),
+            secure: self.ports.secure_channel_of(qp),
             ending: false,
         };
         if let Err(refusal) = association.add_queue(info) {

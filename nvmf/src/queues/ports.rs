@@ -6,6 +6,7 @@ use nacre_reactor::{EventSet, Idle, Nanos};
 
 use crate::queues::queue_pair::{QueueId, QueuePair};
 use crate::subsystems::target::Target;
+use crate::tls::SecureChannel;
 use crate::transport::{
     CloseWhy, ConnId, Events, Pools, Response, Transport, TransportCaps, TransportType,
 };
@@ -86,6 +87,11 @@ impl Ports {
 
     pub fn caps_of(&self, port: usize, conn: ConnId) -> &TransportCaps {
         self.ports[port].io.caps_of(conn)
+    }
+
+    /// The TLS keys of a queue pair's connection.
+    pub fn secure_channel_of(&self, qp: &QueuePair) -> Option<Arc<SecureChannel>> {
+        self.ports[qp.port].io.secure_channel(qp.conn)
     }
 
     /// The queue pair of a connection.

@@ -19,6 +19,7 @@ use crate::subsystems::namespace::View;
 use crate::subsystems::reservation::{Notice, NoticeLog};
 use crate::subsystems::stats::{QueueStats, Totals};
 use crate::subsystems::subsystem::Subsystem;
+use crate::tls::SecureChannel;
 use crate::transport::{Address, ListenerId, TransportType};
 
 /// Where an association is in its life. It only moves down this list, but for `Connected` and
@@ -90,6 +91,8 @@ pub struct QueueInfo {
     pub stats: Arc<QueueStats>,
     /// Its latest authentication.
     pub auth: Arc<QueueAuthState>,
+    /// The TLS keys of its connection; `None`: it is in clear.
+    pub secure: Option<Arc<SecureChannel>>,
     /// It is closed, but for what devices have of it.
     pub(crate) ending: bool,
 }

@@ -23,7 +23,7 @@ use crate::subsystems::ana::AnaStates;
 use crate::subsystems::cntlid::ControllerModel;
 use crate::subsystems::subsystem::SubsystemListener;
 use crate::subsystems::target::Referral;
-use crate::transport::{Address, ListenerId, RdmaFabric, TransportType};
+use crate::transport::{Address, ListenerId, RdmaFabric, TlsPolicy, TransportType};
 
 /// Everything that one host's log is made of.
 #[derive(Debug, Clone)]
@@ -50,6 +50,8 @@ pub struct Reachable {
     pub nqn: Nqn,
     pub model: ControllerModel,
     pub listeners: Vec<SubsystemListener>,
+    /// The host must use TLS.
+    pub has_psk: bool,
 }
 
 /// The connection that asks.
@@ -99,12 +101,22 @@ pub fn records(snapshot: &Snapshot, asker: &Asker) -> Vec<Record> {
     }
     for subsystem in &snapshot.subsystems {
         for listener in subsystem.listeners.iter().filter(|l| l.withheld.is_none()) {
+            // A host with a PSK is served over TLS only, and another host in clear only.
+            let refuses = match listener.options.tls() {
+                TlsPolicy::Off => subsystem.has_psk,
+                TlsPolicy::Allow => false,
+                TlsPolicy::Require => !subsystem.has_psk,
+            };
+            if refuses {
+                continue;
+            }
             let kind = Kind {
                 subtype: subtype::NVM,
                 model: subsystem.model,
                 eflags: 0,
             };
-            records.extend(entry(snapshot, asker, listener, &subsystem.nqn, kind));
+            let record = entry(snapshot, asker, listener, &subsystem.nqn, kind);
+            records.extend(record.map(|record| record.secured(subsystem.has_psk)));
         }
     }
     // A listener on one address, and one on all of them, may be the same place for the host.
@@ -339,6 +351,15 @@ pub fn write_page(
 }
 
 impl Record {
+    /// The record of a listener that the host must use TLS on.
+    fn secured(mut self, secure_channel: bool) -> Record {
+        if secure_channel {
+            self.secure_channel = true;
+            self.record.treq = treq::SECURE_CHANNEL_REQUIRED | treq::SQ_FLOW_CONTROL_DISABLE;
+        }
+        self
+    }
+
     fn entry(&self) -> DiscoveryEntry {
         let mut entry = DiscoveryEntry::new(&self.record).expect("checked when it was made");
         match self.record.trtype {

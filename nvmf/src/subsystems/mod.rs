@@ -35,8 +35,8 @@ pub use hosts::{HostSums, KindSum};
 pub use namespace::{Backing, Namespace, NamespaceIds, View};
 pub use stats::{Kind, LATENCY_BUCKETS, QueueStats, Totals, latency_bucket};
 pub use subsystem::{
-    NamespaceConfig, NamespaceEntry, Refusal, Subsystem, SubsystemConfig, SubsystemError,
-    SubsystemKind, SubsystemListener,
+    HostSecrets, NamespaceConfig, NamespaceEntry, Refusal, Subsystem, SubsystemConfig,
+    SubsystemError, SubsystemKind, SubsystemListener,
 };
-pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError};
+pub use target::{ListenOptions, ListenerStats, Referral, Target, TargetError, TargetPsks};
 pub use withheld::Withheld;

@@ -19,6 +19,7 @@ use crate::subsystems::hosts::{HostSums, Hosts};
 use crate::subsystems::namespace::{Backing, Namespace, NamespaceIds, View};
 use crate::subsystems::reservation::{HostId, Notice, Reservation, Reservations};
 use crate::subsystems::withheld::Withheld;
+use crate::tls::PskKey;
 use crate::transport::{Address, ListenerId, ListenerOptions, TransportType};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,11 +149,20 @@ pub struct SubsystemListener {
     pub options: ListenerOptions,
 }
 
+/// The keys of a host of the list.
+#[derive(Debug, Clone, Default)]
+pub struct HostSecrets {
+    /// The host must authenticate itself with these.
+    pub keys: Option<Arc<dyn KeySource>>,
+    /// The host must use TLS with this one.
+    pub psk: Option<Arc<dyn PskKey>>,
+}
+
 #[derive(Default)]
 pub(crate) struct State {
     allow_any_host: bool,
-    /// The hosts of the list, with the keys of those that must authenticate themselves.
-    hosts: BTreeMap<Nqn, Option<Arc<dyn KeySource>>>,
+    /// The hosts of the list, with their keys.
+    hosts: BTreeMap<Nqn, HostSecrets>,
     pub(crate) namespaces: BTreeMap<u32, NamespaceEntry>,
     /// Reservations of namespaces whose device went away, by id, with their UUID: the return of a
     /// device must not give every host write access.

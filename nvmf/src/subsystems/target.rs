@@ -18,10 +18,13 @@ use crate::subsystems::core_handle::GroupHandle;
 use crate::subsystems::places::Places;
 use crate::subsystems::stats::Totals;
 use crate::subsystems::subsystem::{
-    NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind, SubsystemListener,
+    HostSecrets, NamespaceConfig, Subsystem, SubsystemConfig, SubsystemError, SubsystemKind,
+    SubsystemListener,
 };
 use crate::subsystems::withheld::Withheld;
-use crate::transport::{Address, ListenError, ListenerId, ListenerOptions, Plug, TransportType};
+use crate::transport::{
+    Address, ListenError, ListenerId, ListenerOptions, Plug, TlsPolicy, TransportType,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
@@ -47,6 +50,8 @@ pub enum TargetError {
     NoReferral { address: String },
     #[error("{nqn} is the name of the discovery subsystem")]
     DiscoveryName { nqn: String },
+    #[error("{address} is open with tls = {is:?}, and an address has one policy")]
+    OtherTls { address: String, is: TlsPolicy },
     #[error("no thread for authentication: {0}")]
     Helper(String),
     #[error(transparent)]
@@ -99,9 +104,11 @@ pub struct Target {
 
 mod discovery;
 mod listeners;
+mod psks;
 
 pub use discovery::Referral;
 pub use listeners::ListenerStats;
+pub use psks::TargetPsks;
 
 /// How a subsystem is to be served on an address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -369,20 +376,20 @@ impl Target {
     // subsystems that it may use.
 
     pub fn add_host(&self, nqn: &Nqn, host: &Nqn) -> Result<(), TargetError> {
-        self.add_host_with(nqn, host, None)
+        self.add_host_with(nqn, host, HostSecrets::default())
     }
 
-    /// Allows a host, which must authenticate itself if there are keys. Call it from a thread of
+    /// Allows a host, as [`Subsystem::add_host`]. Call it from a thread of
     /// management: it may start the helper thread.
     pub fn add_host_with(
         &self,
         nqn: &Nqn,
         host: &Nqn,
-        keys: Option<Arc<dyn KeySource>>,
+        secrets: HostSecrets,
     ) -> Result<(), TargetError> {
         let subsystem = self.subsystem(nqn)?;
-        self.prepare_for(&keys)?;
-        subsystem.add_host(host, keys)?;
+        self.prepare_for(&secrets.keys)?;
+        subsystem.add_host(host, secrets)?;
         self.discovery_changed();
         Ok(())
     }
@@ -447,7 +454,17 @@ impl Target {
         let opening = subsystem.opening();
         let found = find_listener(&self.listeners(), kind, address);
         let (id, bound) = match found {
-            Some(id) => (id, self.listeners().open[&id].bound.clone()),
+            Some(id) => {
+                let listeners = self.listeners();
+                let (is, asked) = (listeners.open[&id].options.tls(), options.listener.tls());
+                if is != asked {
+                    return Err(TargetError::OtherTls {
+                        address: address.to_string(),
+                        is,
+                    });
+                }
+                (id, listeners.open[&id].bound.clone())
+            }
             None => {
                 let id = ListenerId(self.listeners().next);
                 // Not under the lock that cores take for each Connect: over RDMA this may register

@@ -15,7 +15,7 @@ use crate::auth::{
     Agreed, FixedKeys, Group, Hash, HostEnd, HostStep, KeySource, Keys, Names, Offer, Progress,
     Reason, Secret, SystemRandom,
 };
-use crate::subsystems::{TargetConfig, Teardown};
+use crate::subsystems::{HostSecrets, TargetConfig, Teardown};
 use crate::transport::{CloseWhy, ConnId, Response};
 
 const REQUIRED: StatusCode = StatusCode::AUTHENTICATION_REQUIRED.with_dnr();
@@ -23,6 +23,13 @@ const GUESS: Reason = Reason::GivenUp(Failed::Authentication);
 
 fn secret() -> Secret {
     Secret::generate(Some(Hash::Sha256), &mut SystemRandom).unwrap()
+}
+
+fn secrets(keys: &Keys) -> HostSecrets {
+    HostSecrets {
+        keys: source(keys),
+        psk: None,
+    }
 }
 
 fn source(keys: &Keys) -> Option<Arc<dyn KeySource>> {
@@ -39,7 +46,7 @@ fn rig() -> (Rig, Keys) {
     let (subsystem, host) = (nqn(SUBNQN), nqn(HOSTNQN));
     let target = &rig.target;
     target
-        .add_host_with(&subsystem, &host, source(&keys))
+        .add_host_with(&subsystem, &host, secrets(&keys))
         .unwrap();
     (rig, keys)
 }
@@ -258,7 +265,7 @@ fn unproven_queues_are_bounded() {
     let (subsystem, host) = (nqn(SUBNQN), nqn(HOSTNQN));
     let target = &rig.target;
     target
-        .add_host_with(&subsystem, &host, source(&keys))
+        .add_host_with(&subsystem, &host, secrets(&keys))
         .unwrap();
     let (first, _) = rig.connect_admin();
     assert_eq!(rig.target.unauthenticated_queues(), 1);
@@ -544,7 +551,7 @@ fn keys_belong_to_hosts_of_the_list() {
     let unknown = rig.target.set_host_keys(&subsystem, &host, source(&keys));
     assert!(unknown.unwrap_err().to_string().contains("not in the list"));
     rig.target.add_host(&subsystem, &host).unwrap();
-    let twice = rig.target.add_host_with(&subsystem, &host, source(&keys));
+    let twice = rig.target.add_host_with(&subsystem, &host, secrets(&keys));
     assert!(twice.unwrap_err().to_string().contains("already allowed"));
     let found = rig.target.subsystem(&subsystem).unwrap().host_keys(&host);
     assert!(found.is_none(), "a refused call changes nothing");

@@ -19,7 +19,9 @@ use crate::subsystems::discovery::{Asker, Reachable, Record, Snapshot, records, 
 use crate::subsystems::{
     ControllerModel, Referral, SubsystemConfig, SubsystemListener, TargetConfig, TargetError,
 };
-use crate::transport::{Address, ConnId, ListenerId, ListenerOptions, RdmaFabric, TransportType};
+use crate::transport::{
+    Address, ConnId, ListenerId, ListenerOptions, RdmaFabric, TlsPolicy, TransportType,
+};
 
 fn ip(text: &str) -> Address {
     Address::Ip(text.parse().unwrap())
@@ -44,6 +46,7 @@ fn snapshot(listeners: Vec<SubsystemListener>) -> Snapshot {
             nqn: nqn(SUBNQN),
             model: ControllerModel::Dynamic,
             listeners,
+            has_psk: false,
         }],
         discovery: Vec::new(),
         discovery_nqn: nqn(DISCOVERY_NQN),
@@ -269,6 +272,34 @@ fn rdma_says_what_carries_it() {
         write_page(1, &records, 0, &mut page).unwrap();
         // TSAS begins at byte 768 of an entry: QPTYPE 1 (connected), PRTYPE, CMS 1 (RDMA CM).
         assert_eq!(page[1024 + 768..][..3], [1, prtype, 1], "{fabric:?}");
+    }
+}
+
+/// Goal: a host finds the listeners that serve it, and is told to use TLS where it has a PSK.
+#[test]
+fn tls_of_the_asking_host() {
+    let with = |id: u64, tls: TlsPolicy| SubsystemListener {
+        options: ListenerOptions {
+            tls: Some(tls),
+            ..ListenerOptions::default()
+        },
+        ..listener(id, &format!("192.0.2.1:{id}"))
+    };
+    let mut log = snapshot(vec![
+        with(1, TlsPolicy::Off),
+        with(2, TlsPolicy::Allow),
+        with(3, TlsPolicy::Require),
+    ]);
+    for (has_psk, ports, required) in [(false, ["1", "2"], 0), (true, ["2", "3"], 1)] {
+        log.subsystems[0].has_psk = has_psk;
+        let records = asked(&log, 9, "192.0.2.1:9");
+        let nvm = || records.iter().filter(|r| r.record.subtype == subtype::NVM);
+        let found: Vec<&str> = nvm().map(|r| r.record.trsvcid.as_str()).collect();
+        assert_eq!(found, ports);
+        assert!(nvm().all(|r| r.secure_channel == has_psk));
+        assert!(nvm().all(|r| r.record.treq & 3 == required));
+        // The discovery subsystem has no keys.
+        assert!(!records[0].secure_channel);
     }
 }
 

@@ -26,4 +26,5 @@ mod replaced;
 mod reservations;
 mod rig;
 mod scripted;
+mod tls;
 mod waiting;

@@ -24,6 +24,7 @@ use crate::queues::{GroupConfig, QueueGroup};
 use crate::subsystems::{
     Authentication, Backing, NamespaceConfig, NamespaceIds, SubsystemConfig, Target, TargetConfig,
 };
+use crate::tls::SecureChannel;
 use crate::transport::{
     Address, CloseWhy, Closed, ConnId, Event, Events, ListenError, ListenerId, ListenerOptions,
     Plug, Pools, QueueParams, ReqTag, Response, Transport, TransportCaps, TransportType,
@@ -48,6 +49,8 @@ pub struct Wire {
     pub in_place: Vec<(ConnId, bool)>,
     /// Bytes to be fetched at a time; `None`: any.
     pub window: Option<usize>,
+    /// The TLS keys of connections; `None`: they are in clear.
+    pub secure: Option<Arc<SecureChannel>>,
     /// An action of another thread after the core has checked its messages, and before it takes
     /// arrived commands.
     pub meanwhile: Option<Box<dyn FnOnce()>>,
@@ -61,6 +64,10 @@ struct FakeTransport {
 impl Transport for FakeTransport {
     fn caps(&self) -> &TransportCaps {
         &self.caps
+    }
+
+    fn secure_channel(&self, _conn: ConnId) -> Option<Arc<SecureChannel>> {
+        self.wire.borrow().secure.clone()
     }
 
     fn poll(&mut self, _now: Nanos, _pools: &Pools, events: &mut Events) -> usize {

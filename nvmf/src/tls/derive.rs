@@ -94,6 +94,17 @@ impl Psk {
         }
     }
 
+    /// The identity that a host offers: of version 0, which all targets know, unless the names are
+    /// too long for it.
+    pub fn offer(&self, host: &Nqn, subsystem: &Nqn) -> Identity {
+        let derivation = Derivation::Standard;
+        let short = self.identity(Version::Zero, host, subsystem, derivation);
+        match self.tls_psk(&short, derivation) {
+            Some(_) => short,
+            None => self.identity(Version::One, host, subsystem, derivation),
+        }
+    }
+
     /// The key of a handshake with this identity. `None` if the identity is not of this PSK in
     /// this derivation.
     pub fn tls_psk(&self, identity: &Identity, derivation: Derivation) -> Option<Digest> {

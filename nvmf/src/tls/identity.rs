@@ -75,7 +75,8 @@ impl Identity {
         Ok(Identity {
             version,
             hash,
-            host: Nqn::new(host).map_err(IdentityError::Host)?,
+            // Hosts in use have names that are no NQNs.
+            host: Nqn::foreign(host).map_err(IdentityError::Host)?,
             subsystem: Nqn::new(subsystem).map_err(IdentityError::Subsystem)?,
             digest: digest.map(str::to_owned),
         })

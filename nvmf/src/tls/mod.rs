@@ -6,6 +6,7 @@
 //!   identity      the name of a PSK in a handshake: version, hash, host and subsystem
 //!   derive        configured PSK -> retained PSK -> TLS PSK; the binder of a ClientHello
 //!   client_hello  ClientHello: what a host offers, and which key fits its binder
+//!   channel       the result of a handshake, and where the PSKs of hosts are
 //!   alert         the names of alerts
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! `transports/tls`. Nothing here has a socket, a thread or a clock.
 
 mod alert;
+mod channel;
 mod client_hello;
 mod derive;
 pub mod fuzzing;
@@ -24,6 +26,7 @@ mod psk;
 mod tests;
 
 pub use alert::Alert;
+pub use channel::{PskKey, SecureChannel};
 pub use client_hello::{Chosen, ClientHello, HelloError, PskSource, Refused, Suite};
 pub use derive::{Derivation, binder, expand_label};
 pub use identity::{Identity, IdentityError, Version};

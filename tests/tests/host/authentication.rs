@@ -7,6 +7,7 @@ use std::time::Duration;
 use nacre_bdev::Status;
 use nacre_nvmf::auth::{FixedKeys, Group, Hash, KeySource, Keys, Offer, Secret, SystemRandom};
 use nacre_nvmf::host::{ControllerState, HostAuth, HostOptions, IoQueue};
+use nacre_nvmf::subsystems::HostSecrets;
 use nacre_reactor::Helper;
 use nacre_tests::target::{SUBNQN, nqn};
 
@@ -38,7 +39,11 @@ impl World {
     fn require(&self, keys: Arc<dyn KeySource>) {
         let (subsystem, host) = (nqn(SUBNQN), nqn(HOSTNQN));
         let target = self.target();
-        target.add_host_with(&subsystem, &host, Some(keys)).unwrap();
+        let secrets = HostSecrets {
+            keys: Some(keys),
+            psk: None,
+        };
+        target.add_host_with(&subsystem, &host, secrets).unwrap();
     }
 
     /// The host gives up, with this text.

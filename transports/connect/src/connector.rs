@@ -9,7 +9,7 @@ use nacre_nvmf::host::{Connector, Dial, Wanted};
 use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{HostTransport, TransportType};
 use nacre_nvmf_wire::tcp::Digests;
-use nacre_transport_tcp::{HostOptions, Marking, connect_host};
+use nacre_transport_tcp::{HostOptions, HostTls, Marking, connect_host};
 
 use crate::rdma::{Rdma, RdmaDial};
 use crate::source::Source;
@@ -50,6 +50,12 @@ impl TcpConnector {
     /// Sets the time limit of a TCP connection attempt.
     pub fn within(mut self, connect_timeout: std::time::Duration) -> TcpConnector {
         self.options.connect_timeout = connect_timeout;
+        self
+    }
+
+    /// Sets the key of TLS; `None`: connections are in clear.
+    pub fn secured(mut self, tls: Option<HostTls>) -> TcpConnector {
+        self.options.tls = tls;
         self
     }
 

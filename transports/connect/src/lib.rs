@@ -19,6 +19,7 @@ mod session;
 mod source;
 
 pub use connector::{PathConnector, TcpConnector};
+pub use nacre_transport_tcp::HostTls;
 pub use rdma::{Rdma, RdmaTuning};
 pub use session::{Session, SessionError};
 pub use source::Source;

@@ -10,7 +10,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
-use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind};
+use nacre_nvmf::tls::PskSource;
+use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind, TlsPolicy};
 use nacre_reactor::{Clock, EventSet, Events, Interest, Nanos, Repeats};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -18,6 +19,8 @@ use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config::TcpConfig;
+use crate::handshakes::Arriving;
+use crate::sealed::Sealed;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
 
@@ -37,6 +40,8 @@ const STOP: u64 = u64::MAX;
 /// A flag in the epoll token; the other bits are the listener's id. The flag marks the IPv4
 /// socket of a listener on `::`.
 pub(crate) const IPV4_HALF: u64 = 1 << 63;
+/// A flag in the epoll token of a connection whose first bytes are awaited.
+pub(crate) const ARRIVING: u64 = 1 << 62;
 
 /// An accepted connection on its way to a core.
 pub(crate) struct Incoming {
@@ -47,6 +52,8 @@ pub(crate) struct Incoming {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub pending: Arc<Pending>,
+    /// The records of a connection over TLS.
+    pub sealed: Option<Box<Sealed>>,
 }
 
 /// A connection whose queue is not connected yet: the core drops this when it accepts the Connect
@@ -107,6 +114,8 @@ pub(crate) struct ListenerCounters {
 /// The state that the plug, the thread and the cores share.
 pub(crate) struct Shared {
     pub config: TcpConfig,
+    /// The keys of TLS; without them no listener can use TLS.
+    pub psks: Option<Arc<dyn PskSource>>,
     pub listeners: Mutex<HashMap<ListenerId, Listener>>,
     pub cores: Mutex<Vec<Arc<CoreSlot>>>,
     pub connections: AtomicUsize,
@@ -117,6 +126,8 @@ pub(crate) struct Shared {
     /// Connections refused: at the limit, or with no core to take them.
     pub rejected_limit: AtomicU64,
     pub rejected_no_core: AtomicU64,
+    /// TLS handshakes that failed, and connections in clear where TLS is required.
+    pub rejected_tls: AtomicU64,
     /// Failed accepts: no file descriptors or no memory left.
     pub accept_errors: AtomicU64,
     pub watched: EventSet,
@@ -128,12 +139,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(config: TcpConfig) -> std::io::Result<Shared> {
+    pub fn new(config: TcpConfig, psks: Option<Arc<dyn PskSource>>) -> std::io::Result<Shared> {
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let watched = EventSet::new()?;
         watched.add(&stop, STOP, Interest::READ)?;
         Ok(Shared {
             config,
+            psks,
             listeners: Mutex::default(),
             cores: Mutex::default(),
             connections: AtomicUsize::new(0),
@@ -141,6 +153,7 @@ impl Shared {
             evicted: AtomicU64::new(0),
             rejected_limit: AtomicU64::new(0),
             rejected_no_core: AtomicU64::new(0),
+            rejected_tls: AtomicU64::new(0),
             accept_errors: AtomicU64::new(0),
             watched,
             stop,
@@ -185,15 +198,21 @@ pub(crate) fn run(shared: &Shared) {
         shared,
         clock: Clock::real(),
         pending: Vec::new(),
+        arriving: Arriving::default(),
         said: Repeats::new(SAID_AGAIN),
     };
     while !shared.stopping.load(Ordering::Acquire) {
-        if let Err(error) = shared.watched.wait(&mut events, Duration::from_secs(3600)) {
+        let patience = acceptor.patience();
+        if let Err(error) = shared.watched.wait(&mut events, patience) {
             tracing::error!(%error, "waiting for connections failed");
             std::thread::sleep(Duration::from_millis(100));
         }
         for event in events.iter() {
             if event.token == STOP {
+                continue;
+            }
+            if event.token & ARRIVING != 0 && event.token & IPV4_HALF == 0 {
+                acceptor.arrived(event.token);
                 continue;
             }
             let id = ListenerId(event.token & !IPV4_HALF);
@@ -214,17 +233,20 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 /// The accepting thread's own state.
-struct Acceptor<'a> {
-    shared: &'a Shared,
-    clock: Clock,
+pub(crate) struct Acceptor<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) clock: Clock,
     /// The pending connections. A dead entry's queue is connected, or its connection is closed.
     pending: Vec<Weak<Pending>>,
+    /// Connections of listeners with TLS, before they are handed to a core.
+    pub(crate) arriving: Arriving,
     said: Repeats<Said>,
 }
 
 /// Log lines about connections, written once per peer and reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Said {
+pub(crate) enum Said {
+    Tls(IpAddr),
     NoDescriptors,
     Limit(IpAddr),
     NoCore,
@@ -232,7 +254,7 @@ enum Said {
 }
 
 impl Acceptor<'_> {
-    fn say(&mut self, what: Said, tell: impl FnOnce(u64)) {
+    pub(crate) fn say(&mut self, what: Said, tell: impl FnOnce(u64)) {
         if let Some(left_out) = self.said.admit(what, self.clock.now()) {
             tell(left_out + 1);
         }
@@ -243,13 +265,14 @@ impl Acceptor<'_> {
         id: ListenerId,
         listening: &OwnedFd,
         options: ListenerOptions,
-        counts: &ListenerCounters,
+        counts: &Arc<ListenerCounters>,
     ) {
         let shared = self.shared;
         let limit = getrlimit(Resource::Nofile).current;
         let reserved = shared.config.reserved_descriptors;
         for accepted in 0..ACCEPT_BATCH {
-            if shared.pending.load(Ordering::Relaxed) >= shared.config.max_pending_connections {
+            let pending = shared.pending.load(Ordering::Relaxed) + self.arriving.count();
+            if pending >= shared.config.max_pending_connections {
                 // The kernel's backlog keeps new connections until others have connected or made
                 // room. After a restart a thousand hosts come at once, and none of them may be
                 // refused. Only the first look proves that a connection waits.
@@ -287,8 +310,12 @@ impl Acceptor<'_> {
                             local,
                             peer,
                             pending,
+                            sealed: None,
                         };
-                        self.hand_over(incoming, counts);
+                        match options.tls() {
+                            TlsPolicy::Off => self.hand_over(incoming, counts),
+                            _ => self.await_first_byte(incoming, counts),
+                        }
                     }
                 }
                 Err(Errno::AGAIN) => return,
@@ -325,6 +352,9 @@ impl Acceptor<'_> {
     /// other hosts out.
     fn evict(&mut self) {
         let now = self.clock.now();
+        if self.evict_arriving(now, PENDING_GRACE) {
+            return;
+        }
         let mut pending: Vec<Arc<Pending>> = Vec::with_capacity(self.pending.len());
         self.pending.retain(|weak| {
             let alive = weak.upgrade();
@@ -371,7 +401,7 @@ impl Acceptor<'_> {
     /// the placement of a host's queues does not depend on the order in which cores started. Only
     /// the Connect command will say whether the queue is an admin or an I/O queue. Closes the
     /// connection if no core takes it or if `max_connections` is reached.
-    fn hand_over(&mut self, incoming: Incoming, counts: &ListenerCounters) {
+    pub(crate) fn hand_over(&mut self, incoming: Incoming, counts: &ListenerCounters) {
         let shared = self.shared;
         let peer = incoming.peer;
         if shared.connections.fetch_add(1, Ordering::AcqRel) >= shared.config.max_connections {

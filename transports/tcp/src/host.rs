@@ -1,16 +1,20 @@
 //! The host side: one queue pair, its socket and its machine.
 
+use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use nacre_nvmf::tcp::{HostConfig, HostConn, Polled, RecvSlices, RxBuffers, Slices};
+use nacre_nvmf::tls::{Derivation, Identity, Psk};
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_reactor::{EventSet, Idle, Interest, Nanos};
+use nacre_transport_tls::{Handshake, Role};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{RecvFlags, sockopt};
 
+use crate::sealed::Sealed;
 use crate::socket::{self, Marking, Tuning};
 
 /// How to connect.
@@ -30,6 +34,16 @@ pub struct HostOptions {
     /// Time for the controller to acknowledge sent data (TCP_USER_TIMEOUT).
     pub ack_timeout: Duration,
     pub rx_buffer_size: usize,
+    /// The key of TLS; `None`: the connection is in clear.
+    pub tls: Option<HostTls>,
+}
+
+/// The key with which a host uses TLS.
+#[derive(Debug, Clone)]
+pub struct HostTls {
+    pub psk: Psk,
+    pub identity: Identity,
+    pub derivation: Derivation,
 }
 
 impl Default for HostOptions {
@@ -44,6 +58,7 @@ impl Default for HostOptions {
             receive_buffer: None,
             ack_timeout: Duration::from_secs(30),
             rx_buffer_size: 256 << 10,
+            tls: None,
         }
     }
 }
@@ -89,6 +104,7 @@ pub fn connect_host(address: SocketAddr, options: HostOptions) -> std::io::Resul
         epoll,
         watched: None,
         state,
+        sealed: None,
         in_capsule_bytes: None,
         blocked: false,
         more: false,
@@ -107,6 +123,11 @@ enum State {
     /// The kernel connects; since the first poll, which knew the time.
     Connecting {
         since: Option<Nanos>,
+    },
+    /// Both ends prove that they have the key.
+    Handshaking {
+        handshake: Box<Handshake>,
+        since: Nanos,
     },
     Open(Box<HostConn>),
     /// Ended before there was a machine; the next poll reports it.
@@ -138,6 +159,8 @@ pub struct TcpHost {
     watched: Option<bool>,
     buffers: RxBuffers,
     state: State,
+    /// The records between machine and socket; `None`: the connection is in clear.
+    sealed: Option<Box<Sealed>>,
     in_capsule_bytes: Option<u32>,
     /// The socket's send buffer was full at the last attempt.
     blocked: bool,
@@ -170,13 +193,10 @@ impl TcpHost {
         let writable = matches!(rustix::event::poll(&mut fds, Some(&at_once)), Ok(1));
         self.state = if writable {
             match sockopt::socket_error(&self.socket) {
-                Ok(Ok(())) => {
-                    let mut conn = Box::new(HostConn::new(self.options.machine.clone(), now));
-                    if let Some(bytes) = self.in_capsule_bytes {
-                        conn.set_in_capsule_bytes(bytes);
-                    }
-                    State::Open(conn)
-                }
+                Ok(Ok(())) => match self.options.tls.clone() {
+                    None => self.open(now),
+                    Some(tls) => self.begin_handshake(tls, now),
+                },
                 Ok(Err(errno)) | Err(errno) => State::Failed(refused(self.address, errno)),
             }
         } else if now >= since + self.options.connect_timeout {
@@ -191,9 +211,105 @@ impl TcpHost {
     }
 }
 
+impl TcpHost {
+    fn open(&self, now: Nanos) -> State {
+        let mut conn = Box::new(HostConn::new(self.options.machine.clone(), now));
+        if let Some(bytes) = self.in_capsule_bytes {
+            conn.set_in_capsule_bytes(bytes);
+        }
+        State::Open(conn)
+    }
+
+    fn begin_handshake(&self, tls: HostTls, since: Nanos) -> State {
+        let role = Role::Host {
+            identity: tls.identity,
+            psk: tls.psk,
+            derivation: tls.derivation,
+        };
+        match Handshake::new(role) {
+            Ok(handshake) => State::Handshaking {
+                handshake: Box::new(handshake),
+                since,
+            },
+            Err(failure) => State::Failed(Closed::Refused(failure.to_string())),
+        }
+    }
+
+    fn handshaking(&mut self, now: Nanos) {
+        let State::Handshaking { handshake, since } = &mut self.state else {
+            return;
+        };
+        let since = *since;
+        let ended = loop {
+            let output = handshake.take_output();
+            // A flight is smaller than any socket's buffer.
+            if !output.is_empty()
+                && socket::send(self.socket.as_fd(), &[IoSlice::new(&output)]) != Ok(output.len())
+            {
+                break Err(Closed::Broken("the TLS handshake cannot be sent".into()));
+            }
+            let mut bytes = [0; 4096];
+            match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => {
+                    let why = "the controller closed the connection during the TLS handshake";
+                    break Err(Closed::Broken(why.into()));
+                }
+                Ok((_, count)) => match handshake.received(&bytes[..count]) {
+                    Ok(None) => {}
+                    Ok(Some(outcome)) => {
+                        let output = handshake.take_output();
+                        let _ = socket::send(self.socket.as_fd(), &[IoSlice::new(&output)]);
+                        break Ok(outcome);
+                    }
+                    Err(failure) => {
+                        let output = handshake.take_output();
+                        if !output.is_empty() {
+                            let _ = socket::send(self.socket.as_fd(), &[IoSlice::new(&output)]);
+                        }
+                        break Err(Closed::Refused(failure.to_string()));
+                    }
+                },
+                Err(Errno::AGAIN | Errno::INTR) if now < since + self.options.connect_timeout => {
+                    return;
+                }
+                Err(Errno::AGAIN | Errno::INTR) => break Err(Closed::TimedOut),
+                Err(errno) => break Err(Closed::Broken(socket::describe(errno))),
+            }
+        };
+        self.state = match ended {
+            Ok(outcome) => {
+                self.sealed = Some(Box::new(Sealed::new(outcome)));
+                self.open(now)
+            }
+            Err(why) => State::Failed(why),
+        };
+    }
+}
+
 /// Sends everything queued, as far as the socket takes it.
-fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool, stats: &mut HostStats) {
+fn send(
+    conn: &mut HostConn,
+    sealed: &mut Option<Box<Sealed>>,
+    socket: &OwnedFd,
+    blocked: &mut bool,
+    stats: &mut HostStats,
+) {
     *blocked = false;
+    if let Some(sealed) = sealed {
+        let outcome = sealed.send(socket.as_fd(), conn, false);
+        stats.sends += outcome.sends;
+        *blocked = outcome.result.is_err();
+        if let Err(errno) = outcome.result
+            && !matches!(errno, Errno::AGAIN | Errno::PIPE | Errno::CONNRESET)
+        {
+            conn.peer_closed(Some(&socket::describe(errno)));
+        }
+        if !*blocked && conn.takes_shutdown() {
+            sealed.close(socket.as_fd());
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+        }
+        return;
+    }
     while conn.wants_write() && !*blocked {
         let mut slices = Slices::new();
         conn.send_slices(&mut slices);
@@ -222,6 +338,10 @@ fn send(conn: &mut HostConn, socket: &OwnedFd, blocked: &mut bool, stats: &mut H
     }
 }
 
+fn wants_write(sealed: &Option<Box<Sealed>>) -> bool {
+    sealed.as_deref().is_some_and(Sealed::wants_write)
+}
+
 impl HostTransport for TcpHost {
     #[inline]
     fn submit(&mut self, command: HostCommand) {
@@ -233,15 +353,24 @@ impl HostTransport for TcpHost {
     #[inline]
     fn flush(&mut self) {
         if let State::Open(conn) = &mut self.state
-            && conn.wants_write()
+            && (conn.wants_write() || wants_write(&self.sealed))
         {
-            send(conn, &self.socket, &mut self.blocked, &mut self.stats);
+            send(
+                conn,
+                &mut self.sealed,
+                &self.socket,
+                &mut self.blocked,
+                &mut self.stats,
+            );
         }
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<HostEvent>, limit: usize) {
         if let State::Connecting { since } = self.state {
             self.connecting(since.unwrap_or(now), now);
+        }
+        if let State::Handshaking { .. } = self.state {
+            self.handshaking(now);
         }
         let conn = match &mut self.state {
             State::Open(conn) => conn,
@@ -254,8 +383,14 @@ impl HostTransport for TcpHost {
             _ => return,
         };
         let mut looks = true;
-        if conn.wants_write() {
-            send(conn, &self.socket, &mut self.blocked, &mut self.stats);
+        if conn.wants_write() || wants_write(&self.sealed) {
+            send(
+                conn,
+                &mut self.sealed,
+                &self.socket,
+                &mut self.blocked,
+                &mut self.stats,
+            );
             looks = self.blocked || self.more || conn.may_find();
         }
         let mut received = false;
@@ -271,7 +406,10 @@ impl HostTransport for TcpHost {
                 break true;
             }
             let room: usize = slices.iter().map(|slice| slice.len()).sum();
-            let result = socket::receive(self.socket.as_fd(), &mut slices);
+            let result = match &mut self.sealed {
+                None => socket::receive(self.socket.as_fd(), &mut slices),
+                Some(sealed) => sealed.receive(self.socket.as_fd(), &mut slices),
+            };
             drop(slices);
             self.stats.receives += 1;
             match result {
@@ -290,14 +428,24 @@ impl HostTransport for TcpHost {
                     break false;
                 }
                 Err(Errno::INTR) => {}
-                Err(errno) => conn.peer_closed(Some(&socket::describe(errno))),
+                Err(errno) => {
+                    let failure = self.sealed.as_ref().and_then(|sealed| sealed.failure());
+                    conn.peer_closed(Some(&failure.unwrap_or_else(|| socket::describe(errno))));
+                }
             }
         };
-        self.more = more;
+        // Records that were received and not opened.
+        self.more = more || self.sealed.as_deref().is_some_and(Sealed::has_input);
         conn.settle(&mut self.buffers, more, now);
         conn.handle_timeout(now);
-        if conn.wants_write() && !self.blocked {
-            send(conn, &self.socket, &mut self.blocked, &mut self.stats);
+        if (conn.wants_write() || wants_write(&self.sealed)) && !self.blocked {
+            send(
+                conn,
+                &mut self.sealed,
+                &self.socket,
+                &mut self.blocked,
+                &mut self.stats,
+            );
         }
         if conn.is_finished() {
             let _ = self.epoll.delete(&self.socket);
@@ -325,7 +473,9 @@ impl HostTransport for TcpHost {
     fn close(&mut self) {
         match &mut self.state {
             State::Open(conn) => conn.close(),
-            State::Connecting { .. } => self.state = State::Failed(Closed::Local),
+            State::Connecting { .. } | State::Handshaking { .. } => {
+                self.state = State::Failed(Closed::Local);
+            }
             State::Failed(_) | State::Gone(_) => {}
         }
     }
@@ -338,10 +488,17 @@ impl HostTransport for TcpHost {
                 });
                 (true, idle)
             }
+            State::Handshaking { since, .. } => {
+                (false, Idle::Until(*since + self.options.connect_timeout))
+            }
             State::Open(conn) if self.more || conn.has_news() => return Idle::Busy,
-            State::Open(conn) if conn.wants_write() && !self.blocked => return Idle::Busy,
+            State::Open(conn)
+                if (conn.wants_write() || wants_write(&self.sealed)) && !self.blocked =>
+            {
+                return Idle::Busy;
+            }
             State::Open(conn) => (
-                conn.wants_write(),
+                conn.wants_write() || wants_write(&self.sealed),
                 conn.deadline().map_or(Idle::Quiet, Idle::Until),
             ),
             State::Failed(_) => return Idle::Busy,

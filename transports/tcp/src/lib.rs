@@ -1,9 +1,10 @@
 //! NVMe/TCP on Linux sockets: moves the bytes of `nacre_nvmf::tcp`'s connection machines.
 //!
 //! ```text
-//!   TcpPlug        listeners, one thread that accepts, the choice of a core      (shared)
+//!   TcpPlug        listeners, one thread that accepts and does TLS handshakes, the choice of a
+//!                  core                                                          (shared)
 //!     └ bounded inbox + wake ─▶ TcpTransport   all connections of one core       (one per core)
-//!                                 └ TargetConn + socket
+//!                                 └ TargetConn + socket, records between them over TLS
 //!   TcpHost        one queue pair of the host side: HostConn + socket
 //! ```
 //!
@@ -14,8 +15,10 @@
 
 mod accept;
 mod config;
+mod handshakes;
 mod host;
 mod plug;
+mod sealed;
 mod socket;
 mod stats;
 mod transport;
@@ -24,7 +27,7 @@ mod transport;
 mod tests;
 
 pub use config::{ConfigError, TcpConfig};
-pub use host::{HostOptions, HostStats, TcpHost, connect_host};
+pub use host::{HostOptions, HostStats, HostTls, TcpHost, connect_host};
 pub use plug::TcpPlug;
 pub use socket::Marking;
 pub use stats::{Stats, StatsSnapshot};

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
+use nacre_nvmf::tls::PskSource;
 use nacre_nvmf::transport::{
-    Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, Transport,
-    TransportType,
+    Address, ListenError, ListenerCounts, ListenerId, ListenerOptions, Plug, PlugCounts, TlsPolicy,
+    Transport, TransportType,
 };
 
 use crate::accept::{self, CoreSlot, IPV4_HALF, Listener, Shared};
@@ -27,12 +28,22 @@ pub struct TcpPlug {
 }
 
 impl TcpPlug {
-    /// Validates `config` and starts the accepting thread. An invalid `config` is `InvalidInput`.
+    /// Makes a plug without TLS: see [`TcpPlug::with_psks`].
     pub fn new(config: TcpConfig) -> std::io::Result<TcpPlug> {
+        TcpPlug::start(config, None)
+    }
+
+    /// Validates `config` and starts the accepting thread. An invalid `config` is `InvalidInput`.
+    /// TLS handshakes use these keys.
+    pub fn with_psks(config: TcpConfig, psks: Arc<dyn PskSource>) -> std::io::Result<TcpPlug> {
+        TcpPlug::start(config, Some(psks))
+    }
+
+    fn start(config: TcpConfig, psks: Option<Arc<dyn PskSource>>) -> std::io::Result<TcpPlug> {
         config
             .validate()
             .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
-        let shared = Arc::new(Shared::new(config)?);
+        let shared = Arc::new(Shared::new(config, psks)?);
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("tcp-accept".into())
@@ -162,6 +173,12 @@ impl Plug for TcpPlug {
                 ),
             });
         }
+        if options.tls() != TlsPolicy::Off && self.shared.psks.is_none() {
+            return Err(ListenError::Option {
+                option: "tls",
+                why: "this transport was made without keys".into(),
+            });
+        }
         let Address::Ip(address) = *address else {
             return Err(ListenError::WrongKind {
                 address: address.to_string(),
@@ -264,6 +281,7 @@ impl Plug for TcpPlug {
                 ("limit", limit),
                 ("no_core", no_core),
                 ("no_descriptor", accept_errors),
+                ("tls", self.shared.rejected_tls.load(Ordering::Relaxed)),
             ],
             bytes_received: all.bytes_received,
             bytes_sent: all.bytes_sent,

@@ -19,6 +19,7 @@ use nacre_hugepages::Buf;
 use nacre_nvmf::tcp::{
     Polled, RecvSlices, RxBuffers, Slices, TargetConn, TargetEvent, TcpTargetConfig,
 };
+use nacre_nvmf::tls::SecureChannel;
 use nacre_nvmf::transport::{
     Address, CloseWhy, Closed, ConnId, Event, Events, ListenerId, Pools, QueueKind, QueueParams,
     ReqTag, Response, Transport, TransportCaps,
@@ -28,8 +29,9 @@ use nacre_reactor::{EventSet, Events as Ready, Idle, Interest, Nanos};
 use rustix::io::Errno;
 
 use crate::accept::{CoreSlot, Pending, Shared};
+use crate::sealed::Sealed;
 use crate::socket;
-use crate::stats::add;
+use crate::stats::{Stats, add};
 
 mod connections;
 
@@ -51,6 +53,8 @@ const RECEIVES_PER_TURN: usize = 4;
 struct Conn {
     machine: TargetConn,
     socket: OwnedFd,
+    /// The records between machine and socket; `None`: the connection is in clear.
+    sealed: Option<Box<Sealed>>,
     listener: ListenerId,
     /// Capabilities of the listener, if it has options of its own.
     caps: Option<Box<TransportCaps>>,
@@ -199,7 +203,10 @@ impl TcpTransport {
                 break true;
             }
             let room: usize = slices.iter().map(|slice| slice.len()).sum();
-            let result = socket::receive(conn.socket.as_fd(), &mut slices);
+            let result = match &mut conn.sealed {
+                None => socket::receive(conn.socket.as_fd(), &mut slices),
+                Some(sealed) => sealed.receive(conn.socket.as_fd(), &mut slices),
+            };
             drop(slices);
             add(&stats.receives, 1);
             match result {
@@ -222,10 +229,22 @@ impl TcpTransport {
                     break false;
                 }
                 Err(Errno::INTR) => {}
-                Err(errno) => conn.machine.peer_closed(Some(&socket::describe(errno))),
+                Err(errno) => {
+                    let failure = conn.sealed.as_ref().and_then(|sealed| sealed.failure());
+                    let why = failure.unwrap_or_else(|| socket::describe(errno));
+                    conn.machine.peer_closed(Some(&why));
+                }
             }
         };
         conn.machine.settle(&mut self.buffers, more, now);
+        // Epoll knows nothing of records that were received and not opened.
+        let (more, answers) = match conn.sealed.as_deref() {
+            None => (more, false),
+            Some(sealed) => (
+                more || (sealed.has_input() && conn.machine.wants_read()),
+                sealed.wants_write(),
+            ),
+        };
         if let Some(deadline) = conn.machine.deadline() {
             self.next_deadline = self.next_deadline.min(deadline);
         }
@@ -233,7 +252,8 @@ impl TcpTransport {
             conn.pending = true;
             self.pending.push(index);
         }
-        if (conn.machine.wants_write() || conn.machine.has_shutdown()) && !conn.dirty {
+        let wants_write = conn.machine.wants_write() || conn.machine.has_shutdown();
+        if (wants_write || answers) && !conn.dirty {
             conn.dirty = true;
             self.dirty.push(index);
         }
@@ -250,7 +270,11 @@ impl TcpTransport {
         };
         conn.dirty = false;
         let stats = &self.core.stats;
-        while conn.machine.wants_write() && !conn.blocked {
+        let in_clear = conn.sealed.is_none();
+        if !in_clear {
+            seal(&self.epoll, conn, index, stats);
+        }
+        while in_clear && conn.machine.wants_write() && !conn.blocked {
             let mut slices = Slices::new();
             conn.machine.send_slices(&mut slices);
             let result = socket::send(conn.socket.as_fd(), &slices);
@@ -276,7 +300,10 @@ impl TcpTransport {
                 }
             }
         }
-        if conn.machine.takes_shutdown() {
+        if conn.machine.has_shutdown() && has_left(conn) && conn.machine.takes_shutdown() {
+            if let Some(sealed) = &mut conn.sealed {
+                sealed.close(conn.socket.as_fd());
+            }
             let _ = rustix::net::shutdown(&conn.socket, rustix::net::Shutdown::Write);
         }
         if let Some(deadline) = conn.machine.deadline() {
@@ -295,6 +322,33 @@ impl TcpTransport {
             conn.dirty = true;
             self.dirty.push(id.index);
         }
+    }
+}
+
+/// True if no sealed bytes wait: they leave before the end of the stream.
+fn has_left(conn: &Conn) -> bool {
+    conn.sealed
+        .as_deref()
+        .is_none_or(|sealed| !sealed.wants_write())
+}
+
+/// Seals and sends what one connection has queued.
+fn seal(epoll: &EventSet, conn: &mut Conn, index: u32, stats: &Stats) {
+    let Some(sealed) = conn.sealed.as_deref_mut() else {
+        return;
+    };
+    let outcome = sealed.send(conn.socket.as_fd(), &mut conn.machine, conn.blocked);
+    add(&stats.sends, outcome.sends);
+    add(&stats.bytes_sent, outcome.bytes);
+    match outcome.result {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => {
+            if !conn.blocked {
+                add(&stats.sends_partial, 1);
+                block(epoll, conn, index);
+            }
+        }
+        Err(errno) => conn.machine.peer_closed(Some(&socket::describe(errno))),
     }
 }
 
@@ -347,6 +401,13 @@ impl Transport for TcpTransport {
         let own = slot.filter(|slot| slot.generation == conn.generation);
         own.and_then(|slot| slot.conn.as_ref()?.caps.as_deref())
             .unwrap_or(&self.caps)
+    }
+
+    fn secure_channel(&self, conn: ConnId) -> Option<Arc<SecureChannel>> {
+        let slot = self.slots.get(conn.index as usize)?;
+        let open = slot.conn.as_deref();
+        let own = open.filter(|_| slot.generation == conn.generation)?;
+        Some(Arc::clone(own.sealed.as_ref()?.channel()))
     }
 
     fn poll(&mut self, now: Nanos, pools: &Pools, events: &mut Events) -> usize {

@@ -127,7 +127,8 @@ fn declared_keys() {
                 nqn: NQN.into(),
                 host: vec![Host {
                     nqn: HOST.into(),
-                    dhchap_key: "web1".into(),
+                    dhchap_key: Some("web1".into()),
+                    psk: None,
                     dhchap_ctrlr_key: Some("web1".into()),
                 }],
                 ..Subsystem::default()
@@ -221,4 +222,56 @@ fn secrets_stay_in_their_files() {
         files += 1;
     }
     assert!(files > 0);
+}
+
+const PSK: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+
+/// Goal: a host has its TLS key by name, and an address has one TLS policy.
+#[test]
+fn tls_keys_of_hosts() {
+    let daemon = test_daemon();
+    let folder = tempfile::tempdir().unwrap();
+    let path = key_file(folder.path(), "tls");
+    std::fs::write(&path, PSK).unwrap();
+    for (name, path) in [("tls", path), ("chap", key_file(folder.path(), "chap"))] {
+        let key = json!({ "name": name, "path": path });
+        daemon.call("keyring_file_add_key", key);
+    }
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": NQN }));
+    let add = "nvmf_subsystem_add_host";
+    let host = |psk: &str| json!({ "nqn": NQN, "host": HOST, "psk": psk });
+    for name in ["none", "chap"] {
+        let refused = daemon.refused(add, host(name));
+        assert_eq!(
+            (refused.code, &refused.message[..]),
+            (-32603, "Internal error")
+        );
+        assert_eq!(refused.data.unwrap().field.as_deref(), Some("psk"));
+    }
+    daemon.call(add, host("tls"));
+    let subsystems = daemon.call("nvmf_get_subsystems", json!({ "nqn": NQN }));
+    assert_eq!(
+        subsystems[0]["hosts"],
+        json!([{ "nqn": HOST, "psk": "tls" }])
+    );
+    let keys = daemon.call("keyring_get_keys", Value::Null);
+    assert_eq!(
+        (&keys[1]["name"], &keys[1]["refcnt"]),
+        (&json!("tls"), &json!(2))
+    );
+
+    let address = |port: &str| json!({ "trtype": "tcp", "traddr": "127.0.0.1", "trsvcid": port });
+    let secure = json!({ "nqn": NQN, "listen_address": address("0"), "secure_channel": true });
+    daemon.call("nvmf_subsystem_add_listener", secure);
+    let listeners = daemon.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
+    assert_eq!(listeners[0]["options"], json!({ "tls": "require" }));
+    let port = listeners[0]["address"]["trsvcid"].as_str().unwrap();
+    let other = "nqn.2016-06.io.spdk:cnode2";
+    daemon.call("nvmf_create_subsystem", json!({ "nqn": other }));
+    let plain = json!({ "nqn": other, "listen_address": address(port) });
+    let refused = daemon.refused("nvmf_subsystem_add_listener", plain);
+    assert_eq!(refused.code, -32602);
+    let facts = refused.data.unwrap();
+    assert_eq!(facts.field.as_deref(), Some("secure_channel"));
+    assert!(facts.cause.contains("Require"), "{}", facts.cause);
 }

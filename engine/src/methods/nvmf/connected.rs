@@ -92,6 +92,30 @@ pub struct QpairReply {
     /// The queue's latest authentication.
     #[serde(skip_serializing_if = "Option::is_none")]
     auth: Option<AuthReply>,
+    /// Left out for a connection in clear.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<TlsReply>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct TlsReply {
+    /// The identity of the pre-shared key.
+    identity: String,
+    cipher: &'static str,
+    /// How the host derives its key: `standard`, or `libnvme` and `libnvme-1.8` as libnvme before
+    /// 1.16 did.
+    derivation: &'static str,
+}
+
+impl TlsReply {
+    fn of(queue: &QueueInfo) -> Option<TlsReply> {
+        let secure = queue.secure.as_ref()?;
+        Some(TlsReply {
+            identity: secure.identity.to_string(),
+            cipher: secure.suite.name(),
+            derivation: secure.derivation.name(),
+        })
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -145,6 +169,7 @@ impl Method<Engine> for GetQpairs {
                 listen_address: AddressReply::new(queue.transport, &queue.local),
                 peer_address: AddressReply::new(queue.transport, &queue.peer),
                 auth: AuthReply::of(queue),
+                tls: TlsReply::of(queue),
             }));
         }
         Ok(all)

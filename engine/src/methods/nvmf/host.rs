@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::auth::KeySource;
-use nacre_nvmf::subsystems::{Association, Phase, SubsystemError};
+use nacre_nvmf::subsystems::{Association, HostSecrets, Phase, SubsystemError};
+use nacre_nvmf::tls::PskKey;
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,19 +29,12 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
         .add::<SetKeys>();
 }
 
-/// Refuses a TLS key: TLS is not supported, and a key that is ignored would give false security.
-fn no_psk(psk: &Option<String>) -> Result<(), RpcError> {
-    match psk {
-        None => Ok(()),
-        Some(_) => Err(RpcError::errno(
-            Errno::ENOTSUP,
-            "TLS is not supported: data crosses the network in clear",
-        )
-        .field("psk")
-        .remedy(
-            "leave it out, and use a network that is yours; dhchap_key authenticates the host",
-        )),
-    }
+/// The TLS key that a call names, with SPDK's error code.
+fn psk_of(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
+    keyring::host_psk(engine, name).map_err(|refused| RpcError {
+        data: refused.data,
+        ..refusal::failed("Internal error", "")
+    })
 }
 
 /// The keys that a call names, with SPDK's error codes: an unknown key is an invalid parameter, a
@@ -78,7 +72,8 @@ pub struct AddHostParams {
     /// The host's NQN.
     pub host: String,
     pub tgt_name: Option<String>,
-    /// Must be left out: TLS is not supported.
+    /// Name of the pre-shared key with which the host must use TLS 1.3; see `keyring_file_add_key`.
+    /// TCP listeners need `secure_channel`, or `tls` in their options.
     pub psk: Option<String>,
     /// Name of the key with which the host authenticates itself (DH-HMAC-CHAP); see
     /// `keyring_file_add_key`.
@@ -97,12 +92,19 @@ impl Method<Engine> for AddHost {
     async fn apply(params: AddHostParams, engine: Rc<Engine>) -> Result<bool, RpcError> {
         let plane = engine.plane()?;
         let subsystem = nvm_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
-        no_psk(&params.psk)?;
         let (nqn, host) = (subsystem.nqn(), listed_name(&params.host)?);
         let (own, other) = (&params.dhchap_key, &params.dhchap_ctrlr_key);
         let keys = keys_of(&engine, own.as_deref(), other.as_deref())?;
-        plane.target.add_host_with(nqn, &host, keys).or_refuse()?;
-        let record = host_record(nqn, &host, own, other);
+        let psk = psk_of(&engine, params.psk.as_deref())?;
+        let secrets = HostSecrets { keys, psk };
+        plane
+            .target
+            .add_host_with(nqn, &host, secrets)
+            .or_refuse()?;
+        let mut record = host_record(nqn, &host, own, other);
+        if let Some(name) = &params.psk {
+            record["psk"] = name.as_str().into();
+        }
         let stored = engine
             .journal
             .commit(Change::put(key::host(nqn, &host), AddHost::NAME, record))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nacre_nvmf::subsystems::{
     AnaStates, ListenOptions, Subsystem, SubsystemError, SubsystemListener, Target, TargetError,
 };
-use nacre_nvmf::transport::{Address, ListenerOptions, TransportType};
+use nacre_nvmf::transport::{Address, ListenerOptions, TlsPolicy, TransportType};
 use nacre_nvmf_wire::Nqn;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub struct AddListenerParams {
     pub nqn: String,
     pub listen_address: TransportAddress,
     pub tgt_name: Option<String>,
-    /// Must be false: TLS is not supported.
+    /// Hosts must use TLS at this address: the same as `tls` = `require` in the options.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub secure_channel: bool,
     /// Initial state of all ANA groups. Default `optimized`; for a published volume, the state that
@@ -73,7 +73,8 @@ pub struct AddListenerParams {
     /// Options of this address that override the transport's.
     #[serde(default, skip_serializing_if = "is_default")]
     pub options: ListenerOptions,
-    /// Accepted: `posix` or `uring`; both select the same implementation.
+    /// Accepted: `posix` or `uring`, which select the same implementation, and `ssl`, which is the
+    /// same as `secure_channel`.
     pub sock_impl: Option<String>,
     /// Accepted: for vfio-user only.
     #[allow(dead_code)]
@@ -96,16 +97,19 @@ impl Method<Engine> for AddListener {
         let plane = engine.plane()?;
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
-        if params.secure_channel {
-            return Err(
-                RpcError::errno(Errno::ENOTSUP, "NVMe/TCP with TLS is not supported")
-                    .field("secure_channel")
-                    .remedy("leave it out, and use a network that is yours"),
-            );
+        let mut given = checked(params.options)?;
+        // SPDK's way to say it by the implementation of sockets.
+        let over_ssl = params.sock_impl.as_deref() == Some("ssl");
+        if params.secure_channel || over_ssl {
+            let other = given.tls.replace(TlsPolicy::Require);
+            if other.is_some_and(|tls| tls != TlsPolicy::Require) {
+                let cause = "secure_channel requires TLS, and tls in the options does not";
+                return Err(RpcError::invalid_params(cause).field("options.tls"));
+            }
         }
         if let Some(other) = params
             .sock_impl
-            .filter(|name| !["posix", "uring"].contains(&name.as_str()))
+            .filter(|name| !["posix", "uring", "ssl"].contains(&name.as_str()))
         {
             return Err(RpcError::errno(
                 Errno::ENOTSUP,
@@ -125,8 +129,8 @@ impl Method<Engine> for AddListener {
             volumes::of_listener(&engine, nqn, kind)
         };
         let (usual_state, usually_withheld) = usual.unwrap_or_default();
-        let given = params.ana_state.or(usual_state);
-        let ana_state = given.unwrap_or(AnaWord::Optimized);
+        let ana_state = params.ana_state.or(usual_state);
+        let ana_state = ana_state.unwrap_or(AnaWord::Optimized);
         let asked = params
             .withheld
             .then(|| WithheldWord::why(params.withheld_reason));
@@ -138,21 +142,23 @@ impl Method<Engine> for AddListener {
                 ana_state,
             ),
             withheld,
-            listener: checked(params.options)?,
+            listener: given,
         };
         let bound = listen(&plane, nqn, kind, &address, options).await?;
         // Records the port as bound, so that hosts find it again after a restart.
         let mut record = json!({
             "nqn": nqn.as_str(),
             "listen_address": AddressReply::new(kind, &bound),
-            "secure_channel": false,
+            "secure_channel": given.tls() == TlsPolicy::Require,
         });
         if ana_state != AnaWord::Optimized {
             record["ana_state"] = json!(ana_state);
         }
         note_withheld(&mut record, withheld);
-        if params.options != ListenerOptions::default() {
-            record["options"] = json!(params.options);
+        // `secure_channel` says it already, and SPDK's daemon knows no other way.
+        given.tls = given.tls.filter(|tls| *tls != TlsPolicy::Require);
+        if given != ListenerOptions::default() {
+            record["options"] = json!(given);
         }
         let stored = engine
             .journal

@@ -56,6 +56,9 @@ impl Refusal for TargetError {
             TargetError::NoReferral { .. } => failed("Unable to remove a referral.", cause)
                 .field("address")
                 .remedy("nvmf_discovery_get_referrals lists them"),
+            TargetError::OtherTls { .. } => RpcError::invalid_params(cause)
+                .field("secure_channel")
+                .remedy("give all subsystems on this address the same, or use another port"),
             TargetError::Helper(_) => RpcError::errno(Errno::EAGAIN, cause)
                 .remedy("the machine has too many threads, or too little memory: try again"),
             TargetError::Subsystem(error) => error.refusal(),

@@ -327,6 +327,9 @@ struct HostReply {
     dhchap_key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_ctrlr_key: Option<String>,
+    /// Name of the TLS key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
 }
 
 /// Fields of NVM subsystems.
@@ -431,6 +434,7 @@ fn describe(subsystem: &Subsystem, target: &Target) -> SubsystemReply {
                     nqn: nqn.to_string(),
                     dhchap_key,
                     dhchap_ctrlr_key,
+                    psk: subsystem.host_psk(&nqn).and_then(|key| key.name()),
                 }
             })
             .collect(),

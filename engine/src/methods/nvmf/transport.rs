@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nacre_nvmf::subsystems::{QueueLimits, TargetError};
+use nacre_nvmf::subsystems::{QueueLimits, TargetError, TargetPsks};
 use nacre_nvmf::transport::{Plug, TransportType};
 use nacre_transport_rdma::{RdmaConfig, RdmaPlug};
 use nacre_transport_tcp::{ConfigError, TcpConfig, TcpPlug};
@@ -470,7 +470,7 @@ async fn create(
     }
     let made = match kind {
         TransportType::Rdma => Made::Rdma(rdma_plug(engine, plane, transport.rdma(engine)).await?),
-        _ => Made::Tcp(tcp_plug(transport.tcp(engine))?),
+        _ => Made::Tcp(tcp_plug(plane, transport.tcp(engine))?),
     };
     // Store first, then add: a transport cannot be removed again.
     let params = json!(transport);
@@ -540,12 +540,13 @@ fn not_made(kind: TransportType, cause: impl ToString) -> RpcError {
     )
 }
 
-fn tcp_plug(config: TcpConfig) -> Result<Arc<TcpPlug>, RpcError> {
+fn tcp_plug(plane: &Plane, config: TcpConfig) -> Result<Arc<TcpPlug>, RpcError> {
     config.validate().map_err(|error| {
         let ConfigError::OutOfRange { option, .. } = error;
         RpcError::invalid_params(error.to_string()).field(option)
     })?;
-    let plug = TcpPlug::new(config).map_err(|error| not_made(TransportType::Tcp, error))?;
+    let made = TcpPlug::with_psks(config, Arc::new(TargetPsks::new(&plane.target)));
+    let plug = made.map_err(|error| not_made(TransportType::Tcp, error))?;
     Ok(Arc::new(plug))
 }
 

@@ -9,6 +9,7 @@ use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
 use nacre_nvmf::auth::KeySource;
 use nacre_nvmf::host::ControllerId;
 use nacre_nvmf::subsystems::MAX_CNTLID;
+use nacre_nvmf::tls::PskKey;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::fabrics::ConnectData;
 use nacre_nvmf_wire::tcp::Digests;
@@ -84,6 +85,8 @@ pub struct AttachParams {
     /// How long I/O waits for a disconnected controller; 0: until the last attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_io_fail_timeout_sec: Option<u64>,
+    /// Name of the pre-shared key with which this host uses TLS 1.3, with `trtype` TCP only; see
+    /// `keyring_file_add_key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub psk: Option<String>,
     /// Maximum number of devices; default 128.
@@ -286,8 +289,25 @@ impl AttachParams {
             tos: options.transport_tos.unwrap_or(0),
             disable_sq_flow_control: self.disable_sq_flow_control.unwrap_or(true),
             authentication: self.authentication(engine, &options)?,
+            psk: self.psk(engine, transport)?,
             host,
         })
+    }
+
+    /// The key of TLS.
+    fn psk(
+        &self,
+        engine: &Engine,
+        transport: TransportChoice,
+    ) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
+        let name = self.psk.as_deref().filter(|name| !name.is_empty());
+        if name.is_some() && transport != TransportChoice::Tcp {
+            let cause = "TLS is for TCP, and this controller may be reached over RDMA";
+            return Err(RpcError::errno(Errno::EINVAL, cause)
+                .field("psk")
+                .remedy("give trtype TCP"));
+        }
+        keyring::host_psk(engine, name)
     }
 
     /// The keys of this host and of the target.
@@ -350,13 +370,11 @@ impl AttachParams {
     pub fn refuse_unsupported(&self) -> Result<(), RpcError> {
         let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let yes = |flag: Option<bool>| flag == Some(true);
-        let keys = "there is no TLS for connections of this host";
         let protection = "devices here have no metadata, so nothing is protected by it";
         let multipath = self
             .multipath
             .is_some_and(|mode| mode != Multipath::Disable);
         let unsupported = [
-            (given(&self.psk), "psk", keys),
             (yes(self.prchk_reftag), "prchk_reftag", protection),
             (yes(self.prchk_guard), "prchk_guard", protection),
             (

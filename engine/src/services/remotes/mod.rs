@@ -289,6 +289,7 @@ impl From<PlanError> for RpcError {
             PlanError::Rdma(_) => (Errno::ENODEV, "trtype"),
             PlanError::Digests => (Errno::EINVAL, "hdgst"),
             PlanError::Identity(_) => (Errno::EINVAL, "hostnqn"),
+            PlanError::Psk(_) => (Errno::EINVAL, "psk"),
         };
         RpcError::errno(errno, cause).field(field)
     }

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_nvmf::address::{Fallback, Select, TransportChoice, adrfam};
-use nacre_nvmf::auth::{KeySource, Offer};
+use nacre_nvmf::auth::{KeyError, KeySource, Offer};
 use nacre_nvmf::host::Connector;
 use nacre_nvmf::host::{ControllerId, HostAuth, HostOptions, PathOptions};
+use nacre_nvmf::tls::{Derivation, PskKey};
 use nacre_nvmf::transport::TransportType;
 use nacre_nvmf_remote::Config;
 use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::Helper;
-use nacre_transport_connect::{PathConnector, Source, TcpConnector};
+use nacre_transport_connect::{HostTls, PathConnector, Source, TcpConnector};
 use nacre_transport_rdma_link::qos::Class;
 use nacre_transport_tcp::Marking;
 
@@ -59,6 +60,8 @@ pub struct Wanted {
     pub tos: u8,
     pub disable_sq_flow_control: bool,
     pub authentication: Authentication,
+    /// The key of TLS.
+    pub psk: Option<Arc<dyn PskKey>>,
 }
 
 /// When to give a controller up, how often to reconnect, and how long I/O waits.
@@ -113,6 +116,8 @@ pub enum PlanError {
     Rdma(String),
     #[error("digests are of TCP: over RDMA the network has checksums of its own")]
     Digests,
+    #[error("TLS: {0}")]
+    Psk(#[from] KeyError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
@@ -257,7 +262,8 @@ impl RemotePlan {
         let tcp = TcpConnector::new(wanted.address, wanted.digests, wanted.queue_entries)
             .marked(marking)
             .within(wanted.connect_timeout)
-            .from(from.clone());
+            .from(from.clone())
+            .secured(tls(&wanted, &identity)?);
         let fallback = wanted.fallback.unwrap_or(match wanted.transport {
             TransportChoice::Auto => replication.fallback,
             TransportChoice::Tcp | TransportChoice::Rdma => Fallback::None,
@@ -308,6 +314,20 @@ impl RemotePlan {
             wanted,
         })
     }
+}
+
+/// The key of TLS for the connections of this host. Its file is read here, on the thread of
+/// management, and not for each queue.
+fn tls(wanted: &Wanted, identity: &Identity) -> Result<Option<HostTls>, PlanError> {
+    let Some(key) = &wanted.psk else {
+        return Ok(None);
+    };
+    let psk = key.psk()?;
+    Ok(Some(HostTls {
+        identity: psk.offer(&identity.nqn, &wanted.subnqn),
+        psk,
+        derivation: Derivation::Standard,
+    }))
 }
 
 fn options(

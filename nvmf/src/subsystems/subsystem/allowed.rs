@@ -1,28 +1,26 @@
-//! The hosts that a subsystem lets in, and the keys of those that must authenticate themselves.
+//! The hosts that a subsystem lets in, and their keys.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_nvmf_wire::Nqn;
 
-use super::{State, Subsystem, SubsystemError, SubsystemKind};
+use super::{HostSecrets, State, Subsystem, SubsystemError, SubsystemKind};
 use crate::auth::KeySource;
 use crate::subsystems::association::Teardown;
+use crate::tls::PskKey;
 
 impl Subsystem {
-    /// Allows a host. With keys it must authenticate itself, also where any host is allowed.
-    pub fn add_host(
-        &self,
-        host: &Nqn,
-        keys: Option<Arc<dyn KeySource>>,
-    ) -> Result<(), SubsystemError> {
+    /// Allows a host. With keys it must authenticate itself, with a PSK it must use TLS, also where
+    /// any host is allowed.
+    pub fn add_host(&self, host: &Nqn, secrets: HostSecrets) -> Result<(), SubsystemError> {
         let mut state = self.state();
         if state.hosts.contains_key(host) {
             return Err(SubsystemError::HostExists {
                 host: host.to_string(),
             });
         }
-        state.hosts.insert(host.clone(), keys);
+        state.hosts.insert(host.clone(), secrets);
         drop(state);
         self.changes.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -49,7 +47,7 @@ impl Subsystem {
         keys: Option<Arc<dyn KeySource>>,
     ) -> Result<(), SubsystemError> {
         match self.state().hosts.get_mut(host) {
-            Some(present) => *present = keys,
+            Some(present) => present.keys = keys,
             None => {
                 return Err(SubsystemError::NoHost {
                     host: host.to_string(),
@@ -61,7 +59,12 @@ impl Subsystem {
 
     /// The keys of a host that must authenticate itself.
     pub fn host_keys(&self, host: &Nqn) -> Option<Arc<dyn KeySource>> {
-        self.state().hosts.get(host).cloned().flatten()
+        self.state().hosts.get(host)?.keys.clone()
+    }
+
+    /// The PSK of a host that must use TLS.
+    pub fn host_psk(&self, host: &Nqn) -> Option<Arc<dyn PskKey>> {
+        self.state().hosts.get(host)?.psk.clone()
     }
 
     /// Turning it off disconnects the hosts that are not in the list.

@@ -99,6 +99,7 @@ impl Target {
                     nqn: s.nqn().clone(),
                     model: s.config.controller_model,
                     listeners: s.listeners(),
+                    has_psk: s.host_psk(host).is_some(),
                 })
                 .collect(),
             discovery: self.discovery.listeners(),

@@ -158,8 +158,11 @@ fn identities() {
     for (text, expected) in table {
         assert_eq!(parse(text), Err(expected), "{text}");
     }
-    let error = parse("NVMe0R01 me nqn.2026-01.io.nacre:s1").unwrap_err();
+    assert!(parse("NVMe0R01 me nqn.2026-01.io.nacre:s1").is_ok());
+    let error = parse("NVMe0R01  nqn.2026-01.io.nacre:s1").unwrap_err();
     assert!(matches!(error, IdentityError::Host(_)), "{error}");
+    let error = parse("NVMe0R01 me you").unwrap_err();
+    assert!(matches!(error, IdentityError::Subsystem(_)), "{error}");
     assert_eq!(Identity::parse(&[0xff; 40]), Err(IdentityError::Prefix));
 }
 
@@ -186,6 +189,8 @@ fn an_identity_of_another_psk_has_no_key() {
     let long = nqn(&format!("nqn.2026-01.io.nacre:{}", "x".repeat(200)));
     let identity = one.identity(Version::Zero, &long, &long, standard);
     assert!(one.tls_psk(&identity, standard).is_none());
+    assert_eq!(one.offer(&long, &long).version, Version::One);
+    assert_eq!(one.offer(&host, &subsystem).version, Version::Zero);
     let identity = one.identity(Version::One, &long, &long, standard);
     assert!(one.tls_psk(&identity, standard).is_some());
 }

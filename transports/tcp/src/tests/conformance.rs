@@ -4,12 +4,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use nacre_nvmf::tcp::HostConfig;
+use nacre_nvmf::tls::{Derivation, Identity, Psk, PskSource, Version};
 use nacre_nvmf::transport::conformance::{self, Rig};
-use nacre_nvmf::transport::{Address, HostTransport, ListenerId, Plug, Transport};
+use nacre_nvmf::transport::{
+    Address, HostTransport, ListenerId, ListenerOptions, Plug, TlsPolicy, Transport,
+};
+use nacre_nvmf_wire::Nqn;
 use nacre_nvmf_wire::tcp::Digests;
 use nacre_reactor::{Clock, Nanos};
 
-use crate::{HostOptions, TcpConfig, TcpPlug, connect_host};
+use crate::{HostOptions, HostTls, TcpConfig, TcpPlug, connect_host};
 
 pub struct TcpRig {
     pub plug: TcpPlug,
@@ -19,11 +23,45 @@ pub struct TcpRig {
     pub clock: Clock,
 }
 
+/// One PSK, for all hosts.
+struct AnyHost;
+
+fn psk() -> Psk {
+    let text = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    Psk::parse(text).unwrap()
+}
+
+impl PskSource for AnyHost {
+    fn psks(&self, _identity: &Identity) -> Vec<Psk> {
+        vec![psk()]
+    }
+}
+
+/// The key of a host that uses TLS.
+pub fn tls() -> HostTls {
+    let name = |text| Nqn::new(text).unwrap();
+    let (host, subsystem) = (
+        name("nqn.2026-01.io.nacre:h"),
+        name("nqn.2026-01.io.nacre:s"),
+    );
+    let derivation = Derivation::Standard;
+    HostTls {
+        identity: psk().identity(Version::One, &host, &subsystem, derivation),
+        psk: psk(),
+        derivation,
+    }
+}
+
 impl TcpRig {
     pub fn new(config: TcpConfig, options: HostOptions, listen: &str) -> TcpRig {
-        let plug = TcpPlug::new(config).unwrap();
+        let plug = TcpPlug::with_psks(config, Arc::new(AnyHost)).unwrap();
         let listen = Address::Ip(listen.parse().unwrap());
-        let Address::Ip(address) = plug.listen(ListenerId(7), &listen).unwrap() else {
+        let listener = ListenerOptions {
+            tls: options.tls.is_some().then_some(TlsPolicy::Require),
+            ..ListenerOptions::default()
+        };
+        let listening = plug.listen_with(ListenerId(7), &listen, &listener);
+        let Address::Ip(address) = listening.unwrap() else {
             unreachable!()
         };
         let transport = plug.open(0, Arc::new(|| ())).unwrap();
@@ -84,6 +122,31 @@ fn with_tiny_socket_buffers() {
     let options = HostOptions {
         send_buffer: Some(16 << 10),
         receive_buffer: Some(16 << 10),
+        ..HostOptions::default()
+    };
+    conformance::run(|| TcpRig::new(config.clone(), options.clone(), "127.0.0.1:0"));
+}
+
+#[test]
+fn over_tls() {
+    let options = HostOptions {
+        tls: Some(tls()),
+        ..HostOptions::default()
+    };
+    conformance::run(|| TcpRig::new(TcpConfig::default(), options.clone(), "127.0.0.1:0"));
+}
+
+#[test]
+fn over_tls_with_tiny_socket_buffers() {
+    let config = TcpConfig {
+        send_buffer: Some(16 << 10),
+        receive_buffer: Some(16 << 10),
+        ..TcpConfig::default()
+    };
+    let options = HostOptions {
+        send_buffer: Some(16 << 10),
+        receive_buffer: Some(16 << 10),
+        tls: Some(tls()),
         ..HostOptions::default()
     };
     conformance::run(|| TcpRig::new(config.clone(), options.clone(), "127.0.0.1:0"));

@@ -51,6 +51,7 @@ impl TcpTransport {
             local,
             peer,
             pending,
+            sealed,
         } = incoming;
         let own = options
             .in_capsule_data_size
@@ -67,6 +68,7 @@ impl TcpTransport {
         self.slots[index as usize].conn = Some(Box::new(Conn {
             machine,
             socket,
+            sealed,
             listener,
             caps,
             local,

@@ -202,7 +202,7 @@ fn subsystems_and_hosts() {
         check(&daemon, add, host(name), -32603, "Internal error", "host");
     }
     for (key, code, message) in [
-        ("psk", -95, UNSUPPORTED),
+        ("psk", -32603, "Internal error"),
         ("dhchap_key", -32602, "Invalid parameters"),
         ("dhchap_ctrlr_key", -32602, "Invalid parameters"),
     ] {
@@ -374,9 +374,35 @@ fn listeners_and_discovery() {
     ] {
         check(&daemon, add, params, -32602, INVALID, field);
     }
-    for (field, value) in [("secure_channel", json!(true)), ("sock_impl", json!("ssl"))] {
-        check(&daemon, add, at(field, value), -95, UNSUPPORTED, field);
-    }
+    check(
+        &daemon,
+        add,
+        at("sock_impl", json!("x")),
+        -95,
+        UNSUPPORTED,
+        "sock_impl",
+    );
+    // The address is open without TLS.
+    check(
+        &daemon,
+        add,
+        at("sock_impl", json!("ssl")),
+        -32602,
+        INVALID,
+        "secure_channel",
+    );
+    let secure = at("secure_channel", json!(true));
+    check(
+        &daemon,
+        add,
+        secure.clone(),
+        -32602,
+        INVALID,
+        "secure_channel",
+    );
+    let mut both = secure;
+    both["options"] = json!({ "tls": "allow" });
+    check(&daemon, add, both, -32602, INVALID, "options.tls");
     let other = json!({ "nqn": NQN, "listen_address": address("1") });
     check(
         &daemon,

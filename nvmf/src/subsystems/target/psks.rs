@@ -1,0 +1,31 @@
+//! The PSKs of a target's hosts, as the TLS handshakes of a transport look them up.
+
+use std::sync::{Arc, Weak};
+
+use super::Target;
+use crate::tls::{Identity, Psk, PskSource};
+
+/// The PSKs of a target. It does not keep the target, which keeps its transports.
+pub struct TargetPsks(Weak<Target>);
+
+impl TargetPsks {
+    pub fn new(target: &Arc<Target>) -> TargetPsks {
+        TargetPsks(Arc::downgrade(target))
+    }
+}
+
+impl PskSource for TargetPsks {
+    fn psks(&self, identity: &Identity) -> Vec<Psk> {
+        let target = self.0.upgrade();
+        let subsystem = target.and_then(|target| target.subsystem(&identity.subsystem).ok());
+        let key = subsystem.and_then(|subsystem| subsystem.host_psk(&identity.host));
+        match key.map(|key| key.psk()) {
+            None => Vec::new(),
+            Some(Ok(psk)) => vec![psk],
+            Some(Err(error)) => {
+                tracing::warn!(host = %identity.host, subsystem = %identity.subsystem, %error, "the psk of a host cannot be read");
+                Vec::new()
+            }
+        }
+    }
+}

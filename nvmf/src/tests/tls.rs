@@ -1,0 +1,91 @@
+//! Hosts with a PSK, and connections over TLS.
+
+use std::sync::Arc;
+
+use nacre_nvmf_wire::StatusCode;
+
+use super::rig::*;
+use crate::auth::SystemRandom;
+use crate::subsystems::{HostSecrets, TargetPsks};
+use crate::tls::{Derivation, Psk, PskSource, SecureChannel, Suite, Version};
+
+const REQUIRED: StatusCode = StatusCode::AUTHENTICATION_REQUIRED.with_dnr();
+const OTHER_HOST: StatusCode = StatusCode::CONNECT_INVALID_HOST.with_dnr();
+const OTHER: &str = "nqn.2025-01.io.nacre:other";
+
+/// A rig whose host has a PSK.
+fn rig() -> (Rig, Psk) {
+    let rig = Rig::with_malloc();
+    let psk = Psk::generate(&mut SystemRandom).unwrap();
+    let secrets = HostSecrets {
+        keys: None,
+        psk: Some(Arc::new(psk.clone())),
+    };
+    let (subsystem, host) = (nqn(SUBNQN), nqn(HOSTNQN));
+    rig.target
+        .add_host_with(&subsystem, &host, secrets)
+        .unwrap();
+    (rig, psk)
+}
+
+/// Connections from here on are over TLS with the key of these names.
+fn secure(rig: &Rig, psk: &Psk, host: &str, subsystem: &str) {
+    let (host, subsystem) = (nqn(host), nqn(subsystem));
+    let derivation = Derivation::Standard;
+    rig.wire.borrow_mut().secure = Some(Arc::new(SecureChannel {
+        identity: psk.identity(Version::One, &host, &subsystem, derivation),
+        suite: Suite::Aes128Sha256,
+        derivation,
+    }));
+}
+
+#[test]
+fn a_host_with_a_psk_is_not_served_in_clear() {
+    let (mut rig, psk) = rig();
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), REQUIRED);
+    // Its I/O queues neither.
+    secure(&rig, &psk, HOSTNQN, SUBNQN);
+    let (_, cntlid) = rig.admin();
+    rig.wire.borrow_mut().secure = None;
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    assert_eq!(cqe.status(), REQUIRED);
+    secure(&rig, &psk, HOSTNQN, SUBNQN);
+    rig.io_queue(cntlid, 1);
+    // A host without a key is served in clear, as before.
+    rig.wire.borrow_mut().secure = None;
+    let (_, cqe) = rig.connect_as(OTHER, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), StatusCode::SUCCESS);
+}
+
+#[test]
+fn the_identity_is_that_of_the_connect() {
+    let (mut rig, psk) = rig();
+    secure(&rig, &psk, OTHER, SUBNQN);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), OTHER_HOST);
+    secure(&rig, &psk, HOSTNQN, OTHER);
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), OTHER_HOST);
+    secure(&rig, &psk, HOSTNQN, SUBNQN);
+    let (_, cqe) = rig.connect_as(OTHER, SUBNQN, 0, 0xffff, 32);
+    assert_eq!(cqe.status(), OTHER_HOST);
+    rig.assert_clean();
+    rig.io();
+}
+
+/// Goal: handshakes find the PSK of a host by the names of the identity, while it is in the list.
+#[test]
+fn psks_of_a_target() {
+    let (rig, psk) = rig();
+    let psks = TargetPsks::new(&rig.target);
+    let find = |host: &str, subsystem: &str| {
+        let derivation = Derivation::Standard;
+        psks.psks(&psk.identity(Version::Zero, &nqn(host), &nqn(subsystem), derivation))
+    };
+    assert_eq!(find(HOSTNQN, SUBNQN), std::slice::from_ref(&psk));
+    assert_eq!(find(OTHER, SUBNQN), []);
+    assert_eq!(find(HOSTNQN, OTHER), []);
+    rig.target.remove_host(&nqn(SUBNQN), &nqn(HOSTNQN)).unwrap();
+    assert_eq!(find(HOSTNQN, SUBNQN), []);
+}

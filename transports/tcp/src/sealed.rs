@@ -1,0 +1,189 @@
+//! The records of a connection over TLS, between its machine and its socket. It has the face of the
+//! two system calls of the data path.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use nacre_nvmf::tcp::{HostConn, Slices, TargetConn};
+use nacre_nvmf::tls::{Alert, SecureChannel};
+use nacre_transport_tls::{Failure, Outcome, Session};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use crate::socket;
+
+pub(crate) struct Sealed {
+    session: Session,
+    channel: Arc<SecureChannel>,
+    failure: Option<Failure>,
+}
+
+/// The sending side of a connection machine.
+pub(crate) trait Machine {
+    fn wants_write(&self) -> bool;
+    fn send_slices<'a>(&'a self, out: &mut Slices<'a>);
+    fn sent(&mut self, count: usize);
+}
+
+macro_rules! machine {
+    ($machine:ty) => {
+        impl Machine for $machine {
+            fn wants_write(&self) -> bool {
+                <$machine>::wants_write(self)
+            }
+
+            fn send_slices<'a>(&'a self, out: &mut Slices<'a>) {
+                <$machine>::send_slices(self, out);
+            }
+
+            fn sent(&mut self, count: usize) {
+                <$machine>::sent(self, count);
+            }
+        }
+    };
+}
+
+machine!(TargetConn);
+machine!(HostConn);
+
+/// The result of [`Sealed::send`], and what it cost.
+pub(crate) struct Sent {
+    /// `AGAIN`: the socket is full.
+    pub result: Result<(), Errno>,
+    pub sends: u64,
+    pub bytes: u64,
+}
+
+impl Sealed {
+    pub fn new(outcome: Outcome) -> Sealed {
+        Sealed {
+            session: outcome.session,
+            channel: Arc::new(SecureChannel {
+                identity: outcome.identity,
+                suite: outcome.suite,
+                derivation: outcome.derivation,
+            }),
+            failure: None,
+        }
+    }
+
+    pub fn channel(&self) -> &Arc<SecureChannel> {
+        &self.channel
+    }
+
+    /// Why the last receive failed, if TLS is the reason.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.as_ref().map(Failure::to_string)
+    }
+
+    /// True if a receive would give data without the socket.
+    pub fn has_input(&self) -> bool {
+        self.session.has_input()
+    }
+
+    pub fn wants_write(&self) -> bool {
+        !self.session.ciphertext().is_empty()
+    }
+
+    /// Receives and opens records, until the slices are full or the socket is empty.
+    pub fn receive(
+        &mut self,
+        from: BorrowedFd<'_>,
+        mut slices: &mut [IoSliceMut<'_>],
+    ) -> rustix::io::Result<usize> {
+        let room: usize = slices.iter().map(|slice| slice.len()).sum();
+        let mut total = 0;
+        let mut is_empty = false;
+        loop {
+            match self.session.read(slices) {
+                Ok(count) => {
+                    total += count;
+                    IoSliceMut::advance_slices(&mut slices, count);
+                }
+                Err(failure) => return Err(self.fail(from, failure)),
+            }
+            if total == room || is_empty || self.session.is_peer_closed() {
+                return match total {
+                    0 if !self.session.is_peer_closed() => Err(Errno::AGAIN),
+                    _ => Ok(total),
+                };
+            }
+            let place = self.session.room();
+            let most = place.len();
+            match rustix::net::recv(from, place, RecvFlags::DONTWAIT) {
+                // The end, which the next receive finds again.
+                Ok((_, 0)) => return Ok(total),
+                Ok((_, count)) => {
+                    self.session.received(count);
+                    is_empty = count < most;
+                }
+                Err(Errno::AGAIN) if total > 0 => return Ok(total),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Tells the peer why, and ends the connection.
+    fn fail(&mut self, socket: BorrowedFd<'_>, failure: Failure) -> Errno {
+        if let Some(alert) = failure.alert() {
+            self.session.close(alert);
+            let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
+        }
+        self.failure = Some(failure);
+        Errno::PROTO
+    }
+
+    /// Tells the peer that nothing follows. All sealed bytes have left before.
+    pub fn close(&mut self, socket: BorrowedFd<'_>) {
+        self.session.close(Alert::CLOSE_NOTIFY);
+        let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
+    }
+
+    /// Seals what the machine has queued, and sends it. `blocked`: the socket is known to be full.
+    pub fn send(&mut self, to: BorrowedFd<'_>, machine: &mut impl Machine, blocked: bool) -> Sent {
+        let (mut sends, mut bytes) = (0, 0);
+        let result = loop {
+            if blocked {
+                break Err(Errno::AGAIN);
+            }
+            let waiting = self.session.ciphertext();
+            if !waiting.is_empty() {
+                let most = waiting.len();
+                sends += 1;
+                match socket::send(to, &[IoSlice::new(waiting)]) {
+                    Ok(count) => {
+                        self.session.sent(count);
+                        if count < most {
+                            break Err(Errno::AGAIN);
+                        }
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(errno) => break Err(errno),
+                }
+                continue;
+            }
+            if machine.wants_write() {
+                let mut slices = Slices::new();
+                machine.send_slices(&mut slices);
+                let sealed = self.session.seal(&slices);
+                drop(slices);
+                match sealed {
+                    // The machine's buffers are free: the sealed bytes are a copy.
+                    Ok(count) if count > 0 => {
+                        bytes += count as u64;
+                        machine.sent(count);
+                    }
+                    _ => break Err(Errno::PROTO),
+                }
+            } else {
+                break Ok(());
+            }
+        };
+        Sent {
+            result,
+            sends,
+            bytes,
+        }
+    }
+}
