@@ -1169,7 +1169,8 @@ def make_psk(directory, name, size=32):
     text = base64.b64encode(secret + zlib.crc32(secret).to_bytes(4, "little")).decode()
     path = os.path.join(directory, name)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        file.write(f"NVMeTLSkey-1:0{1 if size == 32 else 2}:{text}:\n")
+        # SPDK takes no end of line here.
+        file.write(f"NVMeTLSkey-1:0{1 if size == 32 else 2}:{text}:")
     return path
 
 
