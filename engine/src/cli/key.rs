@@ -248,7 +248,10 @@ fn write(path: &Path, secret: &KeyText) -> std::io::Result<()> {
         .mode(0o600)
         .open(path)?;
     file.write_all(secret.to_text().as_bytes())?;
-    file.write_all(b"\n")?;
+    // SPDK takes no end of line after a PSK.
+    if matches!(secret, KeyText::Dhchap(_)) {
+        file.write_all(b"\n")?;
+    }
     file.sync_all()
 }
 
