@@ -55,6 +55,7 @@ pub enum Errno {
     EIO = 5,
     EAGAIN = 11,
     ENOMEM = 12,
+    EACCES = 13,
     EBUSY = 16,
     EEXIST = 17,
     ENODEV = 19,

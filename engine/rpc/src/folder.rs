@@ -1,19 +1,47 @@
 //! Ownership of a socket's folder. In a folder such as /tmp, where every user may create folders,
 //! another user may have created it first, and could replace the daemon's socket.
 
+use std::fs::Permissions;
 use std::io::{Error, ErrorKind, Result};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
-/// Creates the folder of a socket, for this user only, if it is missing.
-pub fn make(socket: &Path) -> Result<()> {
+/// Creates the folder of a socket, for this user only, if it is missing. True: it was.
+pub fn make(socket: &Path) -> Result<bool> {
     match folder(socket) {
+        Some(folder) if folder.exists() => Ok(false),
         Some(folder) => std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(folder),
-        None => Ok(()),
+            .create(folder)
+            .map(|()| true),
+        None => Ok(false),
     }
+}
+
+/// Lets other users reach the socket in its folder, which is ours: mode 0711.
+pub fn open(socket: &Path) -> Result<()> {
+    let Some(folder) = folder(socket) else {
+        return Ok(());
+    };
+    let mode = std::fs::metadata(folder)?.mode() & 0o7777;
+    let opened = mode | 0o011;
+    match mode == opened {
+        true => Ok(()),
+        false => std::fs::set_permissions(folder, Permissions::from_mode(opened)),
+    }
+}
+
+/// The first folder above the socket that other users may not enter.
+pub fn closed(socket: &Path) -> Option<PathBuf> {
+    let socket = std::path::absolute(socket).ok()?;
+    let mut folders: Vec<&Path> = socket.ancestors().skip(1).collect();
+    folders.reverse();
+    let is_closed = |folder: &&Path| {
+        let mode = std::fs::metadata(folder).map(|metadata| metadata.mode());
+        mode.is_ok_and(|mode| mode & 0o001 == 0)
+    };
+    folders.into_iter().find(is_closed).map(Path::to_owned)
 }
 
 /// Refuses a folder of another user where every user could have created it.
@@ -85,13 +113,13 @@ mod tests {
     #[test]
     fn a_folder_is_made_for_this_user() {
         let dir = tempfile::tempdir().unwrap();
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
+        let all = PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(dir.path(), all).unwrap();
         let socket = dir.path().join("nacre/nacre.sock");
         assert_eq!(trust(&socket).unwrap_err().kind(), ErrorKind::NotFound);
-        make(&socket).unwrap();
+        assert!(make(&socket).unwrap() && !make(&socket).unwrap());
         trust(&socket).unwrap();
-        let all = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        let all = PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(socket.parent().unwrap(), all).unwrap();
         let refused = trust(&socket).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);

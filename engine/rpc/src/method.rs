@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_path_to_error::Segment;
 
+use super::access::Class;
 use super::error::{INVALID_PARAMS, RpcError};
 use nacre_engine_values::read::{self, Texts, ValueError};
 
@@ -41,10 +42,11 @@ pub trait Method<C: 'static>: 'static {
     const NAME: &'static str;
     /// One sentence that describes the method in the RPC reference.
     const ABOUT: &'static str;
+    /// Decides which roles may call the method, and whether a call is audited. Without a default:
+    /// a method that forgets it does not compile.
+    const CLASS: Class;
     const WHEN: When = When::Runtime;
     const ORDER: Order = Order::Read;
-    /// True if a call may change the configuration, or the behaviour of hosts and devices.
-    const CHANGES: bool = matches!(Self::ORDER, Order::Exclusive);
     const ALIASES: &'static [&'static str] = &[];
     /// The JSON-RPC error code for invalid parameters, which differs between SPDK's modules.
     const UNDECODABLE: i32 = INVALID_PARAMS;
@@ -71,7 +73,7 @@ pub struct MethodEntry<C> {
     pub about: &'static str,
     pub when: When,
     pub order: Order,
-    pub changes: bool,
+    pub class: Class,
     pub aliases: &'static [&'static str],
     pub params_schema: fn() -> schemars::Schema,
     pub reply_schema: fn() -> schemars::Schema,
@@ -93,7 +95,7 @@ impl<C: 'static> MethodEntry<C> {
             about: M::ABOUT,
             when: M::WHEN,
             order: M::ORDER,
-            changes: M::CHANGES,
+            class: M::CLASS,
             aliases: M::ALIASES,
             params_schema: || schemars::schema_for!(M::Params),
             reply_schema: || schemars::schema_for!(M::Reply),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use nacre_engine_peer::credentials;
 use nacre_reactor::{Clock, Repeats};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,6 +20,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, warn};
 
+use super::access::Caller;
 use super::clients::{Charge, Clients, Entry, Peer, Place};
 use super::error::{Errno, RpcError};
 use super::frame::{Call, Decoder, Element, Frame};
@@ -37,7 +39,15 @@ const SAID_AGAIN: Duration = Duration::from_secs(600);
 
 /// Executes calls. Must bound each call's time itself.
 pub trait Dispatch: 'static {
-    fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture;
+    /// Decides whether a client may call anything.
+    fn admit(&self, caller: &Caller) -> Result<(), RpcError>;
+
+    fn call(
+        self: Rc<Self>,
+        caller: Rc<Caller>,
+        method: String,
+        params: Option<Box<RawValue>>,
+    ) -> CallFuture;
 }
 
 impl Socket {
@@ -56,21 +66,20 @@ impl Socket {
         loop {
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let process = match admit(&stream) {
-                        Ok(process) => process,
-                        Err(refusal) => {
-                            let (uid, why) = (refusal.uid, &refusal.error);
+                    let who = match admit(&stream, &*dispatch) {
+                        Ok(who) => Rc::new(who),
+                        Err(Refusal { uid, error }) => {
                             door.say(Said::Stranger(uid), |times| {
-                                warn!(uid, times, "RPC client refused: {why}");
+                                warn!(uid, times, "RPC client refused: {error}");
                             });
-                            door.refuse(stream, refusal.error);
+                            door.refuse(stream, error);
                             continue;
                         }
                     };
-                    match door.enter(process).await {
+                    match door.enter(who.credentials.pid).await {
                         Ok(place) => {
                             let dispatch = Rc::clone(&dispatch);
-                            tokio::task::spawn_local(client(stream, dispatch, place));
+                            tokio::task::spawn_local(client(stream, dispatch, who, place));
                         }
                         Err(full) => door.refuse(stream, full),
                     }
@@ -195,29 +204,33 @@ struct Refusal {
     error: RpcError,
 }
 
-/// Only the daemon's user and root may call it, whatever the mode of the socket is. Returns the
-/// client's process, if known.
-fn admit(stream: &UnixStream) -> Result<Option<i32>, Refusal> {
-    let ours = rustix::process::geteuid().as_raw();
-    let refusal = |uid, cause| Refusal {
-        uid,
-        error: RpcError::errno(Errno::EPERM, cause)
-            .remedy(format!("call as root or as user {ours}")),
+/// The client at the other end, if it may call anything.
+fn admit<D: Dispatch>(stream: &UnixStream, dispatch: &D) -> Result<Caller, Refusal> {
+    let credentials = credentials(stream).map_err(|error| Refusal {
+        uid: u32::MAX,
+        error: RpcError::io("the client's credentials are unknown", &error),
+    })?;
+    let comm = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    let program = credentials.pid.and_then(comm).unwrap_or_default();
+    let caller = Caller {
+        program: program.trim().to_owned(),
+        credentials,
     };
-    match stream.peer_cred() {
-        Ok(peer) if peer.uid() == 0 || peer.uid() == ours => Ok(peer.pid()),
-        Ok(peer) => {
-            let cause = format!("user {} may not command this daemon", peer.uid());
-            Err(refusal(peer.uid(), cause))
-        }
-        Err(error) => {
-            let cause = format!("the client's credentials are unknown: {error}");
-            Err(refusal(u32::MAX, cause))
-        }
+    match dispatch.admit(&caller) {
+        Ok(()) => Ok(caller),
+        Err(error) => Err(Refusal {
+            uid: caller.credentials.uid,
+            error,
+        }),
     }
 }
 
-async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, place: Place) {
+async fn client<D: Dispatch>(
+    stream: UnixStream,
+    dispatch: Rc<D>,
+    who: Rc<Caller>,
+    place: Place,
+) {
     let me = &place.0;
     let (mut read, write) = stream.into_split();
     let (answers, queue) = mpsc::channel::<Text>(MAX_INFLIGHT);
@@ -240,10 +253,11 @@ async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, place: Place) 
             };
             let turn = Rc::clone(&inflight).acquire_owned_local().await;
             let running = me.begin(Instant::now());
-            let (answers, dispatch, me) = (answers.clone(), Rc::clone(&dispatch), Rc::clone(me));
+            let (answers, me) = (answers.clone(), Rc::clone(me));
+            let ends = (Rc::clone(&dispatch), Rc::clone(&who));
             tokio::task::spawn_local(async move {
                 let _turn = turn;
-                let text = perform(frame, dispatch, &me).await;
+                let text = perform(frame, ends, &me).await;
                 drop(running);
                 if let Some(text) = text {
                     // The writer is gone when the client is.
@@ -325,13 +339,16 @@ impl Text {
     }
 }
 
-async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>, me: &Rc<Peer>) -> Option<Text> {
+/// Who executes the calls, and whose calls they are.
+type Ends<D> = (Rc<D>, Rc<Caller>);
+
+async fn perform<D: Dispatch>(frame: Frame, ends: Ends<D>, me: &Rc<Peer>) -> Option<Text> {
     match frame {
-        Frame::One(element) => one(element, dispatch, me).await,
+        Frame::One(element) => one(element, ends, me).await,
         Frame::Batch(elements) => {
             let mut running: FuturesUnordered<_> = elements
                 .into_iter()
-                .map(|e| one(e, Rc::clone(&dispatch), me))
+                .map(|e| one(e, ends.clone(), me))
                 .collect();
             let (mut answers, mut charge) = (Vec::new(), Vec::new());
             while let Some(answer) = running.next().await {
@@ -346,7 +363,11 @@ async fn perform<D: Dispatch>(frame: Frame, dispatch: Rc<D>, me: &Rc<Peer>) -> O
     }
 }
 
-async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>, me: &Rc<Peer>) -> Option<Text> {
+async fn one<D: Dispatch>(
+    element: Element,
+    (dispatch, caller): Ends<D>,
+    me: &Rc<Peer>,
+) -> Option<Text> {
     let Call { id, method, params } = match element {
         Err(invalid) => {
             let error = RpcError::invalid_request(invalid.cause);
@@ -354,7 +375,7 @@ async fn one<D: Dispatch>(element: Element, dispatch: Rc<D>, me: &Rc<Peer>) -> O
         }
         Ok(call) => call,
     };
-    match dispatch.call(method, params).await {
+    match dispatch.call(caller, method, params).await {
         // As in SPDK, a notification's result is not sent, but its error is.
         Ok(_) if id.is_none() => None,
         Err(error) => Some(Text::short(answer(id.as_deref(), Err(error)))),

@@ -10,7 +10,19 @@ use crate::client::Client;
 struct Fake;
 
 impl Dispatch for Fake {
-    fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture {
+    fn admit(&self, caller: &Caller) -> Result<(), RpcError> {
+        match caller.credentials.uid {
+            4999 => Err(RpcError::errno(Errno::EACCES, "a stranger")),
+            _ => Ok(()),
+        }
+    }
+
+    fn call(
+        self: Rc<Self>,
+        caller: Rc<Caller>,
+        method: String,
+        params: Option<Box<RawValue>>,
+    ) -> CallFuture {
         Box::pin(async move {
             match method.as_str() {
                 "echo" => {
@@ -24,6 +36,11 @@ impl Dispatch for Fake {
                 "long" => {
                     let text = "x".repeat(100_000);
                     Ok(RawValue::from_string(format!("\"{text}\"")).unwrap())
+                }
+                "who" => {
+                    let of = &caller.credentials;
+                    let text = format!("[{},{},{:?}]", of.uid, of.gid, of.groups);
+                    Ok(RawValue::from_string(text).unwrap())
                 }
                 "refuse" => Err(RpcError::invalid_state("no")),
                 _ => Err(RpcError::method_not_found("x")),
@@ -272,5 +289,45 @@ fn clients_that_stop_reading_make_room() {
         let served = other.read_exact(&mut byte);
         let served = tokio::time::timeout(Duration::from_secs(10), served).await;
         served.expect("it is served").unwrap();
+    });
+}
+
+/// Goal: calls carry the credentials of the thread that connected, and a client that the daemon
+/// does not admit reads why. Method: threads of this process with other identities.
+#[test]
+fn calls_carry_the_identity_of_their_client() {
+    use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: calls_carry_the_identity_of_their_client: needs root");
+        return;
+    }
+    run(async |path| {
+        let of = |path: &Path, mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(path, mode).unwrap();
+        };
+        of(path, 0o666);
+        of(path.parent().unwrap(), 0o711);
+        let call = async |uid: u32, groups: Vec<u32>| {
+            let path = path.to_owned();
+            let called = tokio::task::spawn_blocking(move || {
+                // A thread of its own: the runtime's threads keep their identity.
+                let other = std::thread::spawn(move || {
+                    let groups: Vec<Gid> = groups.into_iter().map(Gid::from_raw).collect();
+                    let (gid, uid) = (Gid::from_raw(uid + 1), Uid::from_raw(uid));
+                    set_thread_groups(&groups).unwrap();
+                    set_thread_res_gid(gid, gid, gid).unwrap();
+                    set_thread_res_uid(uid, uid, uid).unwrap();
+                    let mut client = Client::connect(&path, Duration::from_secs(30)).unwrap();
+                    client.call_by_name("who", serde_json::Value::Null)
+                });
+                other.join().unwrap()
+            });
+            called.await.unwrap()
+        };
+        let known = call(4000, vec![7, 4242]).await.unwrap();
+        assert_eq!(known, serde_json::json!([4000, 4001, [7, 4242]]));
+        let refused = call(4999, vec![]).await.unwrap_err().to_string();
+        assert!(refused.contains("a stranger"), "{refused}");
     });
 }

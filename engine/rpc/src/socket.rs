@@ -2,7 +2,7 @@
 //!
 //! Only a socket without a listening program is replaced. Any other file at the path is left alone.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
+use super::access::Entrance;
 use super::folder;
 use nacre_engine_values::files::{self, Inode};
 
@@ -43,8 +44,24 @@ pub struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
     inode: Inode,
+    made_folder: bool,
     lock_path: PathBuf,
     lock: File,
+}
+
+/// Why other users cannot reach the socket.
+#[derive(Debug, thiserror::Error)]
+pub enum EntranceError {
+    #[error("cannot give {path} to group {group}: {source}; run the daemon as a user in that group", path = path.display())]
+    Group {
+        path: PathBuf,
+        group: u32,
+        source: Error,
+    },
+    #[error("cannot set the mode of {path}: {source}", path = path.display())]
+    Mode { path: PathBuf, source: Error },
+    #[error("other users may not enter {folder}: `chmod o+x` it, or choose another socket", folder = folder.display())]
+    Closed { folder: PathBuf },
 }
 
 impl Socket {
@@ -54,7 +71,8 @@ impl Socket {
             let path = path.to_owned();
             move |source| ListenError::Io { what, path, source }
         };
-        folder::make(path).map_err(io("cannot create the directory of", path))?;
+        let made_folder =
+            folder::make(path).map_err(io("cannot create the directory of", path))?;
         folder::trust(path).map_err(io("cannot listen on", path))?;
         // Checked before the lock: if the path holds another kind of file, no lock file is created
         // either.
@@ -76,7 +94,7 @@ impl Socket {
         let hidden = path.with_file_name(format!(".{}", std::process::id()));
         clear(&hidden)?;
         let listener = UnixListener::bind(&hidden).map_err(io("cannot listen on", path))?;
-        let inode = std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o600))
+        let inode = std::fs::set_permissions(&hidden, Permissions::from_mode(0o600))
             .and_then(|()| std::fs::symlink_metadata(&hidden))
             .and_then(|metadata| rename(&hidden, path).map(|()| Inode::of(&metadata)))
             .inspect_err(|_| drop(std::fs::remove_file(&hidden)))
@@ -85,6 +103,7 @@ impl Socket {
             listener,
             path: path.to_owned(),
             inode,
+            made_folder,
             lock_path,
             lock,
         })
@@ -92,6 +111,39 @@ impl Socket {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Sets group and mode of the socket. `own_folder`: its folder belongs to the daemon alone, so
+    /// that its mode may change, too. After a failure the socket is the owner's.
+    pub fn open_to(&self, entrance: Entrance, own_folder: bool) -> Result<(), EntranceError> {
+        let mode = |mode| {
+            let (path, mode) = (self.path.clone(), Permissions::from_mode(mode));
+            std::fs::set_permissions(&path, mode)
+                .map_err(|source| EntranceError::Mode { path, source })
+        };
+        mode(Entrance::Owner.mode())?;
+        if let Entrance::Group(group) = entrance {
+            std::os::unix::fs::chown(&self.path, None, Some(group)).map_err(|source| {
+                let path = self.path.clone();
+                EntranceError::Group {
+                    path,
+                    group,
+                    source,
+                }
+            })?;
+        }
+        if entrance == Entrance::Owner {
+            return Ok(());
+        }
+        if own_folder || self.made_folder {
+            let path = self.path.clone();
+            folder::open(&self.path).map_err(|source| EntranceError::Mode { path, source })?;
+        }
+        mode(entrance.mode())?;
+        match folder::closed(&self.path) {
+            Some(folder) => Err(EntranceError::Closed { folder }),
+            None => Ok(()),
+        }
     }
 }
 
@@ -240,6 +292,43 @@ mod tests {
         drop(Listener::bind(&path).unwrap());
         std::fs::write(with_suffix(&path, ".lock"), "99999").unwrap();
         Socket::bind(&path).unwrap();
+    }
+
+    /// Goal: group and mode follow the roles, and the folder that the daemon made can be entered.
+    #[test]
+    fn the_socket_opens_to_those_with_a_role() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = |mode| std::fs::set_permissions(dir.path(), Permissions::from_mode(mode));
+        all(0o711).unwrap();
+        let path = dir.path().join("own/s.sock");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _in = runtime.enter();
+        let socket = Socket::bind(&path).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let folder = path.parent().unwrap();
+        socket.open_to(Entrance::Owner, false).unwrap();
+        assert_eq!((mode(&path), mode(folder)), (0o600, 0o700));
+        let own = rustix::process::getegid().as_raw();
+        socket.open_to(Entrance::Group(own), false).unwrap();
+        assert_eq!((mode(&path), mode(folder)), (0o660, 0o711));
+        socket.open_to(Entrance::Everyone, false).unwrap();
+        assert_eq!(mode(&path), 0o666);
+        all(0o700).unwrap();
+        let refused = socket.open_to(Entrance::Everyone, true).unwrap_err();
+        let expected = dir.path();
+        assert!(
+            matches!(&refused, EntranceError::Closed { folder } if folder == expected),
+            "{refused}"
+        );
+        if !rustix::process::geteuid().is_root() {
+            let refused = socket.open_to(Entrance::Group(0), false).unwrap_err();
+            assert!(matches!(refused, EntranceError::Group { .. }), "{refused}");
+        }
+        socket.open_to(Entrance::Owner, false).unwrap();
+        assert_eq!(mode(&path), 0o600);
     }
 
     /// A file that is not a socket, a socket of another program, and a file that is not a lock

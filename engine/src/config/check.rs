@@ -16,10 +16,11 @@ use serde_path_to_error::Segment;
 use super::declared;
 use super::listener::Listener;
 use super::names::{RELATIVE_KEY, check_key_name, host_nqn};
-use super::settings::{Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
+use super::settings::{Access, Bdev, BdevKind, DEFAULT_BLOCK, Subsystem};
 use super::{Cores, Problem, Settings, origin_of};
 use crate::bdev_modules::Entry;
 use crate::rpc::RpcError;
+use crate::rpc::access::Member;
 use crate::values::read::{self, ValueError};
 use crate::values::selector::Selector;
 use crate::values::size;
@@ -188,9 +189,25 @@ impl Check<'_> {
         for (key, cause) in settings.qos.problems() {
             self.refuse_unless_refused(&format!("qos.{key}"), cause);
         }
+        self.access(&settings.rpc.access);
         self.selectors("replication.iface", &settings.replication.iface);
         for (at, unknown) in super::log_flags::unknown_flags(&settings.log.flags) {
             self.refuse(&format!("log.flags[{at}]"), &unknown, &unknown.remedy());
+        }
+    }
+
+    fn access(&mut self, access: &Access) {
+        for (role, members) in [
+            ("admin", &access.admin),
+            ("operator", &access.operator),
+            ("viewer", &access.viewer),
+        ] {
+            for (at, text) in members.iter().enumerate() {
+                if let Err(error) = text.parse::<Member>() {
+                    let key = format!("rpc.access.{role}[{at}]");
+                    self.refuse(&key, error, Member::FORMS);
+                }
+            }
         }
     }
 

@@ -157,6 +157,7 @@ pub struct Rpc {
     pub deadline_s: u64,
     /// The only allowed methods; empty: all.
     pub allowed: Vec<String>,
+    pub access: Access,
 }
 
 impl Default for Rpc {
@@ -167,8 +168,38 @@ impl Default for Rpc {
             max_clients: 64,
             deadline_s: 55,
             allowed: Vec::new(),
+            access: Access::default(),
         }
     }
+}
+
+/// Users and groups with each role: texts of [`crate::rpc::access::Member`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Access {
+    pub admin: Vec<String>,
+    pub operator: Vec<String>,
+    pub viewer: Vec<String>,
+    pub methods: AccessMethods,
+}
+
+impl Default for Access {
+    fn default() -> Access {
+        Access {
+            admin: vec!["uid:0".into()],
+            operator: Vec::new(),
+            viewer: Vec::new(),
+            methods: AccessMethods::default(),
+        }
+    }
+}
+
+/// Exactly the methods that a role may call; empty: those of its classes.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AccessMethods {
+    pub operator: Vec<String>,
+    pub viewer: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

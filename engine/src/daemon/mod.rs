@@ -142,7 +142,10 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
         let path = socket.as_ref().map(|s| s.path().to_owned());
         async move {
             match socket {
-                Some(socket) => socket.serve(engine, clients).await,
+                Some(socket) => {
+                    let serving = socket.serve(Rc::clone(&engine), clients);
+                    tokio::join!(serving, keep_open(&socket, &engine));
+                }
                 None => std::future::pending().await,
             }
             drop(path);
@@ -170,6 +173,21 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
     match engine.lifecycle.failure() {
         Some(why) => Err(anyhow::anyhow!(why)),
         None => Ok(()),
+    }
+}
+
+/// Opens the socket to users with a role, now and whenever the roles change.
+async fn keep_open(socket: &Socket, engine: &Engine) {
+    // Nothing else lives in the default folder.
+    let own_folder = engine.settings.rpc.socket == "auto" && engine.personality == Personality::Nacre;
+    let mut entrance = engine.calls.entrance();
+    loop {
+        let now = *entrance.borrow_and_update();
+        if let Err(error) = socket.open_to(now, own_folder) {
+            warn!("users with a role in [rpc.access] may not reach the socket: {error}");
+        }
+        // The sender lives as long as the engine.
+        let _ = entrance.changed().await;
     }
 }
 

@@ -108,6 +108,9 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
         "log.file" => return Ok(engine.logs.move_to(new.log.file.as_deref()).await?),
         "rpc.deadline_s" => tunables.deadline_s = new.rpc.deadline_s,
         "rpc.allowed" => tunables.allowed = new.rpc.allowed.clone(),
+        key if key.starts_with("rpc.access.") => {
+            engine.calls.change_rules(new.rpc.access.clone()).await?;
+        }
         "data.retry_s" => tunables.retry_s = new.data.retry_s,
         "nvmf.listener" | "nvmf.listen" => {
             engine.listeners.declare(engine, new.listeners()).await?;

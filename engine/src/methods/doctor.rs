@@ -9,7 +9,8 @@ use serde::Deserialize;
 
 use crate::doctor::{Report, Scope, System, examine};
 use crate::plane::demand::{self, Demand};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::access;
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::rdma::Rdma;
 
@@ -45,11 +46,15 @@ impl Method<Engine> for Run {
     const NAME: &'static str = "doctor_run";
     const ABOUT: &'static str = "Checks the machine for what serving needs, as the daemon sees it: status, evidence and \
                                  remedy of each check.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = RunParams;
     type Reply = Report;
 
     async fn apply(params: RunParams, engine: Rc<Engine>) -> Result<Report, RpcError> {
+        if params.traffic.is_some() {
+            access::require(Class::Operate, "traffic")?;
+        }
         let plane = engine.plane()?;
         let rdma = params.rdma || demand::wants_rdma(&engine.settings);
         let transport = engine.settings.rdma_transport();

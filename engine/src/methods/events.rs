@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::notify::{Category, EventDetails, KEPT};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
 use crate::values::read;
@@ -63,6 +63,7 @@ pub struct GetEventsParams {
 impl Method<Engine> for GetEvents {
     const NAME: &'static str = "events_get";
     const ABOUT: &'static str = "Gives the events from an id on; the last 1024 are kept.";
+    const CLASS: Class = Class::Read;
     type Params = GetEventsParams;
     type Reply = Events;
 
@@ -93,6 +94,7 @@ impl Method<Engine> for SubscribeEvents {
     const NAME: &'static str = "events_subscribe";
     const ABOUT: &'static str = "Waits for events: answers as soon as there is one, or with none when the time is over. To be called again from \
          `next` on; nothing is missed in between, unless `lost` says so.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = SubscribeEventsParams;
     type Reply = Events;

@@ -10,7 +10,8 @@ use super::bdev::ANNOUNCED;
 use super::spdk::sock::SET_SOCK_OPTIONS;
 use crate::bdev_modules;
 use crate::rpc::error::{Errno, causes};
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
+use crate::services::calls;
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
 use crate::services::startup::SockOptions;
@@ -34,7 +35,7 @@ struct GetMethods;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetMethodsParams {
-    /// Only methods that are allowed in the daemon's present state.
+    /// Only methods that the caller's role and the daemon's present state allow.
     #[serde(default)]
     current: bool,
     #[serde(default)]
@@ -44,6 +45,7 @@ struct GetMethodsParams {
 impl Method<Engine> for GetMethods {
     const NAME: &'static str = "rpc_get_methods";
     const ABOUT: &'static str = "Lists the methods that can be called.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = GetMethodsParams;
@@ -55,8 +57,11 @@ impl Method<Engine> for GetMethods {
     ) -> Result<Vec<&'static str>, RpcError> {
         let mut names = Vec::new();
         for entry in engine.registry.iter() {
-            if !engine.allowed(entry.name) || (params.current && engine.check_phase(entry).is_err())
-            {
+            let callable = || {
+                let in_phase = calls::check_phase(engine.phase(), entry).is_ok();
+                in_phase && engine.calls.permits(entry)
+            };
+            if !engine.allowed(entry.name) || (params.current && !callable()) {
                 continue;
             }
             names.push(entry.name);
@@ -87,6 +92,7 @@ struct VersionFields {
 impl Method<Engine> for GetVersion {
     const NAME: &'static str = "spdk_get_version";
     const ABOUT: &'static str = "Returns the version of SPDK whose dialect is spoken, and our own.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = NoParams;
@@ -128,8 +134,8 @@ enum Signal {
 impl Method<Engine> for KillInstance {
     const NAME: &'static str = "spdk_kill_instance";
     const ABOUT: &'static str = "Sends the daemon a signal: SIGINT, SIGTERM and SIGQUIT stop it in good order; SIGHUP reopens the log file and reads the configuration again.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = KillInstanceParams;
     type Reply = bool;
 
@@ -156,9 +162,9 @@ struct StartInit;
 impl Method<Engine> for StartInit {
     const NAME: &'static str = "framework_start_init";
     const ABOUT: &'static str = "Starts the data plane of a daemon started with --wait-for-rpc.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = NoParams;
     type Reply = bool;
 
@@ -177,6 +183,7 @@ struct WaitInit;
 impl Method<Engine> for WaitInit {
     const NAME: &'static str = "framework_wait_init";
     const ABOUT: &'static str = "Answers once the daemon is initialized and has carried out the file that it was started with.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
     type Params = NoParams;
@@ -221,6 +228,7 @@ impl Method<Engine> for GetSubsystems {
     const NAME: &'static str = "framework_get_subsystems";
     const ABOUT: &'static str =
         "Lists the subsystems whose configuration can be saved, with their dependencies.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Vec<Subsystem>;
 
@@ -251,6 +259,7 @@ struct GetConfigParams {
 impl Method<Engine> for GetConfig {
     const NAME: &'static str = "framework_get_config";
     const ABOUT: &'static str = "Gives the calls that make a subsystem's configuration again.";
+    const CLASS: Class = Class::Read;
     type Params = GetConfigParams;
     type Reply = Vec<Value>;
 

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::config::names::check_key_name;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 use crate::services::keyring::{FileError, FileKey, ListedKey, PREFIX, no_key};
 use crate::store::Change;
@@ -39,6 +39,7 @@ impl Method<Engine> for AddKey {
     const NAME: &'static str = "keyring_file_add_key";
     const ABOUT: &'static str =
         "Gives a name to the key in a file. The file is read at each authentication.";
+    const CLASS: Class = Class::Secret;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = AddKeyParams;
@@ -89,6 +90,7 @@ pub struct RemoveKeyParams {
 impl Method<Engine> for RemoveKey {
     const NAME: &'static str = "keyring_file_remove_key";
     const ABOUT: &'static str = "Takes the name from a key. Hosts that use it go on doing so until the daemon's next start; the file stays.";
+    const CLASS: Class = Class::Secret;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = RemoveKeyParams;
@@ -125,6 +127,7 @@ pub struct KeyReply {
 impl Method<Engine> for GetKeys {
     const NAME: &'static str = "keyring_get_keys";
     const ABOUT: &'static str = "Lists the keys: names and files, no secrets.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Vec<KeyReply>;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::log_flags::UnknownFlag;
 use crate::config::settings::LogLevel;
 use crate::rpc::error::INTERNAL_ERROR;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -88,6 +88,7 @@ impl Method<Engine> for SetLevel {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Sets the level of the log, and of lines printed to standard error.";
+    const CLASS: Class = Class::Operate;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = LevelParams;
@@ -104,6 +105,7 @@ struct GetLevel;
 impl Method<Engine> for GetLevel {
     const NAME: &'static str = "log_get_level";
     const ABOUT: &'static str = "Returns the level of the log.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Level;
@@ -119,6 +121,7 @@ impl Method<Engine> for SetPrintLevel {
     const NAME: &'static str = "log_set_print_level";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Sets the level of lines printed to standard error.";
+    const CLASS: Class = Class::Operate;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = LevelParams;
@@ -135,6 +138,7 @@ struct GetPrintLevel;
 impl Method<Engine> for GetPrintLevel {
     const NAME: &'static str = "log_get_print_level";
     const ABOUT: &'static str = "Returns the level of lines printed to standard error.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Level;
@@ -150,6 +154,7 @@ impl Method<Engine> for SetFlag {
     const NAME: &'static str = "log_set_flag";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Logs one part of the program at debug level.";
+    const CLASS: Class = Class::Operate;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = FlagParams;
@@ -167,6 +172,7 @@ impl Method<Engine> for ClearFlag {
     const NAME: &'static str = "log_clear_flag";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Ends what `log_set_flag` began.";
+    const CLASS: Class = Class::Operate;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Exclusive;
     type Params = FlagParams;
@@ -183,6 +189,7 @@ struct GetFlags;
 impl Method<Engine> for GetFlags {
     const NAME: &'static str = "log_get_flags";
     const ABOUT: &'static str = "Lists the flags and whether they are set.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = BTreeMap<&'static str, bool>;
@@ -206,6 +213,7 @@ struct EnableTimestampsParams {
 impl Method<Engine> for EnableTimestamps {
     const NAME: &'static str = "log_enable_timestamps";
     const ABOUT: &'static str = "Puts the time of day before each line of the log, or not.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = EnableTimestampsParams;
     type Reply = bool;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::metrics::Scrape;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -35,6 +35,7 @@ pub struct GetMetricsParams {
 impl Method<Engine> for GetMetrics {
     const NAME: &'static str = "metrics_get";
     const ABOUT: &'static str = "Gives all metrics as of now.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = GetMetricsParams;
     type Reply = Value;

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -44,6 +44,7 @@ struct IobufParams {
 impl Method<Engine> for IobufSetOptions {
     const NAME: &'static str = "iobuf_set_options";
     const ABOUT: &'static str = "Sets number and size of the data buffers.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = IobufParams;
@@ -100,6 +101,7 @@ struct BdevParams {
 impl Method<Engine> for BdevSetOptions {
     const NAME: &'static str = "bdev_set_options";
     const ABOUT: &'static str = "Sets options of the block device layer.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = BdevParams;

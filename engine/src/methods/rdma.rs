@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::rdma::{Rdma, describe};
 
@@ -37,6 +37,7 @@ struct DevicesParams {
 impl Method<Engine> for GetDevices {
     const NAME: &'static str = "rdma_get_devices";
     const ABOUT: &'static str = "Lists the RDMA devices of this machine with their ports and GIDs, and, where libibverbs can open them, their limits.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = DevicesParams;
     type Reply = Value;
@@ -137,6 +138,7 @@ impl Method<Engine> for GetRdmaStats {
     const NAME: &'static str = "rdma_get_stats";
     const ABOUT: &'static str =
         "Returns the counters of the RDMA transport, in sum and by reactor and device.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = RdmaStats;
 
@@ -216,6 +218,7 @@ struct QueuePairReply {
 impl Method<Engine> for GetQueuePairs {
     const NAME: &'static str = "rdma_get_qpairs";
     const ABOUT: &'static str = "Lists the RDMA queue pairs of hosts.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Vec<QueuePairReply>;
 
@@ -286,6 +289,7 @@ impl Method<Engine> for GetMemory {
     const NAME: &'static str = "rdma_get_mrs";
     const ABOUT: &'static str =
         "Lists the memory regions that are registered with each RDMA device in use.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Vec<MemoryReply>;
 

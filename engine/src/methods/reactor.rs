@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bdev::TICK_RATE;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -82,6 +82,7 @@ fn mode_name(mode: Mode) -> &'static str {
 impl Method<Engine> for GetReactors {
     const NAME: &'static str = "framework_get_reactors";
     const ABOUT: &'static str = "Lists the reactors and how busy they are. A tick is a nanosecond.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = ReactorsReply;
 
@@ -158,6 +159,7 @@ struct ThreadStats {
 impl Method<Engine> for GetStats {
     const NAME: &'static str = "thread_get_stats";
     const ABOUT: &'static str = "Lists the threads that do I/O and how busy they are.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Threads<ThreadStats>;
 
@@ -208,6 +210,7 @@ struct PollerInfo {
 impl Method<Engine> for GetPollers {
     const NAME: &'static str = "thread_get_pollers";
     const ABOUT: &'static str = "Lists the pollers of each thread.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Threads<ThreadPollers>;
 
@@ -268,6 +271,7 @@ struct PoolInfo {
 impl Method<Engine> for IobufGetStats {
     const NAME: &'static str = "iobuf_get_stats";
     const ABOUT: &'static str = "Returns the use of each reactor's data buffers.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Vec<ModulePools>;
 
@@ -325,6 +329,7 @@ struct SetModeParams {
 impl Method<Engine> for SetMode {
     const NAME: &'static str = "reactor_set_mode";
     const ABOUT: &'static str = "Changes how reactors wait for work, until the daemon ends.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = SetModeParams;
     type Reply = bool;

@@ -15,6 +15,9 @@ pub fn markdown() -> String {
          Written by `nacre rpc --reference` from the parameter types; do not edit.\n\n\
          JSON-RPC 2.0 over the daemon's unix socket, in SPDK's dialect: `nacre rpc METHOD key=value …`,\n\
          or SPDK's own `rpc.py`. Methods that change something have done so durably when they answer.\n\n\
+         The class of a method decides who may call it: viewers only `read`; operators also `operate`; admins also\n\
+         `admin` and `secret`. All classes but `read` change something, and their calls are audited. See\n\
+         [security](../operate/security.md).\n\n\
          The examples are one session with a daemon; a test makes these calls. `…` marks omitted parts.\n",
     );
     let registry = super::all();
@@ -40,9 +43,7 @@ fn method<C: 'static>(out: &mut String, entry: &MethodEntry<C>) -> std::fmt::Res
         When::Always => writeln!(out, "At any time.")?,
         When::Runtime => {}
     }
-    if entry.changes {
-        writeln!(out, "Changes something.")?;
-    }
+    writeln!(out, "Class: {}.", entry.class.word())?;
     if !entry.aliases.is_empty() {
         writeln!(out, "Also called {}.", entry.aliases.join(", "))?;
     }

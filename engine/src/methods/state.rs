@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::journal::EntryState;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::store::Change;
 
@@ -51,6 +51,7 @@ impl Method<Engine> for GetState {
     const NAME: &'static str = "state_get";
     const ABOUT: &'static str =
         "Lists every configured object, where it is kept, and what could not be restored.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = State;
 
@@ -129,8 +130,8 @@ pub struct Retried {
 impl Method<Engine> for Retry {
     const NAME: &'static str = "state_retry";
     const ABOUT: &'static str = "Tries now to restore what could not be restored before.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = NoParams;
     type Reply = Retried;
 
@@ -160,6 +161,7 @@ impl Method<Engine> for Forget {
     const NAME: &'static str = "state_forget";
     const ABOUT: &'static str =
         "Gives up an object that could not be restored, with the objects in it or on it.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = ForgetParams;
     type Reply = bool;
@@ -189,6 +191,7 @@ impl Method<Engine> for ExportConfig {
     const NAME: &'static str = "config_export";
     const ABOUT: &'static str =
         "Gives the whole configuration as a file that -c, load_config and SPDK read.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Value;
 

@@ -62,7 +62,7 @@ impl MetricsSource for Process {
             &[],
             engine.lifecycle.started.elapsed().as_secs_f64(),
         );
-        let calls = engine.call_counts();
+        let calls = engine.calls.counts();
         into.value(&CALLS, &[], calls.answered);
         into.value(&REFUSED, &[], calls.refused);
         let counts = engine.journal.counts();

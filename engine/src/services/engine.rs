@@ -16,10 +16,12 @@ use crate::journal::{Entry, Journal};
 use crate::logs::Logs;
 use crate::notify::Notifications;
 use crate::plane::Plane;
-use crate::rpc::error::{Errno, STARTING};
-use crate::rpc::method::{CallFuture, MethodEntry};
+use crate::rpc::access::{self, Caller};
+use crate::rpc::error::Errno;
+use crate::rpc::method::CallFuture;
 use crate::rpc::server::Dispatch;
 use crate::rpc::{Order, Registry, RpcError};
+use crate::services::calls::{self, Calls, Client};
 use crate::services::declared::Declared;
 use crate::services::deferred::{self, Deferred};
 use crate::services::devices::Devices;
@@ -70,15 +72,7 @@ pub struct Engine {
     gate: RwLock<()>,
     /// Held during a replay: no two tasks create the same object.
     replaying: Mutex<()>,
-    calls: Cell<CallCounts>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CallCounts {
-    /// Answered calls, refused ones included.
-    pub answered: u64,
-    /// Calls answered with an error.
-    pub refused: u64,
+    pub calls: Calls,
 }
 
 impl Engine {
@@ -103,6 +97,7 @@ impl Engine {
                 retry_s: settings.data.retry_s,
             }),
             tuned: Notify::new(),
+            calls: Calls::new(&settings.rpc.access),
             settings,
             devices: Devices::default(),
             declared: Declared::default(),
@@ -117,7 +112,6 @@ impl Engine {
             plane: RefCell::default(),
             gate: RwLock::new(()),
             replaying: Mutex::new(()),
-            calls: Cell::default(),
         }
     }
 
@@ -144,38 +138,52 @@ impl Engine {
         self.gate.write().await
     }
 
-    pub fn call_counts(&self) -> CallCounts {
-        self.calls.get()
-    }
-
-    /// Finds, checks and runs a method, within the deadline. The single entry point for the socket,
-    /// startup files and replay.
+    /// Finds, checks and runs a method, within the deadline, for the daemon's own startup files.
     pub async fn call(
         self: &Rc<Self>,
         method: &str,
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
-        let outcome = self.try_call(method, params, Caller::Client).await;
-        // This call may name deferred devices whose bases exist by now: create them first.
+        let outcome = self.try_call(method, params, Origin::File).await;
+        self.called(method, &outcome).await;
+        outcome
+    }
+
+    /// As [`Engine::call`], for a client of the socket.
+    pub async fn call_for(
+        self: &Rc<Self>,
+        caller: &Rc<Caller>,
+        method: &str,
+        params: Option<&RawValue>,
+    ) -> Result<Box<RawValue>, RpcError> {
+        // The rules may have changed since the client connected.
+        let client = self.calls.client(caller)?;
+        let origin = Origin::Client(client.clone());
+        let outcome = self.try_call(method, params, origin).await;
+        self.called(method, &outcome).await;
+        match calls::hides_key_paths(&client) {
+            true => calls::without_key_paths(self, outcome),
+            false => outcome,
+        }
+    }
+
+    async fn called(self: &Rc<Self>, method: &str, outcome: &Result<Box<RawValue>, RpcError>) {
+        // The call may name deferred devices whose bases exist by now: create them first.
         deferred::settle(self).await;
-        let mut calls = self.calls.get();
-        calls.answered += 1;
-        calls.refused += u64::from(outcome.is_err());
-        self.calls.set(calls);
-        if let Err(error) = &outcome {
+        self.calls.count(outcome.is_err());
+        if let Err(error) = outcome {
             debug!(target: "nacre_engine_rpc", method, %error, "call refused");
         }
-        outcome
     }
 
     async fn try_call(
         self: &Rc<Self>,
         method: &str,
         params: Option<&RawValue>,
-        caller: Caller,
+        origin: Origin,
     ) -> Result<Box<RawValue>, RpcError> {
-        let client = caller == Caller::Client;
-        let allowed = |name: &str| !client || self.allowed(name);
+        let outside = matches!(origin, Origin::File | Origin::Client(_));
+        let allowed = |name: &str| !outside || self.allowed(name);
         let entry = self
             .registry
             .find(method)
@@ -191,10 +199,13 @@ impl Engine {
                     None => unknown.remedy("rpc_get_methods lists them all"),
                 }
             })?;
-        if caller == Caller::Client {
-            self.check_phase(entry)?;
+        if let Origin::Client(client) = &origin {
+            self.calls.check(client, entry)?;
         }
-        let (order, changes, name) = (entry.order, entry.changes, entry.name);
+        if outside {
+            calls::check_phase(self.phase(), entry)?;
+        }
+        let (order, changes, name) = (entry.order, entry.class.changes(), entry.name);
         let work = entry.call(params, Rc::clone(self))?;
         let engine = Rc::clone(self);
         let part_of = crate::journal::part_of();
@@ -208,17 +219,20 @@ impl Engine {
                 Order::Read => _reading = engine.gate.read().await,
                 Order::Free => {}
             }
-            match caller {
-                Caller::Config => crate::journal::declaring(work).await,
-                Caller::Daemon => crate::journal::as_part(part_of, work).await,
-                Caller::Client => {
+            match origin {
+                Origin::Config => crate::journal::declaring(work).await,
+                Origin::Daemon => crate::journal::as_part(part_of, work).await,
+                Origin::File | Origin::Client(_) => {
                     // Earlier calls ran first; the daemon may have started by now.
                     if let Some(entry) = engine.registry.find(name) {
-                        engine.check_phase(entry)?;
+                        calls::check_phase(engine.phase(), entry)?;
                     }
-                    work.await
+                    match origin {
+                        Origin::Client(client) => access::acting_as(client.role, work).await,
+                        _ => work.await,
+                    }
                 }
-                Caller::Replay(entry) => {
+                Origin::Replay(entry) => {
                     let work = async {
                         engine.refuse_overtaken()?;
                         work.await
@@ -254,35 +268,13 @@ impl Engine {
         }
     }
 
-    /// Checks whether a client may call the method in this phase.
-    pub fn check_phase(&self, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
-        match self.lifecycle.phase() {
-            Phase::Startup if !entry.callable(false) => {
-                Err(RpcError::invalid_state(
-                    "Method may only be called after framework is initialized using framework_start_init RPC.",
-                ))
-            }
-            Phase::Starting if !entry.callable(false) || !entry.callable(true) => {
-                Err(RpcError::invalid_state("Method may only be called after framework is initialized using framework_start_init RPC.")
-                    .cause(STARTING)
-                    .remedy("wait with framework_wait_init"))
-            }
-            Phase::Runtime | Phase::Stopping if !entry.callable(true) => {
-                Err(RpcError::invalid_state(
-                    "Method may only be called before framework is initialized. Use --wait-for-rpc command line parameter and then issue this RPC before the framework_start_init RPC.",
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// A call by the daemon itself, exempt from the allow-list and the phase check.
     pub async fn own_call(
         self: &Rc<Self>,
         method: &str,
         params: Option<&RawValue>,
     ) -> Result<Box<RawValue>, RpcError> {
-        self.try_call(method, params, Caller::Daemon).await
+        self.try_call(method, params, Origin::Daemon).await
     }
 
     /// A call for an object that the configuration file declares.
@@ -293,7 +285,7 @@ impl Engine {
     ) -> Result<Box<RawValue>, RpcError> {
         let params = serde_json::value::to_raw_value(params)
             .map_err(|e| RpcError::internal(e.to_string()))?;
-        self.try_call(method, Some(&params), Caller::Config).await
+        self.try_call(method, Some(&params), Origin::Config).await
     }
 
     /// Fails if the replayed object has since been deleted or changed. Methods that lock the gate
@@ -348,7 +340,7 @@ impl Engine {
         }
         let outcome = match serde_json::value::to_raw_value(&record.params) {
             Ok(params) => {
-                let called = self.try_call(&record.method, Some(&params), Caller::Replay(entry));
+                let called = self.try_call(&record.method, Some(&params), Origin::Replay(entry));
                 called.await.map(drop)
             }
             Err(error) => Err(RpcError::internal(error.to_string())),
@@ -385,8 +377,10 @@ impl Engine {
 
 /// The origin of a call.
 #[derive(Debug, Clone, PartialEq)]
-enum Caller {
-    Client,
+enum Origin {
+    Client(Client),
+    /// A startup file.
+    File,
     Daemon,
     /// Replay of this entry.
     Replay(Entry),
@@ -395,7 +389,16 @@ enum Caller {
 }
 
 impl Dispatch for Engine {
-    fn call(self: Rc<Self>, method: String, params: Option<Box<RawValue>>) -> CallFuture {
-        Box::pin(async move { Engine::call(&self, &method, params.as_deref()).await })
+    fn admit(&self, caller: &Caller) -> Result<(), RpcError> {
+        self.calls.admit(caller)
+    }
+
+    fn call(
+        self: Rc<Self>,
+        caller: Rc<Caller>,
+        method: String,
+        params: Option<Box<RawValue>>,
+    ) -> CallFuture {
+        Box::pin(async move { self.call_for(&caller, &method, params.as_deref()).await })
     }
 }

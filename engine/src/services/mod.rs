@@ -1,7 +1,8 @@
 //! The services: each owns one kind of object of the daemon. [`engine::Engine`] has one of each.
 //!
 //! ```text
-//!   methods ─▶ Engine ─┬─ volumes     replicated volumes: open, close, events
+//!   methods ─▶ Engine ─┬─ calls        clients, their roles and calls
+//!                      ├─ volumes     replicated volumes: open, close, events
 //!                      ├─ devices     requested histograms and samples, device events
 //!                      ├─ drives      NVMe drives of this machine
 //!                      ├─ remotes     namespaces of other machines
@@ -16,6 +17,7 @@
 //! RPC methods use services. Services never use methods; a service that needs a method's work calls
 //! it by name, through the engine.
 
+pub mod calls;
 pub mod declared;
 pub mod deferred;
 pub mod devices;

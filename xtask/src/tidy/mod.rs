@@ -26,6 +26,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "bdev/uring",
     "bdev/nvme/sim",
     "bdev/nvme/vfio",
+    "engine/peer",
     "transports/rdma/verbs",
     "transports/tls",
 ];

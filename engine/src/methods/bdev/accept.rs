@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::{key, no_device};
 use crate::journal::{EntryState, seen_key};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::store::{Edit, Record};
 
@@ -51,8 +51,8 @@ impl Method<Engine> for Accept {
     const NAME: &'static str = "bdev_accept";
     const ABOUT: &'static str = "Takes the file or disk that is at the path of a device now in place of the one that was there; where there is none \
          and `[[bdev]]` has a size, makes an empty one.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = AcceptParams;
     type Reply = bool;
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use nacre_bdev::module::ByName;
 
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Registry, RpcError};
+use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -19,6 +19,7 @@ impl Method<Engine> for Examine {
     const NAME: &'static str = "bdev_examine";
     const ABOUT: &'static str =
         "Has modules look at a device; only where bdev_set_options turned bdev_auto_examine off.";
+    const CLASS: Class = Class::Operate;
     type Params = ByName;
     type Reply = bool;
 
@@ -38,6 +39,7 @@ struct WaitForExamine;
 impl Method<Engine> for WaitForExamine {
     const NAME: &'static str = "bdev_wait_for_examine";
     const ABOUT: &'static str = "Answers once every device has been examined.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = bool;
 

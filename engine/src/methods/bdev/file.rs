@@ -17,7 +17,7 @@ use super::{ANNOUNCED, no_device_of_kind};
 use crate::bdev_modules::{AIO, AIO_RESCAN, FILE, URING_RESCAN};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::devices::{self, known_files};
 use crate::services::engine::Engine;
 use crate::values::read;
@@ -124,6 +124,7 @@ impl Method<Engine> for AioCreate {
     const NAME: &'static str = AIO.create;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = AioCreateParams;
     type Reply = String;
@@ -187,6 +188,7 @@ impl Method<Engine> for UringCreate {
     const NAME: &'static str = FILE.create;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a device of a file or block device, and answers its name.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = UringCreateParams;
     type Reply = String;
@@ -221,6 +223,7 @@ impl Method<Engine> for AioDelete {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = ByName;
     type Reply = bool;
@@ -237,6 +240,7 @@ impl Method<Engine> for UringDelete {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Closes a file or block device, and deletes the devices stacked on it; the file stays.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = ByName;
     type Reply = bool;
@@ -329,6 +333,7 @@ impl Method<Engine> for AioRescan {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device, and notifies hosts. A smaller size is refused \
          while a connected host knows the larger one, or a volume has the device.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = RescanParams;
     type Reply = bool;
@@ -345,6 +350,7 @@ impl Method<Engine> for UringRescan {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Takes over the present size of a file or block device, and notifies hosts. A smaller size is refused \
          while a connected host knows the larger one, or a volume has the device.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = RescanParams;
     type Reply = bool;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::iostat::TICK_RATE;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{self, Method, Order, Registry, RpcError};
 use crate::services::devices::HistogramRequest;
 use crate::services::engine::Engine;
 
@@ -108,6 +108,7 @@ impl Method<Engine> for EnableHistogram {
     const NAME: &'static str = "bdev_enable_histogram";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Starts or ends a latency histogram of a device.";
+    const CLASS: rpc::Class = rpc::Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = EnableHistogramParams;
     type Reply = bool;
@@ -161,6 +162,7 @@ impl Method<Engine> for GetHistogram {
     const NAME: &'static str = "bdev_get_histogram";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the latency histogram of a device.";
+    const CLASS: rpc::Class = rpc::Class::Read;
     type Params = ByName;
     type Reply = HistogramReply;
 
@@ -236,6 +238,7 @@ impl Method<Engine> for GetBorders {
     const NAME: &'static str = "bdev_get_histogram_borders";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Counts the operations of a device by latency, between borders.";
+    const CLASS: rpc::Class = rpc::Class::Read;
     type Params = BordersParams;
     type Reply = Borders;
 

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
+use crate::rpc::access;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::devices::sampling::Sampled;
 use crate::services::engine::Engine;
 
@@ -167,10 +168,14 @@ impl Method<Engine> for GetIostat {
     const NAME: &'static str = "bdev_get_iostat";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Gives the counters of devices.";
+    const CLASS: Class = Class::Read;
     type Params = GetIostatParams;
     type Reply = IostatReply;
 
     async fn apply(params: GetIostatParams, engine: Rc<Engine>) -> Result<IostatReply, RpcError> {
+        if !matches!(params.reset_mode, Mode::None) {
+            access::require(Class::Operate, "reset_mode")?;
+        }
         let plane = engine.plane()?;
         if params.per_channel && params.names.as_ref().is_none_or(|names| names.len() != 1) {
             return Err(
@@ -257,6 +262,7 @@ impl Method<Engine> for ResetIostat {
     const NAME: &'static str = "bdev_reset_iostat";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Resets the counters of devices.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = ResetIostatParams;
     type Reply = bool;

@@ -13,7 +13,7 @@ use super::no_device;
 use super::qos::Assigned;
 use crate::methods::spdk::raid;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -89,6 +89,7 @@ impl Method<Engine> for GetBdevs {
     const NAME: &'static str = "bdev_get_bdevs";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists devices, or one of them.";
+    const CLASS: Class = Class::Read;
     // May wait for a device that another call creates, so it must not block changes.
     const ORDER: Order = Order::Free;
     type Params = GetBdevsParams;

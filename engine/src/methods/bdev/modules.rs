@@ -8,7 +8,7 @@ use nacre_bdev::{Module, RegistryError};
 use crate::bdev_modules::{self, Entry, Visitor, base};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INVALID_PARAMS};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::deferred;
 use crate::services::engine::Engine;
 
@@ -37,6 +37,7 @@ where
     const NAME: &'static str = M::CREATE.name;
     const UNDECODABLE: i32 = M::UNDECODABLE;
     const ABOUT: &'static str = M::CREATE.about;
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = M::Config;
     type Reply = M::Created;
@@ -92,6 +93,7 @@ where
     const NAME: &'static str = M::DELETE.name;
     const UNDECODABLE: i32 = M::UNDECODABLE;
     const ABOUT: &'static str = M::DELETE.about;
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = M::Named;
     type Reply = bool;

@@ -11,7 +11,7 @@ use super::no_device_of_kind;
 use crate::bdev_modules::{NULL, NULL_RESIZE};
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::devices;
 use crate::services::engine::Engine;
 
@@ -33,6 +33,7 @@ impl Method<Engine> for Resize {
     const NAME: &'static str = NULL_RESIZE;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Makes a null device larger, and notifies hosts.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = ResizeParams;
     type Reply = bool;

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::devices::{forget_limits, limits_key};
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
@@ -115,6 +115,7 @@ impl Method<Engine> for SetQosLimit {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Limits a device's I/O per second, over all hosts and cores; I/O beyond that waits. \
          Limits of a device count for those stacked on it as well.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = SetQosLimitParams;
     type Reply = bool;

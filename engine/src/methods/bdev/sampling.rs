@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -34,6 +34,7 @@ impl Method<Engine> for SetPeriod {
     const NAME: &'static str = "bdev_set_qd_sampling_period";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Samples a device's queue depth from time to time, until the daemon ends; bdev_get_iostat returns the samples.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = SetPeriodParams;
     type Reply = bool;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::no_device_of_kind;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, INVALID_PARAMS};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::devices;
 use crate::services::engine::Engine;
 
@@ -36,6 +36,7 @@ impl Method<Engine> for DelayUpdateLatency {
     const NAME: &'static str = "bdev_delay_update_latency";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Changes one latency of a delay device.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = UpdateLatencyParams;
     type Reply = bool;
@@ -102,6 +103,7 @@ fn once() -> u32 {
 impl Method<Engine> for InjectError {
     const NAME: &'static str = "bdev_error_inject_error";
     const ABOUT: &'static str = "Injects errors into an error device. They end with the daemon.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = InjectErrorParams;
     type Reply = bool;
@@ -152,6 +154,7 @@ pub struct ResumePending;
 impl Method<Engine> for ResumePending {
     const NAME: &'static str = "bdev_error_resume_pending";
     const ABOUT: &'static str = "Lets every I/O go on that an error of type pending holds.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = ByName;
     type Reply = bool;

@@ -18,7 +18,7 @@ use super::address::AddressReply;
 use super::{any_subsystem, check_target};
 use crate::methods::bdev::TICK_RATE;
 use crate::plane::Plane;
-use crate::rpc::{Method, Registry, RpcError};
+use crate::rpc::{Class, Method, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -52,6 +52,7 @@ impl Method<Engine> for GetControllers {
     const NAME: &'static str = "nvmf_subsystem_get_controllers";
     const ABOUT: &'static str =
         "Lists the controllers of a subsystem: one per connected host and path.";
+    const CLASS: Class = Class::Read;
     type Params = SubsystemParams;
     type Reply = Vec<ControllerReply>;
 
@@ -143,6 +144,7 @@ impl AuthReply {
 impl Method<Engine> for GetQpairs {
     const NAME: &'static str = "nvmf_subsystem_get_qpairs";
     const ABOUT: &'static str = "Lists the queue pairs of a subsystem's controllers.";
+    const CLASS: Class = Class::Read;
     type Params = SubsystemParams;
     type Reply = Vec<QpairReply>;
 
@@ -297,6 +299,7 @@ fn transport(trtype: String, rdma: Option<Vec<(String, StatsSnapshot)>>) -> Poll
 impl Method<Engine> for GetTargetStats {
     const NAME: &'static str = "nvmf_get_stats";
     const ABOUT: &'static str = "Returns each reactor's connections, commands and bytes of hosts.";
+    const CLASS: Class = Class::Read;
     type Params = TargetStatsParams;
     type Reply = TargetStats;
 

@@ -14,7 +14,7 @@ use super::address::{AddressReply, TransportAddress};
 use super::{check_target, key, refusal};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::subsystems::configured_nqn;
 use crate::services::subsystems::place;
@@ -44,6 +44,7 @@ impl Method<Engine> for SetNqn {
     const NAME: &'static str = "nvmf_discovery_set_nqn";
     const ABOUT: &'static str = "Names the discovery subsystem, beside its well-known name. Hosts that stayed connected by \
                                  another name cannot come back by that one.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = SetNqnParams;
     type Reply = bool;
@@ -137,6 +138,7 @@ impl Method<Engine> for Add {
     const NAME: &'static str = "nvmf_discovery_add_referral";
     const ABOUT: &'static str =
         "Adds a referral: another discovery service, which the discovery log names to hosts.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = AddParams;
     type Reply = bool;
@@ -184,6 +186,7 @@ struct RemoveParams {
 impl Method<Engine> for Remove {
     const NAME: &'static str = "nvmf_discovery_remove_referral";
     const ABOUT: &'static str = "Takes a referral back.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = RemoveParams;
     type Reply = bool;
@@ -238,6 +241,7 @@ fn describe(referral: &Referral) -> ReferralReply {
 impl Method<Engine> for Get {
     const NAME: &'static str = "nvmf_discovery_get_referrals";
     const ABOUT: &'static str = "Lists the referrals.";
+    const CLASS: Class = Class::Read;
     type Params = TargetParams;
     type Reply = Vec<ReferralReply>;
 
@@ -270,6 +274,7 @@ struct PublishMdns;
 impl Method<Engine> for PublishMdns {
     const NAME: &'static str = "nvmf_publish_mdns_prr";
     const ABOUT: &'static str = "Refused: there is no mDNS here.";
+    const CLASS: Class = Class::Admin;
     type Params = TargetParams;
     type Reply = bool;
 
@@ -283,6 +288,7 @@ struct StopMdns;
 impl Method<Engine> for StopMdns {
     const NAME: &'static str = "nvmf_stop_mdns_prr";
     const ABOUT: &'static str = "Refused: there is no mDNS here.";
+    const CLASS: Class = Class::Admin;
     type Params = TargetParams;
     type Reply = bool;
 

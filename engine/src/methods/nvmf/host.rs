@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, refusal, wait_until};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::keyring;
 use crate::store::{Change, Edit};
@@ -85,6 +85,7 @@ pub struct AddHostParams {
 impl Method<Engine> for AddHost {
     const NAME: &'static str = "nvmf_subsystem_add_host";
     const ABOUT: &'static str = "Allows a host to use a subsystem.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = AddHostParams;
     type Reply = bool;
@@ -151,6 +152,7 @@ impl Method<Engine> for RemoveHost {
     const NAME: &'static str = "nvmf_subsystem_remove_host";
     const ABOUT: &'static str =
         "Takes a host's permission, and disconnects it unless any host is allowed.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = RemoveHostParams;
     type Reply = bool;
@@ -202,6 +204,7 @@ impl Method<Engine> for AllowAnyHost {
     const NAME: &'static str = "nvmf_subsystem_allow_any_host";
     const ABOUT: &'static str =
         "Allows any host, or only those in the list; others are disconnected.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = AllowAnyHostParams;
     type Reply = bool;
@@ -247,6 +250,7 @@ struct SetKeysParams {
 impl Method<Engine> for SetKeys {
     const NAME: &'static str = "nvmf_subsystem_set_keys";
     const ABOUT: &'static str = "Sets the keys of an allowed host, or clears those that are left out. Its connections go on.";
+    const CLASS: Class = Class::Secret;
     const ORDER: Order = Order::Exclusive;
     type Params = SetKeysParams;
     type Reply = bool;

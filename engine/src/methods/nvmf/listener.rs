@@ -19,7 +19,7 @@ use crate::journal::{is_declaring, is_replaying};
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_LISTENER, AnaWord, WithheldWord, note_withheld, place};
 use crate::services::volumes;
@@ -89,6 +89,7 @@ impl Method<Engine> for AddListener {
     const NAME: &'static str = ADD_LISTENER;
     const ABOUT: &'static str =
         "Makes a subsystem reachable on an address; port 0 takes any free one.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = AddListenerParams;
     type Reply = bool;
@@ -214,6 +215,7 @@ impl Method<Engine> for RemoveListener {
     const NAME: &'static str = "nvmf_subsystem_remove_listener";
     const ABOUT: &'static str =
         "Takes an address from a subsystem, and disconnects the hosts that came through it.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = ListenerParams;
     type Reply = bool;
@@ -298,6 +300,7 @@ pub struct AnaParams {
 impl Method<Engine> for SetAnaState {
     const NAME: &'static str = SET_ANA_STATE;
     const ABOUT: &'static str = "Sets the ANA state of a listener, for all of a subsystem's ANA groups or for one. Hosts are notified, and move their I/O.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = AnaParams;
     type Reply = bool;
@@ -444,6 +447,7 @@ struct AnaStateReply {
 impl Method<Engine> for GetSubsystemListeners {
     const NAME: &'static str = "nvmf_subsystem_get_listeners";
     const ABOUT: &'static str = "Lists the addresses of a subsystem.";
+    const CLASS: Class = Class::Read;
     type Params = SubsystemListenersParams;
     type Reply = Vec<SubsystemListenerReply>;
 

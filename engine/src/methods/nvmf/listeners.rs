@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::address::AddressReply;
 use super::check_target;
 use crate::plane::Plane;
-use crate::rpc::{Method, Registry, RpcError};
+use crate::rpc::{Class, Method, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::listeners::{self, Actual, PathStatus};
 
@@ -72,6 +72,7 @@ impl Method<Engine> for GetListeners {
     const NAME: &'static str = "nvmf_get_listeners";
     const ABOUT: &'static str =
         "Lists listeners with requested state, actual state, and the reason for any difference.";
+    const CLASS: Class = Class::Read;
     type Params = GetListenersParams;
     type Reply = ListenersReply;
 

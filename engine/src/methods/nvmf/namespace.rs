@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::{PATIENCE, host_nqn, key, nvm_subsystem, wait_until};
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::reservations;
 use crate::services::subsystems::{ADD_NAMESPACE, find_namespace, forget_namespace, named};
@@ -81,6 +81,7 @@ impl Method<Engine> for AddNamespace {
     const NAME: &'static str = ADD_NAMESPACE;
     const ABOUT: &'static str =
         "Adds a namespace on a block device to a subsystem; answers its id.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = AddNamespaceParams;
     type Reply = u32;
@@ -273,6 +274,7 @@ pub struct RemoveParams {
 impl Method<Engine> for RemoveNamespace {
     const NAME: &'static str = "nvmf_subsystem_remove_ns";
     const ABOUT: &'static str = "Takes a namespace from a subsystem.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = RemoveParams;
     type Reply = bool;
@@ -322,6 +324,7 @@ impl Method<Engine> for SetAnaGroup {
     const NAME: &'static str = "nvmf_subsystem_set_ns_ana_group";
     const ABOUT: &'static str =
         "Moves a namespace to another ANA group, whose states on the listeners count from then on.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Exclusive;
     type Params = AnaGroupParams;
     type Reply = bool;
@@ -379,6 +382,7 @@ pub struct AddNamespaceHost;
 impl Method<Engine> for AddNamespaceHost {
     const NAME: &'static str = "nvmf_ns_add_host";
     const ABOUT: &'static str = "Shows a namespace that is not visible to all to a host.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = NamespaceHostParams;
     type Reply = bool;
@@ -414,6 +418,7 @@ pub struct RemoveNamespaceHost;
 impl Method<Engine> for RemoveNamespaceHost {
     const NAME: &'static str = "nvmf_ns_remove_host";
     const ABOUT: &'static str = "Hides a namespace from a host again.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = NamespaceHostParams;
     type Reply = bool;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::nvm_subsystem;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::reservations::{RESTORE, StoredReservation, find};
 use crate::services::subsystems::find_namespace;
@@ -33,6 +33,7 @@ impl Method<Engine> for Restore {
     const NAME: &'static str = RESTORE;
     const ABOUT: &'static str = "Confirms that a namespace has the reservation that was kept for it; the daemon's own call, \
          at its start. It changes nothing: reservations are made by hosts.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Read;
     type Params = RestoreParams;
     type Reply = bool;
@@ -94,6 +95,7 @@ impl Method<Engine> for Get {
     const NAME: &'static str = "nvmf_ns_get_reservation";
     const ABOUT: &'static str =
         "Shows the registrants of a namespace and the holder of its reservation.";
+    const CLASS: Class = Class::Read;
     type Params = GetParams;
     type Reply = Reply;
 

@@ -24,7 +24,7 @@ use crate::config::settings::ControllerModel;
 use crate::journal::is_declaring;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::subsystems::CREATE_SUBSYSTEM;
 use crate::store::{Change, Edit};
@@ -96,6 +96,7 @@ pub fn derived_serial_number(nqn: &str) -> String {
 impl Method<Engine> for CreateSubsystem {
     const NAME: &'static str = CREATE_SUBSYSTEM;
     const ABOUT: &'static str = "Makes a subsystem.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = CreateSubsystemParams;
     type Reply = bool;
@@ -235,6 +236,7 @@ impl Method<Engine> for DeleteSubsystem {
     const NAME: &'static str = "nvmf_delete_subsystem";
     const ABOUT: &'static str =
         "Deletes a subsystem with its namespaces and listeners, and disconnects its hosts.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = DeleteSubsystemParams;
     type Reply = bool;
@@ -366,6 +368,7 @@ struct NamespaceReply {
 impl Method<Engine> for GetSubsystems {
     const NAME: &'static str = "nvmf_get_subsystems";
     const ABOUT: &'static str = "Lists the subsystems, the discovery subsystem first.";
+    const CLASS: Class = Class::Read;
     type Params = GetSubsystemsParams;
     type Reply = Vec<SubsystemReply>;
 

@@ -13,7 +13,7 @@ use super::{TARGET, refusal};
 use crate::config::Personality;
 use crate::methods::volume;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 use crate::services::reservations::RESTORE;
 use crate::services::startup::DiscoveryFilter;
@@ -82,6 +82,7 @@ struct GetTargets;
 impl Method<Engine> for GetTargets {
     const NAME: &'static str = "nvmf_get_targets";
     const ABOUT: &'static str = "Lists the targets, of which there is one.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = [&'static str; 1];
 
@@ -107,6 +108,7 @@ struct CreateTargetParams {
 impl Method<Engine> for CreateTarget {
     const NAME: &'static str = "nvmf_create_target";
     const ABOUT: &'static str = "Refused: there is one target, from the start.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = CreateTargetParams;
     type Reply = String;
@@ -137,6 +139,7 @@ struct DeleteTargetParams {
 impl Method<Engine> for DeleteTarget {
     const NAME: &'static str = "nvmf_delete_target";
     const ABOUT: &'static str = "Refused: the one target lives as long as the daemon.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = DeleteTargetParams;
     type Reply = bool;
@@ -169,6 +172,7 @@ struct MaxSubsystemsParams {
 impl Method<Engine> for SetMaxSubsystems {
     const NAME: &'static str = "nvmf_set_max_subsystems";
     const ABOUT: &'static str = "Sets how many subsystems there may be.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = MaxSubsystemsParams;
@@ -212,6 +216,7 @@ impl Method<Engine> for SetCrdt {
     const NAME: &'static str = "nvmf_set_crdt";
     const ABOUT: &'static str =
         "Sets the delays after which hosts repeat commands that were refused for now.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = CrdtParams;
@@ -305,6 +310,7 @@ impl Passthru {
 impl Method<Engine> for SetConfig {
     const NAME: &'static str = "nvmf_set_config";
     const ABOUT: &'static str = "Sets the filter of the discovery log.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = ConfigParams;

@@ -20,7 +20,7 @@ use crate::config::Personality;
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::rdma::Rdma;
 use crate::store::Change;
@@ -592,6 +592,7 @@ async fn rdma_plug(
 impl Method<Engine> for CreateTransport {
     const NAME: &'static str = "nvmf_create_transport";
     const ABOUT: &'static str = "Makes a transport, for listeners to listen on.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = CreateTransportParams;
     type Reply = bool;
@@ -659,6 +660,7 @@ pub struct GetTransportsParams {
 impl Method<Engine> for GetTransports {
     const NAME: &'static str = "nvmf_get_transports";
     const ABOUT: &'static str = "Lists the transports with their options.";
+    const CLASS: Class = Class::Read;
     type Params = GetTransportsParams;
     type Reply = Vec<Transport>;
 

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::PARSE_ERROR;
-use crate::rpc::{Method, NoParams, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -35,6 +35,7 @@ struct GetModuleInfo;
 impl Method<Engine> for GetModuleInfo {
     const NAME: &'static str = "accel_get_module_info";
     const ABOUT: &'static str = "Lists acceleration modules and the operations they support.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Vec<ModuleInfo>;
@@ -52,6 +53,7 @@ struct GetOpcAssignments;
 impl Method<Engine> for GetOpcAssignments {
     const NAME: &'static str = "accel_get_opc_assignments";
     const ABOUT: &'static str = "Lists the module of each operation on data.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = BTreeMap<&'static str, &'static str>;
@@ -83,6 +85,7 @@ impl Method<Engine> for SetOptions {
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str =
         "Accepted, as SPDK has it in every configuration that it saves: there are no such pools.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     type Params = SetOptionsParams;
     type Reply = bool;

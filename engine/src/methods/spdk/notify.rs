@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::notify::{Event, TYPES};
-use crate::rpc::{Method, NoParams, Registry, RpcError};
+use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -18,6 +18,7 @@ struct GetTypes;
 impl Method<Engine> for GetTypes {
     const NAME: &'static str = "notify_get_types";
     const ABOUT: &'static str = "Lists the types of notifications.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = Vec<&'static str>;
 
@@ -41,6 +42,7 @@ struct GetNotificationsParams {
 impl Method<Engine> for GetNotifications {
     const NAME: &'static str = "notify_get_notifications";
     const ABOUT: &'static str = "Gives the notifications from an id on; the last 1024 are kept.";
+    const CLASS: Class = Class::Read;
     type Params = GetNotificationsParams;
     type Reply = Vec<Event>;
 

@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::{Errno, INTERNAL_ERROR, PARSE_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::deferred;
 use crate::services::engine::Engine;
 use crate::services::volumes::{self, Listed, OpenState, RESERVED};
@@ -88,8 +88,8 @@ impl Method<Engine> for Create {
     const NAME: &'static str = "bdev_raid_create";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Makes a mirror: a replicated volume, as volume_create does.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = CreateParams;
     type Reply = bool;
 
@@ -158,8 +158,8 @@ impl Method<Engine> for Delete {
     const NAME: &'static str = "bdev_raid_delete";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Deletes a mirror that is not in use, as volume_delete does.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = DeleteParams;
     type Reply = bool;
 
@@ -244,6 +244,7 @@ impl Method<Engine> for GetBdevs {
     const NAME: &'static str = "bdev_raid_get_bdevs";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Lists replicated volumes as SPDK lists mirrors.";
+    const CLASS: Class = Class::Read;
     type Params = GetParams;
     type Reply = Vec<RaidReply>;
 
@@ -395,8 +396,8 @@ impl Method<Engine> for AddBase {
     const NAME: &'static str = "bdev_raid_add_base_bdev";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Adds a replica to a mirror, as volume_add_replica does.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = AddBaseParams;
     type Reply = bool;
 
@@ -426,8 +427,8 @@ impl Method<Engine> for RemoveBase {
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str =
         "Takes a replica, named by its device, out of its mirror, as volume_remove_replica does.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ByName;
     type Reply = bool;
 
@@ -467,8 +468,8 @@ impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_raid_set_options";
     const UNDECODABLE: i32 = PARSE_ERROR;
     const ABOUT: &'static str = "Limits what rebuilds copy per second, of all volumes.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = OptionsParams;
     type Reply = bool;
 

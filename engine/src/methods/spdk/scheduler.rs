@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::methods::bdev::TICK_RATE;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
@@ -39,6 +39,7 @@ struct GetScheduler;
 impl Method<Engine> for GetScheduler {
     const NAME: &'static str = "framework_get_scheduler";
     const ABOUT: &'static str = "Returns the placement of threads: each stays on its core.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Scheduler;
@@ -73,9 +74,9 @@ struct SetScheduler;
 impl Method<Engine> for SetScheduler {
     const NAME: &'static str = "framework_set_scheduler";
     const ABOUT: &'static str = "Chooses how threads are placed: static, the one way there is.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Always;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = SetSchedulerParams;
     type Reply = bool;
 
@@ -109,6 +110,7 @@ impl Method<Engine> for GetGovernor {
     const NAME: &'static str = "framework_get_governor";
     const ABOUT: &'static str =
         "Returns an empty governor: CPU frequency is left to the operating system.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = Governor;
@@ -144,6 +146,7 @@ struct GetIoChannels;
 impl Method<Engine> for GetIoChannels {
     const NAME: &'static str = "thread_get_io_channels";
     const ABOUT: &'static str = "Lists the block devices that each thread has a queue open on.";
+    const CLASS: Class = Class::Read;
     type Params = NoParams;
     type Reply = IoChannels;
 

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError, When};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError, When};
 use crate::services::engine::Engine;
 use crate::services::startup::POSIX;
 
@@ -57,6 +57,7 @@ struct GetDefaultImpl;
 impl Method<Engine> for GetDefaultImpl {
     const NAME: &'static str = "sock_get_default_impl";
     const ABOUT: &'static str = "Names the kind of sockets that are used.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = NoParams;
     type Reply = DefaultImpl;
@@ -71,6 +72,7 @@ struct SetDefaultImpl;
 impl Method<Engine> for SetDefaultImpl {
     const NAME: &'static str = "sock_set_default_impl";
     const ABOUT: &'static str = "Chooses the kind of sockets: posix, the one there is.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = ImplParams;
@@ -102,6 +104,7 @@ struct GetOptions;
 impl Method<Engine> for GetOptions {
     const NAME: &'static str = "sock_impl_get_options";
     const ABOUT: &'static str = "Returns the options of sockets.";
+    const CLASS: Class = Class::Read;
     const WHEN: When = When::Always;
     type Params = ImplParams;
     type Reply = Options;
@@ -159,6 +162,7 @@ struct SetOptionsParams {
 impl Method<Engine> for SetOptions {
     const NAME: &'static str = "sock_impl_set_options";
     const ABOUT: &'static str = "Sets the options of sockets. Options of `ssl` and `uring` are accepted, as SPDK saves them, and have no effect.";
+    const CLASS: Class = Class::Admin;
     const WHEN: When = When::Startup;
     const ORDER: Order = Order::Exclusive;
     type Params = SetOptionsParams;

@@ -17,7 +17,7 @@ use super::{SettingsParams, blocks};
 use crate::bdev_modules;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::volumes;
 use crate::store::{Change, Edit, Record};
@@ -56,8 +56,8 @@ impl Method<Engine> for Create {
     const NAME: &'static str = "volume_create";
     const ABOUT: &'static str =
         "Makes a replicated volume on block devices, and a block device of its name.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = CreateParams;
     type Reply = VolumeReply;
 
@@ -156,8 +156,8 @@ pub struct DeleteParams {
 impl Method<Engine> for Delete {
     const NAME: &'static str = "volume_delete";
     const ABOUT: &'static str = "Deletes a volume that is not in use. The devices of its replicas are free again; their data is given up.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = DeleteParams;
     type Reply = bool;
 
@@ -181,8 +181,8 @@ impl Method<Engine> for Rename {
     const NAME: &'static str = "volume_rename";
     const ABOUT: &'static str = "Gives a volume another name. Its block device has it as an alias at once, and as its name from the next start on; \
          hosts notice nothing.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = RenameParams;
     type Reply = bool;
 

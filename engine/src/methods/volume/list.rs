@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{NameParams, SettingsParams};
 use crate::plane::Plane;
 use crate::refusal::OrRefuse;
-use crate::rpc::{Method, NoParams, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, NoParams, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::volumes::words::{kind_word, replica_word, state_word};
 use crate::services::volumes::{Listed, OpenState, REMOTE_PRODUCT};
@@ -346,6 +346,7 @@ pub struct List;
 impl Method<Engine> for List {
     const NAME: &'static str = "volume_list";
     const ABOUT: &'static str = "Lists the replicated volumes, by name.";
+    const CLASS: Class = Class::Read;
     const ALIASES: &'static [&'static str] = &["volume_get_volumes"];
     type Params = NoParams;
     type Reply = Vec<VolumeReply>;
@@ -381,6 +382,7 @@ pub struct GetVolume;
 impl Method<Engine> for GetVolume {
     const NAME: &'static str = "volume_get";
     const ABOUT: &'static str = "Returns everything about a volume: its state with the reason, its replicas, and each copy with its source and remaining time.";
+    const CLASS: Class = Class::Read;
     type Params = NameParams;
     type Reply = VolumeReply;
 
@@ -405,6 +407,7 @@ impl Method<Engine> for Records {
     const NAME: &'static str = "volume_get_records";
     const ABOUT: &'static str =
         "Gives the records of the volume store, which say who is in sync, in which epoch.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = NoParams;
     type Reply = RecordsReply;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::list::{VolumeReply, describe};
 use super::{NameParams, SettingsParams, blocks};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::volumes::paths;
 use crate::services::volumes::{OpenState, RESERVED};
@@ -50,8 +50,8 @@ pub struct VerifyParams {
 impl Method<Engine> for Verify {
     const NAME: &'static str = "volume_verify";
     const ABOUT: &'static str = "Compares the replicas that are in sync, while the volume is in use; volume_get returns the progress and the findings.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = VerifyParams;
     type Reply = VolumeReply;
 
@@ -88,8 +88,8 @@ impl Method<Engine> for Grow {
     const NAME: &'static str = "volume_grow";
     const ABOUT: &'static str =
         "Makes a volume larger, when its devices are; hosts see the new size at once.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = GrowParams;
     type Reply = VolumeReply;
 
@@ -141,8 +141,8 @@ impl Method<Engine> for Set {
     const NAME: &'static str = "volume_set";
     const ABOUT: &'static str =
         "Changes settings of a volume, live; settings left out keep their value.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = SetParams;
     type Reply = VolumeReply;
 
@@ -189,8 +189,8 @@ pub struct ThawParams {
 impl Method<Engine> for Thaw {
     const NAME: &'static str = "volume_thaw";
     const ABOUT: &'static str = "Has a frozen volume serve again, from the replicas that are there; and ends volume_fail_io.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ThawParams;
     type Reply = VolumeReply;
 
@@ -231,8 +231,8 @@ impl Method<Engine> for FailIo {
     const NAME: &'static str = "volume_fail_io";
     const ABOUT: &'static str =
         "Fails the I/O that waits for a volume, and all that comes, until volume_thaw.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = NameParams;
     type Reply = VolumeReply;
 

@@ -24,7 +24,7 @@ use crate::journal::EntryState;
 use crate::methods::nvmf;
 use crate::refusal::OrRefuse;
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::subsystems::{ADD_LISTENER, CREATE_SUBSYSTEM};
 use crate::services::volumes::paths::{AnaByTransport, admits, check_listeners};
@@ -109,8 +109,8 @@ pub struct PublishReply {
 impl Method<Engine> for Publish {
     const NAME: &'static str = PUBLISH;
     const ABOUT: &'static str = "Gives hosts a volume: makes a subsystem with it as its one namespace, always with the same identifiers.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = PublishParams;
     type Reply = PublishReply;
 
@@ -322,8 +322,8 @@ impl Method<Engine> for Unpublish {
     const NAME: &'static str = "volume_unpublish";
     const ABOUT: &'static str =
         "Takes a volume away from hosts: deletes the subsystem that volume_publish made.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = NameParams;
     type Reply = bool;
 
@@ -392,6 +392,7 @@ impl Method<Engine> for GetConnections {
     const NAME: &'static str = "volume_get_connections";
     const ABOUT: &'static str =
         "Lists the hosts that are connected to a volume, each with the transport that it uses.";
+    const CLASS: Class = Class::Read;
     type Params = NameParams;
     type Reply = Vec<ConnectionReply>;
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
 use crate::rpc::error::Errno;
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub(super) fn register(registry: &mut Registry<Engine>) {
@@ -75,8 +75,8 @@ impl Method<Engine> for AddReplica {
     const NAME: &'static str = "volume_add_replica";
     const ABOUT: &'static str =
         "Adds a replica to a volume; it is filled while the volume is in use.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = AddReplicaParams;
     type Reply = VolumeReply;
 
@@ -104,8 +104,8 @@ pub struct RemoveReplica;
 impl Method<Engine> for RemoveReplica {
     const NAME: &'static str = "volume_remove_replica";
     const ABOUT: &'static str = "Takes a replica out of a volume for good; its device is free.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ForcedParams;
     type Reply = VolumeReply;
 
@@ -123,8 +123,8 @@ pub struct Offline;
 impl Method<Engine> for Offline {
     const NAME: &'static str = "volume_offline_replica";
     const ABOUT: &'static str = "Stops using a replica until volume_online_replica. Missed writes are counted; only these are copied then.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ForcedParams;
     type Reply = VolumeReply;
 
@@ -151,8 +151,8 @@ pub struct Online;
 impl Method<Engine> for Online {
     const NAME: &'static str = "volume_online_replica";
     const ABOUT: &'static str = "Uses a replica again that was taken offline.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ReplicaParams;
     type Reply = VolumeReply;
 
@@ -196,8 +196,8 @@ impl Method<Engine> for Replace {
     const NAME: &'static str = "volume_replace_replica";
     const ABOUT: &'static str =
         "Puts a new replica in the place of one, which goes when the new one is in sync.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ReplaceParams;
     type Reply = VolumeReply;
 
@@ -212,8 +212,8 @@ pub struct Move;
 impl Method<Engine> for Move {
     const NAME: &'static str = "volume_move_replica";
     const ABOUT: &'static str = "Moves a replica that is in sync to another device; it is used until the new one is in sync, so that there is never one less.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ReplaceParams;
     type Reply = VolumeReply;
 
@@ -258,8 +258,8 @@ impl Method<Engine> for Resync {
     const NAME: &'static str = "volume_resync";
     const ABOUT: &'static str =
         "Tries to bring replicas in sync now, without waiting for their next turn.";
+    const CLASS: Class = Class::Operate;
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ResyncParams;
     type Reply = VolumeReply;
 

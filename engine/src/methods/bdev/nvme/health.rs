@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::drive::failed;
 use super::no_controller;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::drives::Drive;
 use crate::services::engine::Engine;
 
@@ -123,6 +123,7 @@ impl Method<Engine> for GetHealth {
     const NAME: &'static str = "bdev_nvme_get_controller_health_info";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Returns the SMART log of a drive: its health.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = DriveParams;
     type Reply = HealthInfo;
@@ -149,6 +150,7 @@ pub struct DriveLogs {
 impl Method<Engine> for GetLogs {
     const NAME: &'static str = "bdev_nvme_get_controller_logs";
     const ABOUT: &'static str = "Returns a drive's identity, error log and firmware slots.";
+    const CLASS: Class = Class::Read;
     const ORDER: Order = Order::Free;
     type Params = DriveParams;
     type Reply = DriveLogs;

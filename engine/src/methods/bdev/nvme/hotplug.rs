@@ -7,7 +7,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::drives::HotPlug;
 use crate::services::engine::Engine;
 use crate::store::Change;
@@ -36,6 +36,7 @@ impl Method<Engine> for SetHotplug {
     const NAME: &'static str = "bdev_nvme_set_hotplug";
     const ABOUT: &'static str = "Attaches every drive that is given to userspace from now on, as HotInNvme and a number. Drives that are pulled \
          and put back are noticed in any case.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = Params;
     type Reply = bool;

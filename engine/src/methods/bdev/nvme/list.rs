@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::no_controller;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Registry, RpcError};
+use crate::rpc::{Class, Method, Registry, RpcError};
 use crate::services::drives::{Drive, state_word};
 use crate::services::engine::Engine;
 use crate::services::remotes::Remote;
@@ -189,6 +189,7 @@ impl Method<Engine> for GetNvmeControllers {
     const NAME: &'static str = "bdev_nvme_get_controllers";
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Lists attached controllers, of other targets and of drives of this machine, and how each is.";
+    const CLASS: Class = Class::Read;
     type Params = NvmeControllersParams;
     type Reply = Vec<NvmeControllerReply>;
 

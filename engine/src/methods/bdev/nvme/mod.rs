@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::nvme::{self, ATTACH, AttachParams, key};
 use crate::services::remotes::{self, Remote};
@@ -56,9 +56,9 @@ impl Method<Engine> for AttachController {
     const NAME: &'static str = ATTACH;
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str = "Connects to a subsystem of another target; its namespaces become devices, whose names it answers.";
+    const CLASS: Class = Class::Admin;
     /// Locks changes itself, and releases the lock while it waits for a target.
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = AttachParams;
     type Reply = Vec<String>;
 
@@ -283,6 +283,7 @@ impl Method<Engine> for DetachController {
     const UNDECODABLE: i32 = INTERNAL_ERROR;
     const ABOUT: &'static str =
         "Disconnects a controller, and deletes its devices and the devices stacked on them.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = DetachControllerParams;
     type Reply = bool;
@@ -351,9 +352,9 @@ struct ResetParams {
 impl Method<Engine> for Reset {
     const NAME: &'static str = "bdev_nvme_reset_controller";
     const ABOUT: &'static str = "Ends the connection to a controller and connects again, also when it was given up; I/O waits.";
+    const CLASS: Class = Class::Operate;
     /// May take long, and changes nothing that other calls could change.
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = ResetParams;
     type Reply = bool;
 
@@ -424,9 +425,9 @@ struct SetKeysParams {
 impl Method<Engine> for SetKeys {
     const NAME: &'static str = "bdev_nvme_set_keys";
     const ABOUT: &'static str = "Replaces the keys for a remote controller and connects again, so that every queue authenticates itself with the new ones; I/O waits.";
+    const CLASS: Class = Class::Secret;
     /// Locks changes itself, and releases the lock while it waits for the target.
     const ORDER: Order = Order::Free;
-    const CHANGES: bool = true;
     type Params = SetKeysParams;
     type Reply = bool;
 

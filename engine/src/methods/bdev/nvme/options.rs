@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use crate::rpc::{Method, Order, Registry, RpcError};
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
 use crate::services::nvme::options::{KEY, Options, UNDECODABLE};
 use crate::store::Change;
@@ -19,6 +19,7 @@ impl Method<Engine> for SetOptions {
     const NAME: &'static str = "bdev_nvme_set_options";
     const UNDECODABLE: i32 = UNDECODABLE;
     const ABOUT: &'static str = "Sets options of controllers that are attached from then on. Options left out keep their value.";
+    const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Exclusive;
     type Params = Options;
     type Reply = bool;

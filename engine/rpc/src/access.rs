@@ -1,0 +1,496 @@
+//! Roles of clients, classes of methods, and which role may call which class.
+//!
+//! ```text
+//!             read  operate  admin  secret
+//!   viewer     x
+//!   operator   x      x
+//!   admin      x      x       x      x
+//! ```
+//!
+//! The user and groups of a client decide its role: the highest one that lists it. A list of
+//! methods replaces the row of a viewer or operator.
+
+use std::fmt;
+use std::io::Result;
+use std::str::FromStr;
+
+use nacre_engine_peer::{Credentials, group_id, user_id};
+
+use super::error::{Errno, RpcError};
+
+/// What a call may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Changes nothing.
+    Read,
+    /// Daily work: ANA states, resyncs, reconnects, counters, log levels.
+    Operate,
+    /// Creates, changes and deletes objects, listeners and hosts; stops the daemon.
+    Admin,
+    /// Changes keys.
+    Secret,
+}
+
+impl Class {
+    pub const ALL: [Class; 4] = [Class::Read, Class::Operate, Class::Admin, Class::Secret];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Class::Read => "read",
+            Class::Operate => "operate",
+            Class::Admin => "admin",
+            Class::Secret => "secret",
+        }
+    }
+
+    /// True if a call may change the configuration, or the behaviour of hosts and devices.
+    pub fn changes(self) -> bool {
+        self != Class::Read
+    }
+
+    /// The lowest role that may call methods of this class.
+    pub fn role(self) -> Role {
+        match self {
+            Class::Read => Role::Viewer,
+            Class::Operate => Role::Operator,
+            Class::Admin | Class::Secret => Role::Admin,
+        }
+    }
+}
+
+/// What a client may do, from little to everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    Viewer,
+    Operator,
+    Admin,
+}
+
+impl Role {
+    pub const ALL: [Role; 3] = [Role::Viewer, Role::Operator, Role::Admin];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Role::Viewer => "viewer",
+            Role::Operator => "operator",
+            Role::Admin => "admin",
+        }
+    }
+}
+
+/// A client of the socket, as the kernel knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Caller {
+    pub credentials: Credentials,
+    /// Name of the program, as it calls itself.
+    pub program: String,
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "user {}", self.credentials.uid)?;
+        match (self.program.as_str(), self.credentials.pid) {
+            ("", None) => Ok(()),
+            ("", Some(pid)) => write!(f, " (process {pid})"),
+            (program, None) => write!(f, " ({program})"),
+            (program, Some(pid)) => write!(f, " ({program}, process {pid})"),
+        }
+    }
+}
+
+/// One entry of a role's list: `uid:0`, `user:alice`, `gid:27`, `group:storage`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Member {
+    Uid(u32),
+    User(String),
+    Gid(u32),
+    Group(String),
+}
+
+/// Why a text is no [`Member`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" names no user and no group")]
+pub struct NoMember(String);
+
+impl Member {
+    pub const FORMS: &'static str =
+        "write uid:1000, user:alice, gid:27 or group:storage";
+
+    /// The user or group with its id; `None`: the machine has no such name. May ask the network.
+    pub fn resolve(&self) -> Result<Option<Principal>> {
+        Ok(match self {
+            Member::Uid(uid) => Some(Principal::User(*uid)),
+            Member::Gid(gid) => Some(Principal::Group(*gid)),
+            Member::User(name) => user_id(name)?.map(Principal::User),
+            Member::Group(name) => group_id(name)?.map(Principal::Group),
+        })
+    }
+}
+
+impl FromStr for Member {
+    type Err = NoMember;
+
+    fn from_str(text: &str) -> std::result::Result<Member, NoMember> {
+        let no_member = || NoMember(text.to_owned());
+        let (kind, of) = text.split_once(':').ok_or_else(no_member)?;
+        // The largest number is the kernel's word for "no user".
+        let id = || of.parse().ok().filter(|id| *id != u32::MAX).ok_or_else(no_member);
+        let name = || Some(of.to_owned()).filter(|of| !of.is_empty()).ok_or_else(no_member);
+        match kind {
+            "uid" => Ok(Member::Uid(id()?)),
+            "gid" => Ok(Member::Gid(id()?)),
+            "user" => Ok(Member::User(name()?)),
+            "group" => Ok(Member::Group(name()?)),
+            _ => Err(no_member()),
+        }
+    }
+}
+
+/// A user or a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Principal {
+    User(u32),
+    Group(u32),
+}
+
+impl Principal {
+    fn includes(self, credentials: &Credentials) -> bool {
+        match self {
+            Principal::User(uid) => credentials.uid == uid,
+            Principal::Group(gid) => credentials.is_in(gid),
+        }
+    }
+}
+
+/// A role's list, as written and as resolved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Members {
+    pub texts: Vec<String>,
+    pub principals: Vec<Principal>,
+}
+
+impl Members {
+    /// The members, and a text for each that the machine does not know. May ask the network.
+    pub fn resolve(texts: &[String]) -> (Members, Vec<String>) {
+        let (mut principals, mut unknown) = (Vec::new(), Vec::new());
+        for text in texts {
+            let resolved = text.parse::<Member>().map(|member| member.resolve());
+            match resolved {
+                Ok(Ok(Some(principal))) => principals.push(principal),
+                Ok(Ok(None)) => unknown.push(format!("{text}: this machine has no such name")),
+                Ok(Err(error)) => unknown.push(format!("{text}: {error}")),
+                Err(error) => unknown.push(error.to_string()),
+            }
+        }
+        let texts = texts.to_vec();
+        (Members { texts, principals }, unknown)
+    }
+}
+
+/// Who must be able to open the socket's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entrance {
+    /// Only the daemon's user, and root: mode 0600.
+    Owner,
+    /// This group, too: mode 0660.
+    Group(u32),
+    /// Users, or several groups: mode 0666. The credentials of each client decide.
+    Everyone,
+}
+
+impl Entrance {
+    pub fn mode(self) -> u32 {
+        match self {
+            Entrance::Owner => 0o600,
+            Entrance::Group(_) => 0o660,
+            Entrance::Everyone => 0o666,
+        }
+    }
+}
+
+/// The rules of one daemon.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Access {
+    /// The daemon's own user, always an admin.
+    pub own_uid: u32,
+    pub admin: Members,
+    pub operator: Members,
+    pub viewer: Members,
+    /// If not empty, exactly the methods that an operator may call.
+    pub operator_methods: Vec<String>,
+    /// As `operator_methods`, for viewers.
+    pub viewer_methods: Vec<String>,
+}
+
+impl Access {
+    /// The role of a client; `None`: it may not call anything.
+    pub fn role(&self, credentials: &Credentials) -> Option<Role> {
+        if credentials.uid == self.own_uid {
+            return Some(Role::Admin);
+        }
+        let mut roles = Role::ALL.into_iter().rev();
+        roles.find(|role| {
+            let mut principals = self.members(*role).principals.iter();
+            principals.any(|principal| principal.includes(credentials))
+        })
+    }
+
+    /// True if a client with this role may call the method.
+    pub fn permits(&self, role: Role, method: &str, class: Class) -> bool {
+        match self.methods(role) {
+            [] => role >= class.role(),
+            only => only.iter().any(|name| name == method),
+        }
+    }
+
+    /// Who must be able to open the socket.
+    pub fn entrance(&self) -> Entrance {
+        let all = Role::ALL.map(|role| &self.members(role).principals);
+        let mut others: Vec<Principal> = all.into_iter().flatten().copied().collect();
+        // The owner needs no more than mode 0600, and root not even that.
+        others.retain(|of| ![Principal::User(0), Principal::User(self.own_uid)].contains(of));
+        others.sort_unstable();
+        others.dedup();
+        match others.as_slice() {
+            [] => Entrance::Owner,
+            [Principal::Group(gid)] => Entrance::Group(*gid),
+            _ => Entrance::Everyone,
+        }
+    }
+
+    /// The refusal of a client without a role.
+    pub fn stranger(&self, caller: &Caller) -> RpcError {
+        let cause = format!("{caller} has no role: it may not command this daemon");
+        let line = self.with_member(Role::Viewer, caller);
+        RpcError::errno(Errno::EACCES, cause).remedy(format!(
+            "call as user {}, or set {line} (or operator, or admin) in [rpc.access] of the \
+             configuration, and reload it",
+            self.own_uid
+        ))
+    }
+
+    /// The refusal of a call that [`Access::permits`] denies.
+    pub fn refusal(&self, caller: &Caller, role: Role, method: &str, class: Class) -> RpcError {
+        let cause = format!(
+            "{method} is of class {}, and {caller} has the role {}",
+            class.word(),
+            role.word()
+        );
+        let methods = self.methods(role);
+        let (table, line) = if methods.is_empty() {
+            ("rpc.access", self.with_member(class.role(), caller))
+        } else {
+            let line = list(role, methods.iter().map(String::as_str).chain([method]));
+            ("rpc.access.methods", line)
+        };
+        RpcError::errno(Errno::EACCES, cause).remedy(format!(
+            "set {line} in [{table}] of the configuration, and reload it"
+        ))
+    }
+
+    /// The line of the configuration that gives the role to the client.
+    fn with_member(&self, role: Role, caller: &Caller) -> String {
+        let new = format!("uid:{}", caller.credentials.uid);
+        let texts = self.members(role).texts.iter().map(String::as_str);
+        list(role, texts.chain([new.as_str()]))
+    }
+
+    fn members(&self, role: Role) -> &Members {
+        match role {
+            Role::Viewer => &self.viewer,
+            Role::Operator => &self.operator,
+            Role::Admin => &self.admin,
+        }
+    }
+
+    fn methods(&self, role: Role) -> &[String] {
+        match role {
+            Role::Viewer => &self.viewer_methods,
+            Role::Operator => &self.operator_methods,
+            Role::Admin => &[],
+        }
+    }
+}
+
+/// `operator = ["a", "b"]`
+fn list<'a>(role: Role, texts: impl Iterator<Item = &'a str>) -> String {
+    let texts: Vec<String> = texts.map(|text| format!("\"{text}\"")).collect();
+    format!("{} = [{}]", role.word(), texts.join(", "))
+}
+
+tokio::task_local! {
+    static ROLE: Role;
+}
+
+/// The role of the client whose call the current task executes. The daemon's own calls are an
+/// admin's.
+pub fn role() -> Role {
+    ROLE.try_with(|role| *role).unwrap_or(Role::Admin)
+}
+
+/// Executes a client's call: [`role`] returns this role in it.
+pub async fn acting_as<T>(role: Role, work: impl Future<Output = T>) -> T {
+    ROLE.scope(role, work).await
+}
+
+/// Refuses a parameter that gives a method more than its class allows.
+pub fn require(class: Class, parameter: &'static str) -> std::result::Result<(), RpcError> {
+    let role = role();
+    if role >= class.role() {
+        return Ok(());
+    }
+    let cause = format!(
+        "it makes the call one of class {}, and the client has the role {}",
+        class.word(),
+        role.word()
+    );
+    Err(RpcError::errno(Errno::EACCES, cause)
+        .field(parameter)
+        .remedy("leave it out"))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: each role may call its classes and no other. Method: tables of credentials.
+
+    use super::*;
+
+    fn caller(uid: u32, gid: u32, groups: &[u32]) -> Caller {
+        Caller {
+            credentials: Credentials {
+                pid: Some(7),
+                uid,
+                gid,
+                groups: groups.to_vec(),
+            },
+            program: "script".into(),
+        }
+    }
+
+    fn members(texts: &[&str]) -> Members {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        let (members, unknown) = Members::resolve(&texts);
+        assert_eq!(unknown, [""; 0]);
+        members
+    }
+
+    fn access() -> Access {
+        Access {
+            own_uid: 900,
+            admin: members(&["uid:0"]),
+            operator: members(&["gid:50", "uid:1001"]),
+            viewer: members(&["gid:60"]),
+            ..Access::default()
+        }
+    }
+
+    #[test]
+    fn the_highest_role_counts() {
+        for (uid, gid, groups, role) in [
+            (0, 0, &[][..], Some(Role::Admin)),
+            (900, 900, &[], Some(Role::Admin)),
+            (1001, 1001, &[], Some(Role::Operator)),
+            (1002, 50, &[], Some(Role::Operator)),
+            (1002, 1002, &[7, 50, 60], Some(Role::Operator)),
+            (1002, 1002, &[60], Some(Role::Viewer)),
+            (1002, 60, &[], Some(Role::Viewer)),
+            (50, 1002, &[], None),
+            (1002, 0, &[0], None),
+        ] {
+            let of = caller(uid, gid, groups);
+            assert_eq!(access().role(&of.credentials), role, "{uid} {gid} {groups:?}");
+        }
+        let mut rootless = access();
+        rootless.admin = Members::default();
+        assert_eq!(rootless.role(&caller(0, 0, &[]).credentials), None);
+    }
+
+    #[test]
+    fn classes_and_lists_of_methods() {
+        let mut access = access();
+        for (role, permitted) in [
+            (Role::Viewer, &Class::ALL[..1]),
+            (Role::Operator, &Class::ALL[..2]),
+            (Role::Admin, &Class::ALL[..]),
+        ] {
+            for class in Class::ALL {
+                let is = access.permits(role, "m", class);
+                assert_eq!(is, permitted.contains(&class), "{role:?} {class:?}");
+            }
+        }
+        access.viewer_methods = vec!["volume_resync".into()];
+        assert!(access.permits(Role::Viewer, "volume_resync", Class::Operate));
+        assert!(!access.permits(Role::Viewer, "volume_list", Class::Read));
+        assert!(access.permits(Role::Operator, "volume_list", Class::Read));
+    }
+
+    #[test]
+    fn refusals_say_which_line_to_add() {
+        let mut access = access();
+        let of = caller(1005, 60, &[]);
+        let error = access.refusal(&of, Role::Viewer, "volume_resync", Class::Operate);
+        assert_eq!((error.code, error.message.as_str()), (-13, "Permission denied"));
+        let facts = error.data.unwrap();
+        assert_eq!(
+            facts.cause,
+            "volume_resync is of class operate, and user 1005 (script, process 7) has the role viewer"
+        );
+        assert_eq!(
+            facts.remedy.unwrap(),
+            "set operator = [\"gid:50\", \"uid:1001\", \"uid:1005\"] in [rpc.access] of the \
+             configuration, and reload it"
+        );
+        access.viewer_methods = vec!["volume_list".into()];
+        let error = access.refusal(&of, Role::Viewer, "volume_resync", Class::Operate);
+        assert_eq!(
+            error.data.unwrap().remedy.unwrap(),
+            "set viewer = [\"volume_list\", \"volume_resync\"] in [rpc.access.methods] of the \
+             configuration, and reload it"
+        );
+        let error = access.stranger(&caller(1009, 1009, &[]));
+        assert_eq!(error.code, -13);
+        let remedy = error.data.unwrap().remedy.unwrap();
+        assert!(remedy.contains("viewer = [\"gid:60\", \"uid:1009\"]"), "{remedy}");
+    }
+
+    #[test]
+    fn the_socket_is_open_to_those_who_have_a_role() {
+        let with = |operator: &[&str]| {
+            let access = Access {
+                own_uid: 900,
+                admin: members(&["uid:0", "uid:900"]),
+                operator: members(operator),
+                ..Access::default()
+            };
+            access.entrance()
+        };
+        assert_eq!(with(&[]), Entrance::Owner);
+        assert_eq!(with(&["gid:5", "gid:5"]), Entrance::Group(5));
+        assert_eq!(with(&["gid:5", "gid:6"]), Entrance::Everyone);
+        assert_eq!(with(&["gid:5", "uid:6"]), Entrance::Everyone);
+        assert_eq!(with(&["uid:6"]), Entrance::Everyone);
+    }
+
+    #[test]
+    fn members_are_read_and_resolved() {
+        for text in ["", "root", "uid:", "uid:x", "uid:-1", "uid:4294967295", "group:", "role:x"] {
+            assert!(text.parse::<Member>().is_err(), "{text}");
+        }
+        assert_eq!(members(&["user:root"]).principals, [Principal::User(0)]);
+        assert_eq!(members(&["group:root"]).principals, [Principal::Group(0)]);
+        let (members, unknown) = Members::resolve(&["group:no-such-group".into()]);
+        assert_eq!(members.principals, []);
+        assert_eq!(unknown, ["group:no-such-group: this machine has no such name"]);
+    }
+
+    #[test]
+    fn a_parameter_may_need_a_higher_role() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert_eq!(require(Class::Admin, "reset"), Ok(()));
+        let error = runtime
+            .block_on(acting_as(Role::Viewer, async { require(Class::Operate, "reset") }))
+            .unwrap_err();
+        assert_eq!(error.code, -13);
+        assert_eq!(error.data.unwrap().field.as_deref(), Some("reset"));
+    }
+}
