@@ -23,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod bdev_modules;
 pub mod cli;
 pub mod config;

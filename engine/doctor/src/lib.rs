@@ -23,6 +23,7 @@ mod nvme;
 mod rdma;
 mod rdma_route;
 pub mod roce;
+mod socket;
 mod system;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -40,6 +41,7 @@ pub use net::{no_interface, select};
 pub use numa::{Placed, placed_devices};
 pub use rdma::reason_without_rdma;
 pub use rdma_route::check_rdma_route;
+pub use socket::Socket;
 pub use system::{Interface, Limit, Probe, RealProbe, System};
 
 /// The result of a check.
@@ -163,6 +165,8 @@ pub struct Scope {
     pub wait: Duration,
     /// Volumes that are being rebuilt: they fill the network, so more pauses are normal.
     pub rebuilds: u64,
+    /// The management socket; `None`: not checked.
+    pub socket: Option<Socket>,
 }
 
 impl Scope {
@@ -232,6 +236,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     numa::checks(system, scope, &mut findings);
     nvme::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);
+    socket::checks(scope, &mut findings);
     (Report::of(findings), facts)
 }
 

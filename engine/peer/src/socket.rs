@@ -108,9 +108,7 @@ mod tests {
 
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    use rustix::thread::{
-        Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
-    };
+    use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
     use super::*;
 

@@ -113,8 +113,7 @@ pub enum Member {
 pub struct NoMember(String);
 
 impl Member {
-    pub const FORMS: &'static str =
-        "write uid:1000, user:alice, gid:27 or group:storage";
+    pub const FORMS: &'static str = "write uid:1000, user:alice, gid:27 or group:storage";
 
     /// The user or group with its id; `None`: the machine has no such name. May ask the network.
     pub fn resolve(&self) -> Result<Option<Principal>> {
@@ -134,8 +133,17 @@ impl FromStr for Member {
         let no_member = || NoMember(text.to_owned());
         let (kind, of) = text.split_once(':').ok_or_else(no_member)?;
         // The largest number is the kernel's word for "no user".
-        let id = || of.parse().ok().filter(|id| *id != u32::MAX).ok_or_else(no_member);
-        let name = || Some(of.to_owned()).filter(|of| !of.is_empty()).ok_or_else(no_member);
+        let id = || {
+            of.parse()
+                .ok()
+                .filter(|id| *id != u32::MAX)
+                .ok_or_else(no_member)
+        };
+        let name = || {
+            Some(of.to_owned())
+                .filter(|of| !of.is_empty())
+                .ok_or_else(no_member)
+        };
         match kind {
             "uid" => Ok(Member::Uid(id()?)),
             "gid" => Ok(Member::Gid(id()?)),
@@ -398,7 +406,11 @@ mod tests {
             (1002, 0, &[0], None),
         ] {
             let of = caller(uid, gid, groups);
-            assert_eq!(access().role(&of.credentials), role, "{uid} {gid} {groups:?}");
+            assert_eq!(
+                access().role(&of.credentials),
+                role,
+                "{uid} {gid} {groups:?}"
+            );
         }
         let mut rootless = access();
         rootless.admin = Members::default();
@@ -429,7 +441,10 @@ mod tests {
         let mut access = access();
         let of = caller(1005, 60, &[]);
         let error = access.refusal(&of, Role::Viewer, "volume_resync", Class::Operate);
-        assert_eq!((error.code, error.message.as_str()), (-13, "Permission denied"));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (-13, "Permission denied")
+        );
         let facts = error.data.unwrap();
         assert_eq!(
             facts.cause,
@@ -450,7 +465,10 @@ mod tests {
         let error = access.stranger(&caller(1009, 1009, &[]));
         assert_eq!(error.code, -13);
         let remedy = error.data.unwrap().remedy.unwrap();
-        assert!(remedy.contains("viewer = [\"gid:60\", \"uid:1009\"]"), "{remedy}");
+        assert!(
+            remedy.contains("viewer = [\"gid:60\", \"uid:1009\"]"),
+            "{remedy}"
+        );
     }
 
     #[test]
@@ -473,22 +491,38 @@ mod tests {
 
     #[test]
     fn members_are_read_and_resolved() {
-        for text in ["", "root", "uid:", "uid:x", "uid:-1", "uid:4294967295", "group:", "role:x"] {
+        for text in [
+            "",
+            "root",
+            "uid:",
+            "uid:x",
+            "uid:-1",
+            "uid:4294967295",
+            "group:",
+            "role:x",
+        ] {
             assert!(text.parse::<Member>().is_err(), "{text}");
         }
         assert_eq!(members(&["user:root"]).principals, [Principal::User(0)]);
         assert_eq!(members(&["group:root"]).principals, [Principal::Group(0)]);
         let (members, unknown) = Members::resolve(&["group:no-such-group".into()]);
         assert_eq!(members.principals, []);
-        assert_eq!(unknown, ["group:no-such-group: this machine has no such name"]);
+        assert_eq!(
+            unknown,
+            ["group:no-such-group: this machine has no such name"]
+        );
     }
 
     #[test]
     fn a_parameter_may_need_a_higher_role() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
         assert_eq!(require(Class::Admin, "reset"), Ok(()));
         let error = runtime
-            .block_on(acting_as(Role::Viewer, async { require(Class::Operate, "reset") }))
+            .block_on(acting_as(Role::Viewer, async {
+                require(Class::Operate, "reset")
+            }))
             .unwrap_err();
         assert_eq!(error.code, -13);
         assert_eq!(error.data.unwrap().field.as_deref(), Some("reset"));

@@ -225,12 +225,7 @@ fn admit<D: Dispatch>(stream: &UnixStream, dispatch: &D) -> Result<Caller, Refus
     }
 }
 
-async fn client<D: Dispatch>(
-    stream: UnixStream,
-    dispatch: Rc<D>,
-    who: Rc<Caller>,
-    place: Place,
-) {
+async fn client<D: Dispatch>(stream: UnixStream, dispatch: Rc<D>, who: Rc<Caller>, place: Place) {
     let me = &place.0;
     let (mut read, write) = stream.into_split();
     let (answers, queue) = mpsc::channel::<Text>(MAX_INFLIGHT);

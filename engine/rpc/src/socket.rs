@@ -71,8 +71,7 @@ impl Socket {
             let path = path.to_owned();
             move |source| ListenError::Io { what, path, source }
         };
-        let made_folder =
-            folder::make(path).map_err(io("cannot create the directory of", path))?;
+        let made_folder = folder::make(path).map_err(io("cannot create the directory of", path))?;
         folder::trust(path).map_err(io("cannot listen on", path))?;
         // Checked before the lock: if the path holds another kind of file, no lock file is created
         // either.

@@ -15,6 +15,7 @@ use crate::doctor::roce::{self, LLDP_WAIT};
 use crate::doctor::{Report, Scope, Status, System, examine_with_facts};
 use crate::plane::demand::IobufOptions;
 use crate::plane::demand::{self, Demand};
+use crate::services::calls;
 use crate::values::size;
 
 #[derive(Debug, Args)]
@@ -82,6 +83,10 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         memory,
         traffic: args.traffic,
         tos: settings.rdma_transport().tos,
+        socket: settings.rpc.enabled.then(|| {
+            let path = crate::daemon::socket_path(&settings, Personality::Nacre);
+            calls::expected_socket(&settings.rpc.access, &path)
+        }),
         qos: settings.qos,
         qos_interfaces: args.qos,
         wait,

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon running, 4 the daemon refused.
 
 mod address;
+mod audit;
 mod bdev;
 mod completions;
 mod config;
@@ -82,6 +83,8 @@ enum Command {
     Top(top::TopArgs),
     /// Show past events, and follow new ones
     Events(events::EventsArgs),
+    /// Show who changed something, or tried to
+    Audit(audit::AuditArgs),
     /// Show the counters of a part of the daemon
     #[command(visible_alias = "INFO")]
     Info(info::InfoArgs),
@@ -248,6 +251,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Key(args) => key::run(args),
         Command::Top(args) => top::run(args),
         Command::Events(args) => events::run(args),
+        Command::Audit(args) => audit::run(args),
         Command::Info(args) => info::run(args),
         Command::Hugepages(args) => hugepages::run(args),
         Command::Doctor(args) => doctor::run(args),

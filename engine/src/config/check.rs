@@ -32,6 +32,8 @@ const RANGES: &[(&str, u64, u64)] = &[
     ("memory.size_mb", 0, 1 << 24),
     ("rpc.max_clients", 1, 1024),
     ("rpc.deadline_s", 1, 3600),
+    ("rpc.audit.max_size_mb", 1, 1024),
+    ("rpc.audit.files", 2, 100),
     ("data.retry_s", 0, 86_400),
     ("nvmf.max_subsystems", 1, 65_536),
     ("nvmf.max_connections", 1, 1_000_000),

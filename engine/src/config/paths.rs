@@ -21,8 +21,14 @@ pub fn make_absolute(
     if !["auto", "none"].contains(&settings.data.dir.as_str()) {
         note(resolver.text("data.dir", &mut settings.data.dir));
     }
+    if !["auto", "none"].contains(&settings.rpc.audit.file.as_str()) {
+        note(resolver.text("rpc.audit.file", &mut settings.rpc.audit.file));
+    }
     if let Some(path) = &mut settings.log.file {
         note(resolver.path("log.file", path));
+    }
+    if let Some(path) = &mut settings.metrics.token_file {
+        note(resolver.path("metrics.token_file", path));
     }
     for (at, bdev) in settings.bdev.iter_mut().enumerate() {
         if let Some(path) = &mut bdev.path {

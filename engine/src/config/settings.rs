@@ -158,6 +158,7 @@ pub struct Rpc {
     /// The only allowed methods; empty: all.
     pub allowed: Vec<String>,
     pub access: Access,
+    pub audit: Audit,
 }
 
 impl Default for Rpc {
@@ -169,6 +170,30 @@ impl Default for Rpc {
             deadline_s: 55,
             allowed: Vec::new(),
             access: Access::default(),
+            audit: Audit::default(),
+        }
+    }
+}
+
+/// The audit log of the management socket.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Audit {
+    /// A path, `auto`: `audit.log` in the directory of the state, or `none`.
+    pub file: String,
+    /// Size of one file.
+    #[serde(deserialize_with = "read::mebibytes")]
+    pub max_size_mb: u64,
+    /// Number of files, older ones included.
+    pub files: u32,
+}
+
+impl Default for Audit {
+    fn default() -> Audit {
+        Audit {
+            file: "auto".into(),
+            max_size_mb: 16,
+            files: 8,
         }
     }
 }
@@ -250,6 +275,8 @@ pub struct Metrics {
     /// Address of the HTTP endpoint for Prometheus; none: no HTTP.
     #[serde(deserialize_with = "read::endpoint")]
     pub listen: Option<SocketAddr>,
+    /// File with the token that clients must send; none: no token.
+    pub token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -14,6 +14,9 @@ const NO_BOOL: &[(&str, &str)] = &[
     ("3", "3 is not true or false"),
     ("[true]", "a list is not true or false"),
 ];
+const ROLE: &[&str] = &["[]", "[\"uid:0\", \"group:a\"]"];
+const NO_ROLE: &[(&str, &str)] = &[("[\"root\"]", "names no user and no group")];
+const NO_PATH: &[(&str, &str)] = &[("\"\"", "the path is empty")];
 const NAMES: &[(&str, &str)] = &[
     ("{ a = 1 }", "is not a list"),
     ("[[]]", "is not text in quotes"),
@@ -127,6 +130,23 @@ pub const ROWS: &[Row] = &[
         ],
     ),
     ("rpc.allowed", &["[]", "[\"bdev_get_bdevs\"]"], NAMES),
+    ("rpc.access.admin", ROLE, NO_ROLE),
+    ("rpc.access.operator", ROLE, NO_ROLE),
+    ("rpc.access.viewer", ROLE, NO_ROLE),
+    ("rpc.access.methods.operator", &["[]"], NAMES),
+    ("rpc.access.methods.viewer", &["[\"volume_list\"]"], NAMES),
+    ("rpc.audit.file", &["\"auto\"", "\"/a\""], NO_PATH),
+    (
+        "rpc.audit.max_size_mb",
+        &["1", "\"1GiB\""],
+        &[("0", "from 1")],
+    ),
+    (
+        "rpc.audit.files",
+        &["2"],
+        &[("1", "1 is not from 2 to 100")],
+    ),
+    ("metrics.token_file", &["\"/a\""], NO_PATH),
     (
         "log.level",
         &["\"error\"", "\"debug\""],

@@ -33,6 +33,8 @@ use nacre_nvmf::subsystems::{AuthFailure, TargetConfig};
 use serde_json::Value;
 use tracing::{error, info, warn};
 
+use crate::audit::AuditLog;
+use crate::audit::file::AuditFile;
 use crate::config::Personality;
 use crate::config::source::{COMMANDS_SOCKET, variable};
 use crate::config::{Loaded, Settings, default_socket};
@@ -123,13 +125,16 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
         Some(address) => Some(http::bind(address).await?),
         None => None,
     };
+    let audit = audit_log(&settings, options.personality);
     let engine = Rc::new(Engine::new(
         options.personality,
         settings,
         logs,
         Journal::new(store),
         methods,
+        audit,
     ));
+    reload::read_token(&engine, &engine.settings.metrics)?;
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
     tokio::task::spawn_local(following);
     if let Some(listener) = listener {
@@ -179,7 +184,8 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
 /// Opens the socket to users with a role, now and whenever the roles change.
 async fn keep_open(socket: &Socket, engine: &Engine) {
     // Nothing else lives in the default folder.
-    let own_folder = engine.settings.rpc.socket == "auto" && engine.personality == Personality::Nacre;
+    let own_folder =
+        engine.settings.rpc.socket == "auto" && engine.personality == Personality::Nacre;
     let mut entrance = engine.calls.entrance();
     loop {
         let now = *entrance.borrow_and_update();
@@ -542,6 +548,18 @@ pub fn state_dir(settings: &Settings, personality: Personality) -> Option<PathBu
         ("auto", Personality::Nacre) => files::default_data_dir(),
         (dir, _) => Some(PathBuf::from(dir)),
     }
+}
+
+fn audit_log(settings: &Settings, personality: Personality) -> AuditLog {
+    let audit = &settings.rpc.audit;
+    let path = match audit.file.as_str() {
+        "none" => None,
+        "auto" => state_dir(settings, personality).map(|dir| dir.join("audit.log")),
+        path => Some(PathBuf::from(path)),
+    };
+    let max_bytes = audit.max_size_mb << 20;
+    path.map(|path| AuditLog::to_file(AuditFile::new(path, max_bytes, audit.files)))
+        .unwrap_or_default()
 }
 
 fn open_store(settings: &Settings, personality: Personality) -> anyhow::Result<Option<Store>> {

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tracing::{error, info, warn};
 
+use crate::config::settings::Metrics;
 use crate::config::{Loaded, Settings};
+use crate::metrics::http::{Token, TokenError};
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;
@@ -54,10 +56,25 @@ pub async fn follow(engine: Rc<Engine>, mut hangups: Hangups, source: Source) {
             return;
         }
         match source.load().await {
-            Ok(loaded) => apply(&engine, &mut effective, &loaded.settings).await,
+            Ok(loaded) => {
+                // The file may have another token although its name is the same.
+                if let Err(error) = read_token(&engine, &loaded.settings.metrics) {
+                    warn!("{error}; the token stays as it was");
+                }
+                apply(&engine, &mut effective, &loaded.settings).await;
+            }
             Err(refused) => error!("the configuration stays as it was: {refused}"),
         }
     }
+}
+
+/// Reads the token that clients of the metrics must send.
+pub fn read_token(engine: &Engine, metrics: &Metrics) -> Result<(), TokenError> {
+    let token = metrics.token_file.as_deref().map(Token::read);
+    let mut tunables = engine.tunables();
+    tunables.http_token = token.transpose()?;
+    engine.tune(tunables);
+    Ok(())
 }
 
 /// The settings in effect, by key.
@@ -111,6 +128,8 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
         key if key.starts_with("rpc.access.") => {
             engine.calls.change_rules(new.rpc.access.clone()).await?;
         }
+        // [`follow`] has read it; after a failure the old one counts.
+        "metrics.token_file" => {}
         "data.retry_s" => tunables.retry_s = new.data.retry_s,
         "nvmf.listener" | "nvmf.listen" => {
             engine.listeners.declare(engine, new.listeners()).await?;

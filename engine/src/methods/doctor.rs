@@ -7,10 +7,12 @@ use nacre_hugepages::Arena;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::daemon;
 use crate::doctor::{Report, Scope, System, examine};
 use crate::plane::demand::{self, Demand};
 use crate::rpc::access;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::calls;
 use crate::services::engine::Engine;
 use crate::services::rdma::Rdma;
 
@@ -81,7 +83,7 @@ impl Method<Engine> for Run {
             let report = arena.report();
             !report.pages.is_hugetlb() && !report.shortages.is_empty()
         };
-        let scope = Scope {
+        let mut scope = Scope {
             rdma: params.rdma,
             listeners: params.listeners,
             peer: params.peer,
@@ -97,7 +99,12 @@ impl Method<Engine> for Run {
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; keep them off the management thread.
-        let report = tokio::task::spawn_blocking(move || examine(&System::real(), &scope));
+        let rules = engine.settings.rpc.enabled.then(|| engine.calls.rules());
+        let socket = daemon::socket_path(&engine.settings, engine.personality);
+        let report = tokio::task::spawn_blocking(move || {
+            scope.socket = rules.map(|rules| calls::expected_socket(&rules, &socket));
+            examine(&System::real(), &scope)
+        });
         let report = report.await;
         Rdma::watch_for_removal(&engine);
         report.map_err(|error| RpcError::internal(format!("the checks did not end: {error}")))

@@ -1,5 +1,6 @@
 //! The RPC methods, one family per file. The parameter and reply types are the schema.
 
+pub mod audit;
 pub mod bdev;
 pub mod doctor;
 pub mod events;
@@ -23,6 +24,7 @@ use crate::services::engine::Engine;
 /// All RPC methods.
 pub fn all() -> Registry<Engine> {
     let mut registry = Registry::default();
+    audit::register(&mut registry);
     bdev::register(&mut registry);
     doctor::register(&mut registry);
     events::register(&mut registry);

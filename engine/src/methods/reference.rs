@@ -16,8 +16,7 @@ pub fn markdown() -> String {
          JSON-RPC 2.0 over the daemon's unix socket, in SPDK's dialect: `nacre rpc METHOD key=value …`,\n\
          or SPDK's own `rpc.py`. Methods that change something have done so durably when they answer.\n\n\
          The class of a method decides who may call it: viewers only `read`; operators also `operate`; admins also\n\
-         `admin` and `secret`. All classes but `read` change something, and their calls are audited. See\n\
-         [security](../operate/security.md).\n\n\
+         `admin` and `secret`. Calls of all classes but `read` are audited. See [security](../operate/security.md).\n\n\
          The examples are one session with a daemon; a test makes these calls. `…` marks omitted parts.\n",
     );
     let registry = super::all();

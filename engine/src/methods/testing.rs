@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::LocalSet;
 
+use crate::audit::AuditLog;
 use crate::config::Personality;
 use crate::config::Settings;
 use crate::journal::Journal;
@@ -83,6 +84,17 @@ impl TestDaemon {
         daemon
     }
 
+    /// Writes calls of clients to an audit log.
+    pub fn audited(settings: Settings, audit: AuditLog) -> TestDaemon {
+        let mut daemon = TestDaemon::not_started(settings, None);
+        let engine = Rc::get_mut(&mut daemon.engine).expect("not shared yet");
+        engine.calls.audit = audit;
+        daemon
+            .run(crate::daemon::init(&daemon.engine))
+            .expect("the daemon starts");
+        daemon
+    }
+
     fn not_started(mut settings: Settings, store: Option<Store>) -> TestDaemon {
         settings.reactor.cores = "auto:1".into();
         settings.memory.size_mb = 16;
@@ -97,7 +109,14 @@ impl TestDaemon {
         let logs = Logs::detached(&settings.log).expect("known flags");
         let journal = Journal::new(store);
         let registry = super::all();
-        let mut engine = Engine::new(Personality::Nacre, settings, logs, journal, registry);
+        let mut engine = Engine::new(
+            Personality::Nacre,
+            settings,
+            logs,
+            journal,
+            registry,
+            AuditLog::default(),
+        );
         let fabric = Fabric::new();
         engine.rdma = Rdma::with(fabric.provider());
         TestDaemon {

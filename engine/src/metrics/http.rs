@@ -1,4 +1,5 @@
-//! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time.
+//! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time, and
+//! only with the token of `[metrics] token_file`, if there is one.
 //!
 //! Serving takes milliseconds, so a client that stays is slow or idle. If all places are taken, a
 //! new client replaces the oldest client of the address with the most clients. So slow or idle
@@ -7,7 +8,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -17,13 +20,16 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nacre_reactor::{Clock, Repeats};
+use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
+use zeroize::Zeroizing;
 
 use super::Scrape;
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
+use crate::services::keyring;
 
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 64;
@@ -43,6 +49,59 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address)
         .await
         .map_err(|source| BindError { address, source })
+}
+
+/// The token that a client must send: `Authorization: Bearer TOKEN`.
+#[derive(Clone)]
+pub struct Token(Zeroizing<String>);
+
+#[derive(Debug, thiserror::Error)]
+#[error("[metrics] token_file {path}: {cause}", path = path.display())]
+pub struct TokenError {
+    path: PathBuf,
+    cause: String,
+}
+
+impl Token {
+    /// Shortest token in bytes: 16 random letters are beyond guessing.
+    const SHORTEST: usize = 16;
+
+    /// Reads the file, with the rules for key files: no other user can read it.
+    pub fn read(path: &Path) -> Result<Token, TokenError> {
+        let refuse = |cause: String| TokenError {
+            path: path.to_owned(),
+            cause,
+        };
+        let text = keyring::read(path).map_err(|error| refuse(error.to_string()))?;
+        let token = Zeroizing::new(text.trim().to_owned());
+        if token.len() < Token::SHORTEST || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let least = Token::SHORTEST;
+            return Err(refuse(format!(
+                "a line of at least {least} letters and digits is needed: `openssl rand -hex 32` makes one"
+            )));
+        }
+        Ok(Token(token))
+    }
+
+    /// True if the request carries the token. The time of the comparison does not tell where a wrong
+    /// token differs.
+    fn is_in<B>(&self, request: &Request<B>) -> bool {
+        let given = request.headers().get(header::AUTHORIZATION);
+        let given = given.map_or(&b""[..], header::HeaderValue::as_bytes);
+        let Some((scheme, given)) = given.split_at_checked(SCHEME.len()) else {
+            return false;
+        };
+        scheme.eq_ignore_ascii_case(SCHEME) && given.ct_eq(self.0.as_bytes()).into()
+    }
+}
+
+/// RFC 6750, 2.1.
+const SCHEME: &[u8] = b"Bearer ";
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
 }
 
 /// Connected clients in order of arrival.
@@ -157,6 +216,15 @@ async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<B
         response
     };
     let plain = |status, body: &str| text(status, "text/plain; charset=utf-8", body.to_owned());
+    let token = engine.tunables().http_token;
+    if token.is_some_and(|token| !token.is_in(request)) {
+        let mut refused = plain(StatusCode::UNAUTHORIZED, "a token is needed\n");
+        refused.headers_mut().insert(
+            header::WWW_AUTHENTICATE,
+            header::HeaderValue::from_static("Bearer"),
+        );
+        return refused;
+    }
     if request.method() != Method::GET {
         let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
         refused
@@ -219,6 +287,69 @@ mod tests {
             assert!(refused.to_string().contains("[metrics] listen"));
         });
     }
+
+    /// Goal: with a token, nothing is answered without it. Method: requests with no, a wrong and the
+    /// right token.
+    #[test]
+    fn a_token_is_needed_where_one_is_set() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let write = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            Token::read(&path)
+        };
+        const TOKEN: &str = "0123456789abcdef";
+        for (text, mode, cause) in [
+            (TOKEN, 0o644, "chmod 600"),
+            ("short", 0o600, "at least 16"),
+            ("0123456789 abcdef", 0o600, "letters and digits"),
+        ] {
+            let refused = write(text, mode).unwrap_err().to_string();
+            assert!(refused.contains(cause), "{refused}");
+        }
+        let token = write(&format!("{TOKEN}\n"), 0o600).unwrap();
+        assert_eq!(format!("{token:?}"), "Token");
+        let daemon = test_daemon();
+        let mut tunables = daemon.engine.tunables();
+        tunables.http_token = Some(token);
+        daemon.engine.tune(tunables);
+        daemon.run(async {
+            let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let address = listener.local_addr().unwrap();
+            tokio::task::spawn_local(serve(listener, Rc::clone(&daemon.engine)));
+            let ask = async |path: &str, authorization: &str| {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{authorization}\r\n");
+                stream.write_all(request.as_bytes()).await.unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).await.unwrap();
+                text
+            };
+            for path in ["/metrics", "/healthz"] {
+                for wrong in [
+                    "",
+                    "Authorization: Bearer\r\n",
+                    "Authorization: Bearer \r\n",
+                    "Authorization: Bearer 0123456789abcdee\r\n",
+                    "Authorization: Bearer 0123456789abcdef0\r\n",
+                    "Authorization: Basic 0123456789abcdef\r\n",
+                ] {
+                    let answer = ask(path, wrong).await;
+                    assert!(answer.starts_with("HTTP/1.1 401"), "{wrong}: {answer}");
+                    assert!(
+                        answer.to_lowercase().contains("www-authenticate: bearer"),
+                        "{answer}"
+                    );
+                    assert!(!answer.contains("nacre_"), "{answer}");
+                }
+                let answer = ask(path, "authorization: bearer 0123456789abcdef\r\n").await;
+                assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            }
+        });
+    }
+
     /// Goal: idle and slow clients do not lock out a health check. Method: more of them than
     /// places, each with half a request, then a check.
     #[test]

@@ -1,6 +1,8 @@
 //! Calls of clients: who may make them, in which phase, and how many were made.
 
 use std::cell::{Cell, RefCell};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::rc::Rc;
 
 use serde_json::value::RawValue;
@@ -9,17 +11,22 @@ use tracing::warn;
 
 use super::engine::Engine;
 use super::lifecycle::Phase;
+use crate::audit::{AuditLog, Record};
 use crate::config::settings;
+use crate::doctor;
 use crate::rpc::access::{self, Access, Caller, Entrance, Members};
 use crate::rpc::error::STARTING;
+use crate::rpc::folder;
 use crate::rpc::method::MethodEntry;
 use crate::rpc::{Class, Role, RpcError};
 
 /// The rules for clients, and the number of their calls.
 pub struct Calls {
     counts: Cell<CallCounts>,
+    rules: RefCell<settings::Access>,
     access: RefCell<Access>,
     entrance: watch::Sender<Entrance>,
+    pub audit: AuditLog,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,22 +46,31 @@ pub struct Client {
 
 impl Calls {
     /// Resolves the names of users and groups, which may ask the network.
-    pub fn new(rules: &settings::Access) -> Calls {
+    pub fn new(rules: &settings::Access, audit: AuditLog) -> Calls {
         let access = resolve(rules);
         Calls {
             counts: Cell::default(),
             entrance: watch::channel(access.entrance()).0,
+            rules: RefCell::new(rules.clone()),
             access: RefCell::new(access),
+            audit,
         }
     }
 
     /// Applies other rules; they count for connected clients, too.
     pub async fn change_rules(&self, rules: settings::Access) -> anyhow::Result<()> {
         // The name service may not respond.
-        let access = tokio::task::spawn_blocking(move || resolve(&rules)).await?;
+        let of = rules.clone();
+        let access = tokio::task::spawn_blocking(move || resolve(&of)).await?;
+        self.rules.replace(rules);
         self.entrance.send_replace(access.entrance());
         self.access.replace(access);
         Ok(())
+    }
+
+    /// The rules in effect, as written.
+    pub fn rules(&self) -> settings::Access {
+        self.rules.borrow().clone()
     }
 
     /// Who must be able to open the socket, now and after each change.
@@ -101,8 +117,28 @@ impl Calls {
         access.permits(access::role(), entry.name, entry.class)
     }
 
+    /// Checks the client's role and begins the record of a call that may change something. A refused
+    /// call has a record, too.
+    pub async fn begin(
+        &self,
+        client: &Client,
+        entry: &MethodEntry<Engine>,
+        params: Option<&RawValue>,
+    ) -> (Option<Rc<Record>>, Result<(), RpcError>) {
+        let checked = self.check(client, entry);
+        if !entry.class.changes() {
+            return (None, checked);
+        }
+        let record = Rc::new(Record::new(&client.caller, client.role, entry, params));
+        let begun = match checked {
+            Ok(()) => self.audit.begin(&record).await,
+            refused => refused,
+        };
+        (Some(record), begun)
+    }
+
     /// Refuses a client whose role does not allow the method.
-    pub fn check(&self, client: &Client, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
+    fn check(&self, client: &Client, entry: &MethodEntry<Engine>) -> Result<(), RpcError> {
         let access = self.access.borrow();
         let (name, class) = (entry.name, entry.class);
         if access.permits(client.role, name, class) {
@@ -113,20 +149,47 @@ impl Calls {
 }
 
 fn resolve(rules: &settings::Access) -> Access {
-    let members = |role: Role, texts: &[String]| {
+    let (access, unknown) = of_daemon(rules, rustix::process::geteuid().as_raw());
+    for unknown in unknown {
+        warn!("[rpc.access] entry ignored: {unknown}");
+    }
+    access
+}
+
+/// The rules of a daemon of this user, and a text for each name that the machine does not know.
+fn of_daemon(rules: &settings::Access, own_uid: u32) -> (Access, Vec<String>) {
+    let mut all_unknown = Vec::new();
+    let mut members = |texts: &[String]| {
         let (members, unknown) = Members::resolve(texts);
-        for unknown in unknown {
-            warn!(role = role.word(), "[rpc.access] entry ignored: {unknown}");
-        }
+        all_unknown.extend(unknown);
         members
     };
-    Access {
-        own_uid: rustix::process::geteuid().as_raw(),
-        admin: members(Role::Admin, &rules.admin),
-        operator: members(Role::Operator, &rules.operator),
-        viewer: members(Role::Viewer, &rules.viewer),
+    let access = Access {
+        own_uid,
+        admin: members(&rules.admin),
+        operator: members(&rules.operator),
+        viewer: members(&rules.viewer),
         operator_methods: rules.methods.operator.clone(),
         viewer_methods: rules.methods.viewer.clone(),
+    };
+    (access, all_unknown)
+}
+
+/// The socket that the doctor should find at this path. May ask the network.
+pub fn expected_socket(rules: &settings::Access, path: &Path) -> doctor::Socket {
+    let owner = std::fs::metadata(path).map(|metadata| metadata.uid());
+    let own_uid = owner.unwrap_or_else(|_| rustix::process::geteuid().as_raw());
+    let (access, unknown) = of_daemon(rules, own_uid);
+    let entrance = access.entrance();
+    doctor::Socket {
+        path: path.to_owned(),
+        mode: entrance.mode(),
+        group: match entrance {
+            Entrance::Group(group) => Some(group),
+            Entrance::Owner | Entrance::Everyone => None,
+        },
+        closed: folder::closed(path),
+        unknown,
     }
 }
 

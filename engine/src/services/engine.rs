@@ -11,9 +11,11 @@ use tracing::{debug, warn};
 use super::lifecycle::{Lifecycle, Phase};
 use super::reservations::ReservationJobs;
 use super::startup::StartupOptions;
+use crate::audit::{AuditLog, Record as AuditRecord};
 use crate::config::{Personality, Settings};
 use crate::journal::{Entry, Journal};
 use crate::logs::Logs;
+use crate::metrics::http::Token;
 use crate::notify::Notifications;
 use crate::plane::Plane;
 use crate::rpc::access::{self, Caller};
@@ -34,11 +36,13 @@ use crate::services::volumes::Volumes;
 use crate::store::Record;
 
 /// Settings that a new configuration changes while the daemon runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Tunables {
     pub deadline_s: u64,
     pub allowed: Vec<String>,
     pub retry_s: u64,
+    /// The content of `[metrics] token_file`.
+    pub http_token: Option<Token>,
 }
 
 /// The state of a daemon. Lives on the management thread.
@@ -82,6 +86,7 @@ impl Engine {
         logs: Logs,
         journal: Journal,
         registry: Registry<Engine>,
+        audit: AuditLog,
     ) -> Engine {
         Engine {
             personality,
@@ -95,9 +100,10 @@ impl Engine {
                 deadline_s: settings.rpc.deadline_s,
                 allowed: settings.rpc.allowed.clone(),
                 retry_s: settings.data.retry_s,
+                http_token: None,
             }),
             tuned: Notify::new(),
-            calls: Calls::new(&settings.rpc.access),
+            calls: Calls::new(&settings.rpc.access, audit),
             settings,
             devices: Devices::default(),
             declared: Declared::default(),
@@ -158,8 +164,19 @@ impl Engine {
     ) -> Result<Box<RawValue>, RpcError> {
         // The rules may have changed since the client connected.
         let client = self.calls.client(caller)?;
-        let origin = Origin::Client(client.clone());
-        let outcome = self.try_call(method, params, origin).await;
+        let entry = self.registry.find(method);
+        let (record, begun) = match entry.filter(|entry| self.allowed(entry.name)) {
+            Some(entry) => self.calls.begin(&client, entry, params).await,
+            None => (None, Ok(())),
+        };
+        let origin = Origin::Client(client.clone(), record.clone());
+        let outcome = match begun {
+            Ok(()) => self.try_call(method, params, origin).await,
+            Err(refused) => Err(refused),
+        };
+        if let Some(record) = &record {
+            self.calls.audit.close(record, &outcome).await;
+        }
         self.called(method, &outcome).await;
         match calls::hides_key_paths(&client) {
             true => calls::without_key_paths(self, outcome),
@@ -182,7 +199,7 @@ impl Engine {
         params: Option<&RawValue>,
         origin: Origin,
     ) -> Result<Box<RawValue>, RpcError> {
-        let outside = matches!(origin, Origin::File | Origin::Client(_));
+        let outside = matches!(origin, Origin::File | Origin::Client(..));
         let allowed = |name: &str| !outside || self.allowed(name);
         let entry = self
             .registry
@@ -199,9 +216,6 @@ impl Engine {
                     None => unknown.remedy("rpc_get_methods lists them all"),
                 }
             })?;
-        if let Origin::Client(client) = &origin {
-            self.calls.check(client, entry)?;
-        }
         if outside {
             calls::check_phase(self.phase(), entry)?;
         }
@@ -211,7 +225,15 @@ impl Engine {
         let part_of = crate::journal::part_of();
         // A separate task: a change that outlives its deadline still completes, so that nothing is
         // left half done.
-        let mut running = tokio::task::spawn_local(async move {
+        let record = match &origin {
+            Origin::Client(_, record) => record.clone(),
+            _ => None,
+        };
+        if let Some(record) = &record {
+            record.hand_over();
+        }
+        let audited = Rc::clone(self);
+        let running = async move {
             let _changing;
             let _reading;
             match order {
@@ -222,13 +244,13 @@ impl Engine {
             match origin {
                 Origin::Config => crate::journal::declaring(work).await,
                 Origin::Daemon => crate::journal::as_part(part_of, work).await,
-                Origin::File | Origin::Client(_) => {
+                Origin::File | Origin::Client(..) => {
                     // Earlier calls ran first; the daemon may have started by now.
                     if let Some(entry) = engine.registry.find(name) {
                         calls::check_phase(engine.phase(), entry)?;
                     }
                     match origin {
-                        Origin::Client(client) => access::acting_as(client.role, work).await,
+                        Origin::Client(client, _) => access::acting_as(client.role, work).await,
                         _ => work.await,
                     }
                 }
@@ -245,6 +267,14 @@ impl Engine {
                     }
                 }
             }
+        };
+        let mut running = tokio::task::spawn_local(async move {
+            // The gate is free while the audit log is written.
+            let outcome = running.await;
+            if let Some(record) = record {
+                audited.calls.audit.end(&record, &outcome).await;
+            }
+            outcome
         });
         match tokio::time::timeout(self.deadline(), &mut running).await {
             Ok(Ok(outcome)) => outcome,
@@ -376,9 +406,10 @@ impl Engine {
 }
 
 /// The origin of a call.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 enum Origin {
-    Client(Client),
+    /// With the record of a call that may change something.
+    Client(Client, Option<Rc<AuditRecord>>),
     /// A startup file.
     File,
     Daemon,

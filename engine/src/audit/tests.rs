@@ -1,0 +1,292 @@
+//! Goal: each changing call of a client is in the file before its answer, without secrets. Method:
+//! calls of made-up clients on an engine with a real file.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+
+use super::AuditLog;
+use super::file::AuditFile;
+use crate::config::Settings;
+use crate::methods::testing::TestDaemon;
+use crate::rpc::RpcError;
+use crate::rpc::access::Caller;
+
+struct Rig {
+    daemon: TestDaemon,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = Settings::default();
+        settings.rpc.access.operator = vec!["gid:50".into()];
+        settings.rpc.access.viewer = vec!["gid:60".into()];
+        let audit = AuditLog::to_file(AuditFile::new(dir.path().join("audit.log"), 1 << 20, 2));
+        let daemon = TestDaemon::audited(settings, audit);
+        Rig { daemon, dir }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("audit.log")
+    }
+
+    fn call_as(&self, gid: u32, method: &str, params: Value) -> Result<Value, RpcError> {
+        let mut caller = Caller::default();
+        caller.credentials.pid = Some(42);
+        caller.credentials.uid = if gid == 0 { 0 } else { 4000 };
+        caller.credentials.gid = 4000;
+        caller.credentials.groups = vec![gid];
+        caller.program = "script".into();
+        let raw = serde_json::value::to_raw_value(&params).unwrap();
+        let raw = (!params.is_null()).then_some(&*raw);
+        let engine = &self.daemon.engine;
+        let answer = self
+            .daemon
+            .run(engine.call_for(&Rc::new(caller), method, raw))?;
+        Ok(serde_json::from_str(answer.get()).unwrap())
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.path()).unwrap_or_default();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+const MALLOC: &str = "bdev_malloc_create";
+
+fn disk(name: &str) -> Value {
+    json!({ "name": name, "num_blocks": 64, "block_size": 512 })
+}
+
+#[test]
+fn changing_calls_are_written_and_reads_are_not() {
+    let rig = Rig::new();
+    rig.call_as(60, "bdev_get_bdevs", Value::Null).unwrap();
+    assert_eq!(rig.lines(), [Value::Null; 0]);
+    rig.call_as(0, MALLOC, disk("a")).unwrap();
+    rig.call_as(0, MALLOC, disk("a")).unwrap_err();
+    rig.call_as(0, MALLOC, json!({ "name": "b", "num_blockz": 1 }))
+        .unwrap_err();
+    let denied = rig.call_as(50, MALLOC, disk("c")).unwrap_err();
+    assert_eq!(denied.code, -13);
+    rig.call_as(50, "log_set_level", json!({ "level": "ERROR" }))
+        .unwrap();
+    let lines = rig.lines();
+    let brief: Vec<Value> = lines
+        .iter()
+        .map(|line| {
+            json!([
+                line["role"],
+                line["method"],
+                line["object"],
+                line["result"],
+                line["error"]["code"]
+            ])
+        })
+        .collect();
+    assert_eq!(
+        brief,
+        [
+            json!(["admin", MALLOC, "a", "done", null]),
+            json!(["admin", MALLOC, "a", "refused", -17]),
+            json!(["admin", MALLOC, "b", "refused", -32603]),
+            json!(["operator", MALLOC, "c", "refused", -13]),
+            json!(["operator", "log_set_level", null, "done", null]),
+        ]
+    );
+    let first = &lines[3];
+    assert_eq!(first["gids"], json!([4000, 50]));
+    assert_eq!((&first["uid"], &first["pid"]), (&json!(4000), &json!(42)));
+    assert_eq!(
+        (&first["program"], &first["class"]),
+        (&json!("script"), &json!("admin"))
+    );
+    assert_eq!(first["params"], disk("c"));
+    assert!(first["duration_ms"].is_number() && first["time"].is_string());
+    // Reading the log needs the role admin.
+    assert_eq!(
+        rig.call_as(60, "audit_get", Value::Null).unwrap_err().code,
+        -13
+    );
+    let answer = rig
+        .call_as(0, "audit_get", json!({ "refused": true, "limit": 2 }))
+        .unwrap();
+    let methods = answer["calls"].as_array().unwrap();
+    assert_eq!(methods.len(), 2);
+    assert_eq!(
+        (&methods[0]["method"], &methods[1]["method"]),
+        (&json!(MALLOC), &json!("audit_get"))
+    );
+    let about = rig.call_as(
+        0,
+        "audit_get",
+        json!({ "object": "a", "uid": 0, "method": MALLOC }),
+    );
+    assert_eq!(about.unwrap()["calls"].as_array().unwrap().len(), 2);
+}
+
+/// Goal: secrets are neither in the file nor in refusals' causes there. Method: a key in every place
+/// where a name belongs.
+#[test]
+fn no_secret_is_in_the_log() {
+    const KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    let rig = Rig::new();
+    let nqn = "nqn.2026-01.org.example:a";
+    let file = rig.dir.path().join("key");
+    std::fs::write(&file, KEY).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    rig.call_as(
+        0,
+        "keyring_file_add_key",
+        json!({ "name": "k", "path": file }),
+    )
+    .unwrap();
+    rig.call_as(0, "nvmf_create_subsystem", json!({ "nqn": nqn }))
+        .unwrap();
+    let host = "nqn.2026-01.org.example:host";
+    for (method, params) in [
+        (
+            "nvmf_subsystem_add_host",
+            json!({ "nqn": nqn, "host": host, "dhchap_key": KEY }),
+        ),
+        (
+            "nvmf_subsystem_add_host",
+            json!({ "nqn": nqn, "host": host, "dhchap_key": "k", "psk": KEY }),
+        ),
+        (
+            "nvmf_subsystem_set_keys",
+            json!({ "nqn": nqn, "host": host, "dhchap_key": KEY }),
+        ),
+        ("keyring_file_add_key", json!({ "name": "x", "path": KEY })),
+        (
+            "keyring_file_add_key",
+            json!({ "name": "x", "path": "/x", "secret": KEY }),
+        ),
+        ("keyring_file_remove_key", json!({ "name": KEY })),
+        ("keyring_file_remove_key", json!([KEY])),
+    ] {
+        rig.call_as(0, method, params).unwrap_err();
+    }
+    let text = std::fs::read_to_string(rig.path()).unwrap();
+    assert!(!text.contains("AAECAw"), "{text}");
+    // A secret call has two lines: before and after.
+    let results = rig.lines();
+    let of_key = results
+        .iter()
+        .filter(|line| line["method"] == "keyring_file_add_key");
+    let of_key: Vec<&str> = of_key
+        .map(|line| line["result"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        of_key,
+        [
+            "started", "done", "started", "refused", "started", "refused"
+        ]
+    );
+}
+
+/// Goal: a file that takes no line refuses calls about keys and no others. Method: a folder at its
+/// path, then none.
+#[test]
+fn a_failing_file_refuses_secret_calls_only() {
+    let rig = Rig::new();
+    std::fs::create_dir(rig.path()).unwrap();
+    let remove = || rig.call_as(0, "keyring_file_remove_key", json!({ "name": "k" }));
+    let refused = remove().unwrap_err();
+    assert!(
+        refused.to_string().contains("audit log takes no line"),
+        "{refused}"
+    );
+    assert!(
+        refused.to_string().contains("[rpc.audit] file"),
+        "{refused}"
+    );
+    rig.call_as(0, MALLOC, disk("a")).unwrap();
+    std::fs::remove_dir(rig.path()).unwrap();
+    // ENOKEY: the call itself.
+    assert_eq!(remove().unwrap_err().code, -126);
+    assert_eq!(rig.lines().len(), 2);
+}
+
+/// Goal: viewers see no path of a key file, wherever it would be.
+#[test]
+fn viewers_see_no_paths_of_key_files() {
+    let rig = Rig::new();
+    let file = rig.dir.path().join("the \"key\"");
+    std::fs::write(
+        &file,
+        "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:",
+    )
+    .unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
+    rig.call_as(
+        0,
+        "keyring_file_add_key",
+        json!({ "name": "web1", "path": file }),
+    )
+    .unwrap();
+    for (method, params) in [
+        ("keyring_get_keys", Value::Null),
+        ("framework_get_config", json!({ "name": "keyring" })),
+        ("config_export", Value::Null),
+        ("state_get", Value::Null),
+    ] {
+        for (gid, sees) in [(60, false), (50, true), (0, true)] {
+            let answer = rig
+                .call_as(gid, method, params.clone())
+                .unwrap()
+                .to_string();
+            assert_eq!(
+                answer.contains("the \\\"key\\\""),
+                sees,
+                "{method} {gid}: {answer}"
+            );
+            assert_eq!(
+                answer.contains("(key web1)"),
+                !sees,
+                "{method} {gid}: {answer}"
+            );
+        }
+    }
+}
+
+/// Goal: what a viewer cannot call, it is not offered, and parameters do not get around its class.
+#[test]
+fn roles_decide_about_methods() {
+    let rig = Rig::new();
+    let current = |gid| {
+        let answer = rig
+            .call_as(gid, "rpc_get_methods", json!({ "current": true }))
+            .unwrap();
+        let names = answer.as_array().unwrap().iter();
+        names
+            .map(|name| name.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let [viewer, operator, admin] = [60, 50, 0].map(current);
+    let has = |list: &[String], name: &str| list.iter().any(|of| of == name);
+    assert!(has(&viewer, "bdev_get_bdevs") && !has(&viewer, "log_set_level"));
+    assert!(has(&operator, "log_set_level") && !has(&operator, MALLOC));
+    assert!(has(&admin, MALLOC) && has(&admin, "keyring_file_add_key"));
+    for gid in [60, 50] {
+        let all = rig.call_as(gid, "rpc_get_methods", Value::Null).unwrap();
+        assert!(all.as_array().unwrap().len() > admin.len() - 1);
+    }
+    let reset = json!({ "reset_mode": "all" });
+    let refused = rig
+        .call_as(60, "bdev_get_iostat", reset.clone())
+        .unwrap_err();
+    assert_eq!(
+        (refused.code, refused.data.unwrap().field.as_deref()),
+        (-13, Some("reset_mode"))
+    );
+    rig.call_as(50, "bdev_get_iostat", reset).unwrap();
+    let refused = rig.call_as(7, "spdk_get_version", Value::Null).unwrap_err();
+    assert_eq!(refused.code, -13);
+}

@@ -1,0 +1,90 @@
+//! `audit_get`, a Nacre extension: the calls that changed something, or tried to.
+
+use std::rc::Rc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::rpc::error::Errno;
+use crate::rpc::{Class, Method, Order, Registry, RpcError};
+use crate::services::engine::Engine;
+
+pub fn register(registry: &mut Registry<Engine>) {
+    registry.add::<Get>();
+}
+
+pub struct Get;
+
+const DEFAULT_LIMIT: usize = 100;
+const MAX_LIMIT: usize = 10_000;
+
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GetParams {
+    /// Most lines, the newest ones; default 100, at most 10000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    /// Only calls of this method.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Only calls about this object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// Only calls of this user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Only refused calls.
+    #[serde(default)]
+    pub refused: bool,
+}
+
+impl GetParams {
+    fn selects(&self, line: &Value) -> bool {
+        let is = |key: &str, wanted: Option<&str>| wanted.is_none_or(|text| line[key] == *text);
+        is("method", self.method.as_deref())
+            && is("object", self.object.as_deref())
+            && self.uid.is_none_or(|uid| line["uid"] == uid)
+            && (!self.refused || line["result"] == "refused")
+    }
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Lines {
+    /// The file with the newest lines.
+    file: String,
+    /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params, result,
+    /// error, duration_ms.
+    calls: Vec<Value>,
+}
+
+impl Method<Engine> for Get {
+    const NAME: &'static str = "audit_get";
+    const ABOUT: &'static str = "Lists the last calls of clients that changed something, or tried to: who, when, what, and the result.";
+    const CLASS: Class = Class::Admin;
+    const ORDER: Order = Order::Free;
+    type Params = GetParams;
+    type Reply = Lines;
+
+    async fn apply(params: GetParams, engine: Rc<Engine>) -> Result<Lines, RpcError> {
+        let limit = params.limit.unwrap_or(DEFAULT_LIMIT);
+        if limit > MAX_LIMIT {
+            let cause = format!("{limit} is more than {MAX_LIMIT}");
+            return Err(RpcError::invalid_params(cause).field("limit"));
+        }
+        let (Some(file), Some(path)) = (engine.calls.audit.file(), engine.calls.audit.path())
+        else {
+            let cause = "there is no audit file: calls are only in the daemon's log";
+            return Err(RpcError::errno(Errno::ENOENT, cause)
+                .remedy("set [rpc.audit] file in the configuration"));
+        };
+        let read = tokio::task::spawn_blocking(move || {
+            let file = file.blocking_lock();
+            file.last(limit, |line| params.selects(line))
+        });
+        let read = read.await.map_err(|e| RpcError::internal(e.to_string()))?;
+        let calls = read.map_err(|error| RpcError::io(&path.display().to_string(), &error))?;
+        let file = path.display().to_string();
+        Ok(Lines { file, calls })
+    }
+}
