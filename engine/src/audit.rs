@@ -1,13 +1,13 @@
 //! The audit log: one JSON line for each call of a client that may change something.
 //!
 //! ```text
-//!   call ─▶ Record ─▶ (a secret call: "started", or the call is refused) ─▶ the method runs
+//!   call ─▶ AuditRecord ─▶ (a secret call: "started", or the call is refused) ─▶ the method runs
 //!              └────▶ line with the result ─▶ log, file ─▶ the client's answer
 //! ```
 //!
-//! The line of a call is in the file before the client has its answer, also if the call outlives its
-//! deadline. If the file takes no line, secret calls are refused; others go on, with a warning.
-//! Lines have no secrets: see [`redact`].
+//! The line of a call is in the file before the client has its answer. A call that outlives its
+//! deadline gets its line when it ends. If the file takes no line, secret calls are refused; others
+//! go on, with a warning. Lines have no secrets: see [`redact`].
 
 pub mod file;
 pub mod redact;
@@ -57,7 +57,7 @@ pub struct AuditLog {
 
 /// A call of a client, from its arrival to its result.
 #[derive(Debug)]
-pub struct Record {
+pub struct AuditRecord {
     line: Line,
     begun: Instant,
     progress: Cell<Progress>,
@@ -101,19 +101,19 @@ struct Refused {
     cause: Option<String>,
 }
 
-impl Record {
+impl AuditRecord {
     pub fn new<C: 'static>(
         caller: &Caller,
         role: Role,
         entry: &MethodEntry<C>,
         params: Option<&RawValue>,
-    ) -> Record {
+    ) -> AuditRecord {
         let credentials = &caller.credentials;
         let others = credentials.groups.iter().copied();
         let others = others.filter(|group| *group != credentials.gid);
         let params = redact::params(&Value::from((entry.params_schema)()), params);
         let named = OBJECTS.iter().find_map(|name| params.get(name)?.as_str());
-        Record {
+        AuditRecord {
             line: Line {
                 time: humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
                 uid: credentials.uid,
@@ -184,7 +184,7 @@ impl AuditLog {
     }
 
     /// Writes that a secret call begins. Refuses the call if the file does not take the line.
-    pub async fn begin(&self, record: &Record) -> Result<(), RpcError> {
+    pub async fn begin(&self, record: &AuditRecord) -> Result<(), RpcError> {
         if !record.is_secret() {
             return Ok(());
         }
@@ -201,7 +201,7 @@ impl AuditLog {
     }
 
     /// Writes the result, once.
-    pub async fn end<T>(&self, record: &Record, outcome: &Result<T, RpcError>) {
+    pub async fn end<T>(&self, record: &AuditRecord, outcome: &Result<T, RpcError>) {
         if record.progress.replace(Progress::Written) != Progress::Written {
             // A failure was reported.
             let _ = self
@@ -212,7 +212,7 @@ impl AuditLog {
 
     /// As [`AuditLog::end`], for a call that was refused before its method ran, or whose task ended
     /// without a result. A call that outlived its deadline writes its own result later.
-    pub async fn close<T>(&self, record: &Rc<Record>, outcome: &Result<T, RpcError>) {
+    pub async fn close<T>(&self, record: &Rc<AuditRecord>, outcome: &Result<T, RpcError>) {
         use crate::rpc::error::{Errno, INTERNAL_ERROR};
         let runs_on = record.progress.get() == Progress::Running
             && matches!(outcome, Err(error) if error.code == -(Errno::ETIMEDOUT as i32));

@@ -195,7 +195,7 @@ impl Members {
     }
 }
 
-/// Who must be able to open the socket's file.
+/// The users who must be able to open the socket's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entrance {
     /// Only the daemon's user, and root: mode 0600.
@@ -251,7 +251,7 @@ impl Access {
         }
     }
 
-    /// Who must be able to open the socket.
+    /// The users who must be able to open the socket.
     pub fn entrance(&self) -> Entrance {
         let all = Role::ALL.map(|role| &self.members(role).principals);
         let mut others: Vec<Principal> = all.into_iter().flatten().copied().collect();

@@ -1,4 +1,5 @@
-//! The type of a parameter that carries a secret. It says so in the schema, where the audit log looks.
+//! The type of a parameter that carries a secret. The schema says so, and the audit log reads it
+//! there.
 
 use std::borrow::Cow;
 use std::fmt;

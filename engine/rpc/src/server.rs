@@ -334,7 +334,7 @@ impl Text {
     }
 }
 
-/// Who executes the calls, and whose calls they are.
+/// The executor of calls, and the client that makes them.
 type Ends<D> = (Rc<D>, Rc<Caller>);
 
 async fn perform<D: Dispatch>(frame: Frame, ends: Ends<D>, me: &Rc<Peer>) -> Option<Text> {

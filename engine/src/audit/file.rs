@@ -1,5 +1,5 @@
-//! The file of the audit log: lines are appended, and a full file is renamed `.1`, `.2` and so on up
-//! to a number of files.
+//! The file of the audit log: lines are appended, and a full file is renamed `.1`, `.2` and so on
+//! up to a number of files.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, Result, Write};
@@ -42,8 +42,8 @@ impl AuditFile {
         &self.path
     }
 
-    /// Appends a line; after an error nothing of it is in the file. `sync`: the line survives a power
-    /// failure.
+    /// Appends a line; after an error nothing of it is in the file. `sync`: the line survives a
+    /// power failure.
     pub fn append(&mut self, line: &str, sync: bool) -> Result<()> {
         let bytes = line.len() as u64 + 1;
         let mut open = self.current()?;

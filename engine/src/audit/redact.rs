@@ -1,9 +1,9 @@
 //! Parameters of calls without secrets, and of bounded size.
 //!
-//! The type decides: the schema of [`SecretText`](crate::rpc::secret::SecretText) is write-only, and
-//! such a value never leaves. A value that the schema does not know may be anything, so only its name
-//! is shown. Text that has the form of a key is replaced wherever it is, because a user may give a
-//! key where its name belongs.
+//! The type decides: the schema of [`SecretText`](crate::rpc::secret::SecretText) is write-only,
+//! and such a value is never shown. A value that the schema does not know may be anything, so only
+//! its name is shown. Text that has the form of a key is replaced wherever it is, because a user
+//! may give a key where its name belongs.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};

@@ -131,7 +131,7 @@ fn changing_calls_are_written_and_reads_are_not() {
     assert_eq!(about.unwrap()["calls"].as_array().unwrap().len(), 2);
 }
 
-/// Goal: secrets are neither in the file nor in refusals' causes there. Method: a key in every place
+/// Goal: secrets are neither in parameters nor in causes of refusals. Method: a key in every place
 /// where a name belongs.
 #[test]
 fn no_secret_is_in_the_log() {

@@ -14,8 +14,8 @@ use tracing::{error, info, warn};
 
 use crate::config::settings::Metrics;
 use crate::config::{Loaded, Settings};
-use crate::metrics::http::{Token, TokenError};
 use crate::services::engine::Engine;
+use crate::services::http_token::{Token, TokenError};
 use crate::services::lifecycle::Phase;
 use crate::signals::Hangups;
 

@@ -53,14 +53,14 @@ impl GetParams {
 pub struct Lines {
     /// The file with the newest lines.
     file: String,
-    /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params, result,
-    /// error, duration_ms.
+    /// The oldest first: time, uid, gids, pid, program, role, class, method, object, params,
+    /// result, error, duration_ms.
     calls: Vec<Value>,
 }
 
 impl Method<Engine> for Get {
     const NAME: &'static str = "audit_get";
-    const ABOUT: &'static str = "Lists the last calls of clients that changed something, or tried to: who, when, what, and the result.";
+    const ABOUT: &'static str = "Lists the last calls of clients that are not of class read: user, time, method, parameters, result.";
     const CLASS: Class = Class::Admin;
     const ORDER: Order = Order::Free;
     type Params = GetParams;

@@ -1,5 +1,5 @@
-//! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time, and
-//! only with the token of `[metrics] token_file`, if there is one.
+//! Serves `GET /metrics` and `GET /healthz` over HTTP, to a bounded number of clients at a time. If
+//! `[metrics] token_file` is set, only requests with its token are answered.
 //!
 //! Serving takes milliseconds, so a client that stays is slow or idle. If all places are taken, a
 //! new client replaces the oldest client of the address with the most clients. So slow or idle
@@ -8,9 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,16 +18,13 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nacre_reactor::{Clock, Repeats};
-use subtle::ConstantTimeEq;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tracing::{debug, warn};
-use zeroize::Zeroizing;
 
 use super::Scrape;
 use crate::services::engine::Engine;
 use crate::services::lifecycle::Phase;
-use crate::services::keyring;
 
 /// Most clients at a time.
 pub const MAX_CLIENTS: usize = 64;
@@ -49,59 +44,6 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     TcpListener::bind(address)
         .await
         .map_err(|source| BindError { address, source })
-}
-
-/// The token that a client must send: `Authorization: Bearer TOKEN`.
-#[derive(Clone)]
-pub struct Token(Zeroizing<String>);
-
-#[derive(Debug, thiserror::Error)]
-#[error("[metrics] token_file {path}: {cause}", path = path.display())]
-pub struct TokenError {
-    path: PathBuf,
-    cause: String,
-}
-
-impl Token {
-    /// Shortest token in bytes: 16 random letters are beyond guessing.
-    const SHORTEST: usize = 16;
-
-    /// Reads the file, with the rules for key files: no other user can read it.
-    pub fn read(path: &Path) -> Result<Token, TokenError> {
-        let refuse = |cause: String| TokenError {
-            path: path.to_owned(),
-            cause,
-        };
-        let text = keyring::read(path).map_err(|error| refuse(error.to_string()))?;
-        let token = Zeroizing::new(text.trim().to_owned());
-        if token.len() < Token::SHORTEST || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let least = Token::SHORTEST;
-            return Err(refuse(format!(
-                "a line of at least {least} letters and digits is needed: `openssl rand -hex 32` makes one"
-            )));
-        }
-        Ok(Token(token))
-    }
-
-    /// True if the request carries the token. The time of the comparison does not tell where a wrong
-    /// token differs.
-    fn is_in<B>(&self, request: &Request<B>) -> bool {
-        let given = request.headers().get(header::AUTHORIZATION);
-        let given = given.map_or(&b""[..], header::HeaderValue::as_bytes);
-        let Some((scheme, given)) = given.split_at_checked(SCHEME.len()) else {
-            return false;
-        };
-        scheme.eq_ignore_ascii_case(SCHEME) && given.ct_eq(self.0.as_bytes()).into()
-    }
-}
-
-/// RFC 6750, 2.1.
-const SCHEME: &[u8] = b"Bearer ";
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token")
-    }
 }
 
 /// Connected clients in order of arrival.
@@ -217,7 +159,7 @@ async fn answer(engine: &Engine, request: &Request<Incoming>) -> Response<Full<B
     };
     let plain = |status, body: &str| text(status, "text/plain; charset=utf-8", body.to_owned());
     let token = engine.tunables().http_token;
-    if token.is_some_and(|token| !token.is_in(request)) {
+    if token.is_some_and(|token| !token.is_in(request.headers())) {
         let mut refused = plain(StatusCode::UNAUTHORIZED, "a token is needed\n");
         refused.headers_mut().insert(
             header::WWW_AUTHENTICATE,
@@ -288,10 +230,11 @@ mod tests {
         });
     }
 
-    /// Goal: with a token, nothing is answered without it. Method: requests with no, a wrong and the
-    /// right token.
+    /// Goal: with a token, nothing is answered without it. Method: requests with no, a wrong and
+    /// the right token.
     #[test]
     fn a_token_is_needed_where_one_is_set() {
+        use crate::services::http_token::Token;
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");

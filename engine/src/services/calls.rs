@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::engine::Engine;
 use super::lifecycle::Phase;
-use crate::audit::{AuditLog, Record};
+use crate::audit::{AuditLog, AuditRecord};
 use crate::config::settings;
 use crate::doctor;
 use crate::rpc::access::{self, Access, Caller, Entrance, Members};
@@ -117,19 +117,19 @@ impl Calls {
         access.permits(access::role(), entry.name, entry.class)
     }
 
-    /// Checks the client's role and begins the record of a call that may change something. A refused
-    /// call has a record, too.
+    /// Checks the client's role, and begins the record of a call that may change something. A
+    /// refused call has a record, too.
     pub async fn begin(
         &self,
         client: &Client,
         entry: &MethodEntry<Engine>,
         params: Option<&RawValue>,
-    ) -> (Option<Rc<Record>>, Result<(), RpcError>) {
+    ) -> (Option<Rc<AuditRecord>>, Result<(), RpcError>) {
         let checked = self.check(client, entry);
         if !entry.class.changes() {
             return (None, checked);
         }
-        let record = Rc::new(Record::new(&client.caller, client.role, entry, params));
+        let record = Rc::new(AuditRecord::new(&client.caller, client.role, entry, params));
         let begun = match checked {
             Ok(()) => self.audit.begin(&record).await,
             refused => refused,

@@ -23,6 +23,7 @@ pub mod deferred;
 pub mod devices;
 pub mod drives;
 pub mod engine;
+pub mod http_token;
 pub mod keyring;
 pub mod lifecycle;
 pub mod listeners;

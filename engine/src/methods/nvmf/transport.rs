@@ -1,6 +1,5 @@
-//! `nvmf_create_transport`, `nvmf_get_transports`.
-//!
-//! The journal record of a transport holds its options in the form in which SPDK lists them.
+//! `nvmf_create_transport`, `nvmf_get_transports`. The journal record of a transport holds its
+//! options in the form in which SPDK lists them.
 
 use std::rc::Rc;
 use std::sync::Arc;
