@@ -80,7 +80,7 @@ mod tests {
 
     /// The illegal end is loud and counted.
     #[test]
-    fn losing_one_is_loud() {
+    fn a_lost_token_is_counted() {
         let before = lost_requests();
         let caught = std::panic::catch_unwind(|| drop(Pending::new(9)));
         assert_eq!(caught.is_err(), cfg!(debug_assertions));

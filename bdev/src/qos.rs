@@ -240,7 +240,7 @@ mod tests {
 
     /// One that costs more than a second's worth is admitted, and paid for by those behind it.
     #[test]
-    fn large_ones_pay_afterwards() {
+    fn a_large_io_delays_later_io() {
         let (qos, chain) = chain(RateLimits {
             rw_bytes: 1 << 20,
             ..RateLimits::default()

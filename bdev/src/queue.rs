@@ -156,7 +156,7 @@ mod tests {
 
     /// Items without room stay, in order.
     #[test]
-    fn takes_what_there_is_room_for() {
+    fn accepts_as_many_as_fit() {
         let ended = |token| Io::new(token, Op::Flush, 0, 0).complete(Status::Ok);
         let mut list: Vec<Completion> = (0..5).map(ended).collect();
         let mut done = Done::with_capacity(3);

@@ -69,7 +69,7 @@ mod tests {
 
     /// A device that was smaller for a while says so until that is of no interest.
     #[test]
-    fn remembers_the_fewest() {
+    fn keeps_the_minimum() {
         let size = Size::new(100);
         assert_eq!((size.blocks(), size.least(), size.cuts()), (100, 100, 0));
         assert_eq!(size.set(120), 100);

@@ -305,7 +305,7 @@ mod tests {
     /// Goal: fork() does not copy memory that a device may use. Method: the mapping's VmFlags
     /// ("dc", proc_pid_smaps(5)).
     #[test]
-    fn mappings_are_kept_from_children_and_dumps() {
+    fn children_and_dumps_exclude_mappings() {
         let mapping = Mapping::new(PageKind::Plain, base_page_size(), None).unwrap();
         let start = format!("{:x}-", mapping.base().as_ptr().addr());
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();

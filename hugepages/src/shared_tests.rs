@@ -93,7 +93,7 @@ fn memory_that_fits_the_caches_is_written_through_them() {
 /// Goal: discarded bytes read as zero at any alignment, and large ranges are released to the
 /// system.
 #[test]
-fn discarded_bytes_are_zero_and_given_back() {
+fn discarded_memory_reads_zero_and_is_released() {
     let disk = shared(4 << 20);
     let full = vec![0xabu8; 4 << 20];
     for (offset, len) in [
@@ -122,7 +122,7 @@ fn discarded_bytes_are_zero_and_given_back() {
 /// Goal: memory that was read first is still populated with huge pages, if there are any. Method:
 /// count the faults of writes to every page, with and without reading first.
 #[test]
-fn writing_after_reading_takes_no_fault_per_page() {
+fn a_write_after_a_read_still_uses_huge_pages() {
     const LEN: usize = 16 << 20;
     let page = base_page_size();
     // Reads minflt of this thread (proc_pid_stat(5)).
@@ -190,7 +190,7 @@ fn first_writes_of_several_cores_are_all_kept() {
 
 /// Goal: zeroing leaves unwritten parts unpopulated and clears written parts.
 #[test]
-fn zeroes_take_no_memory() {
+fn zeroing_populates_no_memory() {
     let disk = shared(8 << 20);
     if disk.taken.is_none() {
         eprintln!("skipped: no transparent huge pages here");
@@ -212,7 +212,7 @@ fn zeroes_take_no_memory() {
 /// Goal: a device and the CPU keep seeing the same memory. Method: after a registration, discarding
 /// leaves the pages resident.
 #[test]
-fn registered_memory_is_not_given_back() {
+fn registered_memory_stays_resident() {
     let disk = Shared::allocate(1 << 20, HugepagePolicy::Off).unwrap();
     let disk = Arc::new(disk);
     disk.write(0, &[1; 1 << 20]);
@@ -256,7 +256,7 @@ fn ranges_outside_panic() {
 
 /// Goal: lent bytes are sent by a vectored write, and keep the memory after the disk is dropped.
 #[test]
-fn lent_bytes_are_sent_from_where_they_are() {
+fn lent_bytes_are_sent_without_a_copy() {
     let disk = shared(8192);
     disk.write(4000, b"from where they are");
     let lent = disk.lender().lend(4000, 19).slice(5, 10);

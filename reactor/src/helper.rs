@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_does_not_end_it() {
+    fn a_panic_does_not_end_the_thread() {
         let helper = Helper::new("test", 2);
         let (done, told) = mpsc::channel();
         helper.submit("a", || panic!("on purpose")).unwrap();
@@ -213,7 +213,7 @@ mod tests {
 
     /// The thread ends with the handle, also if a job holds the last one.
     #[test]
-    fn ends() {
+    fn the_thread_ends_with_its_handle() {
         let helper = Arc::new(Helper::new("test", 2));
         helper.start().unwrap();
         let (done, told) = mpsc::channel();

@@ -114,7 +114,7 @@ mod tests {
 
     /// Goal: patience grows to its bound with work that it would have waited for, and no other.
     #[test]
-    fn grows_with_work_that_comes_soon() {
+    fn grows_when_work_arrives_soon() {
         let mut patience = Patience::new();
         let mut after = |idle, woken| {
             patience.slept(LEAST, idle, woken);
@@ -184,7 +184,7 @@ mod tests {
 
     /// Goal: a reactor configured not to poll does not poll, however soon work arrives.
     #[test]
-    fn none_stays_none() {
+    fn zero_patience_stays_zero() {
         let mut patience = Patience::new();
         patience.slept(Duration::ZERO, Duration::ZERO, true);
         assert_eq!(patience.with_least(Duration::ZERO), Duration::ZERO);

@@ -69,7 +69,7 @@ fn mailbox_is_bounded_and_closes() {
 /// Goal: results and futures come back to a thread that has no runtime; a blocking call from a
 /// reactor is refused instead of hanging.
 #[test]
-fn answers_come_back() {
+fn results_reach_a_plain_thread() {
     let (a, b) = (start("a", Mode::Adaptive, 1), start("b", Mode::Adaptive, 1));
     let answer = block_on(a.run(|core| core.handle().name().to_owned()));
     assert_eq!(answer.unwrap(), "a");

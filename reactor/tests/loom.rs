@@ -145,26 +145,26 @@ fn check<Q: Queue + Send + Sync + 'static>(
 // (hours); three preemptions are enough for the known bugs of this kind and take seconds.
 
 #[test]
-fn one_sender_is_always_heard() {
+fn one_sender_always_wakes_the_reactor() {
     check(|| Bare(AtomicUsize::new(0)), 1, 1, None);
     check(|| Locked(Mutex::new(VecDeque::new())), 1, 1, None);
 }
 
 #[test]
-fn one_sender_is_heard_twice() {
+fn one_sender_wakes_the_reactor_twice() {
     check(|| Bare(AtomicUsize::new(0)), 1, 2, Some(3));
     check(|| Locked(Mutex::new(VecDeque::new())), 1, 2, Some(3));
 }
 
 #[test]
-fn two_senders_are_always_heard() {
+fn two_senders_always_wake_the_reactor() {
     check(|| Bare(AtomicUsize::new(0)), 2, 1, Some(3));
     check(|| Locked(Mutex::new(VecDeque::new())), 2, 1, Some(3));
 }
 
 /// Goal: stopping (a flag, then a ring) reaches a sleeper too.
 #[test]
-fn stop_is_always_heard() {
+fn stop_always_wakes_the_reactor() {
     loom::model(|| {
         let reactor = Arc::new(Reactor::new(Bare(AtomicUsize::new(0))));
         let stop = Arc::new(AtomicBool::new(false));
@@ -208,7 +208,7 @@ fn one_attempt(
 
 /// Goal: the complete handshake passes the model that the two tests below fail.
 #[test]
-fn with_all_its_parts_none_is_lost() {
+fn the_complete_handshake_loses_no_wake_up() {
     one_attempt(
         |reactor, _| reactor.send(0),
         |reactor, _| {

@@ -46,7 +46,7 @@ fn cpu_time(tid: i32) -> Duration {
 /// Goal: a pinned reactor runs on its core, and a core that the process may not use is refused by
 /// name.
 #[test]
-fn pins_or_says_why_not() {
+fn pins_or_reports_the_core() {
     let allowed = CoreSet::allowed().unwrap();
     let core = allowed.iter().next_back().unwrap();
     let config = ReactorConfig {

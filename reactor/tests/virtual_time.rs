@@ -163,7 +163,7 @@ fn a_timer_can_be_moved() {
 
 /// Goal: time limits cut off late work, and only late work.
 #[test]
-fn timeouts_cut_off() {
+fn timeouts_drop_the_future() {
     let mut core = TestCore::new();
     let here = core.core().clone();
     let (late, early) = core.block_on(async {
@@ -180,7 +180,7 @@ fn timeouts_cut_off() {
 /// Goal: futures give results, can be cancelled, run on when their handle is dropped, and are all
 /// dropped with the core.
 #[test]
-fn futures_live_and_die() {
+fn futures_complete_or_are_dropped() {
     let mut core = TestCore::new();
     let dropped = Rc::new(Cell::new(0));
     struct DropCounter(Rc<Cell<u32>>);
@@ -260,7 +260,7 @@ fn pollers_get_their_budget() {
 /// Goal: a future that always wakes itself, and a message that always sends itself again, leave
 /// room for everything else.
 #[test]
-fn nobody_starves_anybody() {
+fn self_waking_work_starves_no_other_work() {
     fn again(core: &CoreHandle) {
         core.handle().send(Box::new(again)).unwrap();
     }
@@ -288,7 +288,7 @@ fn nobody_starves_anybody() {
 /// Goal: pollers may add and remove pollers, themselves included, in the middle of a turn. Each
 /// poller is called exactly once, and none after its removal.
 #[test]
-fn pollers_come_and_go() {
+fn pollers_add_and_remove_pollers() {
     let mut core = TestCore::new();
     let log = Log::default();
     let plain = |name: &'static str| {

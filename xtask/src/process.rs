@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn both_streams_are_seen_line_by_line() {
+    fn both_streams_are_read_line_by_line() {
         let mut lines = Vec::new();
         let end = stream(
             Command::new("/bin/sh").args(["-c", "echo one; echo two >&2; exit 3"]),

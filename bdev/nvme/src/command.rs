@@ -335,7 +335,7 @@ mod tests {
 
     /// Statuses that are repeated, and those that end the I/O, each with its result.
     #[test]
-    fn verdicts() {
+    fn statuses_decide_the_next_step() {
         let of = |status: StatusCode, op| verdict(status.field(), op);
         assert_eq!(of(StatusCode::SUCCESS, Op::Read), Verdict::Done(Status::Ok));
         assert_eq!(
@@ -370,7 +370,7 @@ mod tests {
 
     /// The operations that a reset may repeat.
     #[test]
-    fn repeatable() {
+    fn only_idempotent_commands_are_repeatable() {
         assert!(is_repeatable(Op::Write) && is_repeatable(Op::Copy));
         assert!(!is_repeatable(Op::Compare) && !is_repeatable(Op::CompareAndWrite));
     }

@@ -268,7 +268,7 @@ mod tests {
 
     /// Places of doorbells with both strides, as the specification's formula has them.
     #[test]
-    fn doorbell_places() {
+    fn doorbell_offsets() {
         assert_eq!(Doorbell::submission(0, 4).register, 0x1000);
         assert_eq!(Doorbell::completion(0, 4).register, 0x1004);
         assert_eq!(Doorbell::submission(3, 4).register, 0x1018);
@@ -278,7 +278,7 @@ mod tests {
 
     /// The head turns its phase when it wraps, and presses when a quarter was taken.
     #[test]
-    fn phase_turns() {
+    fn phase_flips_at_the_wrap() {
         let mut head = Head::new(4);
         for round in 0..10u32 {
             for at in 0..4u16 {

@@ -50,7 +50,7 @@ fn reset_while_ringing(waits: bool) {
 
 /// Goal: after a reset no doorbell of before it is written.
 #[test]
-fn no_stale_doorbell() {
+fn no_doorbell_write_survives_a_reset() {
     reset_while_ringing(true);
 }
 

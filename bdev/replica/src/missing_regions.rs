@@ -127,7 +127,7 @@ mod tests {
     /// Several threads change it at once: a result of "lacks nothing" is correct, and in the end
     /// the count is exact.
     #[test]
-    fn none_is_none() {
+    fn an_empty_set_is_exact_under_concurrency() {
         let missing = MissingRegions::new(200);
         std::thread::scope(|scope| {
             for mine in 0..3 {

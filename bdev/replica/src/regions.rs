@@ -145,7 +145,7 @@ mod tests {
 
     /// The whole cycle, with a lane that enters at every point.
     #[test]
-    fn a_region_is_dirty_before_anybody_is_inside() {
+    fn a_region_is_dirty_before_a_write_enters() {
         let regions = Regions::new(2);
         assert_eq!(regions.enter(1), Entered::First);
         assert_eq!(regions.enter(1), Entered::Wait);

@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_fault_it_is() {
+    fn shortages_and_device_failures_differ() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS] {
             assert!(is_shortage(&errno.into()), "{errno}");
         }

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn its_capabilities() {
+    fn capabilities_of_a_volume() {
         let config = serde_json::json!({"name": "M", "block_size": BLOCK, "num_blocks": 4096});
         let config = serde_json::from_value(config).expect("complete");
         let layer = Layer::new(malloc::create(config).expect("good"));

@@ -241,7 +241,7 @@ mod tests {
     /// A compare-and-write waits for untracked writes of all queues. Later writes wait for it only
     /// where they overlap. After a quiet time writers go untracked again.
     #[test]
-    fn life_of_the_mode() {
+    fn tracking_starts_and_ends() {
         let gate = Arc::new(Gate::default());
         let (mut a, mut b) = (gate.join(), gate.join());
         assert!(a.begin_untracked() && b.begin_untracked());

@@ -300,7 +300,7 @@ fn abort_in_pieces() {
 
 /// Two extents that happen to be neighbours in one buffer stay two, however the I/O ends.
 #[test]
-fn neighbouring_extents_stay_apart() {
+fn adjacent_extents_are_not_merged() {
     for op in [Op::Read, Op::Write] {
         for turns in 0..40 {
             let mut rig = Rig::new(Poor::new(turns));
@@ -343,7 +343,7 @@ fn busy_in_pieces() {
 
 /// A device that goes completes I/O that waits in the layer, and later I/O, with `Gone`.
 #[test]
-fn gone() {
+fn a_removed_device_completes_io_with_gone() {
     let mut rig = Rig::new(Poor::new(5));
     rig.poor.lock().stuck = true;
     let buf = rig.buf(64, 3);
@@ -402,7 +402,7 @@ fn latency() {
 
 /// A queue that was not polled for a while does not take the time of its last turn for the present.
 #[test]
-fn latency_after_a_rest() {
+fn latency_after_an_idle_time() {
     let mut rig = Rig::new(Poor::new(0));
     rig.turn();
     rig.now = Nanos(1_000_000_000);
@@ -548,7 +548,7 @@ fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
 
 /// The layer executes every operation that it announces.
 #[test]
-fn announces() {
+fn announced_limits() {
     let rig = Rig::new(Poor::new(0));
     let supports = Op::ALL.map(|op| rig.layer.supports(op));
     let (native, emulated, no) = (Support::Native, Support::Emulated, Support::No);
@@ -565,7 +565,7 @@ fn announces() {
 /// The layer does not announce a size as atomic if it may have to split it, even if the module
 /// writes it atomically.
 #[test]
-fn what_is_split_is_not_atomic() {
+fn split_sizes_are_not_atomic() {
     for (max_blocks, boundary, atomic) in [(64, 0, 16), (4, 0, 4), (64, 32, 1), (64, 8, 1)] {
         let mut poor = Poor::new(0);
         poor.limits.atomic_blocks = 16;

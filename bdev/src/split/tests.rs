@@ -158,7 +158,7 @@ fn the_layout_is_that_of_spdk() {
 /// Goal: a call that divides a base equally makes the same parts on a larger base. Without that
 /// record the places differ, and so do the UUIDs: no UUID ever serves other blocks.
 #[test]
-fn parts_stay_where_they_are_on_a_larger_base() {
+fn parts_keep_their_offsets_on_a_larger_base() {
     let places = |config: &mut Config, blocks| {
         let registry = Registry::new();
         base(&registry, blocks);
@@ -200,7 +200,7 @@ fn a_size_in_bytes_is_checked() {
 
 /// Goal: only parts that begin at a multiple of the base's units have these units.
 #[test]
-fn units_hold_for_aligned_parts() {
+fn units_apply_to_aligned_parts() {
     let registry = Registry::new();
     let config_of_base = serde_json::json!({"name": "Base", "block_size": 512, "num_blocks": 3 * 2048 + 3,
         "physical_block_size": 4096, "optimal_io_boundary": 2048});
@@ -246,7 +246,7 @@ fn the_base_is_claimed() {
 
 /// Goal: the base may go while parts have I/O: all their I/O ends, and the parts go.
 #[test]
-fn the_base_goes_under_io() {
+fn the_base_is_removed_under_io() {
     let registry = Registry::new();
     base(&registry, 3 * PART);
     for part in create(&mut config(3, 0), &registry).expect("the base is there") {

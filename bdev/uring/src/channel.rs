@@ -523,7 +523,7 @@ mod tests {
     /// page cache refused it. (A write with FUA does not report which of the two failed.) Method:
     /// the answer of a full file system to each step.
     #[test]
-    fn what_was_refused_is_not_lost() {
+    fn refused_writes_are_not_lost_data() {
         let table = [
             (Step::Range(Range::Zero), Op::WriteZeroes, Flags::FUA, false),
             (Step::Transfer, Op::Write, Flags::empty(), false),

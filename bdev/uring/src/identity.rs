@@ -156,7 +156,7 @@ mod tests {
 
     /// Only what both have is compared.
     #[test]
-    fn what_differs() {
+    fn differing_fields() {
         let was = file(Some(12), Some((5, 1)));
         for same in [
             was.clone(),
@@ -184,7 +184,7 @@ mod tests {
 
     /// The daemon's state has these texts.
     #[test]
-    fn as_it_is_kept() {
+    fn stored_text_round_trip() {
         for (identity, text) in [
             (
                 file(Some(12), Some((5, 1))),

@@ -51,7 +51,7 @@ fn keep_alives_keep_it_alive() {
 /// Goal: the host gives up a target that no longer answers on an open connection, within the
 /// keep-alive timeout.
 #[test]
-fn a_silent_target_is_noticed() {
+fn a_silent_target_is_detected() {
     let mut world = World::connected(1);
     let keep_alive = world.controller().options().keep_alive;
     world.faults(0).stall(true);
@@ -68,7 +68,7 @@ fn a_silent_target_is_noticed() {
 }
 
 #[test]
-fn refused_for_good() {
+fn permanent_refusals() {
     let mut world = World::new();
     world.connect_to(nqn("nqn.2025-01.io.nacre:nobody"));
     world.until("refused", |w| {

@@ -151,7 +151,7 @@ fn back_off() {
 }
 
 #[test]
-fn gone_for_too_long() {
+fn a_target_lost_past_the_loss_timeout() {
     let mut options = options(1);
     options.loss_timeout = Some(Duration::from_secs(30));
     let mut world = World::connected_with(options);

@@ -8,7 +8,7 @@ use nacre_tests::target::ram;
 use super::world::{BLOCKS, World};
 
 #[test]
-fn changes_are_seen_live() {
+fn namespace_changes_reach_a_connected_host() {
     let mut world = World::connected(1);
     let link = world.controller().link().clone();
     let version = link.version();

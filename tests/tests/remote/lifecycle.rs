@@ -254,7 +254,7 @@ fn namespaces() {
 /// Goal: a namespace that returns while its bdev is being removed becomes a bdev again as soon as
 /// possible, without another event of the controller.
 #[test]
-fn a_namespace_that_is_back_too_soon() {
+fn a_namespace_returns_during_its_removal() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 8, 8192));
     let attached = AttachedRemote::to(config(options()), tcp(target.address));
@@ -366,7 +366,7 @@ fn detach_under_io() {
 /// Goal: with `ctrlr_loss_timeout_sec` 0, which SPDK saves, a reset still reconnects; a lost target
 /// is given up at once.
 #[test]
-fn a_reset_is_no_loss() {
+fn a_reset_reconnects_without_a_loss_timeout() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 9, 8192));
     let mut impatient = options();
@@ -390,7 +390,7 @@ fn a_reset_is_no_loss() {
 /// Goal: after a permanent refusal, a controller without a loss timeout keeps retrying; others
 /// retry after a reset.
 #[test]
-fn refused_for_good() {
+fn permanent_refusals() {
     let target = TestTarget::start();
     target.add_namespace(disk("a", 9, 8192));
     let address = target.address;

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn one_way_is_no_circle() {
+    fn one_direction_is_no_cycle() {
         let found = circles_of(&[
             ("lib.rs", "pub mod a; pub mod b;"),
             ("a.rs", "use crate::b::B;"),

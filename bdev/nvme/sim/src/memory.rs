@@ -190,7 +190,7 @@ mod tests {
     /// Goal: bytes move both ways by the handed out address, by no other, and not after the memory
     /// was unregistered.
     #[test]
-    fn only_what_was_registered() {
+    fn only_registered_memory_is_accessible() {
         let iommu = Arc::new(Iommu::new());
         let arena = Arena::allocate(ArenaOptions {
             hugepages: HugepagePolicy::Off,

@@ -144,7 +144,7 @@ fn blocks_of_4096_with_prps_only() {
 }
 
 #[test]
-fn prps_because_the_user_wants_them() {
+fn prps_by_configuration() {
     let options = Options {
         sgl: false,
         ..options()
@@ -198,7 +198,7 @@ fn the_shortest_queue_and_no_interrupts() {
 
 /// Operations that the drive lacks are emulated by the layer, or refused by the module.
 #[test]
-fn nothing_optional() {
+fn no_optional_command() {
     let mut namespace = namespace(4096);
     namespace.deallocated_zeroes = false;
     namespace.deac = false;

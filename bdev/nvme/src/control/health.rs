@@ -156,7 +156,7 @@ mod tests {
 
     /// Goal: each alert is raised when its threshold is crossed, once, and taken back once.
     #[test]
-    fn alerts_come_and_go() {
+    fn alerts_are_raised_and_cleared_once() {
         let mut alerts = Alerts::default();
         let thresholds = HealthThresholds {
             temperature_c: Some(60),

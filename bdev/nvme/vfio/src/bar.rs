@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_outside_or_askew_are_refused() {
+    fn registers_outside_or_unaligned_are_refused() {
         let fd = device(1);
         let bar = Bar::map(fd.as_fd(), 0, 4096).unwrap();
         assert_eq!(bar.read32(4092), 0);
@@ -434,7 +434,7 @@ mod tests {
     /// Goal: releasing a device keeps nothing of it, whatever other holders still do with the
     /// registers.
     #[test]
-    fn a_device_that_was_let_go_of_is_gone() {
+    fn a_released_device_is_gone() {
         let fd = device(2);
         let bar = Bar::map(fd.as_fd(), 0, 8192).unwrap();
         bar.write32(0x1c, 1);
@@ -454,7 +454,7 @@ mod tests {
     /// Goal: bus errors elsewhere still end the process. Method: a child that makes one, having
     /// opened a drive.
     #[test]
-    fn bus_errors_of_others_are_passed_on() {
+    fn unrelated_bus_errors_end_the_process() {
         const CHILD: &str = "NACRE_VFIO_BUS_ERROR_CHILD";
         if std::env::var_os(CHILD).is_some() {
             let fd = device(1);
@@ -478,7 +478,7 @@ mod tests {
             unreachable!("read {value}");
         }
         use std::os::unix::process::ExitStatusExt;
-        let name = "bar::tests::bus_errors_of_others_are_passed_on";
+        let name = "bar::tests::unrelated_bus_errors_end_the_process";
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
             .env(CHILD, "1")

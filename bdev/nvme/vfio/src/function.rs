@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_that_are_none() {
+    fn invalid_register_regions() {
         let small = Region::read(&info(USABLE, 4096)).mappable().unwrap_err();
         assert!(small.contains("BAR 0 has 4096 bytes"), "{small}");
         let unmapped = Region::read(&info(3, 16 << 10)).mappable();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_aligned_apart_and_usable() {
+    fn ranges_are_aligned_disjoint_and_usable() {
         let mut iovas = machine(39);
         let mut taken: Vec<Range> = Vec::new();
         for bytes in [

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_where_they_belong() {
+    fn field_offsets_match_the_kernel() {
         let mut argument = Argument::new(21);
         assert_eq!(argument.len(), 24);
         argument.set_u32(4, 7);

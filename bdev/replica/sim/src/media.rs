@@ -222,7 +222,7 @@ mod tests {
 
     /// A write inside the reserved area can tear inside a block.
     #[test]
-    fn bytes_and_back() {
+    fn media_round_trip() {
         let format = Format { block: 4096 };
         let mut media = Media::new(format, format.reserved() + 1);
         let mut label = [0; 4096];

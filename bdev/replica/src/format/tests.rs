@@ -81,7 +81,7 @@ fn a_label_as_bytes() {
 
 /// The error names the wrong field, and only after the checksum was found correct.
 #[test]
-fn labels_that_are_none() {
+fn invalid_labels_name_the_field() {
     let good = encoded(&label());
     let field = |name| LabelError::Field { name };
     let cases: &[(usize, &[u8], LabelError)] = &[
@@ -326,7 +326,7 @@ proptest! {
     }
 
     #[test]
-    fn any_flipped_byte_is_seen(label in any_label(), at in 0..BLOCK, by in 1u8..) {
+    fn any_flipped_byte_is_detected(label in any_label(), at in 0..BLOCK, by in 1u8..) {
         let mut block = encoded(&label);
         block[at] ^= by;
         prop_assert!(Label::decode(&block).is_err());

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_used_again_with_nothing_left_in_it() {
+    fn a_reused_slot_is_empty() {
         let mut requests = Requests::with_capacity(2);
         let (a, b) = (
             requests.insert(io(1), 7, Nanos(1)),
@@ -277,7 +277,7 @@ mod tests {
     /// Every request must be completed.
     #[test]
     #[cfg_attr(debug_assertions, should_panic(expected = "without an answer"))]
-    fn ending_what_was_not_answered_is_loud() {
+    fn removing_an_uncompleted_request_panics() {
         let mut requests = Requests::default();
         let index = requests.insert(io(1), 1, Nanos::ZERO);
         requests.remove(index);

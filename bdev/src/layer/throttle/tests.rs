@@ -136,7 +136,7 @@ fn a_device_keeps_its_rate() {
 
 /// Writes at their limit leave reads alone, and flushes and unmaps everything.
 #[test]
-fn limits_are_apart() {
+fn limits_are_independent() {
     let mut rig = Rig::new();
     let mut queue = rig.open("n");
     let limits = RateLimits {
@@ -162,7 +162,7 @@ fn limits_are_apart() {
 /// The reactor learns until when to sleep, and completes held I/O then: a second late, which counts
 /// as its latency.
 #[test]
-fn what_is_held_ends_when_it_is_due() {
+fn held_io_completes_when_due() {
     let mut rig = Rig::new();
     let mut queue = rig.open("n");
     rig.limit("n", ios(1));
@@ -188,7 +188,7 @@ fn what_is_held_ends_when_it_is_due() {
 /// Held I/Os count towards the depth, can be aborted, end when the device goes, and start when the
 /// limit is lifted.
 #[test]
-fn what_is_held_is_bounded_and_gets_out() {
+fn held_io_is_bounded_and_can_be_aborted() {
     let mut rig = Rig::new();
     let depth = rig.layer("n").limits().queue_depth as usize;
     for way in ["abort", "gone", "lifted", "dropped"] {
@@ -254,7 +254,7 @@ fn gone(rig: &mut Rig) -> Vec<Status> {
 
 /// The limits of a device apply to the devices on top of it, beside their own.
 #[test]
-fn the_limits_below_count_as_well() {
+fn limits_of_the_base_apply() {
     let mut rig = Rig::new();
     for (name, base) in [("p", "n"), ("q", "p")] {
         let config = passthru::Config {

@@ -165,7 +165,7 @@ fn unaligned_waits_for_a_buffer() {
 /// wait forever otherwise. Method: whenever a buffer becomes free, the next task is submitted
 /// before the queue is polled.
 #[test]
-fn nobody_passes_one_that_waits_for_a_buffer() {
+fn buffer_waiters_are_not_overtaken() {
     let temp = Temp::new(MIB);
     let mut rig = Rig::open(temp.config());
     if rig.device.file.direct.is_err() {
@@ -254,7 +254,7 @@ fn deep_and_mixed_matches_a_model() {
 /// Goal: growing is seen by rescan, shrinking also by an I/O that meets the new end; a range that
 /// is gone is OutOfRange.
 #[test]
-fn size_changes_are_seen() {
+fn size_changes_are_detected() {
     for direct in [None, Some(false)] {
         let temp = Temp::new(MIB);
         let mut rig = Rig::open(Config {
@@ -306,7 +306,7 @@ fn size_changes_are_seen() {
 /// Goal: no space behind a sparse file is NoSpace, and the queue goes on. A tmpfs of 1 MiB of our
 /// own does it; where we may not mount, a limit on file sizes cannot stand in, so it is skipped.
 #[test]
-fn no_space_is_said() {
+fn a_full_file_system_reports_no_space() {
     let dir = tempfile::tempdir().expect("a directory");
     let mounted = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])

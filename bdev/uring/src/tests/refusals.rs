@@ -12,7 +12,7 @@ fn refusal(config: Config) -> CreateError {
 /// Goal: the error for a missing file names the missing directory, or the target of the link.
 /// Method: each, with a size and without.
 #[test]
-fn what_is_missing_is_named() {
+fn the_missing_path_component_is_named() {
     let temp = Temp::new(MIB);
     let dir = temp.dir.path();
     std::os::unix::fs::symlink("nothing", dir.join("link")).expect("a link");
@@ -86,7 +86,7 @@ fn another_file_is_not_taken_for_the_one_before() {
 
 /// A block device cannot be made larger with `truncate`: another block size is what helps.
 #[test]
-fn a_block_device_of_odd_sectors_wants_another_block_size() {
+fn odd_sectors_suggest_another_block_size() {
     let Some(disk) = Loop::attach(2049 * 512, 512) else {
         return;
     };

@@ -219,7 +219,7 @@ mod tests {
     /// Goal: a kernel without RDMA is named as the cause, in a container too, and every advice can
     /// help. Method: a machine that gets one more part at a time.
     #[test]
-    fn the_first_thing_that_is_missing() {
+    fn the_first_missing_part_is_named() {
         let machine = Machine(tempfile::tempdir().unwrap());
         machine.file(".dockerenv", "");
         machine.file("proc/sys/kernel/osrelease", "6.1.0\n");

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_for_by_default() {
+    fn the_default_requests_nothing() {
         let qos = Qos::default();
         assert!(qos.is_empty() && qos.problems().is_empty());
         assert!(qos.lossless_priorities().is_empty());

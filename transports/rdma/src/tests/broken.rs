@@ -35,7 +35,7 @@ impl SeveralDevices {
 /// reports it or only its device. Later hosts get another queue, as often as that happens. Method:
 /// more failures than there is memory for receives, if that were not given back.
 #[test]
-fn completion_queues() {
+fn a_failed_completion_queue_closes_its_connections() {
     for (srq, silently) in [(256, false), (256, true), (0, false), (0, true)] {
         let what = format!("{srq} shared receives, silently {silently}");
         let mut all = SeveralDevices::new(config(srq), &devices(2));
@@ -66,7 +66,7 @@ fn completion_queues() {
 /// Goal: late completions of a broken queue's connections do not reduce the count of the queue that
 /// replaces it. Method: the core learns of the failure when another queue has been made already.
 #[test]
-fn completions_of_queues_that_were_replaced() {
+fn completions_of_replaced_queues() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
     let first = all.connect(0, ENTRIES).unwrap();
     let of_one = all.plug.completion_queues()[0].reserved;
@@ -95,7 +95,7 @@ fn completions_of_queues_that_were_replaced() {
 /// destruction. Method: the core gets an event at that moment, more often than there is memory for
 /// receives.
 #[test]
-fn receives_of_queues_that_broke() {
+fn receives_of_failed_queues() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
     for _ in 0..12 {
         let client = all.connect(0, ENTRIES).unwrap();
@@ -181,7 +181,7 @@ fn the_last_receive() {
 /// descriptor keeps no thread awake. Method: a removed listener, devices that report their end and
 /// one that does not.
 #[test]
-fn devices_that_nothing_is_on() {
+fn unused_devices() {
     for heard in [true, false] {
         let mut all = SeveralDevices::new(config(256), &devices(2));
         let client = all.connect(0, ENTRIES).unwrap();
@@ -204,7 +204,7 @@ fn devices_that_nothing_is_on() {
 /// Goal: the management thread checks for such a device by itself. Method: it sleeps when the
 /// listener goes.
 #[test]
-fn devices_are_looked_for() {
+fn removed_devices_are_released_without_a_listener() {
     let fabric = Fabric::new();
     let device = fabric.add_device(attributes("sim"), &[TARGET]).unwrap();
     let plug = RdmaPlug::new(config(256), fabric.provider(), Vec::new()).unwrap();
@@ -223,7 +223,7 @@ fn devices_are_looked_for() {
 /// Goal: a removed device keeps no thread awake while its connections end: its descriptor stays
 /// readable without end.
 #[test]
-fn a_device_that_has_no_events_any_more() {
+fn a_removed_device_keeps_no_thread_awake() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
     all.connect(0, ENTRIES).unwrap();
     all.fabric.remove_device(all.devices[0]);

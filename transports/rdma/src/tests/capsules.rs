@@ -44,7 +44,7 @@ impl World {
 /// The target accepts exactly the announced in-capsule size, whatever room the buffers have, on
 /// shared receives and on others. Larger data fails its command, and nothing else.
 #[test]
-fn what_is_announced_is_taken() {
+fn the_announced_in_capsule_size_is_accepted() {
     for srq in [256, 0] {
         for (own, room, size) in [
             (None, 0, 4096),
@@ -75,7 +75,7 @@ fn what_is_announced_is_taken() {
 
 /// Without any in-capsule data there is one descriptor, in the command.
 #[test]
-fn none_at_all() {
+fn no_in_capsule_data() {
     let mut world = World::with(options(Some(0), 0), 1);
     assert_eq!(world.told(), (0, 1));
     assert_eq!(world.carry(16), REFUSED);
@@ -103,7 +103,7 @@ fn descriptors_in_a_capsule() {
 
 /// IOCCSZ is about I/O queues: what an admin queue takes is the transport's.
 #[test]
-fn admin_queues_take_what_the_transport_has() {
+fn admin_queues_use_the_transports_size() {
     let mut world = World::with(options(Some(64), 0), 0);
     assert_eq!(world.carry(4096), StatusCode::SUCCESS);
     let mut world = World::with(options(Some(8192), 8192), 0);
@@ -112,7 +112,7 @@ fn admin_queues_take_what_the_transport_has() {
 }
 
 #[test]
-fn sizes_that_no_listener_can_have() {
+fn invalid_in_capsule_sizes() {
     let world = World::with(Options::default(), 1);
     let address = nacre_nvmf::transport::Address::Ip((TARGET, 4421).into());
     for bytes in [100, (1 << 20) + 16] {
@@ -133,7 +133,7 @@ fn sizes_that_no_listener_can_have() {
 
 /// Hosts follow Identify: 4 KiB go in the capsule of one controller and by RDMA READ to another.
 #[test]
-fn hosts_are_told() {
+fn hosts_follow_ioccsz() {
     for (own, expected) in [(512, 4), (8192, 2)] {
         let mut setup = Setup::default();
         setup.config.listener_in_capsule_data_size = 8192;

@@ -379,7 +379,7 @@ fn a_list_may_be_shorter_than_its_descriptors() {
 /// shallow queue, and any number of responses before, which hold no buffers and request no
 /// completions.
 #[test]
-fn scattered_behind_others() {
+fn a_large_response_behind_small_ones() {
     let options = Options::with(|options| options.device.max_qp_wr = 32);
     for before in 0..40 {
         let mut world = World::with(options.clone(), 1);
@@ -438,7 +438,7 @@ fn scattered_too_widely() {
 
 /// A pointer that lies fails its command, and nothing else.
 #[test]
-fn lies() {
+fn invalid_descriptors_fail_only_their_command() {
     let mut world = World::new();
     let buf = world.host.memory.acquire(8192).unwrap();
     let good = keyed(&buf, world.host.rkey).0;
@@ -476,7 +476,7 @@ fn lies() {
 
 /// A key that is to be invalidated is, with the response; a key that is none ends the connection.
 #[test]
-fn keys() {
+fn invalid_remote_keys() {
     let mut world = World::new();
     // Memory with a key of its own: without the other one this host could not even listen.
     let arena = Arena::allocate(ArenaOptions::new(Pool::bytes_for(&CLASSES) as u64)).unwrap();

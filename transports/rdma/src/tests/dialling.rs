@@ -77,7 +77,7 @@ fn rejected() -> CmEventKind {
 
 /// Goal: the caller learns that the connection was refused, not that its receives were flushed.
 #[test]
-fn the_refusal_is_what_is_told() {
+fn a_refusal_is_reported_as_such() {
     let mut dialling = Dialling::new(0);
     dialling.flushed_then(rejected());
     let why = dialling.why();
@@ -116,7 +116,7 @@ fn connected_for_a_moment() {
 /// behind. Method: many dialers, whose queue pairs reach different stages, and are closed or just
 /// dropped, before or after their dialer.
 #[test]
-fn dialers_come_and_go() {
+fn closed_dialers_leave_nothing_behind() {
     let rig = Dialling::new(0).rig;
     let known = || {
         let domains = rig.hosts.domains();

@@ -175,7 +175,7 @@ fn setup(fallback: Option<TransportType>) -> Setup {
 /// The target's device goes with I/O in flight: TCP takes over. It comes back, and so does RDMA,
 /// and nothing is sent twice for that. A queue without I/O moves with the other.
 #[test]
-fn device_goes_and_comes_back() {
+fn the_targets_device_is_removed_and_returns() {
     let mut load = Load::new(setup(Some(TCP)));
     load.stack.connect_idle();
     load.on(RDMA, 1);
@@ -211,7 +211,7 @@ fn device_goes_and_comes_back() {
 
 /// The host's own device goes: the same.
 #[test]
-fn the_hosts_device_goes_and_comes_back() {
+fn the_hosts_device_is_removed_and_returns() {
     let mut load = Load::new(setup(Some(TCP)));
     load.pass(SETTLED);
     for _ in 0..20 {
@@ -293,7 +293,7 @@ fn refused_queue_pairs() {
 
 /// Connections succeed, and each of their requests fails: that path is not usable either.
 #[test]
-fn a_way_that_carries_only_handshakes() {
+fn a_path_that_carries_only_handshakes() {
     let mut load = Load::new(setup(Some(TCP)));
     let end = load.stack.now + Duration::from_secs(60);
     while load.stack.controller.link().state().transport == Some(RDMA) {
@@ -335,7 +335,7 @@ fn without_a_fallback() {
 
 /// I/O that does not come back in time keeps the association where it is; later it moves.
 #[test]
-fn a_move_waits_for_what_is_under_way() {
+fn a_transport_change_waits_for_pending_io() {
     let mut load = Load::new(setup(Some(TCP)));
     load.pass(SETTLED);
     let device = load.stack.device;

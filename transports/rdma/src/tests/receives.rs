@@ -49,7 +49,7 @@ impl SeveralDevices {
 
 /// Goal: as many connections as were asked for, where each has receives of its own.
 #[test]
-fn of_each_connection() {
+fn receives_per_connection() {
     let mut many = config(0);
     many.max_connections = 40;
     let mut all = SeveralDevices::new(many.clone(), &devices(1));
@@ -69,7 +69,7 @@ fn of_each_connection() {
 /// Goal: all devices present at start, and one more, have their receives. Hosts of a further device
 /// are refused until there is room for it.
 #[test]
-fn of_each_device() {
+fn receives_per_device() {
     let mut all = SeveralDevices::new(config(2048), &devices(3));
     let mut clients = Vec::new();
     for device in 0..4 {
@@ -94,7 +94,7 @@ fn of_each_device() {
 /// Goal: a connection that would have no receives is refused, without effect on others. Method: a
 /// device without shared receives that arrives when those of the core are taken.
 #[test]
-fn of_a_device_that_came_later() {
+fn receives_of_a_device_added_later() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
     let first = all.connect(0, ENTRIES).unwrap();
     let mut lesser = attributes("sim_late");
@@ -116,7 +116,7 @@ fn of_a_device_that_came_later() {
 /// Goal: a connection that found no free buffers gets some when they come back, without another
 /// event.
 #[test]
-fn buffers_that_come_back() {
+fn returned_buffers_are_posted() {
     let mut all = SeveralDevices::new(config(0), &devices(1));
     let greedy = all.connect(0, ENTRIES).unwrap();
     let other = all.connect(0, ENTRIES).unwrap();

@@ -434,7 +434,7 @@ fn the_host_copies_nothing() {
 
 /// The device goes with I/O under way, and comes back: the I/O is done, none is lost.
 #[test]
-fn device_comes_back() {
+fn io_survives_a_device_removal() {
     let mut stack = Stack::new(Setup::default());
     stack.connect();
     for token in 100..110 {

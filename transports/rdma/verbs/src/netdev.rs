@@ -295,10 +295,10 @@ mod tests {
     }
 
     #[test]
-    fn silence_ends() {
+    fn receiving_without_frames_times_out() {
         let socket = match LldpSocket::open("lo") {
             Ok(socket) => socket,
-            Err(error) => return eprintln!("SKIPPED: silence_ends: {error}"),
+            Err(error) => return eprintln!("SKIPPED: receiving_without_frames_times_out: {error}"),
         };
         let start = Instant::now();
         let frames = socket.receive(Duration::from_millis(20), 1).unwrap();

@@ -267,7 +267,7 @@ fn events_and_logs() {
 
 /// Goal: wrong doorbells and identifiers are detected.
 #[test]
-fn a_driver_that_errs() {
+fn driver_errors_are_detected() {
     type Err = fn(&mut ManualDriver, &mut Pair);
     let errors: [(&str, Err); 8] = [
         ("tail out of range", |hand, pair| {
@@ -409,7 +409,7 @@ fn aborts() {
 /// Goal: a controller that does not become ready, does not shut down, or resets itself; a removed
 /// drive comes back with its flushed data, as another function.
 #[test]
-fn life() {
+fn failed_enable_shutdown_reset_and_removal() {
     let mut hand = ManualDriver::new(config());
     hand.drive.never_ready(true);
     hand.enable();

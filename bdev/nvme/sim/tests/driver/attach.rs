@@ -18,7 +18,7 @@ use super::rig::Rig;
 /// Goal: a drive is attached, describes itself, does I/O, and is left shut down, disabled and
 /// without bus mastering.
 #[test]
-fn a_whole_life() {
+fn attach_io_and_detach() {
     let mut rig = Rig::new(Config {
         mdts: 4,
         pace: Pace {
@@ -120,7 +120,7 @@ fn failures_to_attach() {
 }
 
 #[test]
-fn nobody_answers() {
+fn a_drive_removed_while_attaching() {
     let mut rig = Rig::new(Config::default());
     rig.drive.inject(Rule::next(Target::Admin, Action::Pulled));
     let error = rig.try_attach(Options::new("a")).err().expect("refused");
@@ -134,7 +134,7 @@ fn nobody_answers() {
 }
 
 #[test]
-fn it_does_not_become_ready() {
+fn a_controller_that_never_becomes_ready() {
     let mut rig = Rig::new(Config::default());
     rig.drive.never_ready(true);
     let began = rig.core.now();
@@ -151,7 +151,7 @@ fn it_does_not_become_ready() {
 }
 
 #[test]
-fn fatal_while_it_is_enabled() {
+fn fatal_status_while_enabling() {
     let mut rig = Rig::new(Config {
         pace: Pace {
             ready_after: Duration::from_secs(1),
@@ -173,7 +173,7 @@ fn fatal_while_it_is_enabled() {
 }
 
 #[test]
-fn no_bus_mastering() {
+fn bus_mastering_is_refused() {
     let mut rig = Rig::new(Config::default());
     rig.drive.fail_bus_master(true);
     let error = rig.try_attach(Options::new("a")).err().expect("refused");
@@ -229,7 +229,7 @@ fn admin_commands_of_the_bring_up_fail() {
 
 /// Goal: memory that cannot be registered with the drive is an error with the reason, not a crash.
 #[test]
-fn memory_is_refused() {
+fn memory_registration_fails() {
     let mut rig = Rig::new(Config::default());
     rig.drive.iommu().limit_regions(1);
     let error = rig.try_attach(Options::new("a")).err().expect("refused");
@@ -263,7 +263,7 @@ fn memory_is_refused() {
 /// Goal: a controller that was left enabled is taken over; one that cannot be disabled is reset by
 /// its function.
 #[test]
-fn a_controller_in_some_state() {
+fn an_enabled_controller_is_taken_over() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, queue) = rig.one(Options::new("a"));
     drop(queue);
@@ -283,7 +283,7 @@ fn a_controller_in_some_state() {
 
 /// Goal: the granted numbers and the drive's limits bound the driver's use.
 #[test]
-fn fewer_queues_than_asked() {
+fn fewer_queues_than_requested() {
     let mut rig = Rig::new(Config {
         queue_entries: 8,
         ..Config::default()
@@ -324,7 +324,7 @@ fn fewer_queues_than_asked() {
 /// Goal: if the drive refuses to create a queue, the I/O that waits for it fails, or the queue is
 /// created later; nothing hangs.
 #[test]
-fn queues_that_are_not_made() {
+fn queue_creation_fails() {
     for opcode in [admin::CREATE_IO_CQ, admin::CREATE_IO_SQ] {
         let mut rig = Rig::new(Config::default());
         let controller = rig.attach();
@@ -346,7 +346,7 @@ fn queues_that_are_not_made() {
 
 /// Goal: the pass-through does what only reads, whatever else is asked for.
 #[test]
-fn admin_commands_passed_through() {
+fn only_reading_admin_commands_pass_through() {
     let mut rig = Rig::new(Config::default());
     let controller = rig.attach();
     let mut ask = |sqe: Sqe, data| {

@@ -392,7 +392,7 @@ fn run(seed: u64) -> (u64, u64) {
 }
 
 #[test]
-fn seeded_runs_of_everything() {
+fn seeded_runs_with_every_fault() {
     let given = std::env::var(SEED_VARIABLE).ok();
     if let Some(seed) = given.and_then(|text| text.parse().ok()) {
         run(seed);

@@ -293,7 +293,7 @@ fn lost_and_spurious_interrupts() {
 /// Goal: a drive that lies (an identifier that is not in flight, the same completion twice, a
 /// completion of the wrong phase) is counted and reset, and every I/O ends exactly once, correctly.
 #[test]
-fn a_drive_that_lies() {
+fn invalid_completions_reset_the_drive() {
     for action in [
         Action::WrongCid(1),
         Action::WrongCid(0x8000),
@@ -333,7 +333,7 @@ fn a_drive_that_lies() {
 /// Goal: fields of a completion that the driver does not need (the queue's identifier and its head)
 /// may be wrong, without any harm.
 #[test]
-fn answers_that_are_a_little_wrong() {
+fn wrong_sqid_and_sqhd_are_ignored() {
     let mut rig = Rig::new(Config {
         queue_entries: 8,
         ..Config::default()

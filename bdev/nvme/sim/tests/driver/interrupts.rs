@@ -81,7 +81,7 @@ fn interrupts(rig: &Rig) -> u64 {
 /// and each completion wakes it; when it polls again it loses them. No I/O is sent twice or fails
 /// for it.
 #[test]
-fn only_for_who_sleeps() {
+fn only_sleeping_cores_get_interrupts() {
     let mut rig = Rig::new(config());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     for at in 0..50 {
@@ -152,7 +152,7 @@ fn only_for_who_sleeps() {
 /// Goal: I/O submitted while the queue drains waits, in order, and a command that does not end
 /// meanwhile still times out.
 #[test]
-fn while_it_runs_empty() {
+fn io_during_a_queue_drain() {
     let mut rig = Rig::new(config());
     let options = Options {
         timeout: Duration::from_secs(2),

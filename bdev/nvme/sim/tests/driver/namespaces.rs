@@ -28,7 +28,7 @@ fn three() -> Config {
 /// Goal: each namespace is a bdev of its own, with its own size, identity and contents, over one
 /// queue pair.
 #[test]
-fn several() {
+fn several_namespaces() {
     let mut rig = Rig::new(three());
     let controller = rig.attach();
     let bdevs = controller.namespaces();
@@ -118,7 +118,7 @@ fn namespaces_that_cannot_be_used() {
 /// Goal: a new namespace is reported and usable; a removed one completes each I/O with Gone, once;
 /// one that grows or shrinks reports it. Method: events of the drive while I/O is in flight.
 #[test]
-fn they_come_and_go() {
+fn namespaces_are_added_removed_and_resized() {
     let mut rig = Rig::new(three());
     let (controller, first, mut queue) = rig.one(Options::new("nvme0"));
     rig.events.take();

@@ -22,7 +22,7 @@ fn slow() -> Config {
 /// Goal: whichever part notices first, all present and later I/O completes with Gone, once. When
 /// the drive is back, the same bdevs continue and report that data may have been lost.
 #[test]
-fn pulled_and_back() {
+fn a_removed_drive_returns() {
     for told in [false, true] {
         let mut rig = Rig::new(slow());
         let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
@@ -80,7 +80,7 @@ fn pulled_and_back() {
 
 /// Goal: a removal at any command, of the control too, ends in Removed, not in a hang.
 #[test]
-fn pulled_at_any_command() {
+fn a_drive_removed_during_a_reset() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     rig.drive
@@ -100,7 +100,7 @@ fn pulled_at_any_command() {
 /// Goal: the same at every admin command: of bring-up, of a reset, of the return. Method: the drive
 /// disappears at the first, the second, and so on, until there are no more.
 #[test]
-fn pulled_at_every_admin_command() {
+fn a_drive_removed_at_every_admin_command() {
     let pulled = |at| Rule::next(Target::Admin, Action::Pulled).after(at);
     let mut last = 0;
     for at in 0.. {
@@ -175,7 +175,7 @@ fn pulled_at_every_admin_command() {
 /// Goal: at every I/O command: each I/O ends once, none succeeds without its effect, and the drive
 /// works when it is back.
 #[test]
-fn pulled_at_every_io_command() {
+fn a_drive_removed_at_every_io_command() {
     for at in 0.. {
         let mut rig = Rig::new(Config {
             pace: Pace {
@@ -287,7 +287,7 @@ fn another_drive() {
 
 /// Goal: only a drive that is gone can return.
 #[test]
-fn it_was_not_gone() {
+fn only_a_removed_drive_can_return() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     let write = rig.write(0, 1, 4);
@@ -309,7 +309,7 @@ fn it_was_not_gone() {
 
 /// Goal: a drive that is removed without any I/O is noticed all the same, and reported.
 #[test]
-fn noticed_while_idle() {
+fn removal_is_detected_while_idle() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     rig.events.take();

@@ -62,7 +62,7 @@ fn commands_that_a_reset_overtakes() {
 
 /// Goal: a reset under load, over and over.
 #[test]
-fn asked_for_under_load() {
+fn repeated_resets_under_load() {
     for shadow_doorbells in [false, true] {
         let mut rig = Rig::new(Config {
             shadow_doorbells,
@@ -233,7 +233,7 @@ fn another_controller_after_the_reset() {
 
 /// Goal: detaching while it is reset, or with I/O under way, ends both.
 #[test]
-fn detached_meanwhile() {
+fn detach_during_a_reset() {
     let mut rig = Rig::new(slow());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     for at in 0..10u64 {

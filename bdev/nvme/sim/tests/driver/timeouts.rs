@@ -171,7 +171,7 @@ fn nothing_helps() {
 
 /// Goal: a user who wants a reset at once, or to wait, gets that.
 #[test]
-fn what_the_user_wants() {
+fn configured_timeout_actions() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(Options {
         action_on_timeout: ActionOnTimeout::Reset,
@@ -245,7 +245,7 @@ fn late_answers() {
 
 /// Goal: what must not be done twice is not: a compare-and-write that hangs ends as unknown.
 #[test]
-fn not_everything_is_sent_again() {
+fn a_compare_and_write_is_not_retried() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(options());
     let done = Action::Never {

@@ -70,7 +70,7 @@ fn drives_are_listed_with_the_facts_of_the_kernel() {
 }
 
 #[test]
-fn drives_are_found_by_serial_or_what_there_is_is_told() {
+fn drives_are_found_by_serial() {
     let machine = Machine::usual();
     assert_eq!(
         machine.system().by_serial("S2").unwrap().address,
@@ -94,7 +94,7 @@ fn drives_are_found_by_serial_or_what_there_is_is_told() {
 
 /// Goal: a drive goes to vfio-pci and comes back, and nothing of it stays behind.
 #[test]
-fn a_drive_is_taken_and_given_back() {
+fn a_drive_is_bound_and_returned() {
     let machine = Machine::usual();
     let bound = bind(&machine, FIRST).unwrap();
     assert_eq!(
@@ -203,7 +203,7 @@ fn open_drives_are_refused() {
 
 /// udev reads a disk after each writer, so a drive is bound a moment later rather than refused.
 #[test]
-fn udev_is_waited_for_and_others_are_not() {
+fn binding_waits_for_udev_only() {
     let machine = Machine::usual();
     machine.process(50, "(udev-worker)", "4026531840", "");
     machine.link("proc/50/fd/3", "/dev/nvme1n1");
@@ -318,7 +318,7 @@ fn modules_are_loaded_or_their_absence_is_reported() {
 
 /// Goal: a failed step is undone, and the reason reported.
 #[test]
-fn failures_half_way_are_taken_back() {
+fn a_failed_step_is_undone() {
     let is_back = |machine: &Machine| {
         let drive = machine.system().drive(at(FIRST)).unwrap();
         assert_eq!(
@@ -385,7 +385,7 @@ fn failures_half_way_are_taken_back() {
 
 /// Goal: a drive is not taken from a process that drives it: the kernel would wait forever.
 #[test]
-fn driven_drives_are_not_given_back() {
+fn drives_in_use_are_not_returned() {
     let machine = Machine::usual();
     bind(&machine, FIRST).unwrap();
     let node = machine.path("dev/vfio/14");
@@ -407,7 +407,7 @@ fn driven_drives_are_not_given_back() {
 }
 
 #[test]
-fn drives_of_other_drivers_are_left_alone() {
+fn drives_of_other_drivers_are_unchanged() {
     let machine = Machine::usual();
     machine.function("0000:03:00.0", "0x010802", Some("uio_pci_generic"), 20);
     for error in [
@@ -425,7 +425,7 @@ fn drives_of_other_drivers_are_left_alone() {
 
 /// Goal: added and removed drives are reported once. Method: a machine whose files change.
 #[test]
-fn a_watch_tells_changes() {
+fn a_watch_reports_changes() {
     use crate::{Change, Watch};
     let machine = Machine::usual();
     let mut watch = Watch::new(std::sync::Arc::new(machine.system()));

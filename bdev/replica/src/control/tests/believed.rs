@@ -162,7 +162,7 @@ fn a_forced_replica_is_not_written_to() {
 /// Another holder opened the volume after the operator had looked: writes acknowledged since are
 /// not given up for the earlier state.
 #[test]
-fn a_choice_of_before_the_opening_is_refused() {
+fn a_choice_made_before_opening_is_refused() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.crash();
@@ -216,7 +216,7 @@ fn thaw(replica: &str, force: Option<&str>) -> Command {
 /// A frozen volume continues, without being closed, from the replica that an operator names, whose
 /// label is too old to be trusted. From then on its new label counts, and the old one does not.
 #[test]
-fn a_frozen_volume_is_told_whom_to_believe() {
+fn a_frozen_volume_continues_from_a_forced_replica() {
     let (mut world, backup) = with_backup();
     world.write(REGION, 8, 2);
     let refused = world.run(thaw("d0", Some("vol"))).unwrap_err();
@@ -272,7 +272,7 @@ fn a_frozen_volume_is_told_whom_to_believe() {
 
 /// The process dies after the choice was made and before the label was written: the choice stands.
 #[test]
-fn a_choice_outlives_a_crash() {
+fn a_choice_survives_a_crash() {
     let (mut world, backup) = with_backup();
     world.shelf.take("d1");
     world.write(0, 8, 2);
@@ -305,7 +305,7 @@ fn a_choice_outlives_a_crash() {
 /// An operator can also name a replica that is out, whether absent or present, but not one that was
 /// never in sync.
 #[test]
-fn a_frozen_volume_goes_on_from_a_named_replica() {
+fn a_frozen_volume_continues_from_an_out_replica() {
     for away in [true, false] {
         let mut world = World::with(3);
         world.write(0, 8, 1);
@@ -403,7 +403,7 @@ fn a_backup_of_the_last_epoch() {
 /// the other one. When they are back in their places they get their missed writes, and nothing
 /// else.
 #[test]
-fn disks_that_changed_places() {
+fn swapped_disks() {
     let mut world = World::with(3);
     world.write(0, 8, 1);
     world.crash();

@@ -24,7 +24,7 @@ fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
 
 /// Devices with data on them are not taken, and bad parameters are named.
 #[test]
-fn creation_is_careful() {
+fn creation_refuses_used_devices() {
     let mut world = World::empty(3);
     world.scribble("d1", 70, 1);
     let refused = world.create(2, Settings::default()).unwrap_err();
@@ -107,7 +107,7 @@ fn a_replica_is_replaced_under_load() {
 
 /// The last good replica is only given up by typing the volume's name.
 #[test]
-fn the_last_copy_is_kept() {
+fn removing_the_last_copy_needs_the_volume_name() {
     let mut world = World::with(2);
     world.write(0, 1, 1);
     let offline = |replica: &str, force: Option<&str>| Command::Offline {
@@ -173,7 +173,7 @@ fn a_new_device_that_hangs() {
 /// The replica that the others are made equal to is removed by force: one of them takes its place
 /// at once.
 #[test]
-fn the_source_is_taken_away() {
+fn the_resync_source_is_removed() {
     let force = || Some("vol".to_owned());
     let replica = || "d0".to_owned();
     let remove: &dyn Fn() -> Command = &|| Command::Remove {
@@ -247,7 +247,7 @@ fn the_source_is_taken_away() {
 /// store knows of the removal, and after that while the lane does not know it. No later event
 /// reports that all is well.
 #[test]
-fn what_is_left_to_be_copied_from_a_replaced_replica() {
+fn io_left_to_copy_from_a_replaced_replica() {
     for late in [false, true] {
         let mut world = World::empty(2);
         world.create(1, Settings::default()).unwrap();
@@ -299,7 +299,7 @@ fn what_is_left_to_be_copied_from_a_replaced_replica() {
 /// The last good replica is trusted when it returns, whatever was changed of the volume while it
 /// was away.
 #[test]
-fn the_last_copy_is_believed_when_it_returns() {
+fn the_returning_last_copy_is_trusted() {
     let mut world = World::with(2);
     world.write(0, 1, 1);
     let offline = |replica: &str| Command::Offline {
@@ -423,7 +423,7 @@ fn thawed_by_force() {
 /// A replica was being copied to when the last good one was lost, and the operator continues from
 /// another one. The first has blocks that the second never had: it is filled from the start.
 #[test]
-fn thawed_beside_one_that_had_more() {
+fn thawed_without_the_newest_replica() {
     let mut world = World::with(3);
     for region in 0..8 {
         world.write(region * REGION, 8, 1);
@@ -488,7 +488,7 @@ fn resync_is_throttled() {
 /// A volume is verified at its configured interval, counted from the time of the setting;
 /// differences are reported, and left unchanged.
 #[test]
-fn verified_in_time() {
+fn periodic_verification() {
     let mut world = World::with(2);
     let ended = |world: &World| {
         let all = world.heard.all().into_iter();

@@ -47,7 +47,7 @@ fn the_write_hole_is_closed() {
 /// Writes that a device may still have from a former holder, or from a closed lane, are left to
 /// settle before anything is copied: they could reach the source after the copy.
 #[test]
-fn what_nobody_hears_of_settles_before_it_is_copied() {
+fn unacknowledged_writes_settle_before_copying() {
     let settings = Settings {
         settle_ms: 5_000,
         ..Settings::default()
@@ -87,7 +87,7 @@ fn what_nobody_hears_of_settles_before_it_is_copied() {
 /// contents are right from then on for all: two answers to one question do not differ, and another
 /// crash changes nothing.
 #[test]
-fn what_is_pinned_and_cannot_be_read_is_made_equal_first() {
+fn unreadable_blocks_of_the_pinned_replica() {
     let mut world = World::with(3);
     world.write(0, 8, 1);
     world.write(REGION, 256, 1);
@@ -145,7 +145,7 @@ fn what_is_pinned_and_cannot_be_read_is_made_equal_first() {
 
 /// Blocks that no replica can read cause an error for hosts, in time, and cost no replica.
 #[test]
-fn what_nobody_can_read_while_it_is_pinned() {
+fn blocks_that_no_replica_can_read() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.crash();
@@ -221,7 +221,7 @@ fn stale_replicas_are_not_read() {
 
 /// The log survives: after a crash a replica gets exactly the writes that it missed before.
 #[test]
-fn what_was_missed_survives_a_crash() {
+fn missed_regions_survive_a_crash() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.until(|world| world.status().dirty_regions == 0);

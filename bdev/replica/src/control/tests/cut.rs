@@ -41,7 +41,7 @@ fn all_is_there(world: &mut World) {
 /// After the event the volume has the cut recorded before the answer, and is never healthy
 /// meanwhile. Once large enough again, the replica gets everything.
 #[test]
-fn by_command() {
+fn truncated_by_command() {
     let mut world = world(2);
     world.cut("d1", LEFT);
     assert_ne!(
@@ -69,7 +69,7 @@ fn by_command() {
 
 /// It was small only for a moment, and without an event.
 #[test]
-fn for_a_moment() {
+fn truncated_and_enlarged() {
     for told in [true, false] {
         let mut world = world(2);
         world.cut("d1", LEFT);
@@ -97,7 +97,7 @@ fn for_a_moment() {
 /// It is recorded durably: the next start does not believe it either, although it finds it as large
 /// as it ever was.
 #[test]
-fn over_a_restart() {
+fn truncation_survives_a_restart() {
     for clean in [true, false] {
         let mut world = world(2);
         world.cut("d1", LEFT);
@@ -153,7 +153,7 @@ fn thawed_through_another_machine() {
 
 /// It is found small at a start, and large at the next one.
 #[test]
-fn while_it_was_closed() {
+fn truncated_while_closed() {
     for in_sync in [true, false] {
         let mut world = world(2);
         if !in_sync {
@@ -184,7 +184,7 @@ fn while_it_was_closed() {
 /// The last one in sync is neither marked as bad nor served from: the volume is frozen, over a
 /// restart, too, until an operator continues from the remaining data.
 #[test]
-fn the_last_one() {
+fn the_last_replica_is_truncated() {
     for small in [true, false] {
         let mut world = world(2);
         world.shelf.take("d0");
@@ -234,7 +234,7 @@ fn the_last_one() {
 
 /// The same of an open volume.
 #[test]
-fn the_last_one_is_gone_on_with() {
+fn continues_on_the_truncated_last_replica() {
     let mut world = world(1);
     world.cut("d0", LEFT);
     changed(&mut world, "d0");
@@ -259,7 +259,7 @@ fn the_last_one_is_gone_on_with() {
 
 /// A volume whose replicas are all in sync, and not equal yet, reports the reason of its wait.
 #[test]
-fn why_it_is_degraded_while_it_reconciles() {
+fn reconciling_reports_its_reason() {
     let mut world = World::with(2);
     world.write(KEPT, 2, 8);
     world.crash();
@@ -275,7 +275,7 @@ fn why_it_is_degraded_while_it_reconciles() {
 
 /// Which one goes first does not decide which one is left: never the one that was cut.
 #[test]
-fn what_is_left_is_whole() {
+fn a_truncated_replica_never_remains_last() {
     let mut world = world(3);
     for name in ["d0", "d2"] {
         world.cut(name, LEFT);
@@ -290,7 +290,7 @@ fn what_is_left_is_whole() {
 
 /// A device of another volume, or of none, is as small as it wants: it is only in the wrong place.
 #[test]
-fn another_device_in_its_place() {
+fn a_small_device_of_another_volume() {
     let mut world = world(1);
     world.close();
     let kept = world.reserved("d0");
@@ -307,7 +307,7 @@ fn another_device_in_its_place() {
 
 /// A disk with blocks of another size is not the replica, and is not written.
 #[test]
-fn with_another_block_size() {
+fn a_device_with_another_block_size() {
     let mut world = World::with(2);
     world.write(KEPT, 2, 8);
     world.close();
@@ -323,7 +323,7 @@ fn with_another_block_size() {
 
 /// The loss of a part beyond the volume's end costs a larger device no copying.
 #[test]
-fn what_it_does_not_need() {
+fn truncation_past_the_volume_end() {
     let mut world = World::cuttable_with(2, Some(4 << 20));
     world.write(KEPT, 2, 8);
     world.until(|world| world.status().dirty_regions == 0);

@@ -133,7 +133,7 @@ fn taken_over_under_load() {
 
 /// A holder that was cut off and comes back takes nothing from the one after it.
 #[test]
-fn an_old_holder_that_comes_back() {
+fn a_returning_old_holder() {
     let mut world = guarded(2);
     world.write(0, 8, 1);
     ["d0", "d1"]
@@ -273,7 +273,7 @@ fn outranked_while_opening() {
 
 /// A namespace that an unrelated host has reserved is not taken from it, and the error says so.
 #[test]
-fn reserved_by_a_stranger() {
+fn reserved_by_an_unrelated_host() {
     let mut world = World::guarded(2, ME);
     let stranger = |world: &World, held| {
         let known = world.shelf.reservations("d1");
@@ -310,7 +310,7 @@ fn reserved_by_a_stranger() {
 /// blocks that replica, and no other. The status shows what hosts wait for, and I/O continues when
 /// that host goes.
 #[test]
-fn a_stranger_keeps_one_replica_and_no_more() {
+fn an_unrelated_reservation_blocks_one_replica() {
     const EXCLUSIVE: [Held; 2] = [Held::Otherwise(1), Held::Otherwise(2)];
     let reserve = |world: &World, disk: &str, held| {
         let known = world.shelf.reservations(disk);
@@ -353,7 +353,7 @@ fn a_stranger_keeps_one_replica_and_no_more() {
 /// A replica that leaves the volume is free for others; so are the replicas of a deleted volume
 /// whose holder crashed.
 #[test]
-fn free_when_it_leaves() {
+fn a_removed_replica_is_released() {
     let mut world = guarded(2);
     world.write(0, 8, 1);
     let replica = "d1".to_owned();
@@ -400,7 +400,7 @@ fn a_fenced_holder_leaves_the_log() {
 /// A change succeeds, and its answer is lost; the store stays unreachable until the change is
 /// retried. The conflict is then the holder's own change: no other holder has the volume.
 #[test]
-fn nobody_is_fenced_by_a_change_of_its_own() {
+fn a_lost_store_reply_does_not_fence() {
     let mut world = World::with(2);
     for lost in 0..6 {
         let mut plans = vec![Plan::outcome(Outcome::Lose)];
@@ -442,7 +442,7 @@ fn by_label(disks: usize) -> (World, World) {
 /// earlier one acknowledges nothing and reads nothing by the time at which the later one serves,
 /// and no replica is marked bad for it.
 #[test]
-fn a_label_tells_the_older_holder() {
+fn a_label_fences_the_older_holder() {
     for disks in [1, 2] {
         let (mut world, mut rival) = by_label(disks);
         let began = world.clock.now();
@@ -467,7 +467,7 @@ fn a_label_tells_the_older_holder() {
 
 /// A volume without writes needs no looks. Before its next write it looks.
 #[test]
-fn an_idle_holder_looks_before_it_writes() {
+fn an_idle_holder_polls_labels_before_a_write() {
     let (mut world, mut rival) = by_label(2);
     world.until(|world| world.status().dirty_regions == 0);
     rival.open_beside(&mut world).unwrap();
@@ -482,7 +482,7 @@ fn an_idle_holder_looks_before_it_writes() {
 
 /// So it does before any change of the replicas: the label of the later holder stays.
 #[test]
-fn a_change_of_replicas_spares_a_later_label() {
+fn a_replica_change_keeps_a_newer_label() {
     let (mut world, mut rival) = by_label(2);
     world.until(|world| world.status().dirty_regions == 0);
     rival.open_beside(&mut world).unwrap();
@@ -499,7 +499,7 @@ fn a_change_of_replicas_spares_a_later_label() {
 
 /// A holder that restarts its own volume does not wait.
 #[test]
-fn ones_own_volume_is_opened_at_once() {
+fn a_holder_reopens_its_volume_without_waiting() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.crash();
@@ -510,7 +510,7 @@ fn ones_own_volume_is_opened_at_once() {
 
 /// Another volume is made of a replica, by force: it is read no longer, and the others serve.
 #[test]
-fn a_replica_that_has_become_another_volumes() {
+fn a_replica_reused_by_another_volume() {
     let (mut world, mut rival) = by_label(2);
     let settings = Settings::default();
     let new = NewVolume {

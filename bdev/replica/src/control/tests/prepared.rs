@@ -161,7 +161,7 @@ fn without_the_store_hosts_wait() {
 
 /// Another holder has it, which the label says: hosts do not wait here, as it is served elsewhere.
 #[test]
-fn hosts_do_not_wait_for_what_another_holder_has() {
+fn hosts_do_not_wait_for_another_holders_volume() {
     let mut world = left(2);
     let mut rival = world.rival(2);
     let record = world.record();
@@ -226,7 +226,7 @@ fn io_fails_before_the_volume_is_open() {
 
 /// A daemon that stops keeps no host waiting for a volume that it will not open.
 #[test]
-fn nobody_waits_for_what_is_shut() {
+fn a_stopping_daemon_keeps_no_host_waiting() {
     let (mut world, prepared, waits) = awaited();
     prepared.shut();
     assert_eq!(world.wait(waits).status, Status::Gone);
@@ -239,7 +239,7 @@ fn nobody_waits_for_what_is_shut() {
 /// Replicas with lower limits than announced serve no host that saw the announced ones: those hosts
 /// wait for another device.
 #[test]
-fn what_was_promised_is_kept() {
+fn announced_limits_are_kept() {
     let mut world = left(2);
     let kept = world.record().limits.expect("it was open");
     let promises = [
@@ -296,7 +296,7 @@ fn what_was_promised_is_kept() {
 
 /// A volume that another holder made larger meanwhile is as large as it is.
 #[test]
-fn it_may_have_grown() {
+fn a_volume_may_have_grown() {
     let mut world = World::empty(0);
     for disk in ["d0", "d1"] {
         world.add_disk(disk, DISK_BLOCKS + 4 * REGION);

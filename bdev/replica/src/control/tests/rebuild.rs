@@ -61,7 +61,7 @@ fn full_copies(world: &World) -> Vec<u64> {
 /// writes there are kept. Method: a crash in the middle of it; the bytes that are copied after it
 /// are counted.
 #[test]
-fn it_goes_on_where_it_was_after_a_crash() {
+fn a_rebuild_resumes_after_a_crash() {
     let mut world = filling(2);
     let done = watermark(&world);
     assert!((1..REGIONS).contains(&done), "{done}");
@@ -83,7 +83,7 @@ fn it_goes_on_where_it_was_after_a_crash() {
 /// although a flush succeeds after it and the loss is still unnoticed. Method: a copied block is as
 /// before, and the device reports a loss.
 #[test]
-fn what_a_cache_has_lost_is_not_below_the_watermark() {
+fn data_lost_from_a_cache_is_copied_again() {
     let mut world = filling_on(World::guarded(2, 1), 2);
     let region = watermark(&world);
     assert!((1..REGIONS).contains(&region), "{region}");
@@ -102,7 +102,7 @@ fn what_a_cache_has_lost_is_not_below_the_watermark() {
 /// Goal: a rebuild whose source fails continues from another replica, at the same position. Method:
 /// the source is removed in the middle of it.
 #[test]
-fn it_goes_on_from_another_replica() {
+fn a_rebuild_continues_from_another_source() {
     let mut world = filling(3);
     let done = watermark(&world);
     assert!((1..REGIONS).contains(&done), "{done}");
@@ -126,7 +126,7 @@ fn it_goes_on_from_another_replica() {
 /// Goal: hosts' I/O goes first. Method: the same rebuild from a slow disk, while no host has I/O
 /// and while one always does: then each chunk is followed by a rest of its own duration.
 #[test]
-fn hosts_go_first() {
+fn host_io_has_priority_over_a_rebuild() {
     let rebuild = |busy: bool| {
         let mut world = World::with(2);
         for region in 0..REGIONS {

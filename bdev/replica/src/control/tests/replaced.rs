@@ -143,7 +143,7 @@ fn a_crash_after_removal() {
 /// good copy then. It stays until that is copied, the store gets no request meanwhile, and then it
 /// goes.
 #[test]
-fn the_only_good_copy_goes_when_there_is_another() {
+fn the_only_good_copy_leaves_after_the_resync() {
     let settings = Settings {
         settle_ms: 8_000,
         ..Settings::default()
@@ -186,7 +186,7 @@ fn the_only_good_copy_goes_when_there_is_another() {
 /// The new one is lost between its promotion and the removal, because another task came first: the
 /// replaced one stays, although there is a third one.
 #[test]
-fn nothing_goes_for_one_that_is_lost() {
+fn a_replaced_replica_stays_if_its_successor_is_lost() {
     let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);
     until_promoting(&mut world, 2);
     let handle = world.handle.clone().unwrap();

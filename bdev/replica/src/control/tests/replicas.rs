@@ -13,7 +13,7 @@ use crate::store::{Call, Outcome, Plan, Request};
 
 /// A write is on every replica, and a region costs one log write.
 #[test]
-fn writes_are_everywhere() {
+fn writes_reach_every_replica() {
     let mut world = World::with(3);
     assert_eq!(world.state(), VolumeState::Healthy);
     for lba in [0, 1, 2, REGION, 7 * REGION + 5] {
@@ -78,7 +78,7 @@ fn a_replica_fails_and_returns() {
 /// The store does not answer: I/O that depends on it waits, other I/O continues, and nothing is
 /// acknowledged without a decision.
 #[test]
-fn nothing_is_acknowledged_before_it_is_decided() {
+fn no_acknowledgement_before_the_store_replies() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world
@@ -152,7 +152,7 @@ fn a_decision_is_overtaken() {
 /// The last one in sync is never marked bad: an unreachable one freezes the volume, a bad medium is
 /// reported to the host.
 #[test]
-fn the_last_one_stays() {
+fn the_last_replica_stays() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.shelf.take("d1");
@@ -182,7 +182,7 @@ fn the_last_one_stays() {
 
 /// Hosts that wait too long get a path error, and ask again.
 #[test]
-fn frozen_hosts_are_told_in_the_end() {
+fn hosts_of_a_frozen_volume_get_a_path_error() {
     let mut world = World::with(1);
     world.write(0, 1, 1);
     world.shelf.take("d0");
@@ -251,7 +251,7 @@ fn read_errors_are_repaired() {
 /// A verification finds a block that no host reads, and repairs it like one that a host reads, even
 /// if it only compares.
 #[test]
-fn a_verification_repairs_what_cannot_be_read() {
+fn a_verification_repairs_unreadable_blocks() {
     let mut world = World::with(3);
     world.write(0, 8, 1);
     let bad = Fault {
@@ -278,7 +278,7 @@ fn a_verification_repairs_what_cannot_be_read() {
 
 /// A shortage is not the fault of a replica.
 #[test]
-fn shortage_retires_nobody() {
+fn a_shortage_retires_no_replica() {
     let mut world = World::with(2);
     let short = Fault::new(Action::Fail(Status::Retry)).times(50);
     world.shelf.fault("d1").inject(short).unwrap();
@@ -359,7 +359,7 @@ fn deallocation_keeps_replicas_equal() {
 /// that counts then. Here the store holds up the promotion, and the replica accepts no flush any
 /// longer.
 #[test]
-fn a_flush_counts_for_who_is_being_promoted() {
+fn a_flush_during_promotion() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.shelf.take("d1");
@@ -394,7 +394,7 @@ fn a_flush_counts_for_who_is_being_promoted() {
 /// no host: the replica may be the only one left soon. Here a host goes with a write in flight, and
 /// another one writes to the same blocks.
 #[test]
-fn a_write_counts_for_who_is_being_promoted() {
+fn a_write_during_promotion() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.shelf.take("d1");
@@ -435,7 +435,7 @@ fn a_write_counts_for_who_is_being_promoted() {
 /// A device is removed while a lane still has I/O in flight there, and is added again. Until that
 /// is over it is not copied to, whatever slot it has now, and others do not wait for its old slot.
 #[test]
-fn a_former_life_is_waited_for() {
+fn io_before_removal_delays_the_resync() {
     let mut world = World::with(3);
     world.add_disk("d3", super::rig::DISK_BLOCKS);
     world.write(0, 64, 1);
@@ -461,7 +461,7 @@ fn a_former_life_is_waited_for() {
 /// The same with the control's own I/O in flight, a label that hangs: if it were written after the
 /// new one, there would be labels of two replicas on the device.
 #[test]
-fn a_label_of_a_former_life_is_waited_for() {
+fn a_label_write_before_removal_is_waited_for() {
     let mut world = World::guarded(2, 1);
     world.create(2, Settings::default()).unwrap();
     world.open().unwrap();
@@ -505,7 +505,7 @@ fn a_label_of_a_former_life_is_waited_for() {
 /// One replica is slow, the other one is gone unnoticed: the slow one is left, for it has
 /// everything, and the other may have lost data when it comes back.
 #[test]
-fn who_is_only_slow_outlives_who_is_gone() {
+fn a_slow_replica_outlives_a_removed_one() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     let hang = Fault::new(Action::Hang).on(&[Op::Write]);

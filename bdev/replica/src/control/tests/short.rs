@@ -23,7 +23,7 @@ fn outs(world: &World) -> usize {
 /// Copying waits for a buffer, and hosts do not wait for it: it holds nothing while no buffer is
 /// free, and no replica is given up for that.
 #[test]
-fn copying_waits_and_nobody_waits_for_it() {
+fn copying_waits_without_delaying_hosts() {
     let mut world = World::empty(2);
     let settings = Settings {
         resync_bytes_per_s: 1 << 20,
@@ -55,7 +55,7 @@ fn copying_waits_and_nobody_waits_for_it() {
 
 /// So does a comparison: in the end nothing is left out.
 #[test]
-fn verification_waits_and_nobody_waits_for_it() {
+fn verification_waits_without_delaying_hosts() {
     let mut world = World::with(2);
     world.write(0, 64, 1);
     world.scribble("d1", 40, 9);
@@ -117,7 +117,7 @@ fn decisions_need_no_free_buffer() {
 /// count as absent: it has missed nothing. If that takes long the volume is not opened, with a
 /// reason that says to try again.
 #[test]
-fn opening_counts_nobody_as_absent() {
+fn opening_counts_no_replica_as_absent() {
     let mut world = World::guarded(2, 1);
     world.create(2, Settings::default()).unwrap();
     world.open().unwrap();
@@ -169,7 +169,7 @@ fn opening_counts_nobody_as_absent() {
 
 /// A new replica, too, and one that an operator chooses.
 #[test]
-fn no_memory_to_use_a_device_with() {
+fn no_memory_to_open_a_new_replica() {
     let mut world = World::guarded(2, 1);
     world.create(1, Settings::default()).unwrap();
     world.open().unwrap();

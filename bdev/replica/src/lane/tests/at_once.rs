@@ -112,7 +112,7 @@ fn slots_are_left_with_the_next_turn() {
 /// No replica is written to before the log has the region. The synchronous attempt notified the
 /// control, and does not wait for the region itself.
 #[test]
-fn a_clean_region_comes_first() {
+fn the_log_precedes_a_write_to_a_clean_region() {
     let mut r = rig(2);
     for name in ["A", "B"] {
         tray(name, |tray| tray.prompt = Some(Status::Ok));
@@ -211,7 +211,7 @@ fn earlier_requests_come_first() {
 }
 
 #[test]
-fn nothing_while_replicas_are_not_as_they_should_be() {
+fn no_sync_io_while_a_replica_is_not_in_sync() {
     let mut r = prompt(2);
     // The lane has not taken over the new view yet.
     r.publish(|_| {});

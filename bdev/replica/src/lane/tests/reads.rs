@@ -63,7 +63,7 @@ fn a_late_read_goes_to_another_replica() {
 
 /// Each read is counted once, for the replica that had it, whatever happened to it meanwhile.
 #[test]
-fn reads_are_counted_where_they_were() {
+fn reads_are_counted_for_the_replica_that_ran_them() {
     let mut r = rig(2);
     let counted = |r: &Rig| {
         [0, 1].map(|slot| {
@@ -202,7 +202,7 @@ fn a_large_read_of_which_a_part_is_late() {
 }
 
 #[test]
-fn another_replica_reads_what_one_cannot() {
+fn a_failed_read_goes_to_another_replica() {
     let mut r = rig(3);
     let read = r.read(0);
     r.answer("A", Status::ReadError);
@@ -367,7 +367,7 @@ fn a_stripe_is_read_from_one_replica() {
 /// An idle replica is polled when its queue has work of its own, also while another is busy; the
 /// lane reports that it needs to be polled.
 #[test]
-fn an_idle_replica_is_attended_to() {
+fn an_idle_replica_is_polled() {
     let mut r = rig(2);
     r.turn();
     assert!(r.lanes[0].is_settled());

@@ -424,7 +424,7 @@ fn contents(disk: &Arc<Layer>, pool: &Pool) -> Vec<u64> {
 /// is the control. Every read must return a value that the model allows, and in the end the in-sync
 /// replicas must be equal.
 #[test]
-fn random_trouble() {
+fn random_failures() {
     let given = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
     let seeds = given.map_or(0..60u64, |seed| seed..seed + 1);
     let (mut acknowledged, mut failed, mut retired) = (0, 0, 0);

@@ -97,7 +97,7 @@ fn lanes_and_the_control_take_turns_in_a_stripe() {
 /// The holder of a stripe may wait for a judgement, which waits for the store. Requests that wait
 /// for the stripe then let their core sleep, and get it within a moment after its release.
 #[test]
-fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
+fn waiting_for_a_stripe_lets_the_core_sleep() {
     let mut r = rig(1).all_dirty();
     assert_eq!(r.shared.stripes.acquire(CONTROL, 0, 8), Acquired::Fresh);
     let write = r.write(0);
@@ -128,7 +128,7 @@ fn a_stripe_that_is_held_for_long_keeps_no_core_awake() {
 /// A view that changes between the last turn and a submission applies to that submission, for every
 /// operation.
 #[test]
-fn a_new_view_counts_at_once() {
+fn a_new_view_applies_to_the_next_submission() {
     let mut r = rig(3).all_dirty();
     r.publish(|view| view.replicas[1] = None);
     let write = r.write(0);
@@ -154,7 +154,7 @@ fn a_new_view_counts_at_once() {
 
 /// A replica that left while a write waited for the log or for a stripe is not written to.
 #[test]
-fn a_view_that_changes_while_it_waits() {
+fn a_write_waits_while_the_view_changes() {
     let mut r = rig(2);
     let write = r.write(0);
     r.retire(1);
@@ -217,7 +217,7 @@ fn a_syncing_replica_gets_writes_that_copying_will_miss() {
 
 /// Flags are passed on, and an unmap has the same result everywhere.
 #[test]
-fn each_replica_does_it_its_own_way() {
+fn replicas_without_unmap_get_write_zeroes() {
     let mut plain = Script::new("B");
     plain.limits.unmap_zeroes = false;
     let mut none = Script::new("C");

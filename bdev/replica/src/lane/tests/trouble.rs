@@ -283,7 +283,7 @@ fn a_queue_that_cannot_be_opened_is_a_failure() {
 /// A replica is not given up because this core has no memory for a queue to it: I/O waits for
 /// memory.
 #[test]
-fn a_queue_that_there_is_no_memory_for_is_none() {
+fn no_memory_for_a_queue_is_no_failure() {
     let script = Script::new("B");
     script.short.store(true, Ordering::SeqCst);
     let mut r = Rig::of([Script::new("A"), script].into_iter()).all_dirty();
@@ -310,7 +310,7 @@ fn a_queue_that_there_is_no_memory_for_is_none() {
 
 /// Nor for lack of a descriptor, or because other cores have all queues that the device grants.
 #[test]
-fn a_queue_that_nothing_else_is_free_for_is_none() {
+fn no_descriptor_for_a_queue_is_no_failure() {
     use rustix::io::Errno;
     for errno in [Errno::MFILE, Errno::NFILE, Errno::BUSY] {
         let mut scripts = [Script::new("A"), Script::new("B")];

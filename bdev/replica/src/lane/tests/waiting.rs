@@ -113,7 +113,7 @@ fn writes_that_wait_for_the_log_end_in_time() {
 }
 
 #[test]
-fn given_up_by_the_operator() {
+fn io_fails_by_operator_command() {
     let mut r = rig(2).all_dirty();
     r.publish(|view| view.mode = Mode::Frozen);
     let parked = r.write(0);
@@ -291,7 +291,7 @@ fn an_aborted_flush_is_not_done() {
 /// No judgement comes (the store is unreachable): hosts do not wait forever, and the replicas'
 /// blocks stay locked.
 #[test]
-fn a_judgement_that_does_not_come() {
+fn no_verdict_arrives() {
     let mut r = rig(2).all_dirty();
     let write = r.write(0);
     r.answer("A", Status::Ok);
@@ -347,7 +347,7 @@ fn sleep() {
 
 /// An idle lane closes the queue of a replica that left.
 #[test]
-fn idle_lanes_let_go() {
+fn an_idle_lane_closes_its_queue() {
     let mut r = rig(2);
     assert_eq!(tray("B", |tray| tray.open), 1);
     r.retire(1);

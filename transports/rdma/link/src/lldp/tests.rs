@@ -23,7 +23,7 @@ const APPS: &[u8] = &hex!("fe08 0080c2 0c 00 65 001a");
 const END: &[u8] = &hex!("0000");
 
 #[test]
-fn the_switch_says_what_it_has() {
+fn the_switchs_configuration_is_parsed() {
     let name = &hex!("0a08 737769746368 1b41")[..];
     let size = &hex!("fe06 00120f 04 2400")[..];
     let cee = &hex!("fe04 001b21 02")[..];

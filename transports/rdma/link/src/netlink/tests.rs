@@ -68,7 +68,7 @@ fn refusal(tree: &Tree, name: &str, netdev: &str) -> String {
 }
 
 #[test]
-fn what_cannot_be_added_is_told_at_once() {
+fn invalid_links_are_refused_before_a_request() {
     let tree = tree::rxe_on_eth();
     tree.netdev("eth0.7", "02:00:00:00:00:01", 1500);
     tree.file(
@@ -101,7 +101,7 @@ fn what_cannot_be_added_is_told_at_once() {
 }
 
 #[test]
-fn the_kernels_no_becomes_a_reason() {
+fn a_kernel_error_becomes_a_reason() {
     let tree = tree::empty();
     let said = |errno| refused_add(&tree.roots(), "rxe0", "eth0", errno).to_string();
     assert_eq!(

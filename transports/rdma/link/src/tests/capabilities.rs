@@ -83,7 +83,7 @@ fn version_2_is_chosen_and_version_1_taken_when_named() {
 /// Goal: of two entries of an address, the one that the connection manager takes counts. Method:
 /// the kernel's default, and the value of `cma_roce_mode`.
 #[test]
-fn what_the_connection_manager_takes() {
+fn the_gid_of_the_connection_manager() {
     let tree = tree::mlx5_dual_port();
     let used = |tree: &Tree| {
         let fabric = Fabric::read(tree.roots().sys);
@@ -190,7 +190,7 @@ fn no_gid_for_the_address() {
 }
 
 #[test]
-fn links_that_cannot_carry_it() {
+fn links_without_rdma_support() {
     let tree = tree::rxe_on_eth();
     let mut strict = want("eth0", "10.0.0.4");
     strict.allow_software = false;
@@ -213,7 +213,7 @@ fn links_that_cannot_carry_it() {
 }
 
 #[test]
-fn what_the_process_lacks() {
+fn missing_process_permissions() {
     let want = want("eth0", "10.0.0.4");
     let word = |tree: &Tree| reason(ask(tree, &want)).evidence();
 

@@ -58,7 +58,7 @@ fn is_completion(error: &PerfError, status: WcStatus) -> bool {
 /// end that saw it; the other end learns it. Method: each status on WRITE, some on the other
 /// operations.
 #[test]
-fn every_error_completion_of_the_client() {
+fn every_error_status_at_the_client() {
     let rig = Rig::new();
     for &status in WcStatus::ALL {
         // What flushes without a cause is another test's.
@@ -109,7 +109,7 @@ fn every_error_completion_of_the_client() {
 /// Goal: the same for the server's requests: its echoes and its answers. The client learns the
 /// status.
 #[test]
-fn every_error_completion_of_the_server() {
+fn every_error_status_at_the_server() {
     let rig = Rig::new();
     for &status in WcStatus::ALL {
         if matches!(status, WcStatus::Success | WcStatus::WorkRequestFlushed) {
@@ -166,7 +166,7 @@ fn a_receive_fails() {
 
 /// Goal: a queue pair that flushes without any other word is still an error, with what to look for.
 #[test]
-fn only_flushed() {
+fn flushed_without_another_error() {
     let rig = Rig::new();
     let running = begin(&rig, Op::Write, Measure::Bandwidth);
     let pair = data_pairs(&rig).client;
@@ -264,7 +264,7 @@ fn the_network_is_cut() {
 /// Goal: an end whose device lives and whose program hangs is given up too. Method: one direction
 /// of the control connection is held, so that signs of life do not arrive.
 #[test]
-fn a_stopped_program() {
+fn a_hung_program() {
     let rig = Rig::new();
     let after = Duration::from_millis(3000);
     for who in [0, 1] {
@@ -342,7 +342,7 @@ fn disconnected() {
 /// Goal: an address that moves ends the run at the end that gets the event; meaningless events are
 /// ignored.
 #[test]
-fn other_events() {
+fn address_change_ends_the_run() {
     let rig = Rig::new();
     for end in [0, 1] {
         let running = begin(&rig, Op::Send, Measure::Latency);
@@ -387,7 +387,7 @@ fn the_server_is_stopped() {
 
 /// Goal: `once` returns the failure of its client to the caller.
 #[test]
-fn once_and_failed() {
+fn once_returns_the_failure() {
     let mut rig = Rig::with(|options| options.once = true);
     let running = begin(&rig, Op::Write, Measure::Bandwidth);
     let pair = data_pairs(&rig).client;

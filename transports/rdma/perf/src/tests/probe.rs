@@ -11,7 +11,7 @@ use crate::*;
 /// Goal: a listening program, a machine without a listener, and a machine that does not answer are
 /// distinguished. The probe leaves nothing behind.
 #[test]
-fn what_answers() {
+fn listening_refusing_and_silent_addresses() {
     let rig = Rig::new();
     let within = |port, time| {
         let peer = SocketAddr::new(SERVER, port);

@@ -14,7 +14,7 @@ use crate::*;
 /// Goal: each way in which connecting fails has its text with stage and peer; a silent network is
 /// given up in time.
 #[test]
-fn ways_that_lead_nowhere() {
+fn connection_failures_name_stage_and_peer() {
     let rig = Rig::new();
     let address = rig.address;
     for (fault, text) in [
@@ -65,7 +65,7 @@ fn ways_that_lead_nowhere() {
 
 /// Goal: a machine without a server is distinguished from an absent one.
 #[test]
-fn nobody_listens() {
+fn no_server_listens() {
     let rig = Rig::new();
     let other = SocketAddr::new(SERVER, 9);
     let options = ClientOptions {
@@ -82,7 +82,7 @@ fn nobody_listens() {
 
 /// Goal: a test that makes no sense is refused before anything is done.
 #[test]
-fn tests_that_make_no_sense() {
+fn invalid_tests_are_refused() {
     let rig = Rig::new();
     for (test, wanted) in [
         (

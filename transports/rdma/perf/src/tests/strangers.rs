@@ -110,7 +110,7 @@ fn request(peer_timeout_ms: u32) -> Vec<u8> {
 /// Goal: a server answers every request: other programs, other versions, short requests, unknown
 /// sessions; and continues.
 #[test]
-fn strange_clients() {
+fn foreign_clients_get_an_answer() {
     let rig = Rig::new();
     let mut raw = Raw::new(&rig.fabric, rig.client_device);
     let mut newer = request(1000);
@@ -151,7 +151,7 @@ fn strange_clients() {
 /// Goal: queue pairs that a session does not have, or has already, are refused. A client that is
 /// silent after that is given up after the time that it named itself, and the next one is served.
 #[test]
-fn a_client_that_falls_silent() {
+fn a_silent_client() {
     let rig = Rig::new();
     let mut raw = Raw::new(&rig.fabric, rig.client_device);
     let began = Instant::now();
@@ -191,7 +191,7 @@ fn a_client_that_falls_silent() {
 
 /// Goal: a client that vanishes between its connections ends its session at once.
 #[test]
-fn a_client_that_goes_away_while_connecting() {
+fn a_client_disconnects_while_connecting() {
     let rig = Rig::new();
     let mut raw = Raw::new(&rig.fabric, rig.client_device);
     let (id, _) = raw.ask(rig.address, &request(60_000));
@@ -253,7 +253,7 @@ fn accept(raw: &mut Raw, id: CmId, private_data: &[u8]) {
 /// Goal: a server that is another program, or of another version, is distinguished from one that
 /// fails.
 #[test]
-fn strange_servers() {
+fn foreign_servers_are_recognized() {
     let patience = Duration::from_secs(20);
     let error = against(|raw, id| accept(raw, id, b"NVMe"), patience);
     assert!(
@@ -295,7 +295,7 @@ fn silent_servers() {
 
 /// Goal: an acceptance that promises less than the test needs is not believed.
 #[test]
-fn acceptances_that_cannot_be() {
+fn invalid_acceptances() {
     let error = against(
         |raw, id| {
             accept(raw, id, &wire::Accept::default().to_bytes());

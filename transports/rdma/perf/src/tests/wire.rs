@@ -42,7 +42,7 @@ fn the_bytes_of_a_request() {
 
 /// Goal: written messages parse, also with the connection manager's padding.
 #[test]
-fn there_and_back() {
+fn messages_round_trip() {
     for request in [
         Request::Control(terms()),
         Request::Data {
@@ -233,7 +233,7 @@ fn bad_answers() {
 proptest! {
     /// Goal: any input parses without a panic, and accepted values are within bounds.
     #[test]
-    fn anything_can_arrive(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), head in any::<bool>()) {
+    fn random_input_never_panics(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), head in any::<bool>()) {
         if head && bytes.len() >= 8 {
             let length = [36, 40, 32, 64][usize::from(bytes[7]) % 4];
             bytes[..8].copy_from_slice(&[b'N', b'R', b'P', b'F', 1, 0, length, 0]);

@@ -189,7 +189,7 @@ mod tests {
     /// Goal: each cause has its own text, reason and remedy, and begins with the words that people
     /// search for. Method: a machine that gains one part after the other.
     #[test]
-    fn each_cause_is_told_apart() {
+    fn each_cause_has_its_own_text() {
         let machine = Machine::new();
         let says = || {
             let absence = Absence::of(&machine.1);

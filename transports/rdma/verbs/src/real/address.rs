@@ -56,7 +56,7 @@ mod tests {
 
     /// Goal: an address is the same on its way back. Method: one of each kind, and one of neither.
     #[test]
-    fn addresses_go_there_and_back() {
+    fn addresses_round_trip() {
         for text in ["10.9.0.1:4420", "[fd00::9:1]:8009", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             assert_eq!(from_storage(&to_storage(address)), Some(address));

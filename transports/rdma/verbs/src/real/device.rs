@@ -453,7 +453,7 @@ mod tests {
     /// Goal: the driver decides, whatever the device's name; a device without a bus driver
     /// (software) is believed.
     #[test]
-    fn who_claims_to_invalidate() {
+    fn send_with_invalidate_depends_on_the_driver() {
         let dir = tempfile::tempdir().unwrap();
         let sys = dir.path().join("infiniband/rocep1s0");
         assert!(!claims_to_invalidate(&sys));

@@ -262,7 +262,7 @@ mod tests {
 
     /// Goal: the limit is not blamed for other failures.
     #[test]
-    fn other_causes_stay_what_they_are() {
+    fn other_failures_are_not_blamed_on_the_limit() {
         let no_limit = RegisterMemoryError::of(4096, nomem(), None, 0).to_string();
         assert!(
             no_limit.starts_with("ibv_reg_mr failed: Cannot allocate memory"),

@@ -254,7 +254,7 @@ mod tests {
     /// Goal: the number of accepted requests of a batch is known. Method: a driver that refuses the
     /// fourth of the second chain, one that refuses the first, and one that names none.
     #[test]
-    fn what_was_taken_is_counted() {
+    fn accepted_requests_are_counted() {
         let sges = [Sge {
             address: 0,
             length: 1,
