@@ -147,7 +147,7 @@ fn populating_does_not_depend_on_locking() {
 /// Goal: an arena does not report missing pages of a worse kind; reports are sorted best first.
 #[test]
 fn only_missing_better_pages_are_reported() {
-    let told = |got| {
+    let reasons = |got| {
         let lacking = [PageKind::Transparent, PageKind::OneGiB, PageKind::TwoMiB];
         let lacking = lacking.map(|kind| (kind, ArenaError::TooLarge { asked: kind.size() }));
         better_kinds_missing(lacking.into(), got)
@@ -155,9 +155,9 @@ fn only_missing_better_pages_are_reported() {
             .collect::<Vec<_>>()
     };
     let text = |size| ArenaError::TooLarge { asked: size }.to_string();
-    assert_eq!(told(PageKind::OneGiB), Vec::<String>::new());
-    assert_eq!(told(PageKind::TwoMiB), [text(GIB)]);
-    assert_eq!(told(PageKind::Transparent), [text(GIB), text(2 * MIB)]);
+    assert_eq!(reasons(PageKind::OneGiB), Vec::<String>::new());
+    assert_eq!(reasons(PageKind::TwoMiB), [text(GIB)]);
+    assert_eq!(reasons(PageKind::Transparent), [text(GIB), text(2 * MIB)]);
 }
 
 /// Goal: the report names the node, and whether it was strict or preferred.

@@ -449,14 +449,14 @@ mod tests {
             Some(100),
             "the other device has longer pieces"
         );
-        let told = regions.registered(0);
+        let pieces = regions.registered(0);
         let mut known = short.known.lock().clone();
-        let listed: Vec<_> = told.iter().map(|(info, key)| (info.id, *key)).collect();
+        let listed: Vec<_> = pieces.iter().map(|(info, key)| (info.id, *key)).collect();
         assert_eq!(listed, known);
         known.sort_unstable();
         known.dedup_by_key(|(id, _)| *id);
-        assert_eq!(known.len(), told.len(), "each piece has its own id");
-        let sum: usize = told.iter().map(|(info, _)| info.len()).sum();
+        assert_eq!(known.len(), pieces.len(), "each piece has its own id");
+        let sum: usize = pieces.iter().map(|(info, _)| info.len()).sum();
         assert_eq!(sum, REGION_MAX + 2 * GRAIN + 4096);
         regions.unregister(0);
         assert_eq!((short.count(), key(0, 1)), (0, None));

@@ -249,10 +249,10 @@ impl ReactorHandle {
 
     fn answer<R: Send>(
         &self,
-        asked: Result<Receiver<R>, SendError>,
+        reply: Result<Receiver<R>, SendError>,
     ) -> impl Future<Output = Result<R, CallError>> + Send + use<R> {
         let stopped = self.stopped();
-        async move { asked?.await.ok_or(stopped) }
+        async move { reply?.await.ok_or(stopped) }
     }
 
     fn stopped(&self) -> CallError {

@@ -204,11 +204,11 @@ mod tests {
     #[test]
     fn a_panic_does_not_end_the_thread() {
         let helper = Helper::new("test", 2);
-        let (done, told) = mpsc::channel();
+        let (done, ended) = mpsc::channel();
         helper.submit("a", || panic!("on purpose")).unwrap();
         helper.submit("a", move || done.send(()).unwrap()).unwrap();
         helper.start().unwrap();
-        told.recv_timeout(PATIENCE).unwrap();
+        ended.recv_timeout(PATIENCE).unwrap();
     }
 
     /// The thread ends with the handle, also if a job holds the last one.
@@ -216,7 +216,7 @@ mod tests {
     fn the_thread_ends_with_its_handle() {
         let helper = Arc::new(Helper::new("test", 2));
         helper.start().unwrap();
-        let (done, told) = mpsc::channel();
+        let (done, ended) = mpsc::channel();
         let own = Arc::clone(&helper);
         helper
             .submit("a", move || {
@@ -226,10 +226,10 @@ mod tests {
             })
             .unwrap();
         drop(helper);
-        told.recv_timeout(PATIENCE).unwrap();
+        ended.recv_timeout(PATIENCE).unwrap();
         let at_once = Helper::at_once();
-        let (done, told) = mpsc::channel();
+        let (done, ended) = mpsc::channel();
         at_once.submit("a", move || done.send(()).unwrap()).unwrap();
-        told.try_recv().unwrap();
+        ended.try_recv().unwrap();
     }
 }

@@ -152,7 +152,7 @@ fn a_panic_ends_the_reactor_and_is_named() {
     assert_eq!(
         reactor.join().unwrap_err(),
         panicked,
-        "asked twice, told twice"
+        "two requests, two replies"
     );
     assert!(
         dropped.load(Ordering::Acquire),

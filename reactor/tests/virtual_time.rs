@@ -417,7 +417,7 @@ fn wake_descriptors_follow_their_pollers() {
     core.remove_poller(a);
     assert!(woken(&mut core), "b still needs it");
     core.remove_poller(b);
-    assert!(!woken(&mut core), "nobody needs it");
+    assert!(!woken(&mut core), "no poller needs it");
     clear(&shared);
 
     // Closed under its poller, and the number given to another's descriptor.
@@ -532,7 +532,7 @@ fn two_cores_on_one_thread() {
     let mut host = TestCore::with_clock(ReactorConfig::default(), clock.clone());
     let mut target = TestCore::with_clock(ReactorConfig::default(), clock);
     let there = target.handle();
-    let asked = host.spawn_local(async move {
+    let task = host.spawn_local(async move {
         there
             .run_future(|core| async move { core.after(MS).await })
             .await
@@ -543,7 +543,7 @@ fn two_cores_on_one_thread() {
         host.run_until_idle();
         target.advance(MS);
     }
-    assert!(asked.is_finished());
+    assert!(task.is_finished());
     // Slept one millisecond over there, and asked again before time went on.
-    assert_eq!(host.block_on(asked), Ok(Nanos(1_000_000)));
+    assert_eq!(host.block_on(task), Ok(Nanos(1_000_000)));
 }

@@ -220,10 +220,10 @@ fn without_a_device() {
         world.fabric.remove_device(id);
     }
     let connector = world.connector(false);
-    let mut told = Vec::new();
+    let mut failures = Vec::new();
     let session =
         Session::connect_telling("here", world.options(false), &connector, |text: &str| {
-            told.push(text.to_owned());
+            failures.push(text.to_owned());
         });
     let error = session.err().expect("no RDMA");
     assert!(matches!(error, SessionError::Exhausted { attempts: 3, .. }));
@@ -233,7 +233,7 @@ fn without_a_device() {
         "{text}"
     );
     assert!(text.contains("--fallback tcp"), "{text}");
-    assert_eq!(told.len(), 3, "{told:?}");
+    assert_eq!(failures.len(), 3, "{failures:?}");
 
     let report = world.run(true, Limit::Ios(500), |_| true);
     assert!(report.is_good());

@@ -153,8 +153,8 @@ fn target_dir(root: &Path) -> PathBuf {
     let mut ask = setup::cargo();
     ask.current_dir(root)
         .args(["metadata", "--no-deps", "--offline", "--format-version=1"]);
-    let told = process::capture(&mut ask, Duration::from_secs(60)).ok();
-    let dir = told
+    let output = process::capture(&mut ask, Duration::from_secs(60)).ok();
+    let dir = output
         .and_then(|text| serde_json::from_str::<serde_json::Value>(&text).ok())
         .and_then(|facts| Some(PathBuf::from(facts["target_directory"].as_str()?)));
     dir.unwrap_or_else(|| root.join("target"))

@@ -82,12 +82,12 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
 }
 
 /// The requested port, or the usual one, or a free one if the usual port is taken.
-fn choose_port(asked: Option<u16>, usual: u16) -> Result<u16> {
+fn choose_port(requested: Option<u16>, usual: u16) -> Result<u16> {
     let bind = |port| TcpListener::bind((ADDRESS, port));
-    let Err(error) = bind(asked.unwrap_or(usual)) else {
-        return Ok(asked.unwrap_or(usual));
+    let Err(error) = bind(requested.unwrap_or(usual)) else {
+        return Ok(requested.unwrap_or(usual));
     };
-    if let Some(port) = asked {
+    if let Some(port) = requested {
         return Err(error).with_context(|| {
             format!("{ADDRESS}:{port} cannot be served on: choose another --port")
         });

@@ -342,14 +342,16 @@ impl VolumeHandle {
     /// the command.
     pub async fn run(&self, command: Command) -> Result<(), VolumeError> {
         let (answer, outcome) = oneshot::channel();
-        let asked = CommandRequest { command, answer };
+        let request = CommandRequest { command, answer };
         let closed = || VolumeError::Closed {
             name: self.status().name,
         };
-        self.commands.try_send(asked).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => VolumeError::Busy,
-            mpsc::error::TrySendError::Closed(_) => closed(),
-        })?;
+        self.commands
+            .try_send(request)
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => VolumeError::Busy,
+                mpsc::error::TrySendError::Closed(_) => closed(),
+            })?;
         outcome.await.unwrap_or_else(|_| Err(closed()))
     }
 }

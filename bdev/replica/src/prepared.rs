@@ -91,20 +91,20 @@ impl Prepared {
     pub fn status(&self, record: &VolumeRecord, why: Option<&VolumeError>) -> VolumeStatus {
         let mut status = VolumeStatus::of(record);
         status.count(&self.shared);
-        let told = match why {
+        let reason = match why {
             Some(why) => why.to_string(),
             None => "it is being opened".into(),
         };
         (status.state, status.why) = match why {
             Some(VolumeError::Store(StoreError::NotFound { .. })) => {
-                (VolumeState::Closed, Some(told))
+                (VolumeState::Closed, Some(reason))
             }
-            Some(why) if is_elsewhere(why) => (VolumeState::Fenced, Some(told)),
+            Some(why) if is_elsewhere(why) => (VolumeState::Fenced, Some(reason)),
             _ if self.is_failing() => (VolumeState::Failing, Some("by the operator".into())),
             Some(VolumeError::Store(StoreError::Unavailable { .. })) => {
-                (VolumeState::StoreLost, Some(told))
+                (VolumeState::StoreLost, Some(reason))
             }
-            _ => (VolumeState::Frozen, Some(told)),
+            _ => (VolumeState::Frozen, Some(reason)),
         };
         status
     }

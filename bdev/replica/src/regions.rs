@@ -178,7 +178,7 @@ mod tests {
         use parking_lot::Mutex;
         let regions = Regions::new(1);
         let (media, over) = (AtomicBool::new(false), AtomicBool::new(false));
-        let (told, cleared) = (Mutex::new(0u32), AtomicU64::new(0));
+        let (wanted, cleared) = (Mutex::new(0u32), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let lanes: Vec<_> = (0..2)
                 .map(|_| {
@@ -194,7 +194,7 @@ mod tests {
                             loop {
                                 match regions.enter(0) {
                                     Entered::Inside => break,
-                                    Entered::First => *told.lock() += 1,
+                                    Entered::First => *wanted.lock() += 1,
                                     Entered::Wait => {}
                                 }
                                 std::thread::yield_now();
@@ -210,7 +210,7 @@ mod tests {
                 .collect();
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
-                    if std::mem::take(&mut *told.lock()) > 0 {
+                    if std::mem::take(&mut *wanted.lock()) > 0 {
                         media.store(true, Ordering::SeqCst);
                         regions.set_dirty(0);
                     } else if regions.age(0) && regions.clear(0) {

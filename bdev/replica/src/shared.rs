@@ -92,10 +92,10 @@ impl Shown {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    #[error("a volume of {now} blocks does not shrink to {asked}")]
-    Shrinks { now: u64, asked: u64 },
-    #[error("{asked} blocks are more than the volume was opened for")]
-    NoTables { asked: u64 },
+    #[error("a volume of {now} blocks does not shrink to {requested}")]
+    Shrinks { now: u64, requested: u64 },
+    #[error("{requested} blocks are more than the volume was opened for")]
+    NoTables { requested: u64 },
 }
 
 /// News from lanes for the control.
@@ -392,10 +392,13 @@ impl Shared {
     pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
         let now = self.blocks();
         if blocks < now {
-            return Err(ResizeError::Shrinks { now, asked: blocks });
+            return Err(ResizeError::Shrinks {
+                now,
+                requested: blocks,
+            });
         }
         if !self.covers(blocks) {
-            return Err(ResizeError::NoTables { asked: blocks });
+            return Err(ResizeError::NoTables { requested: blocks });
         }
         self.blocks.store(blocks, Ordering::Relaxed);
         Ok(())
@@ -483,18 +486,18 @@ impl Shared {
     /// least the returned number; `None`: too many requests wait for that.
     pub fn want_equal(&self, region: u64) -> Option<u64> {
         let mut news = self.news.lock();
-        let asked = self.urgent.load(Ordering::SeqCst);
+        let requests = self.urgent.load(Ordering::SeqCst);
         if let Some(at) = news.urgent.iter().rposition(|r| *r == region) {
-            return Some(asked - (news.urgent.len() - 1 - at) as u64);
+            return Some(requests - (news.urgent.len() - 1 - at) as u64);
         }
-        if asked - self.tried() >= URGENT {
+        if requests - self.tried() >= URGENT {
             return None;
         }
         news.urgent.push(region);
-        self.urgent.store(asked + 1, Ordering::SeqCst);
+        self.urgent.store(requests + 1, Ordering::SeqCst);
         drop(news);
         self.wake_control();
-        Some(asked + 1)
+        Some(requests + 1)
     }
 
     pub fn tried(&self) -> u64 {

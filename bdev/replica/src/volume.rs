@@ -266,13 +266,13 @@ mod tests {
             volume.shared().grow(BLOCKS - 1),
             Err(ResizeError::Shrinks {
                 now: BLOCKS,
-                asked: BLOCKS - 1
+                requested: BLOCKS - 1
             })
         );
-        let asked = 1 << 40;
+        let requested = 1 << 40;
         assert_eq!(
-            volume.shared().grow(asked),
-            Err(ResizeError::NoTables { asked })
+            volume.shared().grow(requested),
+            Err(ResizeError::NoTables { requested })
         );
         assert_eq!(volume.shared().grow(BLOCKS), Ok(()));
     }

@@ -313,10 +313,13 @@ fn abort(subject: &Subject) {
             let mut none = Done::with_capacity(0);
             rig.queue.poll(now, &mut none);
         }
-        let asked: Vec<_> = tokens.iter().skip(1).copied().collect();
-        let took: Vec<bool> = asked.iter().map(|token| rig.queue.abort(*token)).collect();
+        let aborted: Vec<_> = tokens.iter().skip(1).copied().collect();
+        let took: Vec<bool> = aborted
+            .iter()
+            .map(|token| rig.queue.abort(*token))
+            .collect();
         for completion in rig.wait_all() {
-            let at = asked.iter().position(|token| *token == completion.token);
+            let at = aborted.iter().position(|token| *token == completion.token);
             let may = at.is_some_and(|at| took[at]);
             let fine = completion.status.is_ok() || (may && completion.status == Status::Aborted);
             assert!(fine, "{completion:?}, asked to abort: {may}");

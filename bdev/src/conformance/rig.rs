@@ -130,13 +130,13 @@ impl Rig {
     /// One turn.
     pub fn turn(&mut self) {
         let now = self.now();
-        let told = self.queue.poll(now, &mut self.done);
+        let collected = self.queue.poll(now, &mut self.done);
         assert_eq!(
-            told,
+            collected,
             self.done.len(),
             "poll returns the number of collected completions"
         );
-        if told == 0 {
+        if collected == 0 {
             std::thread::yield_now();
         }
         for completion in self.done.drain() {

@@ -30,7 +30,7 @@ pub(super) struct Poor {
 pub(super) struct Disk {
     pub cache: Vec<u8>,
     pub media: Vec<u8>,
-    pub asked: Vec<(Op, u64, u32)>,
+    pub requests: Vec<(Op, u64, u32)>,
     /// The next one that touches this block fails.
     pub bad_block: Option<u64>,
     /// Takes I/O but ends none.
@@ -53,7 +53,7 @@ impl Poor {
         let disk = Disk {
             cache: vec![0; BLOCKS as usize * BLOCK],
             media: vec![0; BLOCKS as usize * BLOCK],
-            asked: Vec::new(),
+            requests: Vec::new(),
             bad_block: None,
             stuck: false,
             refuses: None,
@@ -73,8 +73,8 @@ impl Poor {
     }
 
     /// The requests since the last call.
-    pub fn asked(&self) -> Vec<(Op, u64, u32)> {
-        std::mem::take(&mut self.lock().asked)
+    pub fn take_requests(&self) -> Vec<(Op, u64, u32)> {
+        std::mem::take(&mut self.lock().requests)
     }
 }
 
@@ -137,7 +137,7 @@ impl Channel {
     fn perform(&self, io: &mut Io) -> Status {
         let mut disk = self.poor.lock();
         let disk = &mut *disk;
-        disk.asked.push((io.op, io.lba, io.blocks));
+        disk.requests.push((io.op, io.lba, io.blocks));
         if io.op == Op::Flush {
             disk.media.copy_from_slice(&disk.cache);
             return Status::Ok;

@@ -126,7 +126,7 @@ fn force_unit_access() {
         rig.run(Io::new(1, Op::Write, 5, blocks as u32).with(buf));
         assert!(
             rig.poor.lock().media.iter().all(|byte| *byte == 0),
-            "no flush was asked for"
+            "no flush was requested"
         );
         for (op, fill) in [(Op::Write, 0xAA), (Op::WriteZeroes, 0), (Op::Copy, 0)] {
             let mut io = Io::new(2, op, 5, blocks as u32)
@@ -147,7 +147,7 @@ fn force_unit_access() {
     let buf = rig.buf(1, 1);
     rig.run(Io::new(1, Op::Write, 5, 1).with(buf).flags(Flags::FUA));
     assert_eq!(
-        rig.poor.asked(),
+        rig.poor.take_requests(),
         [(Op::Write, 5, 1)],
         "the module does it by itself"
     );
@@ -178,9 +178,9 @@ fn refused_zeroes() {
             assert!(zeroes && side[4 * BLOCK] == 7 && side[35 * BLOCK] == 7);
         }
     }
-    rig.poor.asked();
+    rig.poor.take_requests();
     assert_eq!(rig.run(Io::new(2, Op::WriteZeroes, 40, 2)).0, Status::Ok);
-    assert_eq!(rig.poor.asked(), [(Op::Write, 40, 2)]);
+    assert_eq!(rig.poor.take_requests(), [(Op::Write, 40, 2)]);
     assert!(
         rig.poor.lock().cache[40 * BLOCK..42 * BLOCK]
             .iter()
@@ -196,10 +196,10 @@ fn split() {
     let addresses = (a.as_ptr(), b.as_ptr());
     let (status, data) = rig.run(Io::new(1, Op::Read, 6, 7).with(a).with(b));
     assert_eq!(status, Status::Ok);
-    let mut asked = rig.poor.asked();
-    asked.sort_unstable_by_key(|(_, lba, _)| *lba);
+    let mut requests = rig.poor.take_requests();
+    requests.sort_unstable_by_key(|(_, lba, _)| *lba);
     assert_eq!(
-        asked,
+        requests,
         [(Op::Read, 6, 2), (Op::Read, 8, 3), (Op::Read, 11, 2)]
     );
     assert_eq!((data[0].as_ptr(), data[1].as_ptr()), addresses);
@@ -216,13 +216,13 @@ fn verifies() {
     let (status, data) = rig.run(Io::new(1, Op::Verify, 6, 7));
     assert_eq!((status, data.len()), (Status::Ok, 0));
     let read = [(Op::Read, 6, 2), (Op::Read, 8, 3), (Op::Read, 11, 2)];
-    assert_eq!(rig.poor.asked(), read);
+    assert_eq!(rig.poor.take_requests(), read);
     poor.native.push(Op::Verify);
     let mut rig = Rig::new(poor);
     assert_eq!(rig.run(Io::new(1, Op::Verify, 6, 7)).0, Status::Ok);
-    let mut asked = rig.poor.asked();
-    asked.sort_unstable_by_key(|(_, lba, _)| *lba);
-    assert_eq!(asked, [(Op::Verify, 6, 5), (Op::Verify, 11, 2)]);
+    let mut requests = rig.poor.take_requests();
+    requests.sort_unstable_by_key(|(_, lba, _)| *lba);
+    assert_eq!(requests, [(Op::Verify, 6, 5), (Op::Verify, 11, 2)]);
 }
 
 /// A failed piece fails the whole I/O once nothing is in flight; everything comes back.
@@ -278,7 +278,7 @@ fn abort_in_pieces() {
             }
             rig.submit(io);
             let mut ended: Vec<Completion> = (0..turns).flat_map(|_| rig.turn()).collect();
-            let asked = rig.queue.abort(9);
+            let was_aborted = rig.queue.abort(9);
             if rig.queue.inflight() > 0 {
                 ended.extend(rig.finish());
             }
@@ -290,7 +290,8 @@ fn abort_in_pieces() {
                 vec![40 * BLOCK; op.data_len(1) as usize],
                 "{op:?} after {turns}"
             );
-            let may = ended.status == Status::Ok || (asked && ended.status == Status::Aborted);
+            let may =
+                ended.status == Status::Ok || (was_aborted && ended.status == Status::Aborted);
             assert!(may, "{op:?} after {turns}: {:?}", ended.status);
             let first = rig.poor.lock().cache[30 * BLOCK];
             assert_eq!(first, 0, "a swap of equal data changes nothing");
@@ -436,7 +437,10 @@ fn passed_reads() {
     for io in not_plain {
         assert_eq!(rig.queue.pass_read(io).unwrap_err().token, one);
     }
-    assert_eq!((rig.queue.inflight(), rig.poor.asked()), (0, vec![]));
+    assert_eq!(
+        (rig.queue.inflight(), rig.poor.take_requests()),
+        (0, vec![])
+    );
 
     rig.poor.lock().stuck = true;
     for token in [one, two] {

@@ -91,9 +91,9 @@ impl Channel {
     /// What answers a read without extents.
     #[inline]
     fn lend(&self, io: &Io) -> Option<Lent> {
-        let asked = io.op == Op::Read && io.data.is_empty() && io.blocks > 0;
+        let is_read = io.op == Op::Read && io.data.is_empty() && io.blocks > 0;
         let len = self.offset(u64::from(io.blocks));
-        (asked && self.geometry.holds(io.lba, u64::from(io.blocks)))
+        (is_read && self.geometry.holds(io.lba, u64::from(io.blocks)))
             .then(|| self.memory.lend(self.offset(io.lba), len))
     }
 

@@ -108,7 +108,7 @@ fn claims() {
     drop(queue);
     let exclusive = registry
         .claim("a", above(), Usage::Exclusive)
-        .expect("nobody left");
+        .expect("no user is left");
     assert!(matches!(
         registry.open("a", &pool()),
         Err(RegistryError::Claimed { .. })
@@ -281,7 +281,7 @@ fn nothing_shrinks_under_its_users() {
     }
     device.resize(1000).expect("a good size");
     assert_eq!(registry.notify_resize("a").expect("as it was"), None);
-    assert_eq!(events.take(), None, "nobody was told anything");
+    assert_eq!(events.take(), None, "no subscriber got an event");
     assert_eq!(status_at(999), Some(Status::Ok));
     device.resize(1200).expect("a good size");
     assert_eq!(registry.notify_resize("a").expect("larger"), Some(1200));
@@ -350,8 +350,8 @@ fn closed_on_another_core() {
     let theirs = registry.clone();
     let core = std::thread::spawn(move || {
         let queue = theirs.open("a", &pool()).expect("opens");
-        opened.send(()).expect("somebody waits");
-        remove.recv().expect("somebody removes");
+        opened.send(()).expect("the main thread waits");
+        remove.recv().expect("the main thread removes it");
         drop(queue);
     });
     open.recv().expect("it opens");
@@ -359,7 +359,7 @@ fn closed_on_another_core() {
     let (done, wait) = std::sync::mpsc::channel();
     ticket.on_done(move || {
         let name = std::thread::current().name().map(str::to_owned);
-        done.send(name).expect("somebody waits");
+        done.send(name).expect("the main thread waits");
     });
     assert!(!ticket.is_done());
     removed.send(()).expect("it waits");

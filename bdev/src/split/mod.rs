@@ -229,8 +229,8 @@ pub fn create(config: &mut Config, registry: &Registry) -> Result<Vec<Arc<Part>>
     let (count, blocks) = config.layout(geometry)?;
     let bytes = blocks * u64::from(geometry.block_size);
     if count < config.split_count {
-        let (bdev, asked) = (&config.base_bdev, config.split_count);
-        warn!(bdev, asked, count, "no more parts fit on the device");
+        let (bdev, requested) = (&config.base_bdev, config.split_count);
+        warn!(bdev, requested, count, "no more parts fit on the device");
     }
     let names: Vec<String> = (0..count).map(|index| config.name_of(index)).collect();
     let parts = Arc::new(Parts {

@@ -39,7 +39,7 @@ fn a_change_in_flight_is_complete_or_absent() {
     for round in 0..8 {
         let (enough, late) = (rng.below(12), Duration::from_micros(rng.below(3000)));
         let pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
-        let (told, done) = std::sync::mpsc::channel();
+        let (finished, done) = std::sync::mpsc::channel();
         let next = std::thread::scope(|scope| {
             scope.spawn(move || {
                 (0..enough).for_each(|_| done.recv().unwrap());
@@ -56,7 +56,7 @@ fn a_change_in_flight_is_complete_or_absent() {
                 }
                 changes += 1;
                 // The receiver is gone after enough changes.
-                let _ = told.send(());
+                let _ = finished.send(());
             }
         });
         daemon.kill();

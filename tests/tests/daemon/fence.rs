@@ -53,8 +53,8 @@ fn host(address: SocketAddr) -> Host {
 
 /// The registrants of the keeper's namespace.
 fn registrants(keeper: &mut Daemon) -> Vec<Value> {
-    let told = keeper.call("nvmf_ns_get_reservation", json!({ "nqn": FAR, "nsid": 1 }));
-    let registrants = told["registrants"].as_array().expect("a list");
+    let report = keeper.call("nvmf_ns_get_reservation", json!({ "nqn": FAR, "nsid": 1 }));
+    let registrants = report["registrants"].as_array().expect("a list");
     registrants.iter().map(|r| r["hostid"].clone()).collect()
 }
 

@@ -198,17 +198,21 @@ fn listeners_follow_the_interfaces() {
         listens(now, "10.90.0.2", "TCP")
     });
     // The events report the same state.
-    let told = daemon.call("notify_get_notifications", json!({}));
-    let of_it = told.as_array().unwrap().iter().filter_map(|event| {
-        let (_, after) = event["ctx"]
-            .as_str()?
-            .split_once("10.90.0.2 port 4420, TCP")?;
-        Some(format!("{}{after}", event["type"].as_str()?))
-    });
+    let notifications = daemon.call("notify_get_notifications", json!({}));
+    let of_it = notifications
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|event| {
+            let (_, after) = event["ctx"]
+                .as_str()?
+                .split_once("10.90.0.2 port 4420, TCP")?;
+            Some(format!("{}{after}", event["type"].as_str()?))
+        });
     assert_eq!(
         of_it.collect::<Vec<_>>(),
         ["transport_downgraded: no_address", "transport_restored"],
-        "{told}"
+        "{notifications}"
     );
     daemon.stop();
 }
@@ -291,11 +295,15 @@ fn a_first_start_restores_nothing() {
         "volume_publish",
         json!({ "name": "vol", "allow_any_host": true }),
     );
-    let told = daemon.call("notify_get_notifications", json!({}));
-    let types = told.as_array().unwrap().iter().map(|event| &event["type"]);
+    let notifications = daemon.call("notify_get_notifications", json!({}));
+    let types = notifications
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|event| &event["type"]);
     assert!(
         types.clone().all(|kind| kind != "transport_restored"),
-        "{told}"
+        "{notifications}"
     );
     assert!(types.count() > 0, "there are notifications at all");
     daemon.stop();

@@ -166,7 +166,7 @@ fn discovery_on_its_port_and_on_the_listener() {
     assert_eq!(nvm_subsystems(&mut host).len(), 1);
     let allow = json!({ "nqn": hidden, "host": HOSTNQN });
     daemon.call("nvmf_subsystem_add_host", allow);
-    host.until("told", |h| {
+    host.until("the event arrives", |h| {
         h.controller.take_event() == Some(AsyncEvent::DISCOVERY_LOG_CHANGE)
     });
     assert_eq!(nvm_subsystems(&mut host).len(), 2);
@@ -352,7 +352,7 @@ fn nothing_shrinks_under_a_connected_host() {
 
     daemon.kill();
     let mut daemon = place.start();
-    assert_eq!(blocks(&mut daemon), Some(2048), "hosts were told so");
+    assert_eq!(blocks(&mut daemon), Some(2048), "hosts know this size");
     let mut host = Host::connected(address, options(NQN), &[nsid]);
     assert_eq!(seen(&host), Some(2048));
     assert_eq!(

@@ -174,21 +174,21 @@ fn a_target_that_is_gone_for_long() {
     let mut host = Host::connected(served, options(NEAR), &[1]);
     assert_eq!(host.write(0, 0, 1, &[7; BLOCK]), Status::Ok);
     far.kill();
-    let asked = Instant::now();
+    let start = Instant::now();
     assert_eq!(host.write(0, 0, 1, &[8; BLOCK]), Status::Gone);
     assert!(
-        asked.elapsed() < Duration::from_secs(20),
+        start.elapsed() < Duration::from_secs(20),
         "{:?}",
-        asked.elapsed()
+        start.elapsed()
     );
-    let asked = Instant::now();
+    let start = Instant::now();
     for _ in 0..5 {
         assert_eq!(host.write(0, 0, 1, &[8; BLOCK]), Status::Gone);
     }
     assert!(
-        asked.elapsed() < Duration::from_secs(4),
+        start.elapsed() < Duration::from_secs(4),
         "{:?}",
-        asked.elapsed()
+        start.elapsed()
     );
     let shown = controller(&mut near);
     assert_eq!(

@@ -153,9 +153,9 @@ pub fn verify_bytes(daemon: &mut Daemon, bytes: u64) {
 }
 
 pub fn events(daemon: &mut Daemon, kind: &str) -> Vec<Value> {
-    let told = daemon.call("events_get", json!({ "categories": ["volume", "replica"] }));
-    let told = told["events"].as_array().expect("a list").clone();
-    told.into_iter().filter(|e| e["type"] == kind).collect()
+    let events = daemon.call("events_get", json!({ "categories": ["volume", "replica"] }));
+    let events = events["events"].as_array().expect("a list").clone();
+    events.into_iter().filter(|e| e["type"] == kind).collect()
 }
 
 /// Bytes written to a device so far.

@@ -190,7 +190,7 @@ fn discovery() {
 
     let another = "nqn.2025-01.io.nacre:another";
     add_subsystem(&world, another).unwrap();
-    world.until("told", |w| {
+    world.until("the event arrives", |w| {
         w.controller_mut().take_event() == Some(AsyncEvent::DISCOVERY_LOG_CHANGE)
     });
     let (after, found) = names(&mut world);
@@ -199,7 +199,7 @@ fn discovery() {
     assert!(found.contains(&another.to_string()));
     // Reading re-arms the event: the next change is reported, too.
     add_subsystem(&world, "nqn.2025-01.io.nacre:third").unwrap();
-    world.until("told", |w| {
+    world.until("the event arrives", |w| {
         w.controller_mut().take_event() == Some(AsyncEvent::DISCOVERY_LOG_CHANGE)
     });
     assert_eq!(names(&mut world).1.len(), 3);

@@ -103,7 +103,7 @@ fn a_requested_controller_is_kept() {
     assert_eq!(world.comes_up(), 5);
     let first = world.controller.take().unwrap();
     world.connect(asking(ControllerId::Static(5)));
-    world.until("told", |w| {
+    world.until("the event arrives", |w| {
         matches!(w.controller().state(), ControllerState::Waiting { .. })
     });
     assert!(

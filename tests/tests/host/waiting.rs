@@ -108,9 +108,9 @@ fn io_fails_after_the_fast_fail_time() {
     assert!(world.controller().link().is_away());
 
     // From now on I/O fails at once: within a turn.
-    let asked = world.now;
+    let start = world.now;
     assert_eq!(world.write(0, 0, 1, 1), Status::Gone);
-    assert!(world.now.since(asked) < Duration::from_millis(50));
+    assert!(world.now.since(start) < Duration::from_millis(50));
     // A queue opened meanwhile does not start a new wait.
     world.queues.remove(1);
     world.open_queue(2, 1);
@@ -178,26 +178,26 @@ fn io_waits_without_ana_access() {
     assert_eq!(world.read(0, 2, 1), bytes(1, 22));
 
     set_access(&world, AnaState::Change);
-    let asked = world.now;
+    let start = world.now;
     assert_eq!(world.write(0, 0, 1, 1), Status::Gone);
-    let took = world.now.since(asked);
+    let took = world.now.since(start);
     assert!(took >= LIMIT, "{took:?}");
     assert!(took < LIMIT + Duration::from_millis(500), "{took:?}");
-    let asked = world.now;
+    let start = world.now;
     assert_eq!(world.write(0, 0, 1, 1), Status::Gone);
-    assert!(world.now.since(asked) < Duration::from_millis(50));
+    assert!(world.now.since(start) < Duration::from_millis(50));
 
     set_access(&world, AnaState::Optimized);
     world.until("known", |_| access() == AnaState::Optimized);
     assert_eq!(world.write(0, 0, 1, 1), Status::Ok);
     set_access(&world, AnaState::PersistentLoss);
-    let asked = world.now;
+    let start = world.now;
     assert_eq!(
         world.write(0, 0, 1, 1),
         Status::Gone,
         "not worth waiting for"
     );
-    assert!(world.now.since(asked) < Duration::from_millis(50));
+    assert!(world.now.since(start) < Duration::from_millis(50));
     world.until("known", |_| access() == AnaState::PersistentLoss);
     assert_eq!(losses(&world), losses_before, "no connection ended");
     world.assert_buffers_back(0);

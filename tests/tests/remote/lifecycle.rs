@@ -97,7 +97,7 @@ fn loss_and_return() {
     let target = TestTarget::start_on(address);
     target.add_namespace(ram);
     assert_eq!(user.wait(write).status, Status::Ok);
-    assert!(user.device.losses() > losses, "told before the answer");
+    assert!(user.device.losses() > losses, "counted before the answer");
     assert_eq!(user.wait(read).status, Status::Ok);
     assert_eq!((user.read(0), user.read(16)), (Ok(1), Ok(7)));
     assert!(attached.sync().added.is_empty(), "it is the same device");
@@ -119,11 +119,11 @@ fn io_fails_after_the_fast_fail_time() {
     drop(target);
     assert_eq!(user.write(0, 2), Status::Gone);
     attached.until("away", |a| a.attachment.status().away);
-    let asked = Instant::now();
+    let start = Instant::now();
     for _ in 0..10 {
         assert_eq!(user.write(0, 2), Status::Gone);
     }
-    assert!(asked.elapsed() < Duration::from_secs(2), "without waiting");
+    assert!(start.elapsed() < Duration::from_secs(2), "without waiting");
     attached.sync();
     assert!(attached.registry.lookup("theren1").is_some(), "it stays");
     let target = TestTarget::start_on(address);

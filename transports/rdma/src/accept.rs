@@ -63,16 +63,16 @@ pub(crate) fn offer(
     cm: &mut dyn ConnectionManager,
     counts: &mut ControlCounts,
     open: usize,
-    asked: ConnectRequest<'_>,
+    connect: ConnectRequest<'_>,
 ) -> Result<Offered, Refused> {
     let config = &shared.config;
-    let private = &asked.params.private_data;
+    let private = &connect.params.private_data;
     let request = Request::parse(private)
         .map_err(|status| Refused(status, format!("{} bytes of private data", private.len())))?;
     if request.qid == u16::MAX {
         return Err(Refused(RejectStatus::InvalidQueueId, "queue 65535".into()));
     }
-    let domain = shared.memory.domain(&*shared.provider, asked.device)?;
+    let domain = shared.memory.domain(&*shared.provider, connect.device)?;
     let attributes = domain.domain.attributes();
     let (depth, limit) = (request.host_send_entries, depth_limit(config, attributes));
     if depth > limit {
@@ -80,7 +80,7 @@ pub(crate) fn offer(
         return Err(Refused(RejectStatus::InvalidHostSendSize, why));
     }
     // A host that answers no READ could not write.
-    if asked.params.initiator_depth == 0 {
+    if connect.params.initiator_depth == 0 {
         let why = "the host answers no RDMA READ".into();
         return Err(Refused(RejectStatus::InvalidResponderResources, why));
     }
@@ -100,7 +100,7 @@ pub(crate) fn offer(
     let read_depth = config
         .read_depth
         .min(attributes.max_initiator_depth)
-        .min(asked.params.initiator_depth);
+        .min(connect.params.initiator_depth);
     let need = QueueNeed::of(config, attributes, depth, read_depth);
     let caps = QpCaps {
         max_send_wr: need.sends,
@@ -112,20 +112,20 @@ pub(crate) fn offer(
     let completions = need.completions();
     let endpoint = {
         let mut queues = core.queues();
-        let (queues, used) = match queues.entry(asked.device) {
+        let (queues, used) = match queues.entry(connect.device) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
                 entry.insert(make_queues(config, &domain)?)
             }
         };
         reserve(queues, *used + completions, attributes, counts)?;
-        let endpoint = queues.create_qp(cm, asked.id, caps)?;
+        let endpoint = queues.create_qp(cm, connect.id, caps)?;
         *used += completions;
         endpoint
     };
     let mut params = ConnParams {
         initiator_depth: read_depth,
-        responder_resources: asked
+        responder_resources: connect
             .params
             .responder_resources
             .min(attributes.max_responder_resources),
@@ -137,9 +137,9 @@ pub(crate) fn offer(
     let info = QueuePairInfo {
         number: endpoint.number(),
         device: attributes.name.clone(),
-        listener: asked.listener,
-        local: asked.local,
-        peer: asked.peer,
+        listener: connect.listener,
+        local: connect.local,
+        peer: connect.peer,
         core: core.core,
         state: QueuePairState::Connecting,
         depth: depth as u16,
@@ -154,15 +154,15 @@ pub(crate) fn offer(
     let (kind, queues) = (QueueKind::of(request.qid), endpoint.queues().id());
     core.load.add(kind);
     core.send(ToCore::Incoming(Box::new(Incoming {
-        id: asked.id,
+        id: connect.id,
         endpoint,
-        device: asked.device,
+        device: connect.device,
         key_slot: domain.key_slot,
-        listener: asked.listener,
-        in_capsule: asked.in_capsule,
+        listener: connect.listener,
+        in_capsule: connect.in_capsule,
         kind,
-        local: asked.local,
-        peer: asked.peer,
+        local: connect.local,
+        peer: connect.peer,
         depth: depth as u16,
         sends: need.sends,
         read_depth,
@@ -172,7 +172,7 @@ pub(crate) fn offer(
     Ok(Offered {
         core,
         kind,
-        device: asked.device,
+        device: connect.device,
         info,
         params,
         completions,

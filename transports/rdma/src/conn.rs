@@ -53,7 +53,7 @@ pub(crate) struct Conn {
     /// A response has ended a registration of the host's.
     pub invalidated: bool,
     /// The failure has been reported.
-    pub told: bool,
+    pub failure_reported: bool,
     /// It is ending, for this reason; the queue pair flushes.
     pub closing: Option<Closed>,
     pub deadline: Nanos,
@@ -124,7 +124,7 @@ impl Conn {
             lists: Vec::new(),
             limits,
             invalidated: false,
-            told: false,
+            failure_reported: false,
             closing: None,
             deadline: Nanos::MAX,
             draining: false,

@@ -225,7 +225,7 @@ impl Control {
                 let Some((listener, in_capsule)) = known else {
                     return self.reject(id, RejectStatus::NoResources, "no listener any more");
                 };
-                let asked = ConnectRequest {
+                let request = ConnectRequest {
                     id,
                     listener,
                     in_capsule,
@@ -239,7 +239,7 @@ impl Control {
                     .use_device(shared, device)
                     .map_err(Refused::from)
                     .and_then(|()| {
-                        accept::offer(shared, &mut *self.cm, &mut self.counts, open, asked)
+                        accept::offer(shared, &mut *self.cm, &mut self.counts, open, request)
                     });
                 match offered {
                     Ok(offered) => {
@@ -270,7 +270,7 @@ impl Control {
             CmEventKind::DeviceRemoval => {
                 end(Ended::DeviceRemoved);
                 self.lose(shared, id, "its device was removed");
-                shared.tell_changed();
+                shared.notify_changed();
                 let device = self.conns.get(&id).map(|conn| conn.device);
                 if let Some(device) = device {
                     self.device_gone(shared, device, "its device was removed");
@@ -279,7 +279,7 @@ impl Control {
             CmEventKind::AddressChange => {
                 end(Ended::AddressChanged);
                 self.lose(shared, id, "its address moved to another device");
-                shared.tell_changed();
+                shared.notify_changed();
             }
             // The other side did not go through with it.
             CmEventKind::ConnectError { .. }
@@ -318,8 +318,8 @@ impl Control {
             why,
         };
         // A host that is refused tries again, often several times a second.
-        let told = (peer.ip(), incident.cause());
-        if let Some(left_out) = self.said.admit(told, Clock::real().now()) {
+        let cause = (peer.ip(), incident.cause());
+        if let Some(left_out) = self.said.admit(cause, Clock::real().now()) {
             let times = left_out + 1;
             tracing::warn!(times, "{incident}");
         }
@@ -368,7 +368,7 @@ impl Control {
                 continue;
             }
             tracing::info!(%address, "an RDMA listener is up again");
-            shared.tell_changed();
+            shared.notify_changed();
             if let Some(listener) = self.listeners.get_mut(&id) {
                 listener.id = Some(listening.id);
                 listener.device = listening.device;

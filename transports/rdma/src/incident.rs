@@ -125,27 +125,27 @@ impl fmt::Display for Incident {
 /// Passes incidents from the threads that see them to the thread that reports them.
 pub(crate) struct Incidents {
     all: ArrayQueue<Incident>,
-    told: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    callback: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Incidents {
     pub fn new() -> Incidents {
         Incidents {
             all: ArrayQueue::new(KEPT),
-            told: OnceLock::new(),
+            callback: OnceLock::new(),
         }
     }
 
-    /// Calls `told` for each new incident. The first callback counts.
-    pub fn on(&self, told: impl Fn() + Send + Sync + 'static) {
-        let _ = self.told.set(Box::new(told));
+    /// Calls `callback` for each new incident. The first callback counts.
+    pub fn on(&self, callback: impl Fn() + Send + Sync + 'static) {
+        let _ = self.callback.set(Box::new(callback));
     }
 
     pub fn add(&self, incident: Incident) {
         if self.all.push(incident).is_ok()
-            && let Some(told) = self.told.get()
+            && let Some(callback) = self.callback.get()
         {
-            told();
+            callback();
         }
     }
 

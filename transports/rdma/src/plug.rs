@@ -93,10 +93,11 @@ impl RdmaPlug {
         let _ = self.shared.changed.set(Box::new(changed));
     }
 
-    /// Calls `told` when [`RdmaPlug::incidents`] has an entry, on the thread that saw the incident.
+    /// Calls `callback` for each new entry of [`RdmaPlug::incidents`], on the thread of the
+    /// incident.
     /// The first callback counts.
-    pub fn on_incident(&self, told: impl Fn() + Send + Sync + 'static) {
-        self.shared.incidents.on(told);
+    pub fn on_incident(&self, callback: impl Fn() + Send + Sync + 'static) {
+        self.shared.incidents.on(callback);
     }
 
     /// What went wrong since the last call, each once.

@@ -426,7 +426,7 @@ impl Shared {
         Ok(arena)
     }
 
-    pub fn tell_changed(&self) {
+    pub fn notify_changed(&self) {
         if let Some(changed) = self.changed.get() {
             changed();
         }

@@ -63,7 +63,7 @@ struct Device {
     dead: bool,
     /// The device reports when an ending queue pair has taken its last shared receive; not all
     /// devices do.
-    tells_last: bool,
+    reports_last_receive: bool,
     /// See [`crate::shared::Domain`].
     may_invalidate: Arc<AtomicBool>,
 }

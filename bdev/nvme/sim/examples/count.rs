@@ -87,7 +87,7 @@ fn run(plan: &Plan) {
     };
     let controller = core.block_on(attach).expect("a drive without faults");
     let device = controller.namespaces().remove(0);
-    let buf = || pool.acquire(BLOCK).expect("as many as asked for");
+    let buf = || pool.acquire(BLOCK).expect("the pool has enough buffers");
     let mut rig = Rig {
         queue: Arc::clone(&device).open(&pool).expect("the first queue"),
         bufs: (0..plan.depth.max(1)).map(|_| buf()).collect(),

@@ -103,7 +103,7 @@ impl State {
     }
 
     fn grant_queues(&mut self, value: u32) -> Answer {
-        let Some(asked) = NumberOfQueues::from_dword(value) else {
+        let Some(requested) = NumberOfQueues::from_dword(value) else {
             return INVALID;
         };
         let exist = |queues: usize| queues > 1;
@@ -116,8 +116,8 @@ impl State {
         let has = self.faults.grant.unwrap_or(self.config.io_queues);
         let most = u32::from(has.min(self.config.io_queues));
         let granted = NumberOfQueues {
-            submission: asked.submission.min(most),
-            completion: asked.completion.min(most),
+            submission: requested.submission.min(most),
+            completion: requested.completion.min(most),
         };
         self.features.queues = Some(granted);
         (StatusCode::SUCCESS, granted.dword())

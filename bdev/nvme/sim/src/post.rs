@@ -103,7 +103,7 @@ impl State {
         let mut head = 0;
         if let Some(Some(sq)) = self.sqs.get_mut(usize::from(post.sqid)) {
             sq.give_back(post.cid);
-            sq.told = sq.head;
+            sq.reported_head = sq.head;
             head = sq.head;
         }
         let (mut wrong_phase, mut silent) = (false, false);

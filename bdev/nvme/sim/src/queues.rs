@@ -21,7 +21,7 @@ pub(crate) struct Sq {
     pub head: u16,
     pub tail: u16,
     /// The head in the newest completion.
-    pub told: u16,
+    pub reported_head: u16,
     /// Identifiers that are in use.
     pub cids: Box<[u64; 1024]>,
     /// The first half of a fused pair, whose other half must come next.
@@ -46,7 +46,7 @@ impl Sq {
             cqid,
             head: 0,
             tail: 0,
-            told: 0,
+            reported_head: 0,
             cids: Box::new([0; 1024]),
             fused: None,
             shadow: None,
@@ -63,7 +63,7 @@ impl Sq {
         }
         let between = |from: u16, to: u16| (u32::from(to) + entries - u32::from(from)) % entries;
         let (held, more) = (
-            between(self.told, self.tail),
+            between(self.reported_head, self.tail),
             between(self.tail, tail as u16),
         );
         let overrun = held + more >= entries;
@@ -72,7 +72,7 @@ impl Sq {
         if overrun {
             return Err(format!(
                 "tail {before} to {tail} of queue {id}: slots that the head, {}, does not free",
-                self.told
+                self.reported_head
             ));
         }
         Ok(())

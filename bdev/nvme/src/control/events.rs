@@ -70,7 +70,7 @@ impl Controller {
     async fn clear(self: &Arc<Self>, core: &CoreHandle, log_page: u8, bytes: usize) {
         let mut page = vec![0; bytes];
         let sqe = GetLogPage::new(log_page, bytes as u32, 0).to_sqe(0, nsid::BROADCAST);
-        let asked = self.ask(core, sqe, &[], &mut page).await;
-        self.judge(core, asked.map(|_| ())).await;
+        let answer = self.ask(core, sqe, &[], &mut page).await;
+        self.judge(core, answer.map(|_| ())).await;
     }
 }

@@ -56,13 +56,13 @@ impl Controller {
             }
         };
         let facts = self.facts();
-        let told = judge(
+        let events = judge(
             &mut self.alerts.lock(),
             &health,
             &self.options.thresholds,
             &facts,
         );
-        for event in told {
+        for event in events {
             tracing::debug!(
                 controller = self.name(),
                 alert = event.alert.name(),
@@ -91,10 +91,10 @@ fn judge(
     thresholds: &HealthThresholds,
     facts: &Facts,
 ) -> Vec<HealthEvent> {
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     let mut change = |was: &mut bool, is: bool, alert: HealthAlert| {
         if std::mem::replace(was, is) != is {
-            told.push(HealthEvent { alert, raised: is });
+            events.push(HealthEvent { alert, raised: is });
         }
     };
     let own = Some(facts.warning_kelvin).filter(|kelvin| *kelvin != 0);
@@ -132,7 +132,7 @@ fn judge(
     let others = (CriticalWarning::TEMPERATURE | CriticalWarning::SPARE_LOW).bits();
     let critical = health.critical_warning & !others;
     if std::mem::replace(&mut alerts.critical, critical) != critical {
-        told.push(HealthEvent {
+        events.push(HealthEvent {
             alert: HealthAlert::Critical { warnings: critical },
             raised: critical != 0,
         });
@@ -142,12 +142,12 @@ fn judge(
     if errors > *last {
         let new = u64::try_from(errors - *first).unwrap_or(u64::MAX);
         *last = errors;
-        told.push(HealthEvent {
+        events.push(HealthEvent {
             alert: HealthAlert::MediaErrors { new },
             raised: true,
         });
     }
-    told
+    events
 }
 
 #[cfg(test)]
@@ -171,26 +171,26 @@ mod tests {
             media_errors: 3,
             ..Health::default()
         };
-        let mut told = |health: &Health| -> Vec<(&'static str, bool)> {
-            let told = judge(&mut alerts, health, &thresholds, &facts);
-            told.iter().map(|e| (e.alert.name(), e.raised)).collect()
+        let mut alerts_of = |health: &Health| -> Vec<(&'static str, bool)> {
+            let events = judge(&mut alerts, health, &thresholds, &facts);
+            events.iter().map(|e| (e.alert.name(), e.raised)).collect()
         };
-        assert_eq!(told(&health), []);
+        assert_eq!(alerts_of(&health), []);
         health.temperature_c = 60;
         health.media_errors = 5;
         assert_eq!(
-            told(&health),
+            alerts_of(&health),
             [("temperature", true), ("media_errors", true)]
         );
-        assert_eq!(told(&health), []);
+        assert_eq!(alerts_of(&health), []);
         health.temperature_c = 58;
-        assert_eq!(told(&health), []);
+        assert_eq!(alerts_of(&health), []);
         health.temperature_c = 57;
         health.percentage_used = 90;
         health.available_spare = 9;
         health.critical_warning = 0b1011;
         assert_eq!(
-            told(&health),
+            alerts_of(&health),
             [
                 ("temperature", false),
                 ("percentage_used", true),
@@ -199,6 +199,6 @@ mod tests {
             ]
         );
         health.critical_warning = 0b11;
-        assert_eq!(told(&health), [("critical_warning", false)]);
+        assert_eq!(alerts_of(&health), [("critical_warning", false)]);
     }
 }

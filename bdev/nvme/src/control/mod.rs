@@ -128,9 +128,9 @@ impl Controller {
         data: &[u8],
         into: &mut [u8],
     ) -> Result<Answer, ControlError> {
-        let mut asked = pin!(self.admin.execute(core, sqe, limit, data, into));
+        let mut command = pin!(self.admin.execute(core, sqe, limit, data, into));
         let answer = loop {
-            match core.timeout(LOOK, asked.as_mut()).await {
+            match core.timeout(LOOK, command.as_mut()).await {
                 Ok(answer) => break answer?,
                 Err(_) => self.look_after_admin(),
             }

@@ -26,7 +26,7 @@ const POLLED_LOOKS: u8 = 2 * super::TICKS as u8;
 #[derive(Debug, Default)]
 pub(super) struct Switch {
     to: Option<bool>,
-    asked: bool,
+    requested: bool,
     polled_looks: u8,
 }
 
@@ -52,9 +52,9 @@ impl Pair {
         if let Some(on) = self.switch.to
             && self.sent == 0
             && self.live
-            && !self.switch.asked
+            && !self.switch.requested
         {
-            self.switch.asked = true;
+            self.switch.requested = true;
             self.report(Want::Interrupts { on });
         }
     }
@@ -64,14 +64,14 @@ impl Pair {
         if self.switch.to.take().is_some() {
             self.lanes.hungry -= 1;
         }
-        self.switch.asked = false;
+        self.switch.requested = false;
     }
 
     /// Counts one look at commands in flight. Starts the switch to polling when enough looks
     /// found no wish to sleep.
     pub(super) fn look_at_interrupts(&mut self) {
         // It may not have been heard.
-        self.switch.asked = false;
+        self.switch.requested = false;
         if self.grant.vector.is_none() || !self.live {
             return;
         }
@@ -104,7 +104,7 @@ impl Pair {
             return Idle::Busy;
         }
         if self.is_switching() {
-            if !self.switch.asked {
+            if !self.switch.requested {
                 return Idle::Busy;
             }
             self.acknowledge();

@@ -211,7 +211,7 @@ impl Pair {
         self.next_scan = self.next_look;
         if self.grant.shadows.is_some() {
             self.next_scan = self.next_scan.min(self.now + super::NUDGE);
-            self.look_for_unheard();
+            self.look_for_missed_doorbells();
         }
     }
 
@@ -219,7 +219,7 @@ impl Pair {
     /// looks at memory once more. Without a fence in between, both sides may miss each other, and
     /// commands wait for a doorbell that never rings. So a pair with commands and no completions
     /// writes the register.
-    fn look_for_unheard(&mut self) {
+    fn look_for_missed_doorbells(&mut self) {
         let waits = self.live && self.sent > 0 && self.head.peek(&self.grant.rings.cq).is_none();
         let place = waits.then(|| self.head.place());
         let before = std::mem::replace(&mut self.still, place);

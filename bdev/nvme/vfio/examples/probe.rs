@@ -105,7 +105,7 @@ fn identify(function: &Arc<VfioFunction>, pool: &Pool) -> Outcome<()> {
 
     // Identify, CNS 01h: the controller; once into a buffer of the arena, once into memory of the
     // queues' kind.
-    let mut told = [[0; 64]; 2];
+    let mut identify = [[0; 64]; 2];
     for (at, address) in [data, queues.address(8192)].into_iter().enumerate() {
         let at = at as u32;
         let entry = at as usize * 64;
@@ -124,11 +124,14 @@ fn identify(function: &Arc<VfioFunction>, pool: &Pool) -> Outcome<()> {
     }
     let mut buffer = buffer;
     let bytes = buffer.bytes_mut().ok_or("a shared buffer")?;
-    told[0].copy_from_slice(&bytes[..64]);
-    queues.read(8192, &mut told[1]);
-    check("the same twice", told[0] == told[1])?;
-    let text =
-        |range: std::ops::Range<usize>| String::from_utf8_lossy(&told[0][range]).trim().to_owned();
+    identify[0].copy_from_slice(&bytes[..64]);
+    queues.read(8192, &mut identify[1]);
+    check("the same twice", identify[0] == identify[1])?;
+    let text = |range: std::ops::Range<usize>| {
+        String::from_utf8_lossy(&identify[0][range])
+            .trim()
+            .to_owned()
+    };
     println!(
         "{} serial {} model {} version {}.{}",
         function.address(),

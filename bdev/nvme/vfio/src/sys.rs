@@ -247,8 +247,8 @@ mod tests {
         assert!(refused(
             set_container(null.as_fd(), null.as_fd()).unwrap_err()
         ));
-        let asked = query(null.as_fd(), Structured::IommuInfo, 24, |_| ());
-        assert!(refused(asked.unwrap_err()));
+        let answer = query(null.as_fd(), Structured::IommuInfo, 24, |_| ());
+        assert!(refused(answer.unwrap_err()));
     }
 
     #[test]

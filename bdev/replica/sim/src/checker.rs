@@ -194,7 +194,7 @@ impl Checker {
             let possible = |v: &&Value| v.tag == *tag && v.superseded.is_none_or(|s| s.at > began);
             let found = values.iter().filter(possible).min_by_key(|v| v.began);
             let Some(found) = found else {
-                let history: Vec<String> = values.iter().map(Value::told).collect();
+                let history: Vec<String> = values.iter().map(Value::describe).collect();
                 return Err(format!(
                     "block {block} read as {tag} (read {began}..{now}); its history:\n    {}",
                     history.join("\n    ")
@@ -330,7 +330,7 @@ fn reopen(blocks: &mut [Vec<Value>], since: Moment) {
 }
 
 impl Value {
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let Value {
             tag, write, began, ..
         } = self;
@@ -490,7 +490,7 @@ mod tests {
         }
         checker.serves(&[0, 1], true, 2);
         assert_eq!(checker.read_ended(0, &[5, 6], 3, 4), Ok(()));
-        assert!(!may(&checker, 0, 5), "another replica was asked");
+        assert!(!may(&checker, 0, 5), "another replica served the read");
         checker.salvaged(0, 1);
         assert!(checker.read_ended(1, &[0], 5, 6).is_err(), "not this one");
         assert_eq!(checker.read_ended(0, &[0], 5, 6), Ok(()));

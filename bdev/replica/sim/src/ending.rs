@@ -93,7 +93,7 @@ impl Ending<'_> {
     /// No failures from here on.
     fn heal(&mut self) {
         self.world.lively = false;
-        self.world.tell(|| "all is healed".to_owned());
+        self.world.log_line(|| "all is healed".to_owned());
         self.world.agenda.retain(|event| {
             matches!(
                 event,
@@ -112,7 +112,7 @@ impl Ending<'_> {
 
     fn wait_for_health(&mut self) -> Result<(), String> {
         let end = self.world.clock.now() + PATIENCE;
-        let mut asked = Nanos::ZERO;
+        let mut last_attempt = Nanos::ZERO;
         loop {
             self.world.round()?;
             let state = self.world.status();
@@ -127,10 +127,10 @@ impl Ending<'_> {
                     self.world.replicas()
                 ));
             }
-            if now.since(asked) < Duration::from_secs(1) {
+            if now.since(last_attempt) < Duration::from_secs(1) {
                 continue;
             }
-            asked = now;
+            last_attempt = now;
             match state {
                 Some((index, VolumeState::Fenced | VolumeState::Closed)) => {
                     let number = self.world.holders[index].number;

@@ -228,12 +228,12 @@ impl Holder {
         let core = self.core.core().clone();
         let (pool, store) = (self.pool.clone(), Arc::new(self.store.clone()));
         let devices = Arc::clone(&self.devices) as Arc<dyn Devices>;
-        let told = format!("force_in_sync {replica}");
+        let command = format!("force_in_sync {replica}");
         let (id, seen, name) = (record.id, record.version(), record.name.clone());
         let place = self.run(async move {
             control::force_in_sync(&core, pool, store, devices, id, seen, &replica, &name).await
         });
-        self.commands.push((told, place));
+        self.commands.push((command, place));
     }
 
     /// Ended commands and their results.

@@ -217,14 +217,14 @@ impl Lane {
         now: Nanos,
         numbers: &mut Numbers,
         checker: &mut Checker,
-        mut told: impl FnMut(u64, &Ongoing, Status),
+        mut on_completion: impl FnMut(u64, &Ongoing, Status),
     ) -> Result<usize, String> {
         let count = self.queue.poll(now, &mut self.done);
         for ended in self.done.drain() {
             let moment = numbers.now();
             let ongoing = self.ongoing.remove(&ended.token);
             let ongoing = ongoing.ok_or_else(|| format!("an answer to nothing: {ended:?}"))?;
-            told(ended.token, &ongoing, ended.status);
+            on_completion(ended.token, &ongoing, ended.status);
             let ok = ended.status.is_ok();
             let Ongoing {
                 op,

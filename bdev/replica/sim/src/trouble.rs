@@ -35,7 +35,7 @@ impl World {
         } else {
             *self.random.pick(&numbers)
         };
-        self.tell(|| format!("trouble: {kind:?} disk{disk} holder {holder}"));
+        self.log_line(|| format!("trouble: {kind:?} disk{disk} holder {holder}"));
         match kind {
             Kind::Temper => self.change_temper(disk),
             Kind::Silence => {
@@ -138,17 +138,17 @@ impl World {
             reserved + random.below(self.record.blocks)
         };
         let after = Duration::from_millis(random.within(1, 2000));
-        let told = random.one_in(2);
+        let notified = random.one_in(2);
         if self.disks[disk].is_cut() {
             return;
         }
         self.disks[disk].cut(blocks);
         self.report.cut += 1;
         self.disconnected(disk);
-        self.tell(|| format!("disk{disk} is cut to {blocks} blocks"));
+        self.log_line(|| format!("disk{disk} is cut to {blocks} blocks"));
         self.schedule(after, Event::Enlarge(disk));
         let device = self.disks[disk].name.clone();
-        for holder in self.holders.iter_mut().filter(|_| told) {
+        for holder in self.holders.iter_mut().filter(|_| notified) {
             holder.command(Command::DevicesChanged {
                 device: device.clone(),
             });
@@ -167,7 +167,7 @@ impl World {
         }
         self.report.cut_replicas += u64::from(replica.is_some());
         self.disks[disk].enlarge();
-        self.tell(|| format!("disk{disk} has its end again"));
+        self.log_line(|| format!("disk{disk} has its end again"));
     }
 
     /// A replica that lost its end, and is the only one to continue with.
@@ -223,7 +223,7 @@ impl World {
         let in_sync = self.in_sync();
         let now = self.numbers.now();
         self.checker.lost_power(disk, &in_sync, now);
-        self.tell(|| format!("disk{disk} lost power ({loss:?})"));
+        self.log_line(|| format!("disk{disk} lost power ({loss:?})"));
         self.come_back(disk);
     }
 
@@ -325,7 +325,7 @@ impl World {
             }
             Event::Reappear(disk) => {
                 self.disks[disk].reappear();
-                self.tell(|| format!("disk{disk} is back"));
+                self.log_line(|| format!("disk{disk} is back"));
             }
             Event::Reach(disk, holder) => self.disks[disk].cut_off(holder, false),
             Event::Crash(number) => {

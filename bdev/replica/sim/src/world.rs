@@ -139,7 +139,7 @@ impl World {
         let trace = self.options.trace;
         let now = self.clock.now();
         let mut early = None;
-        let told = |number, io: &_, status: Status| {
+        let on_completion = |number, io: &_, status: Status| {
             if trace {
                 println!("{:>12} {number} {io:?}: {status:?}", now.0);
             }
@@ -147,7 +147,7 @@ impl World {
                 early = Some(number);
             }
         };
-        let answered = lane.poll(now, numbers, checker, told)?;
+        let answered = lane.poll(now, numbers, checker, on_completion)?;
         match early {
             Some(number) => Err(format!("{number} is done, and the volume is not open")),
             None => {
@@ -186,7 +186,7 @@ impl World {
                     _ => {}
                 }
                 let number = self.holders[index].number;
-                self.tell(|| format!("holder {number}: {:?}", event.what));
+                self.log_line(|| format!("holder {number}: {:?}", event.what));
             }
             let holder = &mut self.holders[index];
             if reconciled && !holder.reconciles() {
@@ -205,7 +205,7 @@ impl World {
                         self.holders[index].add_lane();
                     }
                 }
-                self.tell(|| format!("holder {number} opened: {outcome:?}"));
+                self.log_line(|| format!("holder {number} opened: {outcome:?}"));
                 if matches!(outcome, Err(VolumeError::NothingInSync { .. })) {
                     match self.cut_replica().filter(|_| !self.lively) {
                         Some(replica) => self.holders[index].force_in_sync(&self.record, replica),
@@ -219,7 +219,7 @@ impl World {
             }
             for (command, outcome) in answered {
                 worked = true;
-                self.tell(|| format!("holder {number} {command}: {outcome:?}"));
+                self.log_line(|| format!("holder {number} {command}: {outcome:?}"));
                 if command == "Close" && outcome.is_ok() && self.lively {
                     self.schedule(Duration::from_millis(1), Event::Crash(number));
                 }
@@ -273,7 +273,7 @@ impl World {
             let moment = self.numbers.now();
             self.checker.serves(&after, true, moment);
         }
-        self.tell(|| "record".to_owned());
+        self.log_line(|| "record".to_owned());
         if self.options.trace {
             println!("    {:?}", self.record);
         }
@@ -381,7 +381,7 @@ impl World {
         drop(lane);
         self.holders[holder].add_lane();
         let number = self.holders[holder].number;
-        self.tell(|| format!("a host of holder {number} goes, and another one comes"));
+        self.log_line(|| format!("a host of holder {number} goes, and another one comes"));
     }
 
     /// Now and then a host aborts one of its I/Os in flight.
@@ -395,10 +395,13 @@ impl World {
         let lane = &mut self.holders[holder].lanes[lane];
         let numbers: Vec<u64> = lane.ongoing.keys().copied().collect();
         let number = *random.pick(&numbers);
-        let asked = lane.queue.abort(number);
-        self.report.aborts += u64::from(asked);
+        let accepted = lane.queue.abort(number);
+        self.report.aborts += u64::from(accepted);
         if self.options.trace {
-            println!("{:>12} {number} is given up: {asked}", self.clock.now().0);
+            println!(
+                "{:>12} {number} is given up: {accepted}",
+                self.clock.now().0
+            );
         }
     }
 
@@ -487,7 +490,7 @@ impl World {
         }
         holder.open(self.id);
         let number = self.lives;
-        self.tell(|| format!("holder {number} starts on {node}"));
+        self.log_line(|| format!("holder {number} starts on {node}"));
         self.holders.push(holder);
     }
 
@@ -501,7 +504,7 @@ impl World {
             lane.orphan(&mut self.checker);
         }
         holder.lanes.clear();
-        self.tell(|| format!("holder {number} stops"));
+        self.log_line(|| format!("holder {number} stops"));
     }
 
     /// Takes all buffers of one size from the pool, or of all sizes.
@@ -514,7 +517,7 @@ impl World {
         self.hoard.extend(taken);
     }
 
-    pub fn tell(&mut self, what: impl FnOnce() -> String) {
+    pub fn log_line(&mut self, what: impl FnOnce() -> String) {
         /// Most lines shown for a failure.
         const KEPT: usize = 60;
         let line = format!("{:>12} {}", self.clock.now().0, what());

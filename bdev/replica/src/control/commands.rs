@@ -21,14 +21,14 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 impl Control {
     /// One command at a time.
-    pub(super) async fn obey(self: Rc<Control>, mut asked: mpsc::Receiver<CommandRequest>) {
-        while let Some(CommandRequest { command, answer }) = asked.recv().await {
+    pub(super) async fn obey(self: Rc<Control>, mut requests: mpsc::Receiver<CommandRequest>) {
+        while let Some(CommandRequest { command, answer }) = requests.recv().await {
             let closes = matches!(command, Command::Close);
             let outcome = self.carry_out(command).await;
             let closed = closes && outcome.is_ok();
             self.context.refresh_status();
             if closed {
-                asked.close();
+                requests.close();
                 // The volume must be completely closed when the answer arrives.
                 self.stop();
             }
@@ -447,7 +447,7 @@ impl Control {
         // longer.
         let mine = || {
             let state = self.context.state.borrow();
-            state.fenced.is_none() && !state.unheard
+            state.fenced.is_none() && !state.store_lease_expired
         };
         let clean = !under_way() && reconciled && kept && self.media.flush_all(&replicas).await;
         if clean && mine() && replicas.len() == self.context.state.borrow().record.replicas.len() {

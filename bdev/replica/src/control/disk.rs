@@ -106,12 +106,12 @@ impl Disk {
             // The caller may have given up.
             let _ = answer.send(outcome);
         });
-        let asked = if self.forgotten.get() {
+        let outcome = if self.forgotten.get() {
             return Err(Status::Gone);
         } else {
             self.queue.borrow_mut().reserve(Reserve { ask, answer })
         };
-        match asked {
+        match outcome {
             Ok(()) => answered.await.unwrap_or(Err(Status::Gone)),
             Err(_) => Err(Status::Retry),
         }

@@ -40,11 +40,11 @@ impl FailureHandler {
         loop {
             self.context.signals.judge.notified().await;
             loop {
-                let (reports, heard) = {
+                let (reports, reported) = {
                     let mut state = self.context.state.borrow_mut();
-                    (std::mem::take(&mut state.reports), state.heard)
+                    (std::mem::take(&mut state.reports), state.reported)
                 };
-                if heard == self.context.state.borrow().judged {
+                if reported == self.context.state.borrow().judged {
                     break;
                 }
                 for slot in 0..MAX_REPLICAS {
@@ -52,7 +52,7 @@ impl FailureHandler {
                         self.judge(slot, worst.incarnation, worst.why).await;
                     }
                 }
-                self.context.state.borrow_mut().judged = heard;
+                self.context.state.borrow_mut().judged = reported;
                 self.context.publish();
             }
         }

@@ -24,11 +24,11 @@ pub(super) struct Lease {
 
 impl Lease {
     pub(super) async fn keep_lease(self: Rc<Lease>) {
-        let mut heard = self.context.core.now();
+        let mut last_reply = self.context.core.now();
         loop {
             self.context.core.after(RENEW).await;
-            let asked = self.context.core.now();
-            let left = (LEASE + Duration::from_nanos(1)).saturating_sub(asked.since(heard));
+            let sent = self.context.core.now();
+            let left = (LEASE + Duration::from_nanos(1)).saturating_sub(sent.since(last_reply));
             let found = self
                 .context
                 .core
@@ -47,17 +47,20 @@ impl Lease {
                     return self.context.fence(why);
                 }
                 Ok(Ok(_)) => {
-                    heard = asked;
+                    last_reply = sent;
                     self.resume();
                 }
-                _ if self.context.core.now().since(heard) >= LEASE => self.suspend(),
+                _ if self.context.core.now().since(last_reply) >= LEASE => self.suspend(),
                 _ => {}
             }
         }
     }
 
     fn suspend(&self) {
-        if !std::mem::replace(&mut self.context.state.borrow_mut().unheard, true) {
+        if !std::mem::replace(
+            &mut self.context.state.borrow_mut().store_lease_expired,
+            true,
+        ) {
             let why = format!("no reply from the store for {LEASE:?}");
             self.context
                 .emit(crate::handle::Happened::StoreLost { why });
@@ -66,7 +69,10 @@ impl Lease {
     }
 
     fn resume(&self) {
-        if std::mem::replace(&mut self.context.state.borrow_mut().unheard, false) {
+        if std::mem::replace(
+            &mut self.context.state.borrow_mut().store_lease_expired,
+            false,
+        ) {
             self.context.emit(crate::handle::Happened::StoreBack);
             self.context.publish();
         }

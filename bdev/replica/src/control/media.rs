@@ -51,7 +51,7 @@ pub(super) struct Media {
 pub(super) struct Reserve {
     kept: RefCell<Vec<Buf>>,
     /// The shortage of buffers was reported.
-    told: Cell<bool>,
+    warned: Cell<bool>,
 }
 
 impl Media {
@@ -89,11 +89,11 @@ impl Media {
         let patience = self.context.core.now() + PATIENCE;
         loop {
             if let Some(buf) = self.pool.acquire(len) {
-                self.reserve.told.set(false);
+                self.reserve.warned.set(false);
                 return Ok(buf);
             }
             if self.context.core.now() >= patience {
-                if !self.reserve.told.replace(true) {
+                if !self.reserve.warned.replace(true) {
                     let volume = &self.context.state.borrow().record.name;
                     tracing::warn!(
                         volume,

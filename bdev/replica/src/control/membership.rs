@@ -114,7 +114,7 @@ impl Membership {
                 }
                 match self.store.swap(before.version(), next.clone()).await {
                     Ok(()) => {
-                        self.store_heard();
+                        self.store_replied();
                         return Ok(true);
                     }
                     Err(StoreError::Conflict { .. }) if Mutation::ForgetFence.is_active() => {
@@ -132,7 +132,7 @@ impl Membership {
             if open {
                 match self.store.load(self.context.id).await {
                     Ok(found) if found == *next => {
-                        self.store_heard();
+                        self.store_replied();
                         return Ok(true);
                     }
                     Ok(found) if found.version() == before.version() => open = false,
@@ -182,7 +182,7 @@ impl Membership {
         Err(error.into())
     }
 
-    fn store_heard(&self) {
+    fn store_replied(&self) {
         if self.context.state.borrow_mut().store_lost.take().is_some() {
             self.context.emit(Happened::StoreBack);
             self.context.refresh_status();

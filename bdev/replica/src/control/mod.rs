@@ -234,8 +234,8 @@ impl Control {
                 state.wanted.extend(news.wanted);
                 self.context.signals.log.notify_one();
             }
-            if counts != state.heard {
-                state.heard = counts;
+            if counts != state.reported {
+                state.reported = counts;
                 state.take_reports(news.reports);
                 self.context.signals.judge.notify_one();
             }

@@ -180,10 +180,10 @@ impl Opening<'_> {
             control.stop();
             return begun.map(|_| None);
         };
-        let (commands, asked) = mpsc::channel(COMMANDS);
+        let (commands, requests) = mpsc::channel(COMMANDS);
         control.start();
         let context = &control.context;
-        context.spawn(Rc::clone(&control).obey(asked));
+        context.spawn(Rc::clone(&control).obey(requests));
         // What failed while it was opened waits to be judged.
         context.shared.wake_control();
         context.signals.probe.notify_one();
@@ -489,8 +489,8 @@ impl Opener {
         let Some(last) = closed else {
             return found;
         };
-        let has_heard = |f: &Found| f.label.clean && f.label.stamp == last;
-        let (kept, older): (Vec<_>, Vec<_>) = found.into_iter().partition(has_heard);
+        let is_newest = |f: &Found| f.label.clean && f.label.stamp == last;
+        let (kept, older): (Vec<_>, Vec<_>) = found.into_iter().partition(is_newest);
         for Found { slot, live, .. } in older {
             let device = &live.disk.name;
             tracing::warn!(

@@ -31,7 +31,7 @@ pub(super) struct State {
     /// The device that was last in use in each slot: lanes may have I/O under way there.
     pub former: [Option<String>; MAX_REPLICAS],
     /// Failures reported by lanes that have been heard of, and decided upon.
-    pub heard: [u64; MAX_REPLICAS],
+    pub reported: [u64; MAX_REPLICAS],
     pub judged: [u64; MAX_REPLICAS],
     pub reports: Vec<Report>,
     /// [`Shared::unequal`] as it was last.
@@ -48,7 +48,7 @@ pub(super) struct State {
     pub fenced: Option<String>,
     pub store_lost: Option<String>,
     /// A shared store was not heard from for a lease.
-    pub unheard: bool,
+    pub store_lease_expired: bool,
     pub closed: bool,
     /// The volume was reported to the observer as frozen.
     pub frozen: bool,
@@ -122,7 +122,7 @@ impl State {
             live: Default::default(),
             leaving: Default::default(),
             former: Default::default(),
-            heard: [0; MAX_REPLICAS],
+            reported: [0; MAX_REPLICAS],
             judged: [0; MAX_REPLICAS],
             reports: Vec::new(),
             unequal: 0,
@@ -134,7 +134,7 @@ impl State {
             serving: false,
             fenced: None,
             store_lost: None,
-            unheard: false,
+            store_lease_expired: false,
             closed: false,
             frozen: false,
             verify: None,
@@ -192,7 +192,7 @@ impl State {
     fn mode(&self) -> Mode {
         if self.closed {
             Mode::Closed
-        } else if self.fenced.is_some() || self.unheard {
+        } else if self.fenced.is_some() || self.store_lease_expired {
             Mode::Suspended
         } else if !self.serving || self.in_sync().next().is_none() {
             Mode::Frozen

@@ -84,7 +84,7 @@ impl Page {
     pub fn is_dirty(&self, region: u64) -> bool {
         let of_page = region.checked_sub(self.first);
         let bit = of_page.filter(|bit| *bit < REGIONS_PER_PAGE);
-        let bit = bit.expect("asked another page") as usize;
+        let bit = bit.expect("the region belongs to another page") as usize;
         match &self.content {
             Some((_, bits)) => bits[bit / 8] >> (bit % 8) & 1 == 1,
             None => true,

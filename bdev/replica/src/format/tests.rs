@@ -235,7 +235,10 @@ fn a_log_page_as_bytes() {
     let mut out = [0xff; BLOCK];
     let dirty = [32_001, 32_008];
     let is_dirty = |region| {
-        assert!((32_000..32_009).contains(&region), "asked of {region}");
+        assert!(
+            (32_000..32_009).contains(&region),
+            "region {region} is not on this page"
+        );
         dirty.contains(&region)
     };
     encode_page(volume, 1, 7, 32_009, is_dirty, &mut out);

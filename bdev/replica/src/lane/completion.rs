@@ -131,14 +131,14 @@ impl Lane {
         }
         request.given_up |= request.children.queued != 0;
         self.replicas.drop_waiting(request, index);
-        let mut asked = false;
+        let mut accepted = false;
         for slot in slots(request.children.with) {
-            asked |= self.replicas.abort(request, index, slot);
+            accepted |= self.replicas.abort(request, index, slot);
         }
         if request.children.at_devices() != 0
             && !(request.children.with == 0 && request.data_home())
         {
-            return asked;
+            return accepted;
         }
         self.abort_ended(index);
         true

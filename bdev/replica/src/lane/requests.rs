@@ -180,8 +180,8 @@ impl Requests {
 
     /// The open request with a host's token.
     pub fn with_token(&self, token: Token) -> Option<usize> {
-        let asked = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
-        let found = self.iter().find(|(_, r)| asked(r));
+        let has_token = |r: &Request| r.pending.as_ref().is_some_and(|p| p.token() == token);
+        let found = self.iter().find(|(_, r)| has_token(r));
         found.map(|(index, _)| index)
     }
 

@@ -37,15 +37,15 @@ impl Lane {
                 }
             }
             let sync = &self.replicas.sync;
-            let asked = if writes {
+            let candidates = if writes {
                 sync.in_sync | sync.syncing
             } else {
                 sync.flushed
             };
-            for slot in slots(asked) {
+            for slot in slots(candidates) {
                 self.replicas.enter(slot);
             }
-            let short = self.replicas.is_short(asked);
+            let short = self.replicas.is_short(candidates);
             let later = if writes {
                 self.replicas.copied_later(&self.requests[index])
             } else {
@@ -53,9 +53,9 @@ impl Lane {
             };
             // Checked after everything that depends on the view.
             if !short && self.replicas.is_current() {
-                return self.fan_out(index, asked, later);
+                return self.fan_out(index, candidates, later);
             }
-            for slot in slots(asked) {
+            for slot in slots(candidates) {
                 self.replicas.leave(slot);
             }
             if short {
@@ -71,8 +71,8 @@ impl Lane {
     }
 
     #[inline]
-    fn fan_out(&mut self, index: usize, asked: Slots, later: Slots) {
-        let targets = asked & !later;
+    fn fan_out(&mut self, index: usize, candidates: Slots, later: Slots) {
+        let targets = candidates & !later;
         for slot in slots(later) {
             self.replicas.leave(slot);
         }

@@ -180,12 +180,12 @@ impl Worker {
                 return Err(damaged(path, "redb panicked"));
             }
         }
-        .map_err(|failure| failure.told(path))
+        .map_err(|failure| failure.into_store_error(path))
     }
 }
 
 impl Failure {
-    fn told(self, path: &Path) -> StoreError {
+    fn into_store_error(self, path: &Path) -> StoreError {
         use std::io::ErrorKind::{InvalidData, UnexpectedEof};
         let error = match self {
             Failure::Refused(error) => return error,
@@ -421,7 +421,7 @@ pub fn dump(path: &Path) -> Result<Value, StoreError> {
         }))
     };
     match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(read) => read.map_err(|failure| failure.told(path)),
+        Ok(read) => read.map_err(|failure| failure.into_store_error(path)),
         Err(_) => Err(damaged(path, "redb panicked")),
     }
 }

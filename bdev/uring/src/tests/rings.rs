@@ -33,7 +33,7 @@ fn every_ring_works() {
             ..temp.config()
         });
         let facts = rig.device.driver_specific()["nacre"].clone();
-        let mode = facts["ring"].as_str().expect("told").to_owned();
+        let mode = facts["ring"].as_str().expect("a text").to_owned();
         assert_eq!(
             mode.contains("defer"),
             ring.defer_taskrun,
@@ -179,9 +179,9 @@ fn aborts_lose_no_token() {
         }
         seen.extend(rig.collect(32 - seen.len()));
         for c in &seen {
-            let asked = (c.token % 100) % 3 == 0;
+            let aborted = (c.token % 100) % 3 == 0;
             assert!(
-                c.status.is_ok() || asked && c.status == Status::Aborted,
+                c.status.is_ok() || aborted && c.status == Status::Aborted,
                 "{c:?}"
             );
         }

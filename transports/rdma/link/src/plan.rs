@@ -180,12 +180,12 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
     priorities.retain(|priority| *priority != qos.default_priority());
     priorities.sort_unstable();
     priorities.dedup();
-    let asked: u8 = wanted.iter().flatten().sum();
+    let configured: u8 = wanted.iter().flatten().sum();
     // Classes without a share and the default divide the rest.
     let without = priorities
         .iter()
         .filter(|priority| wanted[usize::from(**priority)].is_none());
-    let each = (100 - asked) / (without.count() as u8 + 1);
+    let each = (100 - configured) / (without.count() as u8 + 1);
     let mut after = Ets {
         willing: false,
         share: [0; PRIORITIES],

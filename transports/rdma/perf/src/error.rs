@@ -134,7 +134,7 @@ pub enum PerfError {
 
 impl PerfError {
     /// Creates the error of an end that the peer's last message ended.
-    pub(crate) fn told_by(peer: SocketAddr, ending: Ending, status: u8) -> PerfError {
+    pub(crate) fn peer_ended(peer: SocketAddr, ending: Ending, status: u8) -> PerfError {
         let status = match ending {
             Ending::Completion => Some(WcStatus::from_raw(status.into())),
             _ => None,

@@ -76,7 +76,7 @@ pub struct Outcome {
     /// A message of which this is the time.
     pub measured: Option<Duration>,
     /// The server said something.
-    pub heard: bool,
+    pub from_server: bool,
 }
 
 impl Flow {
@@ -297,7 +297,7 @@ impl Flow {
             let measured = self.received(load, done, size, now)?;
             return Ok(Outcome {
                 measured,
-                heard: true,
+                from_server: true,
             });
         }
         let read = self.lane.sent(done);
@@ -328,7 +328,7 @@ impl Flow {
         let measured = counts.then(|| now.saturating_duration_since(posted));
         Ok(Outcome {
             measured,
-            heard: false,
+            from_server: false,
         })
     }
 
@@ -370,7 +370,7 @@ impl Flow {
         let measured = if echo {
             Some(self.echoed(load, &head, tail, length, size, now)?)
         } else {
-            self.told(load, &head[..head.len().min(length as usize)])?;
+            self.handle_message(load, &head[..head.len().min(length as usize)])?;
             None
         };
         let posted = self.lane.post_recv(Some(&load.pool));
@@ -421,7 +421,7 @@ impl Flow {
         Ok(now.saturating_duration_since(sent) / 2)
     }
 
-    fn told(&mut self, load: &Load, bytes: &[u8]) -> Result<(), PerfError> {
+    fn handle_message(&mut self, load: &Load, bytes: &[u8]) -> Result<(), PerfError> {
         let peer = load.peer;
         let message =
             Message::parse(bytes).map_err(|source| PerfError::Foreign { peer, source })?;

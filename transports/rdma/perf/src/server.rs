@@ -119,19 +119,19 @@ impl Server {
         self.listeners.iter().map(|(_, address)| *address).collect()
     }
 
-    /// Serves clients until `stop` is set and reports each event to `tell`. With
+    /// Serves clients until `stop` is set and reports each event to `report`. With
     /// [`ServerOptions::once`], returns the outcome of the first client.
     pub fn serve(
         &mut self,
         stop: &AtomicBool,
-        tell: &mut dyn FnMut(Happened),
+        report: &mut dyn FnMut(Happened),
     ) -> Result<(), PerfError> {
         let mut listed = Instant::now();
         loop {
-            self.events(tell)?;
+            self.events(report)?;
             if stop.load(Ordering::Relaxed) {
                 if self.session.is_some() {
-                    self.end(Err(PerfError::Interrupted), tell)?;
+                    self.end(Err(PerfError::Interrupted), report)?;
                 }
                 return Ok(());
             }
@@ -158,7 +158,7 @@ impl Server {
                 }
             };
             if let Some(outcome) = outcome {
-                let failed = self.end(outcome, tell)?;
+                let failed = self.end(outcome, report)?;
                 if self.options.once {
                     return failed.map_or(Ok(()), Err);
                 }
@@ -171,7 +171,7 @@ impl Server {
     fn end(
         &mut self,
         outcome: Result<Served, PerfError>,
-        tell: &mut dyn FnMut(Happened),
+        report: &mut dyn FnMut(Happened),
     ) -> Result<Option<PerfError>, PerfError> {
         let Some(mut session) = self.session.take() else {
             return Ok(None);
@@ -184,7 +184,7 @@ impl Server {
         match outcome {
             Err(error) if self.options.once => Ok(Some(error)),
             outcome => {
-                tell(Happened::Ended {
+                report(Happened::Ended {
                     peer,
                     terms,
                     outcome,
@@ -194,7 +194,7 @@ impl Server {
         }
     }
 
-    fn events(&mut self, tell: &mut dyn FnMut(Happened)) -> Result<(), PerfError> {
+    fn events(&mut self, report: &mut dyn FnMut(Happened)) -> Result<(), PerfError> {
         while let Some(CmEvent { id, kind }) = self.cm.next_event()? {
             match kind {
                 CmEventKind::ConnectRequest {
@@ -203,14 +203,14 @@ impl Server {
                     params,
                     ..
                 } => {
-                    self.asked(
+                    self.handle_request(
                         ConnectRequest {
                             id,
                             device,
                             peer,
                             params,
                         },
-                        tell,
+                        report,
                     );
                 }
                 CmEventKind::DeviceRemoval if self.listeners.iter().any(|(of, _)| *of == id) => {
@@ -227,13 +227,13 @@ impl Server {
         Ok(())
     }
 
-    fn asked(&mut self, asked: ConnectRequest, tell: &mut dyn FnMut(Happened)) {
-        let (id, peer) = (asked.id, asked.peer);
-        let declined = match Request::parse(&asked.params.private_data) {
-            Ok(Request::Control(terms)) => self.begin(asked, terms, tell).err(),
+    fn handle_request(&mut self, request: ConnectRequest, report: &mut dyn FnMut(Happened)) {
+        let (id, peer) = (request.id, request.peer);
+        let declined = match Request::parse(&request.params.private_data) {
+            Ok(Request::Control(terms)) => self.begin(request, terms, report).err(),
             Ok(Request::Data { session, index }) => match &mut self.session {
                 Some(of) if of.number == session && of.peer.ip() == peer.ip() => {
-                    of.join(&mut *self.cm, id, index, &asked.params).err()
+                    of.join(&mut *self.cm, id, index, &request.params).err()
                 }
                 _ => Some((Reject::new(Refusal::NoSession), None)),
             },
@@ -249,15 +249,15 @@ impl Server {
             // One that is gone already needs no answer.
             let _ = self.cm.reject(id, &reject.to_bytes());
             self.cm.destroy(id);
-            tell(Happened::Refused { peer, reject, why });
+            report(Happened::Refused { peer, reject, why });
         }
     }
 
     fn begin(
         &mut self,
-        asked: ConnectRequest,
+        request: ConnectRequest,
         terms: Terms,
-        tell: &mut dyn FnMut(Happened),
+        report: &mut dyn FnMut(Happened),
     ) -> Result<(), Declined> {
         if self.session.is_some() {
             return Err((Reject::new(Refusal::Busy), None));
@@ -278,12 +278,12 @@ impl Server {
         let resources = |error: PerfError| (Reject::new(Refusal::Resources), Some(error));
         let device = self
             .provider
-            .device(asked.device)
+            .device(request.device)
             .map_err(|error| resources(error.into()))?;
         self.number = self.number.wrapping_add(1);
         let beginning = Beginning {
-            id: asked.id,
-            peer: asked.peer,
+            id: request.id,
+            peer: request.peer,
             number: self.number,
             terms,
             memory: self.options.memory,
@@ -296,8 +296,8 @@ impl Server {
             return Err(resources(error));
         }
         self.session = Some(session);
-        tell(Happened::Began {
-            peer: asked.peer,
+        report(Happened::Began {
+            peer: request.peer,
             terms,
         });
         Ok(())

@@ -35,7 +35,7 @@ pub struct Session {
     end: End,
     turns: Turns,
     causes: Causes,
-    heard: Instant,
+    last_message: Instant,
     looked: Instant,
     /// Both have said that it is done: the client closes, until then at the latest.
     closing: Option<Instant>,
@@ -132,7 +132,7 @@ impl Session {
             end,
             turns: Turns::new(spin),
             causes: Causes::default(),
-            heard: now,
+            last_message: now,
             looked: now,
             closing: None,
             closed: false,
@@ -157,14 +157,14 @@ impl Session {
         cm: &mut dyn ConnectionManager,
         id: CmId,
         index: u16,
-        asked: &ConnParams,
+        params_of_client: &ConnParams,
     ) -> Result<(), Declined> {
         let resources = |error| (Reject::new(Refusal::Resources), Some(error));
         match self.takers.get(usize::from(index)) {
             Some(None) => {}
             _ => return Err((Reject::new(Refusal::Index), None)),
         }
-        self.heard = Instant::now();
+        self.last_message = Instant::now();
         let lane = self
             .end
             .lane(cm, id, u32::from(index) + 1, self.sizes, self.peer);
@@ -190,7 +190,7 @@ impl Session {
         }
         let limit = self.end.device.attributes().max_responder_resources;
         let reads = match self.terms.op {
-            Op::Read => asked.responder_resources.min(limit),
+            Op::Read => params_of_client.responder_resources.min(limit),
             Op::Send | Op::Write => 0,
         };
         cm.accept(id, &answer(accept, reads))
@@ -204,7 +204,7 @@ impl Session {
             posted: self.sizes.recvs.into(),
             allowed: self.sizes.recvs.into(),
             confirmed: 0,
-            telling: false,
+            credit_pending: false,
         });
         Ok(())
     }
@@ -322,7 +322,7 @@ impl Session {
         if looking {
             self.looked = now;
             let after = Duration::from_millis(self.terms.peer_timeout_ms.into());
-            if self.closing.is_none() && now >= self.heard + after {
+            if self.closing.is_none() && now >= self.last_message + after {
                 let (peer, during) = (self.peer, self.during());
                 let silent = PerfError::Silent {
                     peer,
@@ -362,7 +362,7 @@ impl Session {
             lane.sent(done);
             return Ok(());
         }
-        self.heard = now;
+        self.last_message = now;
         let Some(received) = lane.received(done) else {
             return Ok(());
         };
@@ -390,7 +390,7 @@ impl Session {
                 })
             }
             Ok(Message::End { ending, status, .. }) => {
-                let error = PerfError::told_by(peer, ending, status);
+                let error = PerfError::peer_ended(peer, ending, status);
                 self.causes.add(Rank::Seen, error, now);
                 Ok(())
             }
@@ -425,10 +425,10 @@ impl Session {
         }
         if !done.is_recv() {
             taker.lane.sent(done);
-            taker.telling = false;
+            taker.credit_pending = false;
             return Ok(());
         }
-        self.heard = now;
+        self.last_message = now;
         let Some(mut received) = taker.lane.received(done) else {
             return Ok(());
         };
@@ -443,7 +443,7 @@ impl Session {
         let head = &head[..length.min(HEAD) as usize];
         let outcome = match terms.op {
             Op::Send => taker.arrived(&terms, head, tail, length, peer),
-            Op::Write if terms.verify => taker.asked(&terms, head, peer),
+            Op::Write if terms.verify => taker.check(&terms, head, peer),
             Op::Write | Op::Read => Err(PerfError::Confused {
                 peer,
                 what: "a message where there are none",
@@ -465,10 +465,10 @@ impl Session {
         for taker in self.takers.iter_mut().flatten() {
             let news =
                 taker.posted - taker.allowed >= half || taker.confirmed != taker.received && idle;
-            if !news || taker.telling {
+            if !news || taker.credit_pending {
                 continue;
             }
-            taker.telling = true;
+            taker.credit_pending = true;
             (taker.allowed, taker.confirmed) = (taker.posted, taker.received);
             let (received, allowed) = (taker.received, taker.posted);
             let credit = Message::Credit {

@@ -24,7 +24,7 @@ pub struct Taker {
     pub allowed: u64,
     pub confirmed: u64,
     /// A credit is on its way.
-    pub telling: bool,
+    pub credit_pending: bool,
 }
 
 impl Taker {
@@ -81,7 +81,7 @@ impl Taker {
     }
 
     /// Compares written data on request.
-    pub fn asked(
+    pub fn check(
         &mut self,
         terms: &Terms,
         bytes: &[u8],

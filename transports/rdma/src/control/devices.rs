@@ -98,7 +98,7 @@ impl Control {
             }
         }
         if changed {
-            shared.tell_changed();
+            shared.notify_changed();
         }
     }
 

@@ -46,10 +46,10 @@ pub struct RdmaHost {
     established: bool,
     /// The queue pair ended before it was connected: why is still to come.
     flushed: bool,
-    ready_told: bool,
+    ready_reported: bool,
     closing: Option<Closed>,
     deadline: Option<Nanos>,
-    told: bool,
+    end_reported: bool,
     /// The last poll left something for want of room.
     more: bool,
 }
@@ -77,10 +77,10 @@ impl RdmaHost {
             in_capsule_bytes: 0,
             established: false,
             flushed: false,
-            ready_told: false,
+            ready_reported: false,
             closing: None,
             deadline: None,
-            told: false,
+            end_reported: false,
             more: false,
         }
     }
@@ -365,8 +365,9 @@ impl HostTransport for RdmaHost {
         let end = events.len() + limit;
         self.more = false;
         self.news(now);
-        if self.established && !self.ready_told && self.closing.is_none() && events.len() < end {
-            self.ready_told = true;
+        if self.established && !self.ready_reported && self.closing.is_none() && events.len() < end
+        {
+            self.ready_reported = true;
             events.push(HostEvent::Ready);
         }
         if self.closing.is_none() {
@@ -406,8 +407,8 @@ impl HostTransport for RdmaHost {
         if (idle && drained) || late {
             self.destroy();
             self.link.abandoned.store(true, Ordering::Release);
-            if !self.told && events.len() < end {
-                self.told = true;
+            if !self.end_reported && events.len() < end {
+                self.end_reported = true;
                 let why = self.closing.clone().unwrap_or(Closed::Local);
                 events.push(HostEvent::Closed(why));
             }
@@ -440,7 +441,7 @@ impl HostTransport for RdmaHost {
     }
 
     fn arm(&mut self, _now: Nanos) -> Idle {
-        if self.told {
+        if self.end_reported {
             return Idle::Quiet;
         }
         let unposted =

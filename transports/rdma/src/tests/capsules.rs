@@ -31,7 +31,7 @@ impl World {
         status
     }
 
-    fn told(&self) -> (u32, u8) {
+    fn announced(&self) -> (u32, u8) {
         let caps = self.rig.transport.caps_of(self.conn.unwrap());
         (caps.in_capsule_bytes, caps.max_sgl_descriptors)
     }
@@ -60,7 +60,7 @@ fn the_announced_in_capsule_size_is_accepted() {
             options.config.srq_size = srq;
             let mut world = World::with(options, 1);
             let descriptors = (size / 16).min(16) as u8;
-            assert_eq!(world.told(), (size, descriptors), "{own:?} {room}");
+            assert_eq!(world.announced(), (size, descriptors), "{own:?} {room}");
             assert_eq!(world.listener_size(), Some(size));
             assert_eq!(world.carry(size), StatusCode::SUCCESS);
             // More than the buffers hold would be an error of the queue pair, of the host's making.
@@ -77,7 +77,7 @@ fn the_announced_in_capsule_size_is_accepted() {
 #[test]
 fn no_in_capsule_data() {
     let mut world = World::with(options(Some(0), 0), 1);
-    assert_eq!(world.told(), (0, 1));
+    assert_eq!(world.announced(), (0, 1));
     assert_eq!(world.carry(16), REFUSED);
     assert_eq!(world.call(list(io::WRITE, 0, 16), &[0; 16]).0, REFUSED);
     assert_eq!(world.closed, []);
@@ -87,7 +87,7 @@ fn no_in_capsule_data() {
 #[test]
 fn descriptors_in_a_capsule() {
     let mut world = World::with(options(Some(64), 0), 1);
-    assert_eq!(world.told(), (64, 4));
+    assert_eq!(world.announced(), (64, 4));
     let call = |world: &mut World, offset, length| {
         let status = world.call(list(io::WRITE, offset, length), &[0; 128]);
         status.0

@@ -58,11 +58,11 @@ impl World {
                 }
             }
             self.rig.transport.flush(now);
-            for (host, told) in &mut self.hosts {
+            for (host, last_event) in &mut self.hosts {
                 let mut events = Vec::new();
                 host.poll(now, &mut events, 8);
                 if let Some(event) = events.pop() {
-                    *told = Some(event);
+                    *last_event = Some(event);
                 }
             }
         }
@@ -112,7 +112,10 @@ fn idle_connections_make_room() {
     world.accepts = true;
     let next = world.dial();
     world.turns(20);
-    let told = &world.hosts[next].1;
-    assert!(matches!(told, Some(HostEvent::Ready)), "{told:?}");
+    let last_event = &world.hosts[next].1;
+    assert!(
+        matches!(last_event, Some(HostEvent::Ready)),
+        "{last_event:?}"
+    );
     assert_eq!(world.rig.transport.connections(), 2);
 }

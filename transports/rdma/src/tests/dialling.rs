@@ -15,7 +15,7 @@ struct Dialling {
     host: RdmaHost,
     rig: TestRig,
     started: Instant,
-    told: Vec<HostEvent>,
+    events: Vec<HostEvent>,
 }
 
 impl Dialling {
@@ -29,10 +29,10 @@ impl Dialling {
             host,
             rig,
             started: Instant::now(),
-            told: Vec::new(),
+            events: Vec::new(),
         };
         (0..6).for_each(|_| dialling.turn());
-        assert!(dialling.host.qp().is_some() && dialling.told.is_empty());
+        assert!(dialling.host.qp().is_some() && dialling.events.is_empty());
         dialling
     }
 
@@ -45,7 +45,7 @@ impl Dialling {
 
     fn poll(&mut self) {
         let now = self.rig.clock.now();
-        self.host.poll(now, &mut self.told, 64);
+        self.host.poll(now, &mut self.events, 64);
     }
 
     /// The receives come back, and the host sees that, before the event arrives.
@@ -54,13 +54,13 @@ impl Dialling {
         let id = self.rig.fabric.id_of(qp).expect("its connection");
         self.rig.fabric.flush(qp);
         (0..3).for_each(|_| self.poll());
-        assert!(self.told.is_empty(), "too early: {:?}", self.told);
+        assert!(self.events.is_empty(), "too early: {:?}", self.events);
         self.rig.fabric.inject_event(id, event);
         (0..6).for_each(|_| self.turn());
     }
 
     fn why(&self) -> &str {
-        match &self.told[..] {
+        match &self.events[..] {
             [HostEvent::Closed(Closed::Broken(why))] => why,
             [HostEvent::Ready, HostEvent::Closed(Closed::Broken(why))] => why,
             other => panic!("{other:?}"),
@@ -89,7 +89,7 @@ fn a_refusal_is_reported_as_such() {
 fn another_attempt_follows() {
     let mut dialling = Dialling::new(1);
     dialling.flushed_then(rejected());
-    assert!(dialling.told.is_empty(), "{:?}", dialling.told);
+    assert!(dialling.events.is_empty(), "{:?}", dialling.events);
     dialling.rig.clock.advance(Duration::from_secs(1));
     (0..6).for_each(|_| dialling.turn());
     let qp = dialling.host.qp();

@@ -81,11 +81,11 @@ impl World {
             self.handle(event);
         }
         self.rig.transport.flush(now);
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         if let Some(host) = &mut self.host {
-            host.poll(now, &mut told, 64);
+            host.poll(now, &mut events, 64);
         }
-        for event in told {
+        for event in events {
             match event {
                 HostEvent::Ready => self.ready = true,
                 HostEvent::Completion { cqe, .. } => self.completed.push((cqe.cid(), cqe)),
@@ -146,7 +146,7 @@ impl World {
                 let sqe = self
                     .fetching
                     .remove(&tag.cid)
-                    .expect("fetched what was asked for");
+                    .expect("the requested data was fetched");
                 self.respond(conn, tag, &sqe, Extents::new());
             }
             other => panic!("{other:?}"),
@@ -224,7 +224,7 @@ impl World {
         self.turns(6);
         assert_eq!(self.rig.transport.connections(), 0, "{what}");
         assert_eq!(self.rig.plug.connections(), 0, "{what}");
-        assert_eq!(self.conn, None, "{what}: Closed was told");
+        assert_eq!(self.conn, None, "{what}: Closed was reported");
         assert_eq!(self.rig.fabric.queue_pairs(), [] as [u32; 0], "{what}");
         for pool in [&self.pools.io, &self.pools.admin, &self.memory] {
             for class in pool.stats() {
@@ -389,8 +389,8 @@ fn removal_and_return() {
 #[test]
 fn device_failure() {
     let mut world = World::new(Options::default());
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&told);
+    let changes = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&changes);
     world.rig.plug.on_change(move || {
         count.fetch_add(1, Ordering::Relaxed);
     });
@@ -404,18 +404,18 @@ fn device_failure() {
         .inject_async(device, AsyncEvent::DeviceFatal);
     world.turns(10);
     assert!(matches!(&world.closed[..], [Closed::Broken(why)] if why.contains("removed")));
-    assert!(told.load(Ordering::Relaxed) > 0);
+    assert!(changes.load(Ordering::Relaxed) > 0);
     world.settle("failure");
     assert_eq!(world.rig.plug.listening(), (1, 1));
     world.connect();
     world.submit();
     world.turns(20);
     assert_eq!(world.completed.len(), 6);
-    let before = told.load(Ordering::Relaxed);
+    let before = changes.load(Ordering::Relaxed);
     let event = AsyncEvent::GidChange { port: 1 };
     world.rig.fabric.inject_async(device, event);
     world.turns(1);
-    assert_eq!(told.load(Ordering::Relaxed), before + 1);
+    assert_eq!(changes.load(Ordering::Relaxed), before + 1);
     world.settle("recovery");
 }
 

@@ -15,8 +15,8 @@ use crate::{HostOptions, Incident};
 #[test]
 fn incidents() {
     let mut world = World::new(Options::default());
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&told);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&calls);
     world.rig.plug.on_incident(move || {
         count.fetch_add(1, Ordering::Relaxed);
     });
@@ -46,7 +46,7 @@ fn incidents() {
         assert_eq!(failed.to_string(), text);
         world.settle(operation);
     }
-    assert_eq!(told.load(Ordering::Relaxed), 4);
+    assert_eq!(calls.load(Ordering::Relaxed), 4);
     world.dial(HostOptions {
         qid: u16::MAX,
         ..TestRig::host_options()
@@ -80,7 +80,7 @@ fn incidents() {
         world.settle("refused again");
     }
     assert_eq!(world.rig.plug.incidents().len(), 64);
-    assert_eq!(told.load(Ordering::Relaxed), 4 + 1 + 1 + 64);
+    assert_eq!(calls.load(Ordering::Relaxed), 4 + 1 + 1 + 64);
 }
 
 /// A failure is reported although the peer, which saw the same, ended the connection first. The
@@ -88,7 +88,7 @@ fn incidents() {
 #[test]
 fn the_peer_is_faster() {
     let mut world = World::new(Options::default());
-    for (status, told) in [(WcStatus::RemoteOperation, 1), (WcStatus::RetryExceeded, 0)] {
+    for (status, expected) in [(WcStatus::RemoteOperation, 1), (WcStatus::RetryExceeded, 0)] {
         world.connect();
         let (ours, _) = world.qps();
         world
@@ -99,7 +99,7 @@ fn the_peer_is_faster() {
         world.host_leaves();
         world.turns(20);
         let incidents = world.rig.plug.incidents();
-        assert_eq!(incidents.len(), told, "{incidents:?}");
+        assert_eq!(incidents.len(), expected, "{incidents:?}");
         world.settle(status.name());
     }
 }

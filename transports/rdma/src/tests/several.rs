@@ -243,9 +243,9 @@ impl SeveralDevices {
     pub fn clients_turn(&mut self) {
         let now = self.clock.now();
         for client in &mut self.clients {
-            let mut told = Vec::new();
-            client.host.poll(now, &mut told, 64);
-            for event in told {
+            let mut events = Vec::new();
+            client.host.poll(now, &mut events, 64);
+            for event in events {
                 match event {
                     HostEvent::Ready => client.ready = true,
                     HostEvent::Completion { cqe, .. } => client.completed.push(cqe.cid()),

@@ -71,8 +71,8 @@ impl RdmaTransport {
             wc.status,
             WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded
         );
-        if !flushed && !conn.told && (open || !silent) {
-            conn.told = true;
+        if !flushed && !conn.failure_reported && (open || !silent) {
+            conn.failure_reported = true;
             let device = self.devices[conn.device].as_ref();
             let incident = Incident::QueuePairFailed {
                 device: device.map_or_else(String::new, |device| {
@@ -243,7 +243,8 @@ impl RdmaTransport {
         let late = self.now >= conn.deadline || dead;
         // Of shared receives it may have taken one that has not completed yet.
         let takes = conn.live && !conn.last_receive && conn.lane.queues().is_shared();
-        let waits = !conn.lane.is_idle() || takes && device.is_some_and(|device| device.tells_last);
+        let waits = !conn.lane.is_idle()
+            || takes && device.is_some_and(|device| device.reports_last_receive);
         if !waits {
             // Its last shared receives may still lie in the completion queue.
             conn.quiet += 1;

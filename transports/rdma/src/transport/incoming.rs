@@ -50,7 +50,7 @@ impl RdmaTransport {
                     {
                         conn.last_receive = true;
                         if let Some(device) = &mut self.devices[conn.device] {
-                            device.tells_last = true;
+                            device.reports_last_receive = true;
                         }
                         self.notice(index);
                     }
@@ -144,13 +144,13 @@ impl RdmaTransport {
         };
         let own = incoming.in_capsule != config.in_capsule_data_size;
         let caps = own.then(|| Box::new(config.caps(incoming.in_capsule)));
-        let told = caps.as_deref().unwrap_or(&self.caps);
+        let announced = caps.as_deref().unwrap_or(&self.caps);
         let limits = Limits {
             in_capsule: match incoming.kind {
-                QueueKind::Admin => told.admin_in_capsule_bytes,
-                QueueKind::Io => told.in_capsule_bytes,
+                QueueKind::Admin => announced.admin_in_capsule_bytes,
+                QueueKind::Io => announced.in_capsule_bytes,
             },
-            max_descriptors: told.max_sgl_descriptors,
+            max_descriptors: announced.max_sgl_descriptors,
             caps,
             depth: incoming.depth.into(),
             read_depth: incoming.read_depth.into(),
@@ -215,7 +215,7 @@ impl RdmaTransport {
             by_number: ByNumber::default(),
             conns: 0,
             dead: false,
-            tells_last: false,
+            reports_last_receive: false,
             may_invalidate: Arc::clone(&incoming.may_invalidate),
         };
         if let Some(receiver) = &mut device.receiver {

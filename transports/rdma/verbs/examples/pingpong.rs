@@ -267,14 +267,14 @@ impl Managers {
             qp,
             kept: Vec::new(),
         };
-        let asked = ConnParams {
+        let params = ConnParams {
             private_data: b"hello".iter().copied().collect(),
             responder_resources: 4,
             initiator_depth: 0,
             retry_count: 7,
             rnr_retry_count: 7,
         };
-        self.host.connect(id, &asked)?;
+        self.host.connect(id, &params)?;
         let event = next(&mut *self.target)?;
         let CmEventKind::ConnectRequest {
             listener,
@@ -307,7 +307,7 @@ impl Managers {
             private_data: b"welcome".iter().copied().collect(),
             responder_resources: 0,
             initiator_depth: 4,
-            ..asked
+            ..params
         };
         self.target.accept(event.id, &answer)?;
         let event = next(&mut *self.host)?;

@@ -102,11 +102,11 @@ impl ManualDriver {
     }
 
     pub fn ask_for_queues(&mut self, count: u32) -> NumberOfQueues {
-        let asked = NumberOfQueues {
+        let requested = NumberOfQueues {
             submission: count,
             completion: count,
         };
-        let set = SetFeatures::new(fid::NUMBER_OF_QUEUES, asked.dword());
+        let set = SetFeatures::new(fid::NUMBER_OF_QUEUES, requested.dword());
         let cqe = self.admin(set.to_sqe(0, 0));
         assert_eq!(cqe.status(), StatusCode::SUCCESS);
         NumberOfQueues::from_dword(cqe.dword0()).unwrap()

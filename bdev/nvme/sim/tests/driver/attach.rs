@@ -252,8 +252,8 @@ fn memory_registration_fails() {
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
     // A reset that gets no memory says why it failed.
     rig.drive.iommu().limit_regions(1);
-    let asked = controller.clone();
-    let reset = rig.core.block_on(async move { asked.reset().await });
+    let handle = controller.clone();
+    let reset = rig.core.block_on(async move { handle.reset().await });
     let text = reset.unwrap_err().to_string();
     assert!(text.contains("the simulated IOMMU takes"), "{text}");
     rig.drive.iommu().limit_regions(u64::MAX);
@@ -430,13 +430,13 @@ fn long_logs_passed_through() {
         "Get Log Page asks for 131076 bytes of data; at most 131072 are possible"
     );
     // All at once, more than there are slots.
-    let (asked, many) = (controller.clone(), 40);
+    let (handle, many) = (controller.clone(), 40);
     let replies = rig.core.block_on(async move {
         let all = (0..many).map(|at| {
-            let (asked, bytes) = (asked.clone(), if at % 3 == 0 { 512 } else { 32 << 10 });
+            let (handle, bytes) = (handle.clone(), if at % 3 == 0 { 512 } else { 32 << 10 });
             async move {
                 let read = AdminData::Read(bytes);
-                (at, asked.admin(log(at * 4096, bytes), read).await)
+                (at, handle.admin(log(at * 4096, bytes), read).await)
             }
         });
         futures_util::future::join_all(all).await
@@ -458,9 +458,9 @@ fn long_logs_passed_through() {
     let error = ask(&mut rig, 0, 8192).unwrap_err();
     assert_eq!(error, ControlError::Busy);
     assert!(ask(&mut rig, 0, 4096).is_ok());
-    let asked = controller.clone();
+    let handle = controller.clone();
     rig.core
-        .block_on(async move { asked.reset().await })
+        .block_on(async move { handle.reset().await })
         .unwrap();
     assert!(ask(&mut rig, 0, 8192).is_ok());
     rig.detach(&controller);
@@ -473,10 +473,10 @@ fn long_logs_passed_through() {
     });
     let controller = rig.attach();
     for (bytes, is_possible) in [(8192, true), (8196, false)] {
-        let asked = controller.clone();
+        let handle = controller.clone();
         let reply = rig
             .core
-            .block_on(async move { asked.admin(log(0, bytes), AdminData::Read(bytes)).await });
+            .block_on(async move { handle.admin(log(0, bytes), AdminData::Read(bytes)).await });
         assert_eq!(reply.is_ok(), is_possible, "{bytes}: {reply:?}");
     }
     rig.detach(&controller);
@@ -492,17 +492,17 @@ fn logs() {
         smart.percentage_used = 12;
         smart.critical_warning = CriticalWarning::READ_ONLY.bits();
     });
-    let asked = controller.clone();
+    let handle = controller.clone();
     let health = rig
         .core
-        .block_on(async move { asked.health().await })
+        .block_on(async move { handle.health().await })
         .unwrap();
     assert_eq!((health.percentage_used, health.temperature_c), (12, 37));
     assert_eq!(health.warnings, ["read_only"]);
-    let asked = controller.clone();
+    let handle = controller.clone();
     let slots = rig
         .core
-        .block_on(async move { asked.firmware_slots().await })
+        .block_on(async move { handle.firmware_slots().await })
         .unwrap();
     assert_eq!(
         (slots.active_slot, slots.slots),
@@ -514,10 +514,10 @@ fn logs() {
     let (whole, spoilt) = (rig.io(Op::Verify, 0, 5), rig.io(Op::Verify, 1, 5));
     assert_eq!(rig.status(&mut *queue, whole), Status::Ok);
     assert_eq!(rig.status(&mut *queue, spoilt), Status::ReadError);
-    let asked = controller.clone();
+    let handle = controller.clone();
     let log = rig
         .core
-        .block_on(async move { asked.error_log(8).await })
+        .block_on(async move { handle.error_log(8).await })
         .unwrap();
     let newest = &log[0];
     assert_eq!(

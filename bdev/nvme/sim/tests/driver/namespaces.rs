@@ -128,7 +128,7 @@ fn namespaces_are_added_removed_and_resized() {
         Event::NamespaceAdded(added) => Some(added),
         _ => None,
     });
-    let added = added.expect("an added namespace is told of");
+    let added = added.expect("an event for the added namespace");
     assert_eq!((added.nsid(), added.geometry().blocks), (3, 256));
     assert_eq!(controller.namespaces().len(), 4);
     let mut third = rig.open(&added);
@@ -236,9 +236,10 @@ fn formatted_during_a_reset() {
     }
     rig.pass(&mut *queue, A_WHILE);
     assert_eq!(rig.drive.stored(1, 0, 4).unwrap(), [0; 4 * 4096]);
-    let told = rig.events.take();
+    let events = rig.events.take();
     assert!(
-        told.iter()
+        events
+            .iter()
             .any(|event| matches!(event, Event::NamespaceRemoved(ns) if Arc::ptr_eq(ns, &first)))
     );
     let now = controller.namespaces().remove(0);
@@ -271,18 +272,18 @@ fn other_limits_after_a_reset() {
         config.oncs.remove(Oncs::VERIFY);
     });
     rig.events.take();
-    let asked = controller.clone();
+    let handle = controller.clone();
     rig.core
-        .block_on(async move { asked.reset().await })
+        .block_on(async move { handle.reset().await })
         .unwrap();
     rig.pass(&mut *queue, A_WHILE);
-    let told = rig.events.take().into_iter().find_map(|event| match event {
+    let changes = rig.events.take().into_iter().find_map(|event| match event {
         Event::NamespaceLimits { nsid: 1, changes } => Some(changes),
         _ => None,
     });
-    let told = told.expect("new limits are told of");
-    assert!(told.contains("max_blocks 32 (before: 256)"), "{told}");
-    assert!(told.contains("verify 0 (before: 1)"), "{told}");
+    let changes = changes.expect("an event with the new limits");
+    assert!(changes.contains("max_blocks 32 (before: 256)"), "{changes}");
+    assert!(changes.contains("verify 0 (before: 1)"), "{changes}");
     assert_eq!(bdev.limits().max_blocks, 32);
     assert_eq!(bdev.supports(Op::Verify), Support::No);
     let before = rig.drive.stats().io;
@@ -294,9 +295,9 @@ fn other_limits_after_a_reset() {
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
     // And back: operations that are possible again are used again.
     rig.drive.reconfigure(|config| config.mdts = 5);
-    let asked = controller.clone();
+    let handle = controller.clone();
     rig.core
-        .block_on(async move { asked.reset().await })
+        .block_on(async move { handle.reset().await })
         .unwrap();
     rig.pass(&mut *queue, A_WHILE);
     let write = rig.write(0, 128, 3);

@@ -23,7 +23,7 @@ fn slow() -> Config {
 /// the drive is back, the same bdevs continue and report that data may have been lost.
 #[test]
 fn a_removed_drive_returns() {
-    for told in [false, true] {
+    for notified in [false, true] {
         let mut rig = Rig::new(slow());
         let (controller, bdev, mut queue) = rig.one(Options::new("nvme0"));
         let write = rig.write(0, 1, 1);
@@ -38,7 +38,7 @@ fn a_removed_drive_returns() {
         }
         rig.turn(&mut *queue);
         rig.drive.pull(Keep::Nothing);
-        if told {
+        if notified {
             controller.removed();
         }
         let began = rig.core.now();
@@ -85,8 +85,8 @@ fn a_drive_removed_during_a_reset() {
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     rig.drive
         .inject(Rule::next(Target::Admin, Action::Pulled).after(3));
-    let asked = controller.clone();
-    let reset = rig.core.block_on(async move { asked.reset().await });
+    let handle = controller.clone();
+    let reset = rig.core.block_on(async move { handle.reset().await });
     assert!(reset.is_err());
     rig.until(&mut *queue, |_| controller.status().state == State::Removed);
     let read = rig.read(0, 1);
@@ -110,11 +110,11 @@ fn a_drive_removed_at_every_admin_command() {
         let Err(error) = rig.try_attach(Options::new("a")) else {
             break;
         };
-        let told = matches!(
+        let is_expected = matches!(
             error,
             AttachError::Control(ControlError::Gone) | AttachError::Gone { .. }
         );
-        assert!(told, "at {at}: {error}");
+        assert!(is_expected, "at {at}: {error}");
         assert!(
             rig.core.now().since(began) < Duration::from_secs(10),
             "at {at}"
@@ -136,11 +136,11 @@ fn a_drive_removed_at_every_admin_command() {
             }
             rig.drive.inject(pulled(at));
             let function = again.then(|| rig.drive.plug());
-            let asked = controller.clone();
+            let handle = controller.clone();
             let came = rig.core.block_on(async move {
                 match function {
-                    Some(function) => asked.returned(function).await.is_ok(),
-                    None => asked.reset().await.is_ok(),
+                    Some(function) => handle.returned(function).await.is_ok(),
+                    None => handle.reset().await.is_ok(),
                 }
             });
             rig.turn(&mut *queue);
@@ -187,7 +187,7 @@ fn a_drive_removed_at_every_io_command() {
         let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
         rig.drive
             .inject(Rule::next(Target::Io, Action::Pulled).after(at));
-        let mut asked = Vec::new();
+        let mut submitted = Vec::new();
         for round in 0..3u64 {
             let lba = round * 40;
             for op in Op::ALL {
@@ -199,13 +199,13 @@ fn a_drive_removed_at_every_io_command() {
                 for _ in 0..op.data_len(1) {
                     io = io.with(rig.buf(1024, 0));
                 }
-                asked.push((op, lba, rig.submit(&mut *queue, io)));
+                submitted.push((op, lba, rig.submit(&mut *queue, io)));
             }
             rig.turn(&mut *queue);
         }
-        let count = asked.len();
+        let count = submitted.len();
         rig.until(&mut *queue, |rig| rig.ended.len() == count);
-        let statuses: Vec<Status> = asked
+        let statuses: Vec<Status> = submitted
             .iter()
             .map(|(.., token)| rig.ended[token].status)
             .collect();

@@ -41,16 +41,16 @@ fn commands_that_a_reset_overtakes() {
     let mut rig = Rig::new(slow());
     let controller = rig.attach();
     for _ in 0..3 {
-        let asked = controller.clone();
-        let log = rig.core.spawn_local(async move { asked.health().await });
-        let asked = controller.clone();
-        let reset = rig.core.spawn_local(async move { asked.reset().await });
+        let handle = controller.clone();
+        let log = rig.core.spawn_local(async move { handle.health().await });
+        let handle = controller.clone();
+        let reset = rig.core.spawn_local(async move { handle.reset().await });
         rig.core.block_on(reset).unwrap().unwrap();
         let refused = rig.core.block_on(log).unwrap().unwrap_err();
         assert!(matches!(refused, ControlError::Reset { .. }), "{refused}");
     }
-    let asked = controller.clone();
-    let log = rig.core.spawn_local(async move { asked.health().await });
+    let handle = controller.clone();
+    let log = rig.core.spawn_local(async move { handle.health().await });
     controller.removed();
     assert!(rig.core.block_on(log).unwrap().is_err());
     for _ in 0..100 {
@@ -82,8 +82,8 @@ fn repeated_resets_under_load() {
                     rig.turn(&mut *queue);
                 }
             }
-            let asked = controller.clone();
-            let task = rig.core.spawn_local(async move { asked.reset().await });
+            let handle = controller.clone();
+            let task = rig.core.spawn_local(async move { handle.reset().await });
             for _ in 0..u32::from(round) {
                 rig.turn(&mut *queue);
             }
@@ -193,15 +193,15 @@ fn a_reset_that_fails() {
     let write = rig.write(0, 1, 2);
     let token = rig.submit(&mut *queue, write);
     rig.turn(&mut *queue);
-    let asked = controller.clone();
-    let task = rig.core.spawn_local(async move { asked.reset().await });
+    let handle = controller.clone();
+    let task = rig.core.spawn_local(async move { handle.reset().await });
     let status = rig.wait(&mut *queue, token).status;
     assert!(!status.is_ok());
     assert!(rig.core.block_on(task).expect("it runs").is_err());
     assert!(matches!(controller.status().state, State::Failed { .. }));
     rig.drive.heal();
-    let asked = controller.clone();
-    let reset = rig.core.block_on(async move { asked.reset().await });
+    let handle = controller.clone();
+    let reset = rig.core.block_on(async move { handle.reset().await });
     assert_eq!(reset, Ok(()));
     let write = rig.write(0, 1, 3);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
@@ -218,8 +218,8 @@ fn another_controller_after_the_reset() {
     rig.run(&mut *queue, write);
     rig.drive.grant_queues(2);
     rig.drive.resize_namespace(1, 10_000);
-    let asked = controller.clone();
-    let reset = rig.core.block_on(async move { asked.reset().await });
+    let handle = controller.clone();
+    let reset = rig.core.block_on(async move { handle.reset().await });
     assert_eq!(reset, Ok(()));
     rig.pass(&mut *queue, Duration::from_secs(2));
     assert_eq!(controller.info().io_queues, 2);
@@ -241,11 +241,11 @@ fn detach_during_a_reset() {
         rig.submit(&mut *queue, write);
     }
     rig.turn(&mut *queue);
-    let asked = controller.clone();
-    let reset = rig.core.spawn_local(async move { asked.reset().await });
+    let handle = controller.clone();
+    let reset = rig.core.spawn_local(async move { handle.reset().await });
     rig.turn(&mut *queue);
-    let asked = controller.clone();
-    let detach = rig.core.spawn_local(async move { asked.detach().await });
+    let handle = controller.clone();
+    let detach = rig.core.spawn_local(async move { handle.detach().await });
     let statuses = rig.settle(&mut *queue);
     assert_eq!(statuses.len(), 10);
     let _ = rig.core.block_on(reset);

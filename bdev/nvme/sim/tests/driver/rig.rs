@@ -169,15 +169,15 @@ impl Rig {
     pub fn turn(&mut self, queue: &mut dyn Queue) -> bool {
         self.core.turn();
         let now = self.core.now();
-        let told = queue.poll(now, &mut self.done);
-        assert_eq!(told, self.done.len());
+        let collected = queue.poll(now, &mut self.done);
+        assert_eq!(collected, self.done.len());
         for completion in self.done.drain() {
             let token = completion.token;
             let before = self.ended.insert(token, completion);
             assert!(before.is_none(), "{token:#x} completed twice");
         }
         self.core.turn();
-        told > 0
+        collected > 0
     }
 
     /// Lets time pass, polling.
@@ -256,6 +256,6 @@ impl Rig {
             .iter()
             .map(|class| class.count - class.free)
             .sum();
-        assert_eq!(used, 0, "buffers that nobody gave back");
+        assert_eq!(used, 0, "buffers were not returned");
     }
 }

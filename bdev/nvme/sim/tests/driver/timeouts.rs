@@ -47,9 +47,9 @@ fn an_abort_helps() {
     assert!(rig.core.now().since(began) >= Duration::from_secs(4));
     assert_eq!(status, Status::Ok);
     assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
-    let told = controller.status();
-    assert!(told.timeouts >= 1 && told.aborts >= 1, "{told:?}");
-    assert_eq!((told.queue_resets, told.resets), (0, 0));
+    let report = controller.status();
+    assert!(report.timeouts >= 1 && report.aborts >= 1, "{report:?}");
+    assert_eq!((report.queue_resets, report.resets), (0, 0));
     assert_eq!(actions(&rig), [TimeoutAction::Abort]);
     assert_eq!(rig.drive.stats().admin[usize::from(admin::ABORT)], 1);
     rig.end(&controller, queue);
@@ -73,9 +73,9 @@ fn a_new_queue_helps() {
         let statuses = rig.settle(&mut *queue);
         assert_eq!(statuses, vec![Status::Ok; 6]);
         assert_eq!(rig.values(&mut *queue, 0, 6), [1, 2, 3, 4, 5, 6]);
-        let told = controller.status();
-        assert!(told.queue_resets >= 1 && told.aborts >= 1, "{told:?}");
-        assert_eq!(told.resets, 0, "{told:?}");
+        let report = controller.status();
+        assert!(report.queue_resets >= 1 && report.aborts >= 1, "{report:?}");
+        assert_eq!(report.resets, 0, "{report:?}");
         assert_eq!(rig.drive.stats().controller_resets, 0);
         rig.end(&controller, queue);
     }
@@ -95,10 +95,10 @@ fn a_controller_reset_helps() {
         .inject(Rule::next(Target::AdminOp(admin::DELETE_IO_SQ), refused));
     let write = rig.write(0, 1, 5);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
-    let told = controller.status();
-    assert!(told.resets >= 1, "{told:?}");
-    assert_eq!(told.function_resets, 0);
-    assert_eq!(told.state, State::Live);
+    let report = controller.status();
+    assert!(report.resets >= 1, "{report:?}");
+    assert_eq!(report.function_resets, 0);
+    assert_eq!(report.state, State::Live);
     assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
     rig.end(&controller, queue);
 }
@@ -125,9 +125,9 @@ fn a_function_reset_helps() {
     rig.until(&mut *queue, |rig| rig.drive.stats().function_resets > 0);
     rig.drive.never_disabled(false);
     assert_eq!(rig.wait(&mut *queue, token).status, Status::Ok);
-    let told = controller.status();
-    assert!(told.function_resets >= 1, "{told:?}");
-    assert_eq!(told.state, State::Live);
+    let report = controller.status();
+    assert!(report.function_resets >= 1, "{report:?}");
+    assert_eq!(report.state, State::Live);
     assert_eq!(rig.values(&mut *queue, 0, 1), [5]);
     rig.end(&controller, queue);
 }
@@ -160,8 +160,8 @@ fn nothing_helps() {
     let read = rig.read(0, 1);
     assert!(!rig.status(&mut *queue, read).is_ok());
     rig.drive.heal();
-    let asked = controller.clone();
-    let reset = rig.core.block_on(async move { asked.reset().await });
+    let handle = controller.clone();
+    let reset = rig.core.block_on(async move { handle.reset().await });
     assert_eq!(reset, Ok(()));
     assert_eq!(controller.status().state, State::Live);
     let write = rig.write(0, 1, 9);
@@ -181,8 +181,11 @@ fn configured_timeout_actions() {
         .inject(Rule::next(Target::IoOp(io::WRITE), never(false)));
     let write = rig.write(0, 1, 5);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
-    let told = controller.status();
-    assert_eq!((told.aborts, told.queue_resets, told.resets), (0, 0, 1));
+    let report = controller.status();
+    assert_eq!(
+        (report.aborts, report.queue_resets, report.resets),
+        (0, 0, 1)
+    );
     rig.end(&controller, queue);
 
     let mut rig = Rig::new(Config::default());
@@ -196,10 +199,10 @@ fn configured_timeout_actions() {
     let token = rig.submit(&mut *queue, write);
     rig.pass(&mut *queue, Duration::from_secs(100));
     assert!(!rig.ended.contains_key(&token));
-    let told = controller.status();
+    let report = controller.status();
     assert!(
-        told.timeouts >= 1 && told.aborts + told.resets == 0,
-        "{told:?}"
+        report.timeouts >= 1 && report.aborts + report.resets == 0,
+        "{report:?}"
     );
     rig.drive.release();
     assert_eq!(rig.wait(&mut *queue, token).status, Status::Ok);

@@ -155,8 +155,8 @@ impl System {
     /// The drive with this serial number in its kernel driver's facts.
     pub fn by_serial(&self, serial: &str) -> Result<Drive, PciError> {
         let mut drives = self.drives();
-        let told = |drive: &Drive| drive.serial().is_some_and(|told| told == serial.trim());
-        match drives.iter().position(told) {
+        let has_serial = |drive: &Drive| drive.serial().is_some_and(|found| found == serial.trim());
+        match drives.iter().position(has_serial) {
             Some(at) => Ok(drives.swap_remove(at)),
             None => Err(PciError::NoSuchSerial {
                 serial: serial.to_owned(),

@@ -278,19 +278,19 @@ fn without_an_iommu() {
         no_iommu: true,
         ..Options::default()
     };
-    let asked = || machine.system().bind(at(FIRST), &wish);
-    let error = asked().unwrap_err().to_string();
+    let attempt = || machine.system().bind(at(FIRST), &wish);
+    let error = attempt().unwrap_err().to_string();
     assert!(
         error.contains("this kernel was built without it"),
         "{error}"
     );
     machine.file("proc/self/status", "CapEff:\t0000000000000000");
-    let error = asked().unwrap_err().to_string();
+    let error = attempt().unwrap_err().to_string();
     assert!(error.contains("CAP_SYS_RAWIO"), "{error}");
     machine.file("proc/self/status", "CapEff:\t0000000000020000");
     let parameter = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
     machine.file(parameter, "N\n");
-    let bound = asked().unwrap();
+    let bound = attempt().unwrap();
     assert_eq!(bound.node, "/dev/vfio/noiommu-0");
     assert!(bound.warning.unwrap().contains("all memory of the machine"));
     assert_eq!(machine.writes_to(parameter), ["Y"]);

@@ -284,12 +284,12 @@ fn a_choice_survives_a_crash() {
     world.until(|world| why(world, 0).contains("thaw the volume with this replica"));
     let before = world.record().revision;
     let handle = world.handle.clone().unwrap();
-    let asked = thaw("d0", Some("vol"));
+    let command = thaw("d0", Some("vol"));
     drop(
         world
             .core
             .core()
-            .spawn_local(async move { handle.run(asked).await }),
+            .spawn_local(async move { handle.run(command).await }),
     );
     world.until(|world| world.record().revision > before);
     assert!(world.record().serving < world.record().epoch);
@@ -369,7 +369,7 @@ fn a_backup_of_the_last_epoch() {
         if late {
             world.shelf.bring(disk);
             let filled = |e: &Happened| matches!(e, Happened::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
-            world.until(|world| world.heard(filled));
+            world.until(|world| world.has_event(filled));
         }
         assert!(matches!(
             world.replica_state(disk),
@@ -378,7 +378,7 @@ fn a_backup_of_the_last_epoch() {
         assert_eq!(world.read(0), 2, "{disk}");
         world.until_healthy();
         world.all_equal(&["d0", "d1"]);
-        // Both have heard it now.
+        // Both replicas are in sync: a reopened volume is healthy.
         world.close();
         world.open().unwrap();
         assert_eq!(world.state(), VolumeState::Healthy);
@@ -431,7 +431,7 @@ fn swapped_disks() {
     world.until_healthy();
     world.all_equal(&["d0", "d1", "d2"]);
     let full = |e: &Happened| matches!(e, Happened::ResyncStarted { kind, .. } if *kind == ResyncKind::Full);
-    assert!(!world.heard(full));
+    assert!(!world.has_event(full));
 }
 
 /// A disk comes back with the label of its earlier replica. It is filled from the start, and its

@@ -91,14 +91,14 @@ fn a_replica_is_replaced_under_load() {
     world.until_healthy();
     world.all_equal(&["d1", "new"]);
     assert_eq!(world.record().replicas.len(), 2);
-    assert!(world.heard(|e| matches!(
+    assert!(world.has_event(|e| matches!(
         e,
         Happened::ResyncEnded {
             kind: ResyncKind::Full,
             ..
         }
     )));
-    world.until(|world| world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
     // Its label is gone: it can be used for something else.
     world
         .create_new(new_volume("other", &["d0"], true))
@@ -208,7 +208,7 @@ fn the_resync_source_is_removed() {
         assert!(lacked(&world, 1) > 1, "{disks} disks");
         let shared = Arc::clone(&world.handle.as_ref().unwrap().shared);
         let is_read = move || shared.view().replicas[0].is_some();
-        world.heard.on(move |event| {
+        world.recorded.on(move |event| {
             let changed = matches!(event, Happened::SourceChanged { .. });
             assert!(!changed || !is_read(), "both are read, and they differ");
         });
@@ -216,7 +216,7 @@ fn the_resync_source_is_removed() {
         assert_eq!(lacked(&world, 1), 0, "{:?}, {disks} disks", take());
         let left = disks as u64 - 2;
         assert!(lacked(&world, 2.min(disks - 1)) >= left);
-        assert!(world.heard(|e| matches!(e, Happened::SourceChanged { .. })));
+        assert!(world.has_event(|e| matches!(e, Happened::SourceChanged { .. })));
         let alone = disks == 2 && world.record().replicas.len() == 1;
         assert_eq!(world.state() == VolumeState::Healthy, alone);
         let status = world.status();
@@ -266,7 +266,7 @@ fn io_left_to_copy_from_a_replaced_replica() {
             force: false,
         };
         world.run(replace).unwrap();
-        let ended = |world: &World| world.heard(|e| matches!(e, Happened::ResyncEnded { .. }));
+        let ended = |world: &World| world.has_event(|e| matches!(e, Happened::ResyncEnded { .. }));
         world.until(ended);
         let hang = Fault {
             range: Some((2048 + 64, 8)),
@@ -280,7 +280,7 @@ fn io_left_to_copy_from_a_replaced_replica() {
         let lane = world.lane.take();
         if late {
             world.until(|world| world.record().replicas.len() == 1);
-            world.until(|world| world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+            world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
             assert_eq!(world.state(), VolumeState::Healthy);
         }
         drop(lane);
@@ -491,7 +491,7 @@ fn resync_is_throttled() {
 fn periodic_verification() {
     let mut world = World::with(2);
     let ended = |world: &World| {
-        let all = world.heard.all().into_iter();
+        let all = world.recorded.all().into_iter();
         all.filter(|e| matches!(e, Happened::VerifyEnded { .. }))
             .count()
     };
@@ -510,7 +510,7 @@ fn periodic_verification() {
     };
     world.write(0, 8, 1);
     minutes(&mut world, 5 * 60);
-    assert_eq!(ended(&world), 0, "no task asked for it");
+    assert_eq!(ended(&world), 0, "no verification without a setting");
 
     every(&mut world, 2);
     world.scribble("d1", 5, 9);

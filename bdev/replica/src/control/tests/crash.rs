@@ -38,7 +38,7 @@ fn the_write_hole_is_closed() {
     assert_eq!(world.read(64), first);
     assert_eq!(world.read(0), 1);
     world.all_equal(&["d0", "d1", "d2"]);
-    assert!(world.heard(|e| matches!(
+    assert!(world.has_event(|e| matches!(
         e,
         Happened::ResyncEnded { kind: ResyncKind::Reconcile, bytes, .. } if *bytes == 1 << 20
     )));
@@ -124,7 +124,7 @@ fn unreadable_blocks_of_the_pinned_replica() {
         1,
         "of another one: this one cannot"
     );
-    assert!(world.heard(|e| matches!(
+    assert!(world.has_event(|e| matches!(
         e,
         Happened::Salvaged {
             lba: 2112,
@@ -181,7 +181,7 @@ fn a_clean_stop_leaves_nothing_to_do() {
     world.write(0, 8, 1);
     world.close();
     world.open().unwrap();
-    assert!(world.heard(|e| matches!(
+    assert!(world.has_event(|e| matches!(
         e,
         Happened::Opened {
             epoch: 2,
@@ -191,7 +191,7 @@ fn a_clean_stop_leaves_nothing_to_do() {
     )));
     assert_eq!(world.status().dirty_regions, 0);
     assert_eq!(world.read(0), 1);
-    assert!(!world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+    assert!(!world.has_event(|e| matches!(e, Happened::ResyncStarted { .. })));
 }
 
 /// A replica that is absent when the volume is opened, and one whose disk was restored from a
@@ -233,7 +233,7 @@ fn missed_regions_survive_a_crash() {
     world.shelf.bring("d1");
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
-    assert!(world.heard(|e| matches!(
+    assert!(world.has_event(|e| matches!(
         e,
         Happened::ResyncEnded { kind: ResyncKind::Partial, bytes, .. } if *bytes == 2 << 20
     )));
@@ -254,11 +254,11 @@ fn the_former_holder_is_fenced() {
     new.shelf.forget_claims();
     let core = new.core.core().clone();
     let (store, devices) = (new.store.clone(), Arc::clone(&new.shelf));
-    let heard = Arc::clone(&new.heard);
+    let observer = Arc::clone(&new.recorded);
     let (pool, id, holder) = (new.pool.clone(), new.id, new.holder);
     let opening = core.clone().spawn_local(async move {
         let store = Arc::new(store);
-        crate::control::open(&core, pool, store, devices, heard, id, holder).await
+        crate::control::open(&core, pool, store, devices, observer, id, holder).await
     });
     let mut acknowledged_late = 0;
     let mut token = old.begin_write(0, 8, 2);
@@ -352,11 +352,11 @@ fn a_crash_while_growing() {
     })));
     let handle = world.handle.clone().unwrap();
     let grow = Command::Grow { blocks: 8 * REGION };
-    let asked = world.core.core().clone();
-    let asked = asked.spawn_local(async move { handle.run(grow).await });
+    let core = world.core.core().clone();
+    let task = core.spawn_local(async move { handle.run(grow).await });
     world.until(|world| world.record().blocks == 8 * REGION);
-    assert!(!asked.is_finished(), "it has no answer from the store");
-    drop(asked);
+    assert!(!task.is_finished(), "it has no answer from the store");
+    drop(task);
     world.crash();
     world.store.plan(None);
     world.open().unwrap();

@@ -70,11 +70,11 @@ fn truncated_by_command() {
 /// It was small only for a moment, and without an event.
 #[test]
 fn truncated_and_enlarged() {
-    for told in [true, false] {
+    for notified in [true, false] {
         let mut world = world(2);
         world.cut("d1", LEFT);
         world.enlarge("d1");
-        if told {
+        if notified {
             changed(&mut world, "d1")
         } else {
             let token = world.begin_write(KEPT + 8, 1, 9);
@@ -194,7 +194,7 @@ fn the_last_replica_is_truncated() {
         changed(&mut world, "d1");
         assert_eq!(world.state(), VolumeState::Frozen);
         assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
-        assert!(world.heard(|e| matches!(e, Happened::Frozen { .. })));
+        assert!(world.has_event(|e| matches!(e, Happened::Frozen { .. })));
         if !small {
             world.enlarge("d1");
         }
@@ -331,7 +331,7 @@ fn truncation_past_the_volume_end() {
     changed(&mut world, "d1");
     world.pass(Duration::from_secs(2));
     world.until_healthy();
-    let all = world.heard.all();
+    let all = world.recorded.all();
     let full = |e: &Happened| {
         matches!(
             e,

@@ -78,8 +78,8 @@ fn the_older_holder_is_fenced() {
     let token = world.begin_write(16, 8, 3);
     world.until(|world| world.state() == VolumeState::Fenced);
     must_not_be_acknowledged(&mut world, token);
-    assert!(world.heard(|e| matches!(e, Happened::Fenced { .. })));
-    assert!(!world.heard(|e| matches!(e, Happened::ReplicaOut { .. })));
+    assert!(world.has_event(|e| matches!(e, Happened::Fenced { .. })));
+    assert!(!world.has_event(|e| matches!(e, Happened::ReplicaOut { .. })));
     assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
     assert_ne!(rival.read(16), 3, "not a byte of it");
     rival.write(24, 8, 4);
@@ -454,7 +454,7 @@ fn a_label_fences_the_older_holder() {
         rival.write(8, 8, 2);
         let token = world.begin_write(16, 8, 3);
         must_not_be_acknowledged(&mut world, token);
-        assert!(!world.heard(|e| matches!(e, Happened::ReplicaOut { .. })));
+        assert!(!world.has_event(|e| matches!(e, Happened::ReplicaOut { .. })));
         assert_ne!(rival.read(16), 3, "not a byte of it");
         // Closed it leaves the later one's label and log alone.
         world.close();

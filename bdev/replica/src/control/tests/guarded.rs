@@ -21,7 +21,7 @@ pub struct Reservations {
     pub keys: BTreeMap<u8, u64>,
     pub held: Held,
     /// Requests that were carried out, other than reports.
-    pub asked: Vec<(u8, Ask)>,
+    pub requests: Vec<(u8, Ask)>,
     /// These are answered so, and not carried out.
     pub fails: Option<Fails>,
     /// It gives up nothing that it is asked to give up.
@@ -89,7 +89,7 @@ impl Reservations {
         if self.keys.is_empty() {
             self.held = Held::Nothing;
         }
-        self.asked.push((host, ask));
+        self.requests.push((host, ask));
         Ok(ReservationReport::default())
     }
 }
@@ -149,7 +149,7 @@ impl Bdev for Guarded {
             base: self.base.open_queue(pool)?,
             device: self,
             refused: Vec::new(),
-            asked: None,
+            request: None,
         }))
     }
 
@@ -166,7 +166,7 @@ struct GuardedQueue {
     base: LayerQueue,
     device: Arc<Guarded>,
     refused: Vec<Completion>,
-    asked: Option<Reserve>,
+    request: Option<Reserve>,
 }
 
 impl Queue for GuardedQueue {
@@ -190,7 +190,7 @@ impl Queue for GuardedQueue {
 
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize {
         let before = done.len();
-        if let Some(Reserve { ask, answer }) = self.asked.take() {
+        if let Some(Reserve { ask, answer }) = self.request.take() {
             let mut known = self.device.reservations.lock();
             let outcome = if self.device.is_cut() {
                 Err(Status::Gone)
@@ -219,10 +219,10 @@ impl Queue for GuardedQueue {
     }
 
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
-        match self.asked {
+        match self.request {
             Some(_) => Err(request),
             None => {
-                self.asked = Some(request);
+                self.request = Some(request);
                 Ok(())
             }
         }

@@ -62,7 +62,10 @@ fn io_waits_for_the_volume_to_be_opened() {
         (volume.name(), volume.geometry().blocks),
         ("vol", record.blocks)
     );
-    assert!(volume.limits().volatile_cache, "nobody knows");
+    assert!(
+        volume.limits().volatile_cache,
+        "unknown before opening, so assumed"
+    );
     assert_eq!(state(&prepared, &world, None), VolumeState::Frozen);
     let early = world.begin_write(8, 8, 7);
     for _ in 0..3 {

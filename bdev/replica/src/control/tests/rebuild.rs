@@ -54,7 +54,7 @@ fn full_copies(world: &World) -> Vec<u64> {
         Happened::ResyncEnded { kind, bytes, .. } => (kind == ResyncKind::Full).then_some(bytes),
         _ => None,
     };
-    world.heard.all().into_iter().filter_map(ended).collect()
+    world.recorded.all().into_iter().filter_map(ended).collect()
 }
 
 /// Goal: data that a rebuild has copied before the daemon died is not copied again, and later
@@ -107,11 +107,11 @@ fn a_rebuild_continues_from_another_source() {
     let done = watermark(&world);
     assert!((1..REGIONS).contains(&done), "{done}");
     let changed = |what: &Happened| matches!(what, Happened::SourceChanged { .. });
-    assert!(!world.heard(changed));
+    assert!(!world.has_event(changed));
     world.shelf.take("d0");
     world.write(0, 1, 0xbb);
     world.until(|world| world.replica_state("d2") == ReplicaState::InSync);
-    assert!(world.heard(changed));
+    assert!(world.has_event(changed));
     let copied = full_copies(&world);
     assert!(
         copied.iter().sum::<u64>() <= (REGIONS + 1) * MIB,
@@ -147,15 +147,15 @@ fn host_io_has_priority_over_a_rebuild() {
             let data = world.buf(1, 0);
             world.submit(Io::new(0, Op::Read, 0, 1).with(data))
         };
-        let mut asked = busy.then(|| ask(&mut world));
+        let mut pending = busy.then(|| ask(&mut world));
         let mut answers = 0;
         while world.state() != VolumeState::Healthy {
             world.step();
-            if let Some(token) = asked
+            if let Some(token) = pending
                 && world.ended(token).is_some()
             {
                 answers += 1;
-                asked = Some(ask(&mut world));
+                pending = Some(ask(&mut world));
             }
             assert!(world.clock.now().since(began) < Duration::from_secs(60));
         }

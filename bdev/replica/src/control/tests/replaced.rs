@@ -72,7 +72,7 @@ fn until_promoting(world: &mut World, slot: usize) {
 fn is_finished(world: &mut World) {
     let record = world.record();
     assert!(record.replicas.iter().all(|m| m.replaces.is_none()));
-    world.until(|world| world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
     world
         .create_new(NewVolume {
             name: "other".into(),
@@ -130,7 +130,7 @@ fn a_crash_after_removal() {
     world.open().unwrap();
     world.until_healthy();
     world.pass(Duration::from_secs(10));
-    assert!(!world.heard(|e| matches!(e, Happened::ReplicaRemoved { .. })));
+    assert!(!world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
     let ids = |record: &crate::model::VolumeRecord| -> Vec<_> {
         record.replicas.iter().map(|m| m.id).collect()
     };
@@ -160,7 +160,7 @@ fn the_only_good_copy_leaves_after_the_resync() {
     assert_eq!(world.medium("d0")[64], 99, "one of them has it");
     world.shelf.fault("new").remove(hang);
     world.lane = None;
-    let ended = |world: &World| world.heard(|e| matches!(e, Happened::ResyncEnded { .. }));
+    let ended = |world: &World| world.has_event(|e| matches!(e, Happened::ResyncEnded { .. }));
     world.until(ended);
     let swaps = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&swaps);

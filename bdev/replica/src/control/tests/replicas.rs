@@ -63,7 +63,7 @@ fn a_replica_fails_and_returns() {
     world.shelf.bring("d1");
     world.until_healthy();
     let bytes = |kind| {
-        let mut all = world.heard.all();
+        let mut all = world.recorded.all();
         all.retain(|e| matches!(e, Happened::ResyncEnded { kind: k, .. } if *k == kind));
         all
     };
@@ -236,7 +236,7 @@ fn read_errors_are_repaired() {
             }
         }
     }
-    world.until(|world| world.heard(|e| matches!(e, Happened::ReadRepaired { lba: 100, .. })));
+    world.until(|world| world.has_event(|e| matches!(e, Happened::ReadRepaired { lba: 100, .. })));
     assert_eq!(world.state(), VolumeState::Healthy);
     world.shelf.fault("d1").clear();
     let bad = Fault::new(Action::FailMedium).on(&[Op::Read]);
@@ -263,7 +263,7 @@ fn a_verification_repairs_unreadable_blocks() {
     world.until(|world| world.status().verify.is_some_and(|v| !v.running));
     let replica = world.status().replicas[1].id;
     world.until(|world| {
-        world.heard(|e| match e {
+        world.has_event(|e| match e {
             Happened::ReadRepaired {
                 replica: of,
                 lba,
@@ -303,7 +303,7 @@ fn a_replica_that_cannot_be_filled_is_left_alone_for_a_while() {
     };
     world.shelf.fault("d1").inject(bad).unwrap();
     world.pass(Duration::from_secs(60));
-    let all = world.heard.all();
+    let all = world.recorded.all();
     let stopped = |e: &&Happened| matches!(e, Happened::ResyncStopped { .. });
     let stops = all.iter().filter(stopped).count();
     assert!((3..14).contains(&stops), "{stops}");
@@ -372,7 +372,7 @@ fn a_flush_during_promotion() {
         ..Plan::default()
     })));
     world.shelf.bring("d1");
-    world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, Happened::ResyncStarted { .. })));
     world.pass(Duration::from_millis(100));
     assert!(matches!(
         world.replica_state("d1"),
@@ -407,7 +407,7 @@ fn a_write_during_promotion() {
         ..Plan::default()
     })));
     world.shelf.bring("d1");
-    world.until(|world| world.heard(|e| matches!(e, Happened::ResyncStarted { .. })));
+    world.until(|world| world.has_event(|e| matches!(e, Happened::ResyncStarted { .. })));
     world.pass(Duration::from_millis(100));
     assert!(matches!(
         world.replica_state("d1"),
@@ -452,7 +452,10 @@ fn io_before_removal_delays_the_resync() {
     world.pass(Duration::from_secs(30));
     let started =
         |e: &Happened| matches!(e, Happened::ResyncStarted { device, .. } if device.contains("d1"));
-    assert!(!world.heard(started), "its former life is not over");
+    assert!(
+        !world.has_event(started),
+        "I/O before its removal is still pending"
+    );
     lane.outstanding[1].store(0, std::sync::atomic::Ordering::SeqCst);
     world.until_healthy();
     world.all_equal(&["d0", "d1", "d2", "d3"]);

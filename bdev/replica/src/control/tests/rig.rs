@@ -208,15 +208,15 @@ impl RecordedEvents {
     }
 
     /// Called with each event, at the moment of the event.
-    pub fn on(&self, told: impl Fn(&Happened) + Send + 'static) {
-        *self.1.lock() = Some(Box::new(told));
+    pub fn on(&self, callback: impl Fn(&Happened) + Send + 'static) {
+        *self.1.lock() = Some(Box::new(callback));
     }
 }
 
 impl Observer for RecordedEvents {
     fn event(&self, event: VolumeEvent) {
-        if let Some(told) = &*self.1.lock() {
-            told(&event.what);
+        if let Some(callback) = &*self.1.lock() {
+            callback(&event.what);
         }
         self.0.lock().push(event.what);
     }
@@ -225,7 +225,7 @@ impl Observer for RecordedEvents {
 pub struct World {
     pub shelf: Arc<TestDisks>,
     pub store: MemoryStore,
-    pub heard: Arc<RecordedEvents>,
+    pub recorded: Arc<RecordedEvents>,
     pub clock: VirtualClock,
     pub core: TestCore,
     pub pool: Pool,
@@ -272,7 +272,7 @@ impl World {
         World {
             shelf,
             store: MemoryStore::new(),
-            heard: Arc::default(),
+            recorded: Arc::default(),
             core: TestCore::with_clock(ReactorConfig::default(), clock.clone()),
             clock,
             pool: pool(),
@@ -305,7 +305,7 @@ impl World {
             } else {
                 MemoryStore::alone()
             },
-            heard: Arc::default(),
+            recorded: Arc::default(),
             core: TestCore::with_clock(ReactorConfig::default(), self.clock.clone()),
             clock: self.clock.clone(),
             pool: pool(),
@@ -370,11 +370,11 @@ impl World {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
-        let heard = Arc::clone(&self.heard) as Arc<dyn Observer>;
+        let observer = Arc::clone(&self.recorded) as Arc<dyn Observer>;
         let (pool, id, holder) = (self.pool.clone(), self.id, self.holder);
         let spawner = core.clone();
         spawner.spawn_local(async move {
-            control::open(&core, pool, store, devices, heard, id, holder).await
+            control::open(&core, pool, store, devices, observer, id, holder).await
         })
     }
 
@@ -391,10 +391,10 @@ impl World {
         let core = self.core.core().clone();
         let store: Arc<dyn VolumeStore> = Arc::new(self.store.clone());
         let devices = Arc::clone(&self.shelf) as Arc<dyn Devices>;
-        let heard = Arc::clone(&self.heard) as Arc<dyn Observer>;
+        let observer = Arc::clone(&self.recorded) as Arc<dyn Observer>;
         let (pool, holder, prepared) = (self.pool.clone(), self.holder, prepared.clone());
         let opening = core.clone().spawn_local(async move {
-            control::open_prepared(&core, pool, store, devices, heard, holder, &prepared).await
+            control::open_prepared(&core, pool, store, devices, observer, holder, &prepared).await
         });
         while !opening.is_finished() {
             self.step();
@@ -452,13 +452,13 @@ impl World {
 
     pub fn run(&mut self, command: Command) -> Result<(), VolumeError> {
         let handle = self.handle.clone().unwrap();
-        let asked = self
+        let task = self
             .core
             .core()
             .spawn_local(async move { handle.run(command).await });
         for _ in 0..100_000 {
-            if asked.is_finished() {
-                return self.core.block_on(asked).unwrap();
+            if task.is_finished() {
+                return self.core.block_on(task).unwrap();
             }
             self.step();
         }
@@ -487,8 +487,8 @@ impl World {
             .state
     }
 
-    pub fn heard(&self, what: impl Fn(&Happened) -> bool) -> bool {
-        self.heard.0.lock().iter().any(what)
+    pub fn has_event(&self, what: impl Fn(&Happened) -> bool) -> bool {
+        self.recorded.0.lock().iter().any(what)
     }
 
     /// A little time passes.

@@ -15,7 +15,7 @@ fn all(world: &World, len: usize) -> Vec<Buf> {
 }
 
 fn outs(world: &World) -> usize {
-    let all = world.heard.all().into_iter();
+    let all = world.recorded.all().into_iter();
     all.filter(|e| matches!(e, Happened::ReplicaOut { .. }))
         .count()
 }
@@ -163,7 +163,7 @@ fn opening_counts_no_replica_as_absent() {
             }
         )
     };
-    assert!(world.heard(whole));
+    assert!(world.has_event(whole));
     assert_eq!(world.read(0), 1);
 }
 

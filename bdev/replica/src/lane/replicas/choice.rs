@@ -164,8 +164,8 @@ impl Replicas {
             replicas.any(|slot| self.shared.missing[slot].contains(*region))
         };
         let regions = self.regions_of(request).filter(lacked);
-        let asked = regions.map(|region| self.shared.want_equal(region));
-        asked.reduce(|a, b| Some(a?.max(b?))).flatten()
+        let requests = regions.map(|region| self.shared.want_equal(region));
+        requests.reduce(|a, b| Some(a?.max(b?))).flatten()
     }
 
     /// Replicas whose resync will copy this range after the write, because the write holds its

@@ -226,7 +226,11 @@ fn a_failed_read_goes_to_another_replica() {
     r.none();
     r.judge();
     r.turn();
-    assert_eq!(r.take(), [(read, Status::ReadError)], "nobody can");
+    assert_eq!(
+        r.take(),
+        [(read, Status::ReadError)],
+        "no replica can read it"
+    );
     r.clean();
 }
 

@@ -54,11 +54,11 @@ fn conforms() {
 
 /// A control that makes wanted regions dirty after a delay.
 fn log_for(shared: Arc<Shared>) {
-    let (tell, told) = std::sync::mpsc::channel();
-    shared.on_news(Some(Box::new(move || _ = tell.send(()))));
+    let (notify, notified) = std::sync::mpsc::channel();
+    shared.on_news(Some(Box::new(move || _ = notify.send(()))));
     let shared = Arc::downgrade(&shared);
     std::thread::spawn(move || {
-        while told.recv_timeout(Duration::from_secs(20)).is_ok() {
+        while notified.recv_timeout(Duration::from_secs(20)).is_ok() {
             let Some(shared) = shared.upgrade() else {
                 return;
             };
@@ -241,7 +241,7 @@ impl World {
             let Some(mut buf) = self.pool.acquire((blocks * BLOCK) as usize) else {
                 return;
             };
-            let bytes = buf.bytes_mut().expect("nobody else's");
+            let bytes = buf.bytes_mut().expect("no other handle");
             for word in bytes.chunks_mut(8) {
                 word.copy_from_slice(&tag.to_le_bytes());
             }
@@ -272,13 +272,13 @@ impl World {
                     tag,
                     ended: None,
                 });
-                self.tell_reads(lba as u64, tag);
+                self.supersede_earlier(lba as u64, tag);
             }
         }
         self.flights.insert(token, flight);
     }
 
-    fn tell_reads(&mut self, lba: u64, tag: u64) {
+    fn supersede_earlier(&mut self, lba: u64, tag: u64) {
         for read in self.flights.values_mut().filter(|f| f.op == Op::Read) {
             if read.range().contains(&(lba as usize)) {
                 read.might[(lba - read.lba) as usize].push(tag);

@@ -424,9 +424,13 @@ impl Rig {
     pub fn turn(&mut self) {
         for lane in &mut self.lanes {
             let inflight = lane.inflight();
-            let told = lane.poll(self.now, &mut self.done);
-            assert_eq!(told, self.done.len(), "poll returns how many it collected");
-            assert_eq!(inflight - told, lane.inflight());
+            let collected = lane.poll(self.now, &mut self.done);
+            assert_eq!(
+                collected,
+                self.done.len(),
+                "poll returns how many it collected"
+            );
+            assert_eq!(inflight - collected, lane.inflight());
             let ended = self.done.drain().map(|c| (c.token, c.status));
             self.ended.extend(ended);
         }

@@ -30,7 +30,7 @@ impl Client<'_> {
                 outcome => break outcome?,
             }
         }
-        self.heard = Instant::now();
+        self.last_reply = Instant::now();
         let sizes = LaneSizes::client(&self.terms);
         for index in 0..self.terms.queue_pairs {
             let flow = self.open_data(index, sizes)?;

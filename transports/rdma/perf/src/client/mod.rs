@@ -78,7 +78,7 @@ pub fn measure(
     provider: &dyn Provider,
     options: &ClientOptions,
     stop: &AtomicBool,
-    tell: &mut dyn FnMut(Progress),
+    on_progress: &mut dyn FnMut(Progress),
 ) -> Result<Report, PerfError> {
     options.test.check()?;
     let cm = provider.connection_manager()?;
@@ -89,8 +89,8 @@ pub fn measure(
         options,
         terms: terms(options),
         stop,
-        tell,
-        told: now,
+        on_progress,
+        last_report: now,
         cm,
         waiter,
         turns: Turns::new(options.spin),
@@ -99,7 +99,7 @@ pub fn measure(
         control: None,
         flows: Vec::new(),
         causes: Causes::default(),
-        heard: now,
+        last_reply: now,
         signed: now,
         looked: now,
         ended: false,
@@ -143,8 +143,8 @@ struct Client<'a> {
     options: &'a ClientOptions,
     terms: Terms,
     stop: &'a AtomicBool,
-    tell: &'a mut dyn FnMut(Progress),
-    told: Instant,
+    on_progress: &'a mut dyn FnMut(Progress),
+    last_report: Instant,
     cm: Box<dyn ConnectionManager>,
     waiter: Waiter,
     turns: Turns,
@@ -155,7 +155,7 @@ struct Client<'a> {
     end: Option<End>,
     causes: Causes,
     /// When the server last said something, and when this side last did.
-    heard: Instant,
+    last_reply: Instant,
     signed: Instant,
     looked: Instant,
     /// The server has said its last word.

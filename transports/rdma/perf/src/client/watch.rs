@@ -37,10 +37,10 @@ impl Client<'_> {
             self.looked = now;
             self.look(now)?;
             if let Some(stage) = &stage
-                && now >= self.told + TELL
+                && now >= self.last_report + TELL
             {
-                self.told = now;
-                (self.tell)(Progress {
+                self.last_report = now;
+                (self.on_progress)(Progress {
                     size: stage.size,
                     messages: stage.done,
                     elapsed: now.saturating_duration_since(stage.started),
@@ -60,8 +60,8 @@ impl Client<'_> {
         let size = stage.as_ref().map_or(0, |stage| stage.size);
         match flow.completed(load, done, size, now) {
             Ok(outcome) => {
-                if outcome.heard {
-                    self.heard = now;
+                if outcome.from_server {
+                    self.last_reply = now;
                 }
                 if let (Some(time), Some(stage)) = (outcome.measured, stage) {
                     stage.latencies.record(time);
@@ -96,7 +96,7 @@ impl Client<'_> {
             control.lane.sent(done);
             return Ok(());
         }
-        self.heard = now;
+        self.last_reply = now;
         let Some(received) = control.lane.received(done) else {
             return Ok(());
         };
@@ -111,7 +111,7 @@ impl Client<'_> {
                 ..
             }) => self.ended = true,
             Ok(Message::End { ending, status, .. }) => {
-                let error = PerfError::told_by(peer, ending, status);
+                let error = PerfError::peer_ended(peer, ending, status);
                 self.causes.add(Rank::Seen, error, now);
             }
             Ok(_) => {
@@ -142,7 +142,7 @@ impl Client<'_> {
                 self.causes.add(Rank::Ended, error, now);
             }
         }
-        if now >= self.heard + timeout {
+        if now >= self.last_reply + timeout {
             let silent = PerfError::Silent {
                 peer,
                 after: timeout,

@@ -96,7 +96,7 @@ fn every_error_status_at_the_client() {
             assert_eq!(text, begins);
             let served = rig.ended().unwrap_err();
             assert!(
-                matches!(&served, PerfError::PeerEnded { status: Some(told), .. } if *told == status)
+                matches!(&served, PerfError::PeerEnded { status: Some(reported), .. } if *reported == status)
                     || matches!(served, PerfError::Completion(_)),
                 "{status}: {served}"
             );
@@ -128,11 +128,11 @@ fn every_error_status_at_the_server() {
                 seen.to_string()
                     .starts_with(&format!("Work completion error: {status} of a SEND"))
             );
-            let told = running.outcome().unwrap_err();
+            let reported = running.outcome().unwrap_err();
             assert!(
-                matches!(&told, PerfError::PeerEnded { status: Some(told), .. } if *told == status)
-                    || matches!(told, PerfError::Completion(_)),
-                "{status}: {told}"
+                matches!(&reported, PerfError::PeerEnded { status: Some(reported), .. } if *reported == status)
+                    || matches!(reported, PerfError::Completion(_)),
+                "{status}: {reported}"
             );
         }
     }

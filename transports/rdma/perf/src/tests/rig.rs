@@ -24,7 +24,7 @@ pub struct Rig {
     pub client_device: DeviceId,
     pub address: SocketAddr,
     stop: Arc<AtomicBool>,
-    told: Receiver<Happened>,
+    reports: Receiver<Happened>,
     thread: Option<JoinHandle<Result<(), PerfError>>>,
 }
 
@@ -57,14 +57,14 @@ impl Rig {
         let provider = fabric.provider();
         let (bound, addresses) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let (tell, told) = channel();
+        let (report, reports) = channel();
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut server = Server::bind(provider, options).unwrap();
             bound.send(server.addresses()[0]).unwrap();
             server.serve(&stopped, &mut |happened| {
                 // The test may have seen enough.
-                let _ = tell.send(happened);
+                let _ = report.send(happened);
             })
         });
         let address = addresses.recv_timeout(PATIENCE).expect("it listens");
@@ -74,7 +74,7 @@ impl Rig {
             client_device,
             address,
             stop,
-            told,
+            reports,
             thread: Some(thread),
         }
     }
@@ -119,9 +119,9 @@ impl Rig {
     }
 
     pub fn next(&self) -> Happened {
-        self.told
+        self.reports
             .recv_timeout(PATIENCE)
-            .expect("the server tells of it in time")
+            .expect("the server reports it in time")
     }
 
     /// The end of the session that is next to begin, or has begun.

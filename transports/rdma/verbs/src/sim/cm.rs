@@ -128,7 +128,7 @@ impl ConnectionManager for SimCm {
             && *kind == CmEventKind::DeviceRemoval
             && let Some(device) = state.ids.get(id).and_then(|id| id.device)
         {
-            state.unheard.retain(|known| known.id != device);
+            state.silently_removed.retain(|known| known.id != device);
         }
         Ok(event)
     }
@@ -425,7 +425,7 @@ impl ConnectionManager for SimCm {
         else {
             return Err(call("rdma_accept", Errno::INVAL));
         };
-        let asked = found.params.clone();
+        let peer_params = found.params.clone();
         found.state = IdState::Connected;
         let Ok(other) = state.id(peer) else {
             state.part(id);
@@ -434,10 +434,10 @@ impl ConnectionManager for SimCm {
         other.state = IdState::Connected;
         let other_qp = other.qp;
         let depth = |mine: u8, theirs: u8| mine.min(theirs);
-        let ours = depth(params.initiator_depth, asked.initiator_depth);
-        let theirs = depth(asked.responder_resources, params.responder_resources);
+        let ours = depth(params.initiator_depth, peer_params.initiator_depth);
+        let theirs = depth(peer_params.responder_resources, params.responder_resources);
         state.ready(Some(qp), other_qp, ours, params.rnr_retry_count);
-        state.ready(other_qp, Some(qp), theirs, asked.rnr_retry_count);
+        state.ready(other_qp, Some(qp), theirs, peer_params.rnr_retry_count);
         let answer = turned(params, ACCEPT_DATA);
         state.cm_event(peer, CmEventKind::Established { params: answer });
         state.cm_event(

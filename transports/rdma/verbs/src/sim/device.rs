@@ -18,7 +18,7 @@ use crate::types::*;
 
 pub(super) fn open(fabric: &Fabric, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError> {
     let state = fabric.lock();
-    let mut known = state.devices.iter().chain(&state.unheard);
+    let mut known = state.devices.iter().chain(&state.silently_removed);
     let device = known.find(|known| known.id == id);
     let device = device.ok_or(VerbsError::NoSuchDevice(id))?;
     Ok(Arc::new(SimDevice {

@@ -334,7 +334,7 @@ impl State {
         let Some(qp) = self.qps.get_mut(&number) else {
             return;
         };
-        let (cq, device, told) = (qp.recv_cq, qp.device, qp.number);
+        let (cq, device, qp_number) = (qp.recv_cq, qp.device, qp.number);
         let Some(recv) = qp.begun.take() else {
             return;
         };
@@ -342,11 +342,11 @@ impl State {
             wr_id: recv.wr_id,
             status: WcStatus::WorkRequestFlushed,
             opcode: WcOpcode::Other(u32::MAX),
-            qp: told,
+            qp: qp_number,
             ..WorkCompletion::EMPTY
         };
         self.complete(cq, completion);
-        self.device_event(device, AsyncEvent::LastWqeReached { qp: told });
+        self.device_event(device, AsyncEvent::LastWqeReached { qp: qp_number });
     }
 
     /// The completion queue reports nothing any longer, and its device raises an event.
@@ -373,12 +373,12 @@ impl State {
         let (sends, recvs) = (std::mem::take(&mut qp.sq), std::mem::take(&mut qp.rq));
         qp.outstanding = 0;
         let (send_cq, recv_cq, device) = (qp.send_cq, qp.recv_cq, qp.device);
-        let (with_srq, told) = (qp.srq.is_some() && qp.begun.is_none(), qp.number);
+        let (with_srq, qp_number) = (qp.srq.is_some() && qp.begun.is_none(), qp.number);
         let flushed = |wr_id| WorkCompletion {
             wr_id,
             status: WcStatus::WorkRequestFlushed,
             opcode: WcOpcode::Other(u32::MAX),
-            qp: told,
+            qp: qp_number,
             vendor_error: 0xf1,
             ..WorkCompletion::EMPTY
         };
@@ -389,7 +389,7 @@ impl State {
             self.complete(recv_cq, flushed(recv.wr_id));
         }
         if first && with_srq {
-            self.device_event(device, AsyncEvent::LastWqeReached { qp: told });
+            self.device_event(device, AsyncEvent::LastWqeReached { qp: qp_number });
         }
     }
 }

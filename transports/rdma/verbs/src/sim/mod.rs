@@ -61,7 +61,7 @@ struct State {
     next: u32,
     devices: Vec<DeviceState>,
     /// Removed devices whose users do not know yet: until they get an event, or list the devices.
-    unheard: Vec<DeviceState>,
+    silently_removed: Vec<DeviceState>,
     regions: HashMap<u32, Region>,
     domains: HashMap<u32, DomainState>,
     cqs: HashMap<u32, Cq>,
@@ -299,7 +299,7 @@ impl State {
             self.cm_event(id, CmEventKind::DeviceRemoval);
         }
         let gone = self.devices.extract_if(.., |known| known.id == device);
-        self.unheard.extend(gone);
+        self.silently_removed.extend(gone);
     }
 
     fn cm_event(&mut self, id: CmId, kind: CmEventKind) {
@@ -403,7 +403,7 @@ impl Fabric {
 
     /// Removes a software device, or one whose driver waits for its last user: connections and
     /// listeners get an event, and without them no user learns of the removal.
-    pub fn remove_device_unheard(&self, device: DeviceId) {
+    pub fn remove_device_silently(&self, device: DeviceId) {
         self.lock().take_out(device);
     }
 
@@ -573,7 +573,7 @@ impl Provider for Fabric {
 
     fn devices(&self) -> Result<Vec<Arc<dyn Device>>, VerbsError> {
         let mut state = self.lock();
-        state.unheard.clear();
+        state.silently_removed.clear();
         let ids: Vec<DeviceId> = state.devices.iter().map(|device| device.id).collect();
         drop(state);
         ids.into_iter()

@@ -134,10 +134,14 @@ fn connected(mut a: End, mut b: End) -> (End, Lane, CmId, End, Lane, CmId) {
     params.private_data.extend([1, 2, 3]);
     a.cm.connect(id, &params).unwrap();
     let event = b.event();
-    let CmEventKind::ConnectRequest { params: asked, .. } = &event.kind else {
+    let CmEventKind::ConnectRequest {
+        params: request_params,
+        ..
+    } = &event.kind
+    else {
         panic!("{event:?}");
     };
-    assert_eq!(asked.private_data[..4], [1, 2, 3, 0]);
+    assert_eq!(request_params.private_data[..4], [1, 2, 3, 0]);
     let b_lane = b.lane(event.id);
     b.cm.accept(event.id, &params).unwrap();
     assert!(matches!(a.event().kind, CmEventKind::Established { .. }));
