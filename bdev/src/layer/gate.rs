@@ -28,17 +28,18 @@ use std::time::Duration;
 use nacre_reactor::Nanos;
 use parking_lot::{Mutex, MutexGuard};
 
-/// How long after the last compare-and-write the writers go untracked again. Clustered file systems
-/// use it in bursts (a heartbeat every second or two); VMware's renew a lock every 3 s.
+/// Time after the last compare-and-write until writes go untracked again. Clustered file systems
+/// use compare-and-write in bursts (a heartbeat every second or two). VMware's renew a lock every 3
+/// s.
 const QUIET: Duration = Duration::from_secs(4);
-/// How often a queue looks whether it is quiet: the look takes the lock.
+/// Interval at which a queue checks for the end of `QUIET`. The check takes the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 const NORMAL: u8 = 0;
 const DRAINING: u8 = 1;
 const TRACKED: u8 = 2;
 
-/// One per device, shared by its queues on all cores.
+/// One gate per device, shared by the device's queues on all cores.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     mode: Padded<AtomicU8>,
@@ -50,18 +51,18 @@ struct Table {
     entries: Vec<Entry>,
     next: u64,
     counts: Vec<Arc<Padded<AtomicU64>>>,
-    /// Time when the last compare-and-write arrived or ended.
+    /// When the last compare-and-write was submitted or completed.
     last: Nanos,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Order of arrival.
+    /// Increases with each arrival.
     id: u64,
     first: u64,
-    /// Exclusive.
+    /// First block after the range.
     end: u64,
-    /// A compare-and-write.
+    /// True for a compare-and-write.
     exclusive: bool,
 }
 
@@ -78,7 +79,7 @@ impl Entry {
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// A place in the table. Must be given back through [`GateQueue::leave`].
+/// An entry of the table. Must be returned through [`GateQueue::leave`].
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket {
@@ -90,9 +91,9 @@ pub(crate) struct Ticket {
 pub(crate) struct GateQueue {
     gate: Arc<Gate>,
     mine: Arc<Padded<AtomicU64>>,
-    /// What `mine` says.
+    /// The value stored in `mine`.
     untracked: u64,
-    /// Tickets out, by id: taken back when the queue is dropped with I/O in flight.
+    /// Ids of tickets in use. Dropping the queue with I/O in flight returns them.
     tickets: Vec<u64>,
     next_look: Nanos,
 }
@@ -116,7 +117,7 @@ impl Gate {
 }
 
 impl GateQueue {
-    /// Begins a write whose range no other write needs to know. `false`: take a ticket instead.
+    /// Begins a write without a table entry. Returns false when the write needs a ticket.
     #[inline]
     pub(crate) fn begin_untracked(&mut self) -> bool {
         self.untracked += 1;
@@ -136,12 +137,12 @@ impl GateQueue {
     #[inline]
     pub(crate) fn end_untracked(&mut self) {
         self.untracked -= 1;
-        // Release: a core that sees the 0 sees the write's effect on the device's memory.
+        // Release: a core that reads 0 also sees the write's effect on the device's memory.
         self.mine.0.store(self.untracked, Ordering::Release);
     }
 
-    /// Takes a place in the table for a write, or for a compare-and-write (`exclusive`). It may
-    /// begin once it is [`GateQueue::granted`].
+    /// Adds an entry to the table for a write, or for a compare-and-write (`exclusive`). The I/O
+    /// may begin once [`GateQueue::granted`] returns true.
     pub(crate) fn enter(&mut self, lba: u64, blocks: u64, exclusive: bool, now: Nanos) -> Ticket {
         let mut table = self.gate.lock();
         if exclusive {
@@ -194,7 +195,7 @@ impl GateQueue {
         }
     }
 
-    /// Once per turn: goes back to Normal when it has been quiet for long enough.
+    /// Called once per turn: returns to Normal after `QUIET` without a compare-and-write.
     #[inline]
     pub(crate) fn turn(&mut self, now: Nanos) {
         if self.gate.mode.0.load(Ordering::Relaxed) != NORMAL && now >= self.next_look {
@@ -218,7 +219,7 @@ impl GateQueue {
     }
 }
 
-/// The queue is closed: its I/O is over, whatever the counts say.
+/// A closed queue has no I/O, so its count and its tickets are released.
 impl Drop for GateQueue {
     fn drop(&mut self) {
         self.mine.0.store(0, Ordering::Release);
@@ -267,7 +268,7 @@ mod tests {
         b.leave(beside, at(2));
         assert!(a.granted(&behind));
         a.turn(at(100));
-        assert!(!a.is_normal(), "one is under way");
+        assert!(!a.is_normal(), "a compare-and-write is in flight");
         a.leave(behind, at(101));
         a.turn(at(102));
         assert!(!a.is_normal());
@@ -276,7 +277,7 @@ mod tests {
         b.end_untracked();
     }
 
-    /// A queue that closes takes its count and its tickets along.
+    /// Closing a queue releases its count and its tickets.
     #[test]
     fn closing_releases() {
         let gate = Arc::new(Gate::default());
@@ -312,7 +313,7 @@ mod tests {
             scope.spawn(|| {
                 let mut queue = gate.join();
                 for round in 0..2_000 {
-                    // A long time between rounds, so that the mode changes back and forth.
+                    // A long time between rounds makes the mode change in both directions.
                     let now = at(round * 10);
                     let swap = queue.enter(0, 1, true, now);
                     while !queue.granted(&swap) {

@@ -82,7 +82,7 @@ impl Rig {
     }
 }
 
-/// The whole suite on the poorest module, and on ones that lack this or that.
+/// Runs the conformance suite on the poorest module, and on modules that lack one ability each.
 #[test]
 fn conforms() {
     let variants: [fn(Poor) -> Poor; 4] = [
@@ -110,14 +110,15 @@ fn conforms() {
         let suite = Suite::new(|| Arc::new(variant(Poor::new(seed as u64))));
         match variant(Poor::new(0)).limits.optimal_boundary_blocks {
             0 => suite.run(),
-            // It checks that nothing crosses its boundary, which the suite's own I/O may.
+            // This suite checks that no request crosses the module's boundary, so it submits only
+            // through the layer.
             _ => suite.layer_only().run(),
         }
     }
 }
 
-/// A FUA write is on the media when it completes, whatever its recipe; a write without FUA is not
-/// flushed.
+/// A FUA write is on the media when it completes, however it is emulated. A write without FUA
+/// causes no flush.
 #[test]
 fn force_unit_access() {
     for blocks in [1, 2, 20] {
@@ -149,12 +150,12 @@ fn force_unit_access() {
     assert_eq!(
         rig.poor.take_requests(),
         [(Op::Write, 5, 1)],
-        "the module does it by itself"
+        "the module executes it natively"
     );
 }
 
-/// A module announces write zeroes and then refuses it: all the blocks, also those not refused yet,
-/// are written from a buffer, and the module gets no write zeroes again.
+/// A module announces write zeroes and then refuses one. All its blocks are then written from a
+/// buffer, also those of requests not refused yet. The module gets no further write zeroes.
 #[test]
 fn refused_zeroes() {
     let mut poor = Poor::new(5);
@@ -163,7 +164,7 @@ fn refused_zeroes() {
     poor.lock().cache.fill(7);
     poor.lock().refuses = Some(Op::WriteZeroes);
     let mut rig = Rig::new(poor);
-    // Nothing is emulated, so nothing was set aside: it waits until there is memory.
+    // The layer reserved no memory for an emulation, so the I/O waits for free memory.
     let all: Vec<Buf> = std::iter::from_fn(|| rig.pool.acquire(8 * BLOCK)).collect();
     rig.submit(Io::new(1, Op::WriteZeroes, 5, 30).flags(Flags::FUA));
     for _ in 0..100 {
@@ -188,7 +189,7 @@ fn refused_zeroes() {
     );
 }
 
-/// A large read is split as the module wants it, and only that; its buffers return whole.
+/// A large read is split at the module's limits and nowhere else. Its buffers return complete.
 #[test]
 fn split() {
     let mut rig = Rig::new(Poor::new(1));
@@ -206,8 +207,8 @@ fn split() {
     assert_eq!((data[0].len(), data[1].len()), (2 * BLOCK, 5 * BLOCK));
 }
 
-/// A verify is read in pieces of the module's best read size, and the data goes nowhere. A native
-/// verify is cut at its limit, and at no boundary.
+/// An emulated verify reads in pieces of the module's best read size and discards the data. A
+/// native verify is split at its own limit, and at no boundary.
 #[test]
 fn verifies() {
     let mut poor = Poor::new(1);
@@ -225,7 +226,7 @@ fn verifies() {
     assert_eq!(requests, [(Op::Verify, 6, 5), (Op::Verify, 11, 2)]);
 }
 
-/// A failed piece fails the whole I/O once nothing is in flight; everything comes back.
+/// A failed piece fails the whole I/O, once no piece is in flight. All buffers return.
 #[test]
 fn a_piece_fails() {
     let free = |pool: &Pool| pool.stats().iter().map(|class| class.free).sum::<usize>();
@@ -258,7 +259,7 @@ fn a_piece_fails() {
     }
 }
 
-/// An I/O in pieces can be given up at any moment: it ends once, with its buffers.
+/// A split I/O can be aborted at any moment. It ends once, and returns its buffers.
 #[test]
 fn abort_in_pieces() {
     for op in [
@@ -299,7 +300,7 @@ fn abort_in_pieces() {
     }
 }
 
-/// Two extents that happen to be neighbours in one buffer stay two, however the I/O ends.
+/// Two extents that are adjacent in one buffer stay separate, however the I/O ends.
 #[test]
 fn adjacent_extents_are_not_merged() {
     for op in [Op::Read, Op::Write] {
@@ -321,7 +322,7 @@ fn adjacent_extents_are_not_merged() {
     }
 }
 
-/// While the module is busy with pieces, new I/O is handed back, and the pieces get through.
+/// While the module is busy with pieces, the layer hands new I/O back, and the pieces complete.
 #[test]
 fn busy_in_pieces() {
     let mut rig = Rig::new(Poor::new(5));
@@ -342,7 +343,8 @@ fn busy_in_pieces() {
     assert!(status.is_ok() && data[0].iter().all(|byte| *byte == 3));
 }
 
-/// A device that goes completes I/O that waits in the layer, and later I/O, with `Gone`.
+/// When a device is removed, I/O that waits in the layer completes with `Gone`, and so does later
+/// I/O.
 #[test]
 fn a_removed_device_completes_io_with_gone() {
     let mut rig = Rig::new(Poor::new(5));
@@ -359,7 +361,7 @@ fn a_removed_device_completes_io_with_gone() {
     assert!(rig.layer.open_queue(&rig.pool).is_err());
 }
 
-/// Latencies are counted by the turns' time; a sleep before an I/O is none of it.
+/// Latency counts in turns of the reactor; a sleep before a submission does not count.
 #[test]
 fn latency() {
     let mut poor = Poor::new(0);
@@ -401,7 +403,8 @@ fn latency() {
     assert_eq!(rig.layer.stats().snapshot().op(Op::Read).latency_max_ns, 70);
 }
 
-/// A queue that was not polled for a while does not take the time of its last turn for the present.
+/// A queue that was not polled for a while does not use the time of its last turn as the current
+/// time.
 #[test]
 fn latency_after_an_idle_time() {
     let mut rig = Rig::new(Poor::new(0));
@@ -414,7 +417,7 @@ fn latency_after_an_idle_time() {
     assert!(latency < 1_000_000, "{latency} ns");
 }
 
-/// A read whose submitter keeps the accounts goes directly to the module, or is handed back.
+/// A read whose submitter keeps the statistics goes directly to the module, or is handed back.
 #[test]
 fn passed_reads() {
     let mut poor = Poor::new(0);
@@ -445,14 +448,17 @@ fn passed_reads() {
     rig.poor.lock().stuck = true;
     for token in [one, two] {
         let mut io = read(&rig, token, 5, 1);
-        // The module is busy when it likes.
+        // The module may report busy at any time.
         while let Err(back) = rig.queue.pass_read(io) {
             assert_eq!(back.token, token);
             io = back;
         }
     }
     let third = read(&rig, 1, 5, 1);
-    assert!(rig.queue.pass_read(third).is_err(), "as deep as it is");
+    assert!(
+        rig.queue.pass_read(third).is_err(),
+        "the queue depth is reached"
+    );
     assert_eq!(rig.queue.inflight(), 2);
     assert!(rig.queue.abort(two) && !rig.queue.abort(11 << 32 | 9));
     let ended: Vec<_> = rig.turn().iter().map(|c| (c.token, c.status)).collect();
@@ -490,12 +496,12 @@ fn no_memory_to_emulate() {
             .expect("too small");
         assert!(error.to_string().contains("reserve 2 buffers"), "{error}");
     }
-    // The reserve is enough, however little the pool has besides.
+    // The reserve suffices, even if the pool has no other free buffer.
     let pool = Pool::heap(&[ClassSpec {
         size: 4096,
         count: 3,
     }]);
-    let mut queue = layer.open_queue(&pool).expect("two are enough");
+    let mut queue = layer.open_queue(&pool).expect("two buffers suffice");
     let (io, other) = (
         Io::new(1, Op::Copy, 0, 50).source(500),
         Io::new(2, Op::Copy, 100, 50).source(600),
@@ -541,7 +547,7 @@ fn memory_to_emulate_is_shared_by_the_devices_of_a_core() {
     }
     assert_eq!(done.len(), 200);
     assert!(done.drain().all(|c| c.status.is_ok()));
-    // The last one to close gives it back.
+    // Closing the last queue returns the reserve.
     let last = queues.pop();
     drop((queues, taken));
     assert_eq!(pool.stats()[0].free, 2);
@@ -623,7 +629,8 @@ fn lends_no_more_than_the_module() {
 }
 
 proptest! {
-    /// Pieces cover a range exactly, each within the module's limits, from both ends.
+    /// Pieces cover a range exactly. Each is within the module's limits, from the first or the last
+    /// block.
     #[test]
     fn pieces_cover(lba in 0..BLOCKS, blocks in 1u32..400, max in 1u32..40, boundary in 0u32..40) {
         let mut poor = Poor::new(0);
@@ -651,7 +658,7 @@ proptest! {
         }
     }
 
-    /// Whatever the shape, an I/O is either refused for a reason that holds, or can be done.
+    /// An I/O of any shape is either refused for a valid reason, or can be executed.
     #[test]
     fn plan_checks_everything(op in 0..Op::COUNT, lba in 0u64..2 * BLOCKS, blocks in 0u32..40, source in 0u64..2 * BLOCKS, given in 0usize..3) {
         let shape = Shape::of(&Poor::new(0));

@@ -38,11 +38,11 @@ use crate::RingOptions;
 use crate::command::{Command, Parts, discard};
 use crate::setup::set_up;
 
-/// How long a dropped ring waits for the kernel to let go of its buffers. A healthy device answers
-/// in milliseconds and a dying one within its driver's timeout, often 30 s: that long a reactor
-/// cannot stand still.
+/// How long dropping a ring waits for the kernel to release its buffers. A healthy device answers
+/// in milliseconds. A dying device answers within its driver's timeout, often 30 s, which is too
+/// long to block a reactor.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
-/// Completions taken from the ring per look, on the stack.
+/// Completions taken from the ring per call, in an array on the stack.
 pub(crate) const REAP_BATCH: usize = 32;
 /// Marks the completion of a cancel request; the rest of the word names the cancelled operation.
 const CANCEL: u64 = 1 << 63;
@@ -52,36 +52,35 @@ const ENTER_GETEVENTS: u32 = 1;
 const MAX_FIXED_BUFFERS: usize = 1 << 14;
 const MAX_FIXED_BUFFER_LEN: usize = 1 << 30;
 
-/// Names a slot.
+/// Index of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key(u32);
 
 impl Key {
-    /// Names no slot: fills a list before results are written to it.
+    /// No slot. Fills the result array before it is written.
     pub const NONE: Key = Key(u32::MAX);
 }
 
-/// The ring's features that the kernel granted.
+/// Features of the ring that the kernel granted.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     /// The set-up flags that were accepted.
     pub mode: &'static str,
     pub fixed_file: bool,
-    /// How many regions are registered, or why none.
+    /// The number of registered regions, or the reason why none is registered.
     pub fixed_buffers: Result<usize, String>,
     pub discard: bool,
 }
 
-/// Whether an I/O's buffers are fit for direct I/O as they are.
+/// Result of checking an I/O's buffers for direct I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Staged {
     InPlace,
-    /// The I/O goes through an aligned buffer of the pool, into which so many bytes were copied
-    /// now.
+    /// The I/O uses an aligned buffer of the pool. This number of bytes was copied into it.
     Copied(usize),
-    /// The pool has no buffer to spare now.
+    /// The pool has no free buffer at the moment.
     NoBuffer,
-    /// The pool has no class that is large enough.
+    /// The pool has no buffers of the required size.
     Impossible,
 }
 
@@ -89,10 +88,10 @@ struct Slot<T> {
     data: Extents,
     /// Stands in for `data` when that is not aligned for direct I/O.
     bounce: Option<Buf>,
-    /// Read by the kernel while it imports a vectored request.
+    /// The kernel reads this array while it imports a vectored request.
     iov: [libc::iovec; 2],
     task: Option<T>,
-    /// Differs between uses of the slot, so that a late cancel finds nothing.
+    /// Differs between uses of the slot, so that a late cancel request matches no operation.
     generation: u32,
     in_kernel: bool,
 }
@@ -113,8 +112,8 @@ pub(crate) struct Ring<T> {
 }
 
 impl<T> Ring<T> {
-    /// Sets up a ring for `file` on the calling thread, which must then be the only one to use it.
-    /// The error says which call failed.
+    /// Sets up a ring for `file`. Only the calling thread may use it afterwards. The error names
+    /// the failed call.
     pub fn open(
         name: &str,
         file: Arc<File>,
@@ -192,7 +191,7 @@ impl<T> Ring<T> {
     /// Takes a free slot.
     ///
     /// # Panics
-    /// When there is none: ask [`Ring::is_full`] first.
+    /// When no slot is free: check [`Ring::is_full`] first.
     pub fn insert(&mut self, task: T, data: Extents) -> Key {
         let index = self
             .free
@@ -211,7 +210,7 @@ impl<T> Ring<T> {
             .expect("a key names a slot in use")
     }
 
-    /// Slots in use whose task fits.
+    /// Finds a used slot whose task matches.
     pub fn find(&self, fits: impl Fn(&T) -> bool) -> Option<Key> {
         let at = self
             .slots
@@ -224,7 +223,7 @@ impl<T> Ring<T> {
     ///
     /// # Panics
     ///
-    /// If the kernel still works on it.
+    /// If the kernel still uses the slot's buffers.
     pub fn remove(&mut self, key: Key) -> (T, Extents) {
         let slot = &mut self.slots[key.0 as usize];
         assert!(
@@ -237,9 +236,9 @@ impl<T> Ring<T> {
         (task, std::mem::take(&mut slot.data))
     }
 
-    /// Makes the slot's buffers usable for direct I/O: addresses multiples of `memory`, lengths of
-    /// `offset` (both powers of two). Bytes to be written are copied now. Takes a bounce buffer
-    /// only if it `may`.
+    /// Makes the slot's buffers usable for direct I/O: addresses are multiples of `memory`, lengths
+    /// multiples of `offset` (both powers of two). Copies data of a write now. Allocates a bounce
+    /// buffer only if the parameter `may` is true.
     pub fn stage(
         &mut self,
         key: Key,
@@ -259,7 +258,8 @@ impl<T> Ring<T> {
         if slot.data.iter().all(fit) {
             return Staged::InPlace;
         }
-        // Every class of a pool starts on a multiple of 512; only odder devices need slack.
+        // Buffers of every pool class start on a multiple of 512. Only a larger alignment needs
+        // slack.
         let slack = if memory > 512 { memory as usize } else { 0 };
         if len + slack > self.pool.max_len() {
             return Staged::Impossible;
@@ -290,8 +290,8 @@ impl<T> Ring<T> {
         Staged::Copied(if write { len } else { 0 })
     }
 
-    /// Copies the bytes that were read from the bounce buffer, if there is one, to the I/O's own
-    /// buffers. Returns the number of copied bytes.
+    /// Copies data of a read from the bounce buffer, if one was used, to the I/O's own buffers.
+    /// Returns the number of copied bytes.
     pub fn unstage(&mut self, key: Key, len: usize) -> usize {
         let slot = &mut self.slots[key.0 as usize];
         assert!(!slot.in_kernel, "unstaged after its completion");
@@ -326,7 +326,8 @@ impl<T> Ring<T> {
         pushed.expect("the submission queue has room for every slot");
     }
 
-    /// Asks the kernel to give the slot's command up.
+    /// Requests the kernel to cancel the slot's command. Returns false when the submission queue is
+    /// full.
     pub fn cancel(&mut self, key: Key) -> bool {
         let slot = &self.slots[key.0 as usize];
         if !slot.in_kernel {
@@ -340,13 +341,14 @@ impl<T> Ring<T> {
         unsafe { self.uring.submission().push(&entry) }.is_ok()
     }
 
-    /// One system call for everything queued, if there is anything to do for the kernel.
+    /// Submits all queued entries and runs pending task work, in one system call. Skips the call if
+    /// neither exists.
     pub fn enter(&mut self) {
         let submission = self.uring.submission();
         let (queued, taskrun) = (submission.len(), submission.taskrun());
         let overflow = submission.cq_overflow();
         drop(submission);
-        // After `arm`, always: the flag alone may be seen late on a weakly ordered machine.
+        // After `arm` enter unconditionally: a weakly ordered machine may show the flag late.
         let events = taskrun || overflow || self.armed && self.in_kernel > 0;
         if queued == 0 && !events {
             return;
@@ -356,7 +358,7 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Completions that are there, at most `out.len()`; says how many.
+    /// Stores available completions in `out` and returns their number.
     pub fn reap(&mut self, out: &mut [(Key, i32)]) -> usize {
         let mut found = 0;
         let mut completion = self.uring.completion();
@@ -380,7 +382,7 @@ impl<T> Ring<T> {
         found
     }
 
-    /// Entries queued and not yet handed to the kernel.
+    /// Entries that are queued and not yet submitted to the kernel.
     pub fn queued(&mut self) -> usize {
         self.uring.submission().len()
     }
@@ -388,8 +390,8 @@ impl<T> Ring<T> {
     /// Makes completions signal the wake descriptor, until [`Ring::disarm`].
     pub fn arm(&mut self) {
         self.uring.completion().enable_eventfd();
-        // The kernel queues the completion, then looks at the flag; we clear the flag, then look
-        // for completions. One of the two sees the other.
+        // The kernel queues the completion and then reads the flag. `arm` clears the flag and then
+        // looks for completions. The fences make one of the two see the other.
         fence(Ordering::SeqCst);
         self.armed = true;
     }
@@ -397,7 +399,7 @@ impl<T> Ring<T> {
     pub fn disarm(&mut self) {
         if std::mem::take(&mut self.armed) {
             self.uring.completion().disable_eventfd();
-            // Nothing to read is the usual case.
+            // Usually the eventfd is already empty; the error is ignored.
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
     }
@@ -428,7 +430,7 @@ impl<T> Ring<T> {
 
     fn enter_kernel(&mut self, queued: usize, events: bool) -> io::Result<usize> {
         let flags = if events { ENTER_GETEVENTS } else { 0 };
-        // SAFETY: no argument is passed, and every queued entry was vouched for when pushed.
+        // SAFETY: no argument is passed, and `start` and `cancel` justified each queued entry.
         unsafe {
             self.uring
                 .submitter()
@@ -436,18 +438,18 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Short of memory or of completion room: the entries stay queued and the next turn tries
-    /// again. Anything else would be our own mistake, and is said once.
+    /// On a shortage of memory or completion space the entries stay queued, and the next turn tries
+    /// again. Any other error is a bug here, and is logged once.
     fn note_enter_failure(&mut self, error: io::Error) {
         let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
         let known = error.raw_os_error().is_some_and(|e| passing.contains(&e));
         if !known && !std::mem::replace(&mut self.enter_failed, true) {
-            tracing::error!(bdev = self.name, %error, "io_uring_enter fails; trying on");
+            tracing::error!(bdev = self.name, %error, "io_uring_enter failed; retrying");
         }
     }
 
-    /// Returns whether the block device has the discard command. A kernel before 6.12 has no such
-    /// command and says so; one that has it refuses an empty range.
+    /// Returns whether the block device supports the discard command. A kernel before 6.12 reports
+    /// the command as unknown. A later one refuses an empty range.
     fn probe_discard(&mut self) -> bool {
         let mut probe = Probe::new();
         let known = self.uring.submitter().register_probe(&mut probe).is_ok()
@@ -469,8 +471,8 @@ impl<T> Ring<T> {
 }
 
 impl<T> Slot<T> {
-    /// Describes `len` bytes of the buffers after the first `skip` in `iov`: how many parts, and
-    /// the registered region if there is one part in one.
+    /// Describes `len` bytes of the buffers after the first `skip` in `iov`. Returns the number of
+    /// parts, and the registered region if a single part lies in one.
     fn gather(&mut self, pool: &Pool, mut skip: usize, len: usize) -> (usize, Option<usize>) {
         let (mut parts, mut left, mut region) = (0, len, None);
         let bufs = match &self.bounce {
@@ -523,12 +525,12 @@ impl<T> Drop for Ring<T> {
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        // The kernel destroys a ring some time after it was closed. Release the file now, so that
-        // the next open or unmount does not find it busy.
+        // The kernel destroys a closed ring asynchronously. Release the file now, so that the next
+        // open or unmount does not fail with EBUSY.
         let _ = self.uring.submitter().unregister_files();
         let _ = self.uring.submitter().unregister_buffers();
         // SAFETY: neither field is used again. Closing the ring makes the kernel cancel I/O without
-        // waiting for it, hence the slots below.
+        // waiting for its end, so the slots are kept until their completions arrive.
         let slots = unsafe {
             ManuallyDrop::drop(&mut self.uring);
             ManuallyDrop::take(&mut self.slots)
@@ -539,7 +541,7 @@ impl<T> Drop for Ring<T> {
     }
 }
 
-/// Gives up on buffers that the kernel may still write to: leaked, never used again.
+/// Leaks buffers that the kernel may still write to.
 fn abandon<T>(slots: Box<[Slot<T>]>, bdev: &str, count: usize) {
     let held = slots
         .iter()

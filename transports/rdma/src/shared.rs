@@ -20,12 +20,12 @@ use crate::core_memory::{CoreMemory, Devices};
 use crate::incident::Incidents;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// A protection domain, and the slot in which buffers have its keys.
+/// A protection domain, and the slot of [`Buf::key`] that holds its keys.
 #[derive(Clone)]
 pub(crate) struct Domain {
     pub domain: Arc<dyn ProtectionDomain>,
     pub key_slot: usize,
-    /// What one memory region of it covers.
+    /// What one memory region of the domain covers.
     pub piece: Piece,
     /// Responses may end the host's registrations (SEND_WITH_INVALIDATE). Cleared when the device,
     /// which announces the operation, fails one.
@@ -43,18 +43,18 @@ pub struct RegionInfo {
     pub lkey: u32,
 }
 
-/// The memory that a device in use knows.
+/// The memory registered with one device.
 pub struct DomainInfo {
     pub domain: Arc<dyn ProtectionDomain>,
-    /// The longest region of the device: the smaller one of the configured and the device's limit.
+    /// The longest region: the smaller one of the configured limit and the device's limit.
     pub max_mr_size: u64,
     pub regions: Vec<RegionInfo>,
 }
 
-/// Memory, and the domains that know it.
+/// The memory of all cores, and the domains it is registered with.
 pub(crate) struct Memory {
     pub access: Access,
-    /// No region is to be longer, whatever devices take.
+    /// Configured upper limit for the size of a region.
     max_mr_size: u64,
     inner: Mutex<MemoryInner>,
 }
@@ -91,7 +91,7 @@ impl Memory {
         }
     }
 
-    /// Makes an arena known to every device in use, and to those to come.
+    /// Registers an arena with every device in use. Devices added later register it too.
     pub fn add(&self, arena: &Arena) -> Result<(), VerbsError> {
         let mut inner = self.inner.lock();
         let registered = inner.domains.values().try_for_each(|domain| {
@@ -106,14 +106,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Makes every device forget an arena, which no I/O uses any longer.
+    /// Deregisters an arena, which no I/O uses any longer, from every device.
     pub fn remove(&self, arena: &Arena) {
         let mut inner = self.inner.lock();
         inner.arenas.retain(|known| !known.is_same(arena));
         inner.unregister(arena);
     }
 
-    /// What one registration with a device may cover.
+    /// The size of one registration with a device.
     fn piece(&self, attributes: &DeviceAttributes) -> Result<Piece, VerbsError> {
         let most = self.max_mr_size.min(attributes.max_mr_size);
         // Buffers of the largest transfers lie in one piece, so a shorter piece is useless.
@@ -125,7 +125,7 @@ impl Memory {
         })
     }
 
-    /// The domain of a device; made, and all memory registered with it, when it is the first use.
+    /// The domain of a device. The first use creates it and registers all memory with it.
     pub fn domain(&self, provider: &dyn Provider, id: DeviceId) -> Result<Domain, VerbsError> {
         let mut inner = self.inner.lock();
         if let Some(domain) = inner.domains.get(&id) {
@@ -147,7 +147,7 @@ impl Memory {
         Ok(domain)
     }
 
-    /// Forgets a device without users.
+    /// Removes a device without users.
     pub fn forget(&self, id: DeviceId) {
         let mut inner = self.inner.lock();
         if let Some(domain) = inner.domains.remove(&id) {
@@ -171,7 +171,7 @@ impl Memory {
             .collect()
     }
 
-    /// What each device in use knows, in the order of their names.
+    /// Memory known to each device in use, in the order of device names.
     pub fn known(&self) -> Vec<DomainInfo> {
         let inner = self.inner.lock();
         let of = |domain: &Domain| {
@@ -208,7 +208,7 @@ impl Drop for Memory {
     }
 }
 
-/// A connection that a core is to take over.
+/// A connection that a core takes over.
 pub(crate) struct Incoming {
     pub id: CmId,
     pub endpoint: Endpoint,
@@ -217,18 +217,18 @@ pub(crate) struct Incoming {
     pub listener: ListenerId,
     /// Data that an I/O command may carry, in bytes.
     pub in_capsule: u32,
-    /// It said so in its request: IOCCSZ says nothing about the commands of admin queues.
+    /// From the connection request. IOCCSZ does not apply to commands of admin queues.
     pub kind: QueueKind,
     pub local: SocketAddr,
     pub peer: SocketAddr,
-    /// Commands that the host may have outstanding.
+    /// Most outstanding commands of the host.
     pub depth: u16,
-    /// Requests that fit into its send queue: so many completions are reserved, whatever the device
-    /// has granted.
+    /// Size of the send queue as requested. This number of completions is reserved, even if the
+    /// device grants more entries.
     pub sends: u32,
     pub read_depth: u8,
     pub invalidate: bool,
-    /// The device's: see [`Domain`].
+    /// The flag of the device: see [`Domain`].
     pub may_invalidate: Arc<AtomicBool>,
 }
 
@@ -238,7 +238,7 @@ pub struct CompletionQueueInfo {
     pub core: usize,
     pub device: String,
     pub entries: u32,
-    /// Most completions at once, of receives and of the present queue pairs: never more than
+    /// Most completions that receives and the present queue pairs can make at once. At most
     /// `entries`.
     pub reserved: u32,
 }
@@ -254,23 +254,23 @@ pub struct QueuePairInfo {
     pub peer: SocketAddr,
     pub core: usize,
     pub state: QueuePairState,
-    /// Commands that the host may have outstanding.
+    /// Most outstanding commands of the host.
     pub depth: u16,
-    /// RDMA READs that may be outstanding.
+    /// Most outstanding RDMA READs.
     pub read_depth: u8,
-    /// Responses end the host's registrations (SEND_WITH_INVALIDATE).
+    /// True if responses invalidate the host's registrations (SEND_WITH_INVALIDATE).
     pub invalidate: bool,
-    /// Its index in the port's table of GIDs, once the connection is accepted: the host's request
-    /// chose it.
+    /// Index of the local address in the port's GID table, once the connection is accepted. The
+    /// host's request determines it.
     pub gid_index: Option<u16>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueuePairState {
-    /// Its core gets ready, or the host has not said that it is.
+    /// The core prepares the connection, or the host has not confirmed it yet.
     Connecting,
     Established,
-    /// It flushes.
+    /// The queue pair flushes.
     Ending,
 }
 
@@ -280,7 +280,7 @@ pub(crate) enum Ended {
     Peer,
     DeviceRemoved,
     AddressChanged,
-    /// It never came to be.
+    /// The connection was never established.
     Failed(&'static str),
 }
 
@@ -288,13 +288,14 @@ pub(crate) enum ToCore {
     Incoming(Box<Incoming>),
     Established(CmId),
     Ended(CmId, Ended),
-    /// There is no room for more: those that have not connected their queue have less time for it.
+    /// The limit of connections is reached: connections that have not sent Connect get less time
+    /// for it.
     Crowded,
-    /// A device, or these queues of it, are out of use: the core releases its parts of them.
+    /// A device, or a core's queues on it, were removed: the core releases its parts of them.
     DeviceGone,
     /// The queues with this [`Queues::id`] failed.
     QueuesFailed(u64),
-    /// A queue pair that ends takes no further shared receive, and the receives that it took have
+    /// An ending queue pair takes no further shared receive, and all receives that it took have
     /// completed.
     LastReceive(CmId),
 }
@@ -302,19 +303,19 @@ pub(crate) enum ToCore {
 pub(crate) enum ToControl {
     /// Receives are posted: the connection may be accepted.
     Ready(CmId),
-    /// It cannot be had, for this reason; its queue pair is destroyed.
+    /// The core refused the connection for this reason. Its queue pair is destroyed.
     Refused(CmId, String),
-    /// Nothing is posted any longer; the queue pair comes back unless it is destroyed already.
+    /// No request is posted any longer. Returns the queue pair unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
 }
 
-/// One core, as the management thread sees it.
+/// One core, as seen by the management thread.
 pub(crate) struct CoreSlot {
     pub core: usize,
     pub inbox: SegQueue<ToCore>,
     pub load: CoreLoad,
     pub wake: Arc<dyn Fn() + Send + Sync>,
-    /// Counters by device name. They stay when a device goes, and continue when it is back.
+    /// Counters by device name. They survive the removal of a device and continue after its return.
     stats: Mutex<BTreeMap<String, Arc<Stats>>>,
     /// For each device, the queues of this core and the completions that its connections can
     /// make.
@@ -379,7 +380,7 @@ impl<M> Mailbox<M> {
     }
 
     pub fn ring(&self) {
-        // A counter that is full has rung.
+        // A write fails only if the counter is full; the descriptor is then readable already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -394,7 +395,7 @@ impl<M> Mailbox<M> {
 
 pub(crate) struct Shared {
     pub config: crate::RdmaConfig,
-    /// That the memory of the cores is made for.
+    /// The devices for which the cores' memory is sized.
     pub devices: Devices,
     pub provider: Arc<dyn Provider>,
     pub memory: Memory,
@@ -417,7 +418,8 @@ impl Shared {
         self.prepared.lock()
     }
 
-    /// Memory for one core, which every device in use, and those to come, know.
+    /// Allocates memory for one core. It is registered with every device in use, and with later
+    /// ones.
     pub fn allocate_core_memory(&self) -> std::io::Result<Arena> {
         let bytes = CoreMemory::of(&self.config, self.devices).bytes();
         let arena =
@@ -432,7 +434,7 @@ impl Shared {
         }
     }
 
-    /// The core that carries least, of several the first.
+    /// The core with the lowest load. With equal loads, the first one.
     pub fn least_loaded(&self) -> Option<Arc<CoreSlot>> {
         let cores = self.cores();
         let open = cores

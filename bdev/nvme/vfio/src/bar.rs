@@ -1,4 +1,4 @@
-//! Mapped registers of a drive: loads and stores that reach the device, also when it disappears.
+//! Mapped registers of a drive: loads and stores reach the device, and survive its removal.
 //!
 //! A read of a removed drive returns all ones. A kernel may also remove the mapping, because the
 //! function's memory was switched off or another process reset it. An access then ends in SIGBUS,
@@ -36,7 +36,7 @@ impl Bar {
     /// Maps `len` bytes at `offset` of a device's descriptor.
     pub fn map(device: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Bar> {
         let guards = install()?;
-        // SAFETY: no address is asked for, so no existing mapping changes.
+        // SAFETY: no fixed address is passed, so no existing mapping changes.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -58,7 +58,7 @@ impl Bar {
     }
 
     /// # Panics
-    /// When the dword is not aligned, or not inside.
+    /// When `offset` is not a multiple of 4 or lies past the end of the mapping.
     #[inline]
     fn dword(&self, offset: u32) -> NonNull<u32> {
         let at = offset as usize;
@@ -74,8 +74,8 @@ impl Bar {
     #[inline]
     pub fn read32(&self, offset: u32) -> u32 {
         let at = self.dword(offset);
-        // SAFETY: mapped for as long as `self` is, and aligned. Memory of a device, to which no
-        // reference exists. If the device is gone, the handler has put a page in its place.
+        // SAFETY: the address is aligned and mapped as long as `self` lives. No reference to this
+        // device memory exists. After a removal the handler has mapped a page in its place.
         let value = unsafe { at.as_ptr().read_volatile() };
         order_after_read();
         if self.guard.gone.load(Ordering::Relaxed) {
@@ -96,9 +96,9 @@ impl Bar {
         self.len
     }
 
-    /// Lets go of the device: every read says [`GONE`] from now on, and a write goes nowhere.
+    /// Unmaps the device. From now on every read returns [`GONE`] and a write has no effect.
     pub fn detach(&self) {
-        // Before the memory: code that reads the page of ones then knows already.
+        // Set before the memory changes: a thread that reads the page of ones also sees this flag.
         self.guard.gone.store(true, Ordering::SeqCst);
         // SAFETY: replaces our own mapping, which lives as long as `self`, by fresh memory at the
         // same place. No references into it exist and accesses are volatile, so changing the memory
@@ -112,7 +112,7 @@ impl Bar {
             )
         };
         if let Err(error) = replaced {
-            tracing::error!(%error, "registers of a drive stay mapped, so the system cannot let go of it");
+            tracing::error!(%error, "registers of a removed drive stay mapped; the kernel cannot release the drive");
         }
     }
 
@@ -125,15 +125,15 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.guard.release();
-        // SAFETY: our own mapping, which no code can reach any longer. Pages that the handler
-        // replaced lie inside it.
+        // SAFETY: `self` owns the mapping and is being dropped, so no other code reaches it. Pages
+        // that the handler replaced lie inside the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        unmapped.expect("a mapping of ours can be undone");
+        unmapped.expect("munmap of an own mapping succeeds");
     }
 }
 
-/// Earlier stores to memory are visible when the device sees the register write. x86 stores in
-/// order, so only the compiler needs a fence there.
+/// Makes earlier stores to memory visible before the device sees the register write. x86 keeps the
+/// order of stores, so only the compiler needs a fence there.
 #[inline]
 fn order_before_write() {
     std::sync::atomic::fence(Ordering::Release);
@@ -145,7 +145,7 @@ fn order_before_write() {
     }
 }
 
-/// Later loads from memory see the device's stores before its answer.
+/// Orders later loads from memory after the register read, so they see the device's stores.
 #[inline]
 fn order_after_read() {
     #[cfg(target_arch = "aarch64")]
@@ -156,16 +156,17 @@ fn order_after_read() {
     std::sync::atomic::fence(Ordering::Acquire);
 }
 
-/// Drives that a process can have at once.
+/// Upper bound of drives that a process can open at once.
 const GUARDS: usize = 1024;
 
-/// One mapping that the handler knows. Words, because a handler can take no lock.
+/// One mapping that the handler knows. The fields are atomics, because a signal handler cannot take
+/// a lock.
 #[derive(Debug)]
 struct Guard {
-    /// Odd while the other two change.
+    /// Odd while `len` and the address change.
     version: AtomicUsize,
     base: AtomicUsize,
-    /// 0: free.
+    /// 0: this entry is free.
     len: AtomicUsize,
     gone: AtomicBool,
 }
@@ -181,7 +182,7 @@ impl Guard {
     }
 
     fn set(&self, base: usize, len: usize) {
-        // Only one thread is here at a time: it holds `Guards::change`.
+        // `Guards::change` is locked, so only one thread changes entries.
         self.version.fetch_add(1, Ordering::SeqCst);
         self.base.store(base, Ordering::SeqCst);
         self.len.store(len, Ordering::SeqCst);
@@ -195,8 +196,8 @@ impl Guard {
         }
     }
 
-    /// True if the address is inside. Code that touches a mapping holds it, so its guard does not
-    /// change meanwhile; a guard that changes belongs to another mapping.
+    /// True if `address` lies in this mapping. Code that accesses a mapping holds its `Bar`, so its
+    /// guard does not change during the check. A changing guard belongs to another mapping.
     fn covers(&self, address: usize) -> bool {
         let before = self.version.load(Ordering::SeqCst);
         let (base, len) = (
@@ -210,7 +211,7 @@ impl Guard {
 
 static NOBODY: Guard = Guard::new();
 static GUARD: [Guard; GUARDS] = [const { Guard::new() }; GUARDS];
-/// A page of ones, for the handler.
+/// Descriptor of a page of ones, for the handler.
 static ONES: AtomicI32 = AtomicI32::new(-1);
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
@@ -225,17 +226,16 @@ static GUARDS_SET: OnceLock<Result<Guards, i32>> = OnceLock::new();
 
 impl Guards {
     fn change(&self) -> MutexGuard<'_, ()> {
-        // A panic with it changes nothing that the next could stumble over.
+        // A panic while the lock is held leaves no partial state, so poisoning is ignored.
         self.change.lock()
     }
 
     fn take(&self, base: usize, len: usize) -> io::Result<&'static Guard> {
         let _change = self.change();
         let free = |guard: &&Guard| guard.len.load(Ordering::SeqCst) == 0;
-        let guard = GUARD
-            .iter()
-            .find(free)
-            .ok_or_else(|| io::Error::other(format!("{GUARDS} drives are open already")))?;
+        let guard = GUARD.iter().find(free).ok_or_else(|| {
+            io::Error::other(format!("{GUARDS} drives are open, which is the limit"))
+        })?;
         guard.gone.store(false, Ordering::SeqCst);
         guard.set(base, len);
         Ok(guard)
@@ -256,9 +256,11 @@ fn guards() -> io::Result<Guards> {
     let ones = memfd_create("nacre-ones", MemfdFlags::CLOEXEC)?;
     let written = rustix::io::write(&ones, &vec![0xff; page])?;
     if written != page {
-        return Err(io::Error::other("a page of ones was not taken whole"));
+        return Err(io::Error::other(
+            "the page of ones was not written completely",
+        ));
     }
-    // Both are there before the handler is.
+    // Set both before installing the handler, which reads them.
     ONES.store(ones.as_fd().as_raw_fd(), Ordering::SeqCst);
     PAGE.store(page, Ordering::SeqCst);
     // SAFETY: zero is a valid value of this structure of numbers and of a handler that may be
@@ -266,7 +268,8 @@ fn guards() -> io::Result<Guards> {
     let (mut action, mut previous): (libc::sigaction, libc::sigaction) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
     action.sa_sigaction = on_bus_error as *const () as usize;
-    // On the thread's other stack if it has one, with the address of the access.
+    // Run on the thread's alternate stack if it has one (SA_ONSTACK), with the fault address
+    // (SA_SIGINFO).
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
     // SAFETY: both pointers are to live structures; the handler does only async-signal-safe work
     // (below).
@@ -293,14 +296,13 @@ extern "C" fn on_bus_error(
     let address = unsafe { (*info).si_addr() } as usize;
     let page = PAGE.load(Ordering::SeqCst);
     if let Some(guard) = GUARD.iter().find(|guard| guard.covers(address)) {
-        // Before the page: code that reads the page of ones then knows already.
+        // Set before the page is mapped: a thread that reads the page of ones also sees this flag.
         guard.gone.store(true, Ordering::SeqCst);
-        // SAFETY: errno belongs to this thread, which is in here.
+        // SAFETY: errno belongs to this thread, which runs the handler.
         let errno = unsafe { *libc::__errno_location() };
-        // SAFETY: replaces one page inside a live mapping of registers: the code that touched it
-        // holds its `Bar`. No references into it exist and accesses are volatile, so changing the
-        // memory behind an address breaks no promise. The page is private: no device sees writes to
-        // it.
+        // SAFETY: replaces one page inside a live mapping of registers: the interrupted code holds
+        // its `Bar`. No references into the mapping exist and accesses are volatile, so changing
+        // the memory behind the address is sound. The page is private: no device sees writes to it.
         let mapped = unsafe {
             libc::mmap(
                 (address & !(page - 1)) as *mut libc::c_void,
@@ -317,11 +319,11 @@ extern "C" fn on_bus_error(
             return;
         }
     }
-    // SAFETY: the arguments are those that the kernel gave us.
+    // SAFETY: the arguments come unchanged from the kernel.
     unsafe { pass_on(signal, info, context) }
 }
 
-/// Passes a signal that is not ours to the previous handler, which decides.
+/// Passes a signal for a foreign address to the previous handler.
 ///
 /// # Safety
 ///
@@ -329,14 +331,15 @@ extern "C" fn on_bus_error(
 unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let previous = match GUARDS_SET.get() {
         Some(Ok(guards)) => &guards.previous,
-        // Between the installation and its record: as if there had been no handler.
+        // The handler is installed and the previous one not yet recorded: use the default action.
         _ => {
             default(signal);
             return;
         }
     };
     match previous.sa_sigaction {
-        // Ignoring a failed access would repeat it forever; the kernel does not allow that either.
+        // Ignoring the signal would repeat the failed access forever; the kernel does not allow it
+        // either.
         libc::SIG_DFL | libc::SIG_IGN => default(signal),
         handler if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
@@ -353,9 +356,10 @@ unsafe fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut
     }
 }
 
-/// The access is repeated after the handler, and then ends the process as it would have without us.
+/// Restores the default action. The access repeats after the handler returns, and then ends the
+/// process.
 fn default(signal: libc::c_int) {
-    // SAFETY: allowed in a handler; SIG_DFL needs nothing to live.
+    // SAFETY: `signal` may be called in a handler, and SIG_DFL refers to no memory.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
@@ -364,7 +368,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    /// A stand-in for a device: its pages vanish when it is made shorter, and accesses then end in
+    /// A file in place of a device. Truncating it removes its pages, and accesses then end in
     /// SIGBUS.
     fn device(pages: u64) -> OwnedFd {
         let fd = memfd_create("device", MemfdFlags::CLOEXEC).unwrap();
@@ -431,8 +435,8 @@ mod tests {
         assert_eq!(next.read32(0x1c), 5);
     }
 
-    /// Goal: releasing a device keeps nothing of it, whatever other holders still do with the
-    /// registers.
+    /// Goal: a released device reads as gone, and its memory is unmapped, while other threads still
+    /// hold the registers.
     #[test]
     fn a_released_device_is_gone() {
         let fd = device(2);
@@ -451,8 +455,8 @@ mod tests {
         assert!(!line.unwrap_or_default().contains("device"), "{line:?}");
     }
 
-    /// Goal: bus errors elsewhere still end the process. Method: a child that makes one, having
-    /// opened a drive.
+    /// Goal: bus errors outside of drive registers still end the process. Method: a child process
+    /// opens a drive and then causes such an error.
     #[test]
     fn unrelated_bus_errors_end_the_process() {
         const CHILD: &str = "NACRE_VFIO_BUS_ERROR_CHILD";
@@ -460,7 +464,7 @@ mod tests {
             let fd = device(1);
             let _bar = Bar::map(fd.as_fd(), 0, 4096).unwrap();
             let file = device(1);
-            // SAFETY: no address is asked for.
+            // SAFETY: no fixed address is passed.
             let at = unsafe {
                 let protection = ProtFlags::READ;
                 rustix::mm::mmap(
@@ -473,7 +477,8 @@ mod tests {
                 )
             };
             ftruncate(&file, 0).unwrap();
-            // SAFETY: mapped and aligned; that the page is gone is the point.
+            // SAFETY: mapped and aligned. The access to the missing page is the purpose of the
+            // test.
             let value = unsafe { at.unwrap().cast::<u32>().read_volatile() };
             unreachable!("read {value}");
         }

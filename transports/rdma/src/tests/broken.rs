@@ -1,4 +1,5 @@
-//! Failures under the connections of a core, and removals of unused parts.
+//! Failures of completion queues, receives, queue pairs and devices under a core's connections, and
+//! removals of unused devices.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -31,9 +32,9 @@ impl SeveralDevices {
     }
 }
 
-/// Goal: a completion queue that breaks takes only its own connections with it, whether a poll
-/// reports it or only its device. Later hosts get another queue, as often as that happens. Method:
-/// more failures than there is memory for receives, if that were not given back.
+/// Goal: a failed completion queue closes only its own connections, whether a poll or only the
+/// device reports the failure. Later hosts get another queue, however often this happens. Method:
+/// more failures than memory for receives would allow if their receives were not freed.
 #[test]
 fn a_failed_completion_queue_closes_its_connections() {
     for (srq, silently) in [(256, false), (256, true), (0, false), (0, true)] {
@@ -63,8 +64,8 @@ fn a_failed_completion_queue_closes_its_connections() {
     }
 }
 
-/// Goal: late completions of a broken queue's connections do not reduce the count of the queue that
-/// replaces it. Method: the core learns of the failure when another queue has been made already.
+/// Goal: late completions of a failed queue's connections do not reduce the count of its successor.
+/// Method: the core learns of the failure after the successor was created.
 #[test]
 fn completions_of_replaced_queues() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
@@ -91,9 +92,8 @@ fn completions_of_replaced_queues() {
     assert_eq!(all.plug.completion_queues()[0].reserved, shared);
 }
 
-/// Goal: receives of removed queues come back, though a queue pair is still on its way to its
-/// destruction. Method: the core gets an event at that moment, more often than there is memory for
-/// receives.
+/// Goal: receives of removed queues are freed, even if a queue pair is still being destroyed.
+/// Method: the core gets an event at that moment, more often than it has memory for receives.
 #[test]
 fn receives_of_failed_queues() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
@@ -111,8 +111,8 @@ fn receives_of_failed_queues() {
     }
 }
 
-/// Goal: shared receives that a device reports as broken take the connections of their core with
-/// them.
+/// Goal: when a device reports a failed shared receive queue, all connections of that core and
+/// device close.
 #[test]
 fn shared_receives() {
     let mut all = SeveralDevices::new(config(256), &devices(2));
@@ -128,8 +128,8 @@ fn shared_receives() {
     all.works(client);
 }
 
-/// Goal: a queue pair that its device gave up ends alone, though no posted request could report it.
-/// Method: each such event, for a connection without requests in flight.
+/// Goal: a queue pair that its device reports as failed closes alone, even if no posted request
+/// could report the failure. Method: each such event, for a connection without requests in flight.
 #[test]
 fn queue_pairs() {
     for event in [
@@ -151,8 +151,8 @@ fn queue_pairs() {
     }
 }
 
-/// Goal: a shared receive that an ending queue pair took comes back when the device reports it.
-/// Without a report, the wait lasts only as long as a queue pair has to end.
+/// Goal: a shared receive held by an ending queue pair is freed when the device reports its end.
+/// Without a report, the wait is limited to the time that a queue pair has to end.
 #[test]
 fn the_last_receive() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
@@ -164,7 +164,11 @@ fn the_last_receive() {
         let before = all.fabric.posted_receives();
         all.fabric.begin_message(qp);
         all.leave(client);
-        assert_eq!(all.plug.connections(), 1, "it is waited for");
+        assert_eq!(
+            all.plug.connections(),
+            1,
+            "the connection waits for its last receive"
+        );
         if settles {
             all.fabric.settle(qp);
         } else {
@@ -177,9 +181,9 @@ fn the_last_receive() {
     }
 }
 
-/// Goal: a device that goes while unused is released: its removal waits for that, and its
-/// descriptor keeps no thread awake. Method: a removed listener, devices that report their end and
-/// one that does not.
+/// Goal: a removed device without users is released. Its removal waits for that, and its descriptor
+/// keeps no thread awake. Method: a removed listener; devices that report their removal, and one
+/// that does not.
 #[test]
 fn unused_devices() {
     for heard in [true, false] {
@@ -201,8 +205,8 @@ fn unused_devices() {
     }
 }
 
-/// Goal: the management thread checks for such a device by itself. Method: it sleeps when the
-/// listener goes.
+/// Goal: the management thread checks by itself for a device that was removed without a report.
+/// Method: the thread sleeps when the listener is removed.
 #[test]
 fn removed_devices_are_released_without_a_listener() {
     let fabric = Fabric::new();
@@ -220,8 +224,8 @@ fn removed_devices_are_released_without_a_listener() {
     }
 }
 
-/// Goal: a removed device keeps no thread awake while its connections end: its descriptor stays
-/// readable without end.
+/// Goal: a removed device keeps no thread awake while its connections end, although its descriptor
+/// stays readable.
 #[test]
 fn a_removed_device_keeps_no_thread_awake() {
     let mut all = SeveralDevices::new(config(256), &devices(1));
@@ -234,8 +238,8 @@ fn a_removed_device_keeps_no_thread_awake() {
     assert_eq!(all.plug.connections(), 0);
 }
 
-/// Goal: receives are counted, and those that wait for buffers. Method: the data of commands is
-/// kept until no buffer is left.
+/// Goal: posted receives are counted, and so are receives that wait for buffers. Method: hold the
+/// data of commands until no buffer is free.
 #[test]
 fn receives_are_counted() {
     for srq in [64, 0] {

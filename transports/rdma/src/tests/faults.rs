@@ -1,5 +1,5 @@
-//! Everything that can fail, at every stage: the connection ends, nothing else does, and everything
-//! that it held comes back.
+//! Every failure, at every stage: the connection ends, other connections do not, and all its
+//! resources are released.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const CLASSES: [ClassSpec; 2] = [
     },
 ];
 
-/// A target that answers everything, and one host after the other.
+/// A target that completes every command, and one host at a time.
 pub struct World {
     host: Option<RdmaHost>,
     pub rig: TestRig,
@@ -179,7 +179,8 @@ impl World {
         assert!(self.ready && self.conn.is_some(), "{:?}", self.host_closed);
     }
 
-    /// One command of each kind: data in the capsule, fetched, and to the host.
+    /// Submits one command of each kind: data in the capsule, data fetched by READ, data to the
+    /// host.
     pub fn submit(&mut self) {
         let host = self.host.as_mut().expect("a host");
         for (cid, opcode, len) in [
@@ -201,7 +202,7 @@ impl World {
         }
     }
 
-    /// The host sends its queued requests and leaves; the target's core has not polled since.
+    /// The host sends its queued requests and disconnects before the target's core polls again.
     pub fn host_leaves(&mut self) {
         let now = self.rig.now();
         let host = self.host.as_mut().expect("a host");
@@ -210,7 +211,7 @@ impl World {
         (0..4).for_each(|_| self.rig.manage());
     }
 
-    /// The host leaves. Whatever there was is over, and everything is where it was at the start.
+    /// The host disconnects. Checks that the connection is gone and all resources are free again.
     pub fn settle(&mut self, what: &str) {
         if let Some(mut host) = self.host.take() {
             host.close();
@@ -218,7 +219,7 @@ impl World {
         }
         for _ in 0..4 {
             self.turns(6);
-            // Longer than a queue pair is given to flush, or a connection to come to be.
+            // Longer than the time limits for flushing a queue pair and for connecting.
             self.rig.clock.advance(Duration::from_secs(21));
         }
         self.turns(6);
@@ -238,7 +239,7 @@ impl World {
         self.closed.clear();
     }
 
-    /// The queue pairs of target and host.
+    /// Queue pair numbers of target and host.
     pub fn qps(&self) -> (u32, u32) {
         let host = self
             .host
@@ -263,7 +264,7 @@ fn every_status_at_every_stage() {
                 world.rig.fabric.inject_status(qp, target, skip, status);
                 world.submit();
                 world.turns(20);
-                // Hosts write and read nothing by themselves: there is nothing to fail.
+                // Hosts post no RDMA WRITE or READ, so those cannot fail there.
                 if at_target || matches!(target, Target::Send | Target::Recv) {
                     assert!(world.completed.len() < 6, "{what}");
                 } else {
@@ -317,7 +318,7 @@ fn every_event_in_every_state() {
     let mut world = World::new(Options::default());
     let listener = world.rig.fabric.ids();
     for event in events {
-        // Turns before the event, and whether commands are under way.
+        // Number of turns before the event, and whether commands are in flight.
         for (turns, busy) in [(1, false), (2, false), (3, false), (10, false), (10, true)] {
             for which in 0..2 {
                 let what = format!("{event:?} after {turns}, busy {busy}, connection {which}");
@@ -355,7 +356,8 @@ fn every_event_in_every_state() {
     }
 }
 
-/// A device that goes takes its connections and listeners; both come back with it.
+/// A removed device closes its connections and listeners. When it returns, listeners are up and
+/// hosts connect.
 #[test]
 fn removal_and_return() {
     let mut world = World::new(Options::default());
@@ -369,9 +371,9 @@ fn removal_and_return() {
     world.settle("removal");
     assert!(
         world.rig.plug.domains().is_empty(),
-        "nothing is registered with it any more"
+        "no memory is registered with the removed device"
     );
-    // A driver waits for the last of them before it lets its device go.
+    // The driver waits for the last completion queue before it releases the device.
     assert_eq!(world.rig.fabric.completion_queues(), 0);
     let attributes = nacre_transport_rdma_verbs::sim::attributes("sim_target");
     world.rig.fabric.add_device(attributes, &[TARGET]).unwrap();
@@ -384,7 +386,7 @@ fn removal_and_return() {
     world.settle("return");
 }
 
-/// A device that reports its failure ends only its own connections; the listener is up again once
+/// A device that reports its failure closes only its own connections. The listener is up again once
 /// it can listen on the device.
 #[test]
 fn device_failure() {
@@ -419,7 +421,7 @@ fn device_failure() {
     world.settle("recovery");
 }
 
-/// A port that is down for a while only delays.
+/// A port that is down for a while delays I/O and closes no connection.
 #[test]
 fn port_down_and_up() {
     let mut world = World::new(Options::default());
@@ -484,7 +486,7 @@ fn connecting() {
         assert!(why.contains(expected), "{why}");
         world.settle(&format!("{fault:?}"));
     }
-    // One that works in the end.
+    // An attempt that succeeds after failures.
     world
         .rig
         .fabric
@@ -544,7 +546,8 @@ fn refused() {
     world.settle("a completion queue that would overflow");
 }
 
-/// A drained close without anything to say ends as well, after the last response has left.
+/// A drained close without queued responses ends as well; with responses it ends after the last one
+/// was sent.
 #[test]
 fn drained_close() {
     let mut world = World::new(Options::default());
@@ -559,8 +562,8 @@ fn drained_close() {
     world.settle("drained");
 }
 
-/// Goal: a connection whose last response cannot leave ends within its time. Method: its queue pair
-/// makes no progress.
+/// Goal: a draining connection whose last response cannot be sent closes within its time limit.
+/// Method: its queue pair makes no progress.
 #[test]
 fn drained_close_that_cannot_be() {
     let mut world = World::new(Options::default());
@@ -573,16 +576,19 @@ fn drained_close_that_cannot_be() {
     world.rig.transport.close(conn, CloseWhy::Drained);
     world.turns(4);
     let idle = world.rig.transport.arm(world.rig.clock.now());
-    assert!(matches!(idle, Idle::Until(_)), "it is waited for: {idle:?}");
+    assert!(
+        matches!(idle, Idle::Until(_)),
+        "the drain has a deadline: {idle:?}"
+    );
     world.rig.transport.disarm();
     assert_eq!(world.closed, []);
     world.rig.clock.advance(RdmaConfig::default().drain_timeout);
     world.turns(4);
     assert_eq!(world.closed, [Closed::TimedOut]);
-    world.settle("drained in vain");
+    world.settle("drain without progress");
 }
 
-/// Connections that come while the plug is held are taken when it is not.
+/// Connection requests that arrive while the plug is held are accepted after its release.
 #[test]
 fn held() {
     let mut world = World::new(Options::default());

@@ -7,9 +7,9 @@
 //!   Receiver                       the ring of the shared receive queue
 //! ```
 //!
-//! A [`Buf`] that is given to a ring comes back when the completion that frees it arrives, or when
-//! the queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
-//! their buffers do; an [`Endpoint`] has no rings and may change threads.
+//! A [`Buf`] given to a ring is returned when the completion that frees it arrives, or when the
+//! queue pair is destroyed; never earlier, whatever the caller does. Rings live on one core, as
+//! their buffers do. An [`Endpoint`] has no rings and may move to another thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,15 +27,15 @@ pub(crate) const RECV: u64 = 1 << 63;
 /// Identifies a ring in completions: below `1 << 31`, with one value for shared receive queues.
 const SHARED: u32 = 0x7fff_ffff;
 
-/// The completion side of one reactor on one device. Clones are the same.
+/// The completion side of one reactor on one device. Clones refer to the same queues.
 #[derive(Clone)]
 pub struct Queues {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// Unique among all queues, ever: completions carry it to name their queues. Queue pair numbers
-    /// do not suffice, because every device counts its own.
+    /// Unique among all queues of the process. Completions carry this id to name their queues.
+    /// Queue pair numbers do not suffice, because every device counts its own.
     id: u64,
     domain: Arc<dyn ProtectionDomain>,
     cq: Arc<dyn CompletionQueue>,
@@ -45,9 +45,9 @@ struct Inner {
 }
 
 struct Users {
-    /// Queue pairs that there are.
+    /// Number of existing queue pairs.
     endpoints: usize,
-    /// The receiver is gone with its buffers: no more queue pairs may be made.
+    /// The receiver and its buffers are gone: no more queue pairs may be created.
     closed: bool,
 }
 
@@ -92,7 +92,7 @@ impl Queues {
         self.inner.srq.is_some()
     }
 
-    /// Returns an id that no other queues ever have.
+    /// Returns the process-wide unique id of these queues.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
@@ -101,7 +101,7 @@ impl Queues {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Makes the queue pair of a connection on these queues.
+    /// Creates the queue pair of a connection on these queues.
     pub fn create_qp(
         &self,
         cm: &mut dyn ConnectionManager,
@@ -132,7 +132,7 @@ impl Queues {
         })
     }
 
-    /// Whether queue pairs exist, on any thread: a device may still write to posted receives.
+    /// True while queue pairs exist, on any thread: a device may still write to posted receives.
     pub fn has_endpoints(&self) -> bool {
         self.users().endpoints > 0
     }
@@ -147,7 +147,7 @@ impl Queues {
         self.inner.srq_entries
     }
 
-    /// Takes at most `limit` completions into `batch`, whose old contents are gone.
+    /// Replaces the contents of `batch` by at most `limit` completions.
     #[inline]
     pub fn poll(&self, batch: &mut Batch, limit: usize) -> Result<usize, VerbsError> {
         batch.at = 0;
@@ -181,7 +181,7 @@ impl Batch {
         }
     }
 
-    /// The next completion of the last poll, each once.
+    /// Returns each completion of the last poll once.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator would borrow the batch"
@@ -199,7 +199,7 @@ impl Batch {
     }
 }
 
-/// A completion as a device gave it: what frees memory of a ring.
+/// A completion of a device. Passing it to its ring frees memory of that ring.
 pub struct Completion {
     wc: WorkCompletion,
     queues: u64,
@@ -222,7 +222,7 @@ impl Completion {
     }
 }
 
-/// A queue pair without buffers, on its way between threads. Dropping it destroys it.
+/// A queue pair without buffers, in transit between threads. Dropping it destroys the queue pair.
 pub struct Endpoint {
     qp: Option<Arc<dyn QueuePair>>,
     queues: Queues,
@@ -266,12 +266,12 @@ pub struct Lane {
 pub struct LaneConfig {
     /// Identifies its completions: below `0x7fff_ffff`, unique among the lanes of its [`Queues`].
     pub index: u32,
-    /// The slot of [`Buf::key`] that has the keys of the queue pair's domain.
+    /// The slot of [`Buf::key`] that holds the keys of the queue pair's domain.
     pub key_slot: usize,
     /// Memory for messages: `max_send_wr`, rounded up to a power of two, of `message_bytes` each.
     pub messages: Buf,
     pub message_bytes: u32,
-    /// Where messages arrive, when there is no shared receive queue.
+    /// Memory for received messages. `None` with a shared receive queue.
     pub recv: Option<RecvConfig>,
 }
 
@@ -304,7 +304,7 @@ impl Lane {
         &self.endpoint.queues
     }
 
-    /// Work requests that can still be queued.
+    /// Number of work requests that can still be queued.
     #[inline]
     pub fn room(&self) -> u32 {
         self.send.room()
@@ -314,7 +314,7 @@ impl Lane {
         self.send.is_idle() && self.recv.as_ref().is_none_or(|recv| recv.posted() == 0)
     }
 
-    /// Requests posted to the send queue or about to be.
+    /// Requests that are posted to the send queue or queued for the next post.
     pub fn sends(&self) -> u32 {
         self.send.outstanding()
     }
@@ -322,7 +322,7 @@ impl Lane {
     /// Queues an RDMA WRITE of `buf` to the peer's memory.
     ///
     /// # Panics
-    /// When there is no room, here and in the other two: ask [`Lane::room`] first.
+    /// When the send queue is full, as `read` and `send` do: check [`Lane::room`] first.
     #[inline]
     pub fn write(&mut self, address: u64, rkey: u32, buf: Buf) -> Result<(), NotRegistered> {
         self.send
@@ -332,7 +332,7 @@ impl Lane {
     /// Queues an RDMA READ from the peer's memory; signaled.
     #[inline]
     pub fn read(&mut self, address: u64, rkey: u32, mut into: Buf) -> Result<(), NotRegistered> {
-        // A shared buffer may not change while others look at it.
+        // A shared buffer must not change while other holders read it.
         if into.as_mut_ptr().is_none() {
             return Err(NotRegistered { len: into.len() });
         }
@@ -362,13 +362,15 @@ impl Lane {
         self.send.message(op, message, data)
     }
 
-    /// Asks for a completion of the last queued request, which then covers all earlier ones.
+    /// Requests a completion for the last queued request. That completion also covers all earlier
+    /// ones.
     #[inline]
     pub fn signal_last(&mut self) {
         self.send.signal_last();
     }
 
-    /// Whether buffers are held that no completion to come will free: a reason to signal.
+    /// True if the ring holds buffers that no requested completion will free: a reason to call
+    /// `signal_last`.
     #[inline]
     pub fn needs_signal(&self) -> bool {
         self.send.needs_signal()
@@ -397,9 +399,8 @@ impl Lane {
         }
     }
 
-    /// The operation of this completion's request, also for a failed completion, which does not
-    /// carry it ([`WorkCompletion::opcode`]). Call it before [`Lane::sent`], which forgets the
-    /// operation.
+    /// The operation of the completion's request. A failed completion does not carry it
+    /// ([`WorkCompletion::opcode`]). Call this before [`Lane::sent`], which forgets the operation.
     pub fn operation(&self, done: &Completion) -> WcOpcode {
         if done.is_recv() {
             WcOpcode::Recv
@@ -408,7 +409,7 @@ impl Lane {
         }
     }
 
-    /// Posts free receive slots, of a lane that has a ring of its own. Answers how many.
+    /// Posts free receive slots of a lane with its own receive ring. Returns their number.
     pub fn post_recv(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let qp = &**self.endpoint.qp();
         match &mut self.recv {
@@ -419,14 +420,14 @@ impl Lane {
         }
     }
 
-    /// Free receive slots that wait to be posted, of a lane that has a ring of its own.
+    /// Free receive slots that wait to be posted, for a lane with its own receive ring.
     #[inline]
     pub fn idle_receives(&self) -> usize {
         self.recv.as_ref().map_or(0, RecvRing::idle)
     }
 
-    /// A request of the send queue is done, and all before it: their buffers are let go; one that
-    /// was read into is answered.
+    /// Completes a request of the send queue and all before it, and releases their buffers. Returns
+    /// the buffer of an RDMA READ.
     #[inline]
     pub fn sent(&mut self, done: &Completion) -> Option<Buf> {
         if self.is_mine(done) && !done.is_recv() {
@@ -436,7 +437,7 @@ impl Lane {
         }
     }
 
-    /// The ring that a receive of this lane belongs to, and the slot.
+    /// The receive slot of this completion, for a lane with its own receive ring.
     #[inline]
     pub fn received(&mut self, done: &Completion) -> Option<Received<'_>> {
         if !self.is_mine(done) || !done.is_recv() {
@@ -449,13 +450,13 @@ impl Lane {
         done.wc.qp == self.number && done.queues == self.endpoint.queues.inner.id
     }
 
-    /// Queues a request that moves nothing, so that a completion says when all before it are done.
+    /// Queues a request without data, whose completion shows that all earlier requests are done.
     pub fn mark(&mut self) {
         self.send.mark();
     }
 
-    /// Ends the queue pair: everything posted flushes, and the lane is idle when the last
-    /// completion was taken. On an error only dropping the lane ends it.
+    /// Ends the queue pair: all posted requests flush. The lane is idle after its last completion
+    /// was polled. After an error, only dropping the lane ends the queue pair.
     pub fn drain(&mut self) -> Result<(), VerbsError> {
         self.endpoint.qp().set_error()?;
         self.send.mark();
@@ -466,8 +467,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Gives the queue pair back, to be destroyed where that may take its time. A lane with
-    /// something outstanding cannot: it is to be dropped.
+    /// Returns the queue pair, to be destroyed on a thread that may block. Fails for a lane with
+    /// outstanding requests, which must be dropped instead.
     pub fn retire(self) -> Result<Endpoint, Box<Lane>> {
         if self.is_idle() {
             Ok(self.endpoint)
@@ -484,7 +485,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// `None`: these queues have no shared one.
+    /// `None`: these queues have no shared receive queue.
     pub fn new(
         queues: &Queues,
         key_slot: usize,
@@ -500,14 +501,14 @@ impl Receiver {
         }))
     }
 
-    /// Posts free slots. Answers how many.
+    /// Posts free slots. Returns their number.
     #[inline]
     pub fn post(&mut self, data: Option<&Pool>) -> Result<usize, PostError> {
         let (Some(ring), Some(srq)) = (&mut self.ring, &self.queues.inner.srq) else {
             return Ok(0);
         };
-        // SAFETY: the ring keeps the memory until its completion; when it is dropped with something
-        // posted, see `drop`.
+        // SAFETY: the ring keeps the memory until its completion. `drop` handles a ring with posted
+        // receives.
         ring.post(data, |wrs, sges| unsafe { srq.post_recv(wrs, sges) })
     }
 
@@ -532,13 +533,13 @@ impl Drop for Receiver {
         let mut users = self.queues.users();
         users.closed = true;
         if users.endpoints > 0 {
-            // A device may still write to the posted buffers: never free their memory.
+            // A device may still write to the posted buffers, so their memory is leaked.
             std::mem::forget(self.ring.take());
         }
     }
 }
 
-/// A message that arrived. Its slot is free again when this is dropped.
+/// A received message. Dropping it frees its slot.
 pub struct Received<'a> {
     ring: &'a mut RecvRing,
     slot: u32,
@@ -556,7 +557,7 @@ impl<'a> Received<'a> {
         self.ring.header(self.slot)
     }
 
-    /// The buffer with the data after the header. Another buffer takes its place.
+    /// Takes the buffer with the data after the header. The ring posts another buffer in its place.
     #[inline]
     pub fn take_data(&mut self) -> Option<Buf> {
         self.ring.take_data(self.slot)

@@ -1,5 +1,5 @@
-//! Faults during a measurement: each ends the session at both ends, in bounded time, with its own
-//! words, and the server goes on with the next client.
+//! Faults during a measurement. Each ends the session at both ends, in bounded time, with its own
+//! error text. The server then serves the next client.
 
 use std::time::{Duration, Instant};
 
@@ -9,21 +9,21 @@ use nacre_transport_rdma_verbs::{CmEventKind, PortState, WcStatus};
 use super::rig::{CLIENT, PATIENCE, Rig, Running, endless};
 use crate::*;
 
-/// Statuses that networks and peers cause, of all that there are.
+/// Some of the statuses that networks and peers cause.
 const SOME: [WcStatus; 3] = [
     WcStatus::RetryExceeded,
     WcStatus::RemoteAccess,
     WcStatus::RnrRetryExceeded,
 ];
 
-/// Queue pairs of both ends: control and data of the client, control and data of the server.
+/// Queue pair numbers of the data connection, at both ends.
 struct Pairs {
     client: u32,
     server: u32,
 }
 
-/// The data queue pairs of a run with one. Made in this order: client's control, server's, client's
-/// data, server's.
+/// The queue pairs of a run with one data connection. They are created in this order: control of
+/// the client, control of the server, data of the client, data of the server.
 fn data_pairs(rig: &Rig) -> Pairs {
     let all = rig.fabric.queue_pairs();
     assert_eq!(all.len(), 4, "{all:?}");
@@ -40,7 +40,7 @@ fn begin(rig: &Rig, op: Op, measure: Measure) -> Running {
     running
 }
 
-/// Another client is served as if nothing had been.
+/// Checks that the server serves another client.
 fn still_serves(rig: &Rig) {
     let test = Test {
         length: Length::Messages(20),
@@ -54,14 +54,14 @@ fn is_completion(error: &PerfError, status: WcStatus) -> bool {
     matches!(error, PerfError::Completion(failed) if failed.status == status)
 }
 
-/// Goal: every completion status ends the run with that status, its meaning and its remedy, at the
-/// end that saw it; the other end learns it. Method: each status on WRITE, some on the other
-/// operations.
+/// Goal: every error status ends the run at the end that saw it, with the status, its meaning and
+/// its remedy; the other end learns the status. Method: each status on RDMA WRITE, some statuses on
+/// the other operations.
 #[test]
 fn every_error_status_at_the_client() {
     let rig = Rig::new();
     for &status in WcStatus::ALL {
-        // What flushes without a cause is another test's.
+        // `flushed_without_another_error` tests the flush status.
         if matches!(status, WcStatus::Success | WcStatus::WorkRequestFlushed) {
             continue;
         }
@@ -106,7 +106,7 @@ fn every_error_status_at_the_client() {
     rig.stop().unwrap();
 }
 
-/// Goal: the same for the server's requests: its echoes and its answers. The client learns the
+/// Goal: the same for the requests of the server (echoes and credits). The client learns the
 /// status.
 #[test]
 fn every_error_status_at_the_server() {

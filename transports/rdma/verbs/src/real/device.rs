@@ -16,8 +16,8 @@ use crate::sys::Api;
 use crate::sys::verbs::*;
 use crate::types::{Access, AsyncEvent, DeviceAttributes, DeviceId, PortState, VerbsError, Wire};
 
-/// The contexts that librdmacm has open now. It opens each device once, and a queue pair of an id
-/// must be on that context: hence these, and none of our own.
+/// The contexts that librdmacm has open. It opens each device once, and the queue pair of an id
+/// must use that context. So this code opens no contexts of its own.
 pub struct Contexts {
     api: &'static Api,
     list: *mut *mut ibv_context,
@@ -32,7 +32,7 @@ impl Contexts {
         if list.is_null() {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
-                // No device at all, or no kernel side of verbs: nothing to list.
+                // No device, or no verbs support in the kernel: the list is empty.
                 Some(libc::ENODEV | libc::ENOSYS | libc::ENOENT) => Ok(Contexts {
                     api,
                     list,
@@ -63,7 +63,7 @@ impl Drop for Contexts {
     }
 }
 
-/// A reference on one context.
+/// A reference to one context.
 pub struct Context {
     api: &'static Api,
     pub raw: *mut ibv_context,
@@ -106,8 +106,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Listing the devices makes the library notice a removed device: only then does the last
-        // reference close it.
+        // Listing the devices makes the library detect a removed device. Only then does dropping
+        // the last reference close it.
         let now = Contexts::list(self.api);
         // SAFETY: the context is open.
         let files = unsafe { [(*self.raw).cmd_fd, (*self.raw).async_fd] };
@@ -131,15 +131,15 @@ impl Drop for Context {
     }
 }
 
-/// Releases a removed device whose context the library keeps. Its files are replaced by others that
-/// do nothing and that the library closes eventually.
+/// Releases a removed device whose context the library keeps. Replaces its files by `/dev/null`,
+/// which the library closes eventually.
 fn release(files: [RawFd; 2]) {
     let Ok(null) = std::fs::File::open("/dev/null") else {
         return;
     };
     for file in files {
-        // SAFETY: both belong to the context that the library still has open. No code uses the
-        // context any longer: the objects made on it held it, and are destroyed.
+        // SAFETY: both descriptors belong to the context that the library still has open. No code
+        // uses the context: all objects created on it held it, and are destroyed.
         unsafe { libc::dup3(null.as_raw_fd(), file, libc::O_CLOEXEC) };
     }
 }
@@ -167,7 +167,7 @@ pub struct VerbsDevice {
     pub(super) context: Context,
     id: DeviceId,
     attributes: DeviceAttributes,
-    /// Completion vectors are handed out in turn, so that interrupts are spread.
+    /// Completion vectors are assigned in turn, which spreads the interrupts.
     next_vector: AtomicU32,
     /// Reference to this device for protection domains, which hold the device.
     this: std::sync::Weak<VerbsDevice>,
@@ -196,13 +196,13 @@ impl VerbsDevice {
     }
 
     pub(super) fn completion_vector(&self) -> i32 {
-        // SAFETY: the context is open; the field is written by its opening only.
+        // SAFETY: the context is open. Only `ibv_open_device` writes the field.
         let vectors = unsafe { (*self.context.raw).num_comp_vectors }.max(1);
         let next = self.next_vector.fetch_add(1, Ordering::Relaxed);
         (next % vectors as u32) as i32
     }
 
-    /// The GIDs of a port that are in use.
+    /// The used entries of a port's GID table.
     pub fn gids(&self, port: u8) -> Result<Vec<Gid>, VerbsError> {
         let count = query_port(self.api, self.context.raw, port)?
             .gid_tbl_len
@@ -223,7 +223,7 @@ impl VerbsDevice {
             };
             match result {
                 0 => {}
-                // An entry that is not in use.
+                // An unused entry.
                 libc::ENODATA => continue,
                 _ => check("ibv_query_gid_ex", result)?,
             }
@@ -274,7 +274,7 @@ impl Device for VerbsDevice {
     }
 
     fn async_fd(&self) -> RawFd {
-        // SAFETY: the context is open; the field is written by its opening only.
+        // SAFETY: the context is open. Only `ibv_open_device` writes the field.
         unsafe { (*self.context.raw).async_fd }
     }
 
@@ -297,8 +297,8 @@ impl Device for VerbsDevice {
         // SAFETY: the call succeeded and wrote it.
         let mut event = unsafe { event.assume_init() };
         let copy = describe(&event);
-        // SAFETY: the event was received and is acknowledged once. Its objects wait for that before
-        // they are destroyed.
+        // SAFETY: the event was received and is acknowledged once. Destroying its objects waits for
+        // the acknowledgement.
         unsafe { (self.api.ibv_ack_async_event)(&mut event) };
         Ok(Some(copy))
     }
@@ -308,7 +308,7 @@ impl Device for VerbsDevice {
     }
 }
 
-/// What an event says, without a pointer of it.
+/// Converts an event to a value without pointers.
 fn describe(event: &ibv_async_event) -> AsyncEvent {
     // SAFETY: the type of the event says which member is set (`ibv_get_async_event(3)`). The object
     // is not destroyed before the event is acknowledged.
@@ -414,7 +414,7 @@ fn claims_to_invalidate(sys: &Path) -> bool {
     driver.is_ok_and(|driver| driver.ends_with("bnxt_en") || driver.ends_with("bnxt_re"))
 }
 
-/// The drivers that have no hardware describe themselves so.
+/// Drivers without hardware use these node descriptions.
 fn is_software(node_desc: &str) -> bool {
     matches!(node_desc.trim(), "rxe" | "Software iWARP stack")
 }
@@ -430,14 +430,14 @@ fn query_port(api: &Api, context: *mut ibv_context, port: u8) -> Result<ibv_port
     Ok(unsafe { attr.assume_init() })
 }
 
-/// A fixed field of text, to its end or to the first zero.
+/// The text of a fixed-size field, up to its end or the first zero.
 fn text(field: &[c_char]) -> String {
     let bytes: Vec<u8> = field.iter().map(|&c| c as u8).chain([0]).collect();
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     text.to_string_lossy().trim().to_owned()
 }
 
-/// A pointer that the library returned, or why it is null.
+/// Returns the pointer of a library call, or the error if it is null.
 pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
     if raw.is_null() {
         Err(failed(call))
@@ -450,8 +450,8 @@ pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
 mod tests {
     use super::*;
 
-    /// Goal: the driver decides, whatever the device's name; a device without a bus driver
-    /// (software) is believed.
+    /// Goal: the driver decides, not the device's name. A device without a bus driver (software) is
+    /// trusted.
     #[test]
     fn send_with_invalidate_depends_on_the_driver() {
         let dir = tempfile::tempdir().unwrap();
