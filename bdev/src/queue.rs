@@ -1,4 +1,4 @@
-//! The one shape of everything that does I/O: a per-core queue.
+//! The trait of everything that does I/O: a per-core queue.
 
 use std::os::fd::RawFd;
 
@@ -14,12 +14,12 @@ pub struct Busy;
 
 /// One core's access to a device. Never blocks, never allocates in steady state.
 ///
-/// Dropping a queue gives up I/O in flight. The buffers return to their pool once the device and
-/// the kernel are done with them, and no completion follows.
+/// Dropping a queue abandons its I/O in flight. The buffers return to their pool once the device
+/// and the kernel are done with them, and no completion follows.
 pub trait Queue {
-    /// Takes the I/O, or hands it back untouched. A taken I/O completes exactly once through
-    /// [`Queue::poll`], whatever happens to the device. A read may come back in other buffers than
-    /// its own, of the same sizes and of the pool that the queue was opened with.
+    /// Accepts the I/O, or hands it back unchanged. An accepted I/O completes exactly once through
+    /// [`Queue::poll`], whatever happens to the device. A read may complete with other buffers than
+    /// its own: they have the same sizes and belong to the pool that the queue was opened with.
     // The error carries the I/O back by value: boxing it would allocate on the data path.
     #[allow(clippy::result_large_err)]
     fn submit(&mut self, io: Io) -> Result<(), (Busy, Io)>;
@@ -29,37 +29,37 @@ pub trait Queue {
     fn poll(&mut self, now: Nanos, done: &mut Done) -> usize;
 
     /// Executes the I/O synchronously and leaves nothing for [`Queue::poll`] to collect; its
-    /// buffers stay in `io`. Some accounts are kept once per turn, so a poll must follow, as after
-    /// a submission. `None`: the I/O was not begun; submit it. `lent` is set as
-    /// [`Completion::lent`] would be, and is valid only with a status: as a parameter it is not
-    /// moved by each layer. Try this on devices that finish an I/O at its submission
-    /// ([`crate::Limits::at_once`]): it halves the cost for them and their callers.
+    /// buffers stay in `io`. Returns `None` without side effects if the device cannot: submit the
+    /// I/O then. Poll the queue in the same turn, as after a submission, because some statistics
+    /// update once per turn. `lent` is set like [`Completion::lent`] and valid only with a status;
+    /// as a parameter it is not moved by each layer. Use this for devices that finish an I/O at its
+    /// submission ([`crate::Limits::at_once`]): it halves the cost for them and their callers.
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         let _ = (io, lent);
         None
     }
 
-    /// Tries to end an I/O early. If it can, the I/O completes with `Status::Aborted` through
-    /// `poll`; otherwise it completes as if nothing was asked. `false`: no such I/O, or too late.
+    /// Tries to end an I/O early. On success the I/O completes with `Status::Aborted` through
+    /// `poll`; otherwise it completes normally. Returns false when the I/O is unknown or can no
+    /// longer be aborted.
     fn abort(&mut self, token: Token) -> bool;
 
-    /// I/Os taken and not yet completed.
+    /// Number of I/Os accepted and not yet completed.
     fn inflight(&self) -> usize;
 
     /// True when `poll` has no work: no I/O in flight and no cleanup pending after a device change.
-    /// A caller that polls only queues with I/O in flight checks the other queues now and then, and
-    /// before it sleeps.
+    /// Callers that skip idle queues must check this periodically and before sleeping.
     fn is_settled(&self) -> bool {
         self.inflight() == 0
     }
 
-    /// Takes a request about the device's reservations; `poll` returns its result. Hands it back if
-    /// the device has no reservations, or while another request is in flight.
+    /// Accepts a request about the device's reservations; `poll` returns its result. Hands the
+    /// request back if the device has no reservations, or while another request is in flight.
     fn reserve(&mut self, request: Reserve) -> Result<(), Reserve> {
         Err(request)
     }
 
-    /// The reactor would like to sleep; see [`nacre_reactor::Poller::arm`].
+    /// Prepares for the reactor's sleep; see [`nacre_reactor::Poller::arm`].
     fn arm(&mut self, now: Nanos) -> Idle {
         let _ = now;
         if self.inflight() == 0 {
@@ -71,13 +71,14 @@ pub trait Queue {
 
     fn disarm(&mut self) {}
 
-    /// A descriptor that turns readable when `poll` would find a completion, if the device has one.
+    /// A descriptor that becomes readable when `poll` would find a completion, if the device has
+    /// one.
     fn wake_fd(&self) -> Option<RawFd> {
         None
     }
 }
 
-/// Where completions are collected: a list with a bound, made once and reused every turn.
+/// A bounded list of completions, allocated once and reused every turn.
 pub struct Done {
     items: Vec<Completion>,
 }
@@ -95,7 +96,7 @@ impl Done {
     }
 
     /// # Panics
-    /// When there is no room: ask [`Done::has_room`] first.
+    /// When the list is full: check [`Done::has_room`] first.
     #[inline]
     pub fn push(&mut self, completion: Completion) {
         assert!(self.has_room(), "completion list overrun");
@@ -112,12 +113,12 @@ impl Done {
         self.items.is_empty()
     }
 
-    /// Moves from the front of a list as many items as there is room for. Returns their number.
+    /// Moves items from the front of `list` while there is room. Returns their number.
     #[inline]
     pub fn take_from(&mut self, list: &mut Vec<Completion>) -> usize {
         let count = list.len().min(self.room());
         if count == list.len() {
-            // Nearly always: in one piece.
+            // The usual case: the whole list fits.
             self.items.append(list);
         } else {
             self.items.extend(list.drain(..count));
@@ -125,21 +126,21 @@ impl Done {
         count
     }
 
-    /// Free places.
+    /// Number of free entries.
     pub fn room(&self) -> usize {
         self.items.capacity() - self.items.len()
     }
 
-    /// The completion at `index`: a layer that had the queue below it write straight into its
-    /// caller's list translates tokens in place.
+    /// The completion at `index`. A layer whose lower queue writes directly into the caller's list
+    /// translates tokens in place.
     pub fn get_mut(&mut self, index: usize) -> Option<&mut Completion> {
         self.items.get_mut(index)
     }
 
-    /// Takes the completion at `index` out; the last one moves to its place.
+    /// Removes the completion at `index`; the last one moves to its position.
     ///
     /// # Panics
-    /// When there is none.
+    /// When `index` is out of range.
     pub fn swap_remove(&mut self, index: usize) -> Completion {
         self.items.swap_remove(index)
     }
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
     use crate::io::{Op, Status};
 
-    /// Items without room stay, in order.
+    /// Items that do not fit stay in the list, in order.
     #[test]
     fn accepts_as_many_as_fit() {
         let ended = |token| Io::new(token, Op::Flush, 0, 0).complete(Status::Ok);

@@ -1,7 +1,8 @@
 //! A reactor without a thread and without real time, stepped by a test.
 //!
-//! The same turn, mailbox, futures, timers and sleep handshake as a real one; only the loop around
-//! it is the test's. Several may be stepped on one thread, for example a host's and a target's.
+//! The turn, mailbox, futures, timers and sleep handshake are those of a real reactor. Only the
+//! loop around them belongs to the test. One thread can step several cores, for example a host's
+//! and a target's.
 
 use std::ops::Deref;
 use std::pin::pin;
@@ -18,7 +19,7 @@ use crate::core::Shared;
 use crate::core::{Core, CoreHandle};
 use crate::turn::Rest;
 
-/// Turns that [`TestCore::run_until_idle`] takes before it says that there is no end to it.
+/// Turns after which [`TestCore::run_until_idle`] panics.
 const MAX_TURNS: usize = 1_000_000;
 
 pub struct TestCore {
@@ -26,12 +27,12 @@ pub struct TestCore {
     clock: VirtualClock,
 }
 
-/// How an attempt to sleep went.
+/// Result of an attempt to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slept {
-    /// There was work, or a poller is busy.
+    /// The core has work, or a poller is busy.
     Refused,
-    /// It would have slept until this moment, or until something wakes it.
+    /// A real core would sleep until this moment, or until a wake-up.
     Until(Option<Nanos>),
 }
 
@@ -41,10 +42,10 @@ impl TestCore {
         TestCore::with_clock(ReactorConfig::default(), VirtualClock::new())
     }
 
-    /// Makes a core on the given clock, which several cores can share.
+    /// Creates a core on `clock`, which several cores can share.
     ///
     /// # Panics
-    /// When there is no descriptor left for an eventfd or an epoll.
+    /// When the process has no free descriptor for an eventfd or an epoll.
     pub fn with_clock(config: ReactorConfig, clock: VirtualClock) -> TestCore {
         let shared = Shared::new(config, clock.clock()).expect("eventfd for a test core");
         let core = Core::new(Arc::new(shared)).expect("epoll for a test core");
@@ -59,15 +60,15 @@ impl TestCore {
         &self.clock
     }
 
-    /// One turn. Says whether it found work.
+    /// Runs one turn. Returns true if it found work.
     pub fn turn(&mut self) -> bool {
         self.entered(Core::turn)
     }
 
-    /// Turns until one finds nothing to do. Says how many found something.
+    /// Runs turns until one finds no work. Returns the number of turns with work.
     ///
     /// # Panics
-    /// When there is no end to it.
+    /// When `MAX_TURNS` turns in a row found work.
     pub fn run_until_idle(&mut self) -> usize {
         for turns in 0..MAX_TURNS {
             if !self.turn() {
@@ -75,18 +76,18 @@ impl TestCore {
             }
         }
         panic!(
-            "still work after {MAX_TURNS} turns at {:?}",
+            "each of {MAX_TURNS} turns found work, at {:?}",
             self.clock.now()
         );
     }
 
-    /// Lets time pass from timer to timer, running everything that comes due at its moment.
+    /// Advances the clock from timer to timer, and runs everything due at each step.
     pub fn advance(&mut self, by: Duration) {
         let end = self.clock.now() + by;
         self.run_until_idle();
         let step = (by / 1000).max(Duration::from_micros(1));
         while let Some(next) = self.next_wake(step).filter(|&next| next <= end) {
-            // A poller that asks for a moment already passed is polled at the next nanosecond.
+            // A poller whose wake-up time has passed is polled one nanosecond later.
             self.clock.set(
                 next.max(self.clock.now() + Duration::from_nanos(1))
                     .min(end),
@@ -100,10 +101,10 @@ impl TestCore {
         self.run_until_idle();
     }
 
-    /// Runs a future to its end, letting time pass when only time can help.
+    /// Runs a future to completion. Advances the clock when no turn has work.
     ///
     /// # Panics
-    /// When nothing is left that could ever wake it.
+    /// When the future is pending and no timer or poller can wake it.
     pub fn block_on<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
         let woken = Arc::new(Flag(AtomicBool::new(true)));
@@ -123,13 +124,13 @@ impl TestCore {
                 Some(next) => self
                     .clock
                     .set(next.max(self.clock.now() + Duration::from_nanos(1))),
-                None => panic!("future waits for nothing that could happen"),
+                None => panic!("no timer or poller can wake the pending future"),
             }
         }
     }
 
-    /// Arms all pollers, announces, polls once more, and returns what a real reactor would do next.
-    /// The core is awake again afterwards.
+    /// Arms all pollers, announces the sleep, polls once more, and returns what a real reactor
+    /// would do next. The core is awake again afterwards.
     pub fn try_sleep(&mut self) -> Slept {
         self.entered(|core| match core.prepare_to_sleep() {
             Rest::No => Slept::Refused,
@@ -140,8 +141,8 @@ impl TestCore {
         })
     }
 
-    /// Sleeps like [`TestCore::try_sleep`], but really looks at the wake sources, for at most
-    /// `limit` of real time. True if one of them was ready.
+    /// Like [`TestCore::try_sleep`], but waits on the real wake descriptors for at most `limit` of
+    /// real time. Returns true if one of them was ready.
     ///
     /// # Panics
     /// When the epoll fails.
@@ -157,8 +158,8 @@ impl TestCore {
         })
     }
 
-    /// The next timer, or the earliest moment that a poller asks for. While a poller is busy, one
-    /// `step` from now, because only polling shows whether it has work.
+    /// The next timer, or the earliest wake-up time of a poller. While a poller is busy, one `step`
+    /// from now, because only polling shows whether it has work.
     fn next_wake(&mut self, step: Duration) -> Option<Nanos> {
         match self.try_sleep() {
             Slept::Until(until) => until,

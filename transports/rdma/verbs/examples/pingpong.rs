@@ -1,5 +1,5 @@
-//! Both ends of RDMA connections in one process, over a real device: does this machine's RDMA work,
-//! byte for byte?
+//! Both ends of RDMA connections in one process, over a real device. Checks whether RDMA works on
+//! this machine, byte for byte.
 //!
 //! ```text
 //! modprobe rdma_rxe; ip link add dummy0 type dummy
@@ -23,7 +23,7 @@ use nacre_transport_rdma_verbs::*;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// How long anything may take; soft-RoCE in an emulated machine is slow.
+/// Time limit for each step; soft-RoCE in an emulated machine is slow.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> Outcome<()> {
@@ -126,7 +126,7 @@ impl End {
         }
     }
 
-    /// The next completions, slept for: armed, polled again, waited for.
+    /// Waits for `count` completions: arms the queue, polls again, sleeps.
     fn completions(&self, count: usize) -> Outcome<Vec<WorkCompletion>> {
         let mut all = Vec::new();
         let start = Instant::now();
@@ -156,7 +156,7 @@ impl End {
     }
 }
 
-/// A queue pair with its memory: buffers live as long as it does, or longer.
+/// A queue pair and its buffers, which live at least as long as the queue pair.
 struct Side<'a> {
     end: &'a End,
     id: CmId,
@@ -185,8 +185,8 @@ impl Side<'_> {
         Ok(self.kept.len() - 1)
     }
 
-    /// Posts a chain over all of `bufs`, in order; each operation takes its number of buffers. The
-    /// last operation is signaled.
+    /// Posts a chain of operations over all of `bufs`, in order; each operation uses its number of
+    /// buffers. The last operation is signaled.
     fn post(&mut self, ops: &[(SendOp, u32)], bufs: Vec<Buf>, inline: bool) -> Outcome<()> {
         let sges: Vec<Sge> = bufs.iter().map(|buf| self.end.sge(buf)).collect();
         let mut first_sge = 0;
@@ -210,7 +210,7 @@ impl Side<'_> {
     }
 }
 
-/// Both connection managers; events of one device's both ends.
+/// Both connection managers. They receive the events of both ends of one device.
 struct Managers {
     target: Box<dyn ConnectionManager>,
     host: Box<dyn ConnectionManager>,
@@ -238,7 +238,7 @@ impl Managers {
         })
     }
 
-    /// An address and a route from the host's side.
+    /// Resolves address and route on the host's side.
     fn route(&mut self, port: u16) -> Outcome<CmId> {
         let to = SocketAddr::new(self.listening.address.ip(), port);
         let options = CmOptions {
@@ -293,7 +293,7 @@ impl Managers {
             "private data of the request",
         )?;
         let depths = (params.responder_resources, params.initiator_depth);
-        // As this side must pass them on: the host's answer is the limit for requests to it.
+        // The depths as the target must pass them on: the host's answer limits requests to it.
         check(depths == (0, 4), "the READ depths of the request")?;
         let qp = self.target.create_qp(event.id, init(target))?;
         println!("target: queue pair {} {:?}", qp.number(), qp.caps());
@@ -364,7 +364,7 @@ fn basics(provider: &VerbsProvider, address: IpAddr) -> Outcome<()> {
     managers.host.destroy(h.id);
     drop(h);
 
-    // The host disconnects in order; posted requests flush.
+    // The host disconnects cleanly; posted requests flush.
     let (t, mut h) = managers.connect(&target, &host)?;
     h.receive(5, 64)?;
     managers.host.disconnect(h.id)?;
@@ -380,7 +380,7 @@ fn basics(provider: &VerbsProvider, address: IpAddr) -> Outcome<()> {
     managers.host.destroy(h.id);
     drop((t, h));
 
-    // An id that is destroyed under its queue pair ends the connection too.
+    // Destroying an id while its queue pair exists ends the connection too.
     let (t, h) = managers.connect(&target, &host)?;
     managers.target.destroy(t.id);
     disconnected(
@@ -400,7 +400,7 @@ fn basics(provider: &VerbsProvider, address: IpAddr) -> Outcome<()> {
     target.arena.unregister(target.slot);
     check(
         target.domain.registrations().regions == 0,
-        "nothing is registered any more",
+        "no memory is registered at the end",
     )?;
     check(
         target.domain.registrations().registered_total == 1,
@@ -425,12 +425,15 @@ fn messages(t: &mut Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
             ok && received.opcode == WcOpcode::Recv && received.wr_id == 100,
             "a SEND arrives",
         )?;
-        check(received.qp == t.qp.number(), "it names its queue pair")?;
+        check(
+            received.qp == t.qp.number(),
+            "the completion names its queue pair",
+        )?;
         check(
             matches(&mut t.kept[at], len, |i| i as u8 ^ 0x5a),
-            "with its bytes",
+            "the received bytes",
         )?;
-        check(h.end.one("sent")?.status.is_success(), "and is done")?;
+        check(h.end.one("sent")?.status.is_success(), "the SEND succeeded")?;
     }
     Ok(())
 }
@@ -495,7 +498,8 @@ fn one_sided(t: &mut Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
     Ok(())
 }
 
-/// A WRITE with a key that the peer never gave: its own error, then the end of that queue pair.
+/// A WRITE with a key that the peer never announced: it fails with its own error, and the queue
+/// pair ends.
 fn access_error(mut t: Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
     let memory = h.end.buf(64, |_| 0);
     let write = SendOp::Write {
@@ -520,7 +524,7 @@ fn access_error(mut t: Side<'_>, h: &mut Side<'_>) -> Outcome<()> {
     let done = t.end.one("SEND after the error")?;
     check(
         done.status == WcStatus::WorkRequestFlushed,
-        "and the queue pair flushes",
+        "the queue pair flushes",
     )?;
     t.qp.set_error()?;
     h.qp.set_error()?;
@@ -612,14 +616,14 @@ fn removal(provider: &VerbsProvider, address: IpAddr, link: &str) -> Outcome<()>
     while !deleting.is_finished() {
         check(
             start.elapsed() < PATIENCE,
-            "the device can be deleted when its last user lets go",
+            "the device is deleted after its last user releases it",
         )?;
         std::thread::sleep(Duration::from_millis(20));
     }
     deleting.join().map_err(|_| "a thread panicked")??;
     check(
         provider.devices()?.iter().all(|d| d.id() != before),
-        "it is listed no more",
+        "the device is no longer listed",
     )?;
     println!("PASS remove");
     Ok(())
@@ -636,7 +640,7 @@ fn next(manager: &mut dyn ConnectionManager) -> Outcome<CmEvent> {
     }
 }
 
-/// Without its fields.
+/// The variant's name, without its fields.
 fn name(kind: &CmEventKind) -> String {
     let text = format!("{kind:?}");
     text.split(' ').next().unwrap_or_default().to_owned()
@@ -653,14 +657,14 @@ fn disconnected(manager: &mut dyn ConnectionManager, id: CmId, who: &str) -> Out
 
 fn wait(fd: i32, start: Instant) -> Outcome<()> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    // SAFETY: the object that the descriptor is of is alive in the caller.
+    // SAFETY: the caller keeps the owner of the descriptor alive.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     let timeout = Timespec {
         tv_sec: 1,
         tv_nsec: 0,
     };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout))?;
-    check(start.elapsed() < PATIENCE, "something happens in time")
+    check(start.elapsed() < PATIENCE, "the wait ends in time")
 }
 
 fn matches(buf: &mut Buf, len: usize, fill: impl Fn(usize) -> u8) -> bool {

@@ -1,4 +1,4 @@
-//! The failures of one command, and their results above.
+//! Failures of single commands, and their results in the layers above.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use nacre_nvmf_wire::opcode::io;
 
 use super::rig::Rig;
 
-/// Goal: each status of the drive maps to the bdev status of the same meaning; with Do Not Retry it
+/// Goal: each NVMe status maps to the bdev status of the same meaning. A status with Do Not Retry
 /// is not retried.
 #[test]
 fn statuses() {
@@ -50,7 +50,7 @@ fn statuses() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a command that the drive asks to repeat is repeated, up to the limit.
+/// Goal: a command with a retryable status is sent again, up to the limit.
 #[test]
 fn retries() {
     let mut rig = Rig::new(Config::default());
@@ -75,7 +75,7 @@ fn retries() {
     rig.end(&controller, queue);
 }
 
-/// Goal: every operation has its effect on the medium, FUA and flush included, and compare finds
+/// Goal: every operation, FUA and flush included, has its effect on the medium, and compare finds
 /// differences.
 #[test]
 fn operations() {
@@ -112,7 +112,7 @@ fn operations() {
     rig.end(&controller, queue);
 }
 
-/// Goal: buffers at any place in memory, in as many parts as there may be, are found by the drive.
+/// Goal: the drive reaches buffers at any address, in up to the maximum number of parts.
 #[test]
 fn scattered_data() {
     for (sgl, sgls) in [(true, 1), (false, 1), (true, 2), (true, 0)] {
@@ -182,8 +182,8 @@ fn scattered_data() {
     }
 }
 
-/// Goal: a read that needs a copy, into a shared buffer, is refused before the drive is asked; it
-/// succeeds when the buffer is no longer shared.
+/// Goal: a read into a shared buffer that would need a copy is refused before a command is sent. It
+/// succeeds once the buffer is no longer shared.
 #[test]
 fn a_read_into_shared_memory() {
     let mut rig = Rig::new(Config {
@@ -196,7 +196,7 @@ fn a_read_into_shared_memory() {
     let buf = rig.buf(4096, 1);
     let shared = buf.clone();
     let before = rig.drive.stats().io[usize::from(io::READ)];
-    // Aligned to nothing.
+    // An address without any alignment.
     let read = rig.io(Op::Read, 0, 2).with(buf.slice(6, 1024));
     drop(buf);
     let completion = rig.run(&mut *queue, read);
@@ -213,7 +213,7 @@ fn a_read_into_shared_memory() {
     rig.end(&controller, queue);
 }
 
-/// Goal: completions out of order reach their owners.
+/// Goal: completions out of order end the right I/O.
 #[test]
 fn out_of_order() {
     let mut rig = Rig::new(Config {
@@ -240,7 +240,7 @@ fn out_of_order() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a lost interrupt delays, no more: with a queue that sleeps, the I/O still ends.
+/// Goal: a lost interrupt only delays I/O: on a queue that sleeps, the I/O still completes.
 #[test]
 fn lost_and_spurious_interrupts() {
     let mut rig = Rig::new(Config {
@@ -257,13 +257,13 @@ fn lost_and_spurious_interrupts() {
     rig.drive.inject(lose);
     let read = rig.read(0, 1);
     let token = rig.submit(&mut *queue, read);
-    // As a reactor that sleeps as soon as it may: polled when the queue's descriptor is readable,
-    // or at its deadline.
+    // Like a reactor that sleeps as soon as possible: polls when the queue's descriptor is
+    // readable, or at its deadline.
     let mut polls = 0;
     let began = rig.core.now();
     while !rig.ended.contains_key(&token) {
         polls += 1;
-        assert!(polls < 1000, "it does not complete");
+        assert!(polls < 1000, "the I/O does not complete");
         rig.turn(&mut *queue);
         let now = rig.core.now();
         match queue.arm(now) {
@@ -273,7 +273,10 @@ fn lost_and_spurious_interrupts() {
                     .advance((at.since(now)).max(Duration::from_nanos(1)));
             }
             nacre_reactor::Idle::Quiet => {
-                assert!(rig.ended.contains_key(&token), "it would sleep forever")
+                assert!(
+                    rig.ended.contains_key(&token),
+                    "the queue has no deadline and its I/O is pending"
+                )
             }
         }
         queue.disarm();
@@ -290,8 +293,8 @@ fn lost_and_spurious_interrupts() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a drive that lies (an identifier that is not in flight, the same completion twice, a
-/// completion of the wrong phase) is counted and reset, and every I/O ends exactly once, correctly.
+/// Goal: an invalid completion (an unused identifier, the same completion twice, the wrong phase)
+/// is counted and resets the drive. Every I/O still completes exactly once, with the right result.
 #[test]
 fn invalid_completions_reset_the_drive() {
     for action in [
@@ -330,8 +333,8 @@ fn invalid_completions_reset_the_drive() {
     }
 }
 
-/// Goal: fields of a completion that the driver does not need (the queue's identifier and its head)
-/// may be wrong, without any harm.
+/// Goal: wrong values in completion fields that the driver does not need (SQID and SQHD) have no
+/// effect.
 #[test]
 fn wrong_sqid_and_sqhd_are_ignored() {
     let mut rig = Rig::new(Config {
@@ -346,7 +349,7 @@ fn wrong_sqid_and_sqhd_are_ignored() {
         Action::WrongHead(0xfff0),
     ] {
         rig.drive.inject(Rule::always(Target::Io, action));
-        // Several times around the queue.
+        // The queue wraps several times.
         for round in 0..8u8 {
             for lba in 0..7 {
                 let write = rig.write(lba, 1, round);
@@ -370,8 +373,8 @@ fn wrong_sqid_and_sqhd_are_ignored() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a status is reported although the drive executed the command. If it asks for a repetition,
-/// repeatable operations are repeated and others are not.
+/// Goal: an error status is reported although the drive executed the command. If the status permits
+/// a retry, idempotent operations are retried and others are not.
 #[test]
 fn done_and_yet_an_error() {
     let mut rig = Rig::new(Config::default());
@@ -394,7 +397,8 @@ fn done_and_yet_an_error() {
     assert_eq!(rig.values(&mut *queue, 10, 4), [0, 8, 8, 0]);
     assert_eq!(controller.status().resubmitted, 3);
 
-    // A second comparison would meet the first one's data: the host is not asked to retry.
+    // A retried compare-and-write would compare with its own data, so the host gets a status that
+    // requests no retry.
     let before = rig.drive.stats().fused;
     rig.drive.inject(Rule::next(write_op, again));
     let (old, new) = (rig.buf(512, 8), rig.buf(512, 9));
@@ -406,8 +410,8 @@ fn done_and_yet_an_error() {
     rig.end(&controller, queue);
 }
 
-/// Goal: an abandoned I/O ends as aborted, or normally. A queue that is dropped with I/O in flight
-/// keeps its buffers until the drive is done with them.
+/// Goal: an aborted I/O completes as aborted, or normally. A queue that is dropped with I/O in
+/// flight keeps its buffers until the drive is done with them.
 #[test]
 fn aborted_by_the_owner() {
     let mut rig = Rig::new(Config::default());
@@ -441,7 +445,8 @@ fn aborted_by_the_owner() {
     rig.end(&controller, queue);
 }
 
-/// Goal: more than fits is refused, and goes on when there is room; nothing is lost.
+/// Goal: I/O beyond the queue's capacity is handed back and succeeds once there is room; no I/O is
+/// lost.
 #[test]
 fn back_pressure() {
     let mut rig = Rig::new(Config {
@@ -461,7 +466,7 @@ fn back_pressure() {
                 break taken;
             }
             taken += 1;
-            assert!(taken < 1000, "a bound is a bound");
+            assert!(taken < 1000, "the queue has no bound");
         }
     };
     let first_taken = fill(&mut rig, &mut *queue);
@@ -476,8 +481,8 @@ fn back_pressure() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a drive that misses shadow doorbells costs some milliseconds, also while the reactor
-/// sleeps. No I/O times out, and a drive that misses none is not notified twice.
+/// Goal: a drive that misses shadow doorbells delays I/O by some milliseconds, also while the
+/// reactor sleeps. No I/O times out. A drive that misses none gets no extra doorbell write.
 #[test]
 fn missed_shadow_doorbells() {
     let mut rig = Rig::new(Config {
@@ -511,7 +516,7 @@ fn missed_shadow_doorbells() {
                 queue.disarm();
                 rig.core.advance(nap.max(Duration::from_micros(1)));
             }
-            // It falls asleep again.
+            // Idle long enough that the drive stops polling its shadow doorbells.
             rig.pass(&mut *queue, Duration::from_millis(30));
         }
         let nudges = controller.status().nudges - before;
@@ -521,7 +526,7 @@ fn missed_shadow_doorbells() {
     let status = controller.status();
     assert_eq!((status.timeouts, status.resets, status.aborts), (0, 0, 0));
     rig.drive.lose_shadow_doorbells(false);
-    // A drive that takes its time is asked again, and there is no harm in that.
+    // A slow drive gets an extra doorbell write, which has no effect.
     let before = controller.status().nudges;
     rig.drive.inject(Rule::next(
         Target::Io,

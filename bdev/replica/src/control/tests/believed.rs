@@ -1,4 +1,4 @@
-//! Which replicas are trusted, and the operator's choices instead.
+//! Which replicas are trusted after an opening, and how operators override that.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ fn why(world: &World, replica: usize) -> String {
     status.replicas[replica].why.clone().unwrap_or_default()
 }
 
-/// A volume of two replicas, with hosts that wait long, in its second life; and a backup of the
-/// first replica's label from its first.
+/// A volume of two replicas, opened twice, whose hosts wait long; and a backup of the first
+/// replica's label from the first opening.
 fn with_backup() -> (World, Vec<Buf>) {
     let mut world = World::with(2);
     let settings = Box::new(Settings {
@@ -30,9 +30,9 @@ fn with_backup() -> (World, Vec<Buf>) {
     (world, backup)
 }
 
-/// The last replica that is in sync comes back with an old label: its device was restored from a
-/// backup, say. It is not read, and it keeps its state: if it had to be filled, from no source, no
-/// replica would ever be in sync again.
+/// The last in-sync replica returns with an old label, as after a restore of its device from a
+/// backup. It is not read and keeps its state. If it were set to filling, it would have no source,
+/// and no replica could ever be in sync again.
 #[test]
 fn the_last_in_sync_replica_is_never_filled() {
     let (mut world, backup) = with_backup();
@@ -47,7 +47,7 @@ fn the_last_in_sync_replica_is_never_filled() {
     world.shelf.bring("d0");
     world.until(|world| why(world, 0).contains("its label is of epoch 1"));
     for at in 0..20 {
-        // Whatever else is there.
+        // Attaching d1 does not change this.
         if at == 10 {
             world.shelf.bring("d1");
         }
@@ -57,7 +57,7 @@ fn the_last_in_sync_replica_is_never_filled() {
     }
     assert!(world.ended(waits).is_none());
     assert!(why(&world, 0).contains("Bring back the device"));
-    // The right one is found by itself.
+    // The right device is detected without a command.
     world.put_back("d0", &newest);
     assert!(world.wait(waits).status.is_ok());
     world.until_healthy();
@@ -65,7 +65,8 @@ fn the_last_in_sync_replica_is_never_filled() {
     assert_eq!(world.read(0), 4);
 }
 
-/// Without a label it is trusted as little, at opening too; the error says what its device is.
+/// A replica without a label is not trusted either, also when the volume is opened; the error says
+/// which device it is.
 #[test]
 fn the_last_in_sync_replica_without_a_label() {
     let mut world = World::empty(1);
@@ -94,8 +95,8 @@ fn the_last_in_sync_replica_without_a_label() {
     world.until_healthy();
 }
 
-/// An operator continues from an incomplete replica. That is only a decision in the store: a label
-/// written for it could arrive long after another decision, and roll back the writes of a later
+/// An operator continues from an incomplete replica. This changes only the store: a label written
+/// for this decision could arrive long after another decision, and roll back the writes of a later
 /// holder.
 #[test]
 fn a_forced_replica_is_not_written_to() {
@@ -121,7 +122,7 @@ fn a_forced_replica_is_not_written_to() {
             .zip(&before)
             .all(|(now, then)| now[..] == then[..])
     };
-    // A decision that comes too late.
+    // A decision based on an outdated record.
     let record = world.record();
     world
         .store
@@ -135,7 +136,7 @@ fn a_forced_replica_is_not_written_to() {
     assert_eq!(refused.to_string(), conflict.to_string());
     assert!(same(&world));
     assert_eq!(world.record().replicas, record.replicas);
-    // Without the name it is none.
+    // Without the volume's name the command is refused.
     let refused = world.force_in_sync("d1", "").unwrap_err();
     assert!(matches!(refused, VolumeError::LastCopy { .. }));
 
@@ -143,9 +144,13 @@ fn a_forced_replica_is_not_written_to() {
     assert!(same(&world), "the device was written to");
     assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
     world.open().unwrap();
-    assert_eq!(world.read(REGION), 0, "it missed that");
+    assert_eq!(
+        world.read(REGION),
+        0,
+        "the forced replica missed this write"
+    );
     world.write(0, 8, 4);
-    // It is labelled like any other from now on: an older life of it is not believed.
+    // The replica has a new label from now on: an older copy of its device is not trusted.
     world.crash();
     world.put_back("d1", &before);
     let refused = world.open().unwrap_err();
@@ -159,8 +164,8 @@ fn a_forced_replica_is_not_written_to() {
     assert_eq!((world.read(0), world.read(REGION)), (4, 0));
 }
 
-/// Another holder opened the volume after the operator had looked: writes acknowledged since are
-/// not given up for the earlier state.
+/// Another holder opened the volume after the operator had read its record: writes acknowledged
+/// since are not discarded for the earlier state.
 #[test]
 fn a_choice_made_before_opening_is_refused() {
     let mut world = World::with(2);
@@ -183,14 +188,15 @@ fn a_choice_made_before_opening_is_refused() {
     assert_eq!((world.read(0), world.read(8)), (2, 3));
 }
 
-/// Another holder opens the volume at the same time: its opening wins, and its writes count.
+/// Another holder opens the volume at the same time: its opening wins, and its writes are kept.
 #[test]
 fn a_forced_replica_in_an_open_volume() {
     let mut world = World::with(2);
     world.write(0, 8, 1);
     world.shelf.forget_claims();
     world.force_in_sync("d1", "vol").unwrap();
-    // Its next decision finds the other one, and nothing is acknowledged after it.
+    // The holder's next decision conflicts with the forced one, and it acknowledges nothing
+    // afterwards.
     let settings = Box::new(Settings::default());
     let refused = world.run(Command::Set { settings }).unwrap_err();
     assert!(matches!(
@@ -214,7 +220,7 @@ fn thaw(replica: &str, force: Option<&str>) -> Command {
 }
 
 /// A frozen volume continues, without being closed, from the replica that an operator names, whose
-/// label is too old to be trusted. From then on its new label counts, and the old one does not.
+/// label is too old to be trusted. From then on its new label is trusted and the old one is not.
 #[test]
 fn a_frozen_volume_continues_from_a_forced_replica() {
     let (mut world, backup) = with_backup();
@@ -222,7 +228,7 @@ fn a_frozen_volume_continues_from_a_forced_replica() {
     let refused = world.run(thaw("d0", Some("vol"))).unwrap_err();
     assert!(
         matches!(&refused, VolumeError::Invalid { what: "replica", why } if why.contains("in sync")),
-        "it serves: {refused}"
+        "the volume serves already: {refused}"
     );
     world.shelf.take("d1");
     world.write(0, 8, 3);
@@ -240,7 +246,10 @@ fn a_frozen_volume_continues_from_a_forced_replica() {
     }
     let unknown = world.run(thaw("d7", Some("vol"))).unwrap_err();
     assert!(matches!(unknown, VolumeError::NoReplica { .. }));
-    assert!(world.ended(waits).is_none(), "nothing was decided");
+    assert!(
+        world.ended(waits).is_none(),
+        "a refused command changes nothing"
+    );
     let epoch = world.record().epoch;
 
     world.run(thaw("d0", Some("vol"))).unwrap();
@@ -253,7 +262,7 @@ fn a_frozen_volume_continues_from_a_forced_replica() {
         ReplicaState::Filling { watermark: 0, .. }
     ));
     world.write(0, 8, 5);
-    // The backup is as little believed as any.
+    // A device with the backup is not trusted either.
     world.crash();
     world.put_back("d0", &backup);
     let refused = world.open().unwrap_err();
@@ -270,7 +279,7 @@ fn a_frozen_volume_continues_from_a_forced_replica() {
     assert_eq!(world.read(0), 5);
 }
 
-/// The process dies after the choice was made and before the label was written: the choice stands.
+/// The process dies after the choice is stored and before the label is written: the choice stands.
 #[test]
 fn a_choice_survives_a_crash() {
     let (mut world, backup) = with_backup();
@@ -302,8 +311,8 @@ fn a_choice_survives_a_crash() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// An operator can also name a replica that is out, whether absent or present, but not one that was
-/// never in sync.
+/// An operator can also name a replica that is out, absent or present, but not one that was never
+/// in sync.
 #[test]
 fn a_frozen_volume_continues_from_an_out_replica() {
     for away in [true, false] {
@@ -349,9 +358,9 @@ fn a_frozen_volume_continues_from_an_out_replica() {
     }
 }
 
-/// A replica is restored from a backup of the very epoch in which the volume was closed. It has no
+/// A replica is restored from a backup of the epoch in which the volume was closed. It has no
 /// record of the close, and is filled from the other one. If no replica has that record, as after a
-/// crash, the store is trusted as ever.
+/// crash, the store decides.
 #[test]
 fn a_backup_of_the_last_epoch() {
     for (disk, late) in [("d0", false), ("d1", false), ("d1", true)] {
@@ -399,9 +408,8 @@ fn a_backup_of_the_last_epoch() {
     assert_eq!(world.read(0), 1);
 }
 
-/// Two disks have changed places, or their names. Each of them is good, and is not overwritten for
-/// the other one. When they are back in their places they get their missed writes, and nothing
-/// else.
+/// Two disks, or their names, were swapped. Each of them holds good data and is not overwritten
+/// with the other's. When swapped back they get their missed writes and nothing else.
 #[test]
 fn swapped_disks() {
     let mut world = World::with(3);
@@ -434,8 +442,8 @@ fn swapped_disks() {
     assert!(!world.has_event(full));
 }
 
-/// A disk comes back with the label of its earlier replica. It is filled from the start, and its
-/// old label does not remain beside the new one.
+/// A disk returns with the label of its earlier replica. It is filled from the start, and its old
+/// label does not remain beside the new one.
 #[test]
 fn a_label_of_a_former_replica_on_the_same_disk() {
     let mut world = World::with(2);
@@ -461,7 +469,7 @@ fn a_label_of_a_former_replica_on_the_same_disk() {
     world.open().unwrap();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
-    // Nor at the next time.
+    // Another opening trusts the new label, too.
     world.write(REGION, 8, 2);
     world.crash();
     world.open().unwrap();

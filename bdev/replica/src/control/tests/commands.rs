@@ -1,4 +1,4 @@
-//! What operators do.
+//! Commands of operators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn new_volume(name: &str, devices: &[&str], force: bool) -> NewVolume {
     }
 }
 
-/// Devices with data on them are not taken, and bad parameters are named.
+/// Creation refuses devices with data, and names bad parameters.
 #[test]
 fn creation_refuses_used_devices() {
     let mut world = World::empty(3);
@@ -68,7 +68,7 @@ fn creation_refuses_used_devices() {
     assert_eq!(world.read(70), 0, "forgotten");
 }
 
-/// A new replica is filled while hosts write, and the one that it replaces goes.
+/// A new replica is filled while hosts write. Then the replica that it replaces is removed.
 #[test]
 fn a_replica_is_replaced_under_load() {
     let mut world = World::with(2);
@@ -99,13 +99,13 @@ fn a_replica_is_replaced_under_load() {
         }
     )));
     world.until(|world| world.has_event(|e| matches!(e, Happened::ReplicaRemoved { .. })));
-    // Its label is gone: it can be used for something else.
+    // The removed replica's label is gone, so its device can be reused.
     world
         .create_new(new_volume("other", &["d0"], true))
         .unwrap();
 }
 
-/// The last good replica is only given up by typing the volume's name.
+/// Removing the last good replica requires typing the volume's name.
 #[test]
 fn removing_the_last_copy_needs_the_volume_name() {
     let mut world = World::with(2);
@@ -140,7 +140,7 @@ fn removing_the_last_copy_needs_the_volume_name() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// The device of a new replica does not answer: decisions about the others do not wait for it.
+/// The device of a new replica does not answer: decisions about other replicas do not wait for it.
 #[test]
 fn a_new_device_that_hangs() {
     let mut world = World::with(2);
@@ -170,8 +170,7 @@ fn a_new_device_that_hangs() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// The replica that the others are made equal to is removed by force: one of them takes its place
-/// at once.
+/// The source of a reconcile is removed by force: another replica becomes the source at once.
 #[test]
 fn the_resync_source_is_removed() {
     let force = || Some("vol".to_owned());
@@ -210,7 +209,10 @@ fn the_resync_source_is_removed() {
         let is_read = move || shared.view().replicas[0].is_some();
         world.recorded.on(move |event| {
             let changed = matches!(event, Happened::SourceChanged { .. });
-            assert!(!changed || !is_read(), "both are read, and they differ");
+            assert!(
+                !changed || !is_read(),
+                "both replicas are read although they differ"
+            );
         });
         world.run(take()).unwrap();
         assert_eq!(lacked(&world, 1), 0, "{:?}, {disks} disks", take());
@@ -244,8 +246,8 @@ fn the_resync_source_is_removed() {
 }
 
 /// A replica is replaced, and a lane leaves its I/O to be copied from that replica: before the
-/// store knows of the removal, and after that while the lane does not know it. No later event
-/// reports that all is well.
+/// store has removed it, and afterwards while the lane's view is older. No later event reports that
+/// the copy is complete.
 #[test]
 fn io_left_to_copy_from_a_replaced_replica() {
     for late in [false, true] {
@@ -275,7 +277,7 @@ fn io_left_to_copy_from_a_replaced_replica() {
         let hang = world.shelf.fault("d1").inject(hang).unwrap();
         let _never = world.begin_write(64, 8, 2);
         world.pass(Duration::from_millis(100));
-        assert_eq!(world.medium("d0")[64], 2, "one of them has it");
+        assert_eq!(world.medium("d0")[64], 2, "d0 has the write");
         world.shelf.fault("d1").remove(hang);
         let lane = world.lane.take();
         if late {
@@ -296,7 +298,7 @@ fn io_left_to_copy_from_a_replaced_replica() {
     }
 }
 
-/// The last good replica is trusted when it returns, whatever was changed of the volume while it
+/// The last good replica is trusted when it returns, whatever commands changed the volume while it
 /// was away.
 #[test]
 fn the_returning_last_copy_is_trusted() {
@@ -333,7 +335,7 @@ fn the_returning_last_copy_is_trusted() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// What differs is found, and made equal if asked.
+/// Verification finds differing blocks, and repairs them on request.
 #[test]
 fn verification_finds_and_repairs() {
     let mut world = World::with(3);
@@ -351,7 +353,7 @@ fn verification_finds_and_repairs() {
     assert_eq!((world.read(33), world.read(3000)), (1, 0));
 }
 
-/// The volume grows with its devices; the new part reads the same everywhere.
+/// The volume grows with its devices; the new part reads the same from all replicas.
 #[test]
 fn a_volume_grows() {
     let mut world = World::empty(0);
@@ -384,7 +386,7 @@ fn a_volume_grows() {
     assert_eq!(world.status().blocks, 3 * REGION);
 }
 
-/// No replica in sync is left: the operator may fail I/O, or continue from a present replica.
+/// No replica is in sync: the operator may fail I/O, or continue from a present replica.
 #[test]
 fn thawed_by_force() {
     let mut world = World::with(2);
@@ -412,7 +414,7 @@ fn thawed_by_force() {
         Err(VolumeError::LastCopy { .. })
     ));
     world.run(thaw(Some("vol"))).unwrap();
-    assert_eq!(world.read(0), 1, "what d1 missed is lost, as was said");
+    assert_eq!(world.read(0), 1, "the writes that d1 missed are lost");
     world.write(0, 1, 4);
     world.shelf.bring("d0");
     world.until_healthy();
@@ -420,8 +422,8 @@ fn thawed_by_force() {
     assert_eq!(world.read(0), 4);
 }
 
-/// A replica was being copied to when the last good one was lost, and the operator continues from
-/// another one. The first has blocks that the second never had: it is filled from the start.
+/// The last good replica is lost during a resync to d2, and the operator continues from d1. d2 has
+/// blocks that d1 never had, so it is filled from the start.
 #[test]
 fn thawed_without_the_newest_replica() {
     let mut world = World::with(3);
@@ -446,7 +448,7 @@ fn thawed_without_the_newest_replica() {
     world.shelf.take("d0");
     let token = world.begin_write(1, 1, 4);
     world.until(|world| world.state() == VolumeState::Frozen);
-    // It left later, and has nothing of what d2 has got since.
+    // d1 left later than d2, and lacks the data that d2 got since.
     world.shelf.bring("d1");
     world.until(|world| world.status().replicas[1].attached);
     let force = Some("vol".to_owned());
@@ -460,7 +462,7 @@ fn thawed_without_the_newest_replica() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// Resync is no faster than it may be.
+/// Resync keeps to its rate limit.
 #[test]
 fn resync_is_throttled() {
     let mut world = World::empty(2);
@@ -485,8 +487,8 @@ fn resync_is_throttled() {
     assert!((6..=12).contains(&took.as_secs()), "8 MiB in {took:?}");
 }
 
-/// A volume is verified at its configured interval, counted from the time of the setting;
-/// differences are reported, and left unchanged.
+/// A volume is verified at its configured interval, counted from the time of the setting.
+/// Differences are reported and not repaired.
 #[test]
 fn periodic_verification() {
     let mut world = World::with(2);
@@ -530,7 +532,7 @@ fn periodic_verification() {
     minutes(&mut world, 8);
     world.until(|world| ended(world) == 2);
 
-    // More often from now on, and then no more.
+    // A shorter interval from now on, then no verification.
     every(&mut world, 1);
     minutes(&mut world, 62);
     world.until(|world| ended(world) == 3);
@@ -539,20 +541,20 @@ fn periodic_verification() {
     assert_eq!(ended(&world), 3);
 }
 
-/// Copying takes several ranges at a time, and a verification or a repair one of them: they take
-/// turns, and none waits for ranges of the other while it has ranges that the other waits for.
+/// A resync locks several ranges at a time; a verification or a repair locks one. They take turns,
+/// and neither holds ranges that the other needs while it waits for the other.
 ///
 /// ```text
-///   write   has a part of the first range, and hangs
-///   copying          has decided for two ranges, pays ─▶ waits for the first
-///   verification                                   pays ─▶ waits for its turn, for the first, too
+///   write          holds a part of the first range, and hangs
+///   resync         has chosen two ranges, pays ─▶ waits for the first
+///   verification   pays ─▶ waits for its turn, and for the first range
 /// ```
 ///
-/// If each range were a turn of its own, the verification would be next when the write is over. It
-/// would wait for the first range, which copying has, and copying for its turn.
+/// If each range were a turn of its own, the verification would come next after the write. It would
+/// wait for the first range, which the resync holds, and the resync for its turn.
 #[test]
 fn copying_and_verifying_take_turns() {
-    // A chunk of 512 KiB is paid for in 8 s, a region in 16.
+    // At this rate a chunk of 512 KiB is paid for in 8 s, a region in 16 s.
     let settings = Settings {
         resync_bytes_per_s: 64 << 10,
         deadline_ms: 600_000,
@@ -562,8 +564,8 @@ fn copying_and_verifying_take_turns() {
     world.create(2, settings.clone()).unwrap();
     world.open().unwrap();
     world.write(0, 8, 1);
-    // Two chunks are compared, so that the next copies have to wait: the second after 8 s, and for
-    // 8 more.
+    // Two chunks are compared, so the next copies have to wait: the second for 8 s, and another 8
+    // s.
     world.run(Command::Verify { repair: false }).unwrap();
     world.until(|world| world.status().verify.unwrap().compared_bytes == 512 << 10);
     world.run(Command::StopVerify).unwrap();
@@ -573,7 +575,7 @@ fn copying_and_verifying_take_turns() {
     world.shelf.bring("d1");
     world.until(|world| world.status().replicas[1].resync.is_some());
     world.pass(Duration::from_millis(100));
-    // No I/O was in flight when copying began to wait, so it is about to take the region in one go.
+    // No I/O was in flight when copying began to wait, so it takes the whole region next.
     let hang = Fault {
         range: Some((2048, 8)),
         ..Fault::new(Action::Hang).on(&[Op::Write])
@@ -582,7 +584,7 @@ fn copying_and_verifying_take_turns() {
     let hangs = world.begin_write(0, 8, 3);
     world.pass(Duration::from_millis(100));
     world.run(Command::Verify { repair: true }).unwrap();
-    // Both have paid by then.
+    // Both have paid for their chunks by now.
     world.pass(Duration::from_secs(60));
     assert!(world.ended(hangs).is_none());
     assert_eq!(world.status().verify.unwrap().compared_bytes, 0);
@@ -606,8 +608,8 @@ fn copying_and_verifying_take_turns() {
     assert_eq!(world.read(0), 3);
 }
 
-/// A volume of two that ends within its second region, at the given block, not open yet, and with
-/// room to grow.
+/// A volume of two replicas, not open yet, whose last region is partial: it ends at the returned
+/// block. Its devices have room to grow.
 fn within_a_region() -> (World, u64) {
     let mut world = World::empty(0);
     for disk in ["d0", "d1"] {
@@ -626,8 +628,8 @@ fn within_a_region() -> (World, u64) {
     (world, end)
 }
 
-/// A volume that ends within a region grows while that region is being copied: the rest of it is
-/// made equal, too.
+/// A volume with a partial last region grows while that region is being copied: the rest of the
+/// region is copied too.
 #[test]
 fn growing_while_the_last_region_is_copied() {
     let (mut world, end) = within_a_region();
@@ -649,7 +651,7 @@ fn growing_while_the_last_region_is_copied() {
     world.pass(Duration::from_millis(100));
     let blocks = 2 * REGION;
     world.run(Command::Grow { blocks }).unwrap();
-    assert_eq!(copying(&world), 1, "up to where it ended before");
+    assert_eq!(copying(&world), 1, "copied up to the old end");
     world.shelf.fault("d0").remove(slow);
     world.shelf.fault("d0").resume_pending();
     world.until_healthy();
@@ -657,8 +659,7 @@ fn growing_while_the_last_region_is_copied() {
     assert_eq!(world.read(end + 10), 1);
 }
 
-/// The region in which a volume ended is copied from a replica that has it when the volume grows,
-/// whichever that is.
+/// A volume with a partial last region grows: the region is copied from whichever replica has it.
 #[test]
 fn growing_while_the_first_replica_lacks_the_last_region() {
     let (mut world, end) = within_a_region();

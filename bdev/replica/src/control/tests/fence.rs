@@ -1,4 +1,5 @@
-//! Replicas that other hosts reach too: the holder excludes them, and the previous holder stops.
+//! Replicas that other hosts can reach too: the holder excludes those hosts, and a previous holder
+//! stops.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::store::{MemoryStore, Outcome, Plan};
 const ME: u8 = 1;
 const RIVAL: u8 = 2;
 
-/// A volume of so many disks that do reservations.
+/// A volume of `disks` disks with reservations.
 fn guarded(disks: usize) -> World {
     let mut world = World::guarded(disks, ME);
     world.create(disks, Settings::default()).unwrap();
@@ -22,7 +23,7 @@ fn guarded(disks: usize) -> World {
     world
 }
 
-/// No write completes within twice the time that hosts are kept waiting, except with a path error.
+/// Checks that the write does not complete within twice the hold time, except with a path error.
 fn must_not_be_acknowledged(world: &mut World, token: u64) {
     world.pass(Duration::from_secs(60));
     if let Some(done) = world.ended(token) {
@@ -30,9 +31,9 @@ fn must_not_be_acknowledged(world: &mut World, token: u64) {
     }
 }
 
-/// While a volume is open its replicas are reserved for its holder alone, under a key of the epoch;
-/// closed, they are free. A device without reservations is protected by the label, and the status
-/// shows which one protects.
+/// While a volume is open, its replicas are reserved for its holder, under a key of the epoch. When
+/// it is closed they are free. A device without reservations is protected by its label. The status
+/// shows which of the two protects a replica.
 #[test]
 fn held_while_open() {
     let mut world = guarded(2);
@@ -63,8 +64,8 @@ fn held_while_open() {
     assert_eq!(fencing(&plain), [Some(Fencing::Label); 2]);
 }
 
-/// Another holder opens the volume by a copy of the store: the previous one acknowledges nothing
-/// from then on, whichever replicas it can reach. No replica is marked bad for it.
+/// Another holder opens the volume with a copy of the store. From then on the previous holder
+/// acknowledges nothing, whichever replicas it can reach. No replica is marked bad for that.
 #[test]
 fn the_older_holder_is_fenced() {
     let mut world = guarded(2);
@@ -81,13 +82,13 @@ fn the_older_holder_is_fenced() {
     assert!(world.has_event(|e| matches!(e, Happened::Fenced { .. })));
     assert!(!world.has_event(|e| matches!(e, Happened::ReplicaOut { .. })));
     assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
-    assert_ne!(rival.read(16), 3, "not a byte of it");
+    assert_ne!(rival.read(16), 3, "no data of the fenced write");
     rival.write(24, 8, 4);
     rival.until_healthy();
     rival.all_equal(&["d0", "d1"]);
 }
 
-/// A holder that writes nothing learns of the other one nevertheless, and reads nothing any longer.
+/// A holder without writes also learns of the other holder, and serves no more reads.
 #[test]
 fn an_idle_holder_is_fenced_too() {
     let mut world = guarded(1);
@@ -102,8 +103,8 @@ fn an_idle_holder_is_fenced_too() {
     must_not_be_acknowledged(&mut world, token);
 }
 
-/// Writes in flight when the volume is taken over: each is either on the medium before the new
-/// holder reads anything, or is never acknowledged. One of two replicas is enough to find out.
+/// Writes in flight during a takeover: each is either on the medium before the new holder's first
+/// read, or never acknowledged. Reaching one of two replicas is enough to be fenced.
 #[test]
 fn taken_over_under_load() {
     let mut world = guarded(2);
@@ -131,7 +132,7 @@ fn taken_over_under_load() {
     assert_eq!(world.state(), VolumeState::Fenced);
 }
 
-/// A holder that was cut off and comes back takes nothing from the one after it.
+/// A returning holder, which was cut off, takes no reservation from its successor.
 #[test]
 fn a_returning_old_holder() {
     let mut world = guarded(2);
@@ -151,9 +152,13 @@ fn a_returning_old_holder() {
         .for_each(|disk| world.shelf.cut(disk, false));
     world.until(|world| world.state() == VolumeState::Fenced);
     must_not_be_acknowledged(&mut world, token);
-    assert_eq!(rival.shelf.key("d1", RIVAL), held, "still its own");
+    assert_eq!(
+        rival.shelf.key("d1", RIVAL),
+        held,
+        "the successor keeps its reservation"
+    );
     assert_eq!(rival.shelf.key("d1", ME), None);
-    // At close it does not sign off another holder's volume, and its next start finds the later
+    // At its close the old holder does not unregister the successor. Its next start finds the later
     // label.
     world.close();
     let error = world.open().unwrap_err();
@@ -162,8 +167,8 @@ fn a_returning_old_holder() {
     assert_eq!(rival.read(0), 2);
 }
 
-/// The target lost its registrations: the holder registers again, as long as no other holder has
-/// the volume.
+/// The target lost its registrations: the holder registers again, unless another holder has the
+/// volume.
 #[test]
 fn a_target_that_forgets() {
     let mut world = guarded(1);
@@ -174,16 +179,16 @@ fn a_target_that_forgets() {
     world.write(0, 8, 1);
     assert_eq!(world.state(), VolumeState::Healthy);
 
-    // Another holder had it in the meantime, and closed it in order: its label is left.
+    // Another holder opened the volume meanwhile, and closed it: its label remains.
     let mut rival = world.rival(RIVAL);
     rival.open().unwrap();
     rival.close();
     world.until(|world| world.state() == VolumeState::Fenced);
-    assert_eq!(world.shelf.key("d0", ME), None, "given back");
+    assert_eq!(world.shelf.key("d0", ME), None, "the key is unregistered");
 }
 
-/// Whatever error a step has, the volume is opened with the present replicas, or not at all;
-/// remains at a target are no obstacle to the next attempt.
+/// Whichever step fails, the volume opens with the present replicas or not at all. Registrations
+/// left at a target do not prevent the next attempt.
 #[test]
 fn steps_that_fail() {
     let which: [fn(&Ask) -> bool; 4] = [
@@ -192,7 +197,7 @@ fn steps_that_fail() {
         |ask| matches!(ask, Ask::Acquire { .. }),
         |ask| matches!(ask, Ask::Preempt { .. }),
     ];
-    // The reservation of a holder that closed in order is acquired, that of another is preempted.
+    // The reservation of a holder that closed is acquired, that of another is preempted.
     let left = |disks: usize, at: usize| {
         let mut world = guarded(disks);
         world.write(0, 8, 1);
@@ -216,7 +221,7 @@ fn steps_that_fail() {
         let mends = |rival: &World, name: &str| {
             rival.shelf.reservations(name).lock().fails = None;
         };
-        // It vanishes between two of them.
+        // The device disappears between two steps.
         fails(&rival, "d1", Status::Gone, false);
         rival.open().unwrap();
         rival.write(8, 8, 2);
@@ -226,7 +231,7 @@ fn steps_that_fail() {
         assert_eq!(rival.shelf.key("d1", ME), None, "step {at}");
         rival.all_equal(&["d0", "d1"]);
 
-        // With one replica there is nothing to go on with.
+        // With a single replica the opening fails.
         let world = left(1, at);
         let mut rival = world.rival(RIVAL);
         fails(&rival, "d0", Status::Gone, false);
@@ -237,12 +242,12 @@ fn steps_that_fail() {
         rival.open().unwrap();
         rival.write(0, 8, 1);
 
-        // Refused by a faster host, which is gone again.
+        // A faster host's reservation refuses the step; that host has left since.
         let world = left(1, at);
         let mut rival = world.rival(RIVAL);
         fails(&rival, "d0", Status::RESERVATION_CONFLICT, true);
         match at {
-            // A host that may not even look is no holder.
+            // A host that may not read registrations does not become the holder.
             0 => assert!(matches!(
                 rival.open().unwrap_err(),
                 VolumeError::Fenced { .. }
@@ -252,8 +257,8 @@ fn steps_that_fail() {
     }
 }
 
-/// A later holder was faster between this one's look at the labels and its registration: this one
-/// goes, and leaves nothing behind.
+/// A later holder registers between this holder's label check and its registration: this holder
+/// gives up and leaves no registration.
 #[test]
 fn outranked_while_opening() {
     let mut world = guarded(2);
@@ -271,7 +276,8 @@ fn outranked_while_opening() {
     assert_eq!(world.shelf.key("d1", RIVAL), Some(later));
 }
 
-/// A namespace that an unrelated host has reserved is not taken from it, and the error says so.
+/// A namespace reserved by an unrelated host is not preempted, and the error names that
+/// reservation.
 #[test]
 fn reserved_by_an_unrelated_host() {
     let mut world = World::guarded(2, ME);
@@ -300,15 +306,15 @@ fn reserved_by_an_unrelated_host() {
     let why = status.replicas[1].why.clone().unwrap_or_default();
     assert!(why.contains("reserved"), "{why}");
     assert_eq!(world.shelf.key("d1", RIVAL), Some(0xabc));
-    // He goes, and it is a replica again.
+    // The unrelated host releases its reservation, and the device is a replica again.
     *world.shelf.reservations("d1").lock() = Default::default();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Nor is one that it has for itself, readers included, or that is the only one. An unrelated host
-/// blocks that replica, and no other. The status shows what hosts wait for, and I/O continues when
-/// that host goes.
+/// Nor is a namespace preempted on which an unrelated host has an all-access reservation, or that
+/// is the only replica. An unrelated host blocks that replica and no other. The status shows what
+/// I/O waits for, and I/O continues when that host releases it.
 #[test]
 fn an_unrelated_reservation_blocks_one_replica() {
     const EXCLUSIVE: [Held; 2] = [Held::Otherwise(1), Held::Otherwise(2)];
@@ -350,7 +356,7 @@ fn an_unrelated_reservation_blocks_one_replica() {
     }
 }
 
-/// A replica that leaves the volume is free for others; so are the replicas of a deleted volume
+/// A replica that leaves the volume is free for other uses; so are the replicas of a deleted volume
 /// whose holder crashed.
 #[test]
 fn a_removed_replica_is_released() {
@@ -375,7 +381,7 @@ fn a_removed_replica_is_released() {
     );
 }
 
-/// A fenced holder writes nothing into the log at its close: the log belongs to another holder by
+/// A fenced holder writes nothing to the log at its close: the log belongs to another holder by
 /// now, whose entries would be lost.
 #[test]
 fn a_fenced_holder_leaves_the_log() {
@@ -390,14 +396,14 @@ fn a_fenced_holder_leaves_the_log() {
     world.close();
     let after = [world.reserved("d0"), world.reserved("d1")];
     for (now, then) in after.iter().flatten().zip(before.iter().flatten()) {
-        assert!(now[..] == then[..], "it wrote to a replica");
+        assert!(now[..] == then[..], "the fenced holder wrote to a replica");
     }
     world.crash();
     world.open().unwrap();
     assert_eq!(world.status().dirty_regions, 2);
 }
 
-/// A change succeeds, and its answer is lost; the store stays unreachable until the change is
+/// A change succeeds and its reply is lost; the store stays unreachable until the change is
 /// retried. The conflict is then the holder's own change: no other holder has the volume.
 #[test]
 fn a_lost_store_reply_does_not_fence() {
@@ -416,7 +422,7 @@ fn a_lost_store_reply_does_not_fence() {
         assert_eq!(world.record().settings.settle_ms, 10 + lost);
         world.write(0, 8, lost as u8 + 1);
     }
-    // Another holder's change is found nevertheless.
+    // A change by another holder is still detected.
     world.store.plan_next([
         Plan::outcome(Outcome::Lose),
         Plan::outcome(Outcome::Refuse),
@@ -427,7 +433,7 @@ fn a_lost_store_reply_does_not_fence() {
     assert_eq!(world.state(), VolumeState::Fenced);
 }
 
-/// A volume, and another host that reaches its disks, which do no reservations.
+/// A volume, and another host that reaches its disks, which do not support reservations.
 fn by_label(disks: usize) -> (World, World) {
     let mut world = World::empty(disks);
     world.store = MemoryStore::alone();
@@ -438,9 +444,9 @@ fn by_label(disks: usize) -> (World, World) {
     (world, rival)
 }
 
-/// Where only the label protects, the later holder waits until the earlier one has looked. The
-/// earlier one acknowledges nothing and reads nothing by the time at which the later one serves,
-/// and no replica is marked bad for it.
+/// Where only labels protect, the later holder waits until the earlier one has polled the labels.
+/// By the time the later one serves, the earlier one acknowledges and reads nothing. No replica is
+/// marked bad for that.
 #[test]
 fn a_label_fences_the_older_holder() {
     for disks in [1, 2] {
@@ -455,8 +461,8 @@ fn a_label_fences_the_older_holder() {
         let token = world.begin_write(16, 8, 3);
         must_not_be_acknowledged(&mut world, token);
         assert!(!world.has_event(|e| matches!(e, Happened::ReplicaOut { .. })));
-        assert_ne!(rival.read(16), 3, "not a byte of it");
-        // Closed it leaves the later one's label and log alone.
+        assert_ne!(rival.read(16), 3, "no data of the fenced write");
+        // Its close leaves the later holder's label and log unchanged.
         world.close();
         rival.until_healthy();
         rival.crash();
@@ -465,13 +471,17 @@ fn a_label_fences_the_older_holder() {
     }
 }
 
-/// A volume without writes needs no looks. Before its next write it looks.
+/// A volume without writes does not poll labels. It polls them before its next write.
 #[test]
 fn an_idle_holder_polls_labels_before_a_write() {
     let (mut world, mut rival) = by_label(2);
     world.until(|world| world.status().dirty_regions == 0);
     rival.open_beside(&mut world).unwrap();
-    assert_eq!(world.state(), VolumeState::Healthy, "it is asleep");
+    assert_eq!(
+        world.state(),
+        VolumeState::Healthy,
+        "an idle holder has not noticed"
+    );
     rival.write(0, 8, 2);
     let token = world.begin_write(0, 8, 3);
     world.until(|world| world.state() == VolumeState::Fenced);
@@ -480,7 +490,8 @@ fn an_idle_holder_polls_labels_before_a_write() {
     rival.all_equal(&["d0", "d1"]);
 }
 
-/// So it does before any change of the replicas: the label of the later holder stays.
+/// A holder polls the labels before any change of the replicas, too: the later holder's label
+/// stays.
 #[test]
 fn a_replica_change_keeps_a_newer_label() {
     let (mut world, mut rival) = by_label(2);
@@ -508,7 +519,8 @@ fn a_holder_reopens_its_volume_without_waiting() {
     assert!(world.clock.now().since(began) < Duration::from_secs(1));
 }
 
-/// Another volume is made of a replica, by force: it is read no longer, and the others serve.
+/// A replica's device is reused, by force, for another volume: the device is no longer read, and
+/// the other replicas serve.
 #[test]
 fn a_replica_reused_by_another_volume() {
     let (mut world, mut rival) = by_label(2);
@@ -530,5 +542,9 @@ fn a_replica_reused_by_another_volume() {
     world.pass(Duration::from_secs(60));
     let why = world.status().replicas[1].why.clone().unwrap_or_default();
     assert!(why.contains("theirs"), "{why}");
-    assert_eq!(world.state(), VolumeState::Degraded, "it is not taken back");
+    assert_eq!(
+        world.state(),
+        VolumeState::Degraded,
+        "the reused device is not attached again"
+    );
 }

@@ -1,4 +1,4 @@
-//! A client's run: connections, one size after another, the end.
+//! A client's run: connect, measure each size, finish.
 
 mod connect;
 mod watch;
@@ -21,19 +21,19 @@ use crate::wire::{Ending, MAX_PEER_TIMEOUT_MS, Message, Terms};
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
     pub server: SocketAddr,
-    /// An address of this machine: with it device, port and GID are chosen. `None`: by the route.
+    /// A local address, which selects device, port and GID. `None`: the route selects them.
     pub source: Option<IpAddr>,
-    /// Time limit for address, route and connect of one connection together.
+    /// Time limit for address resolution, route resolution and connect of one connection together.
     pub cm_timeout: Duration,
-    /// How long a server that serves another client is tried again.
+    /// How long a busy server, which serves another client, is retried.
     pub wait: Duration,
-    /// After how long without a word the other end is given up, on both sides.
+    /// Time without a message after which either side gives up the other.
     pub peer_timeout: Duration,
-    /// Bytes that the test may need on this machine.
+    /// Limit for the test's memory on this machine, in bytes.
     pub memory: u64,
-    /// Type of service (DSCP << 2); 0: the system's.
+    /// Type of service (DSCP << 2); 0: the default of the system.
     pub tos: u8,
-    /// How long to look for completions before sleeping.
+    /// How long to poll for completions before sleeping.
     pub spin: Duration,
     pub test: Test,
 }
@@ -54,7 +54,7 @@ impl ClientOptions {
     }
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     pub size: u32,
@@ -62,18 +62,18 @@ pub struct Progress {
     pub elapsed: Duration,
 }
 
-/// How often progress is reported.
+/// Interval between reports of progress.
 const TELL: Duration = Duration::from_millis(200);
-/// How often a busy server is asked again.
+/// Interval between attempts to connect to a busy server.
 const AGAIN: Duration = Duration::from_millis(100);
-/// Signs of life in the time after which silence is the end.
+/// Keep-alive messages sent during one `peer_timeout`.
 const SIGNS: u32 = 4;
-/// Time for the last message to leave.
+/// Time limit for sending the last message.
 const FAREWELL: Duration = Duration::from_millis(200);
-/// How often the connection manager and the clock are looked at while there is work.
+/// Interval at which a busy client checks the connection manager and the clock.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Runs a test. Setting `stop` ends it early, with the results up to then.
+/// Runs a test. Setting `stop` ends it early, with the results so far.
 pub fn measure(
     provider: &dyn Provider,
     options: &ClientOptions,
@@ -148,17 +148,17 @@ struct Client<'a> {
     cm: Box<dyn ConnectionManager>,
     waiter: Waiter,
     turns: Turns,
-    // Lanes go before the memory and queues that they were made of.
+    // Fields drop in order: lanes before their memory and queues.
     control: Option<Control>,
     flows: Vec<Flow>,
     load: Option<Load>,
     end: Option<End>,
     causes: Causes,
-    /// When the server last said something, and when this side last did.
+    /// When the last message from the server arrived, and when this side last sent one.
     last_reply: Instant,
     signed: Instant,
     looked: Instant,
-    /// The server has said its last word.
+    /// The last message of the server has arrived.
     ended: bool,
     during: &'static str,
 }
@@ -244,22 +244,22 @@ impl Client<'_> {
         }
     }
 
-    /// Posts as many as may be under way.
+    /// Posts as many requests as may be in flight.
     fn fill(&mut self, stage: &mut Stage, now: Instant) -> Result<(), PerfError> {
-        let load = self.load.as_ref().expect("it is made");
+        let load = self.load.as_ref().expect("the load exists while measuring");
         for flow in &mut self.flows {
             while stage.wants_more(now) && flow.queue(load, stage.size, now)? {
                 stage.posted += 1;
             }
             if let Err(error) = flow.post(load.peer) {
-                // The reason is in a completion, most often.
+                // The reason is usually in a completion.
                 self.causes.add(Rank::Ended, error, now);
             }
         }
         Ok(())
     }
 
-    /// The last words of both.
+    /// Exchanges the last messages with the server.
     fn finish(&mut self, messages: u64, bytes: u64) -> Result<(), PerfError> {
         self.say(Message::End {
             ending: Ending::Done,
@@ -267,14 +267,14 @@ impl Client<'_> {
             messages,
             bytes,
         })?;
-        // Silence ends the wait.
+        // The peer timeout limits the wait.
         while !self.ended {
             self.turn(None)?;
         }
         Ok(())
     }
 
-    /// Sends the server the reason for the end, if that is still possible.
+    /// Sends the server the reason for the end, if the connection still works.
     fn farewell(&mut self, error: &PerfError) {
         let last = error.last_words();
         if self.control.is_none() || self.say(last).is_err() {
@@ -288,7 +288,8 @@ impl Client<'_> {
             && Instant::now() < until
         {
             if self.turn(None).is_err() {
-                // Why it ends is known; what matters is whether the last word has left.
+                // The cause is already known. New failures here only show whether the last message
+                // was sent.
                 self.causes = Causes::default();
             }
         }
@@ -305,8 +306,16 @@ impl Client<'_> {
     }
 
     fn report(&self, results: Vec<SizeReport>) -> Report {
-        let control = self.control.as_ref().expect("it is open");
-        let attributes = self.end.as_ref().expect("it is made").device.attributes();
+        let control = self
+            .control
+            .as_ref()
+            .expect("the control connection is open");
+        let attributes = self
+            .end
+            .as_ref()
+            .expect("the end exists")
+            .device
+            .attributes();
         let limit = self.flows.iter().map(Flow::limit).min().unwrap_or(1);
         Report {
             schema: SCHEMA,
@@ -330,7 +339,7 @@ impl Stage {
     fn wants_more(&self, now: Instant) -> bool {
         match self.length {
             Length::Messages(count) => self.posted < count,
-            // At least one, whatever the clock does.
+            // Send at least one message, even if the time has passed already.
             Length::Time(time) => self.posted == 0 || now < self.started + time,
         }
     }
