@@ -4,40 +4,41 @@ use std::time::Duration;
 
 use crate::clock::Nanos;
 
-/// A yield that takes this long gave the core to another busy thread, for a slice of the
-/// scheduler's. The kernel's workers, for which a reactor yields, are done sooner.
+/// A yield this long means that another busy thread used the core for a scheduler slice. The kernel
+/// workers for which a reactor yields finish sooner.
 const SLICE: Duration = Duration::from_millis(1);
-/// How much time a reactor may lose by such yields before it takes its core for shared: a few of
-/// the scheduler's slices. A hypervisor that takes the core once in a while stays below.
+/// Time lost by such yields after which the core counts as shared: a few scheduler slices. A
+/// hypervisor that takes the core occasionally stays below this value.
 const MOST_LOST: Duration = Duration::from_millis(10);
-/// The time that a reactor has lost is forgotten at this fraction of the time that passes.
+/// Lost time decays by the elapsed time divided by this number.
 const FORGOTTEN: u32 = 8;
-/// How long a reactor takes its core for shared. It then loses [`MOST_LOST`] again to find out.
+/// Time for which the core then counts as shared. Afterwards the reactor has to lose [`MOST_LOST`]
+/// again.
 const SHARED_FOR: Duration = Duration::from_secs(1);
 
-/// Largest patience as a multiple of the least patience, which `busy_poll_us` sets.
+/// Maximum patience as a multiple of the minimum, which `busy_poll_us` sets.
 const MOST: u32 = 8;
 
-/// How long an idle reactor polls before it sleeps: from the configured minimum to [`MOST`] times
-/// that.
+/// How long an idle reactor polls before it sleeps: between the configured minimum and [`MOST`]
+/// times that.
 ///
 /// Sleeping and waking cost more than polling a little longer would have. So patience doubles when
 /// work arrived within the time that the maximum patience would have waited, and drops to the
 /// minimum when it did not. A reactor then polls through the round trips of a host with one
 /// outstanding command, and a reactor without load soon sleeps.
 ///
-/// A reactor that shares its core with another busy thread has no patience. Each yield costs it a
-/// slice, several milliseconds, and work that arrives meanwhile waits that long: the scheduler
+/// A reactor that shares its core with another busy thread has no patience. Each yield costs a
+/// slice of several milliseconds, and work that arrives meanwhile waits that long: the scheduler
 /// prefers a thread that wakes up to one that runs, but not a thread that was ready all the time.
-/// Two reactors of one process that wait for each other, and a load on one of their cores, would
-/// come to 250 round trips a second. Several long yields within a short time show such a core, with
-/// short ones between them or not. One alone does not: in a virtual machine some yields are long
-/// because the hypervisor runs something else. To sleep then would cost time for nothing.
+/// Two reactors of one process that wait for each other, with a load on one of their cores, would
+/// reach only 250 round trips a second. Several long yields within a short time show such a core,
+/// whether or not short ones lie between them. A single long yield does not: in a virtual machine
+/// it can mean that the hypervisor ran something else. Sleeping then would only cost time.
 #[derive(Debug)]
 pub(crate) struct Patience {
     times: u32,
     yielded_at: Option<Nanos>,
-    /// Time lost by long yields, as of `lost_at`.
+    /// Time lost by long yields, at the time `lost_at`.
     lost: Duration,
     lost_at: Nanos,
     shared_until: Nanos,
@@ -54,13 +55,12 @@ impl Patience {
         }
     }
 
-    /// The reactor yields its core now.
+    /// Call this when the reactor yields its core.
     pub(crate) fn yields(&mut self, now: Nanos) {
         self.yielded_at = Some(now);
     }
 
-    /// The reactor runs. To be called in every turn. True if another thread took the core at the
-    /// last yield.
+    /// Call this in every turn. Returns true if another thread used the core during the last yield.
     #[inline]
     pub(crate) fn runs(&mut self, now: Nanos) -> bool {
         let Some(since) = self.yielded_at.take() else {
@@ -73,7 +73,7 @@ impl Patience {
         took >= SLICE
     }
 
-    /// A yield took as long as another thread's slice.
+    /// Adds a yield that took as long as a slice of another thread.
     #[cold]
     fn lost(&mut self, now: Nanos, took: Duration) {
         let forgotten = now.since(self.lost_at) / FORGOTTEN;
@@ -84,7 +84,7 @@ impl Patience {
         }
     }
 
-    /// True while the core belongs to another busy thread as well: sleep instead of polling on.
+    /// True while another busy thread shares the core: the reactor should sleep instead of polling.
     pub(crate) fn shares_core(&self, now: Nanos) -> bool {
         now < self.shared_until
     }
@@ -93,8 +93,9 @@ impl Patience {
         least.saturating_mul(self.times)
     }
 
-    /// Adjusts the patience after a sleep; `idle` is the time since work was last found. `woken`:
-    /// by a wake source, not by a deadline, which is no reason to stay awake.
+    /// Adjusts the patience after a sleep; `idle` is the time since work was last found. `woken` is
+    /// true when a wake source ended the sleep, and false for a deadline, which does not raise the
+    /// patience.
     pub(crate) fn slept(&mut self, least: Duration, idle: Duration, woken: bool) {
         if idle > least.saturating_mul(MOST) {
             self.times = 1;
@@ -112,7 +113,7 @@ mod tests {
     const SHORT: Duration = Duration::from_micros(800);
     const LONG: Duration = Duration::from_micros(801);
 
-    /// Goal: patience grows to its bound with work that it would have waited for, and no other.
+    /// Goal: patience grows to its maximum only with work that the maximum would have waited for.
     #[test]
     fn grows_when_work_arrives_soon() {
         let mut patience = Patience::new();
@@ -130,8 +131,8 @@ mod tests {
         assert_eq!(after(LONG, false), 100);
     }
 
-    /// A yield of `took` that begins `pause` after the last one ended. Returns whether another
-    /// thread took the core, and whether the core is shared.
+    /// A yield of `took`, beginning `pause` after the last one ended. Returns whether another
+    /// thread used the core, and whether the core counts as shared.
     fn yields(
         patience: &mut Patience,
         now: &mut Nanos,
@@ -146,12 +147,12 @@ mod tests {
 
     const SLICE_OF_4: Duration = Duration::from_millis(4);
 
-    /// Goal: several long yields within a short time mean a shared core for a while, with short
-    /// ones between them too.
+    /// Goal: several long yields within a short time make the core count as shared for a while,
+    /// also with short yields between them.
     #[test]
     fn a_core_that_another_thread_takes_is_shared() {
         let (mut patience, mut now) = (Patience::new(), Nanos(9_000_000_000));
-        assert!(!patience.runs(now), "it never yielded");
+        assert!(!patience.runs(now), "no yield happened yet");
         let mut after = |micros, took| {
             let pause = Duration::from_micros(micros);
             yields(&mut patience, &mut now, pause, took)
@@ -163,7 +164,7 @@ mod tests {
         assert_eq!(after(20, SLICE_OF_4), (true, false));
         assert_eq!(after(20, short), (false, false));
         assert_eq!(after(20, SLICE_OF_4), (true, true));
-        // Work for longer than a slice is no yield.
+        // A long turn is not a yield.
         now = now + Duration::from_millis(500);
         assert!(!patience.runs(now));
         assert!(patience.shares_core(now));
@@ -171,7 +172,7 @@ mod tests {
         assert!(!patience.shares_core(now));
     }
 
-    /// Goal: a core that something else takes now and then is the reactor's own.
+    /// Goal: a core with rare long yields does not count as shared.
     #[test]
     fn rare_long_yields_are_forgotten() {
         let (mut patience, mut now) = (Patience::new(), Nanos(9_000_000_000));

@@ -1,14 +1,13 @@
-//! The doorbell under every interleaving and every reordering that the memory model allows.
+//! Tests the doorbell under every interleaving and reordering that the memory model allows.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-reactor --release --test loom
 //! ```
 //!
-//! Loom reports a sleeper that is never woken as a deadlock, and so fails the test. The queue is
-//! modelled twice: as a single atomic with no ordering but release and acquire, which gives the
-//! handshake no help at all, and as a locked list, which carries values. The last two tests remove
-//! a part of the handshake and expect a sleeper that misses work. They show that the model can see
-//! the fault that it excludes.
+//! Loom reports a sleeper that is never woken as a deadlock, which fails the test. The queue is
+//! modelled twice: as a single atomic with only release and acquire ordering, which does not help
+//! the handshake, and as a locked list, which carries values. The last two tests remove a part of
+//! the handshake and expect a lost wake-up. They show that the model can detect that fault.
 #![cfg(loom)]
 
 use std::collections::VecDeque;
@@ -19,7 +18,7 @@ use loom::thread;
 
 use nacre_reactor::doorbell::Doorbell;
 
-/// An eventfd: writes add up, a wait takes them all.
+/// A model of an eventfd: writes add up, a wait resets the sum.
 struct EventFd {
     count: Mutex<u64>,
     changed: Condvar,
@@ -53,13 +52,13 @@ struct Reactor<Q> {
     queue: Q,
 }
 
-/// What reaches the sleeper: at most as many as were pushed, none invented.
+/// A queue of messages to the sleeper. It returns at most as many as were pushed.
 trait Queue {
     fn push(&self, item: usize);
     fn drain(&self) -> usize;
 }
 
-/// Items left: release to push, acquire to look, nothing else.
+/// The number of items: release to push, acquire to look.
 struct Bare(AtomicUsize);
 
 impl Queue for Bare {
@@ -68,7 +67,7 @@ impl Queue for Bare {
     }
 
     fn drain(&self) -> usize {
-        // A load first, as a real queue looks for something before it takes it: a lone
+        // Load first, as a real queue checks for items before it takes one. A lone
         // read-modify-write would always see the newest value and hide a missing fence.
         match self.0.load(Ordering::Acquire) {
             0 => 0,
@@ -103,7 +102,7 @@ impl<Q: Queue> Reactor<Q> {
         self.doorbell.ring(|| self.eventfd.write());
     }
 
-    /// As `Core::run` does it: turn; if idle announce, turn once more, and only then block.
+    /// The loop of `Core::run`: turn; if idle, announce, turn once more, and only then block.
     fn receive(&self, expected: usize) {
         let mut received = 0;
         while received < expected {
@@ -141,8 +140,8 @@ fn check<Q: Queue + Send + Sync + 'static>(
     });
 }
 
-// One message against one sleeper is tried in all interleavings. More of either have too many
-// (hours); three preemptions are enough for the known bugs of this kind and take seconds.
+// One message and one sleeper are tested in all interleavings. More of either would take hours; a
+// limit of three preemptions finds the known bugs of this kind in seconds.
 
 #[test]
 fn one_sender_always_wakes_the_reactor() {
@@ -162,7 +161,7 @@ fn two_senders_always_wake_the_reactor() {
     check(|| Locked(Mutex::new(VecDeque::new())), 2, 1, Some(3));
 }
 
-/// Goal: stopping (a flag, then a ring) reaches a sleeper too.
+/// Goal: stopping (a flag, then the doorbell) wakes a sleeper, too.
 #[test]
 fn stop_always_wakes_the_reactor() {
     loom::model(|| {
@@ -183,10 +182,10 @@ fn stop_always_wakes_the_reactor() {
     });
 }
 
-/// One attempt to sleep against one sender, with handshakes of the caller's making.
+/// One attempt to sleep against one sender, with handshakes defined by the caller.
 ///
 /// # Panics
-/// When the sleeper would block now, the sender has done all it will do, and there is work.
+/// When the sleeper would block, the sender has finished, and there is work.
 fn one_attempt(
     sender: fn(&Reactor<Bare>, &AtomicBool),
     would_block: fn(&Reactor<Bare>, &AtomicBool) -> bool,
@@ -218,7 +217,8 @@ fn the_complete_handshake_loses_no_wake_up() {
     );
 }
 
-/// Goal: the model sees a lost wake-up. Method: poll, then announce and sleep at once.
+/// Goal: the model detects a lost wake-up. Method: poll, then announce and sleep without a second
+/// poll.
 #[test]
 #[should_panic(expected = "lost wake-up")]
 fn without_the_second_poll_a_wake_up_is_lost() {
@@ -232,8 +232,8 @@ fn without_the_second_poll_a_wake_up_is_lost() {
     );
 }
 
-/// Goal: the model sees a missing fence. Method: the same handshake with the strongest orderings
-/// that a load and a store have, but without the fences between them.
+/// Goal: the model detects a missing fence. Method: the same handshake with the strongest orderings
+/// of loads and stores, but without the fences between them.
 #[test]
 #[should_panic(expected = "lost wake-up")]
 fn without_the_fences_a_wake_up_is_lost() {

@@ -1,9 +1,8 @@
-//! The admin queue: commands as futures of the home reactor, and asynchronous event requests that
-//! wait there.
+//! The admin queue: commands as futures of the home reactor, and asynchronous event requests.
 //!
-//! A slot has a page for data. More data goes through an area that one command has at a time. A
-//! command whose time is over keeps its slot, and its page or the area, until the controller was
-//! reset: the controller may still write to them.
+//! A slot has a page for data. More data goes through an area that only one command uses at a time.
+//! A timed-out command keeps its slot, and its page or the area, until the controller is reset: the
+//! controller may still write to them.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -29,48 +28,48 @@ use crate::ring::{Doorbell, Head, Tail};
 
 /// Entries of both admin rings.
 pub(crate) const ENTRIES: u16 = 32;
-/// Asynchronous event requests out at a time, at most.
+/// Most outstanding asynchronous event requests.
 pub(crate) const EVENTS_MAX: u16 = 4;
-/// One entry of a ring stays empty.
+/// One entry of a ring stays empty, which tells a full ring from an empty one.
 const SLOTS: u16 = ENTRIES - 1;
-/// Commands, but for event requests.
+/// Slots for commands other than event requests.
 const COMMANDS: u16 = SLOTS - EVENTS_MAX;
-/// Data of one command, at most.
+/// Most data of one command.
 pub(crate) const DATA_MAX: usize = 128 << 10;
-/// The page list in the data area, behind the data. The first entry is in the command itself.
+/// Offset of the page list in the data area, behind the data. The first entry is in the command.
 const LIST_AT: usize = DATA_MAX;
 const _: () = assert!((DATA_MAX / PAGE - 1) * 8 <= PAGE);
 
-/// How long a command waits between two looks for a slot.
+/// Interval between attempts of a command to get a slot.
 const MOMENT: Duration = Duration::from_micros(200);
 
-/// Commands that are still sent during shutdown.
+/// Commands that are still accepted during shutdown.
 const ENDING: [u8; 2] = [opcode::DELETE_IO_SQ, opcode::DELETE_IO_CQ];
 
 pub(crate) struct Admin {
     state: Mutex<Inside>,
-    /// An event has arrived.
+    /// Signalled when an event arrived.
     pub news: Notify,
 }
 
 struct Inside {
     queue: Option<Queue>,
-    /// The memory of a closed queue: the controller reads and writes it until it is disabled, or
-    /// kept from memory.
+    /// The memory of a closed queue. The controller may access it until it is disabled, or cannot
+    /// reach memory.
     kept: Option<Arc<AdminMemory>>,
     slots: Vec<Slot>,
-    /// Slot that has the area for more than a page, unless that slot is free.
+    /// The slot that uses the data area, if it is in use.
     area_of: Option<usize>,
     events: VecDeque<AsyncEvent>,
-    /// Completions that answer nothing.
+    /// Number of completions that match no command.
     lies: u64,
-    /// Why there is no queue.
+    /// Why the queue is closed.
     closed: Option<ControlError>,
     /// The queue accepts only commands that delete I/O queues.
     ending: bool,
 }
 
-/// The memory of the rings, and where in them we are.
+/// The memory of the rings, and the current positions in them.
 struct Queue {
     function: Arc<dyn Function>,
     memory: Arc<AdminMemory>,
@@ -102,7 +101,7 @@ impl AdminMemory {
         })
     }
 
-    /// Returns the memory for `bytes` of the command in a slot, and the offset in it.
+    /// Returns the data memory for `bytes` of a slot's command, and the offset in it.
     fn place(&self, index: usize, bytes: usize) -> (&DmaMemory, usize) {
         if bytes > PAGE {
             (&self.area, 0)
@@ -115,7 +114,7 @@ impl AdminMemory {
         let (memory, at) = self.place(index, bytes);
         let second = match bytes {
             ..=PAGE => 0,
-            // Two pages need no list.
+            // Two pages need no page list.
             _ if bytes <= 2 * PAGE => memory.address(PAGE),
             _ => memory.address(LIST_AT),
         };
@@ -125,7 +124,7 @@ impl AdminMemory {
 
 #[derive(Default)]
 struct Slot {
-    /// The command identifier in the ring now; 0 means none.
+    /// Command identifier of the command in the ring; 0 means none.
     cid: u16,
     use_count: u16,
     stage: Stage,
@@ -137,14 +136,14 @@ enum Stage {
     #[default]
     Free,
     Sent,
-    /// Sent, and no caller waits for it.
+    /// Sent, and the caller no longer waits for the completion.
     GivenUp,
     Event,
     Answered(Answer),
     Failed(ControlError),
 }
 
-/// How a command was answered.
+/// The completion of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub status: StatusCode,
@@ -168,8 +167,8 @@ impl Admin {
         }
     }
 
-    /// Opens the queue with empty rings of the controller. The controller is disabled, so earlier
-    /// rings mean nothing to it.
+    /// Opens the queue with empty rings. The controller is disabled, so it does not use earlier
+    /// rings.
     pub fn open(&self, function: Arc<dyn Function>, memory: Arc<AdminMemory>, stride: u32) {
         memory.cq.zero(0, PAGE);
         let mut state = self.state.lock();
@@ -187,8 +186,8 @@ impl Admin {
         });
     }
 
-    /// Closes the queue: waiting and later commands end with `why`. Memory that the controller may
-    /// still reach stays until the queue is opened again or [`Admin::release_memory`] is called.
+    /// Closes the queue: pending and later commands fail with `why`. Memory that the controller may
+    /// still access stays until the queue is opened again or [`Admin::release_memory`] is called.
     pub fn close(&self, why: ControlError) {
         let mut state = self.state.lock();
         state.end(why.clone());
@@ -198,14 +197,14 @@ impl Admin {
         }
     }
 
-    /// Call when the controller cannot reach memory any longer.
+    /// Call this when the controller can no longer access memory.
     pub fn release_memory(&self) {
         let mut state = self.state.lock();
         state.kept = None;
     }
 
     /// Sends a command and waits for its completion, of any status. The controller reads `data`;
-    /// the bytes that it writes are put in `into`.
+    /// the bytes that it writes are copied to `into`.
     pub async fn execute(
         &self,
         core: &CoreHandle,
@@ -261,7 +260,7 @@ impl Admin {
         Ok(answer)
     }
 
-    /// `None`: no slot is free, or another command has the area.
+    /// Returns `None` when no slot is free, or another command uses the data area.
     fn send(&self, sqe: &Sqe, data: &[u8], bytes: usize) -> Result<Option<u16>, ControlError> {
         let mut state = self.state.lock();
         if let Some(why) = &state.closed {
@@ -301,7 +300,7 @@ impl Admin {
         self.state.lock().ending = true;
     }
 
-    /// Keeps so many asynchronous event requests out.
+    /// Keeps `count` asynchronous event requests outstanding.
     pub fn request_events(&self, count: u16) {
         let mut state = self.state.lock();
         if state.queue.is_none() || state.ending {
@@ -320,7 +319,7 @@ impl Admin {
         self.state.lock().events.drain(..).collect()
     }
 
-    /// Completions so far that answered nothing that was asked.
+    /// Number of completions so far that match no command.
     pub fn lies(&self) -> u64 {
         self.state.lock().lies
     }
@@ -336,7 +335,7 @@ impl Admin {
         let mut state = self.state.lock();
         let queue = state.queue.as_ref();
         if queue.is_none_or(|queue| queue.head.peek(&queue.memory.cq).is_none()) {
-            // As nearly always: every turn of the reactor asks.
+            // The usual case: every turn of the reactor polls.
             return 0;
         }
         let mut wakers = [const { None }; ENTRIES as usize];
@@ -397,7 +396,7 @@ impl Inside {
             return;
         };
         let slot = &mut self.slots[index];
-        // Never 0, which stands for nothing.
+        // Never 0, which means no command.
         slot.use_count = slot.use_count % 0x3fe + 1;
         slot.cid = index as u16 | slot.use_count << ENTRIES.trailing_zeros();
         slot.stage = stage;
@@ -408,7 +407,7 @@ impl Inside {
         queue.sq.ring(&*queue.function, None, before, tail);
     }
 
-    /// Ends all commands; the controller reaches their pages no more.
+    /// Ends all commands; the controller can no longer access their pages.
     fn end(&mut self, why: ControlError) {
         for slot in &mut self.slots {
             slot.cid = 0;
@@ -426,7 +425,7 @@ impl Inside {
     }
 }
 
-/// Frees the slot when its command is over, or remembers that no caller waits for it.
+/// Frees the slot after its command, or marks it as abandoned when the caller drops its future.
 struct Waiting<'a> {
     admin: &'a Admin,
     index: u16,

@@ -1,20 +1,20 @@
-//! Decides what becomes of an I/O: straight to the module, an answer at once, or a job.
+//! Decides how an I/O is executed: by the module directly, by an immediate result, or by a job.
 
 use nacre_hugepages::Buf;
 
 use crate::device::{Bdev, Support};
 use crate::io::{Flags, Io, Op, Status};
 
-/// What of a device matters for the decision; fixed while it lives.
+/// The properties of a device that the decision depends on. They do not change.
 #[derive(Debug, Clone)]
 pub(super) struct Shape {
     pub block_size: u32,
     pub max_blocks: u32,
     pub max_unmap_blocks: u64,
     pub max_verify_blocks: u32,
-    /// Largest compare-and-write that the module performs by itself, in blocks.
+    /// Largest native compare-and-write, in blocks.
     own_swap_blocks: u32,
-    /// 0: none.
+    /// 0: no boundary.
     pub boundary_blocks: u32,
     pub read_only: bool,
     pub volatile_cache: bool,
@@ -26,30 +26,30 @@ pub(super) struct Shape {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// The module executes the I/O as it is.
+    /// The module executes the I/O unchanged.
     Direct,
-    /// The layer answers the I/O without the module.
+    /// The layer completes the I/O without the module.
     Now(Status),
     Job(Recipe),
 }
 
-/// Blocks of the largest emulated compare-and-write: its range is held for a read and a write.
+/// Blocks of the largest emulated compare-and-write: its range is locked for a read and a write.
 pub(super) const EMULATED_SWAP_BLOCKS: u32 = 128;
 
-/// How a job does its work.
+/// Method of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recipe {
-    /// The module does it (as this operation), in as many pieces as it takes.
+    /// Sends this operation to the module, in as many pieces as needed.
     Pieces(Op),
-    /// Write zeroes: writes a buffer of zeroes, as often as it takes.
+    /// Write zeroes: writes a buffer of zeroes repeatedly.
     WriteZeroBuffer,
-    /// Compare: reads piece by piece and compares here.
+    /// Compare: reads piece by piece and compares in memory.
     ReadAndCompare,
-    /// Compare and write: compares, natively or by reading, then writes, with the range held.
+    /// Compare and write: compares, natively or by reading, then writes, with the range locked.
     Swap,
     /// Copy: reads and writes piece by piece.
     ReadAndWrite,
-    /// Verify: reads piece by piece and drops the data.
+    /// Verify: reads piece by piece and discards the data.
     ReadAndDrop,
 }
 
@@ -69,7 +69,7 @@ impl Shape {
             volatile_cache: limits.volatile_cache,
             native_fua: bdev.native_fua(),
             unmap_zeroes: limits.unmap_zeroes && limits.unmap_granularity_blocks <= 1,
-            // Pieces of a loan cannot be put together, so there is none across a boundary.
+            // Lent pieces cannot be joined, so nothing is lent across a boundary.
             lend_blocks: match limits.optimal_boundary_blocks {
                 0 => limits.lend_blocks.min(limits.max_blocks),
                 _ => 0,
@@ -82,13 +82,13 @@ impl Shape {
         self.native[op.index()]
     }
 
-    /// How the layer and the module together carry `op` out.
+    /// How the layer and the module together support `op`.
     pub fn support(&self, op: Op) -> Support {
         let (read, write) = (self.native(Op::Read), self.native(Op::Write));
         let emulated = match op {
-            // The layer cannot read, write or deallocate in the module's place.
+            // The layer cannot emulate these operations.
             Op::Read | Op::Write | Op::Unmap => false,
-            // Without a cache everything that completed is where it will stay.
+            // Without a volatile cache every completed write is on the media.
             Op::Flush => !self.volatile_cache,
             Op::WriteZeroes => write,
             Op::Compare | Op::Verify => read,
@@ -101,7 +101,7 @@ impl Shape {
         }
     }
 
-    /// Whether an operation needs bounce memory.
+    /// True if an operation needs bounce memory.
     pub fn bounces(&self) -> bool {
         [
             Op::WriteZeroes,
@@ -114,7 +114,7 @@ impl Shape {
         .any(|op| self.support(*op) == Support::Emulated)
     }
 
-    /// Blocks of the largest compare-and-write; 0: there is none.
+    /// Blocks of the largest compare-and-write; 0: not supported.
     pub fn swap_blocks(&self) -> u32 {
         match self.support(Op::CompareAndWrite) {
             Support::Native => self.own_swap_blocks,
@@ -128,13 +128,13 @@ impl Shape {
         blocks as usize * self.block_size as usize
     }
 
-    /// Whether a write must be followed by a flush to force it to the media.
+    /// True if a write needs a following flush to reach the media.
     pub fn flush_after(&self, op: Op, flags: Flags) -> bool {
         let writes = op.is_write() && op != Op::Unmap;
         writes && flags.contains(Flags::FUA) && self.volatile_cache && !self.native_fua
     }
 
-    /// How many of `left` blocks from `lba` one request of the module may have.
+    /// Number of blocks, at most `left`, for the next request to the module, starting at `lba`.
     #[inline]
     pub fn piece(&self, op: Op, lba: u64, left: u32) -> u32 {
         let most = match op {
@@ -155,7 +155,7 @@ impl Shape {
         }
     }
 
-    /// How many of `left` blocks that end at `end` one read or write may have.
+    /// Number of blocks, at most `left`, for one read or write that ends at `end`.
     pub fn piece_before(&self, end: u64, left: u32) -> u32 {
         let most = left.min(self.max_blocks);
         match self.boundary_blocks {
@@ -164,7 +164,7 @@ impl Shape {
         }
     }
 
-    /// Decides about `io` on a device that has `total` blocks now.
+    /// Chooses the method for `io` on a device of currently `total` blocks.
     #[inline]
     pub fn plan(&self, io: &Io, total: u64) -> Plan {
         if io.op == Op::Flush {
@@ -197,7 +197,7 @@ impl Shape {
             return self.emulation(io);
         }
         let whole = self.piece(io.op, io.lba, io.blocks) == io.blocks;
-        // What may be refused after all is done in another way then: that takes a job.
+        // The module may refuse this operation, which then needs a job for the emulation.
         let sure = io.op != Op::WriteZeroes;
         if whole && sure && !self.flush_after(io.op, io.flags) {
             return Plan::Direct;
@@ -244,7 +244,8 @@ impl Shape {
         })
     }
 
-    /// Whether the buffers are as long as the blocks (or absent, where the device lends its own).
+    /// True if the buffers have the length of the blocks, or are absent and the device lends its
+    /// own.
     #[inline]
     fn data_fits(&self, io: &Io) -> bool {
         let bytes = self.bytes(io.blocks);

@@ -6,13 +6,13 @@
 //!                                └a user does: refused ──by force┘ with a warning
 //! ```
 //!
-//! A host believes the announced size. If the device became smaller under it, the host's I/O beyond
-//! the new end would fail through no fault of the host, and a mounted file system would be cut off.
-//! So a device that lost its end (a file was truncated) keeps its announced size. Existing blocks
-//! are served, and the module completes I/O beyond them with [`crate::Status::OutOfRange`].
+//! A host relies on the announced size. If the device shrank under a host, the host's I/O beyond
+//! the new end would fail, and a mounted file system would be cut off. So a device that lost its
+//! end (a file was truncated) keeps its announced size. Existing blocks are served, and the module
+//! completes I/O beyond them with [`crate::Status::OutOfRange`].
 //!
 //! The check and the change are not atomic towards a host that connects. They need not be: the host
-//! relies on the device from its Connect on, and asks for the size several round trips later.
+//! relies on the device from its Connect on, and reads the size several round trips later.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use super::{Event, Holder, Record, Registry, RegistryError};
 use crate::device::Bdev;
 use crate::layer::Layer;
 
-/// The treatment of a smaller size while a user relies on the larger one.
+/// What to do with a smaller size while a user relies on the larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shrink {
-    /// It is refused.
+    /// Refuse the size.
     IfUnused,
-    /// Adopts it: users that rely on the lost end lose their data there.
+    /// Adopt the size: users that rely on the lost end lose their data there.
     Forced,
 }
 
@@ -45,7 +45,7 @@ impl User {
     }
 }
 
-/// A device and the devices stacked on it, in this order, and all users of any of them.
+/// A device and the devices stacked on it, from the bottom up, and the users of all of them.
 #[derive(Default)]
 struct Stack {
     layers: Vec<Arc<Layer>>,
@@ -53,15 +53,14 @@ struct Stack {
 }
 
 impl Registry {
-    /// The device may have changed its size: adopts it, also for the devices stacked on it, and
-    /// notifies subscribers. Returns the new size if it changed. Refuses a smaller one while a user
-    /// relies on the larger one.
+    /// Adopts the module's present size, also for the devices stacked on it, and notifies
+    /// subscribers. Returns the new size if it changed. Refuses a smaller size while a user relies
+    /// on the larger one.
     pub fn notify_resize(&self, name: &str) -> Result<Option<u64>, RegistryError> {
         self.take_size(name, Shrink::IfUnused)
     }
 
-    /// Adopts a new size like [`Registry::notify_resize`]; `shrink` permits or refuses a smaller
-    /// one.
+    /// Like [`Registry::notify_resize`], except that `shrink` permits or refuses a smaller size.
     pub fn take_size(&self, name: &str, shrink: Shrink) -> Result<Option<u64>, RegistryError> {
         let stack = self.stack(name)?;
         self.tell_cut(&stack);
@@ -88,7 +87,7 @@ impl Registry {
                 "made smaller by force, in bytes: data past the new end is lost"
             );
         }
-        // From the bottom: each device has the size of the device below it.
+        // From the bottom up: the size of each device depends on the device below it.
         let mut changed = layers.iter().map(|layer| {
             let changed = layer.refresh();
             if let Some(blocks) = changed {
@@ -104,8 +103,8 @@ impl Registry {
         Ok(first)
     }
 
-    /// Checks whether the device can shrink to `bytes`, before any change: a module that has a
-    /// smaller size fails I/O beyond it from then on.
+    /// Checks whether the device may shrink to `bytes`. Call this before the change: a module with
+    /// a smaller size fails I/O beyond it immediately.
     pub fn may_shrink(&self, name: &str, bytes: u64) -> Result<(), RegistryError> {
         let Stack { layers, users } = self.stack(name)?;
         let announced = layers[0].geometry().bytes();
@@ -122,14 +121,13 @@ impl Registry {
         }
     }
 
-    /// The device and those stacked on it, by name.
+    /// Names of the device and of those stacked on it.
     pub fn stacked_on(&self, name: &str) -> Result<Vec<String>, RegistryError> {
         let Stack { layers, .. } = self.stack(name)?;
         Ok(layers.iter().map(|l| l.name().to_owned()).collect())
     }
 
-    /// Notifies subscribers of a device that has fewer blocks than announced, and of the devices on
-    /// top of it.
+    /// Notifies subscribers if the device, or one stacked on it, has fewer blocks than announced.
     pub fn tell_if_cut(&self, name: &str) -> Result<(), RegistryError> {
         self.stack(name).map(|stack| self.tell_cut(&stack))
     }

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::sgl::{Remote, Remotes};
 use crate::stats::{Stats, add};
 
-/// A READ that waits for the negotiated depth or for room.
+/// A READ that waits for the negotiated depth, or for space in the send queue.
 struct Read {
     tag: ReqTag,
     remote: Remote,
@@ -34,52 +34,52 @@ pub(crate) struct Conn {
     pub names: Names,
     pub limits: Limits,
     pub lane: Lane,
-    /// The place of its device in the core's list.
+    /// Index of its device in the core's list.
     pub device: usize,
     pub since: Nanos,
-    /// The connection is established, and the target knows it.
+    /// The connection is established, and the target knows of it.
     pub live: bool,
     pub opened: bool,
     /// Its Connect was accepted.
     pub established: bool,
-    /// Commands that came before the target knew the connection.
+    /// Commands that arrived before the target knew of the connection.
     pub early: VecDeque<(Sqe, Option<Buf>)>,
-    /// Fetches that cannot be.
+    /// Fetches that failed before any READ.
     pub refused: VecDeque<(ReqTag, StatusCode)>,
     responses: VecDeque<Response>,
     reads: Reads,
     /// Descriptors that came in capsules, by command.
     lists: Lists,
-    /// A response has ended a registration of the host's.
+    /// A response has invalidated one of the host's registrations.
     pub invalidated: bool,
     /// The failure has been reported.
     pub failure_reported: bool,
-    /// It is ending, for this reason; the queue pair flushes.
+    /// The reason for closing, while the queue pair flushes.
     pub closing: Option<Closed>,
     pub deadline: Nanos,
-    /// It ends when everything queued has left.
+    /// Close the connection after everything queued was sent.
     pub draining: bool,
-    /// It has taken its last shared receive.
+    /// The queue pair takes no further shared receive.
     pub last_receive: bool,
     /// Polls since the last outstanding request completed.
     pub quiet: u8,
     pub dirty: bool,
     pub attention: bool,
-    /// Not all of its own receives are posted: there were no buffers for them.
+    /// Some of its own receives are not posted, for lack of buffers.
     pub starved: bool,
 }
 
 /// The READs of a connection.
 struct Reads {
-    /// They wait for the negotiated depth or for room.
+    /// READs that wait for the negotiated depth, or for space in the send queue.
     waiting: VecDeque<Read>,
-    /// Posted, in order, each with whether its data is complete with it.
+    /// Posted READs, in order; the flag marks the last READ of a fetch.
     posted: VecDeque<(ReqTag, bool)>,
-    /// The parts of the oldest fetch that are there.
+    /// The completed parts of the oldest fetch.
     assembled: Option<Buf>,
 }
 
-/// The two ends of a connection.
+/// Names of both ends of a connection, for logs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Names {
     pub id: CmId,
@@ -88,17 +88,17 @@ pub(crate) struct Names {
     pub peer: SocketAddr,
 }
 
-/// The values that a connection is made with.
+/// The negotiated limits of a connection.
 pub(crate) struct Limits {
-    /// Commands that the host may have outstanding.
+    /// Most outstanding commands of the host.
     pub depth: usize,
-    /// READs that may be posted at once.
+    /// Most READs posted at the same time.
     pub read_depth: usize,
-    /// Responses may end the host's registrations.
+    /// Responses may invalidate the host's registrations.
     pub invalidate: bool,
     /// Capabilities of the connection, if its listener has options of its own.
     pub caps: Option<Box<TransportCaps>>,
-    /// Data that its commands may carry, in bytes, and descriptors in it.
+    /// Most data in a capsule, in bytes, and most descriptors.
     pub in_capsule: u32,
     pub max_descriptors: u8,
 }
@@ -136,7 +136,8 @@ impl Conn {
         }
     }
 
-    /// Keeps the descriptors of a command. `false`: more commands than there may be.
+    /// Keeps the descriptors of a command. Returns false if the host exceeds its number of
+    /// commands.
     pub fn keep_list(&mut self, cid: u16, list: Result<Buf, StatusCode>) -> bool {
         let room = self.lists.len() < self.limits.depth;
         if room {
@@ -145,7 +146,7 @@ impl Conn {
         room
     }
 
-    /// Where the host's memory for a transfer is.
+    /// The host's memory regions for a transfer.
     fn remotes<'a>(
         lists: Option<&'a Result<Buf, StatusCode>>,
         pointer: &nacre_nvmf_wire::SglDescriptor,
@@ -165,7 +166,7 @@ impl Conn {
         let pointer = sqe.sgl_descriptor();
         let several = matches!(pointer.parse(), Ok(Sgl::InCapsuleDescriptors { .. }));
         let list = several.then(|| list_of(&self.lists, tag.cid)).flatten();
-        // A host may round up the memory of a list or a structure, never that of blocks.
+        // A host may round up the memory of a list or a structure, but not that of blocks.
         let exact = matches!(sqe.opcode, opcode::WRITE | opcode::COMPARE);
         let remotes = Conn::remotes(list, &pointer, into.len(), exact)?;
         if into.as_mut_ptr().is_none() {
@@ -178,7 +179,7 @@ impl Conn {
             let part = std::mem::replace(&mut into, rest);
             let last = into.is_empty();
             if last && parts.is_empty() {
-                // The usual case needs no list.
+                // The usual case: one descriptor and no list.
                 self.reads.waiting.push_back(Read {
                     tag,
                     remote,
@@ -201,13 +202,13 @@ impl Conn {
         Ok(())
     }
 
-    /// A READ is done. With the last part of a fetch, all of its data.
+    /// Completes a READ. Returns the data of the fetch with its last part.
     pub fn read_done(&mut self, part: Buf) -> Option<(ReqTag, Buf)> {
         let (tag, last) = self.reads.posted.pop_front()?;
         let whole = match self.reads.assembled.take() {
             None => part,
             Some(mut whole) => {
-                // Parts were split off one another in this order.
+                // Parts were split from each other in this order.
                 whole.unsplit(part).expect("parts of one buffer");
                 whole
             }
@@ -234,7 +235,8 @@ impl Conn {
         }
     }
 
-    /// Queues the writes of a response and itself; hands it back when there is no room now.
+    /// Queues the writes of a response, and the response. Hands it back when the queue has no space
+    /// now.
     fn start(&mut self, response: Response, stats: &Stats) -> Option<Response> {
         let cid = response.tag.cid;
         let pointer = response.sgl;
@@ -251,7 +253,7 @@ impl Conn {
         if bytes > 0 {
             match Conn::remotes(list, &pointer, bytes, false) {
                 Ok(remotes) => {
-                    // Each write but the last ends with a buffer or with a descriptor.
+                    // Each write but the last ends at the end of a buffer or of a descriptor.
                     let most = match &remotes {
                         Remotes::One(_) => data.len(),
                         Remotes::List(list) => data.len() + (list.len() / 16).saturating_sub(1),
@@ -260,7 +262,7 @@ impl Conn {
                     if !fits && self.lane.sends() > 0 {
                         return Some(response);
                     }
-                    // The device has no queue that is deep enough for it.
+                    // No queue of the device is deep enough for this response.
                     if !fits {
                         add(&stats.sgl_refused, 1);
                         cqe = failed(&cqe, StatusCode::INTERNAL_ERROR);
@@ -295,7 +297,7 @@ impl Conn {
         None
     }
 
-    /// Moves what waited as far as there is room, and rings the doorbell.
+    /// Queues waiting requests while there is space, and rings the doorbell.
     pub fn flush(&mut self, now: Nanos, stats: &Stats) -> Result<(), PostError> {
         while let Some(response) = self.responses.pop_front() {
             if let Some(waits) = self.start(response, stats) {
@@ -325,13 +327,12 @@ impl Conn {
         if !self.reads.waiting.is_empty() {
             add(&stats.reads_waited, 1);
         }
-        // Completions cost time, but free buffers; requests that wait for room need one.
+        // Signaled completions cost time, but free buffers. Requests that wait for space need one.
         let waits = !self.responses.is_empty() || self.draining;
         if waits || self.lane.needs_signal() {
             self.lane.signal_last();
         }
-        // Perhaps no queued request can be signaled now, and no earlier request has a completion
-        // due.
+        // Possibly no queued request can be signaled now, and no earlier one has a completion due.
         if waits {
             self.lane.mark();
         }
@@ -361,7 +362,7 @@ fn failed(cqe: &Cqe, status: StatusCode) -> Cqe {
     Cqe::new(cqe.cid(), status).with_sqhd(cqe.sqhd.get())
 }
 
-/// Spreads the data over the host's memory.
+/// Writes the data to the host's memory regions.
 fn write_all(
     lane: &mut Lane,
     data: &[Buf],

@@ -25,14 +25,13 @@ use crate::sgl;
 use crate::shared::{CoreSlot, Shared, ToControl, ToCore};
 use crate::stats::{Stats, Timed, add};
 
-/// Free receive slots that are worth a doorbell before the turn ends.
+/// Number of free receive slots that justify a doorbell before the turn ends.
 const REFILL: usize = 32;
 
-/// The connections of a device by their queue pairs' numbers: other devices may have the same
-/// numbers.
+/// The connections of one device by queue pair number. Numbers of different devices can be equal.
 type ByNumber = HashMap<u32, u32, BuildHasherDefault<NumberHasher>>;
 
-/// Queue pair numbers are spread well enough by one multiplication.
+/// A hasher: one multiplication spreads queue pair numbers well enough.
 #[derive(Default)]
 struct NumberHasher(u64);
 
@@ -59,7 +58,7 @@ struct Device {
     receiver: Option<Receiver>,
     by_number: ByNumber,
     conns: usize,
-    /// Its completion queue failed; its connections were given up.
+    /// The completion queue failed, and its connections were closed.
     dead: bool,
     /// The device reports when an ending queue pair has taken its last shared receive; not all
     /// devices do.
@@ -79,31 +78,31 @@ pub struct RdmaTransport {
     shared: Arc<Shared>,
     core: Arc<CoreSlot>,
     caps: TransportCaps,
-    // Connections go before the receivers that their queue pairs take from.
+    // Fields drop in order: connections before the receivers that their queue pairs use.
     slots: Vec<Slot>,
     free: Vec<u32>,
     count: usize,
     by_id: HashMap<CmId, u32>,
     devices: Vec<Option<Device>>,
-    /// Counters by device index. They stay when a device goes.
+    /// Counters by device index. They survive a removal of the device.
     stats: Vec<Arc<Stats>>,
     batch: Batch,
-    /// Connections with requests to post, and with events to report or an end to reach.
+    /// Connections with requests to post, events to report, or an end to complete.
     dirty: Vec<u32>,
     attention: Vec<u32>,
     looked_at: Vec<u32>,
     next_deadline: Nanos,
-    /// A host was refused for want of room shortly before.
+    /// A host was refused for lack of space: until this time, unconnected queues have a shorter
+    /// deadline.
     crowded_until: Nanos,
     now: Nanos,
     wakes: EventSet,
     headers: Pool,
     messages: Pool,
     data: Option<Pool>,
-    /// Receives that may be posted at once.
+    /// The number of receives that may be posted at the same time.
     receives: usize,
-    /// Connections with receives of their own that wait for buffers, which commands of other
-    /// connections hold.
+    /// Connections whose own receives wait for buffers, which commands of other connections hold.
     starved: VecDeque<u32>,
 }
 
@@ -168,7 +167,7 @@ impl RdmaTransport {
         }
     }
 
-    /// A completion. At most one event.
+    /// Handles one completion. Reports at most one event.
     fn completed(&mut self, at: usize, done: Completion, events: &mut Events) {
         if done.is_recv() {
             return self.received(at, done, events);
@@ -268,7 +267,7 @@ impl RdmaTransport {
             let conn = ConnId { index, generation };
             events.push(Event::Capsule { conn, sqe, data });
         } else {
-            // It may come before the news that the connection is there.
+            // The first completion can arrive before the event that the connection is established.
             conn.live = true;
             conn.early.push_back((sqe, data));
             self.notice(index);
@@ -277,7 +276,7 @@ impl RdmaTransport {
     }
 }
 
-/// A connection that is open and does not end.
+/// Returns the connection if it is open and not closing.
 fn find(slots: &mut [Slot], id: ConnId) -> Option<&mut Conn> {
     let slot = slots.get_mut(id.index as usize)?;
     let found = slot.generation == id.generation;
@@ -286,15 +285,15 @@ fn find(slots: &mut [Slot], id: ConnId) -> Option<&mut Conn> {
         .filter(|conn| found && conn.closing.is_none())
 }
 
-/// A command as it arrived.
+/// A received command.
 struct Capsule {
     sqe: Sqe,
     data: Option<Buf>,
     list: Option<Result<Buf, nacre_nvmf_wire::StatusCode>>,
 }
 
-/// Takes the parts of a command out of its receive buffer; the rest goes back. Data beyond the
-/// connection's in-capsule size counts as absent, whatever room the buffer has.
+/// Takes the parts of a command out of its receive buffer; the rest is returned. Data beyond the
+/// connection's in-capsule size counts as absent, even if the buffer has space for it.
 #[inline]
 fn take(
     mut message: nacre_transport_rdma_verbs::Received<'_>,
@@ -408,7 +407,7 @@ impl Transport for RdmaTransport {
             CloseWhy::Now => self.end(conn.index, Closed::Local),
             CloseWhy::Drained => {
                 open.draining = true;
-                // An end that does not come by itself is made.
+                // At this deadline the connection closes even if it has not drained.
                 open.deadline = deadline;
                 self.next_deadline = self.next_deadline.min(deadline);
                 self.mark_dirty(conn.index);
@@ -504,7 +503,7 @@ impl Transport for RdmaTransport {
 fn refill(receiver: &mut Receiver, data: Option<&Pool>, stats: &Stats) {
     match receiver.post(data) {
         Ok(posted) => add(&stats.receives_posted, posted as u64),
-        // The device is about to say more, in a completion or an event.
+        // The device reports the reason next, in a completion or an event.
         Err(error) => tracing::error!(%error, "receives could not be posted"),
     }
 }

@@ -1,4 +1,4 @@
-//! Sleeping: interrupts, which cost a microsecond each, are on only while the core wants them.
+//! Sleeping: interrupts cost a microsecond each, so they are on only while the core sleeps.
 //!
 //! ```text
 //! polled ── arm, with I/O in flight ─▶ drains ── empty ─▶ asked ── recreated ─▶ interrupts
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! While the queue pair drains, submitted I/O waits and the core does not sleep. Once the queue is
-//! empty no interrupt is needed, and the control's bell wakes the core. So the switch neither
-//! interrupts a command nor sends one twice.
+//! empty no interrupt is needed, and the control's bell wakes the core. So no command is
+//! interrupted or sent twice by a switch.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -18,8 +18,8 @@ use nacre_reactor::Nanos;
 use super::{LOOK, LOOK_SOON, Pair};
 use crate::link::Want;
 
-/// This many consecutive looks at commands in flight, without a wish to sleep in between, mean that
-/// the core polls.
+/// The core counts as polling after this many consecutive checks of commands in flight without a
+/// call of `arm` in between.
 const POLLED_LOOKS: u8 = 2 * super::TICKS as u8;
 
 /// State of a switch from interrupts to polling, or back.
@@ -35,7 +35,7 @@ impl Pair {
         self.switch.to.is_some()
     }
 
-    /// Lets the queue run empty, if it can be made otherwise at all.
+    /// Starts to drain the queue, unless it has no vector, or is in this mode or switching already.
     #[cold]
     fn switch(&mut self, on: bool) {
         let is_so = self.link.interrupts.load(Ordering::Relaxed) == on;
@@ -59,7 +59,7 @@ impl Pair {
         }
     }
 
-    /// The queue was recreated, for this or another reason, or is gone.
+    /// The queue was recreated, for this or another reason, or is gone: ends the switch.
     pub(super) fn end_switching(&mut self) {
         if self.switch.to.take().is_some() {
             self.lanes.hungry -= 1;
@@ -67,10 +67,10 @@ impl Pair {
         self.switch.requested = false;
     }
 
-    /// Counts one look at commands in flight. Starts the switch to polling when enough looks
-    /// found no wish to sleep.
+    /// Counts one check of commands in flight. Starts the switch to polling after enough checks
+    /// without a call of `arm`.
     pub(super) fn look_at_interrupts(&mut self) {
-        // It may not have been heard.
+        // The control may have missed the request, so `go_on_switching` repeats it.
         self.switch.requested = false;
         if self.grant.vector.is_none() || !self.live {
             return;
@@ -84,7 +84,7 @@ impl Pair {
 
     pub fn arm(&mut self, at: usize, now: Nanos) -> Idle {
         self.switch.polled_looks = 0;
-        // Before the look at the phase: later bells are heard.
+        // Clear the bell before checking the phase, so that a later ring is not lost.
         self.link.clear_bell();
         let lane = self.lanes.get(at);
         if !lane.ready.is_empty() {
@@ -117,8 +117,8 @@ impl Pair {
             self.switch(true);
             return Idle::Busy;
         }
-        // Some controllers send no further interrupt before they know that the completions of the
-        // last one were read.
+        // Some controllers send no further interrupt before the completions of the last one are
+        // acknowledged.
         if !self.head.is_rung() {
             self.ring_doorbells(true);
         }
@@ -126,14 +126,14 @@ impl Pair {
         Idle::Until((now + LOOK).min(self.next_scan.max(now + LOOK_SOON)))
     }
 
-    /// What fired before is no reason to wake up.
+    /// Clears interrupts that fired before.
     fn acknowledge(&self) {
         if let Some(vector) = self.link.vector {
             self.link.grant().function.acknowledge(vector);
         }
     }
 
-    /// The descriptor of its vector, as of now.
+    /// The descriptor of the current vector.
     pub fn vector_fd(&self) -> Option<RawFd> {
         let grant = self.link.grant();
         self.link

@@ -11,11 +11,12 @@
 //!          flush: one doorbell for everything
 //! ```
 //!
-//! The queue is made without interrupts, and stays so as long as its core polls. `interrupts.rs`
+//! The queue is created without interrupts, and stays so as long as its core polls. `interrupts.rs`
 //! handles a core that wants to sleep.
 //!
-//! A slot holds an I/O and its buffers from `place` to `finish`; nothing else ends it. `recover.rs`
-//! handles a queue that is recreated and a drive that is gone; `place.rs` finds the data.
+//! A slot holds an I/O and its buffers from `place` to `finish`; no other code ends it.
+//! `recover.rs` handles a recreated queue and a removed drive; `place.rs` prepares the data
+//! pointer.
 
 mod interrupts;
 mod lanes;
@@ -41,24 +42,24 @@ use crate::link::{Grant, Link, Report, Want, count};
 use crate::phase::Word;
 use crate::ring::{Answer, Head, Tail};
 
-/// How long a sleeping core may fail to notice that an interrupt was lost.
+/// Longest sleep of a core with I/O in flight, in case an interrupt was lost.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the core sleeps where only time can show that it may continue.
+/// Sleep time when the core must poll again without a wake-up.
 const LOOK_SOON: Duration = Duration::from_micros(500);
-/// How long a controller with shadow doorbells may leave all its commands incomplete before its
-/// registers are written too.
+/// Time after which a controller with shadow doorbells, which completes none of its commands, gets
+/// register writes as well.
 const NUDGE: Duration = Duration::from_millis(10);
-/// A timeout is this many looks at the commands in flight.
+/// Number of checks of the commands in flight per timeout.
 const TICKS: u32 = 8;
 
-/// How often the thread gives way while it lets the controller finish: some milliseconds at most.
+/// Upper bound of yields while the controller finishes its commands: some milliseconds.
 const PATIENCE: u32 = 4096;
 
 pub(crate) struct Pair {
     controller: Arc<Controller>,
     link: Arc<Link>,
     grant: Arc<Grant>,
-    /// The phase as it was when last looked at, and whether that is live.
+    /// The phase at the last check, and whether it is live.
     word: Word,
     live: bool,
     tail: Tail,
@@ -66,29 +67,29 @@ pub(crate) struct Pair {
     slots: Box<[Slot]>,
     free: Vec<u16>,
     cids: slot::Cids,
-    /// Commands given to the controller and not answered.
+    /// Commands sent and not completed.
     sent: u32,
-    /// Commands to be sent again: due time and slot index.
+    /// Commands to send again: due time and slot index.
     again: Vec<(Nanos, u16)>,
     lanes: Lanes,
-    /// Memory in which a PRP list or an SGL segment is assembled.
+    /// Memory for building a PRP list or an SGL segment.
     scratch: Box<[u8; crate::data::PAGE]>,
     now: Nanos,
     tick: Option<Duration>,
     next_scan: Nanos,
-    /// Time of the next look for late commands; a scan may come earlier.
+    /// Time of the next check for late commands; a scan may come earlier.
     next_look: Nanos,
-    /// Position in the completion queue at the last scan, if commands were in flight.
+    /// Position in the completion queue at the last scan, if commands were in flight then.
     still: Option<u32>,
     switch: Switch,
 }
 
-/// What [`Pair::start`] made of an I/O.
+/// Result of [`Pair::start`].
 pub(crate) enum Start<'a> {
     Full,
-    /// Its command is in the ring, and it belongs here: into a slot, which is empty.
+    /// The command is in the ring. Put the I/O into this empty slot.
     Sent(&'a mut Option<Io>),
-    /// The I/O is accepted, and more remains to be done for it.
+    /// The I/O is accepted; call [`Pair::submit`].
     Other,
 }
 
@@ -105,7 +106,7 @@ impl Pair {
             tail: Tail::new(entries),
             head: Head::new(entries),
             slots: (0..slots).map(Slot::new).collect(),
-            // The lowest are used first, again and again: they stay in the caches.
+            // The lowest slots are reused first, and stay in the caches.
             free: (0..slots).rev().collect(),
             cids: slot::Cids::for_slots(slots),
             sent: 0,
@@ -131,7 +132,7 @@ impl Pair {
         self.lanes.open(device, pool, self.slots.len())
     }
 
-    /// Its I/O in flight stays in its slots until the controller is done with it.
+    /// I/O in flight stays in its slots until the controller is done with it.
     pub fn close_lane(&mut self, at: usize) {
         if !self.lanes.close(at) {
             return;
@@ -150,8 +151,8 @@ impl Pair {
         self.let_finish();
     }
 
-    /// Gives the controller a moment for commands that no lane waits for: usually that is enough,
-    /// and their buffers are free. A slower controller keeps them longer.
+    /// Waits briefly for commands whose lane is closed. Usually the controller completes them, and
+    /// their buffers are free. A slower controller keeps them longer.
     fn let_finish(&mut self) {
         let left = |pair: &Pair| {
             let mut slots = pair.slots.iter();
@@ -175,7 +176,7 @@ impl Pair {
         self.lanes.count() > 0
     }
 
-    /// Whether a slot still holds buffers.
+    /// True while a slot holds buffers.
     pub fn holds(&self) -> bool {
         self.free.len() < self.slots.len()
     }
@@ -184,8 +185,8 @@ impl Pair {
         self.lanes.get(at).inflight as usize
     }
 
-    /// Takes an I/O, which stays with the caller until its place is clear: moving it costs as much
-    /// as all the checks here.
+    /// Starts an I/O. It stays with the caller until its slot is known: moving it costs as much as
+    /// all the checks here.
     #[inline]
     pub fn start(&mut self, at: usize, io: &Io) -> Start<'_> {
         let hungry = self.lanes.hungry;
@@ -205,7 +206,7 @@ impl Pair {
         Start::Other
     }
 
-    /// Goes on with an I/O for which [`Pair::start`] said [`Start::Other`].
+    /// Continues with an I/O for which [`Pair::start`] returned [`Start::Other`].
     #[inline(never)]
     pub fn submit(&mut self, at: usize, io: Io) {
         if !self.live || self.lanes.hungry > 0 {
@@ -245,7 +246,7 @@ impl Pair {
         done.len() - before
     }
 
-    /// Processes waiting I/O: commands to repeat, or I/O that was never sent.
+    /// Processes waiting I/O: commands to retry, and I/O that was never sent.
     #[inline(never)]
     fn resume(&mut self, at: usize) {
         if self.is_switching() {
@@ -259,7 +260,7 @@ impl Pair {
         }
     }
 
-    /// Takes completions, the first of which was seen, while there is room for them.
+    /// Processes completions, starting with `first`, while `done` has room.
     #[inline(never)]
     fn reap(&mut self, first: Answer, at: u32, done: &mut Done) {
         let mut next = Some(first);
@@ -278,16 +279,16 @@ impl Pair {
         }
     }
 
-    /// Takes completions like [`Pair::reap`], for lanes that are not polled: each waits in its
-    /// lane.
+    /// Processes completions like [`Pair::reap`], for lanes that are not polled: each completion
+    /// waits in its lane.
     fn reap_unseen(&mut self) {
         if let Some(answer) = self.head.peek(&self.grant.rings.cq) {
             self.reap(answer, NO_LANE, &mut Done::with_capacity(0));
         }
     }
 
-    /// The usual completion: of a command that is a whole I/O of the polled lane and that
-    /// succeeded. Returns false, and does nothing, for any other.
+    /// Handles the usual completion: the command was a whole I/O of the polled lane, and succeeded.
+    /// Returns false without side effects for any other completion.
     #[inline]
     fn succeeded(&mut self, answer: Answer, at: u32, done: &mut Done) -> bool {
         let index = self.cids.index(answer.cid);
@@ -318,7 +319,7 @@ impl Pair {
         true
     }
 
-    /// Any answer, also one to nothing.
+    /// Handles any completion, also one without a command.
     #[inline(never)]
     fn answered(&mut self, answer: Answer, at: u32, done: &mut Done) {
         let index = self.cids.index(answer.cid);
@@ -355,7 +356,7 @@ impl Pair {
         }
     }
 
-    /// Ends a command like [`Pair::finish`]; the owner finds the completion at its next poll.
+    /// Ends a command like [`Pair::finish`]; the lane's next poll returns the completion.
     fn end(&mut self, index: u16, status: Status) {
         if let Some((owner, completion)) = self.release(index, status) {
             self.lanes
@@ -365,7 +366,7 @@ impl Pair {
         }
     }
 
-    /// Frees a slot, as [`Pair::succeeded`] also does. `None` if no lane waits for it.
+    /// Frees a slot, as [`Pair::succeeded`] also does. Returns `None` if its lane is closed.
     fn release(&mut self, index: u16, status: Status) -> Option<(u32, Completion)> {
         let slot = &mut self.slots[usize::from(index)];
         slot.stage = Stage::Free;
@@ -381,7 +382,7 @@ impl Pair {
         Some((owner, io.complete(status)))
     }
 
-    /// Starts the waiting I/O of a lane; while other lanes wait too, at most its share.
+    /// Starts the waiting I/O of a lane; while other lanes wait too, at most the lane's share.
     fn start_waiting(&mut self, at: usize) {
         if !self.live {
             return self.refuse_waiting();
@@ -412,8 +413,9 @@ impl Pair {
         }
     }
 
-    /// Notifies the controller of new entries. It learns the completion head only rarely: it needs
-    /// that for room alone, and a register write costs more than everything else here.
+    /// Notifies the controller of new entries. Reports the completion head rarely: the controller
+    /// needs it only to free entries, and a register write costs more than the rest of this
+    /// function.
     #[inline]
     fn flush(&mut self) {
         if (self.tail.is_rung() && !self.head.is_pressing()) || !self.live {
@@ -425,7 +427,7 @@ impl Pair {
     #[inline]
     fn ring_doorbells(&mut self, head_too: bool) {
         if !self.link.phase.enter(self.word) {
-            // The next poll finds out why.
+            // The next poll detects the reason.
             return;
         }
         let grant = &*self.grant;
@@ -441,12 +443,13 @@ impl Pair {
         self.link.phase.leave();
     }
 
-    /// The last user has gone: the queues are to be deleted.
+    /// The last user has left: requests deletion of the queues.
     pub fn desert(&self) {
         self.report(Want::Delete);
     }
 
-    /// No core polls the pair any longer, but its buffers wait for the controller.
+    /// Processes completions while no core polls the pair, because its buffers wait for the
+    /// controller.
     pub fn reap_left(&mut self) {
         if self.link.phase.word() != self.word {
             self.follow();

@@ -1,5 +1,4 @@
-//! The exceptions of a queue pair: late or repeated commands, a recreated queue, a drive that is
-//! gone.
+//! Exceptions of a queue pair: late or retried commands, a recreated queue, a removed drive.
 
 use std::time::Duration;
 
@@ -14,12 +13,12 @@ use crate::phase::{self, QueueState};
 use crate::ring::{Head, Tail};
 
 impl Pair {
-    /// The control changed the phase: does what follows from it.
+    /// Acts on a phase that the control has changed.
     #[cold]
     pub(super) fn follow(&mut self) {
         self.link.clear_bell();
         let word = self.link.phase.word();
-        // Answers that arrived before are answers, whatever happened to the queue since.
+        // Completions that arrived before the change are valid.
         self.live = false;
         match phase::decode(word) {
             QueueState::Waiting | QueueState::Quiescing => {}
@@ -36,14 +35,14 @@ impl Pair {
         self.word = word;
     }
 
-    /// Processes the completions that the controller still wrote.
+    /// Processes completions that the controller wrote before the change.
     fn drain(&mut self) {
         if self.sent > 0 {
             self.reap_unseen();
         }
     }
 
-    /// The controller has a new queue, which is empty: sends the commands in flight again.
+    /// The controller has a new, empty queue: sends the commands in flight again.
     fn begin(&mut self) {
         self.grant = self.link.grant();
         let rings = &self.grant.rings;
@@ -64,7 +63,7 @@ impl Pair {
         }
     }
 
-    /// The command in a slot was not answered by the queue that it was sent to, and never will be.
+    /// The old queue did not complete this slot's command, and never will.
     fn interrupted(&mut self, index: u16) {
         let slot = &self.slots[usize::from(index)];
         if slot.half == Half::First {
@@ -74,7 +73,7 @@ impl Pair {
         self.retry(index, Duration::ZERO);
     }
 
-    /// The second half's slot, if it is still this one's, is free.
+    /// Frees the slot of the second half, if it still belongs to this command.
     fn leave_fused(&mut self, index: u16) {
         let slot = &mut self.slots[usize::from(index)];
         slot.half = Half::No;
@@ -87,7 +86,8 @@ impl Pair {
         }
     }
 
-    /// Sends it again after `delay`, or ends it if that was done too often or must not be.
+    /// Sends the command again after `delay`. Ends it if the limit of retries is reached or a retry
+    /// is not allowed.
     fn retry(&mut self, index: u16, delay: Duration) {
         let limit = self.controller.options().retry_limit;
         let slot = &mut self.slots[usize::from(index)];
@@ -96,7 +96,7 @@ impl Pair {
         };
         let op = io.op;
         let wanted = slot.lane != NO_LANE;
-        // Another namespace may be there by now, with blocks of another size.
+        // The namespace may have been replaced by one with another block size.
         let lane = self.lanes.find(slot.lane as usize);
         let is_gone = lane.is_some_and(|lane| lane.device.is_gone());
         let status = match () {
@@ -115,7 +115,7 @@ impl Pair {
         self.end(index, status);
     }
 
-    /// A completion that does not end its I/O.
+    /// Handles a completion that does not end its I/O.
     #[cold]
     pub(super) fn unfinished(&mut self, index: u16, verdict: Verdict, at: u32, done: &mut Done) {
         match verdict {
@@ -129,7 +129,7 @@ impl Pair {
         }
     }
 
-    /// A piece of a copy is done: on to the next, if there is one.
+    /// One piece of a copy is complete: starts the next, if any.
     fn copied(&mut self, index: u16, at: u32, done: &mut Done) {
         let slot = &mut self.slots[usize::from(index)];
         slot.done += slot.piece;
@@ -144,7 +144,7 @@ impl Pair {
         self.again.push((self.now, index));
     }
 
-    /// One of two commands that belong together was answered: the I/O ends with the second answer.
+    /// One of two fused commands completed: the I/O ends with the second completion.
     #[cold]
     pub(super) fn half_answered(&mut self, index: u16, answer: u16, at: u32, done: &mut Done) {
         let slot = &mut self.slots[usize::from(index)];
@@ -154,13 +154,13 @@ impl Pair {
         let other = self.slots[usize::from(first)].partner;
         let whole = &mut self.slots[usize::from(first)];
         let Some(before) = whole.answer.replace(answer) else {
-            // Its slot stays taken, and its identifier unused, until both are there.
+            // The slot and its identifier stay in use until both commands have completed.
             return;
         };
         debug_assert_eq!(self.slots[usize::from(other)].stage, Stage::Free);
         let compared = if of_write { before } else { answer };
         self.leave_fused(first);
-        // The cause, not "its other half failed".
+        // Report the cause, not "the other half failed".
         let follows = StatusCode::ABORTED_FAILED_FUSED;
         let is_cause = |field: u16| StatusCode::from_field(field).code() != follows;
         let field = match (before, answer) {
@@ -175,12 +175,12 @@ impl Pair {
             // would compare with the written data.
             Verdict::Aborted => self.end(first, Status::Aborted),
             Verdict::Again { .. } if compared == 0 => self.end(first, Status::Aborted),
-            // It was not come to.
+            // The command was not executed.
             Verdict::Again { .. } => self.end(first, Status::Retry),
         }
     }
 
-    /// The controller reaches no memory any longer: all I/O ends.
+    /// The controller no longer accesses memory: all I/O ends.
     fn end_all(&mut self) {
         self.end_switching();
         self.again.clear();
@@ -198,7 +198,7 @@ impl Pair {
         self.lanes.refuse_all();
     }
 
-    /// Periodically: late commands, and doorbells that the controller may have missed.
+    /// Periodic check for late commands and for missed doorbells.
     #[cold]
     pub(super) fn scan(&mut self) {
         if self.now >= self.next_look {
@@ -236,7 +236,7 @@ impl Pair {
         count(&self.controller.counters().nudges);
     }
 
-    /// Ends the waiting I/O when nothing can be sent any longer.
+    /// Ends the waiting I/O when the queue is gone and nothing can be sent.
     #[cold]
     pub(super) fn refuse_waiting(&mut self) {
         if phase::decode(self.word) == QueueState::Gone {
@@ -248,7 +248,8 @@ impl Pair {
         let tick = self.tick.unwrap_or_default();
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            // The first half of a fused pair stands for both, also when it was answered.
+            // The first half of a fused pair represents both commands, even after its own
+            // completion.
             if slot.io.is_none() || slot.stage != Stage::Sent && slot.half == Half::No {
                 continue;
             }
@@ -272,7 +273,7 @@ impl Pair {
         }
     }
 
-    /// Ends an I/O early, if that is possible: see [`nacre_bdev::Queue::abort`].
+    /// Tries to end an I/O early: see [`nacre_bdev::Queue::abort`].
     pub fn abort(&mut self, at: usize, token: Token) -> bool {
         if self.lanes.abort(at, token) {
             return true;
@@ -299,8 +300,8 @@ impl Pair {
 }
 
 impl Drop for Pair {
-    /// Memory that the controller may still write to is never freed, unless the control has shown
-    /// that it cannot.
+    /// Leaks memory that the controller may still write to, unless the control has shown that it
+    /// cannot.
     fn drop(&mut self) {
         let safe = self.link.phase.state() == QueueState::Gone;
         for slot in &mut self.slots {

@@ -1,4 +1,4 @@
-//! The control's state, and the views for lanes and operators that follow from it.
+//! The control's state, and the views for lanes and operators derived from it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,89 +21,90 @@ use crate::shared::{Repair, Report, Shared};
 use crate::view::{Mode, ReplicaView, Role, View};
 
 pub(super) struct State {
-    /// The record as it is in the store.
+    /// The volume's record in the store.
     pub record: VolumeRecord,
-    /// Replicas whose devices are in use, by slot.
+    /// Attached replicas, by slot.
     pub live: [Option<Rc<Live>>; MAX_REPLICAS],
-    /// Replicas that are detached and still in sync in the store: lanes know them until the store
+    /// Detached replicas that are still in sync in the store: lanes keep them until the store
     /// changes.
     pub leaving: [Option<ReplicaView>; MAX_REPLICAS],
-    /// The device that was last in use in each slot: lanes may have I/O under way there.
+    /// The last device of each slot: lanes may have I/O in flight there.
     pub former: [Option<String>; MAX_REPLICAS],
-    /// Failures reported by lanes that have been heard of, and decided upon.
+    /// Number of failures that lanes reported, by slot. `judged` is the number already decided
+    /// upon.
     pub reported: [u64; MAX_REPLICAS],
     pub judged: [u64; MAX_REPLICAS],
     pub reports: Vec<Report>,
-    /// [`Shared::unequal`] as it was last.
+    /// The last value of [`Shared::unequal`].
     pub unequal: u64,
     pub wanted: Vec<u64>,
     pub repairs: VecDeque<Repair>,
-    /// Regions to be made equal before all others, in the order in which lanes asked.
+    /// Regions to reconcile before all others, in the order of the lanes' requests.
     pub urgent: VecDeque<u64>,
     /// Next probe of each absent replica and the delay after it, indexed by slot.
     pub retries: [Retry; MAX_REPLICAS],
     pub last_resync: [Option<LastResync>; MAX_REPLICAS],
-    /// Labels and dirty log of the present epoch are on every replica: hosts may come.
+    /// Labels and dirty log of the current epoch are on every replica: the volume may serve hosts.
     pub serving: bool,
     pub fenced: Option<String>,
     pub store_lost: Option<String>,
-    /// A shared store was not heard from for a lease.
+    /// A shared store has not replied for the time of a lease.
     pub store_lease_expired: bool,
     pub closed: bool,
-    /// The volume was reported to the observer as frozen.
+    /// The observer was notified that the volume is frozen.
     pub frozen: bool,
     pub verify: Option<VerifyStatus>,
     pub stop_verify: bool,
 }
 
-/// A replica whose device is in use.
+/// An attached replica.
 pub(super) struct Live {
     pub device: ReplicaDevice,
     pub disk: Rc<Disk>,
     pub incarnation: u64,
     /// [`nacre_bdev::Bdev::losses`] of the device when the replica was attached.
     pub losses: u64,
-    /// Stamp, sequence number and place of the label that was written last.
+    /// Stamp, sequence number and position of the last written label.
     pub stamp: Cell<Stamp>,
     pub sequence: Cell<u64>,
     pub place: Cell<LabelCopy>,
-    /// Reservation key under which the device is reserved; 0: it is not reserved.
+    /// Key of the reservation; 0: the device is not reserved.
     pub key: Cell<u64>,
-    /// Time when its label was last seen to be this holder's.
+    /// When the label was last read and found to be this holder's.
     pub looked: Cell<Nanos>,
-    /// Lanes write to it.
+    /// Lanes write to the replica.
     pub joined: Cell<bool>,
-    /// Hosts' flushes and writes to its missing regions reach it, though it is not in sync yet.
+    /// Hosts' flushes, and writes to its missing regions, reach the replica before it is in sync.
     pub flushed: Cell<bool>,
     /// Times of read errors within the last hour.
     pub read_errors: RefCell<VecDeque<Nanos>>,
     pub resync: RefCell<Option<Resync>>,
 }
 
-/// A replica being brought up to date.
+/// A running resync.
 #[derive(Debug, Clone)]
 pub(super) struct Resync {
     pub kind: ResyncKind,
     pub source: Option<Uuid>,
     pub total_regions: u64,
     pub began: Nanos,
-    /// Bytes copied so far, and marks of time and bytes for the rate.
+    /// Bytes copied so far, and samples of time and bytes for the rate.
     pub copied: u64,
     pub marks: VecDeque<(Nanos, u64)>,
-    /// The watermark in the store.
+    /// The watermark stored in the record.
     pub kept: u64,
     pub kept_at: Nanos,
 }
 
-/// When to look for a replica. The delay grows until it is in sync, not only until it is there.
-/// Otherwise a disk that fails while it is copied to would be copied to without end.
+/// When to probe an absent replica. The delay resets when the replica is in sync, not when it is
+/// attached. Otherwise a disk that fails during each resync would be retried without a pause.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Retry {
     pub at: Nanos,
     pub delay: Duration,
 }
 
-/// Reports that are kept whatever they say.
+/// Reports that are kept without looking for duplicates.
 const REPORTS: usize = 256;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(10);
@@ -142,8 +143,8 @@ impl State {
         }
     }
 
-    /// Reports of lanes. A decision may have to wait for the store, and meanwhile each I/O to a
-    /// failing replica is one more report: of many equal ones a few are enough.
+    /// Stores reports of lanes. A decision may wait for the store, and meanwhile each I/O to a
+    /// failing replica adds a report. Only a few equal ones are kept.
     pub fn take_reports(&mut self, reports: Vec<Report>) {
         for report in reports {
             let said = |r: &Report| {
@@ -161,21 +162,21 @@ impl State {
         replica.is_some_and(|m| m.state == ReplicaState::InSync)
     }
 
-    /// Replicas in sync that are there, by slot.
+    /// Attached replicas that are in sync, by slot.
     pub fn in_sync(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
             .filter(|(slot, live)| self.is_in_sync(*slot) && live.joined.get())
     }
 
-    /// Replicas that are there and not in sync: they are copied to.
+    /// Attached replicas that are not in sync: the targets of a resync.
     pub fn syncing(&self) -> impl Iterator<Item = (usize, &Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, live.as_ref()?)))
             .filter(|(slot, live)| !self.is_in_sync(*slot) && live.joined.get())
     }
 
-    /// Every replica there, by slot, lanes know of it or not.
+    /// All attached replicas, by slot, whether lanes use them or not.
     pub fn present(&self) -> Vec<(usize, Rc<Live>)> {
         let live = self.live.iter().enumerate();
         live.filter_map(|(slot, live)| Some((slot, Rc::clone(live.as_ref()?))))
@@ -201,8 +202,8 @@ impl State {
         }
     }
 
-    /// The view for lanes: with replicas only once the volume serves, so that a failed opening
-    /// leaves none of their state behind.
+    /// The view for lanes. It has replicas only once the volume serves, so a failed opening leaves
+    /// no state of them in lanes.
     pub fn view(&self) -> View {
         let mut view = View::closed(&self.record.settings);
         view.mode = self.mode();
@@ -286,7 +287,7 @@ impl State {
         }
     }
 
-    /// What keeps it from being healthy, of each replica that does.
+    /// The reasons why the volume is degraded, one per affected replica.
     fn why_degraded(&self, shared: &Shared) -> String {
         let total = self.record.replicas.len();
         let out = total - self.in_sync().count();
@@ -339,12 +340,12 @@ impl State {
 }
 
 impl Live {
-    /// True when only its label says whose the replica is.
+    /// True when only the label, and no reservation, protects the replica.
     pub fn is_by_label(&self) -> bool {
         !self.device.layer.reserves()
     }
 
-    /// It is there, and has lost nothing since it was taken in.
+    /// True while the replica is attached and its device has lost no data since then.
     pub fn is_whole(&self) -> bool {
         let layer = &self.device.layer;
         self.joined.get() && !layer.is_gone() && layer.losses() == self.losses
@@ -379,7 +380,7 @@ impl Resync {
         }
     }
 
-    /// Bytes per second, recently.
+    /// Copied bytes per second over the last `WINDOW`.
     fn rate(&self) -> u64 {
         let (Some(first), Some(last)) = (self.marks.front(), self.marks.back()) else {
             return 0;
@@ -399,8 +400,8 @@ mod tests {
     use super::*;
     use crate::shared::Failure;
 
-    /// Goal: a replica that fails for as long as the store is away costs no more memory than one
-    /// that failed a few times, and no deciding report is lost.
+    /// Goal: reports of a replica that fails while the store is away use bounded memory, and no
+    /// deciding report is lost.
     #[test]
     fn many_reports() {
         let mut state = State::new(crate::lane::tests::rig::record(2048, 2));
@@ -425,7 +426,7 @@ mod tests {
             assert_eq!(state.reports.last(), Some(&worse));
         }
         assert_eq!(state.reports.len(), REPORTS + 2);
-        // One of another life of it decides by itself.
+        // A report about another incarnation is not a duplicate.
         let again = Report {
             incarnation: 8,
             ..unread

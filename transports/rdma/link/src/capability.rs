@@ -1,4 +1,4 @@
-//! Whether an address can be listened on over RDMA: by which device, port and GID, or why not.
+//! Whether a listener can use an address over RDMA: with which device, port and GID, or why not.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,18 +10,18 @@ use crate::environment::{Access, Environment};
 use crate::fabric::{Device, Fabric, LinkLayer, NodeType, PhysState, Port, PortState};
 use crate::gid::{Gid, GidKind};
 
-/// The request: an address of an interface, and the configuration's constraints.
+/// An address of an interface, and the constraints of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Want {
     pub netdev: String,
     pub ip: IpAddr,
-    /// The only device to use, if any.
+    /// Use only this device, if set.
     pub device: Option<String>,
     pub port: Option<u8>,
-    /// This entry of the table instead of the first RoCE v2 entry of the address. Naming it also
-    /// accepts RoCE v1.
+    /// Use this GID index instead of the first RoCE v2 entry of the address. A named index may also
+    /// be RoCE v1.
     pub gid_index: Option<u16>,
-    /// soft-RoCE and soft-iWARP will do.
+    /// Permit soft-RoCE and soft-iWARP.
     pub allow_software: bool,
 }
 
@@ -38,7 +38,7 @@ impl Want {
     }
 }
 
-/// What to listen with.
+/// The device, port and GID to listen with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Chosen {
     pub device: String,
@@ -48,19 +48,19 @@ pub struct Chosen {
     pub software: bool,
 }
 
-/// Why RDMA is unavailable there. [`Reason::word`] is the same word everywhere: RPC, log, event,
-/// metric.
+/// Why RDMA is unavailable for an address. RPC, log, event and metric all use the text of
+/// [`Reason::word`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum Reason {
     /// No RDMA device belongs to the interface.
     NoRdmaDev {
         netdev: String,
-        /// The devices there are, each with its interfaces.
+        /// Existing devices, each with its interfaces.
         have: Vec<String>,
-        /// The device that was asked for by name, if one was.
+        /// The device named in the configuration, if any.
         pinned: Option<String>,
-        /// Why the machine has none at all.
+        /// Why the machine has no RDMA device at all.
         machine: Option<Box<NoDevice>>,
     },
     PortDown {
@@ -75,9 +75,9 @@ pub enum Reason {
         port: u8,
         netdev: String,
         ip: IpAddr,
-        /// The table as it is.
+        /// The entries of the GID table.
         have: Vec<Gid>,
-        /// The entry that was asked for by number, if one was.
+        /// The GID index named in the configuration, if any.
         pinned: Option<u16>,
     },
     UnsupportedLink {
@@ -99,17 +99,17 @@ pub enum Reason {
     },
 }
 
-/// The missing ability of a link.
+/// Why a link cannot carry RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unsupported {
-    /// The driver has no reliable-connected queue pairs.
+    /// The driver does not support reliable-connected queue pairs.
     NoReliableConnected { driver: String },
     /// Software devices are not allowed by the configuration.
     Software { driver: String },
     /// The address has only an entry of RoCE v1.
     OnlyRoceV1 { ip: IpAddr, gid_index: u16 },
-    /// Neither InfiniBand nor Ethernet.
+    /// The link layer is neither InfiniBand nor Ethernet.
     LinkLayer,
 }
 
@@ -119,7 +119,7 @@ pub enum Unsupported {
 pub enum NoUverbs {
     /// The kernel offers no verbs device: ib_uverbs is not loaded.
     NoModule,
-    /// The kernel has it, /dev has not: a container without device nodes.
+    /// The kernel has the device and /dev does not: a container without device nodes.
     NoNode {
         node: String,
     },
@@ -134,8 +134,8 @@ pub enum NoUverbs {
 
 /// Whether a listener can use `want`.
 ///
-/// The checks go from the wire to the process: link, port, GID, kernel, limits; the first that
-/// fails is the reason. Binding the address through the connection manager is left to its owner.
+/// The checks go from the wire to the process: link, port, GID, kernel, limits. The first failure
+/// is the reason. The caller binds the address through the connection manager.
 pub fn capability(
     fabric: &Fabric,
     want: &Want,
@@ -163,8 +163,8 @@ pub fn capability(
     })
 }
 
-/// The port of the interface. Of several, an active one comes before an inactive one, and hardware
-/// before software.
+/// Finds the port of the interface. Active ports are preferred to inactive ones, then hardware to
+/// software.
 fn find_port<'a>(
     fabric: &'a Fabric,
     want: &Want,
@@ -224,8 +224,8 @@ fn check_link(device: &Device, port: &Port, want: &Want) -> Result<(), Reason> {
 
 fn find_gid<'a>(device: &Device, port: &'a Port, want: &Want) -> Result<&'a Gid, Reason> {
     let is_roce = |gid: &Gid| matches!(gid.kind, GidKind::RoceV1 | GidKind::RoceV2);
-    // The connection manager goes by address and interface; an entry of another VLAN with the same
-    // address would be another network.
+    // The connection manager selects by address and interface. An entry of another VLAN with the
+    // same address belongs to another network.
     let fits = |gid: &Gid| {
         !is_roce(gid)
             || (gid.ip == Some(want.ip)
@@ -297,7 +297,7 @@ fn check_environment(device: &Device, environment: &Environment) -> Result<(), R
 }
 
 impl Reason {
-    /// `no_rdma_dev`, `port_down`, …
+    /// The reason as one word, for example `no_rdma_dev` or `port_down`.
     pub fn word(&self) -> &'static str {
         match self {
             Reason::NoRdmaDev { .. } => "no_rdma_dev",
@@ -310,7 +310,7 @@ impl Reason {
         }
     }
 
-    /// All words that [`Reason::word`] can say.
+    /// All results of [`Reason::word`].
     pub const WORDS: [&'static str; 7] = [
         "no_rdma_dev",
         "port_down",
@@ -321,7 +321,7 @@ impl Reason {
         "memlock",
     ];
 
-    /// The evidence for the reason.
+    /// The facts that show the reason.
     pub fn evidence(&self) -> String {
         match self {
             Reason::NoRdmaDev {
@@ -366,7 +366,7 @@ impl Reason {
         }
     }
 
-    /// What to type or to change.
+    /// The command or the change that helps.
     pub fn remedy(&self) -> String {
         match self {
             Reason::NoRdmaDev {
@@ -447,7 +447,7 @@ impl Reason {
     }
 }
 
-/// GIDs in one line.
+/// The GIDs as one line.
 fn table(gids: &[Gid]) -> String {
     let entry = |gid: &Gid| {
         let address = gid.ip.unwrap_or(IpAddr::V6(gid.gid));
@@ -457,7 +457,7 @@ fn table(gids: &[Gid]) -> String {
 }
 
 impl fmt::Display for Reason {
-    /// One sentence, without evidence and remedy.
+    /// Writes one sentence, without evidence and remedy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::NoRdmaDev {

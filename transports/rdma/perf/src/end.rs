@@ -1,5 +1,4 @@
-//! Common parts of both ends: memory that a device knows, a completion queue, lanes on it, and a
-//! way to wait.
+//! Common parts of both ends: registered memory, a completion queue, lanes on it, and waiting.
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -18,13 +17,13 @@ use crate::error::PerfError;
 use crate::params::{Measure, Op};
 use crate::wire::{MESSAGE_BYTES, Terms};
 
-/// Bytes of a measured message that lie in the rings; the rest has buffers of its own.
+/// Bytes of a measured message in the ring's slots; the rest is in separate buffers.
 pub const HEAD: u32 = MESSAGE_BYTES as u32;
 
-/// Completions of one turn.
+/// Most completions per turn.
 const BATCH: usize = 64;
 
-/// How large the rings of a queue pair are.
+/// Sizes of a queue pair's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneSizes {
     pub sends: u32,
@@ -35,13 +34,14 @@ pub struct LaneSizes {
     pub spare: u32,
 }
 
-/// One place of a send queue is kept for the ring's own use.
+/// One entry of each send queue is reserved for the ring itself.
 const OWN: u32 = 1;
 
-/// The client may answer a message before this end sees its acknowledgement, and with that the
-/// completion here. So many messages may be that late, beyond those that may be in flight.
+/// A peer can answer a message before this end processes the acknowledgement, and thus the
+/// completion, of its own message. This number of late completions is possible, beyond the messages
+/// in flight.
 const LATE: u32 = 16;
-/// The same for echoes, of which each has a buffer.
+/// The same for echoes, each of which needs a buffer.
 const LATE_ECHOES: u32 = 4;
 
 impl LaneSizes {
@@ -57,7 +57,7 @@ impl LaneSizes {
     pub fn client(terms: &Terms) -> LaneSizes {
         let depth = u32::from(terms.depth);
         let (sends, recvs, tail) = match (terms.op, terms.measure) {
-            // Of credits there is one under way, and one that overtakes its completion.
+            // One credit is in flight, and one may overtake its completion.
             (Op::Send, Measure::Bandwidth) => (depth, 4, 0),
             (Op::Send, Measure::Latency) => (depth, depth + 1, tail_of(terms)),
             (Op::Write, _) if terms.verify => (2 * depth, depth + 1, 0),
@@ -71,13 +71,13 @@ impl LaneSizes {
         }
     }
 
-    /// Buffers of the client that are in no ring: the data that it sends, writes and reads.
+    /// Buffers of the client outside of rings: the data that it sends, writes and reads.
     pub fn client_buffers(terms: &Terms) -> Vec<ClassSpec> {
         let size = match terms.op {
             Op::Send => tail_of(terms),
             Op::Write | Op::Read => terms.message_bytes,
         };
-        // What goes out and is not compared is the same each time.
+        // Sent data that is not compared needs only one buffer.
         let count = if terms.verify || terms.op == Op::Read {
             usize::from(terms.depth) * usize::from(terms.queue_pairs)
         } else {
@@ -96,7 +96,7 @@ impl LaneSizes {
     pub fn server(terms: &Terms) -> LaneSizes {
         let depth = u32::from(terms.depth);
         let (sends, recvs, tail, spare) = match (terms.op, terms.measure) {
-            // Twice the depth, so that the client goes on while credits are on their way.
+            // Twice the depth, so that the client continues while credits are in flight.
             (Op::Send, Measure::Bandwidth) => (2, 2 * depth, tail_of(terms), 0),
             (Op::Send, Measure::Latency) => {
                 let sends = depth + LATE_ECHOES;
@@ -121,7 +121,7 @@ impl LaneSizes {
         self.recvs as usize * MESSAGE_BYTES
     }
 
-    /// The pool's classes for `count` of them.
+    /// The pool's size classes for `count` queue pairs.
     pub fn classes(&self, count: u32, into: &mut Vec<ClassSpec>) {
         let count = count as usize;
         let mut add = |size: usize, count: usize| {
@@ -151,8 +151,8 @@ pub struct End {
 }
 
 impl End {
-    /// Creates an end for a control connection and `count` connections of the sizes `lanes`, with
-    /// at most `memory` bytes.
+    /// Creates an end with a control connection and `count` data connections of the sizes `lanes`.
+    /// Uses at most `memory` bytes.
     pub fn new(
         device: Arc<dyn Device>,
         access: Access,
@@ -184,7 +184,7 @@ impl End {
         }
         let arena = allocate(needed, device.attributes().numa_node)?;
         let domain = device.protection_domain(access)?;
-        // A device that takes less than the shortest piece says so itself.
+        // A limit below the shortest piece fails at the registration, with the device's error.
         let piece = Piece::at_most(device.attributes().max_mr_size).unwrap_or(Piece::LONGEST);
         let arenas = std::slice::from_ref(&arena);
         let key_slot = register_all_in(arenas, &domain.hook(), piece)?;
@@ -201,7 +201,7 @@ impl End {
         self.device.attributes().name.clone()
     }
 
-    /// A queue pair of a connection, with its receives posted.
+    /// Creates the queue pair of a connection and posts its receives.
     pub fn lane(
         &self,
         cm: &mut dyn ConnectionManager,
@@ -218,7 +218,11 @@ impl End {
             max_inline: HEAD,
         };
         let endpoint = self.queues.create_qp(cm, id, caps)?;
-        let take = |bytes: usize| self.pool.acquire(bytes).expect("the pool was made for it");
+        let take = |bytes: usize| {
+            self.pool
+                .acquire(bytes)
+                .expect("the pool has a buffer for every slot")
+        };
         let mut lane = Lane::new(
             endpoint,
             LaneConfig {
@@ -240,7 +244,7 @@ impl End {
     }
 }
 
-/// What lies in one memory region of the device wherever in the memory it is, and so has one key.
+/// The longest buffer that lies in one memory region wherever it starts, and so has one key.
 pub fn longest_buffer(device: &dyn Device) -> u64 {
     let whole = device.attributes().max_mr_size >= REGION_MAX as u64;
     (if whole { REGION_MAX } else { GRAIN }) as u64 / 2
@@ -251,7 +255,7 @@ fn cq_entries(lanes: LaneSizes, count: u32) -> u32 {
     (lanes.sends + lanes.recvs) * count + control.sends + control.recvs
 }
 
-/// Checks the device's limits; the error names the flag that asks for less.
+/// Checks the device's limits; the error names the option to reduce.
 fn check(device: &dyn Device, lanes: LaneSizes, count: u32) -> Result<(), PerfError> {
     let attributes = device.attributes();
     let limits = [
@@ -289,7 +293,7 @@ fn check(device: &dyn Device, lanes: LaneSizes, count: u32) -> Result<(), PerfEr
     Ok(())
 }
 
-/// Allocates memory on the device's NUMA node, or elsewhere if that has no room.
+/// Allocates memory on the device's NUMA node, or elsewhere if that node has no space.
 fn allocate(bytes: u64, numa_node: Option<u32>) -> Result<Arena, PerfError> {
     let anywhere = ArenaOptions::new(bytes);
     let near = ArenaOptions {
@@ -324,7 +328,7 @@ impl Waiter {
         self.set.add_raw(fd, 0).map_err(PerfError::Wait)
     }
 
-    /// Call before closing the descriptor. A closed descriptor is no longer in the set.
+    /// Call this before closing the descriptor: a closed descriptor is no longer in the set.
     pub fn remove(&self, fd: RawFd) {
         let _ = self.set.delete_raw(fd);
     }
@@ -337,15 +341,15 @@ impl Waiter {
     }
 }
 
-/// Completions, as long as there are any; else a short sleep.
+/// Collects completions while there are any, else sleeps briefly.
 pub struct Turns {
     pub batch: Batch,
-    /// How long to look for completions before sleeping.
+    /// How long to poll for completions before sleeping.
     spin: Duration,
     busy: std::time::Instant,
 }
 
-/// The longest sleep: signs of life, deadlines and interruption are looked at that often.
+/// The longest sleep, and so the interval of checks for keep-alives, deadlines and interruption.
 pub const TICK: Duration = Duration::from_millis(5);
 
 impl Turns {
@@ -357,7 +361,7 @@ impl Turns {
         }
     }
 
-    /// The next completions are in `batch`. Says whether there was time to sleep.
+    /// Puts the next completions into `batch`. Returns true if it slept.
     pub fn take(&mut self, queues: &Queues, waiter: &mut Waiter) -> Result<bool, PerfError> {
         let poll = |batch: &mut Batch| {
             let polled = queues.poll(batch, BATCH);
@@ -372,7 +376,7 @@ impl Turns {
         }
         let cq = queues.cq();
         cq.arm().map_err(|source| PerfError::Queue { source })?;
-        // Completions from before the arming make nothing readable.
+        // Completions from before the arming do not make the descriptor readable.
         if poll(&mut self.batch)? > 0 {
             self.busy = std::time::Instant::now();
             return Ok(false);

@@ -1,9 +1,9 @@
-//! The messages between the two ends: private data of connection manager messages, and messages of
-//! 64 bytes.
+//! Messages between the two ends: private data of the connection manager's messages, and messages
+//! of 64 bytes.
 //!
-//! Every message begins with the same eight bytes: magic, version, length. A reader accepts its own
-//! version and at least the stated length; the connection manager pads with zeros, so there may be
-//! more. All numbers are little-endian.
+//! Every message begins with the same eight bytes: magic, version, length. A reader accepts only
+//! its own version, and requires at least the stated length. The connection manager pads with
+//! zeros, so a message may be longer. All numbers are little-endian.
 
 use std::fmt;
 
@@ -15,17 +15,17 @@ use crate::params::{MAX_DEPTH, MAX_MESSAGE, MAX_QUEUE_PAIRS, Measure, Op};
 pub const MAGIC: [u8; 4] = *b"NRPF";
 pub const VERSION: u16 = 1;
 
-/// The room for private data in a connect request with IP addresses: the connection manager takes
-/// 36 of InfiniBand's 92 bytes for them.
+/// Space for private data in a connect request with IP addresses: the connection manager uses 36 of
+/// InfiniBand's 92 bytes.
 pub const REQUEST_ROOM: usize = 56;
 
-/// The longest wait for a message of the other end.
+/// The largest timeout for a message of the other end.
 pub const MAX_PEER_TIMEOUT_MS: u32 = 600_000;
 
-/// Every message that is not measured data.
+/// Length of every message other than measured data.
 pub const MESSAGE_BYTES: usize = 64;
 
-/// Why bytes are not a valid message.
+/// Why received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("{there} bytes, at least {needed} are needed")]
@@ -149,7 +149,7 @@ impl Record for AcceptData {}
 impl Record for RejectData {}
 impl Record for MessageData {}
 
-/// What both queue pairs and memory of a session depend on.
+/// The parameters that the queue pairs and the memory of a session depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     pub op: Op,
@@ -157,10 +157,10 @@ pub struct Terms {
     pub verify: bool,
     pub queue_pairs: u16,
     pub depth: u16,
-    /// The largest of the test.
+    /// Length of the largest message of the test.
     pub message_bytes: u32,
     pub seed: u32,
-    /// After how long without a word the other end is given up.
+    /// Time without a message after which either side gives up the other.
     pub peer_timeout_ms: u32,
 }
 
@@ -169,7 +169,7 @@ pub struct Terms {
 pub enum Request {
     /// Begins a session.
     Control(Terms),
-    /// A queue pair of a session, `0..queue_pairs`.
+    /// Adds a queue pair to a session; the index is in `0..queue_pairs`.
     Data { session: u32, index: u16 },
 }
 
@@ -276,17 +276,17 @@ impl Request {
     }
 }
 
-/// Private data of an acceptance. Of a control connection only the session counts.
+/// Private data of an acceptance. A control connection uses only the session number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Accept {
     pub session: u32,
-    /// Memory that the client may write to or read from.
+    /// Key of the memory that the client may write to or read from.
     pub rkey: u32,
     pub address: u64,
     pub bytes: u64,
-    /// Messages that may be sent before any credit.
+    /// Messages that may be sent before the first credit.
     pub receives: u16,
-    /// Messages that there is room for in that memory.
+    /// Number of message slots in that memory.
     pub slots: u16,
 }
 
@@ -356,15 +356,15 @@ codes! {
         Version = 1, "it speaks another version";
         Malformed = 2, "it does not understand the request";
         Busy = 3, "it serves another client now; try again, or wait longer with --wait";
-        /// `needed` bytes, `limit` of them.
+        /// `needed` is the number of bytes, `limit` the server's maximum.
         Memory = 4, "the test needs more memory than it gives (--memory there); use smaller messages, less depth or fewer queue pairs";
         QueuePairs = 5, "more queue pairs than it allows";
         Depth = 6, "a greater depth than it allows";
         NoSession = 7, "the session of this queue pair is not there";
-        /// Its log says what.
+        /// The server's log names the missing resource.
         Resources = 8, "it lacks resources of the test; its own output names them";
         Stopping = 9, "it is being stopped";
-        /// A second one with this number, or one that the session does not have.
+        /// The index is used already, or not below the session's number of queue pairs.
         Index = 10, "it does not expect a queue pair of this number";
     }
 }
@@ -432,7 +432,7 @@ impl fmt::Display for Reject {
 }
 
 codes! {
-    /// Why an end ends a session.
+    /// Why one end closes a session.
     pub enum Ending {
         Done = 1, "it is done";
         Interrupted = 2, "it was stopped";
@@ -459,22 +459,22 @@ pub struct Wrong {
 /// A message of [`MESSAGE_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Message {
-    /// Sign of life to the server, sent at intervals.
+    /// Keep-alive message to the server.
     Alive,
-    /// The server's answer to [`Message::Alive`].
+    /// The server's reply to [`Message::Alive`].
     StillAlive,
-    /// Asks the server to compare the data that was written to this slot.
+    /// Requests the server to compare the data in this slot.
     Check { slot: u16, number: u64, bytes: u64 },
-    /// The server's answer to [`Message::Check`].
+    /// The server's reply to [`Message::Check`].
     Checked { slot: u16, wrong: Option<Wrong> },
-    /// Reports to the client how many messages arrived on this queue pair, and how many it may
-    /// send in all.
+    /// Reports to the client how many messages arrived on this queue pair, and how many it may send
+    /// in total.
     Credit {
         received: u64,
         allowed: u64,
         wrong: Option<Wrong>,
     },
-    /// The last message, of either end. The client counts its messages.
+    /// The last message of either end. The client's contains its number of messages.
     End {
         ending: Ending,
         status: u8,
@@ -521,7 +521,7 @@ impl Message {
                 allowed,
                 wrong,
             } => {
-                // A wrong comparison ends the session: the numbers do not matter then.
+                // A mismatch ends the session, so the numbers are not needed.
                 data.kind = 5;
                 data.set_wrong(wrong);
                 if wrong.is_none() {

@@ -159,7 +159,7 @@ impl RdmaHost {
         if let Some((lane, _)) = &mut self.lane
             && let Err(error) = lane.drain()
         {
-            tracing::debug!(%error, "a queue pair does not flush; it will be destroyed");
+            tracing::debug!(%error, "cannot flush a queue pair; destroying it");
         }
     }
 

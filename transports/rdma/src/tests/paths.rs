@@ -1,5 +1,5 @@
-//! RDMA with a fallback path, and without: in virtual time, with I/O always in flight, and with all
-//! written data read back at the end.
+//! RDMA with and without a fallback path, in virtual time. I/O is always in flight, and all written
+//! data is read back at the end.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use super::stack::{Setup, Stack};
 const RDMA: TransportType = TransportType::Rdma;
 const TCP: TransportType = TransportType::Tcp;
 const SETTLED: Duration = Duration::from_secs(2);
-/// A turn: long for a machine, short compared with the waits here.
+/// Time per turn: longer than any real turn, and short compared with the waits of these tests.
 const STEP: Duration = Duration::from_millis(10);
-/// Writes under way at a time.
+/// Number of writes in flight.
 const DEPTH: usize = 8;
 
 fn paths(fallback: Option<TransportType>) -> PathOptions {
@@ -30,11 +30,11 @@ fn paths(fallback: Option<TransportType>) -> PathOptions {
     }
 }
 
-/// A host that writes and never stops.
+/// A host that writes continuously.
 struct Load {
     stack: Stack,
     next: u64,
-    /// The byte written to each place: 512 places of 8 blocks.
+    /// The byte last written to each slot: 512 slots of 8 blocks.
     written: Vec<Option<u8>>,
     under_way: Vec<u64>,
 }
@@ -85,7 +85,7 @@ impl Load {
         }
     }
 
-    /// Within so many seconds, and with writes completing afterwards.
+    /// Runs until `done`, for at most `seconds`, and checks that writes complete afterwards.
     fn until(&mut self, what: &str, seconds: u32, mut done: impl FnMut(&Stack) -> bool) {
         let end = self.stack.now + Duration::from_secs(1) * seconds;
         while !done(&self.stack) {
@@ -99,7 +99,7 @@ impl Load {
         }
         let before = self.next;
         while self.next < before + 4 * DEPTH as u64 {
-            assert!(self.stack.now < end, "no writes come back after: {what}");
+            assert!(self.stack.now < end, "no write completes after: {what}");
             self.turn();
         }
     }
@@ -134,7 +134,7 @@ impl Load {
         self.stack.device = device.unwrap();
     }
 
-    /// Every place has the last written data.
+    /// Checks that every slot has the last written data.
     fn verify(mut self) {
         let mut turns = 0;
         while !self.under_way.is_empty() {
@@ -146,7 +146,7 @@ impl Load {
                 }
             }
             turns += 1;
-            assert!(turns < 100_000, "writes do not come back");
+            assert!(turns < 100_000, "writes do not complete");
         }
         for place in 0..PLACES {
             let Some(fill) = self.written[place as usize] else {
@@ -160,7 +160,7 @@ impl Load {
         }
         let stats = self.stack.memory.stats();
         let missing: usize = stats.iter().map(|class| class.count - class.free).sum();
-        assert_eq!(missing, 0, "buffers of the host");
+        assert_eq!(missing, 0, "the host lost buffers");
     }
 }
 
@@ -172,8 +172,8 @@ fn setup(fallback: Option<TransportType>) -> Setup {
     }
 }
 
-/// The target's device goes with I/O in flight: TCP takes over. It comes back, and so does RDMA,
-/// and nothing is sent twice for that. A queue without I/O moves with the other.
+/// The target's device is removed with I/O in flight: TCP takes over. The device returns, and RDMA
+/// takes over again without retries. A queue without I/O changes the transport too.
 #[test]
 fn the_targets_device_is_removed_and_returns() {
     let mut load = Load::new(setup(Some(TCP)));
@@ -190,14 +190,14 @@ fn the_targets_device_is_removed_and_returns() {
         load.return_device();
         let before = load.stack.queue.as_ref().unwrap().stats();
         let losses = load.stack.controller.link().losses();
-        assert!(losses >= round, "the device took a connection along");
+        assert!(losses >= round, "the removed device closed a connection");
         load.on(RDMA, 30);
         let after = load.stack.queue.as_ref().unwrap().stats();
         assert_eq!((after.resent, after.losses), (before.resent, before.losses));
         assert_eq!(
             load.stack.controller.link().losses(),
             losses,
-            "the way back was in order: the target has forgotten nothing"
+            "the return to RDMA was clean: the target forgot no command"
         );
         assert_eq!(after.moves, before.moves + 1);
         assert_eq!(load.counts().returns, round);
@@ -209,7 +209,7 @@ fn the_targets_device_is_removed_and_returns() {
     load.verify();
 }
 
-/// The host's own device goes: the same.
+/// The same for a removal of the host's own device.
 #[test]
 fn the_hosts_device_is_removed_and_returns() {
     let mut load = Load::new(setup(Some(TCP)));
@@ -226,12 +226,12 @@ fn the_hosts_device_is_removed_and_returns() {
         load.on(RDMA, 90);
         load.pass(SETTLED);
     }
-    // A device that is gone keeps nothing: the slots for keys are few.
+    // A removed device keeps no key slots; there are only a few of them.
     load.verify();
 }
 
-/// Whatever fails while connecting, the fallback comes after the attempts that it may have, within
-/// their time; and what works again is gone back to.
+/// Whatever fails while connecting, the fallback follows after the configured attempts, within
+/// their time limit. When RDMA works again, the host returns to it.
 #[test]
 fn faults_while_connecting() {
     for fault in [
@@ -261,7 +261,7 @@ fn faults_while_connecting() {
             let text = "RDMA connection timeout after 1000ms (ADDR_RESOLVE)";
             assert!(cause.contains(text), "{cause}");
         }
-        // Probes fail meanwhile, ever more rarely, and no I/O notices.
+        // Later probes fail at growing intervals, and do not disturb I/O.
         let losses = load.stack.queue.as_ref().unwrap().stats().losses;
         load.pass(Duration::from_secs(14));
         assert_eq!(load.counts().failed_probes, 2, "{fault:?}");
@@ -273,7 +273,7 @@ fn faults_while_connecting() {
     }
 }
 
-/// The target refuses queue pairs: the admin queue's, and then only those of I/O queues.
+/// The target refuses queue pairs: the one of the admin queue, then only those of I/O queues.
 #[test]
 fn refused_queue_pairs() {
     for (connections, cause) in [(0, "no resources"), (1, "no I/O queue comes up")] {
@@ -291,7 +291,7 @@ fn refused_queue_pairs() {
     }
 }
 
-/// Connections succeed, and each of their requests fails: that path is not usable either.
+/// Connections succeed, and each of their requests fails: the host does not use such a path.
 #[test]
 fn a_path_that_carries_only_handshakes() {
     let mut load = Load::new(setup(Some(TCP)));
@@ -315,7 +315,8 @@ fn a_path_that_carries_only_handshakes() {
     load.verify();
 }
 
-/// Without a fallback nothing else is used however long it takes, and every attempt is counted.
+/// Without a fallback the host uses no other transport, however long RDMA is down, and counts every
+/// attempt.
 #[test]
 fn without_a_fallback() {
     let mut load = Load::new(setup(None));
@@ -333,7 +334,8 @@ fn without_a_fallback() {
     load.verify();
 }
 
-/// I/O that does not come back in time keeps the association where it is; later it moves.
+/// Pending I/O that does not complete in time keeps the association on its transport; it changes
+/// later.
 #[test]
 fn a_transport_change_waits_for_pending_io() {
     let mut load = Load::new(setup(Some(TCP)));
@@ -349,7 +351,7 @@ fn a_transport_change_waits_for_pending_io() {
     while load.stack.now < end && load.counts().failed_probes == 0 {
         load.stack.step(STEP);
         moving |= load.stack.controller.link().is_moving();
-        assert!(load.stack.controller.is_live(), "it stays");
+        assert!(load.stack.controller.is_live(), "the association stays");
     }
     assert!(moving);
     assert_eq!(load.counts().failed_probes, 1);
@@ -363,7 +365,7 @@ fn a_transport_change_waits_for_pending_io() {
     load.verify();
 }
 
-/// A port that is down for longer than commands may take: the same as a device that is gone.
+/// A port that is down for longer than the command timeout has the same effect as a removed device.
 #[test]
 fn a_port_that_stays_down() {
     let mut load = Load::new(setup(Some(TCP)));

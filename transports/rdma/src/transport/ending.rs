@@ -1,4 +1,4 @@
-//! Events of a connection besides its data, and its end.
+//! Events of a connection other than data, and its end.
 //!
 //! ```text
 //!   open ─▶ closing: the queue pair flushes ─▶ all requests done ─▶ Closed, queue pair back
@@ -20,7 +20,7 @@ use crate::shared::ToControl;
 use crate::stats::add;
 
 impl RdmaTransport {
-    /// Begins to end a connection: its queue pair flushes.
+    /// Starts to close a connection: its queue pair flushes.
     pub(super) fn end(&mut self, index: u32, why: Closed) {
         let Some(conn) = self.slots[index as usize].conn.as_deref_mut() else {
             return;
@@ -31,14 +31,14 @@ impl RdmaTransport {
         conn.closing = Some(why);
         conn.forget();
         if let Err(error) = conn.lane.drain() {
-            tracing::debug!(%error, "a queue pair does not flush; it will be destroyed");
+            tracing::debug!(%error, "cannot flush a queue pair; destroying it");
         }
         conn.deadline = self.now + self.shared.config.drain_timeout;
         self.next_deadline = self.next_deadline.min(conn.deadline);
         self.notice(index);
     }
 
-    /// A request failed: that is the end of its queue pair, and of nothing else.
+    /// A request failed: its queue pair ends, other connections continue.
     pub(super) fn failed(
         &mut self,
         index: u32,
@@ -52,7 +52,8 @@ impl RdmaTransport {
         if !flushed {
             add(&self.stats[conn.device].errors[wc.status as usize], 1);
         }
-        // A host that could not connect for this connects again, and then can.
+        // This status means that SEND_WITH_INVALIDATE failed. A host that reconnects gets responses
+        // without it.
         if wc.status == WcStatus::LocalQpOperation
             && conn.invalidated
             && let Some(device) = &self.devices[conn.device]
@@ -65,8 +66,8 @@ impl RdmaTransport {
             );
         }
         let open = conn.closing.is_none();
-        // The peer, which saw the same, may have ended the connection first. Its silence is no news
-        // then.
+        // The peer saw the same failure and may have closed the connection first. Its silence is
+        // then no new failure.
         let silent = matches!(
             wc.status,
             WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded
@@ -97,7 +98,7 @@ impl RdmaTransport {
         self.notice(index);
     }
 
-    /// Reports the events of one connection. `false`: there is no room.
+    /// Reports the events of one connection. Returns false when `events` is full.
     pub(super) fn advance_ending(&mut self, index: u32, events: &mut Events) -> bool {
         let slot = &mut self.slots[index as usize];
         let id = ConnId {
@@ -162,7 +163,7 @@ impl RdmaTransport {
         self.looked_at.clear();
     }
 
-    /// How long a connection may take to connect its queue.
+    /// Time limit for a host to connect its queue.
     pub(super) fn connect_patience(&self) -> Duration {
         let usual = self.shared.config.connect_timeout;
         if self.now < self.crowded_until {
@@ -172,7 +173,8 @@ impl RdmaTransport {
         }
     }
 
-    /// Ends connections whose time is over; at most as often as the shortest running timeout.
+    /// Closes connections past their deadline. Runs at most as often as the shortest running
+    /// timeout.
     pub(super) fn handle_timeouts(&mut self) {
         self.next_deadline = Nanos::MAX;
         let patience = self.connect_patience();
@@ -194,7 +196,7 @@ impl RdmaTransport {
         }
     }
 
-    /// A completion queue that failed takes its connections with it.
+    /// A failed completion queue closes its connections.
     pub(super) fn device_failed(&mut self, at: usize, why: &str) {
         let Some(device) = self.devices[at].as_mut().filter(|device| !device.dead) else {
             return;
@@ -219,7 +221,7 @@ impl RdmaTransport {
                 self.notice(index);
             }
         }
-        // Connections to come get others, if they have not done so already.
+        // New connections get another completion queue, unless one exists already.
         if let Some(device) = &self.devices[at] {
             let mut known = self.core.queues();
             let same = |(queues, _): &(Queues, u32)| queues.is_same(&device.queues);
@@ -229,7 +231,7 @@ impl RdmaTransport {
         }
     }
 
-    /// Lets go of a connection that has flushed.
+    /// Releases a connection that has flushed.
     pub(super) fn finish(&mut self, index: u32, events: &mut Events) -> bool {
         let slot = &mut self.slots[index as usize];
         let Some(conn) = slot.conn.as_deref_mut() else {
@@ -241,7 +243,7 @@ impl RdmaTransport {
         let device = self.devices[conn.device].as_ref();
         let dead = device.is_none_or(|device| device.dead);
         let late = self.now >= conn.deadline || dead;
-        // Of shared receives it may have taken one that has not completed yet.
+        // The queue pair may hold a shared receive that has not completed yet.
         let takes = conn.live && !conn.last_receive && conn.lane.queues().is_shared();
         let waits = !conn.lane.is_idle()
             || takes && device.is_some_and(|device| device.reports_last_receive);
@@ -250,7 +252,7 @@ impl RdmaTransport {
             conn.quiet += 1;
         }
         if conn.quiet < 2 && !late {
-            // Flushes and the device's word come by themselves; nothing else has to look at it.
+            // Flush completions and the device's report wake the connection; no poll is needed.
             return waits;
         }
         if conn.opened && !events.has_room() {
@@ -290,7 +292,7 @@ impl RdmaTransport {
         if !conn.lane.queues().is_shared() {
             self.stats[conn.device].receives_are(0, conn.limits.depth);
         }
-        // A queue pair that has not flushed is destroyed here, at once, with its contents.
+        // A queue pair that has not flushed is destroyed here, immediately, with its buffers.
         let endpoint = match conn.lane.retire() {
             Ok(endpoint) => Some(endpoint),
             Err(lane) => {

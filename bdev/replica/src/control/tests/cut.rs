@@ -1,4 +1,4 @@
-//! Replicas that lose their end: after that they are not trusted, however large they are again.
+//! Replicas whose devices are truncated: they are not trusted afterwards, even if enlarged again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::rig::{DISK_BLOCKS, REGION, World};
 use crate::handle::{Command, Happened, VolumeError, VolumeState};
 use crate::model::ReplicaState;
 
-/// A block of the volume that is cut off in these tests, and one that stays.
+/// A block in the truncated part, and one in the remaining part.
 const LOST: u64 = 6 * REGION + 3;
 const KEPT: u64 = REGION + 3;
-/// The part of the disk that is left: the reserved area, and four regions.
+/// Blocks of a truncated disk: the reserved area and four regions.
 const LEFT: u64 = 5 * 2048;
 
 const EMPTY: fn(ReplicaState) -> bool =
@@ -31,15 +31,15 @@ fn changed(world: &mut World, device: &str) {
     world.run(Command::DevicesChanged { device }).unwrap();
 }
 
-/// Every block that was written is read, from whichever replica.
+/// Every written block reads correctly, whichever replica serves the read.
 fn all_is_there(world: &mut World) {
     for _ in 0..8 {
         assert_eq!((world.read(LOST), world.read(KEPT)), (7, 8));
     }
 }
 
-/// After the event the volume has the cut recorded before the answer, and is never healthy
-/// meanwhile. Once large enough again, the replica gets everything.
+/// When the resize event returns, the volume has recorded the cut; it is not healthy at any moment
+/// in between. Once the device is large enough again, the replica is filled completely.
 #[test]
 fn truncated_by_command() {
     let mut world = world(2);
@@ -47,7 +47,7 @@ fn truncated_by_command() {
     assert_ne!(
         world.fresh_state(),
         VolumeState::Healthy,
-        "before any other task knows"
+        "recorded before the event returns"
     );
     changed(&mut world, "d1");
     assert!(
@@ -67,7 +67,7 @@ fn truncated_by_command() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// It was small only for a moment, and without an event.
+/// The device was small for a moment only, and no event was sent.
 #[test]
 fn truncated_and_enlarged() {
     for notified in [true, false] {
@@ -94,8 +94,8 @@ fn truncated_and_enlarged() {
     }
 }
 
-/// It is recorded durably: the next start does not believe it either, although it finds it as large
-/// as it ever was.
+/// The cut is recorded durably: the next opening does not trust the replica either, although its
+/// device has the original size again.
 #[test]
 fn truncation_survives_a_restart() {
     for clean in [true, false] {
@@ -116,8 +116,8 @@ fn truncation_survives_a_restart() {
     }
 }
 
-/// The operator thaws the volume through another machine. The first machine has recorded what it
-/// counted, so it takes the record's word from then on, and another cut counts again.
+/// The operator thaws the volume through another machine. The first machine recorded its own count,
+/// so it accepts the record from then on. Another cut counts again.
 #[test]
 fn thawed_through_another_machine() {
     let mut world = world(1);
@@ -151,7 +151,7 @@ fn thawed_through_another_machine() {
     );
 }
 
-/// It is found small at a start, and large at the next one.
+/// The device is small at one opening, and large again at the next.
 #[test]
 fn truncated_while_closed() {
     for in_sync in [true, false] {
@@ -181,8 +181,8 @@ fn truncated_while_closed() {
     }
 }
 
-/// The last one in sync is neither marked as bad nor served from: the volume is frozen, over a
-/// restart, too, until an operator continues from the remaining data.
+/// The last in-sync replica is neither marked bad nor used when it was cut. The volume is frozen,
+/// also after a restart, until an operator continues from the remaining data.
 #[test]
 fn the_last_replica_is_truncated() {
     for small in [true, false] {
@@ -202,7 +202,7 @@ fn the_last_replica_is_truncated() {
         assert_eq!(
             world.state(),
             VolumeState::Frozen,
-            "it is not taken back by itself"
+            "the volume stays frozen without a command"
         );
         world.crash();
         world.reopen("d1");
@@ -217,14 +217,14 @@ fn the_last_replica_is_truncated() {
             assert!(matches!(refused, VolumeError::TooSmall { .. }), "{refused}");
             world.enlarge("d1");
             world.reopen("d1");
-            assert!(world.open().is_err(), "the store knows");
+            assert!(world.open().is_err(), "the store has the cut");
         }
         world.force_in_sync("d1", "vol").unwrap();
         world.open().unwrap();
         assert_eq!(
             (world.read(LOST), world.read(KEPT)),
             (0, 8),
-            "the remainder"
+            "the remaining data"
         );
         world.shelf.bring("d0");
         world.until_healthy();
@@ -232,7 +232,7 @@ fn the_last_replica_is_truncated() {
     }
 }
 
-/// The same of an open volume.
+/// The same for an open volume.
 #[test]
 fn continues_on_the_truncated_last_replica() {
     let mut world = world(1);
@@ -257,7 +257,7 @@ fn continues_on_the_truncated_last_replica() {
     assert_eq!((world.read(LOST), world.read(KEPT)), (0, 9));
 }
 
-/// A volume whose replicas are all in sync, and not equal yet, reports the reason of its wait.
+/// A volume whose replicas are all in sync but not yet reconciled reports that reason.
 #[test]
 fn reconciling_reports_its_reason() {
     let mut world = World::with(2);
@@ -273,7 +273,7 @@ fn reconciling_reports_its_reason() {
     assert_eq!(world.status().why, None);
 }
 
-/// Which one goes first does not decide which one is left: never the one that was cut.
+/// A cut replica never remains as the last one, whichever replica leaves first.
 #[test]
 fn a_truncated_replica_never_remains_last() {
     let mut world = world(3);
@@ -288,7 +288,7 @@ fn a_truncated_replica_never_remains_last() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// A device of another volume, or of none, is as small as it wants: it is only in the wrong place.
+/// A small device of another volume, or of none, is not treated as a cut replica.
 #[test]
 fn a_small_device_of_another_volume() {
     let mut world = world(1);
@@ -305,7 +305,7 @@ fn a_small_device_of_another_volume() {
     world.open().unwrap();
 }
 
-/// A disk with blocks of another size is not the replica, and is not written.
+/// A disk with another block size is not accepted as the replica, and is not written.
 #[test]
 fn a_device_with_another_block_size() {
     let mut world = World::with(2);
@@ -321,7 +321,7 @@ fn a_device_with_another_block_size() {
     assert_eq!(world.read(KEPT), 9);
 }
 
-/// The loss of a part beyond the volume's end costs a larger device no copying.
+/// A device that loses only blocks beyond the volume's end needs no resync.
 #[test]
 fn truncation_past_the_volume_end() {
     let mut world = World::cuttable_with(2, Some(4 << 20));
@@ -342,7 +342,7 @@ fn truncation_past_the_volume_end() {
         )
     };
     assert!(!all.iter().any(full), "{all:?}");
-    // It cannot grow over the lost part, and can once that exists again.
+    // The volume cannot grow into the lost part until the device has it again.
     let grow = |blocks| Command::Grow { blocks };
     let refused = world.run(grow(6 * 2048)).unwrap_err();
     assert!(

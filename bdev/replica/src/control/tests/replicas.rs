@@ -1,4 +1,4 @@
-//! Replicas come, fail, go and come back.
+//! Replicas are added, fail, leave and return.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::handle::{Command, Happened, ResyncKind, VolumeState};
 use crate::model::{ReplicaState, Settings};
 use crate::store::{Call, Outcome, Plan, Request};
 
-/// A write is on every replica, and a region costs one log write.
+/// A write reaches every replica, and each region costs one log write.
 #[test]
 fn writes_reach_every_replica() {
     let mut world = World::with(3);
@@ -26,14 +26,14 @@ fn writes_reach_every_replica() {
     assert_eq!(world.status().dirty_regions, 3);
     assert_eq!(world.status().log_waits, 3);
     world.all_equal(&["d0", "d1", "d2"]);
-    // Idle regions are cleared, and cost a log write again.
+    // Idle regions become clean, and their next write costs a log write again.
     world.until(|world| world.status().dirty_regions == 0);
     world.write(0, 1, 9);
     assert_eq!(world.status().log_waits, 4);
 }
 
-/// A replica that fails a write is out, durably, before the write is acknowledged. It returns with
-/// the writes that it missed, and with nothing else.
+/// A replica that fails a write is out, durably, before the write is acknowledged. When it returns
+/// it gets the writes that it missed and nothing else.
 #[test]
 fn a_replica_fails_and_returns() {
     let mut world = World::with(3);
@@ -58,7 +58,7 @@ fn a_replica_fails_and_returns() {
     assert_eq!(
         world.status().dirty_regions,
         2,
-        "kept while a replica is out"
+        "dirty regions stay while a replica is out"
     );
     world.shelf.bring("d1");
     world.until_healthy();
@@ -75,8 +75,8 @@ fn a_replica_fails_and_returns() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// The store does not answer: I/O that depends on it waits, other I/O continues, and nothing is
-/// acknowledged without a decision.
+/// The store does not reply: I/O that depends on a decision waits, other I/O continues, and no
+/// write is acknowledged without the decision.
 #[test]
 fn no_acknowledgement_before_the_store_replies() {
     let mut world = World::with(2);
@@ -93,14 +93,14 @@ fn no_acknowledgement_before_the_store_replies() {
     let early = world.ended(token).map(|done| done.status);
     assert_eq!(early, None, "it must wait for the store");
     assert_eq!(world.state(), VolumeState::StoreLost);
-    assert_eq!(world.read(0), 1, "reads go on");
+    assert_eq!(world.read(0), 1, "reads continue");
     world.store.plan(None);
     assert_eq!(world.wait(token).status, Status::Ok);
     assert!(matches!(
         world.replica_state("d1"),
         ReplicaState::Out { .. }
     ));
-    // An answer that was lost is looked up.
+    // After a lost reply the control reads the record to learn the result.
     world.shelf.bring("d1");
     world.until_healthy();
     world.store.plan_next([Plan::outcome(Outcome::Lose)]);
@@ -112,11 +112,11 @@ fn no_acknowledgement_before_the_store_replies() {
     ));
 }
 
-/// One fails while the store is unreachable, and before that is decided another one is pulled out:
-/// the first, which has everything, is left.
+/// A replica fails a write while the store is unreachable. Before the failure is decided, the other
+/// replica is removed: the first one, which has all data, remains.
 #[test]
 fn a_decision_is_overtaken() {
-    // A store that says nothing at all leaves it open whether the last attempt was made.
+    // Without any reply it is unknown whether the store applied the last attempt.
     for (flush, deaf) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut world = World::with(2);
         world.write(0, 8, 1);
@@ -139,7 +139,7 @@ fn a_decision_is_overtaken() {
         world.shelf.fault("d1").remove(bad);
         world.shelf.remove("d0");
         world.pass(Duration::from_secs(2));
-        assert!(world.ended(failed).is_none(), "nothing is decided");
+        assert!(world.ended(failed).is_none(), "no decision is stored");
         world.store.plan(None);
         world.until(|world| matches!(world.replica_state("d0"), ReplicaState::Out { .. }));
         assert_eq!(world.replica_state("d1"), ReplicaState::InSync);
@@ -149,8 +149,8 @@ fn a_decision_is_overtaken() {
     }
 }
 
-/// The last one in sync is never marked bad: an unreachable one freezes the volume, a bad medium is
-/// reported to the host.
+/// The last in-sync replica is never marked bad. If unreachable it freezes the volume; a bad medium
+/// is reported to the host.
 #[test]
 fn the_last_replica_stays() {
     let mut world = World::with(2);
@@ -168,7 +168,7 @@ fn the_last_replica_stays() {
     let token = world.begin_write(16, 1, 7);
     world.until(|world| world.state() == VolumeState::Frozen);
     assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
-    // The stale one comes back: it must not serve.
+    // The stale replica returns: it must not serve.
     world.shelf.bring("d1");
     world.pass(Duration::from_secs(5));
     assert_eq!(world.state(), VolumeState::Frozen);
@@ -180,7 +180,7 @@ fn the_last_replica_stays() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Hosts that wait too long get a path error, and ask again.
+/// I/O that waits longer than the hold time gets a path error, and hosts retry.
 #[test]
 fn hosts_of_a_frozen_volume_get_a_path_error() {
     let mut world = World::with(1);
@@ -195,7 +195,7 @@ fn hosts_of_a_frozen_volume_get_a_path_error() {
     assert_eq!(world.read(0), 3);
 }
 
-/// A replica that hangs is out after the deadline.
+/// A hanging replica is out after the deadline.
 #[test]
 fn a_replica_hangs() {
     let mut world = World::with(2);
@@ -217,8 +217,8 @@ fn a_replica_hangs() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// An unreadable block is served from another replica and written back; too many, and the replica
-/// goes.
+/// An unreadable block is served from another replica and written back. After too many of them the
+/// replica is out.
 #[test]
 fn read_errors_are_repaired() {
     let mut world = World::with(2);
@@ -248,8 +248,8 @@ fn read_errors_are_repaired() {
     assert_eq!(world.state(), VolumeState::Degraded);
 }
 
-/// A verification finds a block that no host reads, and repairs it like one that a host reads, even
-/// if it only compares.
+/// A verification detects an unreadable block that no host reads, and repairs it like a host's read
+/// does, even in compare-only mode.
 #[test]
 fn a_verification_repairs_unreadable_blocks() {
     let mut world = World::with(3);
@@ -276,7 +276,7 @@ fn a_verification_repairs_unreadable_blocks() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// A shortage is not the fault of a replica.
+/// A shortage of memory or descriptors is not counted as a failure of the replica.
 #[test]
 fn a_shortage_retires_no_replica() {
     let mut world = World::with(2);
@@ -289,7 +289,7 @@ fn a_shortage_retires_no_replica() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// A disk that fails wherever it is copied to is not copied to without end.
+/// A disk that fails during each resync is retried at growing intervals.
 #[test]
 fn a_replica_that_cannot_be_filled_is_left_alone_for_a_while() {
     let mut world = World::with(2);
@@ -310,7 +310,7 @@ fn a_replica_that_cannot_be_filled_is_left_alone_for_a_while() {
     world.shelf.fault("d1").clear();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
-    // It was in sync since.
+    // The replica was in sync in between, which resets the interval.
     world.shelf.take("d1");
     world.write(5 * REGION, 8, 2);
     world.shelf.bring("d1");
@@ -355,9 +355,9 @@ fn deallocation_keeps_replicas_equal() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Between a replica's own flush and its promotion hosts flush too: their data is on every replica
-/// that counts then. Here the store holds up the promotion, and the replica accepts no flush any
-/// longer.
+/// Hosts flush between a replica's own flush and its promotion: their data must be on every replica
+/// that is in sync afterwards. In this test the store delays the promotion, and the replica accepts
+/// no further flush.
 #[test]
 fn a_flush_during_promotion() {
     let mut world = World::with(2);
@@ -384,15 +384,19 @@ fn a_flush_during_promotion() {
     assert_eq!(world.wait(flush).status, Status::Ok);
     world.pass(Duration::from_millis(700));
     let state = world.replica_state("d1");
-    assert_ne!(state, ReplicaState::InSync, "it has nothing of that flush");
+    assert_ne!(
+        state,
+        ReplicaState::InSync,
+        "the replica lacks the flushed data"
+    );
     world.shelf.fault("d1").clear();
     world.store.plan(None);
     world.until_healthy();
 }
 
-/// Writes found missing between the last check of a replica and its promotion were acknowledged to
-/// no host: the replica may be the only one left soon. Here a host goes with a write in flight, and
-/// another one writes to the same blocks.
+/// The last check before a replica's promotion finds writes missing. They must not have been
+/// acknowledged, because the replica may soon be the only one. In this test a host leaves with a
+/// write in flight, and another host writes to the same blocks.
 #[test]
 fn a_write_during_promotion() {
     let mut world = World::with(2);
@@ -432,8 +436,9 @@ fn a_write_during_promotion() {
     assert_eq!(world.read(0), 4);
 }
 
-/// A device is removed while a lane still has I/O in flight there, and is added again. Until that
-/// is over it is not copied to, whatever slot it has now, and others do not wait for its old slot.
+/// A device is removed while a lane has I/O in flight there, and is added again. Until that I/O
+/// ends, the device is not copied to, whatever its new slot. Other devices do not wait for its old
+/// slot.
 #[test]
 fn io_before_removal_delays_the_resync() {
     let mut world = World::with(3);
@@ -461,8 +466,8 @@ fn io_before_removal_delays_the_resync() {
     world.all_equal(&["d0", "d1", "d2", "d3"]);
 }
 
-/// The same with the control's own I/O in flight, a label that hangs: if it were written after the
-/// new one, there would be labels of two replicas on the device.
+/// The same with a hanging label write of the control: written after the new label, it would leave
+/// labels of two replicas on the device.
 #[test]
 fn a_label_write_before_removal_is_waited_for() {
     let mut world = World::guarded(2, 1);
@@ -499,14 +504,14 @@ fn a_label_write_before_removal_is_waited_for() {
     world.run(add()).unwrap();
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
-    // The device has the contents of the new one.
+    // The device has the contents of the new replica.
     world.crash();
     world.open().unwrap();
     assert_eq!(world.record().in_sync().count(), 2);
 }
 
-/// One replica is slow, the other one is gone unnoticed: the slow one is left, for it has
-/// everything, and the other may have lost data when it comes back.
+/// One replica is slow, the other is removed without an event: the slow one remains, because it has
+/// all data, and the other may have lost data when it returns.
 #[test]
 fn a_slow_replica_outlives_a_removed_one() {
     let mut world = World::with(2);
