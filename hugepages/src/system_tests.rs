@@ -1,4 +1,4 @@
-//! Tests of the values read from and written to a machine that is a folder of files.
+//! Tests of reading and writing a machine's values; the machine is a folder of files.
 
 use std::fs;
 use std::path::Path;
@@ -286,7 +286,11 @@ fn reserve_writes_the_pool_of_the_node() {
     );
     match machine.system().reserve(GIB, 6, None).unwrap_err() {
         ReserveError::NotEnoughMemory { asked, available } => {
-            assert_eq!((asked, available), (3 * GIB, 2 * GIB), "3 are there, of 6");
+            assert_eq!(
+                (asked, available),
+                (3 * GIB, 2 * GIB),
+                "3 GiB of the 6 exist already"
+            );
         }
         other => panic!("{other}"),
     }

@@ -1,7 +1,7 @@
-//! Local futures: run on the reactor's thread only, woken from anywhere.
+//! Local futures: they run only on the reactor's thread, and any thread can wake them.
 //!
-//! A wake on the own thread pushes to a plain queue. A wake from another thread goes through a
-//! locked list and rings the bell; the reactor looks at that list only when a flag says so.
+//! A wake on the reactor's thread pushes to a plain queue. A wake on another thread goes through a
+//! locked list and rings the bell; the reactor checks that list only when a flag is set.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,8 +22,8 @@ use crate::stats::LabelId;
 type Run = Runnable<LabelId>;
 
 thread_local! {
-    /// The reactor that this thread is, and its ready futures. Thread-local rather than shared,
-    /// because a waker must be `Send` and may still reach the queue without a lock this way.
+    /// The current reactor of this thread, and its ready futures. Thread-local rather than shared:
+    /// a waker must be `Send`, and can still reach the queue without a lock.
     static HERE: Here = const { Here { id: Cell::new(0), ready: RefCell::new(VecDeque::new()) } };
 }
 
@@ -32,7 +32,7 @@ struct Here {
     ready: RefCell<VecDeque<Run>>,
 }
 
-/// Whether the calling thread is some reactor inside a turn.
+/// True when called inside a turn of any reactor.
 pub(crate) fn on_reactor() -> bool {
     HERE.try_with(|here| here.id.get() != 0).unwrap_or(false)
 }
@@ -107,7 +107,7 @@ impl Tasks {
         }
     }
 
-    /// Moves what other threads woke to the ready queue. Needs to be entered.
+    /// Moves futures that other threads woke to the ready queue. Call [`Tasks::enter`] first.
     pub(crate) fn collect_woken(&self) {
         if !self.remote.any.load(Ordering::Acquire) {
             return;
@@ -117,7 +117,7 @@ impl Tasks {
         HERE.with(|here| here.ready.borrow_mut().extend(woken.drain(..)));
     }
 
-    /// Futures that are ready now. Needs to be entered.
+    /// Number of ready futures. Call [`Tasks::enter`] first.
     pub(crate) fn ready_len(&self) -> usize {
         HERE.with(|here| here.ready.borrow().len())
     }
@@ -134,8 +134,8 @@ impl Tasks {
         self.active.borrow().len()
     }
 
-    /// Drops all futures, here and now: their wakers in other threads must find nothing left that
-    /// they could drop there. Needs to be entered. A panicking destructor is passed to `report`.
+    /// Drops all futures synchronously: wakers in other threads must not hold the last reference to
+    /// one. Call [`Tasks::enter`] first. Passes a panic of a destructor to `report`.
     pub(crate) fn cancel_all(&self, mut report: impl FnMut(Box<dyn std::any::Any + Send>)) {
         while !self.active.borrow().is_empty() {
             let wakers: Vec<Waker> = self
@@ -147,12 +147,13 @@ impl Tasks {
             wakers.into_iter().for_each(Waker::wake);
             self.collect_woken();
             while let Some(run) = self.pop_ready() {
-                // Dropping the right to run a task cancels it.
+                // Dropping the `Run` cancels the task.
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(run))) {
                     report(panic);
                 }
             }
-            // Another thread may be between deciding to schedule a task and listing it.
+            // Another thread may have decided to schedule a task without having added it to the
+            // list yet.
             if !self.active.borrow().is_empty() {
                 std::thread::yield_now();
             }
@@ -191,7 +192,7 @@ impl Remote {
     }
 }
 
-/// Travels inside a future and signs it off when it ends or is dropped.
+/// A guard inside a future: unregisters the future when it ends or is dropped.
 struct Leave {
     active: Rc<RefCell<Slab<Waker>>>,
     key: usize,
@@ -200,7 +201,7 @@ struct Leave {
 impl Drop for Leave {
     fn drop(&mut self) {
         let waker = self.active.borrow_mut().remove(self.key);
-        // Outside the borrow: the last waker may drop the task.
+        // After the borrow ends: dropping the last waker may drop the task.
         drop(waker);
     }
 }
@@ -210,13 +211,13 @@ impl Drop for Leave {
 #[error("the task was cancelled")]
 pub struct Cancelled;
 
-/// A future that was spawned on a reactor: await it for its result. Dropping this lets it run on.
+/// A future spawned on a reactor. Await it for the result. Dropping it lets the future run on.
 pub struct LocalTask<T> {
     task: Option<FallibleTask<T, LabelId>>,
 }
 
 impl<T> LocalTask<T> {
-    /// Drops the future at its next turn.
+    /// Drops the future in the next turn.
     pub fn cancel(mut self) {
         drop(self.task.take());
     }
@@ -247,5 +248,5 @@ impl<T> Drop for LocalTask<T> {
     }
 }
 
-/// Where a spawn or a send was written.
+/// Source location of a spawn or a send.
 pub(crate) type SourceLocation = &'static Location<'static>;

@@ -1,8 +1,9 @@
-//! Names the code that keeps a reactor from turning.
+//! Finds code that blocks a reactor's turn.
 //!
-//! One thread looks at all reactors, at half the limit. It reads their published statistics, which
-//! costs them nothing. A sleeping reactor is not stalled. A reactor that the kernel does not run
-//! looks stalled; the report then gives the time it waited for a core, if the kernel provides that.
+//! One thread checks all reactors at half the limit. It reads the statistics that they publish,
+//! which costs them nothing. A sleeping reactor is not stalled. A reactor that the kernel does not
+//! run looks stalled; the report then contains the time for which it waited for a core, if the
+//! kernel provides that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +21,7 @@ use crate::stats::{Doing, Stall};
 const LINES_PER_WINDOW: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// The thread that watches; dropping this ends it.
+/// The checking thread. Dropping this ends the thread.
 pub struct Watchdog {
     control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
@@ -39,12 +40,12 @@ struct State {
 struct Watched {
     shared: Arc<Shared>,
     limit: Duration,
-    /// The stalled turn that was last reported, and how long it has to last for the next report.
+    /// The last reported turn, and how long it must last for the next report.
     turn: Option<Nanos>,
     report_at: Duration,
-    /// The turn that was found at half the limit, and how long the thread had then waited for a
-    /// core since it started. Read that late because it costs a file; the turn's first half is
-    /// not accounted.
+    /// A turn that has lasted half the limit, and how long the reactor's thread had waited for a
+    /// core by then, since its start. The first half of the turn is not covered, because reading
+    /// that time costs a file access.
     suspect: Option<(Nanos, Option<Duration>)>,
     window_began: Nanos,
     lines: u32,
@@ -52,7 +53,7 @@ struct Watched {
 }
 
 impl Watchdog {
-    /// Watches `handles` for turns longer than `limit` (or the reactor's own `watchdog_limit`).
+    /// Checks `handles` for turns longer than `limit` (or the reactor's own `watchdog_limit`).
     pub fn start(handles: Vec<ReactorHandle>, limit: Duration) -> std::io::Result<Watchdog> {
         let watched: Vec<Watched> = handles
             .into_iter()
@@ -84,7 +85,7 @@ impl Drop for Watchdog {
         self.control.state.lock().stop = true;
         self.control.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It does nothing that panics; if it did, that was printed.
+            // The thread does not panic; a panic would have been printed.
             let _ = thread.join();
         }
     }
@@ -114,7 +115,7 @@ impl Watched {
         }
     }
 
-    /// False when the reactor has ended and needs no more watching.
+    /// Returns false when the reactor has ended and needs no more checks.
     fn check(&mut self) -> bool {
         let (doing, began) = self.shared.counters.pulse.read();
         if doing == Doing::Ended {
@@ -146,7 +147,7 @@ impl Watched {
             waited_for_core: self.waited_since_suspected(),
         };
         if lasted >= self.report_at {
-            // A turn that never ends is reported ever more rarely.
+            // A turn that never ends is reported at doubling intervals.
             self.report_at = lasted * 2;
             self.report(&stall, now);
         }
@@ -181,7 +182,7 @@ impl Watched {
         Some(self.waited_for_core()?.saturating_sub(before?))
     }
 
-    /// How long the thread was ready but not run, since it started.
+    /// How long the thread was ready and not running, since its start.
     fn waited_for_core(&self) -> Option<Duration> {
         let tid = self.shared.tid.load(Ordering::Relaxed);
         let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;

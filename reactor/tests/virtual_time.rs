@@ -1,5 +1,5 @@
-//! The turn itself, step by step and in virtual time: order, budgets, timers, futures, pollers that
-//! are added and removed, and the reactor's decision to sleep.
+//! The turn, step by step in virtual time: order, budgets, timers, futures, added and removed
+//! pollers, and the decision to sleep.
 #![cfg(not(loom))]
 
 use std::cell::{Cell, RefCell};
@@ -87,7 +87,8 @@ fn a_turn_has_its_order() {
         here.after(MS).await;
         note(&ours, "timer");
     }));
-    // A message cannot carry a local object, but it can use one that it finds here.
+    // A message must be `Send` and cannot carry this log, so it reaches the log through a
+    // thread-local.
     let ours = Rc::clone(&log);
     thread_local!(static LOG: RefCell<Log> = RefCell::default());
     LOG.set(ours);
@@ -133,7 +134,7 @@ fn timers_fire_at_their_moment() {
     assert_eq!(
         core.handle().stats().timers,
         4,
-        "a cancelled timer leaves at once"
+        "a cancelled timer is removed immediately"
     );
     core.clock().advance(MS - Duration::from_nanos(1));
     assert_eq!(core.run_until_idle(), 0, "one nanosecond early");
@@ -142,7 +143,7 @@ fn timers_fire_at_their_moment() {
     assert_eq!(core.try_sleep(), Slept::Until(None));
 }
 
-/// Goal: a timer can be moved both ways and awaited again.
+/// Goal: a timer can be moved to an earlier or later time and awaited again.
 #[test]
 fn a_timer_can_be_moved() {
     let mut core = TestCore::new();
@@ -161,7 +162,7 @@ fn a_timer_can_be_moved() {
     assert_eq!(ended, MS * 3);
 }
 
-/// Goal: time limits cut off late work, and only late work.
+/// Goal: a timeout drops a future that is late, and no other.
 #[test]
 fn timeouts_drop_the_future() {
     let mut core = TestCore::new();
@@ -177,8 +178,8 @@ fn timeouts_drop_the_future() {
     assert_eq!(early, Ok(()));
 }
 
-/// Goal: futures give results, can be cancelled, run on when their handle is dropped, and are all
-/// dropped with the core.
+/// Goal: futures return results and can be cancelled. They run on when their handle is dropped, and
+/// are dropped with the core.
 #[test]
 fn futures_complete_or_are_dropped() {
     let mut core = TestCore::new();
@@ -204,7 +205,7 @@ fn futures_complete_or_are_dropped() {
     core.run_until_idle();
     assert!(!task.is_finished());
     let waiting = core.core().spawn_local(async move {
-        // Awaiting a task that is cancelled.
+        // Awaiting a cancelled task returns an error.
         task.cancel();
     });
     assert_eq!(core.block_on(waiting), Ok(()));
@@ -214,7 +215,7 @@ fn futures_complete_or_are_dropped() {
     let (alive, here) = (DropCounter(Rc::clone(&dropped)), core.core().clone());
     let orphan = core.spawn_local(async move {
         let _alive = alive;
-        // Nested, and still there when the core ends.
+        // A nested task that is pending when the core ends.
         here.spawn_local(std::future::pending::<()>()).await
     });
     core.run_until_idle();
@@ -225,7 +226,7 @@ fn futures_complete_or_are_dropped() {
     assert_eq!(other.block_on(orphan), Err(Cancelled), "the core is gone");
 }
 
-/// Goal: the budget reaches the pollers, can be changed live, and is what bounds a turn.
+/// Goal: the budget is passed to the pollers, can be changed at run time, and bounds a turn.
 #[test]
 fn pollers_get_their_budget() {
     let config = ReactorConfig {
@@ -257,8 +258,8 @@ fn pollers_get_their_budget() {
     );
 }
 
-/// Goal: a future that always wakes itself, and a message that always sends itself again, leave
-/// room for everything else.
+/// Goal: a future that always wakes itself, and a message that always sends itself again, do not
+/// block other work.
 #[test]
 fn self_waking_work_starves_no_other_work() {
     fn again(core: &CoreHandle) {
@@ -332,8 +333,8 @@ fn pollers_add_and_remove_pollers() {
     assert_eq!(names, ["between", "newcomer"]);
 }
 
-/// Goal: the answers of pollers to `arm` decide the sleep. One busy poller refuses it; otherwise
-/// the earliest moment of pollers and timers counts. Every armed poller is disarmed.
+/// Goal: the results of the pollers' `arm` decide the sleep. One busy poller prevents it; otherwise
+/// the earliest wake-up time of pollers and timers counts. Every armed poller is disarmed.
 #[test]
 fn arming_decides_the_sleep() {
     let mut core = TestCore::new();
@@ -348,7 +349,11 @@ fn arming_decides_the_sleep() {
         fds: Vec::new(),
     };
     core.add_poller(Box::new(poller)).unwrap();
-    assert_eq!(core.try_sleep(), Slept::Refused, "it was only just added");
+    assert_eq!(
+        core.try_sleep(),
+        Slept::Refused,
+        "the poller was added in this turn"
+    );
     assert_eq!(core.try_sleep(), Slept::Until(None));
     answer.set(Idle::Until(Nanos(7_000)));
     assert_eq!(core.try_sleep(), Slept::Until(Some(Nanos(7_000))));
@@ -360,7 +365,7 @@ fn arming_decides_the_sleep() {
     let before = disarmed.get();
     assert_eq!(core.try_sleep(), Slept::Refused);
     assert_eq!(disarmed.get(), before + 1);
-    // Found by the second poll, after arming: no sleep.
+    // The second poll, after arming, finds work: no sleep.
     answer.set(Idle::Quiet);
     let armed = Rc::new(Cell::new(false));
     let (on, seen) = (Rc::clone(&armed), Rc::clone(&armed));
@@ -397,8 +402,8 @@ fn quiet(fds: Vec<RawFd>) -> Box<dyn Poller> {
     })
 }
 
-/// Goal: descriptors are watched as long as one of their pollers exists. A number that was closed
-/// and reused does not disturb its new owner.
+/// Goal: a descriptor is watched while one of its pollers exists. Reusing a closed descriptor's
+/// number does not disturb its new owner.
 #[test]
 fn wake_descriptors_follow_their_pollers() {
     let mut core = TestCore::new();
@@ -420,7 +425,7 @@ fn wake_descriptors_follow_their_pollers() {
     assert!(!woken(&mut core), "no poller needs it");
     clear(&shared);
 
-    // Closed under its poller, and the number given to another's descriptor.
+    // The descriptor is closed while its poller exists, and another poller gets the same number.
     let first = eventfd();
     let number = first.as_raw_fd();
     let stale = core.add_poller(quiet(vec![number])).unwrap();
@@ -452,8 +457,8 @@ fn wake_descriptors_follow_their_pollers() {
     );
 }
 
-/// Goal: a poller may change its descriptors; if they cannot be watched the reactor stays awake
-/// rather than miss it.
+/// Goal: a poller may change its descriptors. If they cannot be watched, the reactor stays awake so
+/// that it misses no event.
 #[test]
 fn wake_descriptors_can_change() {
     struct ChangingWakeFd(Rc<RefCell<Vec<RawFd>>>);
@@ -499,7 +504,7 @@ fn wake_descriptors_can_change() {
     assert_eq!(core.try_sleep(), Slept::Until(None));
 }
 
-/// Goal: busy, idle and sleeping time add up, each charged to the right activity.
+/// Goal: busy, idle and sleeping time add up, each counted for the right activity.
 #[test]
 fn time_is_accounted() {
     let clock = VirtualClock::new();
@@ -515,7 +520,7 @@ fn time_is_accounted() {
     (0..3).for_each(|_| assert!(core.turn()));
     busy.set(false);
     (0..5).for_each(|_| assert!(!core.turn()));
-    // One more turn closes the account of the one before.
+    // The next turn adds the time of the turn before.
     core.turn();
     let stats = core.handle().stats();
     assert_eq!(
@@ -525,7 +530,7 @@ fn time_is_accounted() {
     assert_eq!((stats.sleep_ns, stats.longest_turn_ns), (0, 1_000_000));
 }
 
-/// Goal: two cores on one thread wake each other's futures, in one time.
+/// Goal: two cores on one thread wake each other's futures, with a common clock.
 #[test]
 fn two_cores_on_one_thread() {
     let clock = VirtualClock::new();
@@ -544,6 +549,6 @@ fn two_cores_on_one_thread() {
         target.advance(MS);
     }
     assert!(task.is_finished());
-    // Slept one millisecond over there, and asked again before time went on.
+    // The other core slept one millisecond, and both cores share the clock.
     assert_eq!(host.block_on(task), Ok(Nanos(1_000_000)));
 }

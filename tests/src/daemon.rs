@@ -16,10 +16,10 @@ use nacre_engine_rpc::client::{Client, ClientError};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// Limit for a daemon on a busy machine to start, to answer, and to end.
+/// Time limit for a daemon on a busy machine to start, to reply, and to end.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// The directory of one daemon, and the settings that it starts with.
+/// The directory of one daemon, and its settings.
 pub struct Place {
     dir: tempfile::TempDir,
     env: Vec<(String, String)>,
@@ -94,7 +94,7 @@ impl Place {
         command
     }
 
-    /// `nacre serve` in this place, for a test that expects it to end by itself.
+    /// The command `nacre serve` in this place, for a test that expects it to end by itself.
     pub fn serve_command(&self, socket: &Path, data_dir: &Path) -> Command {
         let mut command = self.nacre();
         command.arg("serve").arg("-r").arg(socket);
@@ -135,7 +135,7 @@ impl Place {
         self.spawn_logging_to(log)
     }
 
-    /// Starts the daemon with its log sent elsewhere.
+    /// Starts the daemon and sends its log to `log`.
     pub fn spawn_logging_to(&self, log: impl Into<Stdio>) -> Daemon {
         let mut command = self.serve_command(&self.socket(), &self.path("data"));
         command.stdout(Stdio::null()).stderr(log);
@@ -257,7 +257,7 @@ impl Daemon {
                 return (status, self.log());
             }
             let log = || self.log();
-            assert!(Instant::now() < until, "it does not end\n{}", log());
+            assert!(Instant::now() < until, "the daemon does not end\n{}", log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }

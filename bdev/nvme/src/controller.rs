@@ -1,4 +1,4 @@
-//! The handle on one controller.
+//! The handle of one controller.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,10 +21,10 @@ use crate::info::{
 use crate::link::{Counters, Link, Report};
 use crate::options::Options;
 
-/// The most pending reports from owners of queue pairs; they repeat a report that does not fit.
+/// Most pending reports of queue pair owners. An owner repeats a report that does not fit.
 const REPORTS_MAX: usize = 4096;
 
-/// What goes with an admin command that is passed through.
+/// Data of an admin command that is passed through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminData {
     None,
@@ -32,15 +32,15 @@ pub enum AdminData {
     Read(usize),
 }
 
-/// How an admin command that was passed through was answered: successfully.
+/// Reply to a successful admin command that was passed through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminReply {
     pub dword0: u32,
     pub data: Vec<u8>,
 }
 
-/// An attached controller. Any thread may use it: the work is done on the reactor that attached it,
-/// its home. It stays attached until [`Controller::detach`].
+/// An attached controller. Any thread may use it; commands run on its home, the reactor that
+/// attached it. The controller stays attached until [`Controller::detach`].
 pub struct Controller {
     this: Weak<Controller>,
     id: u64,
@@ -48,10 +48,10 @@ pub struct Controller {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) home: ReactorHandle,
     pub(crate) function: Mutex<Arc<dyn Function>>,
-    /// [`Function::slot`] of that.
+    /// [`Function::slot`] of the function.
     pub(crate) slot: AtomicUsize,
     pub(crate) admin: Admin,
-    /// The controller's answers at the last bring-up.
+    /// Properties read from the controller at the last bring-up.
     pub(crate) facts: Mutex<Arc<Facts>>,
     pub(crate) state: Mutex<State>,
     pub(crate) counters: Counters,
@@ -59,18 +59,18 @@ pub struct Controller {
     pub(crate) unusable: Mutex<Vec<UnusableNamespace>>,
     pub(crate) links: Mutex<Links>,
     reports: Mutex<VecDeque<Report>>,
-    /// Owners of queue pairs want something.
+    /// Signalled for a report of a queue pair's owner.
     pub(crate) news: Notify,
-    /// The tasks shall look whether they are to go on.
+    /// Signalled when tasks should check whether to end.
     pub(crate) stop: Notify,
-    /// One change of the controller's state at a time.
+    /// Serializes changes of the controller's state.
     pub(crate) lifecycle: AsyncMutex<()>,
     pub(crate) alerts: Mutex<crate::control::Alerts>,
     pub(crate) newest_health: Mutex<Option<Health>>,
     pub(crate) poller: Mutex<Option<PollerId>>,
 }
 
-/// Why there is no queue pair for a core.
+/// Why a core gets no queue pair.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPair {
     #[error(
@@ -91,7 +91,7 @@ pub(crate) enum NoPair {
 }
 
 impl NoPair {
-    /// The system's error, or its equivalent.
+    /// The system's error, or an equivalent one.
     pub fn cause(self) -> std::io::Error {
         match self {
             NoPair::AllTaken { .. } => std::io::ErrorKind::ResourceBusy.into(),
@@ -103,8 +103,8 @@ impl NoPair {
 }
 
 impl Controller {
-    /// Brings the controller up, on the reactor that becomes its home. Reports each namespace to
-    /// the observer.
+    /// Brings the controller up, on the calling reactor, which becomes its home. Reports each
+    /// namespace to the observer.
     pub async fn attach(
         core: &CoreHandle,
         function: Arc<dyn Function>,
@@ -178,7 +178,7 @@ impl Controller {
         self.namespaces.lock().values().cloned().collect()
     }
 
-    /// Resets the controller. Commands in flight are sent again afterwards.
+    /// Resets the controller, and then sends commands in flight again.
     pub async fn reset(&self) -> Result<(), ControlError> {
         self.at_home(
             |this, core| async move { this.reset_for(&core, ResetReason::UserRequest).await },
@@ -186,13 +186,13 @@ impl Controller {
         .await
     }
 
-    /// The SMART log of the last reading, once a [`Options::health_period`] or by
-    /// [`Controller::health`]; this does not ask the drive. `None` before the first reading.
+    /// The last SMART log, read once per [`Options::health_period`] or by [`Controller::health`].
+    /// Does not access the drive. `None` before the first reading.
     pub fn last_health(&self) -> Option<Health> {
         self.newest_health.lock().clone()
     }
 
-    /// The SMART log, as it is now.
+    /// Reads the SMART log now.
     pub async fn health(&self) -> Result<Health, ControlError> {
         self.at_home(|this, core| async move { this.read_health(&core).await })
             .await
@@ -229,7 +229,7 @@ impl Controller {
         }
     }
 
-    /// The system says that the drive is gone.
+    /// Handles the system's report that the drive was removed.
     pub fn removed(&self) {
         if let Some(this) = self.this.upgrade() {
             drop(self.home.run_future(move |core| async move {
@@ -238,7 +238,7 @@ impl Controller {
         }
     }
 
-    /// The drive (by its serial number) is there again: the same namespaces go on.
+    /// Handles the return of the drive, identified by its serial number: its namespaces continue.
     pub async fn returned(&self, function: Arc<dyn Function>) -> Result<(), AttachError> {
         let Some(this) = self.this.upgrade() else {
             return Err(ControlError::Stopped.into());
@@ -274,7 +274,7 @@ impl Controller {
         &self.counters
     }
 
-    /// Returns the device slot in which buffers note the addresses that the drive knows them by.
+    /// Returns the device slot in which buffers store their addresses for this drive.
     pub(crate) fn memory_slot(&self) -> usize {
         self.slot.load(Ordering::Relaxed)
     }
@@ -299,7 +299,7 @@ impl Controller {
         self.observer.event(event);
     }
 
-    /// Asks something of the control, from any core.
+    /// Sends a request of a queue pair's owner to the control, from any core.
     pub(crate) fn report(&self, report: Report) {
         let mut reports = self.reports.lock();
         if reports.len() < REPORTS_MAX {
@@ -313,7 +313,7 @@ impl Controller {
         self.reports.lock().pop_front()
     }
 
-    /// A queue pair for one more core.
+    /// Reserves a queue pair for another core.
     pub(crate) fn grant_link(&self) -> Result<Arc<Link>, NoPair> {
         let facts = self.facts();
         let function = self.function();

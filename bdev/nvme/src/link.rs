@@ -13,7 +13,7 @@ use crate::function::Function;
 use crate::phase::{Phase, QueueState};
 use crate::ring::{Doorbell, Rings, Shadows};
 
-/// The resources of a queue pair: fixed between two creations of it.
+/// The resources of a queue pair. They change only when the queue pair is created again.
 pub(crate) struct Grant {
     pub function: Arc<dyn Function>,
     pub rings: Arc<Rings>,
@@ -23,9 +23,9 @@ pub(crate) struct Grant {
     pub sgl: SglSupport,
     /// Interrupt vector of the completion queue; `None`: the queue does not interrupt.
     pub vector: Option<u16>,
-    /// Device slot in which a buffer notes its address.
+    /// Device slot in which a buffer stores its address.
     pub key: usize,
-    /// Delays before a command is sent again, by CRD.
+    /// Delays before a command is retried, by CRD.
     pub delays: [Duration; 4],
 }
 
@@ -34,15 +34,16 @@ pub(crate) struct Link {
     /// Interrupt vector that the queue may use; `None`: the queue can only be polled.
     pub vector: Option<u16>,
     pub phase: Phase,
-    /// The completion queue interrupts from the next time that it is created.
+    /// Whether the completion queue uses interrupts from its next creation on.
     pub interrupts: AtomicBool,
-    /// Turns readable when the phase changed, for an owner that sleeps; and whether it was made so.
+    /// Becomes readable when the phase changes, to wake a sleeping owner. The flag is true while it
+    /// is readable.
     bell: OwnedFd,
     rung: AtomicBool,
     grant: Mutex<Arc<Grant>>,
-    /// Its owner is gone: the queue is to be deleted once nothing is in flight.
+    /// The owner has left: delete the queue once no command is in flight.
     pub deserted: AtomicBool,
-    /// The controller was asked to create it.
+    /// The controller received the command to create the queue.
     pub made: AtomicBool,
 }
 
@@ -61,15 +62,16 @@ impl Link {
         })
     }
 
-    /// Control: sets the owner's permission, and wakes it.
+    /// Called by the control: sets the phase, and wakes the owner.
     pub fn set_phase(&self, state: QueueState) {
         self.phase.set(state);
-        // Full means set.
+        // A full counter is readable already.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         self.rung.store(true, Ordering::Release);
     }
 
-    /// Owner: consumes the bell. A later look sees the state it rang for.
+    /// Called by the owner: clears the bell. A later read of the phase sees the change that rang
+    /// it.
     pub fn clear_bell(&self) {
         if self.rung.load(Ordering::Relaxed) && self.rung.swap(false, Ordering::Acquire) {
             let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
@@ -94,16 +96,16 @@ impl Link {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Report {
     pub qid: u16,
-    /// The generation that it is about.
+    /// The generation of the queue that the report is about.
     pub generation: u32,
     pub want: Want,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// A queue pair was opened: make it.
+    /// A queue pair was opened: create it.
     Make,
-    /// Its owner is gone: delete it.
+    /// The owner has left: delete the queue pair.
     Delete,
     /// The queue is empty and stays so until it is recreated, with interrupts (`on`) or without.
     Interrupts { on: bool },
@@ -114,13 +116,13 @@ pub(crate) enum Want {
         stage: u8,
         waited: Duration,
     },
-    /// Its user gives the command up.
+    /// The user of this command aborts it.
     Abort { cid: u16 },
-    /// A completion answers nothing that was asked.
+    /// A completion matches no command.
     Liar { cid: u16 },
 }
 
-/// Counted by all owners, read by [`crate::Controller::status`].
+/// Incremented by all owners, read by [`crate::Controller::status`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub resets: AtomicU64,

@@ -27,8 +27,8 @@ pub enum MemoryError {
 }
 
 /// Zeroed, page-aligned memory at consecutive addresses of the controller. Its bytes are copied in
-/// and out, because the other side may change them at any time; single dwords are loaded and stored
-/// whole and in order.
+/// and out, because the controller may change them at any time. Single dwords are loaded and stored
+/// atomically and in order.
 #[derive(Debug)]
 pub struct DmaMemory {
     shared: Shared,
@@ -40,7 +40,7 @@ impl DmaMemory {
     pub fn allocate(function: &Arc<dyn Function>, bytes: usize) -> Result<DmaMemory, MemoryError> {
         let options = ArenaOptions {
             numa_node: function.numa_node(),
-            // A few pages each: the kernel's pool of huge ones is for data.
+            // Queues need few pages: the kernel's pool of huge pages is for data.
             hugepages: HugepagePolicy::Off,
             ..ArenaOptions::new(bytes as u64)
         };
@@ -63,7 +63,7 @@ impl DmaMemory {
         Ok(DmaMemory { shared, address })
     }
 
-    /// Where the controller finds the byte at `offset`.
+    /// The controller's address of the byte at `offset`.
     #[inline]
     pub fn address(&self, offset: usize) -> u64 {
         self.address + offset as u64
@@ -91,7 +91,8 @@ impl DmaMemory {
         self.shared.zero(offset, len);
     }
 
-    /// The dword at `offset`, in the byte order of the machine. Later loads are at least as new.
+    /// Loads the dword at `offset`, in the byte order of the machine. Later loads see at least the
+    /// memory contents of this load.
     #[inline]
     pub fn load(&self, offset: usize) -> u32 {
         self.shared.load(offset)

@@ -1,4 +1,4 @@
-//! The rings of one queue pair in memory, and where in them its owner is.
+//! The rings of one queue pair in memory, and the owner's positions in them.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 use crate::function::Function;
 use crate::memory::{DmaMemory, MemoryError};
 
-/// The memory of a queue pair: both rings, of as many entries, and a list per command.
+/// The memory of a queue pair: both rings, with the same number of entries, and a list per command.
 pub(crate) struct Rings {
     pub sq: DmaMemory,
     pub cq: DmaMemory,
@@ -52,7 +52,7 @@ impl Shadows {
     }
 }
 
-/// One doorbell: its register, and its place in the shadows.
+/// One doorbell: its register, and its offset in the shadow buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Doorbell {
     register: u32,
@@ -81,7 +81,7 @@ impl Doorbell {
         self.register + 4
     }
 
-    /// Notifies the controller of `value`; the last one was `before`.
+    /// Notifies the controller of `value`; `before` is the previous value.
     #[inline]
     pub fn ring(self, function: &dyn Function, shadows: Option<&Shadows>, before: u16, value: u16) {
         if let Some(shadows) = shadows {

@@ -25,7 +25,7 @@ pub(super) struct Channel {
     base: ModuleQueue,
     latencies_us: Arc<[AtomicU64; 4]>,
     depth: usize,
-    /// Everything taken: with the base, or held.
+    /// All accepted I/O: in flight at the base, or held.
     requests: Slab<Request>,
     held: Held,
     from_base: Done,
@@ -35,7 +35,7 @@ pub(super) struct Channel {
 struct Request {
     pending: Pending,
     latency: Option<Latency>,
-    /// The base's answer, once it has come.
+    /// The result from the base, once it has arrived.
     answer: Option<(Status, Extents)>,
 }
 
@@ -53,7 +53,7 @@ impl Channel {
         }
     }
 
-    /// Which latency is in store for an operation.
+    /// Chooses the latency of an operation.
     fn choose(&mut self, op: Op) -> Option<Latency> {
         let slow = self.random.below(100) == 0;
         match op {
@@ -87,7 +87,7 @@ impl Channel {
             && let Some(index) = self.held.pop_due(now)
         {
             let request = self.requests.remove(index);
-            // A held I/O has its result.
+            // A held I/O has its result already.
             let (status, data) = request
                 .answer
                 .unwrap_or((Status::DeviceError, Extents::new()));
@@ -133,7 +133,8 @@ impl Queue for Channel {
         let Some((status, _)) = &mut request.answer else {
             return self.base.abort(index as Token);
         };
-        // The base has executed it, but no completion was returned: it counts as not executed.
+        // The base executed the I/O, but its completion was not returned: it counts as not
+        // executed.
         *status = Status::Aborted;
         self.held.remove(index);
         self.held.push(Nanos::ZERO, index);

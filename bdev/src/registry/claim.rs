@@ -11,14 +11,14 @@ use crate::layer::{Layer, LayerQueue, ModuleQueue};
 /// The user of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Holder {
-    /// The devices stacked on it, by name: they are resized and removed with it.
+    /// The devices stacked on this device, by name: they are resized and removed with it.
     Bdevs(Vec<String>),
-    /// Any other user, in words: `namespace 1 of nqn.…`.
+    /// Any other user, as text: `namespace 1 of nqn.…`.
     User(String),
 }
 
 impl Holder {
-    /// The devices stacked on it; none for any other user.
+    /// The devices stacked on this device; empty for any other user.
     pub fn bdevs(&self) -> &[String] {
         match self {
             Holder::Bdevs(names) => names,
@@ -42,14 +42,14 @@ impl std::fmt::Display for Holder {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Usage {
-    /// Excludes every other user: for users that work on the module's own queues.
+    /// Excludes every other user. Required to use the module's own queues.
     Exclusive,
-    /// Others may share it, each through the layer.
+    /// Other users may share the device, each through the layer.
     Shared,
 }
 
-/// Names the user that relies on the size of a claimed device, as of now: a host that saw this size
-/// and no newer one. Called before a smaller size is announced, outside of the registry's lock.
+/// Names the user that currently relies on the size of a claimed device: a host that read this size
+/// and no newer one. Called before a smaller size is announced, without the registry's lock.
 pub type Watch = dyn Fn() -> Option<String> + Send + Sync;
 
 pub(super) struct ClaimRecord {
@@ -60,7 +60,7 @@ pub(super) struct ClaimRecord {
     pub watch: Option<Arc<Watch>>,
 }
 
-/// The right to use a device. Ends when dropped.
+/// The right to use a device, until it is dropped.
 pub struct Claim {
     id: u64,
     layer: Arc<Layer>,
@@ -80,12 +80,12 @@ impl Claim {
         &self.layer
     }
 
-    /// A queue for the calling core, through the layer.
+    /// Opens a queue for the calling core, through the layer.
     pub fn open(&self, pool: &Pool) -> Result<LayerQueue, OpenError> {
         self.layer.open_queue(pool)
     }
 
-    /// The module's own queue, for a device stacked on it, which has a layer of its own.
+    /// Opens the module's own queue, for a device stacked on it, which has its own layer.
     pub fn open_module(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
         self.layer.open_module(pool)
     }

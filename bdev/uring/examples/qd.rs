@@ -22,7 +22,7 @@ const ROUNDS: usize = 3;
 const SIZE: u64 = 256 << 20;
 
 #[derive(Clone, Copy)]
-enum Way {
+enum Method {
     Pread,
     Queue {
         depth: u32,
@@ -43,25 +43,25 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut lines = Vec::new();
     for direct in [false, true] {
-        lines.push((direct, Way::Pread, Vec::new()));
+        lines.push((direct, Method::Pread, Vec::new()));
         for depth in [1, 32] {
             for (registered_buffers, defer_taskrun) in
                 [(true, true), (false, true), (true, false), (false, false)]
             {
-                let way = Way::Queue {
+                let method = Method::Queue {
                     depth,
                     registered_buffers,
                     defer_taskrun,
                 };
-                lines.push((direct, way, Vec::new()));
+                lines.push((direct, method, Vec::new()));
             }
         }
     }
     for _ in 0..ROUNDS {
-        for (direct, way, rates) in &mut lines {
-            rates.push(match *way {
-                Way::Pread => pread(&path, *direct, time)?,
-                Way::Queue {
+        for (direct, method, rates) in &mut lines {
+            rates.push(match *method {
+                Method::Pread => pread(&path, *direct, time)?,
+                Method::Queue {
                     depth,
                     registered_buffers,
                     defer_taskrun,
@@ -80,12 +80,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{:10} {:28} {:>10} {:>10}",
         "4k read", "how", "kIOPS", "us each"
     );
-    for (direct, way, rates) in &mut lines {
+    for (direct, method, rates) in &mut lines {
         rates.sort_by(f64::total_cmp);
         let rate = rates[ROUNDS / 2];
-        let (how, depth) = match *way {
-            Way::Pread => ("pread".to_owned(), 1),
-            Way::Queue {
+        let (how, depth) = match *method {
+            Method::Pread => ("pread".to_owned(), 1),
+            Method::Queue {
                 depth,
                 registered_buffers,
                 defer_taskrun,

@@ -1,8 +1,8 @@
-//! Imports between the modules of a crate point one way.
+//! Checks that the modules of a crate import each other in one direction only.
 //!
-//! A room is a file or folder directly under `src`; an import of one room by another is an arrow.
-//! The arrows of a crate must form no circle, so that its rooms can be read from the bottom up.
-//! Tests do not count.
+//! A room is a file or folder directly under `src`; an import between two rooms is an arrow. The
+//! arrows of a crate must form no cycle, so that its rooms can be read from the bottom up. Tests
+//! are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,7 +12,7 @@ use regex::Regex;
 
 use super::{crate_of, is_test, read, rust_files};
 
-/// Circles that exist today. A crate without an entry has none; remove an entry with its circle.
+/// Known cycles. A crate without an entry has none; remove an entry together with its cycle.
 const CIRCLES: &[(&str, &[&str])] = &[
     (
         "bdev/nvme",
@@ -61,7 +61,7 @@ fn room(inside: &str) -> &str {
     first.strip_suffix(".rs").unwrap_or(first)
 }
 
-/// `sources`: paths below `src`, and the text.
+/// `sources` holds paths below `src`, each with the file's text.
 fn arrows(sources: &[(&str, String)]) -> Result<Arrows> {
     let rooms: BTreeSet<&str> = sources.iter().map(|(inside, _)| room(inside)).collect();
     let exported = exports(sources)?;
@@ -109,7 +109,7 @@ fn arrows(sources: &[(&str, String)]) -> Result<Arrows> {
     Ok(arrows)
 }
 
-/// Names that the crate's root exports, each with its room.
+/// Names exported by the crate's root, each with its room.
 fn exports(sources: &[(&str, String)]) -> Result<BTreeMap<String, String>> {
     let line = Regex::new(r"pub(?:\(crate\))? use (\w+)(?:::\w+)*::(\{[^}]*\}|\w+)")?;
     let word = Regex::new(r"\w+")?;
@@ -127,7 +127,7 @@ fn exports(sources: &[(&str, String)]) -> Result<BTreeMap<String, String>> {
     Ok(exported)
 }
 
-/// Groups of rooms that reach each other, each sorted.
+/// Groups of rooms that import each other, directly or indirectly; each group is sorted.
 fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
     let reached: BTreeMap<&String, BTreeSet<&String>> = arrows
         .keys()

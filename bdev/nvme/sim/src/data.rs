@@ -1,4 +1,4 @@
-//! Where a command's data is: PRP entries and lists, SGL segments (Base 4.1).
+//! Resolves a command's data pointer: PRP entries and lists, SGL segments (Base 4.1).
 
 use nacre_nvmf_wire::identify::controller::Sgls;
 use nacre_nvmf_wire::sqe::Psdt;
@@ -6,16 +6,16 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use crate::memory::Iommu;
 
-/// Pieces of memory, in order.
+/// Address and length of memory pieces, in order.
 pub(crate) type Pieces = Vec<(u64, usize)>;
 
-/// Why data cannot be reached: the status to return, and the driver's mistake.
+/// The status to return for a bad data pointer, and a text about the driver's mistake.
 pub(crate) type Refusal = (StatusCode, String);
 
-/// Descriptors of one command, at most: more is a loop.
+/// Most descriptors of one command: more indicate a loop.
 const DESCRIPTORS_MAX: usize = 4096;
 
-/// Finds the `len` bytes of data that a command points at.
+/// Finds the `len` bytes of memory that a command's data pointer describes.
 pub(crate) fn find(
     sqe: &Sqe,
     len: usize,
@@ -117,7 +117,7 @@ fn segments(
 ) -> Result<(), Refusal> {
     let mut total = 0;
     let mut seen = 0;
-    // The segment under way: where, how many descriptors are left, whether it is the last.
+    // The current segment: address, remaining descriptors, and whether it is the last segment.
     let mut segment: Option<(u64, u32, bool)> = None;
     let mut descriptor = sqe.dptr;
     loop {
@@ -191,7 +191,7 @@ fn segments(
     Ok(())
 }
 
-/// Copies to memory.
+/// Copies `bytes` to the pieces.
 pub(crate) fn scatter(iommu: &Iommu, pieces: &Pieces, bytes: &[u8]) -> Result<(), Refusal> {
     let mut rest = bytes;
     for &(address, len) in pieces {
@@ -202,7 +202,7 @@ pub(crate) fn scatter(iommu: &Iommu, pieces: &Pieces, bytes: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Copies from memory; `into` has the length of the pieces.
+/// Copies from the pieces; `into` has their total length.
 pub(crate) fn gather(iommu: &Iommu, pieces: &Pieces, into: &mut [u8]) -> Result<(), Refusal> {
     let mut rest = into;
     for &(address, len) in pieces {

@@ -1,4 +1,4 @@
-//! A test's control of a simulated drive: its actions and its questions.
+//! A test's handle on a simulated drive: actions and queries.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::media::{Keep, Namespace};
 use crate::memory::Iommu;
 use crate::state::{State, Stats};
 
-/// A simulated drive. Clones are the same one.
+/// A simulated drive. Clones refer to the same drive.
 #[derive(Clone)]
 pub struct Drive {
     pub(crate) shared: Arc<Shared>,
@@ -26,16 +26,16 @@ pub struct Drive {
 
 pub(crate) struct Shared {
     pub state: Mutex<State>,
-    /// What never changes, and so needs no lock.
+    /// Constant, and so needs no lock.
     pub address: String,
     pub numa_node: Option<u32>,
     pub slot: usize,
     pub vectors: u16,
     pub register_bytes: u32,
     pub iommu: Arc<Iommu>,
-    /// Used instead of the state's when doorbells are not judged.
+    /// Used instead of the state's doorbells when doorbell writes are not checked.
     pub doorbells: Option<Doorbells>,
-    /// The thread that ticks it, while it sleeps.
+    /// The thread that ticks the drive is asleep.
     pub asleep: AtomicBool,
     pub thread: Mutex<Option<Thread>>,
 }
@@ -45,7 +45,7 @@ impl Shared {
         self.state.lock()
     }
 
-    /// There may be something to do.
+    /// Wakes the thread: there may be work.
     pub fn wake(&self) {
         if self.asleep.swap(false, Ordering::AcqRel) {
             let thread = self.thread.lock();
@@ -57,7 +57,7 @@ impl Shared {
 }
 
 impl Drive {
-    /// Makes a drive that is not plugged in yet.
+    /// Creates a drive that is not inserted yet.
     pub fn new(config: Config) -> Drive {
         let doorbells = 2 * (u32::from(config.io_queues) + 1);
         let bytes = 0x1000 + (doorbells * (4 << config.doorbell_stride)).next_multiple_of(4096);
@@ -82,7 +82,7 @@ impl Drive {
         self.shared.lock()
     }
 
-    /// Plugs it in, and gives the function that it then is. One that was given before is gone.
+    /// Inserts the drive and returns its function. An earlier function sees no drive.
     pub fn plug(&self) -> Arc<SimFunction> {
         let mut state = self.lock();
         if state.present {
@@ -95,7 +95,7 @@ impl Drive {
         Arc::new(SimFunction::new(Arc::clone(&self.shared), state.seat))
     }
 
-    /// Pulls it out: its registers read as all ones, and its cache has no power.
+    /// Removes the drive: its registers read as all ones, and its cache loses power.
     pub fn pull(&self, keep: Keep) {
         self.lock().pull(keep);
     }
@@ -109,14 +109,14 @@ impl Drive {
         self.lock().leaving = true;
     }
 
-    /// A short power failure: everything is lost but the stored data.
+    /// A short power failure: only stored data survives.
     pub fn power_cycle(&self, keep: Keep) {
         let mut state = self.lock();
         state.lose_power(keep);
         state.reset_registers();
     }
 
-    /// One turn, at `now`. Whether anything happened.
+    /// Runs one turn at `now`. Returns true if it did anything.
     pub fn tick(&self, now: Nanos) -> bool {
         let mut state = self.lock();
         if let Some(doorbells) = &self.shared.doorbells {
@@ -125,7 +125,7 @@ impl Drive {
         state.tick(now)
     }
 
-    /// The moment at which something happens by itself.
+    /// When the next action is due.
     pub fn next(&self) -> Option<Nanos> {
         self.lock().next()
     }
@@ -148,12 +148,12 @@ impl Drive {
         );
     }
 
-    /// The rules that the driver broke. Bounded to some dozens.
+    /// The rules that the driver broke; at most some dozens are stored.
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.kept.clone()
     }
 
-    /// Forgets them, and gives how many there were.
+    /// Clears the violations and returns their number.
     pub fn forgive(&self) -> u64 {
         std::mem::take(&mut self.lock().violations).count
     }
@@ -162,7 +162,7 @@ impl Drive {
         self.lock().stats.clone()
     }
 
-    /// Commands taken and not answered, but for Asynchronous Event Requests.
+    /// Commands fetched and not completed, other than Asynchronous Event Requests.
     pub fn in_flight(&self) -> usize {
         self.lock().in_flight()
     }
@@ -171,12 +171,12 @@ impl Drive {
         self.lock().async_requests.len()
     }
 
-    /// I/O queue pairs that exist.
+    /// Number of I/O queue pairs.
     pub fn io_queues(&self) -> usize {
         self.lock().sqs.iter().skip(1).flatten().count()
     }
 
-    /// Which I/O completion queues interrupt, and by which vector.
+    /// The interrupt vector of each I/O completion queue; `None`: no interrupts.
     pub fn queue_vectors(&self) -> Vec<Option<u16>> {
         let state = self.lock();
         let queues = state.cqs.iter().skip(1).flatten();
@@ -191,7 +191,7 @@ impl Drive {
         self.lock().csts.is_ready()
     }
 
-    /// A shutdown was announced, and is done.
+    /// True after a shutdown has completed.
     pub fn is_shut_down(&self) -> bool {
         self.lock().csts.shst() == Csts::SHST_COMPLETE
     }
@@ -200,7 +200,7 @@ impl Drive {
         self.lock().bus_master
     }
 
-    /// True if the function of the drive was dropped.
+    /// True if the driver dropped the drive's function.
     pub fn is_given_back(&self) -> bool {
         self.lock().given_back
     }
@@ -209,7 +209,7 @@ impl Drive {
         self.lock().faults.rules.push(rule);
     }
 
-    /// No rule is left, nothing goes wrong by chance, and nothing fails for good.
+    /// Removes all fault rules, random faults and permanent failures.
     pub fn heal(&self) {
         self.lock().faults = Default::default();
         self.release();
@@ -233,7 +233,7 @@ impl Drive {
         }
     }
 
-    /// Commands that are held, or will never be answered.
+    /// Number of commands that are held, or never complete.
     pub fn stuck(&self) -> usize {
         self.lock().stuck.len()
     }
@@ -250,44 +250,44 @@ impl Drive {
         self.lock().faults.never_shut_down = on;
     }
 
-    /// Grants so many queue pairs at most, whatever it has.
+    /// Grants at most this number of queue pairs, whatever the drive has.
     pub fn grant_queues(&self, most: u16) {
         self.lock().faults.grant = Some(most);
     }
 
-    /// Resets of the function fail.
+    /// Makes function resets fail.
     pub fn fail_function_reset(&self, on: bool) {
         self.lock().faults.reset_fails = on;
     }
 
-    /// Bus mastering cannot be switched.
+    /// Makes switching of bus mastering fail.
     pub fn fail_bus_master(&self, on: bool) {
         self.lock().faults.bus_master_fails = on;
     }
 
-    /// Aborts are answered "not aborted".
+    /// Makes aborts complete as "not aborted".
     pub fn fail_aborts(&self, on: bool) {
         self.lock().faults.aborts_fail = on;
     }
 
-    /// The controller stops looking at its submission queues without setting the event index: later
-    /// writes to shadow doorbells are lost, until the register is written.
+    /// The controller stops reading its shadow doorbells without setting the event index: later
+    /// writes to shadow doorbells have no effect until the register is written.
     pub fn lose_shadow_doorbells(&self, on: bool) {
         self.lock().faults.careless = on;
     }
 
-    /// The controller fails: CSTS.CFS.
+    /// Makes the controller fail: sets CSTS.CFS.
     pub fn make_fatal(&self) {
         let mut state = self.lock();
         state.csts = state.csts.with_cfs(1);
     }
 
-    /// The controller resets itself.
+    /// Makes the controller reset itself.
     pub fn reset_itself(&self) {
         self.lock().reset_controller();
     }
 
-    /// A vector fires for no reason.
+    /// Fires a vector without a completion.
     pub fn interrupt(&self, vector: u16) {
         if let Some(signal) = self.lock().vectors.get(usize::from(vector)) {
             signal.set();
@@ -306,7 +306,7 @@ impl Drive {
         state.raise_warnings(before);
     }
 
-    /// Changes the configuration. Facts that were reported already are not reported again.
+    /// Changes the configuration. Changes that were reported already are not reported again.
     pub fn reconfigure(&self, change: impl FnOnce(&mut Config)) {
         change(&mut self.lock().config);
     }
@@ -350,14 +350,14 @@ impl Drive {
         changed(&mut state, nsid);
     }
 
-    /// The block cannot be read until it is written.
+    /// Makes a block unreadable until it is written.
     pub fn spoil_block(&self, nsid: u32, lba: u64) {
         if let Some(namespace) = self.lock().namespaces.get_mut(&nsid) {
             namespace.bad.insert(lba);
         }
     }
 
-    /// The stored blocks of a namespace, if they are stored.
+    /// The stored blocks of a namespace, if it stores data.
     pub fn stored(&self, nsid: u32, lba: u64, blocks: u64) -> Option<Vec<u8>> {
         let state = self.lock();
         let namespace = state.namespaces.get(&nsid)?;
@@ -365,12 +365,12 @@ impl Drive {
         holds.then(|| namespace.read(lba, blocks).to_vec())
     }
 
-    /// Blocks of all namespaces that would not survive a loss of power.
+    /// Number of blocks, in all namespaces, that a loss of power would lose.
     pub fn dirty_blocks(&self) -> usize {
         self.lock().namespaces.values().map(Namespace::dirty).sum()
     }
 
-    /// Chance itself, from now on.
+    /// Restarts the random numbers from `seed`.
     pub fn reseed(&self, seed: u64) {
         self.lock().random = Random::new(seed);
     }

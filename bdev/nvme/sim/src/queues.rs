@@ -1,11 +1,11 @@
-//! Submission and completion queues: where they are, how far each side has got.
+//! Submission and completion queues: their memory, and the positions of both sides.
 
 use nacre_nvmf_wire::{Cqe, Sqe};
 
 use crate::memory::{Iommu, Outside};
 
-/// A doorbell in memory that the driver writes in place of a register, and the event index that
-/// asks for the register (Doorbell Buffer Config).
+/// A doorbell in memory that the driver writes in place of a register. The event index requests a
+/// register write (Doorbell Buffer Config).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ShadowDoorbell {
     pub value: u64,
@@ -17,12 +17,12 @@ pub(crate) struct Sq {
     pub base: u64,
     pub entries: u16,
     pub cqid: u16,
-    /// The next entry to take, and where the driver's last one ends.
+    /// The next entry to fetch, and the end of the driver's entries.
     pub head: u16,
     pub tail: u16,
     /// The head in the newest completion.
     pub reported_head: u16,
-    /// Identifiers that are in use.
+    /// Bitmap of identifiers in use.
     pub cids: Box<[u64; 1024]>,
     /// The first half of a fused pair, whose other half must come next.
     pub fused: Option<Sqe>,
@@ -30,11 +30,12 @@ pub(crate) struct Sq {
     /// With a shadow doorbell: the register announced entries, so the controller reads the tail
     /// from memory.
     pub awake: bool,
-    /// Turns without anything new, after which it sleeps.
+    /// Consecutive turns without new entries. After some of them the controller stops reading
+    /// memory.
     pub quiet: u8,
 }
 
-/// Turns for which memory is looked at after there was something.
+/// Turns in which memory is still read after the last new entry.
 const RESTLESS_TURNS: u8 = 2;
 
 impl Sq {
@@ -55,7 +56,7 @@ impl Sq {
         }
     }
 
-    /// Sets the driver's new tail; the error names its mistake.
+    /// Sets the driver's new tail; the error describes the driver's mistake.
     pub fn set_tail(&mut self, tail: u32) -> Result<(), String> {
         let (id, entries) = (self.id, u32::from(self.entries));
         if tail >= entries {
@@ -80,7 +81,7 @@ impl Sq {
 
     /// Reads the shadow doorbell, if there is one and the driver may expect that. A `careless`
     /// queue stops reading without notice: as if it had set the event index just when the driver
-    /// went on, and neither had seen the other.
+    /// wrote its doorbell, and each side had missed the other's write.
     pub fn look(&mut self, iommu: &Iommu, careless: bool) -> Result<Result<(), String>, Outside> {
         let Some(shadow) = self.shadow.filter(|_| self.awake) else {
             return Ok(Ok(()));
@@ -100,7 +101,8 @@ impl Sq {
             return Ok(Ok(()));
         }
         iommu.store(shadow.event, tail)?;
-        // Between the look and the word to the driver it may have gone on.
+        // The driver may have written the doorbell between the read and the update of the event
+        // index.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         let tail = iommu.load(shadow.value)?;
         self.quiet = 0;
@@ -115,7 +117,7 @@ impl Sq {
         self.head == self.tail
     }
 
-    /// Takes the next entry.
+    /// Fetches the next entry.
     pub fn fetch(&mut self, iommu: &Iommu) -> Result<Sqe, Outside> {
         let mut sqe = Sqe::zeroed();
         let at = self.base + u64::from(self.head) * Sqe::SIZE as u64;
@@ -124,7 +126,7 @@ impl Sq {
         Ok(sqe)
     }
 
-    /// Notes that an identifier is in use; false: it was.
+    /// Marks an identifier as used. Returns false if it was used already.
     pub fn take(&mut self, cid: u16) -> bool {
         let (word, bit) = (usize::from(cid) / 64, 1 << (cid % 64));
         let free = self.cids[word] & bit == 0;
@@ -186,12 +188,13 @@ impl Cq {
         Ok(())
     }
 
-    /// The driver rang: its head may be read from memory again.
+    /// The driver wrote the register: its head may be read from memory again.
     pub fn wake(&mut self) {
         self.awake = true;
     }
 
-    /// True if there is room for one more. Reads the shadow doorbell if there seems to be none.
+    /// True if there is space for one more completion. Reads the shadow doorbell before it returns
+    /// false.
     pub fn has_room(&mut self, iommu: &Iommu) -> Result<Result<bool, String>, Outside> {
         let room = |queue: &Cq| (queue.tail + 1) % queue.entries != queue.head;
         if room(self) {
@@ -210,7 +213,7 @@ impl Cq {
         Ok(self.set_head(head).map(|()| room(self)))
     }
 
-    /// Posts a completion, tag last.
+    /// Posts a completion; the phase tag is written last.
     pub fn post(&mut self, mut cqe: Cqe, wrong_phase: bool, iommu: &Iommu) -> Result<(), Outside> {
         cqe.set_phase(self.phase != wrong_phase);
         let at = self.base + u64::from(self.tail) * Cqe::SIZE as u64;

@@ -1,4 +1,4 @@
-//! The controller: all that it is and knows, and one turn of it.
+//! The controller's state, and one turn of it.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,11 +33,11 @@ pub struct Stats {
     pub head_doorbells: u64,
     pub completions: u64,
     pub interrupts: u64,
-    /// Commands whose data was found by PRPs, and by SGLs; those with more than one piece.
+    /// Commands with PRPs, commands with SGLs, and commands with more than one piece of data.
     pub prps: u64,
     pub sgls: u64,
     pub scattered: u64,
-    /// Reads and writes across a multiple of NOIOB.
+    /// Reads and writes that cross a multiple of NOIOB.
     pub boundary_crossings: u64,
     pub fua: u64,
     pub fused: u64,
@@ -46,7 +46,7 @@ pub struct Stats {
     pub function_resets: u64,
     pub normal_shutdowns: u64,
     pub abrupt_shutdowns: u64,
-    /// Times that a completion found its queue full.
+    /// How often a completion found its queue full.
     pub full_completion_queues: u64,
 }
 
@@ -75,7 +75,7 @@ impl Default for Stats {
     }
 }
 
-/// Violations that are kept; more are only counted.
+/// Most violations that are stored; further ones are only counted.
 const VIOLATIONS_KEPT: usize = 32;
 
 #[derive(Default)]
@@ -93,8 +93,7 @@ impl Violations {
     }
 }
 
-/// The controller's step between disabled and ready. The moment is known when it is first looked
-/// at.
+/// The state between disabled and ready. A transition's end time is set when it is first polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Disabled,
@@ -110,14 +109,14 @@ pub(crate) enum ShutDown {
     Done,
 }
 
-/// A command between its queue and its answer.
+/// A command between its fetch and its completion.
 pub(crate) struct Command {
     pub due: Nanos,
-    /// Order among commands due at the same moment.
+    /// Order of commands due at the same time.
     pub order: u64,
     pub sqid: u16,
     pub sqe: Sqe,
-    /// The compare of a fused pair, whose write this is.
+    /// The compare of a fused pair; this command is the write.
     pub first: Option<Sqe>,
     pub action: Option<Action>,
 }
@@ -137,13 +136,13 @@ impl PartialOrd for Command {
 }
 
 impl Ord for Command {
-    /// The one to be done next is the greatest.
+    /// Reversed, so that the earliest command is the greatest.
     fn cmp(&self, other: &Command) -> std::cmp::Ordering {
         (other.due, other.order).cmp(&(self.due, self.order))
     }
 }
 
-/// A descriptor that is readable after its vector fired.
+/// A descriptor that becomes readable when its interrupt vector fires.
 pub(crate) struct Signal(OwnedFd);
 
 impl Signal {
@@ -153,7 +152,7 @@ impl Signal {
     }
 
     pub fn set(&self) {
-        // Full means set.
+        // A full counter is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -173,10 +172,10 @@ pub(crate) struct State {
     pub random: Random,
     pub now: Nanos,
 
-    /// Counts how often it was plugged in; a function of another time sees nothing.
+    /// Incremented each time the drive is inserted; functions of an earlier insertion see no drive.
     pub seat: u64,
     pub present: bool,
-    /// The system says that it is being removed.
+    /// The system reports the removal of the drive.
     pub leaving: bool,
     pub bus_master: bool,
     pub given_back: bool,
@@ -199,7 +198,7 @@ pub(crate) struct State {
     pub features: Features,
     pub async_requests: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
-    /// Types of events that wait for their log page to be read.
+    /// Event types that are masked until the host reads their log page.
     pub masked: u8,
     pub changed: BTreeSet<u32>,
     pub smart: SmartHealth,
@@ -211,7 +210,7 @@ pub(crate) struct State {
     pub stats: Stats,
     pub violations: Violations,
 
-    /// Lists and bytes kept for reuse.
+    /// Buffers kept for reuse.
     pub pieces: Pieces,
     pub buffer: Vec<u8>,
 }
@@ -272,7 +271,7 @@ impl State {
         4096 << self.cc.mps()
     }
 
-    /// One turn. Whether anything happened.
+    /// Runs one turn. Returns true if it did anything.
     pub fn tick(&mut self, now: Nanos) -> bool {
         self.now = self.now.max(now);
         if !self.present {
@@ -288,8 +287,8 @@ impl State {
         worked
     }
 
-    /// The next moment at which an action is due, or `None`. Actions that wait for the driver (for
-    /// room, for a reset) do not count.
+    /// When the next action is due, or `None`. Actions that wait for the driver (for queue space,
+    /// for a reset) do not count.
     pub fn next(&self) -> Option<Nanos> {
         let now = self.now;
         let mode = match self.mode {
@@ -323,7 +322,7 @@ impl State {
             while self.sqs[qid].as_ref().is_some_and(|sq| !sq.is_empty()) {
                 worked = true;
                 self.fetch(qid);
-                // The fetched command may have made it fail, reset itself or disappear.
+                // The fetched command may have failed, reset or removed the controller.
                 if !self.csts.is_ready() || self.csts.is_fatal() || !self.present {
                     return true;
                 }
@@ -481,7 +480,7 @@ impl State {
         if let Some(Action::Never { .. }) = action {
             return self.stuck.push(command);
         }
-        // None: an Asynchronous Event Request, or a queue that went together with the command.
+        // `None`: an Asynchronous Event Request, or its queue was deleted with the command.
         if let Some((status, dword0)) = answer {
             let status = match action {
                 Some(Action::DoneButStatus(status)) => status,
@@ -494,13 +493,13 @@ impl State {
         }
     }
 
-    /// It cannot go on: an address that it needs is nowhere.
+    /// Sets the fatal status: the controller needs an address that is not mapped.
     pub fn fail(&mut self, what: String) {
         self.violations.note(what);
         self.csts = self.csts.with_cfs(1);
     }
 
-    /// Commands that it has taken and not answered, but for Asynchronous Event Requests.
+    /// Commands fetched and not completed, other than Asynchronous Event Requests.
     pub fn in_flight(&self) -> usize {
         self.waiting.len() + self.stuck.len() + self.posts.len()
     }

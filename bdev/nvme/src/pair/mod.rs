@@ -413,9 +413,8 @@ impl Pair {
         }
     }
 
-    /// Notifies the controller of new entries. Reports the completion head rarely: the controller
-    /// needs it only to free entries, and a register write costs more than the rest of this
-    /// function.
+    /// Notifies the controller of new entries. Reports the completion head rarely: it only frees
+    /// entries, and a register write costs more than the rest of this function.
     #[inline]
     fn flush(&mut self) {
         if (self.tail.is_rung() && !self.head.is_pressing()) || !self.live {
@@ -448,8 +447,7 @@ impl Pair {
         self.report(Want::Delete);
     }
 
-    /// Processes completions while no core polls the pair, because its buffers wait for the
-    /// controller.
+    /// Processes completions of a pair without users, whose buffers wait for the controller.
     pub fn reap_left(&mut self) {
         if self.link.phase.word() != self.word {
             self.follow();

@@ -1,5 +1,5 @@
-//! Turns an I/O into a submission queue entry: whether the I/O is allowed, where its data is, and
-//! the entry itself.
+//! Converts an I/O to a submission queue entry: checks the I/O, prepares the data pointer, and
+//! builds the entry.
 
 use arrayvec::ArrayVec;
 use nacre_bdev::{Completion, Flags, Io, Op, Status};
@@ -14,23 +14,23 @@ use crate::data::{self, Part, Pointer};
 use crate::device::NvmeBdev;
 use crate::link::Grant;
 
-/// What became of an I/O.
+/// Result of [`Pair::place`].
 pub(crate) enum Placed {
     Sent,
     Ended(Completion),
-    /// There is no slot, or no buffer to copy through.
+    /// No slot or bounce buffer is free.
     Later(Io),
 }
 
-/// Why there is no data pointer.
+/// Why a data pointer cannot be built.
 enum Unpointed {
     NoBuffer,
-    /// No buffer will ever do.
+    /// No bounce buffer is large enough.
     Impossible,
 }
 
 impl Pair {
-    /// Sends a read or write that is [`simple`], from a free slot. Returns the place of the I/O.
+    /// Sends a read or write that is [`simple`], from a free slot. Returns the slot for the I/O.
     #[inline]
     pub(super) fn send_simple(
         &mut self,
@@ -50,7 +50,7 @@ impl Pair {
         &mut slot.io
     }
 
-    /// Any I/O: sends it if that can be now.
+    /// Sends any I/O, if a slot and buffers are free.
     pub(super) fn place(&mut self, at: usize, io: Io) -> Placed {
         let lane = self.lanes.get_mut(at);
         if let Some(status) = admit(&lane.device, &io) {
@@ -90,7 +90,7 @@ impl Pair {
         }
     }
 
-    /// Sends a slot's command, possibly again. The slot is unchanged if no buffer is free.
+    /// Sends a slot's command, also as a retry. The slot is unchanged if no buffer is free.
     fn send(&mut self, index: u16) -> Result<(), Unpointed> {
         let at = usize::from(index);
         let slot = &mut self.slots[at];
@@ -141,7 +141,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Sends a slot's compare-and-write as two commands that follow each other.
+    /// Sends a slot's compare-and-write as two consecutive commands.
     fn send_fused(&mut self, index: u16) -> Result<(), Unpointed> {
         let Some(second) = self.free.pop() else {
             return Err(Unpointed::NoBuffer);
@@ -204,7 +204,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Sends those again whose time has come.
+    /// Sends the retries that are due.
     #[cold]
     pub(super) fn send_again(&mut self) {
         if !self.live {
@@ -216,7 +216,7 @@ impl Pair {
             let due = when <= self.now && self.slots[usize::from(index)].stage == Stage::Again;
             match due.then(|| self.send(index)) {
                 None if when > self.now => at += 1,
-                // Ended meanwhile.
+                // The I/O has ended meanwhile.
                 None | Some(Ok(())) => drop(self.again.swap_remove(at)),
                 Some(Err(Unpointed::NoBuffer)) => at += 1,
                 Some(Err(Unpointed::Impossible)) => {
@@ -239,14 +239,15 @@ impl Pair {
     }
 }
 
-/// A read or write of one buffer that needs neither a list nor a copy: what goes into its command.
+/// The command fields of a read or write of one buffer that needs neither a list nor a copy.
 pub(super) struct Simple {
     ask: Ask,
     nsid: u32,
     pointer: Pointer,
 }
 
-/// True of nearly all I/Os. `None` only means that [`Pair::place`] must look at the I/O.
+/// Returns the fields for nearly all I/Os. `None` only means that [`Pair::place`] must check the
+/// I/O.
 #[inline]
 pub(super) fn simple(device: &NvmeBdev, grant: &Grant, io: &Io) -> Option<Simple> {
     match io.op {
@@ -283,7 +284,7 @@ pub(super) fn simple(device: &NvmeBdev, grant: &Grant, io: &Io) -> Option<Simple
     Some(Simple { ask, nsid, pointer })
 }
 
-/// The status of an I/O that needs no controller, if it has one already.
+/// The status of an I/O that needs no command, if it has one already.
 fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
     if device.is_gone() {
         return Some(Status::Gone);
@@ -308,7 +309,7 @@ fn admit(device: &NvmeBdev, io: &Io) -> Option<Status> {
                 return Some(Status::WriteProtected);
             }
             let bytes = (io.blocks as usize) << device.block_shift();
-            // The layer above broke its promise; nothing about the blocks.
+            // The buffers are too short, an error of the layer above; the blocks are not affected.
             (io.data_len() < bytes).then_some(Status::DeviceError)
         }
         _ => admit_others(device, io, inside(io.source_lba)),
@@ -341,7 +342,7 @@ fn admit_others(device: &NvmeBdev, io: &Io, source_inside: bool) -> Option<Statu
     (!enough).then_some(Status::DeviceError)
 }
 
-/// Says where `bytes` of data are, in `bufs` themselves or in a copy.
+/// Builds the data pointer for `bytes` of data, in `bufs` themselves or in a bounce buffer.
 #[allow(clippy::too_many_arguments)]
 fn point(
     grant: &Grant,
@@ -403,8 +404,8 @@ fn bounced(
     pool: &Pool,
 ) -> Result<Parts, Unpointed> {
     if bounce.is_none() {
-        // The data that the drive reads cannot be copied to a shared buffer: the layer above broke
-        // its promise, so refuse before asking the drive.
+        // Data from the drive cannot be copied to a shared buffer. The layer above must not pass
+        // one, so refuse before sending a command.
         let shared = !fill && !bufs.iter().all(Buf::is_unshared);
         if shared || bytes > pool.max_len() {
             return Err(Unpointed::Impossible);
@@ -445,7 +446,7 @@ pub(super) fn unbounce(io: &mut Io, bounce: &Buf, status: Status) -> Status {
     status
 }
 
-/// The range of an unmap, in the slot's list.
+/// Writes the range of an unmap to the slot's list.
 fn unmap_range(grant: &Grant, at: usize, io: &Io) -> Pointer {
     let rings = &*grant.rings;
     let offset = at * rings.list_bytes;
@@ -454,7 +455,7 @@ fn unmap_range(grant: &Grant, at: usize, io: &Io) -> Pointer {
     Pointer::prp(rings.lists.address(offset), 0)
 }
 
-/// The source ranges of a piece of a copy, in the slot's list.
+/// Writes the source ranges of one piece of a copy to the slot's list.
 fn copy_ranges(grant: &Grant, at: usize, source: u64, blocks: u32, most: u32) -> Pointer {
     let rings = &*grant.rings;
     let offset = at * rings.list_bytes;

@@ -86,8 +86,7 @@ impl Pair {
         }
     }
 
-    /// Sends the command again after `delay`. Ends it if the limit of retries is reached or a retry
-    /// is not allowed.
+    /// Sends the command again after `delay`. Ends it if no retry is left or allowed.
     fn retry(&mut self, index: u16, delay: Duration) {
         let limit = self.controller.options().retry_limit;
         let slot = &mut self.slots[usize::from(index)];
@@ -248,8 +247,7 @@ impl Pair {
         let tick = self.tick.unwrap_or_default();
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
-            // The first half of a fused pair represents both commands, even after its own
-            // completion.
+            // The first half of a fused pair is checked until both commands complete.
             if slot.io.is_none() || slot.stage != Stage::Sent && slot.half == Half::No {
                 continue;
             }

@@ -3,24 +3,24 @@
 use nacre_bdev::Io;
 use nacre_hugepages::Buf;
 
-/// Value in place of a lane number: no lane waits for the result.
+/// In place of a lane number: the lane is closed.
 pub(super) const NO_LANE: u32 = u32::MAX;
-/// Value in place of a slot number: there is no slot.
+/// In place of a slot number: no slot.
 pub(super) const NO_SLOT: u16 = u16::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Free,
-    /// The controller has it, or will at the next doorbell.
+    /// The controller has the command, or gets it with the next doorbell.
     Sent,
-    /// It is to be sent again.
+    /// The command waits to be sent again.
     Again,
 }
 
 /// Half of a fused pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
-    /// The command is whole.
+    /// Not fused.
     No,
     /// The compare, which holds the I/O.
     First,
@@ -40,24 +40,24 @@ pub(super) struct Slot {
     pub partner: u16,
     /// Status of the first completion of a fused pair, until the second one arrives.
     pub answer: Option<u16>,
-    /// The number of looks that the command has survived, and the reactions so far.
+    /// Number of checks since the command was sent, and the reactions to its lateness.
     pub age: u8,
     pub due: u8,
     pub rung: u8,
     /// Progress of a Copy: blocks done, and blocks in flight.
     pub done: u32,
     pub piece: u32,
-    /// How often it was sent again.
+    /// Number of retries.
     pub tries: u8,
-    /// Its user gave it up.
+    /// The command's user requested an abort.
     pub aborting: bool,
 }
 
 impl Slot {
-    /// Looks after which a command is late: one more than in a timeout, because the first may come
-    /// at once.
+    /// Checks after which a command is late: one more than per timeout, because the first check may
+    /// follow immediately.
     pub const LATE: u8 = super::TICKS as u8 + 1;
-    /// Looks from one attempt to the next.
+    /// Checks between two reactions to a late command.
     pub const GRACE: u8 = super::TICKS as u8 / 2;
 
     pub fn new(index: u16) -> Slot {
@@ -105,7 +105,7 @@ pub(super) struct Cids {
 }
 
 impl Cids {
-    /// FFFFh stands for no command in the error log, so the highest bit stays clear.
+    /// FFFFh means no command in the error log, so the highest bit stays clear.
     const MAX: u16 = 0x7fff;
 
     pub fn for_slots(slots: u16) -> Cids {
@@ -115,11 +115,11 @@ impl Cids {
 
     #[inline]
     pub fn index(self, cid: u16) -> u16 {
-        // The highest bit, which no identifier has, leads behind all slots.
+        // The highest bit, which is clear in valid identifiers, gives an index behind all slots.
         cid & (self.mask | !Cids::MAX)
     }
 
-    /// The next identifier of the slot that `cid` names.
+    /// The next identifier of the slot of `cid`.
     #[inline]
     pub fn next(self, cid: u16) -> u16 {
         cid.wrapping_add(self.mask + 1) & Cids::MAX

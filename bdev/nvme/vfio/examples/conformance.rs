@@ -1,5 +1,5 @@
-//! The bdev conformance suite over a real drive: the driver, VFIO, and the drive in the slot. For
-//! the virtual machine's tests. It overwrites the namespaces.
+//! Runs the bdev conformance suite on a real drive, with the driver and VFIO. Used by the tests in
+//! virtual machines. It overwrites the namespaces.
 //!
 //!    conformance BDF NSID…
 
@@ -17,16 +17,16 @@ use nacre_bdev_nvme_vfio::Vfio;
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, HugepagePolicy, Pool};
 use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
 
-/// An emulated machine is slow, and a busy one slower. Longer than the suite waits for an I/O.
+/// Longer than the suite waits for an I/O: an emulated machine on a busy host is slow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn main() -> Outcome {
     let mut words = std::env::args().skip(1);
-    let address = words.next().ok_or("no drive was named")?;
+    let address = words.next().ok_or("the drive's address is missing")?;
     let wanted: Vec<u32> = words.map(|word| word.parse()).collect::<Result<_, _>>()?;
-    // Memory is registered as the suite makes it.
+    // The suite's memory is registered when it is created.
     let vfio = Vfio::new(&[]);
     let function = vfio.open(&address)?;
     let home = spawn(
@@ -58,7 +58,8 @@ fn main() -> Outcome {
     home.stop();
     home.join()?;
     println!("{}", serde_json::to_string(&status)?);
-    // Nothing went wrong that was put right. The suite itself aborts.
+    // Checks that nothing needed recovery. Aborts are not counted, because the suite itself aborts
+    // I/O.
     let wrong = [
         status.resets,
         status.function_resets,
@@ -71,11 +72,11 @@ fn main() -> Outcome {
     if wrong.iter().all(|count| *count == 0) {
         Ok(())
     } else {
-        Err("the drive had to be put right".into())
+        Err("the driver had to recover the drive".into())
     }
 }
 
-/// The suite wants a device whose contents may be anything: the same one again will do.
+/// The suite needs a device with arbitrary contents, so every run uses the same one.
 fn run(function: &Arc<impl Function + ?Sized>, namespace: &Arc<impl Bdev>) {
     let began = Instant::now();
     let (slot, hook) = (function.slot(), function.hook());
@@ -87,8 +88,8 @@ fn run(function: &Arc<impl Function + ?Sized>, namespace: &Arc<impl Bdev>) {
         .expect("memory for buffers");
         arena
             .register(slot, Arc::clone(&hook))
-            .expect("the drive has it mapped");
-        Pool::on_arena(&arena, classes).expect("just as much")
+            .expect("the drive can map the memory");
+        Pool::on_arena(&arena, classes).expect("the arena has the size of the pool")
     };
     let make = || -> Arc<dyn Bdev> { Arc::clone(namespace) as _ };
     Suite::new(make).memory(memory).in_haste().run();
@@ -100,7 +101,7 @@ fn run(function: &Arc<impl Function + ?Sized>, namespace: &Arc<impl Bdev>) {
     );
 }
 
-/// Runs a future on the home reactor, and waits for it here.
+/// Runs a future on the home reactor, and waits for it on this thread.
 fn at_home<R, Fut>(home: &ReactorHandle, f: impl FnOnce(CoreHandle) -> Fut + Send + 'static) -> R
 where
     R: Send + 'static,
@@ -112,5 +113,5 @@ where
     });
     let result = receiver.recv_timeout(PATIENCE);
     drop(sent);
-    result.expect("the home reactor does it")
+    result.expect("the home reactor runs the future")
 }

@@ -1,4 +1,4 @@
-//! What all drives of a process share: the container, the data memory, the device slot.
+//! State that all drives of a process share: the container, the data memory, the device slot.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,19 +13,18 @@ use crate::function::VfioFunction;
 use crate::memory::Memory;
 use crate::pci::{Address, Driver, Iommu, System};
 
-/// Opens drives. A process has one, so that memory is registered once, whatever the number of
-/// drives.
+/// Opens drives. A process has one `Vfio`, so that memory is registered once for all drives.
 pub struct Vfio {
     system: Arc<System>,
     nodes: PathBuf,
     arenas: Vec<Arena>,
-    /// There while a drive is open.
+    /// Exists while a drive is open.
     memory: Mutex<Weak<Memory>>,
 }
 
 impl Vfio {
-    /// Opens drives of this machine that know these arenas: their buffers have keys under the
-    /// drives' slot.
+    /// Prepares to open drives of this machine. Memory of `arenas` is registered with them: its
+    /// buffers have keys under the drives' slot.
     pub fn new(arenas: &[Arena]) -> Vfio {
         Vfio {
             system: Arc::new(System::real()),
@@ -40,7 +39,7 @@ impl Vfio {
         &self.system
     }
 
-    /// Opens the drive at an address (`0000:5e:00.0`), which has to be bound to vfio-pci.
+    /// Opens the drive at a PCI address (`0000:5e:00.0`). The drive must be bound to vfio-pci.
     pub fn open(&self, address: &str) -> Result<Arc<VfioFunction>, VfioError> {
         self.open_at(address.parse()?)
     }
@@ -78,7 +77,7 @@ impl Vfio {
             user: &user,
             members: &members,
         };
-        // One at a time: two first drives would make two containers.
+        // Locked: concurrent first opens would create two containers.
         let mut shared = self.memory.lock();
         let (memory, group) = match shared.upgrade() {
             Some(memory) => {

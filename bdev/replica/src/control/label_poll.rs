@@ -1,18 +1,17 @@
-//! Replicas that only their label protects: the holder checks the label at intervals for another
-//! holder's.
+//! Replicas that only their label protects: the holder polls the label for that of another holder.
 //!
 //! ```text
 //! previous holder     look ──1 s──▶ look ──1 s──▶ look: a later epoch, fenced
 //! next holder               label ├──────── deadline and 2 s ────────┤ reads the log, serves
 //! ```
 //!
-//! A look in flight while the later label is written ends within the volume's deadline, and the
-//! next look sees that label. So if two holders reach the medium, the later one serves after the
-//! earlier one has stopped.
+//! A poll in flight while the later label is written ends within the volume's deadline, and the
+//! next poll reads that label. So if two holders reach the medium, the later one serves only after
+//! the earlier one has stopped.
 //!
-//! A holder that shares no medium stays asleep when idle: replicas on this machine are checked
-//! while regions are dirty, and before one is made dirty. No other holder on the machine opens them
-//! anyway.
+//! A holder without shared media does not poll while idle: replicas on this machine are polled
+//! while regions are dirty, and before a region becomes dirty. No other holder on this machine
+//! opens them.
 
 use std::rc::Rc;
 
@@ -31,7 +30,7 @@ pub(super) struct LabelPoll {
 }
 
 impl LabelPoll {
-    /// Replicas whose labels are to be looked at.
+    /// Replicas whose labels need polling.
     pub(super) fn exposed(&self) -> Vec<(usize, Rc<Live>)> {
         let state = self.context.state.borrow();
         let calm = state.fenced.is_some() || self.context.shared.regions.dirty_count() == 0;
@@ -40,8 +39,8 @@ impl LabelPoll {
         present.filter(|(_, live)| exposed(live)).collect()
     }
 
-    /// Checks replicas before the first write of an idle volume: those whose last check is older
-    /// than `WATCH`.
+    /// Polls labels before the first write of an idle volume, if the last poll is older than
+    /// `WATCH`.
     pub(super) async fn look_before_writing(&self, replicas: &[(usize, Rc<Live>)]) {
         let late = |live: &Live| self.context.core.now().since(live.looked.get()) >= WATCH;
         let due = replicas
@@ -54,10 +53,10 @@ impl LabelPoll {
         let record = self.context.state.borrow().record.clone();
         match self.replicas.is_still_ours(slot, &live.disk, &record).await {
             Ok(()) => live.looked.set(self.context.core.now()),
-            // Another holder is another holder, whatever has become of the replica here.
+            // Another holder owns the volume, so the state of this replica no longer matters.
             Err(Failure::Fenced) => self.context.fence_if_superseded(Failure::Fenced),
             Err(Failure::Taken) => self.context.suspect(slot, live.incarnation, Failure::Taken),
-            // The code that watches its I/O and its connection handles that.
+            // The code that monitors the replica's I/O and connection handles other errors.
             Err(_) => {}
         }
     }
@@ -75,7 +74,7 @@ impl LabelPoll {
                 continue;
             }
             self.context.core.after(WATCH).await;
-            // Not kept over the pause: a replica that is removed meanwhile gives its device back.
+            // Drop these handles before the pause: a replica removed meanwhile releases its device.
             let (reserved, exposed) = (reserved(), self.exposed());
             let polls = reserved
                 .iter()
@@ -97,7 +96,7 @@ impl LabelPoll {
         )
         .await;
         let Ok(report) = found else {
-            // The code that watches its I/O and its connection handles that.
+            // The code that monitors the replica's I/O and connection handles other errors.
             return;
         };
         if next(&report, key) == Next::Done || live.key.get() != key {

@@ -1,5 +1,5 @@
-//! The replicas of the volume, as the store, their labels and the state have them; the one door to
-//! the store.
+//! The replicas of the volume in the store, in labels and in the state. All changes of the store go
+//! through this file.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,16 +25,17 @@ pub(super) struct Membership {
     pub media: Rc<Media>,
     pub store: Arc<dyn VolumeStore>,
     pub holder: Uuid,
-    /// Changes are made one at a time, under this.
+    /// Lock that serializes changes.
     pub turn: AsyncMutex<()>,
 }
 
 impl Membership {
     /// Changes the record in the store, durably, and then in the labels of the present replicas.
-    /// Call it under `Membership::turn`. Waits for as long as the store is unreachable: no I/O that
+    /// Call this under `Membership::turn`. Waits as long as the store is unreachable: no I/O that
     /// depends on the change is acknowledged meanwhile. An error means that this holder is fenced.
     ///
-    /// Replicas whose label could not be written are reported to the judge; the change stands.
+    /// Replicas whose label could not be written are reported to the failure handler; the change
+    /// stands.
     pub(super) async fn commit(
         &self,
         change: impl FnOnce(&mut VolumeRecord),
@@ -62,8 +63,8 @@ impl Membership {
         self.change(false, keep, overtaken, decided).await
     }
 
-    /// The last change of a holder. `clean`: the replicas are equal, and all data is on their
-    /// media.
+    /// Commits the last change of a holder. `clean`: the replicas are equal, and all data is on
+    /// their media.
     pub(super) async fn sign_off(&self, clean: bool) -> Result<(), VolumeError> {
         let leave = |record: &mut VolumeRecord| record.holder = None;
         self.change(clean, leave, || false, || ()).await.map(drop)
@@ -100,10 +101,10 @@ impl Membership {
             return Err(VolumeError::Fenced { name, why });
         }
         let mut delay = FIRST_DELAY;
-        // An attempt without an answer may have succeeded: then the conflict of the next one is
+        // An attempt without a reply may have succeeded. A conflict of the next attempt is then
         // this holder's own change.
         let mut unsure = false;
-        // The result of the last attempt is still unknown. There is no other attempt before that:
+        // The result of the last attempt is unknown. It must be found out before another attempt:
         // later events may have overtaken the change.
         let mut open = false;
         loop {
@@ -160,8 +161,8 @@ impl Membership {
         error.into()
     }
 
-    /// Verifies that the volume is this holder's as of now. Called before a write to a device that
-    /// may not be its own: the device may be a replica of a later holder.
+    /// Verifies that this holder still owns the volume. Called before a write to a device that may
+    /// belong to a later holder as a replica.
     pub(super) async fn must_hold(&self) -> Result<(), VolumeError> {
         let record = self.context.state.borrow().record.clone();
         if let Some(why) = self.context.state.borrow().fenced.clone() {
@@ -169,7 +170,7 @@ impl Membership {
             return Err(VolumeError::Fenced { name, why });
         }
         let found = self.store.load(self.context.id).await?;
-        // What differs besides is a change of this holder's that is under way.
+        // Other differences come from a change of this holder that is in progress.
         if (found.epoch, found.holder) == (record.epoch, record.holder) {
             return Ok(());
         }
@@ -199,7 +200,7 @@ impl Membership {
         }
     }
 
-    /// Writes the record's stamp into the labels of the replicas that are there.
+    /// Writes the record's stamp into the labels of the attached replicas.
     pub(super) async fn stamp(&self, clean: bool) {
         let (record, present) = {
             let state = self.context.state.borrow();

@@ -1,4 +1,4 @@
-//! Why a session ended: several things are seen when one goes wrong, and one of them says it best.
+//! Why a session ended: one failure causes several errors, and the best explanation is reported.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use nacre_transport_rdma_verbs::{WcStatus, WorkCompletion};
 
 use crate::error::{Failed, PerfError};
 
-/// How long a better explanation is waited for.
+/// How long to wait for a better explanation.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Better ones first.
+/// How well an error explains the end; better ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Seen here (an error completion, wrong data, a removed device), or reported by the other end:
-    /// later failures here are the consequence.
+    /// An error of this end (an error completion, wrong data, a removed device), or one reported by
+    /// the other end. Later errors here are its consequences.
     Seen,
-    /// The connection ended, by whatever.
+    /// The connection ended, for an unknown reason.
     Ended,
-    /// A request was flushed: something before it ended the queue pair.
+    /// A request was flushed: an earlier failure ended the queue pair.
     Flushed,
 }
 
@@ -49,7 +49,7 @@ impl Causes {
         self.best.is_some()
     }
 
-    /// The explanation, when it will not get better.
+    /// The best explanation, once `GRACE` is over or no better one is possible.
     pub fn due(&mut self, now: Instant) -> Option<PerfError> {
         let (rank, _) = self.best.as_ref()?;
         let waited = self.since.is_some_and(|since| now >= since + GRACE);

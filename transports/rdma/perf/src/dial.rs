@@ -1,10 +1,10 @@
-//! One connection of the client: address, route, queue pair, connect.
+//! One connection of the client: resolve address and route, create the queue pair, connect.
 //!
 //! ```text
 //!   ADDR_RESOLVE ─▶ ROUTE_RESOLVE ─▶ (queue pair, receives) ─▶ CONNECT ─▶ established
 //! ```
 //!
-//! All of them together have the time of `cm_timeout`.
+//! `cm_timeout` limits the sum of all stages.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,26 +18,26 @@ use crate::end::Waiter;
 use crate::error::PerfError;
 use crate::wire::{Reject, WireError};
 
-/// How often interruption is looked for.
+/// Interval at which the stop flag is checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Where to and how.
+/// Where to connect to, and how.
 #[derive(Debug, Clone, Copy)]
-pub struct Way {
+pub struct Destination {
     pub peer: SocketAddr,
     pub source: Option<IpAddr>,
     pub timeout: Duration,
     pub options: CmOptions,
 }
 
-/// A connection that is made.
+/// A connection attempt.
 pub struct Dial<'a> {
     pub cm: &'a mut dyn ConnectionManager,
     pub waiter: &'a mut Waiter,
     pub stop: &'a AtomicBool,
     /// Events of other connections.
     pub others: &'a mut Vec<CmEvent>,
-    pub way: Way,
+    pub destination: Destination,
     deadline: Instant,
     stage: &'static str,
 }
@@ -57,15 +57,15 @@ impl<'a> Dial<'a> {
         waiter: &'a mut Waiter,
         stop: &'a AtomicBool,
         others: &'a mut Vec<CmEvent>,
-        way: Way,
+        destination: Destination,
     ) -> Dial<'a> {
-        let deadline = Instant::now() + way.timeout;
+        let deadline = Instant::now() + destination.timeout;
         Dial {
             cm,
             waiter,
             stop,
             others,
-            way,
+            destination,
             deadline,
             stage: "ADDR_RESOLVE",
         }
@@ -73,12 +73,12 @@ impl<'a> Dial<'a> {
 
     /// Finds the device and its route. The caller must destroy the result.
     pub fn find(&mut self) -> Result<Found, PerfError> {
-        let Way {
+        let Destination {
             peer,
             source,
             timeout,
             options,
-        } = self.way;
+        } = self.destination;
         let id = self.cm.resolve_address(source, peer, timeout, options)?;
         let found = self.resolve(id);
         if found.is_err() {
@@ -125,14 +125,15 @@ impl<'a> Dial<'a> {
 
     fn confused(&self) -> PerfError {
         PerfError::Confused {
-            peer: self.way.peer,
+            peer: self.destination.peer,
             what: "an event of another stage of connecting",
         }
     }
 
-    /// The next event of this connection that is not the end of it.
+    /// The next event of this connection. An event that ends the connection is returned as an
+    /// error.
     fn next(&mut self, id: CmId) -> Result<CmEventKind, PerfError> {
-        let peer = self.way.peer;
+        let peer = self.destination.peer;
         loop {
             while let Some(event) = self.cm.next_event()? {
                 if event.id == id {
@@ -145,7 +146,7 @@ impl<'a> Dial<'a> {
             }
             let left = self.left();
             if left.is_zero() {
-                let (stage, after) = (self.stage, self.way.timeout);
+                let (stage, after) = (self.stage, self.destination.timeout);
                 return Err(PerfError::Timeout { stage, peer, after });
             }
             self.waiter.wait(left.min(TICK))?;
@@ -153,7 +154,7 @@ impl<'a> Dial<'a> {
     }
 
     fn judge(&self, kind: CmEventKind) -> Result<CmEventKind, PerfError> {
-        let (peer, stage) = (self.way.peer, self.stage);
+        let (peer, stage) = (self.destination.peer, self.stage);
         let failed = |event, status| PerfError::Connect {
             stage,
             peer,
@@ -170,7 +171,7 @@ impl<'a> Dial<'a> {
                 private_data,
             } => match Reject::parse(&private_data) {
                 Ok(reject) => PerfError::Refused { peer, reject },
-                // Padding alone: the peer wrote nothing.
+                // Only padding: the peer sent no private data.
                 Err(WireError::Magic | WireError::Short { .. })
                     if private_data.iter().all(|byte| *byte == 0) =>
                 {

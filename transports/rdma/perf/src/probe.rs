@@ -9,7 +9,7 @@ use std::time::Duration;
 use nacre_transport_rdma_verbs::{Access, CmOptions, ConnParams, Provider};
 
 use crate::client::{ClientOptions, measure};
-use crate::dial::{Dial, Way};
+use crate::dial::{Destination, Dial};
 use crate::end::{End, LaneSizes, Waiter};
 use crate::error::PerfError;
 use crate::params::Test;
@@ -39,13 +39,13 @@ pub fn probe(
     let mut waiter = Waiter::new(cm.fd())?;
     let (never, mut others) = (AtomicBool::new(false), Vec::new());
     let options = CmOptions::default();
-    let way = Way {
+    let destination = Destination {
         peer,
         source,
         timeout,
         options,
     };
-    let mut dial = Dial::new(&mut *cm, &mut waiter, &never, &mut others, way);
+    let mut dial = Dial::new(&mut *cm, &mut waiter, &never, &mut others, destination);
     let found = dial.find()?;
     let outcome = (|| {
         let device = provider.device(found.device)?;

@@ -1,4 +1,4 @@
-//! Data, I/O commands, and each fault of one command.
+//! Data pointers, I/O commands, and each fault of a single command.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use nacre_nvmf_wire::sqe::Psdt;
 use nacre_nvmf_wire::zerocopy::IntoBytes;
 use nacre_nvmf_wire::{Fuse, Sgl, SglDescriptor, Sqe, StatusCode};
 
-/// Goal: data goes both ways, by PRPs across two pages and by a list, by SGLs in one piece and in
-/// segments; a wrong pointer is answered and recorded.
+/// Goal: data is transferred both ways, with two PRPs, a PRP list, an SGL of one block and SGL
+/// segments. A wrong pointer fails the command and is recorded.
 #[test]
 fn data_pointers() {
     let (mut hand, mut pair) = ManualDriver::with_pair(config());
     let pattern: Vec<u8> = (0..6 * PAGE).map(|at| (at / 7) as u8).collect();
     hand.data.write(0, &pattern);
-    // Two pages, the first from its middle on.
+    // Two pages, starting in the middle of the first.
     let mut write = transfer(&hand, io::WRITE, 10, 8);
     prps(&mut write, hand.data.address(512), hand.data.address(PAGE));
     assert_eq!(hand.run(&mut pair, write).status(), OK);
     let stored = |hand: &ManualDriver, lba, blocks| hand.drive.stored(NSID, lba, blocks).unwrap();
     assert_eq!(stored(&hand, 10, 8), pattern[512..512 + PAGE]);
-    // A list, at the end of a page, that goes on in another.
+    // A list that starts at the end of one page and continues in another.
     let (list, more) = (31 * PAGE - 16, 29 * PAGE);
     let pages = [1, 2, 3, 4].map(|page| hand.data.address(page * PAGE));
     hand.data.write(list, &pages[0].to_le_bytes());
@@ -124,7 +124,7 @@ fn data_pointers() {
     assert_eq!(hand.drive.iommu().outside(), 1);
 }
 
-/// Goal: without SGLs, SGLs are refused; with those of dwords, so are odd bytes.
+/// Goal: a drive without SGLs refuses them; a drive with dword-granular SGLs refuses odd lengths.
 #[test]
 fn sgl_support() {
     for (sgls, offset, status) in [
@@ -231,7 +231,7 @@ fn commands() {
     hand.drive.check();
 }
 
-/// Goal: a fused pair is one, or nothing.
+/// Goal: a fused pair is executed as a whole or not at all.
 #[test]
 fn fused() {
     let (mut hand, mut pair) = ManualDriver::with_pair(config());
@@ -263,7 +263,7 @@ fn fused() {
     assert_eq!(hand.drive.forgive(), 1);
 }
 
-/// Goal: answers wait for room, and come in the right phase round after round.
+/// Goal: completions wait for space in their queue, and have the right phase in every round.
 #[test]
 fn completion_queues_fill() {
     let (mut hand, mut pair) = ManualDriver::with_pair(config());
@@ -280,7 +280,7 @@ fn completion_queues_fill() {
         if hand.reap(&mut pair).is_some() {
             seen += 1;
         }
-        // Three more, with room for two.
+        // Three more commands, with space for two completions.
         hand.ring(&pair);
         hand.turn();
         while hand.reap(&mut pair).is_some() {
@@ -293,7 +293,7 @@ fn completion_queues_fill() {
     hand.drive.check();
 }
 
-/// Goal: every fault of one command is what its name says.
+/// Goal: every fault has the effect that its name describes.
 #[test]
 fn faults() {
     let begin = |action| {
@@ -360,7 +360,7 @@ fn faults() {
     assert!(!hand.function.is_present());
 }
 
-/// Goal: commands take their time, and so come out of order, the same for the same seed.
+/// Goal: commands take random times and complete out of order, in the same order for the same seed.
 #[test]
 fn out_of_order() {
     let order = |seed| {
@@ -388,7 +388,7 @@ fn out_of_order() {
     assert_eq!(one, order(1));
 }
 
-/// Goal: a namespace with metadata takes no transfer that leaves no place for it.
+/// Goal: a namespace with metadata refuses transfers without space for the metadata.
 #[test]
 fn metadata() {
     let mut namespace = NamespaceConfig::new(NSID, 512, 64);
@@ -417,7 +417,7 @@ fn metadata() {
     hand.drive.check();
 }
 
-/// Goal: a thread of its own answers, asleep or not.
+/// Goal: a controller on its own thread completes commands, whether that thread sleeps or not.
 #[test]
 fn a_thread_of_its_own() {
     let (hand, mut pair) = ManualDriver::with_pair(Config {

@@ -1,4 +1,4 @@
-//! Attaching, each failure of it, the facts of an attached drive, admin commands, and the end.
+//! Attach and its failures, the properties of an attached drive, admin commands, and detach.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 
 use super::rig::Rig;
 
-/// Goal: a drive is attached, describes itself, does I/O, and is left shut down, disabled and
-/// without bus mastering.
+/// Goal: a drive attaches, reports its properties, and executes I/O. Detach leaves it shut down,
+/// disabled and without bus mastering.
 #[test]
 fn attach_io_and_detach() {
     let mut rig = Rig::new(Config {
@@ -52,7 +52,7 @@ fn attach_io_and_detach() {
     assert_eq!((limits.max_blocks, limits.atomic_blocks), (128, 8));
     assert_eq!(limits.compare_and_write_blocks, 8);
     assert!(limits.volatile_cache && !limits.read_only);
-    // Deallocation is advice; zeroes are zeroes.
+    // Deallocated blocks may read as anything; write zeroes must give zeroes.
     assert!(!limits.unmap_zeroes && limits.zeroes_deallocate);
     assert!(bdev.native_fua());
     for op in Op::ALL {
@@ -79,7 +79,7 @@ fn attach_io_and_detach() {
     assert!(refused.is_err(), "a detached controller has no queues");
 }
 
-/// Goal: each reason for a failed attach is reported as such, and nothing is left behind.
+/// Goal: each failure of an attach has its own error, and leaves no resources behind.
 #[test]
 fn failures_to_attach() {
     type Spoil = fn(&mut Config);
@@ -183,7 +183,7 @@ fn bus_mastering_is_refused() {
     );
 }
 
-/// An admin command of the bring-up that is refused, or never answered.
+/// An admin command of the bring-up fails or is never completed.
 #[test]
 fn admin_commands_of_the_bring_up_fail() {
     let internal = StatusCode::INTERNAL_ERROR.with_dnr();
@@ -235,7 +235,7 @@ fn memory_registration_fails() {
     let error = rig.try_attach(Options::new("a")).err().expect("refused");
     assert!(matches!(error, AttachError::Memory(_)), "{error}");
     assert!(rig.drive.is_given_back());
-    // The same for a queue: with the cause, which has the numbers and the remedy.
+    // The same when a queue is opened; the cause contains the numbers and the remedy.
     rig.drive.iommu().limit_regions(u64::MAX);
     let controller = rig.attach();
     let bdev = controller.namespaces().remove(0);
@@ -245,12 +245,12 @@ fn memory_registration_fails() {
     let text = error.to_string();
     let cause = format!("the simulated IOMMU takes {regions} regions");
     assert!(text.contains(&cause), "{text}");
-    // It is the queue that was refused, not its number that was lost.
+    // Only the queue was refused; its number can be used again.
     rig.drive.iommu().limit_regions(u64::MAX);
     let mut queue = rig.open(&bdev);
     let write = rig.write(0, 1, 1);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
-    // A reset that gets no memory says why it failed.
+    // A reset that gets no memory returns the reason.
     rig.drive.iommu().limit_regions(1);
     let handle = controller.clone();
     let reset = rig.core.block_on(async move { handle.reset().await });
@@ -260,20 +260,19 @@ fn memory_registration_fails() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a controller that was left enabled is taken over; one that cannot be disabled is reset by
-/// its function.
+/// Goal: an enabled controller is taken over; one that cannot be disabled gets a function reset.
 #[test]
 fn an_enabled_controller_is_taken_over() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, queue) = rig.one(Options::new("a"));
     drop(queue);
-    // Its first owner is killed: the controller is not notified.
+    // The previous owner is killed without notifying the controller.
     rig.drive.never_disabled(true);
     rig.drive.never_shut_down(true);
     rig.detach(&controller);
     assert!(
         rig.drive.stats().function_resets > 0,
-        "a controller that is not disabled may write to memory"
+        "no function reset, although the controller stays enabled and may write to memory"
     );
     assert!(!rig.drive.is_bus_master());
     rig.drive.heal();
@@ -281,7 +280,7 @@ fn an_enabled_controller_is_taken_over() {
     rig.end(&controller, queue);
 }
 
-/// Goal: the granted numbers and the drive's limits bound the driver's use.
+/// Goal: the number of granted queues and the drive's limits bound the driver.
 #[test]
 fn fewer_queues_than_requested() {
     let mut rig = Rig::new(Config {
@@ -293,7 +292,7 @@ fn fewer_queues_than_requested() {
     let info = controller.info();
     assert_eq!((info.io_queues, info.io_queue_depth), (1, 7));
     assert_eq!(bdev.limits().queue_depth, 7);
-    // Another core finds none left.
+    // Opening on another core fails: no queue is left.
     let other = bdev.clone();
     let memory = rig.drive.iommu().clone();
     let refused = std::thread::spawn(move || {
@@ -321,8 +320,8 @@ fn fewer_queues_than_requested() {
     rig.end(&controller, queue);
 }
 
-/// Goal: if the drive refuses to create a queue, the I/O that waits for it fails, or the queue is
-/// created later; nothing hangs.
+/// Goal: if the drive refuses to create a queue, the waiting I/O fails, or the queue is created
+/// later; no I/O hangs.
 #[test]
 fn queue_creation_fails() {
     for opcode in [admin::CREATE_IO_CQ, admin::CREATE_IO_SQ] {
@@ -344,7 +343,7 @@ fn queue_creation_fails() {
     }
 }
 
-/// Goal: the pass-through does what only reads, whatever else is asked for.
+/// Goal: only admin commands that read pass through, whatever their parameters.
 #[test]
 fn only_reading_admin_commands_pass_through() {
     let mut rig = Rig::new(Config::default());
@@ -393,9 +392,9 @@ fn only_reading_admin_commands_pass_through() {
     rig.drive.check();
 }
 
-/// Goal: long logs arrive whole, in one command up to 128 KiB or MDTS and in parts beyond, side by
-/// side too; longer requests are refused with both numbers. A command that hangs occupies its data
-/// area no longer than until the reset.
+/// Goal: long logs arrive complete, also concurrently. A command transfers up to 128 KiB, or MDTS
+/// if less. Longer requests are refused with both numbers. A command that hangs occupies its data
+/// area only until the reset.
 #[test]
 fn long_logs_passed_through() {
     let mut rig = Rig::new(Config::default());
@@ -417,7 +416,7 @@ fn long_logs_passed_through() {
     };
     for bytes in [4, 4096, 4100, 8192, 8196, 12 << 10, 64 << 10, 128 << 10] {
         for offset in [0, 512, 5000, 100 << 10] {
-            let reply = ask(&mut rig, offset, bytes).expect("it only reads");
+            let reply = ask(&mut rig, offset, bytes).expect("Get Log Page passes through");
             assert!(
                 reply.data == expected[offset..offset + bytes],
                 "{bytes} bytes at {offset}"
@@ -429,7 +428,7 @@ fn long_logs_passed_through() {
         error.to_string(),
         "Get Log Page asks for 131076 bytes of data; at most 131072 are possible"
     );
-    // All at once, more than there are slots.
+    // More concurrent commands than there are slots.
     let (handle, many) = (controller.clone(), 40);
     let replies = rig.core.block_on(async move {
         let all = (0..many).map(|at| {
@@ -442,11 +441,11 @@ fn long_logs_passed_through() {
         futures_util::future::join_all(all).await
     });
     for (at, reply) in replies {
-        let data = reply.expect("it waits for its turn").data;
+        let data = reply.expect("the command waits for a slot").data;
         assert!(data == expected[at * 4096..at * 4096 + data.len()], "{at}");
     }
     rig.drive.check();
-    // One that is never answered keeps the room, as the drive may still write to it.
+    // A command that never completes keeps the data area, because the drive may still write to it.
     let never = Action::Never {
         done: false,
         deaf: true,
@@ -466,7 +465,7 @@ fn long_logs_passed_through() {
     rig.detach(&controller);
     rig.drive.check();
 
-    // A drive that transfers less at a time.
+    // A drive with a smaller transfer limit (MDTS).
     let mut rig = Rig::new(Config {
         mdts: 1,
         ..Config::default()
@@ -528,8 +527,8 @@ fn logs() {
     rig.end(&controller, queue);
 }
 
-/// Goal: operations that a drive lacks are not offered above, and limits come from wherever the
-/// drive reports them.
+/// Goal: operations that a drive lacks are not offered, and each limit comes from the field in
+/// which the drive reports it.
 #[test]
 fn limits() {
     let mut namespace = NamespaceConfig::new(1, 4096, 1000);

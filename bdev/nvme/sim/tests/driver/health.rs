@@ -1,4 +1,4 @@
-//! Health: thresholds, events of the drive, and the time of each report.
+//! Health: thresholds, events of the drive, and when each is reported.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn alerts(rig: &Rig) -> Vec<HealthEvent> {
         .collect()
 }
 
-/// Goal: each threshold raises one alert when crossed, and ends it when crossed back.
+/// Goal: each threshold raises one alert when crossed, and clears it when crossed back.
 #[test]
 fn thresholds() {
     let mut rig = Rig::new(Config::default());
@@ -88,7 +88,7 @@ fn thresholds() {
             .map(|alert| (alert.alert.name(), alert.raised))
             .collect();
         match name {
-            // Errors stay errors.
+            // A count of errors never falls, so this alert is not cleared.
             "media_errors" => assert_eq!(raised[0].alert, HealthAlert::MediaErrors { new: 3 }),
             _ => assert_eq!(named, [(name, false)]),
         }
@@ -96,7 +96,7 @@ fn thresholds() {
     rig.end(&controller, queue);
 }
 
-/// Goal: an event of the drive is heard at once, long before SMART would be read.
+/// Goal: an event of the drive is reported immediately, long before the next SMART read.
 #[test]
 fn events_of_the_drive() {
     let mut rig = Rig::new(Config::default());

@@ -1,4 +1,4 @@
-//! One drive, as sysfs shows it.
+//! One drive, as described by sysfs.
 
 use std::fmt;
 
@@ -15,10 +15,10 @@ pub struct Drive {
     pub device: String,
     pub driver: Driver,
     pub iommu: Iommu,
-    /// Other functions in its IOMMU group: they go to userspace together or not at all.
+    /// Other functions of its IOMMU group: the group is bound as a whole or not at all.
     pub group_members: Vec<Member>,
     pub numa_node: Option<u32>,
-    /// The facts of the kernel's driver; none while another driver has the drive.
+    /// Information of the kernel's driver. `None` while the drive has another driver.
     pub controller: Option<Controller>,
     pub disks: Vec<Disk>,
 }
@@ -29,9 +29,9 @@ pub struct Drive {
 pub enum Driver {
     /// No driver.
     None,
-    /// The kernel's own: its namespaces are block devices.
+    /// The kernel's NVMe driver: its namespaces are block devices.
     Nvme,
-    /// A process may.
+    /// vfio-pci: a process may drive it.
     VfioPci,
     Other(String),
 }
@@ -68,12 +68,12 @@ impl fmt::Display for Driver {
 pub enum Iommu {
     None,
     Group(u32),
-    /// A group made up by VFIO's no-IOMMU mode: nothing is checked.
+    /// A group of VFIO's no-IOMMU mode: accesses are not checked.
     NoIommu(u32),
 }
 
 impl Iommu {
-    /// The name of its node in `/dev/vfio`.
+    /// The name of the group's node in `/dev/vfio`.
     pub fn node(&self) -> Option<String> {
         match self {
             Iommu::None => None,
@@ -98,8 +98,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// True if VFIO refuses the group because of it. Bridges only forward accesses and make none of
-    /// their own.
+    /// True if VFIO refuses the group because of this function. Bridges only forward accesses and
+    /// make none of their own.
     pub fn is_in_the_way(&self) -> bool {
         let is_bridge = self.class.starts_with("0x06");
         match &self.driver {
@@ -116,7 +116,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// The kernel driver's facts of a drive.
+/// Information of the kernel's driver about a drive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Controller {
     /// Name of the controller, such as `nvme0`.
@@ -133,7 +133,7 @@ pub struct Disk {
     /// Name of the disk, such as `nvme0n1`. The kernel numbers disks in order of discovery: the
     /// number is not the namespace's.
     pub name: String,
-    /// Namespace identifier; none if the kernel does not report it.
+    /// Namespace identifier; `None` if the kernel does not report it.
     pub nsid: Option<u32>,
     pub bytes: u64,
     pub block_size: u32,
@@ -161,7 +161,7 @@ impl System {
             driver: self.driver_of(address),
             iommu: self.iommu(&at),
             group_members: self.group_members(&at, address),
-            // -1: the system does not know.
+            // -1: the node is unknown.
             numa_node: attribute("numa_node").and_then(|node| node.parse().ok()),
             controller,
             disks,
@@ -232,7 +232,7 @@ impl System {
             };
             Disk {
                 nsid: number("nsid").and_then(|nsid| nsid.try_into().ok()),
-                // The kernel counts in 512 bytes here, whatever the block size.
+                // The kernel counts in units of 512 bytes here, whatever the block size.
                 bytes: number("size").unwrap_or(0).saturating_mul(512),
                 block_size: number("queue/logical_block_size").unwrap_or(0) as u32,
                 name,
@@ -244,8 +244,8 @@ impl System {
     }
 }
 
-/// `nvme0n1`; or `nvme0c1n1`, the path of controller 1 to the disk `nvme0n1` when the kernel knows
-/// several.
+/// The disk of a block device name: `nvme0n1` itself. With several paths, `nvme0c1n1` is the path
+/// of controller 1 to the disk `nvme0n1`.
 fn disk_of_path(name: &str) -> Option<String> {
     let rest = name.strip_prefix("nvme")?;
     let (head, namespace) = rest.split_once('n')?;

@@ -1,4 +1,4 @@
-//! Taking and giving back drives, on machines made up for it.
+//! Binding drives to vfio-pci and returning them, on simulated machines.
 
 use std::io;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn in_use(machine: &Machine, address: &str, text: &str) -> Vec<Use> {
     let PciError::InUse { uses, .. } = error else {
         panic!("{error}");
     };
-    assert_eq!(machine.writes_to(""), [""; 0], "nothing was touched");
+    assert_eq!(machine.writes_to(""), [""; 0], "no file was written");
     uses
 }
 
@@ -92,7 +92,7 @@ fn drives_are_found_by_serial() {
     );
 }
 
-/// Goal: a drive goes to vfio-pci and comes back, and nothing of it stays behind.
+/// Goal: a drive is bound to vfio-pci and returned, and no change remains.
 #[test]
 fn a_drive_is_bound_and_returned() {
     let machine = Machine::usual();
@@ -121,7 +121,7 @@ fn a_drive_is_bound_and_returned() {
 #[test]
 fn mounted_drives_are_refused() {
     let machine = Machine::usual();
-    // In another namespace of mounts, as a container has it, below a folder with a space.
+    // In another mount namespace, like a container's, below a folder with a space in its name.
     let mounts = "30 1 259:9 / /mnt/my\\040data rw - xfs /dev/whatever rw";
     machine.process(77, "sh", "4026532000", mounts);
     let uses = in_use(
@@ -130,11 +130,11 @@ fn mounted_drives_are_refused() {
         "nvme1n1p1 is mounted at /mnt/my data (xfs)",
     );
     assert_eq!(uses.len(), 1);
-    // A file system that has a number of its own.
+    // A file system with its own device number.
     let mounts = "30 1 0:45 / /pool rw shared:1 - btrfs /dev/nvme0n2 rw";
     machine.process(78, "sh", "4026532001", mounts);
     in_use(&machine, FIRST, "nvme0n2 is mounted at /pool (btrfs)");
-    // Once, however many processes see it.
+    // The mount is listed once, however many processes have it.
     machine.process(79, "sh", "4026532001", mounts);
     assert_eq!(in_use(&machine, FIRST, "--force S1").len(), 1);
 }
@@ -164,8 +164,8 @@ fn swap_raid_lvm_and_others_are_refused() {
     );
 }
 
-/// Goal: a disk that is part of an inactive array is in use too. Method: each tool's mark, on a
-/// disk of zeroes.
+/// Goal: a disk that belongs to an inactive array is in use too. Method: the mark of each tool, on
+/// a disk of zeroes.
 #[test]
 fn marks_of_inactive_volumes_are_refused() {
     const MD: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
@@ -195,13 +195,13 @@ fn open_drives_are_refused() {
     machine.link("proc/50/fd/4", "/dev/nvme1n1");
     let uses = in_use(&machine, SECOND, "nvme1n1 is open in fio (process 50)");
     assert_eq!(uses.len(), 1);
-    // A part of the kernel has no open files that can be seen.
+    // A user inside the kernel has no visible open file.
     let busy = machine.path("dev/nvme0n1");
     machine.kernel.busy.lock().push(busy);
     in_use(&machine, FIRST, "nvme0n1 is in exclusive use");
 }
 
-/// udev reads a disk after each writer, so a drive is bound a moment later rather than refused.
+/// udev reads a disk after each writer closes it, so binding waits for udev and is not refused.
 #[test]
 fn binding_waits_for_udev_only() {
     let machine = Machine::usual();
@@ -219,7 +219,7 @@ fn binding_waits_for_udev_only() {
     assert_eq!(uses.len(), 2);
     assert_eq!(*machine.kernel.paused.lock(), Duration::ZERO);
 
-    // One that does not end is named.
+    // A udev worker that does not finish is named.
     let machine = Machine::usual();
     machine.process(50, "(udev-worker)", "4026531840", "");
     machine.link("proc/50/fd/3", "/dev/nvme1n1");
@@ -230,7 +230,7 @@ fn binding_waits_for_udev_only() {
     );
 }
 
-/// Goal: the drive's serial number identifies it, and nothing else does.
+/// Goal: `force` requires the drive's serial number.
 #[test]
 fn force_takes_the_right_serial() {
     let machine = Machine::usual();
@@ -263,8 +263,8 @@ fn groups_with_others_are_refused_by_name() {
     assert_eq!(machine.writes_to(""), [""; 0]);
 }
 
-/// Goal: without an IOMMU a drive goes to userspace only on explicit request, with the right to,
-/// and with a warning.
+/// Goal: without an IOMMU a drive is bound only on explicit request, with the privilege for it, and
+/// with a warning.
 #[test]
 fn without_an_iommu() {
     let machine = Machine::usual();
@@ -316,7 +316,7 @@ fn modules_are_loaded_or_their_absence_is_reported() {
     bind(&machine, FIRST).unwrap();
 }
 
-/// Goal: a failed step is undone, and the reason reported.
+/// Goal: a failed step is undone, and its reason is reported.
 #[test]
 fn a_failed_step_is_undone() {
     let is_back = |machine: &Machine| {
@@ -383,7 +383,7 @@ fn a_failed_step_is_undone() {
     }
 }
 
-/// Goal: a drive is not taken from a process that drives it: the kernel would wait forever.
+/// Goal: a drive is not returned while a process drives it: the kernel would wait forever.
 #[test]
 fn drives_in_use_are_not_returned() {
     let machine = Machine::usual();
@@ -399,7 +399,7 @@ fn drives_in_use_are_not_returned() {
     assert_eq!(
         machine.writes_to("unbind").len(),
         1,
-        "only when it was bound"
+        "a refused unbind writes nothing; this write is from the bind"
     );
     machine.kernel.busy.lock().clear();
     fs::remove_file(machine.path("proc/60/fd/9")).unwrap();
@@ -417,7 +417,7 @@ fn drives_of_other_drivers_are_unchanged() {
         let text = error.to_string();
         assert!(text.contains("uio_pci_generic"), "{text}");
     }
-    // A drive without a driver is taken, and given to the kernel's.
+    // A drive without a driver can be bound, and is returned to the kernel's driver.
     machine.function("0000:04:00.0", "0x010802", None, 21);
     assert!(!bind(&machine, "0000:04:00.0").unwrap().already);
     machine.system().unbind(at("0000:04:00.0")).unwrap();

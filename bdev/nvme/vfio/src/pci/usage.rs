@@ -1,4 +1,4 @@
-//! The users of a drive, so that a disk in use is never taken.
+//! Detects users of a drive, so that a disk in use is never bound.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{Drive, System};
 
-/// One thing that stands in the way of taking a drive.
+/// One use of a drive that prevents binding it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "use", rename_all = "snake_case")]
 pub enum Use {
@@ -22,18 +22,18 @@ pub enum Use {
     Swap {
         device: String,
     },
-    /// A device of the kernel's is made of it: RAID, LVM, encryption.
+    /// Another kernel device uses it: RAID, LVM, encryption.
     Holder {
         device: String,
         holder: String,
         kind: &'static str,
     },
-    /// The data on it marks it as a part of an inactive array.
+    /// Its data marks it as a part of an inactive array.
     PartOf {
         device: String,
         kind: &'static str,
     },
-    /// A process, or a part of the kernel, has it to itself.
+    /// A process or a part of the kernel has opened it exclusively.
     Exclusive {
         device: String,
     },
@@ -71,12 +71,12 @@ impl fmt::Display for Use {
     }
 }
 
-/// The most processes to search. A machine with more of them is not searched to the end; exclusive
-/// users of a disk are found otherwise.
+/// Most processes to search. On a machine with more, the search is incomplete; exclusive users of a
+/// disk are detected in another way.
 const PROCESSES_MAX: usize = 65_536;
 
 impl System {
-    /// All users of the drive's disks; empty without any.
+    /// All users of the drive's disks.
     pub fn uses(&self, drive: &Drive) -> Vec<Use> {
         let mut devices = Vec::new();
         for disk in &drive.disks {
@@ -140,8 +140,8 @@ impl System {
                 let Some(mount) = Mount::parse(line) else {
                     continue;
                 };
-                // A file system on several devices has a number of its own, but names one of them
-                // as its source.
+                // A file system on several devices has its own device number, and one of the
+                // devices as its source.
                 let at = (0..devices.len()).find(|&at| {
                     numbers[at].as_deref() == Some(mount.number)
                         || mount.source.strip_prefix("/dev/") == Some(&devices[at])
@@ -207,8 +207,8 @@ impl System {
             .collect()
     }
 
-    /// The marks of tools on a disk. An inactive RAID, volume group or swap space has no holder,
-    /// and is in use all the same.
+    /// Finds the marks of tools on a disk. An inactive RAID, volume group or swap space has no
+    /// holder, and its disk is in use nevertheless.
     fn signature(&self, device: &str) -> Option<&'static str> {
         let file = fs::File::open(self.path(&format!("dev/{device}"))).ok()?;
         let has = |offset: u64, mark: &[u8]| {
@@ -220,7 +220,7 @@ impl System {
             .text(&format!("sys/class/block/{device}/size"))
             .and_then(|text| text.parse().ok());
         let bytes = sectors.unwrap_or(0).saturating_mul(512);
-        // Versions 1.1 and 1.2 at the beginning, 1.0 and 0.90 at the end.
+        // Versions 1.1 and 1.2 are at the start, 1.0 and 0.90 at the end.
         let mut raid = vec![0, 4096];
         raid.extend(bytes.checked_sub(8192).map(|at| at / 4096 * 4096));
         raid.extend(bytes.checked_sub(65_536).map(|at| at / 65_536 * 65_536));
@@ -230,7 +230,7 @@ impl System {
         if (0..4).any(|sector| has(sector * 512, b"LABELONE")) {
             return Some("LVM volume group");
         }
-        // At the end of the first page, whatever its size.
+        // At the end of the first page; the page size is unknown.
         let pages = [4096, 16_384, 65_536];
         pages
             .into_iter()
@@ -261,7 +261,7 @@ impl System {
         uses
     }
 
-    /// The process that has a VFIO group open, as a name for people.
+    /// The process that has a VFIO group open, as text.
     pub(crate) fn group_user(&self, node: &str) -> Option<String> {
         let path = format!("/dev/vfio/{node}");
         let pid = self
@@ -303,7 +303,8 @@ impl System {
 }
 
 impl Use {
-    /// Whether udev has the disk open. It closes a disk within a second, and changes nothing on it.
+    /// True if udev has the disk open. udev closes a disk within a second, and changes nothing on
+    /// it.
     pub(super) fn is_by_udev(&self) -> bool {
         let Use::Open { program, .. } = self else {
             return false;

@@ -11,7 +11,7 @@ use crate::lane::request::{Request, bit, child_token};
 
 pub(in crate::lane) struct ReplicaQueue {
     pub queue: LayerQueue,
-    /// Children that the device has.
+    /// Children in flight at the device.
     pub inflight: u32,
     /// Children that the device has not accepted yet, oldest first.
     pub waiting: VecDeque<Child>,
@@ -19,11 +19,11 @@ pub(in crate::lane) struct ReplicaQueue {
     /// Unmapped blocks read as undefined data: write zeroes instead, so that all replicas are
     /// equal.
     zeroes_for_unmap: bool,
-    /// Device blocks before the volume's first.
+    /// Number of device blocks before the volume's first block.
     first: u64,
 }
 
-/// A child that waits for its replica.
+/// A child that waits for space in the replica's queue.
 #[derive(Clone, Copy)]
 pub(in crate::lane) struct Child {
     pub index: u32,
@@ -85,8 +85,8 @@ impl ReplicaQueue {
         status
     }
 
-    /// `false`: the queue is full. `sole`: no other replica gets the request, so the child needs no
-    /// handle of its own.
+    /// Submits a child to the device. Returns false when the queue is full. `sole`: no other
+    /// replica gets the request, so the child needs no handle of its own on the data.
     #[inline]
     pub fn hand(&mut self, request: &mut Request, index: usize, slot: usize, sole: bool) -> bool {
         if self.inflight == 0 {
@@ -129,7 +129,7 @@ impl ReplicaQueue {
         }
     }
 
-    /// Adds a child to those that the device has not accepted yet.
+    /// Appends a child that the device has not accepted yet.
     pub fn wait(&mut self, request: &mut Request, index: usize, slot: usize, after: Nanos) {
         request.children.queued |= bit(slot);
         self.waiting.push_back(Child {
@@ -139,8 +139,8 @@ impl ReplicaQueue {
         });
     }
 
-    /// The device completed a child that was passed to it unchanged. `start`: the request's arrival
-    /// time, or zero if it is unknown.
+    /// Counts a child that was passed to the device unchanged and has completed. `start` is the
+    /// request's arrival time, or zero if unknown.
     #[inline]
     pub fn passed_ended(&mut self, blocks: u32, status: Status, start: Nanos) {
         let start = (start != Nanos::ZERO).then_some(start);

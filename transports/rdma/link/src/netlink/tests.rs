@@ -1,4 +1,4 @@
-//! The bytes of requests and answers, and refusals before the kernel is asked.
+//! Bytes of requests and answers, and refusals before any request to the kernel.
 
 use super::*;
 use crate::nlmsg::{HEADER, parts, u16_at, u32_at};
@@ -43,7 +43,7 @@ fn answers_are_read_also_when_cut_off() {
     bytes.extend(answer(NLMSG_DONE, &[]));
     let read: Vec<_> = parts(&bytes).map(read_answer).collect();
     assert_eq!(read, [Some(Ok(())), Some(Err(Errno::EXIST)), None]);
-    // Whatever is missing at the end, nothing is read beyond it.
+    // Truncated at any length, parsing does not read past the end.
     for length in 0..bytes.len() {
         let whole = parts(&bytes[..length]).count();
         assert_eq!(
@@ -51,7 +51,7 @@ fn answers_are_read_also_when_cut_off() {
             [20, 40, 56].iter().filter(|end| **end <= length).count()
         );
     }
-    // Lengths that lie.
+    // Wrong length fields.
     let mut lying = answer(NLMSG_ERROR, &[0; 4]);
     for length in [0u32, 15, 21, u32::MAX] {
         lying[..4].copy_from_slice(&length.to_ne_bytes());
@@ -119,7 +119,7 @@ fn a_kernel_error_becomes_a_reason() {
         "the kernel module rdma_rxe is not loaded; remedy: `modprobe rdma_rxe` as root"
     );
     tree.modules(&["rdma_rxe"], &[]);
-    // Loaded: then it is something else that is invalid.
+    // With the module loaded, EINVAL has another cause.
     assert!(said(Errno::INVAL) == "the kernel refused to add rxe0");
     let no_family = no_netlink(&tree.roots(), Errno::PROTONOSUPPORT.into());
     let no_family = no_family.to_string();

@@ -1,4 +1,4 @@
-//! Do the kernel's files become the right devices?
+//! Tests which devices are found in given sysfs files.
 
 use super::tree;
 use crate::*;
@@ -67,7 +67,7 @@ fn a_card_of_two_ports() {
     assert_eq!(second.gids[1].kind, GidKind::RoceV2);
 }
 
-/// A card that gives its ports no GIDs yet is found by the bus device that it shares.
+/// The ports of a card without GIDs are found through the bus device that they share.
 #[test]
 fn ports_without_gids_have_their_interfaces() {
     let tree = tree::mlx5_dual_port();

@@ -1,4 +1,4 @@
-//! Machines in folders, read as the real one is.
+//! Tests on machines that are folders of files, read by the same code as a real machine.
 
 mod capabilities;
 mod machines;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use nacre_transport_rdma_verbs::{Access, CmOptions, ConnParams, PrivateData, Provider};
 
 use super::{AGAIN, Client, Control};
-use crate::dial::{Dial, Found, Way};
+use crate::dial::{Destination, Dial, Found};
 use crate::end::{End, HEAD, LaneSizes};
 use crate::error::PerfError;
 use crate::flow::{Flow, Load};
@@ -40,8 +40,14 @@ impl Client<'_> {
     }
 
     fn open_control(&mut self) -> Result<(), PerfError> {
-        let (way, mut others) = (self.way(), Vec::new());
-        let mut dial = Dial::new(&mut *self.cm, &mut self.waiter, self.stop, &mut others, way);
+        let (destination, mut others) = (self.destination(), Vec::new());
+        let mut dial = Dial::new(
+            &mut *self.cm,
+            &mut self.waiter,
+            self.stop,
+            &mut others,
+            destination,
+        );
         let found = dial.find()?;
         let outcome = (|| {
             let end = match &mut self.end {
@@ -53,7 +59,7 @@ impl Client<'_> {
                     self.options.memory,
                 )?),
             };
-            let lane = end.lane(dial.cm, found.id, 0, LaneSizes::CONTROL, way.peer)?;
+            let lane = end.lane(dial.cm, found.id, 0, LaneSizes::CONTROL, destination.peer)?;
             let params = ConnParams {
                 private_data: private_data(&Request::Control(self.terms).to_bytes()),
                 retry_count: 7,
@@ -61,14 +67,14 @@ impl Client<'_> {
                 ..ConnParams::default()
             };
             let answer = dial.connect(found.id, &params)?;
-            let accept = accepted(&answer, way.peer)?;
+            let accept = accepted(&answer, destination.peer)?;
             Ok((lane, accept))
         })();
         match outcome {
             Ok((lane, accept)) => {
                 let end = self.end.as_ref().expect("made above");
                 self.waiter.add(end.queues.cq().fd())?;
-                self.load = Some(make_load(end, self.terms, way.peer));
+                self.load = Some(make_load(end, self.terms, destination.peer));
                 self.control = Some(Control {
                     id: found.id,
                     lane,
@@ -97,12 +103,18 @@ impl Client<'_> {
     }
 
     fn open_data(&mut self, index: u16, sizes: LaneSizes) -> Result<Flow, PerfError> {
-        let (way, mut others) = (self.way(), Vec::new());
+        let (destination, mut others) = (self.destination(), Vec::new());
         let control = self.control.as_ref().expect("it is open");
         let (session, device) = (control.session, control.found.device);
         let end = self.end.as_ref().expect("it is made");
         let load = self.load.as_ref().expect("it is made");
-        let mut dial = Dial::new(&mut *self.cm, &mut self.waiter, self.stop, &mut others, way);
+        let mut dial = Dial::new(
+            &mut *self.cm,
+            &mut self.waiter,
+            self.stop,
+            &mut others,
+            destination,
+        );
         let found = dial.find()?;
         let outcome = (|| {
             if found.device != device {
@@ -112,7 +124,13 @@ impl Client<'_> {
                     other: other.attributes().name.clone(),
                 });
             }
-            let lane = end.lane(dial.cm, found.id, u32::from(index) + 1, sizes, way.peer)?;
+            let lane = end.lane(
+                dial.cm,
+                found.id,
+                u32::from(index) + 1,
+                sizes,
+                destination.peer,
+            )?;
             let attributes = end.device.attributes();
             let reads = match self.terms.op {
                 Op::Read => {
@@ -129,7 +147,7 @@ impl Client<'_> {
                 ..ConnParams::default()
             };
             let answer = dial.connect(found.id, &params)?;
-            let accept = accepted(&answer, way.peer)?;
+            let accept = accepted(&answer, destination.peer)?;
             let reads = answer.initiator_depth.min(reads);
             Flow::new(found.id, lane, index, accept, reads, load)
         })();
@@ -144,12 +162,12 @@ impl Client<'_> {
         }
     }
 
-    fn way(&self) -> Way {
+    fn destination(&self) -> Destination {
         let options = CmOptions {
             tos: self.options.tos,
             ack_timeout: None,
         };
-        Way {
+        Destination {
             peer: self.options.server,
             source: self.options.source,
             timeout: self.options.cm_timeout,

@@ -1,4 +1,4 @@
-//! A client's permanent tasks: completions, events of connections, signs of life.
+//! The client's periodic work: completions, connection events, keep-alives.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::error::PerfError;
 use crate::wire::{Ending, MESSAGE_BYTES, Message};
 
 impl Client<'_> {
-    /// Takes completions, and now and then looks at everything else.
+    /// Polls completions, and at intervals everything else.
     pub(super) fn turn(&mut self, mut stage: Option<&mut Stage>) -> Result<Instant, PerfError> {
         let queues = self.end.as_ref().expect("it is made").queues.clone();
         let taken = self.turns.take(&queues, &mut self.waiter);
@@ -74,7 +74,7 @@ impl Client<'_> {
         }
     }
 
-    /// A completion of the control connection.
+    /// Handles a completion of the control connection.
     fn controlled(&mut self, done: &Completion, now: Instant) -> Result<(), PerfError> {
         let peer = self.peer();
         let Some(control) = &mut self.control else {
@@ -85,7 +85,7 @@ impl Client<'_> {
             return Ok(());
         }
         if !wc.status.is_success() {
-            // After the last word the server may close as it likes.
+            // After its last message the server may close the connection at any time.
             if !self.ended {
                 let opcode = if done.is_recv() { "RECV" } else { "SEND" };
                 self.causes.failed(failed(wc, opcode, peer), now);
@@ -129,7 +129,7 @@ impl Client<'_> {
             .map_err(|source| PerfError::Post { peer, source })
     }
 
-    /// Events, signs of life, silence.
+    /// Handles connection events, sends keep-alives, and checks the peer timeout.
     pub(super) fn look(&mut self, now: Instant) -> Result<(), PerfError> {
         while let Some(event) = self.cm.next_event()? {
             self.event(event, now);
@@ -189,8 +189,8 @@ impl Client<'_> {
         }
     }
 
-    /// Sends on the control connection; drops the message if the queue is full because the server
-    /// does not take messages.
+    /// Sends on the control connection. Drops the message if the queue is full, because the server
+    /// receives no messages then.
     pub(super) fn say(&mut self, message: Message) -> Result<(), PerfError> {
         let peer = self.peer();
         let Some(control) = &mut self.control else {
