@@ -1,5 +1,5 @@
-//! One I/O: an operation on a range of logical blocks, its buffers, and the token that must come
-//! back.
+//! One I/O: an operation on a range of logical blocks, its buffers, and the token that identifies
+//! its completion.
 
 use arrayvec::ArrayVec;
 use nacre_hugepages::{Buf, Lent};
@@ -9,33 +9,32 @@ use serde::{Deserialize, Serialize};
 /// for (a compare-and-write carries the expected and the new data).
 pub type Extents = ArrayVec<Buf, 2>;
 
-/// Names an I/O to its submitter. Each layer translates: it submits with tokens of its own (a slab
-/// index and a child number) and completes with the token of its own submitter.
+/// Identifies an I/O to its submitter. Each layer translates: it submits with its own tokens (a
+/// slab index and a child number) and completes with the token of its submitter.
 pub type Token = u64;
 
-/// What to do with the blocks.
+/// Operation on the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Op {
-    /// Fills the extents. A device that lends its memory may be given no extents and then answers
-    /// with its own (see [`crate::Limits::lend_blocks`]).
+    /// Fills the extents. A device that lends its memory accepts a read without extents and
+    /// completes it with its own memory (see [`crate::Limits::lend_blocks`]).
     Read,
     Write,
-    /// Everything completed before this was submitted is on stable media when it completes.
+    /// When it completes, every write that completed before its submission is on stable media.
     Flush,
-    /// The blocks' contents are no longer needed.
+    /// Deallocates the blocks: their contents are no longer needed.
     Unmap,
     WriteZeroes,
-    /// Compares the blocks with the extents; [`Status::Miscompare`] when they differ.
+    /// Compares the blocks with the extents; [`Status::Miscompare`] if they differ.
     Compare,
-    /// Extent 0 is the expected data, extent 1 the new: compares and, if equal, writes, atomically
-    /// against every other I/O to the device.
+    /// Compares the blocks with extent 0 and, if equal, writes extent 1; atomic with respect to
+    /// every other I/O to the device.
     CompareAndWrite,
     /// Copies `blocks` from `Io::source_lba` on the same device.
     Copy,
-    /// Reads the blocks in place, or proves by other means that they can be read; transfers no
-    /// data.
+    /// Verifies that the blocks can be read; transfers no data.
     Verify,
 }
 
@@ -52,10 +51,10 @@ impl Op {
         Op::Verify,
     ];
 
-    /// How many operations there are, for tables by operation.
+    /// Number of operations, for tables indexed by operation.
     pub const COUNT: usize = Op::ALL.len();
 
-    /// Its place in tables by operation.
+    /// Index of the operation in such tables.
     pub fn index(self) -> usize {
         self as usize
     }
@@ -74,7 +73,7 @@ impl Op {
         }
     }
 
-    /// How many bytes of buffers it carries, given the bytes that its blocks hold.
+    /// Bytes of buffers of this operation, for blocks of `bytes` in total.
     pub fn data_len(self, bytes: u64) -> u64 {
         match self {
             Op::Read | Op::Write | Op::Compare => bytes,
@@ -83,7 +82,7 @@ impl Op {
         }
     }
 
-    /// True if the operation changes the blocks it names.
+    /// True if the operation changes the blocks.
     pub fn is_write(self) -> bool {
         matches!(
             self,
@@ -103,7 +102,7 @@ bitflags::bitflags! {
     }
 }
 
-/// One I/O on its way down.
+/// One I/O, passed down from the submitter to the device.
 #[derive(Debug)]
 pub struct Io {
     pub token: Token,
@@ -150,7 +149,7 @@ impl Io {
         self.data.iter().map(Buf::len).sum()
     }
 
-    /// Ends it without doing it.
+    /// Completes the I/O without executing it.
     pub fn complete(self, status: Status) -> Completion {
         Completion {
             token: self.token,
@@ -161,7 +160,7 @@ impl Io {
     }
 }
 
-/// How an I/O ended. The device's answer, not a transport's: translated to an NVMe status once.
+/// Result of an I/O in the device's terms. It is translated to an NVMe status in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -171,23 +170,23 @@ pub enum Status {
     /// The medium could not be written.
     WriteError,
     Miscompare,
-    /// The range is not, or no longer, inside the device.
+    /// The range is not inside the device (any more).
     OutOfRange,
     /// No space left behind a thin device or a sparse file.
     NoSpace,
     WriteProtected,
     Unsupported,
-    /// Given up on request, or because the queue was closed.
+    /// Aborted on request, or because the queue was closed.
     Aborted,
-    /// The device is gone; trying again on another path may help.
+    /// The device was removed; a retry on another path may help.
     Gone,
-    /// A resource was short for the moment; trying again helps.
+    /// A resource was temporarily short; a retry helps.
     Retry,
-    /// The device failed in a way that says nothing about the blocks.
+    /// The device failed; the state of the blocks is unknown.
     DeviceError,
     /// Protection or media integrity check failed.
     Integrity,
-    /// A specific NVMe status that a fault injector or an NVMe device asked for.
+    /// A specific NVMe status, from a fault injector or an NVMe device.
     Nvme {
         sct: u8,
         sc: u8,
@@ -201,10 +200,10 @@ impl Status {
         self == Status::Ok
     }
 
-    /// How many kinds of status there are, for tables by kind.
+    /// Number of status kinds, for tables indexed by kind.
     pub const KINDS: usize = 14;
 
-    /// Its place in tables by kind.
+    /// Index of the kind in such tables.
     pub fn kind(self) -> usize {
         match self {
             Status::Ok => 0,
@@ -242,7 +241,7 @@ impl Status {
         "nvme",
     ];
 
-    /// What to call a failure of the device in an operation of this sort.
+    /// The status for a medium failure of an operation.
     pub fn medium_error(op: Op) -> Status {
         match op {
             Op::Read | Op::Compare | Op::Verify => Status::ReadError,
@@ -252,13 +251,13 @@ impl Status {
     }
 }
 
-/// One I/O on its way up: its token, how it ended, and its buffers (for a read, now filled).
+/// The completion of an I/O: its token, result and buffers (filled, for a read).
 #[derive(Debug)]
 pub struct Completion {
     pub token: Token,
     pub status: Status,
     pub data: Extents,
-    /// The data of a read without extents: a view of the device's memory, to be sent from there
-    /// soon. A write after this completion may be visible through it.
+    /// The data of a read without extents: a view of the device's memory. Send it soon: a later
+    /// write may be visible through it.
     pub lent: Option<Lent>,
 }

@@ -1,4 +1,4 @@
-//! How a sleeper and its wakers agree, so that no wake-up is lost and an awake sleeper costs its
+//! The handshake of a sleeper and its wakers: no wake-up is lost, and an awake sleeper costs its
 //! wakers no system call.
 //!
 //! ```text
@@ -10,16 +10,17 @@
 //!   awake:    state = AWAKE
 //! ```
 //!
-//! The two sequentially consistent fences order "store mine, then read theirs" on both sides: of a
-//! push and an announcement at least one side sees the other's. Either the second poll finds the
-//! message, or the waker finds the sleeper asleep and writes. Leaving out either fence, or the
-//! second poll, loses wake-ups; `tests/loom.rs` shows that, and that with them none is lost:
+//! The two sequentially consistent fences order "store own value, then read the other's" on both
+//! sides: of a push and an announcement, at least one side sees the other's. Either the second poll
+//! finds the message, or the waker finds the sleeper asleep and writes. Without either fence, or
+//! without the second poll, wake-ups are lost; `tests/loom.rs` shows that, and that none is lost
+//! with them:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-reactor --release --test loom
 //! ```
 //!
-//! The file stands alone and uses nothing of this crate, so that the model can include it.
+//! This file uses nothing of this crate, so that the loom test can include it.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -29,10 +30,12 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
-// The sleeper swaps where a store would do, so that its changes and the wakers' form one chain of
-// read-modify-writes: easier to reason about, and paid only on the way into and out of sleep.
+// The sleeper swaps where a store would suffice, so that its changes and the wakers' form one chain
+// of read-modify-writes. That is easier to reason about, and costs time only when falling asleep or
+// waking.
 
-/// Whether the sleeper wants to be woken. What wakes it (an eventfd) is the caller's.
+/// The flag that tells wakers whether the sleeper must be woken. The caller provides the means (an
+/// eventfd).
 #[derive(Debug)]
 pub struct Doorbell {
     state: AtomicU32,
@@ -45,8 +48,8 @@ impl Doorbell {
         }
     }
 
-    /// Waker: the sleeper sees everything pushed before this call, at once or after `wake`. `wake`
-    /// is called at most once per announcement, however many wakers ring.
+    /// Called by a waker: the sleeper sees everything pushed before this call, either without help
+    /// or after `wake`. `wake` is called at most once per announcement, however many wakers ring.
     pub fn ring(&self, wake: impl FnOnce()) {
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) == ASLEEP
@@ -56,18 +59,18 @@ impl Doorbell {
         }
     }
 
-    /// Sleeper: from here on wakers will call `wake`. Poll everything once more after this.
+    /// Called by the sleeper: from now on wakers call `wake`. Poll everything once more after this.
     pub fn announce(&self) {
         self.state.swap(ASLEEP, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
-    /// Sleeper: true if no waker rang since [`Doorbell::announce`].
+    /// Called by the sleeper: true if no waker rang since [`Doorbell::announce`].
     pub fn undisturbed(&self) -> bool {
         self.state.load(Ordering::Acquire) == ASLEEP
     }
 
-    /// Sleeper: awake, for whatever reason.
+    /// Called by the sleeper: it is awake, for any reason.
     pub fn awake(&self) {
         self.state.swap(AWAKE, Ordering::AcqRel);
     }

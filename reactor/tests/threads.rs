@@ -16,7 +16,7 @@ use nacre_reactor::{
 mod support;
 use support::{end, start};
 
-/// Waits for what another thread does, with a bound that only a failure reaches.
+/// Waits for another thread's action. The time limit is reached only by a failure.
 fn eventually(what: &str, condition: impl Fn() -> bool) {
     let began = Instant::now();
     while !condition() {
@@ -28,7 +28,8 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// True, and says so, where other programs take the reactor's core: it has no patience then.
+/// True, with a message, if other programs use the reactor's core: the reactor has no patience
+/// then.
 fn shares_core(reactor: &ReactorHandle, test: &str) -> bool {
     let taken = reactor.stats().core_taken;
     if taken > 0 {
@@ -78,7 +79,8 @@ fn pins_or_reports_the_core() {
     );
 }
 
-/// Goal: poll never sleeps, interrupt and adaptive do, and switching takes effect live both ways.
+/// Goal: mode poll never sleeps; interrupt and adaptive do. Switching the mode takes effect at
+/// once, both ways.
 #[test]
 fn modes_switch_live() {
     let reactor = start("modes", Mode::Poll, 50);
@@ -88,7 +90,7 @@ fn modes_switch_live() {
     for mode in [Mode::Interrupt, Mode::Adaptive] {
         reactor.set_mode(mode);
         eventually("sleep", || reactor.stats().sleeping);
-        // It says so before it polls for the last time.
+        // The reactor announces its sleep before its last poll.
         eventually("the last poll", || {
             let turns = reactor.stats().turns;
             std::thread::sleep(Duration::from_millis(5));
@@ -108,7 +110,7 @@ fn modes_switch_live() {
 /// Otherwise it would sleep after each large batch under load.
 ///
 /// Method: send a message that takes twice the patience, and count the turns between its end and
-/// the sleep. Polling makes very many turns; sleeping at once makes two.
+/// the sleep. Polling makes very many turns; sleeping immediately makes two.
 #[test]
 fn long_work_does_not_use_up_patience() {
     let reactor = start("long", Mode::Adaptive, 200_000);
@@ -128,9 +130,9 @@ fn long_work_does_not_use_up_patience() {
 /// Goal: an adaptive reactor learns to wait for work that arrives in a steady rhythm slower than
 /// `busy_poll_us`.
 ///
-/// Method: send a message every 20 ms to a reactor with a patience of 10 ms at first. Once it has
-/// learnt, it does not sleep between messages. A machine that stands still may make it forget, so
-/// the test allows time to learn again.
+/// Method: send a message every 20 ms to a reactor with an initial patience of 10 ms. After
+/// learning it does not sleep between messages. A stalled machine may reset the patience, so the
+/// test allows time to learn again.
 #[test]
 fn patience_grows_with_a_steady_rhythm() {
     let reactor = start("rhythm", Mode::Adaptive, 10_000);
@@ -153,9 +155,9 @@ fn patience_grows_with_a_steady_rhythm() {
     end(&reactor);
 }
 
-/// Goal: no message is lost or left waiting, however often the reactor is just falling asleep.
-/// Method: senders that wait for every answer (each finds the reactor in another phase of going
-/// to sleep), with no busy polling and with a tiny one, each answer with a bound on its time.
+/// Goal: no message is lost or delayed while the reactor falls asleep. Method: senders wait for
+/// each reply, with a time limit, so that each message meets another phase of falling asleep; with
+/// no busy polling, and with a very short one.
 #[test]
 fn no_wake_up_is_lost_under_stress() {
     for (mode, busy_poll_us) in [
@@ -172,7 +174,7 @@ fn no_wake_up_is_lost_under_stress() {
             std::thread::spawn(move || {
                 let mut sum = 0;
                 for round in 0..ROUNDS {
-                    // Different rhythms, so that all phases of falling asleep are met.
+                    // Different rhythms meet all phases of falling asleep.
                     for _ in 0..(round * 7 + sender as u64 * 13) % 200 {
                         std::hint::spin_loop();
                     }
@@ -187,7 +189,7 @@ fn no_wake_up_is_lost_under_stress() {
                 .expect("a lost wake-up");
             assert_eq!(sum, ROUNDS * (ROUNDS - 1) / 2);
         }
-        // Published when the last turn ends, a moment after its answers.
+        // The count is published when the last turn ends, after its replies.
         eventually("the count", || {
             reactor.stats().messages == SENDERS as u64 * ROUNDS
         });
@@ -200,7 +202,7 @@ fn no_wake_up_is_lost_under_stress() {
     }
 }
 
-/// Takes what other threads left in a shared counter.
+/// A poller that consumes items from a shared counter.
 struct Taker {
     left: Arc<AtomicU64>,
     taken: Arc<AtomicU64>,
@@ -226,8 +228,8 @@ impl Poller for Taker {
     }
 }
 
-/// Goal: a waker makes a sleeping reactor's pollers look, always.
-/// Method: leave an item, wake, wait until it was taken, again and again.
+/// Goal: a waker always makes a sleeping reactor poll. Method: add an item, wake, wait until it is
+/// consumed; repeat.
 #[test]
 fn waker_reaches_pollers() {
     let reactor = start("waker", Mode::Interrupt, 0);
@@ -259,7 +261,7 @@ fn waker_reaches_pollers() {
     end(&reactor);
 }
 
-/// Sockets under one event set.
+/// A poller of sockets in one event set.
 struct Echo {
     set: EventSet,
     events: Events,
@@ -337,8 +339,8 @@ fn sockets_wake_a_sleeping_reactor() {
     end(&reactor);
 }
 
-/// Goal: an idle adaptive reactor costs under 1 % of a core, also with a timer that keeps
-/// waking it and a watchdog that looks at it, and its account of time is the truth.
+/// Goal: an idle adaptive reactor uses under 1 % of a core, also with a periodic timer and a
+/// watchdog, and its time accounting is correct.
 #[test]
 fn idle_costs_nothing_and_is_accounted() {
     let reactor = start("idle", Mode::Adaptive, 100);
@@ -363,7 +365,7 @@ fn idle_costs_nothing_and_is_accounted() {
     );
     let accounted = (after.busy_ns + after.idle_ns + after.sleep_ns)
         - (before.busy_ns + before.idle_ns + before.sleep_ns);
-    // This thread may be kept waiting between its two clocks.
+    // The scheduler may delay this thread between reading the two clocks.
     assert!(
         accounted.abs_diff(elapsed) < 250_000_000,
         "{accounted} ns of {elapsed} ns"
@@ -409,8 +411,8 @@ impl Poller for Named {
     }
 }
 
-/// Goal: the watchdog names the poller, the message or the future that blocks, and counts.
-/// Method: each blocks until it was named, so that a slow machine changes nothing.
+/// Goal: the watchdog names the poller, the message or the future that blocks, and counts it.
+/// Method: each blocks until it was named, so a slow machine does not change the result.
 #[test]
 fn watchdog_names_the_culprit() {
     let reactor = start("slow", Mode::Adaptive, 10);
@@ -462,9 +464,9 @@ fn watchdog_names_the_culprit() {
     assert!(reactor.stats().longest_turn_ns >= limit.as_nanos() as u64);
 }
 
-/// Goal: an adaptive reactor that shares its core with a thread that never lets go of it sleeps, as
-/// only a thread that wakes up gets the core at once. Its patience here is longer than the test, so
-/// the shared core is the only reason for a sleep.
+/// Goal: an adaptive reactor sleeps if a busy thread shares its core, because only a thread that
+/// wakes up gets the core at once. Its patience is longer than the test, so sharing is the only
+/// reason for a sleep.
 #[test]
 fn sleeps_where_another_thread_takes_the_core() {
     let core = CoreSet::allowed().unwrap().iter().next().unwrap();
@@ -479,7 +481,7 @@ fn sleeps_where_another_thread_takes_the_core() {
     let hog = spawn(config("hog", Mode::Poll), |_| {}).unwrap();
     eventually("a sleep", || reactor.stats().sleeping);
     assert!(reactor.stats().core_taken > 0);
-    // A call wakes it, and it goes to sleep again.
+    // A call wakes the reactor, which then sleeps again.
     reactor.call(|_| ()).unwrap();
     eventually("another sleep", || {
         let stats = reactor.stats();

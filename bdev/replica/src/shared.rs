@@ -1,5 +1,5 @@
-//! The state that lanes and control share: words that are read without a lock, and the view behind
-//! a lock that is taken only when the version has changed.
+//! The state that lanes and control share: atomics that are read without a lock, and the view
+//! behind a lock that is taken only when its version has changed.
 //!
 //! | word | written by | read by |
 //! |---|---|---|
@@ -32,7 +32,7 @@ const REPORTS: usize = 256;
 pub(crate) const REPAIRS: usize = 64;
 /// Most regions that wait for priority repair.
 const URGENT: u64 = 64;
-/// Most growth of a volume while it is open, as a factor.
+/// Factor by which a volume can grow while it is open.
 const ROOM: u64 = 4;
 /// No region is being copied.
 pub const NO_REGION: u64 = u64::MAX;
@@ -45,21 +45,21 @@ pub struct Shared {
     blocks: AtomicU64,
     pub regions: Regions,
     pub stripes: Stripes,
-    /// Regions that each replica lacks, indexed by slot.
+    /// Missing regions of each replica, by slot.
     pub missing: [MissingRegions; MAX_REPLICAS],
     /// The region that is being copied, or [`NO_REGION`].
     copying: AtomicU64,
-    /// Incremented whenever a lane adds to the needs.
+    /// Incremented whenever a lane adds missing regions.
     unequal: AtomicU64,
-    /// Writes that devices still had when their lane was closed.
+    /// Writes that were in flight at devices when their lane was closed.
     abandoned: AtomicU64,
-    /// Regions for which lanes requested a repair at once, and those of them that were tried. The
-    /// control follows the order of the requests.
+    /// Number of regions for which lanes requested an immediate repair, and number of those that
+    /// were tried. The control processes them in the order of the requests.
     urgent: AtomicU64,
     tried: AtomicU64,
     version: AtomicU64,
     shown: Mutex<Shown>,
-    /// Incarnations of replicas so far, under every control: numbers are unique.
+    /// Number of incarnations of replicas so far; it makes incarnation numbers unique.
     incarnations: AtomicU64,
     /// Failures reported, by slot.
     reported: [AtomicU64; MAX_REPLICAS],
@@ -69,14 +69,14 @@ pub struct Shared {
     pub totals: Totals,
 }
 
-/// The view, and overrides that stay whatever the control publishes.
+/// The view, and overrides that the control does not change.
 struct Shown {
     view: Arc<View>,
     /// The mode as the control published it, without overrides.
     mode: Mode,
-    /// The operator made I/O fail.
+    /// The operator requested that I/O fails.
     failing: bool,
-    /// It will not be opened any longer.
+    /// The volume will not be opened any more.
     shut: bool,
 }
 
@@ -120,8 +120,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// The heavier of two decides: another holder, then a failure of the replica, then an
-    /// unreadable block.
+    /// Of two reports the one with the larger weight decides: another holder, then a failure of the
+    /// replica, then an unreadable block.
     pub(crate) fn weight(&self) -> u8 {
         match self.why {
             why if why.is_fenced() => 2,
@@ -134,24 +134,24 @@ impl Report {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     Status(Status),
-    /// It did not complete within the volume's deadline.
+    /// The I/O did not complete within the volume's deadline.
     Deadline,
-    /// It may have lost acknowledged data.
+    /// The replica may have lost acknowledged data.
     Loss,
-    /// A queue to it could not be opened.
+    /// A queue to the replica could not be opened.
     Open,
-    /// No buffer was free here: the replica was not asked.
+    /// No buffer was free on this core: the replica got no request.
     Shortage,
-    /// Another holder of the volume has reserved it.
+    /// Another holder of the volume has reserved the replica.
     Fenced,
-    /// A host that is no holder has reserved it.
+    /// A host that is not a holder has reserved the replica.
     Reserved,
-    /// Its label is another replica's.
+    /// The device has the label of another replica.
     Taken,
 }
 
 impl Failure {
-    /// There is another holder: nothing may be acknowledged any longer.
+    /// Another holder has the volume: no I/O may be acknowledged.
     pub fn is_fenced(self) -> bool {
         match self {
             Failure::Fenced => true,
@@ -160,12 +160,12 @@ impl Failure {
         }
     }
 
-    /// The medium does not return the blocks.
+    /// The medium cannot return the blocks.
     pub fn is_unreadable(self) -> bool {
         matches!(self, Failure::Status(Status::ReadError | Status::Integrity))
     }
 
-    /// Concerns the path to the replica rather than its medium.
+    /// The failure concerns the path to the replica and not its medium.
     pub fn is_path(self) -> bool {
         !matches!(
             self,
@@ -192,11 +192,11 @@ pub struct Repair {
     pub blocks: u32,
 }
 
-/// One lane, as the control and statistics see it. On cache lines of its own.
+/// The state of one lane for the control and statistics, on its own cache lines.
 #[repr(align(128))]
 pub struct LaneState {
     pub owner: Owner,
-    /// I/Os in flight to each slot's device, of any incarnation.
+    /// I/Os in flight to the device of each slot, of any incarnation.
     pub outstanding: [AtomicU32; MAX_REPLICAS],
     /// Foreground latency, smoothed, in nanoseconds: resync yields to it.
     pub latency_ns: AtomicU64,
@@ -205,9 +205,9 @@ pub struct LaneState {
 }
 
 impl LaneState {
-    /// Wakes the lane: there is news for it.
+    /// Wakes the lane.
     pub fn ring(&self) {
-        // A full counter is readable too; an eventfd of our own cannot fail otherwise.
+        // A full counter is readable, too; a write to an own eventfd has no other error.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
@@ -295,7 +295,7 @@ impl Shared {
         Arc::clone(&self.shown.lock().view)
     }
 
-    /// Makes `view` the current one, with a new version, and notifies all lanes.
+    /// Publishes `view` with a new version, and notifies all lanes.
     pub fn publish(&self, view: View) -> Arc<View> {
         let view = {
             let mut shown = self.shown.lock();
@@ -324,7 +324,7 @@ impl Shared {
         self.ring_all();
     }
 
-    /// Starts or stops failing all I/O that would be served, or would wait for a replica.
+    /// Starts or stops failing all I/O that would be served or wait for a replica.
     pub fn set_failing(&self, failing: bool) {
         self.lay_over(|shown| shown.failing = failing);
     }
@@ -333,7 +333,7 @@ impl Shared {
         self.shown.lock().failing
     }
 
-    /// Ends all I/O with a path-related status, whatever is published.
+    /// Ends all I/O with a path-related status, whatever view is published.
     pub fn shut(&self) {
         self.lay_over(|shown| shown.shut = true);
     }
@@ -348,8 +348,8 @@ impl Shared {
         self.incarnations.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// An opening failed: its results are discarded, and lanes know no replica. No view ever
-    /// served, so no lane is inside a region, holds a stripe, or has I/O at a device.
+    /// Discards the results of a failed opening: lanes see no replicas. No view served since, so no
+    /// lane is inside a region, holds a stripe, or has I/O at a device.
     pub fn reset(&self, mode: Mode) {
         let inside = self.regions.clear_all();
         debug_assert_eq!(inside, 0, "a write is inside while it is frozen");
@@ -387,8 +387,8 @@ impl Shared {
         (io.blocks == 0).then_some(Status::Ok)
     }
 
-    /// Makes the volume larger. The control has checked that all replicas have the room, and the
-    /// caller of the command notifies the registry (`Layer::refresh`).
+    /// Enlarges the volume. The control has checked the size of all replicas. The caller of the
+    /// command notifies the registry (`Layer::refresh`).
     pub fn grow(&self, blocks: u64) -> Result<(), ResizeError> {
         let now = self.blocks();
         if blocks < now {
@@ -421,39 +421,40 @@ impl Shared {
         self.copying.store(region, Ordering::SeqCst);
     }
 
-    /// How often lanes have added to the needs.
+    /// How often lanes have added missing regions.
     pub fn unequal(&self) -> u64 {
         self.unequal.load(Ordering::SeqCst)
     }
 
-    /// A write ended without being done everywhere: `slot` gets these regions again. Call this
-    /// while the write still holds its stripes.
+    /// Adds regions that the replica in `slot` misses, because a write was not executed everywhere.
+    /// Call this while the write still holds its stripes.
     pub fn add_needs(&self, slot: usize, regions: std::ops::Range<u64>) {
-        // The number first: copying code that sees it unchanged has not removed anything yet.
+        // Increment first: copying code that reads an unchanged number has not removed the regions
+        // yet.
         self.unequal.fetch_add(1, Ordering::SeqCst);
         regions.for_each(|region| self.missing[slot].insert(region));
         self.wake_control();
     }
 
-    /// Writes that devices still had when their lane was closed: each may still execute, and its
-    /// completion is not received.
+    /// Writes that were in flight at devices when their lane was closed. Each may still execute,
+    /// and its completion is not received.
     pub fn abandoned(&self) -> u64 {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// A lane closes, and leaves a write to the devices. Call this before adding its regions to the
-    /// needs, so that code that finds the regions there finds this too.
+    /// Counts a write that a closing lane leaves to the devices. Call this before adding its
+    /// regions, so that code that finds the regions also sees this count.
     pub fn abandon(&self) {
         self.abandoned.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Reports a failure to the control. The returned number is decided once the view's `judged` of
-    /// the slot is at least this number.
+    /// Reports a failure to the control. The failure is decided once the view's `judged` of the
+    /// slot is at least the returned number.
     pub fn report(&self, report: Report) -> u64 {
         let mut news = self.news.lock();
         let ticket = self.reported[report.slot].fetch_add(1, Ordering::SeqCst) + 1;
         self.totals.errors[report.slot].fetch_add(1, Ordering::Relaxed);
-        // One of each slot must be kept, or no decision about it is possible.
+        // Keep at least one report of each slot, or its failure cannot be decided.
         let known = |r: &Report| {
             (r.slot, r.incarnation) == (report.slot, report.incarnation)
                 && r.weight() >= report.weight()
@@ -466,8 +467,8 @@ impl Shared {
         ticket
     }
 
-    /// How many failures of a slot have been reported. Taken together with the reports: see
-    /// [`Shared::take_news`].
+    /// Number of reported failures of a slot. [`Shared::take_news`] returns it together with the
+    /// reports.
     pub fn reported(&self, slot: usize) -> u64 {
         self.reported[slot].load(Ordering::SeqCst)
     }
@@ -481,9 +482,9 @@ impl Shared {
         self.wake_control();
     }
 
-    /// One in-sync replica has a region, and cannot read it: asks for a repair of the others at
-    /// once, as far as the region is readable. The repair was tried once [`Shared::tried`] is at
-    /// least the returned number; `None`: too many requests wait for that.
+    /// Requests an immediate repair of a region that one in-sync replica has and cannot read: the
+    /// other replicas get its readable blocks. The repair was tried once [`Shared::tried`] is at
+    /// least the returned number. `None`: too many requests are pending.
     pub fn want_equal(&self, region: u64) -> Option<u64> {
         let mut news = self.news.lock();
         let requests = self.urgent.load(Ordering::SeqCst);
@@ -504,7 +505,7 @@ impl Shared {
         self.tried.load(Ordering::SeqCst)
     }
 
-    /// The next requested region was tried.
+    /// Counts that the next requested region was tried.
     pub fn one_tried(&self) {
         self.tried.fetch_add(1, Ordering::SeqCst);
         self.ring_all();
@@ -515,14 +516,15 @@ impl Shared {
         self.wake_control();
     }
 
-    /// The news for the control, and the number of failures of each slot that it covers.
+    /// Returns the pending messages of lanes, and the number of failures of each slot that they
+    /// include.
     pub fn take_news(&self) -> (News, [u64; MAX_REPLICAS]) {
         let mut news = self.news.lock();
         let counts = std::array::from_fn(|slot| self.reported(slot));
         (std::mem::take(&mut *news), counts)
     }
 
-    /// Sets a function that is called whenever there is news for the control.
+    /// Sets a function that is called when lanes have messages for the control.
     pub fn on_news(&self, wake: Option<Box<dyn Fn() + Send + Sync>>) {
         *self.control.lock() = wake;
     }
@@ -533,7 +535,7 @@ impl Shared {
         }
     }
 
-    /// A new lane. `None`: there are [`MAX_LANES`] already, or no descriptor is left.
+    /// Adds a lane. Fails when there are [`MAX_LANES`], or when no descriptor is left.
     pub fn add_lane(&self) -> std::io::Result<Arc<LaneState>> {
         use rustix::event::{EventfdFlags, eventfd};
         let mut lanes = self.lanes.lock();
@@ -551,7 +553,7 @@ impl Shared {
         Ok(state)
     }
 
-    /// The lane is closed and holds nothing any longer.
+    /// Removes a closed lane without I/O.
     pub fn remove_lane(&self, state: &Arc<LaneState>) {
         self.lanes.lock().retain(|lane| !Arc::ptr_eq(lane, state));
         self.wake_control();
@@ -565,7 +567,7 @@ impl Shared {
         self.lanes.lock().iter().for_each(|lane| lane.ring());
     }
 
-    /// I/Os of all lanes in flight to a slot's device.
+    /// Number of I/Os, of all lanes, in flight to a slot's device.
     pub fn outstanding(&self, slot: usize) -> u32 {
         let lanes = self.lanes.lock();
         let of = |lane: &Arc<LaneState>| lane.outstanding[slot].load(Ordering::SeqCst);

@@ -26,11 +26,11 @@ pub enum Reset {
     All,
     /// Only the smallest and largest latencies.
     Extremes,
-    /// Only what failed, by operation and by kind.
+    /// Only error counts, by operation and by kind.
     Errors,
 }
 
-/// Which operations share a latency histogram.
+/// Operations that share a latency histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     Read = 0,
@@ -74,11 +74,11 @@ pub struct Snapshot {
     pub statuses: [u64; Status::KINDS],
     /// Latency histograms, indexed by [`Class`].
     pub histograms: [HistogramSnapshot; 3],
-    /// I/Os under way now.
+    /// I/Os in flight now.
     pub inflight: u64,
     /// How often a queue was full and handed an I/O back.
     pub busy: u64,
-    /// I/Os that a limit held back for a while.
+    /// I/Os that a rate limit delayed.
     pub throttled: u64,
 }
 
@@ -112,7 +112,7 @@ impl Snapshot {
     }
 }
 
-/// One queue's counts, as seen from outside.
+/// A snapshot of one queue's counts.
 #[derive(Debug, Clone)]
 pub struct QueueSnapshot {
     /// The name of the thread that opened the queue.
@@ -130,11 +130,11 @@ pub struct DeviceStats {
 #[derive(Debug, Default)]
 struct Blocks {
     open: Vec<Arc<StatBlock>>,
-    /// What queues that are closed counted since the last reset.
+    /// Counts of closed queues since the last reset.
     closed: Option<Box<Snapshot>>,
 }
 
-/// How many resets of each kind there were, wrapping: one word, so that it is read at once.
+/// Numbers of resets of each kind, which may wrap. One word, so that a read is atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Epoch(u64);
 
@@ -165,7 +165,7 @@ impl DeviceStats {
         sum
     }
 
-    /// Each open queue by itself.
+    /// The counts of each open queue.
     pub fn per_queue(&self) -> Vec<QueueSnapshot> {
         let epoch = self.epoch();
         let one = |block: &Arc<StatBlock>| {
@@ -179,7 +179,7 @@ impl DeviceStats {
         self.lock().open.iter().map(one).collect()
     }
 
-    /// I/Os under way now, over all queues.
+    /// I/Os in flight now, over all queues.
     pub fn inflight(&self) -> u64 {
         self.lock()
             .open
@@ -203,7 +203,7 @@ impl DeviceStats {
             }
             (_, None) => {}
         }
-        // Under the lock: no other thread raises it meanwhile.
+        // The lock is held, so no other thread raises the epoch.
         self.epoch.store(self.epoch().raised(what).0, Relaxed);
     }
 
@@ -235,7 +235,7 @@ impl DeviceStats {
     }
 }
 
-/// One queue's counters, on cache lines of their own so that cores do not slow each other down.
+/// One queue's counters, on their own cache lines, so that cores do not share lines.
 #[derive(Debug)]
 #[repr(align(128))]
 struct StatBlock {
@@ -244,7 +244,7 @@ struct StatBlock {
     inflight: AtomicU64,
     busy: AtomicU64,
     throttled: AtomicU64,
-    /// The epoch that the counters belong to.
+    /// The epoch of the counters.
     epoch: AtomicU64,
     histograms: [Histogram; 3],
     thread: String,
@@ -256,7 +256,7 @@ struct OpCounters {
     bytes: AtomicU64,
     errors: AtomicU64,
     latency_sum: AtomicU64,
-    /// `u64::MAX` before the first.
+    /// `u64::MAX` before the first completion.
     latency_min: AtomicU64,
     latency_max: AtomicU64,
 }
@@ -285,7 +285,7 @@ impl StatBlock {
 
     fn add_to(&self, sum: &mut Snapshot, epoch: Epoch) {
         sum.inflight += self.inflight.load(Relaxed);
-        // Acquire: with the epoch of its last clearing comes the clearing.
+        // Acquire: a reader that sees the epoch also sees the cleared counters.
         let own = Epoch(self.epoch.load(Ordering::Acquire));
         let is_of = |what| own.of(what) == epoch.of(what);
         if !is_of(Reset::All) {
@@ -348,20 +348,19 @@ impl StatBlock {
     }
 }
 
-/// The one who counts into a block: a queue, on its core.
+/// The writer of a block: a queue, on its core.
 #[derive(Debug)]
 pub(crate) struct StatWriter {
     epoch: Epoch,
     block: Arc<StatBlock>,
     device: Arc<DeviceStats>,
-    /// Operations since the last turn that took no time, and their bytes, indexed by
-    /// [`Op::index`].
+    /// Synchronous operations since the last turn, and their bytes, indexed by [`Op::index`].
     at_once: [(u64, u64); Op::COUNT],
     any_at_once: bool,
 }
 
 impl StatWriter {
-    /// Ends a turn: publishes what went at once and the number in flight, and obeys a reset.
+    /// Ends a turn: publishes synchronous operations and the number in flight, and applies resets.
     pub(crate) fn turn(&mut self, inflight: usize) {
         if self.any_at_once {
             self.publish_at_once();
@@ -379,8 +378,7 @@ impl StatWriter {
         }
     }
 
-    /// Counts an operation that took no measurable time and succeeded; readers see it after the
-    /// next turn.
+    /// Counts a successful synchronous operation; readers see it after the next turn.
     #[inline]
     pub(crate) fn went_at_once(&mut self, op: Op, bytes: u64) {
         let (ops, sum) = &mut self.at_once[op.index()];
@@ -396,7 +394,7 @@ impl StatWriter {
                 let counters = &self.block.ops[op.index()];
                 add(&counters.ops, ops);
                 add(&counters.bytes, bytes);
-                // As in `completed`.
+                // A latency of 0 becomes 1, as in `completed`.
                 counters.latency_min.store(1, Relaxed);
                 self.block.histograms[Class::of(op) as usize].record(0, ops);
             }
@@ -415,7 +413,7 @@ impl StatWriter {
         }
         add(&counters.latency_sum, latency_ns);
         if latency_ns < counters.latency_min.load(Relaxed) {
-            // 0 stands for "none" in a snapshot; nothing takes no time at all.
+            // 0 means no value in a snapshot, so the smallest latency is 1.
             counters.latency_min.store(latency_ns.max(1), Relaxed);
         }
         if latency_ns > counters.latency_max.load(Relaxed) {
@@ -454,7 +452,8 @@ fn add(counter: &AtomicU64, by: u64) {
 mod tests {
     use super::*;
 
-    /// Errors are forgotten by themselves, of open queues and of closed ones, at once for readers.
+    /// A reset of errors keeps other counts. Readers see it immediately, for open and closed
+    /// queues.
     #[test]
     fn errors_are_reset_alone() {
         let stats = Arc::new(DeviceStats::default());
@@ -478,8 +477,8 @@ mod tests {
         assert_eq!(stats.snapshot().op(Op::Write).errors, 1);
     }
 
-    /// Readers see an immediate I/O after the next turn, or when its queue closes; it counts before
-    /// a later reset.
+    /// Readers see a synchronous I/O after the next turn, or when its queue closes. It counts
+    /// before a later reset.
     #[test]
     fn at_once() {
         let stats = Arc::new(DeviceStats::default());
@@ -510,7 +509,7 @@ mod tests {
         assert_eq!(stats.snapshot().op(Op::Read).ops, 1);
     }
 
-    /// The counts of resets wrap without running into each other.
+    /// Reset counts of one kind wrap without changing the others.
     #[test]
     fn epochs_wrap_by_themselves() {
         let last = Epoch(((1 << Epoch::BITS) - 1) << Epoch::BITS);

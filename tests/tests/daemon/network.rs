@@ -155,7 +155,7 @@ fn discovery_on_its_port_and_on_the_listener() {
         );
         host.disconnect();
     }
-    // By its unique name, which it reports under either name.
+    // The discovery subsystem is listed by its unique name, whichever name is queried.
     let shown = daemon.call("nvmf_get_subsystems", json!({ "nqn": DISCOVERY_NQN }));
     let own = shown[0]["unique_nqn"].as_str().expect("its own name");
     let mut host = Host::connected(well_known, options(own), &[]);
@@ -171,7 +171,7 @@ fn discovery_on_its_port_and_on_the_listener() {
     });
     assert_eq!(nvm_subsystems(&mut host).len(), 2);
 
-    // As the operator sees it.
+    // The same through the operator's command.
     let url = format!("tcp://127.0.0.1:{port}");
     let output = place
         .nacre()

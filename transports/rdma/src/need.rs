@@ -5,16 +5,17 @@ use nacre_transport_rdma_verbs::DeviceAttributes;
 
 use crate::RdmaConfig;
 
-/// What one queue asks of its device.
+/// The resources that one queue pair needs from its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueNeed {
     pub sends: u32,
-    /// The queue's own receives; 0 if the queues of a core share theirs.
+    /// The queue pair's own receives; 0 if the connections of a core share theirs.
     pub receives: u32,
 }
 
 impl QueueNeed {
-    /// A queue of `depth` commands, whose host answers `read_depth` READs at once.
+    /// The needs of a queue of `depth` commands, whose host answers `read_depth` READs at the same
+    /// time.
     pub fn of(
         config: &RdmaConfig,
         attributes: &DeviceAttributes,
@@ -28,7 +29,7 @@ impl QueueNeed {
         }
     }
 
-    /// Whatever the device can do, and the host.
+    /// The needs without limits of the device or the host.
     pub fn unlimited(config: &RdmaConfig, depth: u32) -> QueueNeed {
         QueueNeed {
             sends: send_entries(config, depth, config.read_depth),
@@ -36,14 +37,15 @@ impl QueueNeed {
         }
     }
 
-    /// There can be so many of it at once.
+    /// Most completions that can be pending at the same time.
     pub fn completions(&self) -> u32 {
         self.sends + self.receives
     }
 }
 
-/// A response may need two writes and itself; responses without room wait their turn. The largest
-/// response has room when it is alone. It needs a write for each of its descriptors, one more where
+/// The send queue has space for two writes and the send of each response; responses without space
+/// wait. The largest response fits if it is alone: it needs a write for each descriptor, one more
+/// where two buffers meet, the send itself, and a marker.
 /// two buffers meet, the send itself, and a marker.
 fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
     let one = u32::from(config.max_sgl_descriptors) + 3;
@@ -51,13 +53,13 @@ fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
     all.max(one).next_power_of_two()
 }
 
-/// Bytes of the responses that one connection can have under way.
+/// Bytes of the responses that one connection can have in flight.
 pub(crate) fn message_bytes(config: &RdmaConfig) -> usize {
     let entries = send_entries(config, config.max_queue_depth.into(), config.read_depth);
     entries as usize * Cqe::SIZE
 }
 
-/// Receives that the connections of a device on a core share; `None`: each has its own.
+/// Receives shared by the connections of a device on a core; `None`: each connection has its own.
 pub fn shared_receives(config: &RdmaConfig, attributes: &DeviceAttributes) -> Option<u32> {
     let shared = config.srq_size > 0 && attributes.max_srq > 0;
     shared.then(|| config.srq_size.min(attributes.max_srq_wr))
@@ -67,16 +69,16 @@ pub fn shared_receives(config: &RdmaConfig, attributes: &DeviceAttributes) -> Op
 mod tests {
     use super::*;
 
-    /// What one response may need there is room for on the shallowest queue.
+    /// The shallowest queue has space for the largest response.
     #[test]
-    fn room_for_one() {
+    fn the_largest_response_fits() {
         for descriptors in 1..=64 {
             let config = RdmaConfig {
                 max_sgl_descriptors: descriptors,
                 ..RdmaConfig::default()
             };
             let entries = send_entries(&config, 1, 1);
-            // A place is kept for a marker.
+            // One entry is reserved for a marker.
             let (writes, room) = (2 + u32::from(descriptors) - 1, entries - 1);
             assert!(room > writes, "{descriptors}");
         }

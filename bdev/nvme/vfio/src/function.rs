@@ -1,4 +1,4 @@
-//! One drive, driven through VFIO.
+//! One drive, accessed through VFIO.
 
 use std::fmt;
 use std::io;
@@ -30,17 +30,17 @@ const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 const NO_INTX: u16 = 1 << 10;
 
-/// An NVMe drive that this process has to itself.
+/// An NVMe drive that this process uses exclusively.
 ///
-/// The order of the fields is the order in which they go: the mapping keeps the device open.
+/// Fields drop in order: the mapping keeps the device open.
 pub struct VfioFunction {
     bar: Bar,
     vectors: RwLock<Vec<OwnedFd>>,
     vector_count: u16,
-    /// Fires when the system wants the drive back.
+    /// Fires when the system requests the drive's removal.
     request: Option<OwnedFd>,
     requested: AtomicBool,
-    /// `None`: given back.
+    /// `None` after the release.
     open: RwLock<Option<Open>>,
     config: u64,
     address: Address,
@@ -51,8 +51,8 @@ pub struct VfioFunction {
     hook: Arc<dyn RegisterHook>,
 }
 
-/// The objects that keep the drive ours, in the order of dropping. With its last group a container
-/// loses all memory, which could not be unregistered afterwards.
+/// The objects that hold the drive, in drop order. When a container loses its last group it loses
+/// all memory, which could not be unregistered afterwards.
 struct Open {
     device: OwnedFd,
     _memory: Arc<Memory>,
@@ -104,7 +104,7 @@ impl VfioFunction {
                     .map_err(step("requesting notification of its removal"))?;
                 Some(event)
             }
-            // An old kernel: that it is gone is seen in sysfs.
+            // An old kernel has no such event: the removal is detected in sysfs.
             _ => None,
         };
         enable_memory(&device, config.offset).map_err(step("switching its registers on"))?;
@@ -131,15 +131,15 @@ impl VfioFunction {
         })
     }
 
-    /// Turns readable when the system wants the drive back, because a person removed it or is about
-    /// to. The system waits until this is dropped.
+    /// Becomes readable when the system requests the drive's removal. The system waits until this
+    /// value is dropped.
     pub fn removal_fd(&self) -> Option<RawFd> {
         self.request.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// Does it to the device, unless that was given back.
+    /// Calls `f` with the device, unless it was released.
     fn with<T>(&self, f: impl FnOnce(&OwnedFd) -> io::Result<T>) -> io::Result<T> {
-        // A thread that panicked with the lock had not changed it: it is given back as a whole.
+        // A panic with the lock held leaves no partial change: the option is replaced as a whole.
         let open = self.open.read();
         match &*open {
             Some(open) => f(&open.device),
@@ -157,7 +157,7 @@ impl VfioFunction {
     }
 
     fn connected(&self) -> RwLockReadGuard<'_, Vec<OwnedFd>> {
-        // A thread that panicked with the lock had not changed it: it is replaced as a whole.
+        // A panic with the lock held leaves no partial change: the list is replaced as a whole.
         self.vectors.read()
     }
 }
@@ -210,7 +210,7 @@ impl Function for VfioFunction {
             Ok((command, read_config(device, self.config)?))
         });
         let (command, now) = changed.map_err(self.failed(what))?;
-        // All ones: it is not there, and reaches nothing.
+        // All ones: the device is gone, and accesses no memory.
         if now != u16::MAX && now & BUS_MASTER != command & BUS_MASTER {
             let source = io::Error::other(format!("the command register is {now:#06x}"));
             return Err(self.failed(what)(source));
@@ -219,7 +219,7 @@ impl Function for VfioFunction {
     }
 
     fn reset(&self) -> Result<(), FunctionError> {
-        // A reset restores configuration space as it was found: so bus mastering goes before.
+        // A reset restores configuration space to its state before, so disable bus mastering first.
         self.set_bus_master(false)?;
         self.with(|device| sys::plain(device.as_fd(), Plain::DeviceReset))
             .map(drop)
@@ -255,7 +255,7 @@ impl Function for VfioFunction {
             .map_err(failed())?;
         let mut connected = self.vectors.write();
         if !connected.is_empty() {
-            // How many there are is fixed while any are connected, on kernels that cannot add some.
+            // Some kernels cannot add vectors while any are connected: disconnect all first.
             self.with(|device| set_irqs(device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &[]))
                 .map_err(failed())?;
             connected.clear();
@@ -295,8 +295,8 @@ impl Drop for VfioFunction {
         if self.with(|_| Ok(())).is_err() {
             return;
         }
-        // Closing the device does this too, and resets it. A drive whose removal hangs in the
-        // kernel is kept from memory now.
+        // Closing the device also does this, and resets it. If its removal hangs in the kernel, the
+        // drive must not access memory meanwhile.
         if let Err(error) = self.set_bus_master(false) {
             tracing::debug!(%error, "the drive goes as it is");
         }
@@ -313,7 +313,7 @@ impl fmt::Debug for VfioFunction {
     }
 }
 
-/// A part of a device's descriptor.
+/// A region of a device's descriptor.
 #[derive(Debug)]
 struct Region {
     flags: u32,
@@ -324,7 +324,7 @@ struct Region {
 }
 
 impl Region {
-    /// How much of it is worth mapping.
+    /// Returns how many bytes to map.
     fn mappable(&self) -> Result<usize, String> {
         const NEEDED: u32 = abi::VFIO_REGION_INFO_FLAG_MMAP
             | abi::VFIO_REGION_INFO_FLAG_READ
@@ -398,7 +398,7 @@ fn irq_count(device: &OwnedFd, index: u32) -> io::Result<u32> {
     })
 }
 
-/// Connects the first vectors of a kind with these; none: disconnects all.
+/// Connects the first vectors of a kind to `events`; an empty list disconnects all.
 fn set_irqs(device: &OwnedFd, index: u32, events: &[&OwnedFd]) -> io::Result<()> {
     let data = offset_of!(abi::vfio_irq_set, data);
     let mut set = Argument::new(data + 4 * events.len());
@@ -436,7 +436,7 @@ fn write_config(device: &OwnedFd, config: u64, value: u16) -> io::Result<()> {
     }
 }
 
-/// Registers answer; legacy interrupts, which no code uses, stay off.
+/// Enables register access, and disables legacy interrupts, which no code uses.
 fn enable_memory(device: &OwnedFd, config: u64) -> io::Result<()> {
     let command = read_config(device, config)?;
     if command == GONE as u16 {
@@ -467,8 +467,8 @@ mod tests {
         assert_eq!(vast.mappable(), Ok(1 << 20));
     }
 
-    /// Goal: if the kernel keeps the page of the interrupt table, the registers before it are still
-    /// mapped.
+    /// Goal: if the kernel does not permit mapping the page of the interrupt table, the registers
+    /// before it are still mapped.
     #[test]
     fn registers_that_can_be_mapped_in_parts() {
         let mut info = info(USABLE | abi::VFIO_REGION_INFO_FLAG_CAPS, 16 << 10);

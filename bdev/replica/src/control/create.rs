@@ -1,4 +1,4 @@
-//! Making a volume, and taking one apart.
+//! Creates and deletes volumes.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,23 +25,22 @@ use crate::model::{MAX_REPLICAS, RESERVED, ReplicaRecord, ReplicaState, Stamp, V
 use crate::shared::Failure;
 use crate::store::{StoreError, VolumeStore};
 
-/// A volume is a multiple of so many bytes.
+/// The size of a volume is a multiple of this number of bytes.
 const GRAIN: u64 = 1 << 20;
-/// The parts of a device that are checked for data: so much at its start, where partition tables,
-/// file systems and the first partition's begin, so much at its end, and blocks between them.
+/// Bytes checked for existing data at the start of a device, where partition tables and file
+/// systems begin, and at its end; further blocks are checked in between.
 const HEAD: u64 = 2 << 20;
 const TAIL: u64 = 1 << 20;
 const BETWEEN: u64 = 64;
 const MAX_NAME: usize = 255;
-/// How long a device may take for a block or a reservation request, and how long to wait for a
-/// buffer.
+/// Time limit for a block or a reservation request of a device, and for a wait for a buffer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A device for a while, without an open volume.
+/// Access to devices without an open volume.
 pub(super) struct OfflineDisks {
     core: CoreHandle,
     pool: Pool,
-    /// How long a device may take over one block.
+    /// Time limit of a device for one block.
     patience: Duration,
     disks: Rc<Disks>,
     poller: nacre_reactor::PollerId,
@@ -108,7 +107,7 @@ impl OfflineDisks {
         }
     }
 
-    /// One block. A device that does not answer is not waited for.
+    /// Reads or writes one block, within the time limit.
     async fn block(
         &self,
         disk: &Disk,
@@ -172,7 +171,7 @@ impl OfflineDisks {
         self.block(disk, "write", io).await.map(drop)
     }
 
-    /// The label that counts.
+    /// Returns the newer label.
     async fn label(
         &self,
         disk: &Disk,
@@ -182,8 +181,8 @@ impl OfflineDisks {
         Ok(newest(&a, &b))
     }
 
-    /// Does an irreversible operation with a closed volume's replica. A holder that has the volume
-    /// open elsewhere loses it there. The next holder is not excluded.
+    /// Executes an irreversible operation on the replica of a closed volume. Excludes a holder that
+    /// has the volume open elsewhere, but not the next holder.
     async fn alone<T>(
         &self,
         replica: &OfflineReplica,
@@ -210,7 +209,7 @@ impl OfflineDisks {
         done
     }
 
-    /// A replica's device of a closed volume.
+    /// Finds the device of a closed volume's replica.
     async fn replica(
         &self,
         devices: &Arc<dyn Devices>,
@@ -227,7 +226,7 @@ impl OfflineDisks {
         })
     }
 
-    /// Both labels, so that no earlier label of the device counts.
+    /// Clears both labels, so that no earlier label of the device is valid.
     pub async fn wipe(&self, disk: &Disk) -> Result<(), VolumeError> {
         for place in [LabelCopy::A, LabelCopy::B] {
             self.write(disk, label_offset(place), &[0; BLOCK]).await?;
@@ -235,7 +234,7 @@ impl OfflineDisks {
         Ok(())
     }
 
-    /// Refuses a device that holds something: a label, or anything but zeroes at its ends.
+    /// Refuses a device with contents: a label, or non-zero bytes in the checked parts.
     pub async fn must_be_empty(&self, disk: &Disk, bytes: u64) -> Result<(), VolumeError> {
         let holds = |holds: String| VolumeError::InUse {
             device: disk.name.clone(),
@@ -261,12 +260,11 @@ impl OfflineDisks {
         Ok(())
     }
 
-    /// Makes the whole device read as zeroes, where that costs little. `false`: it would cost much.
+    /// Makes the whole device read as zeroes if that is cheap. Returns false if it is not.
     async fn discard(&self, disk: &Disk, layer: &nacre_bdev::Layer) -> Result<bool, VolumeError> {
-        /// Blocks of one unmap.
+        /// Most blocks of one unmap.
         const MOST: u64 = 1 << 21;
-        /// Commands that a device makes of all of them: more would keep other waiters for the
-        /// volume waiting.
+        /// Most commands for the whole device: more would delay other users of the volume.
         const COMMANDS: u64 = 1 << 18;
         let limits = layer.limits();
         let native = |op| layer.supports(op) == Support::Native;
@@ -293,7 +291,7 @@ impl OfflineDisks {
         Ok(true)
     }
 
-    /// The labels and the empty log of a replica that is new.
+    /// Writes the labels and the empty log of a new replica.
     pub async fn format(
         &self,
         disk: &Disk,
@@ -316,7 +314,7 @@ impl OfflineDisks {
     }
 }
 
-/// Bytes of a device now, whatever size was announced.
+/// Present size of a device in bytes, whatever size was announced.
 fn layer_bytes(layer: &nacre_bdev::Layer) -> u64 {
     layer.present_blocks() * u64::from(layer.geometry().block_size)
 }
@@ -334,9 +332,9 @@ pub(super) fn check_name(name: &str) -> Result<(), VolumeError> {
     }
 }
 
-/// Makes a volume of devices and puts it into the store; does not open it. If every device can
-/// deallocate its contents cheaply, all replicas are in sync at once. Otherwise the first is, and
-/// the others are filled from it as soon as the volume is open.
+/// Creates a volume on devices and adds it to the store; does not open it. If every device can
+/// deallocate its contents cheaply, all replicas are in sync immediately. Otherwise only the first
+/// is, and the others are filled from it once the volume is open.
 pub async fn create(
     core: &CoreHandle,
     pool: Pool,
@@ -404,7 +402,7 @@ pub async fn create(
     }
     let mut cheap = true;
     for (device, disk) in &replicas {
-        // Earlier contents are not needed.
+        // Discards the record of earlier sizes: the earlier contents are not needed.
         device.layer.forget_least();
         cheap = cheap && offline.discard(disk, &device.layer).await?;
     }
@@ -485,12 +483,13 @@ pub async fn delete(
     Ok(())
 }
 
-/// Declares a replica of a closed volume in sync, whatever it missed: for volumes whose better
-/// replicas are lost for good. The others are filled from it when the volume is open. `force`: the
-/// volume's name, typed.
+/// Declares a replica of a closed volume in sync, whatever writes it missed: for volumes whose
+/// better replicas are lost. The others are filled from it when the volume is open. `force` is the
+/// volume's name, typed by the operator.
 ///
-/// `seen`: the record's version when the volume was found closed, with no replica to open it from.
-/// A later holder raised the epoch, and may have acknowledged writes that `replica` lacks: then the
+/// `seen` is the record's version when the volume was found closed, with no replica to open it
+/// from. If a later holder raised the epoch, it may have acknowledged writes that `replica` lacks,
+/// and the call is refused.
 /// call is refused.
 #[allow(clippy::too_many_arguments)]
 pub async fn force_in_sync(
@@ -545,8 +544,8 @@ pub async fn force_in_sync(
     }
     let mut next = record.clone();
     next.revision += 1;
-    // Accept its present label, by the store's record alone. A new label could reach the device
-    // long after another decision, and would then hide a later holder.
+    // Accept its present label, by changing only the store. A new label could reach the device long
+    // after another decision, and would then hide a later holder.
     next.serving = next.serving.min(label.0.stamp.epoch);
     for replica in &mut next.replicas {
         let is_it = replica.id == chosen.id;
@@ -564,7 +563,7 @@ pub async fn force_in_sync(
     }
     let decided = async {
         store.swap(seen, next).await?;
-        // The operator gives up its lost data.
+        // The operator has accepted the loss of data.
         layer.forget_least();
         Ok(())
     };

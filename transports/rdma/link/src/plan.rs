@@ -1,9 +1,9 @@
-//! Computes the steps from the settings found to the classes asked for ([`Qos`]). Each step is a
-//! netlink change and a command to type, and has the change that takes it back.
+//! Computes the steps from the present settings to the requested classes ([`Qos`]). Each step is a
+//! netlink change and an equivalent command, and has an undo.
 //!
-//! Order: DCBX to the host, whole-port pause off, buffers, ETS, old entries away, new entries,
-//! trust, and PFC last, so that nothing pauses a class that still carries everything. Taking back
-//! runs the other way round.
+//! Order: DCBX to the host, whole-port pause off, buffers, ETS, old entries removed, new entries,
+//! trust, and PFC last, so that no pause affects a class that still carries all traffic. The undo
+//! runs in the reverse order.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,21 +17,21 @@ use crate::qos::Qos;
 pub struct Step {
     pub about: String,
     pub action: Action,
-    /// Takes it back.
+    /// The change that undoes the step.
     pub undo: Action,
 }
 
-/// A change over netlink, or one that only the driver's own tool can make.
+/// A change over netlink, or one that only the vendor's tool can make.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     Dcb(Change),
     Pause(Pause),
-    /// A command of the vendor, for an operator to type.
+    /// A vendor's command for the operator to run.
     Vendor(String),
 }
 
-/// Settings of an interface at one moment, as far as a plan changes them.
+/// The present settings of an interface that a plan may change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Found {
     pub driver: Option<String>,
@@ -49,7 +49,7 @@ impl Found {
     }
 }
 
-/// The steps to `qos`; empty if everything is so already.
+/// The steps to `qos`; empty if all settings match already.
 pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
     let dcb = &found.dcb;
     let mut steps = Vec::new();
@@ -62,15 +62,16 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
     };
     if let Some(mode) = dcb.mode.filter(|mode| *mode != DcbxMode::HOST_IEEE) {
         let about = "this machine decides, not the firmware or the switch";
-        // mlx5 gives its firmware's agent the decision back at 0, and refuses its own mode.
+        // mlx5 returns the decision to its firmware's agent at mode 0, and refuses its own mode
+        // value.
         let back = match found.driver.as_deref() {
             Some("mlx5_core") if !mode.is_host() => DcbxMode(0),
             _ => mode,
         };
         change(about, Change::Mode(DcbxMode::HOST_IEEE), Change::Mode(back));
     }
-    // mlx5 sizes its buffers itself when PFC is set. A size set by hand stops that until the driver
-    // is loaded again, which no undo could change.
+    // mlx5 sizes its buffers automatically when PFC is set. Setting a size manually stops that
+    // until the driver is reloaded, which no undo can revert.
     let sizes_itself = found.driver.as_deref() == Some("mlx5_core");
     if let Some((before, after)) = buffers(dcb, qos).filter(|_| !sizes_itself) {
         let about = "lossless priorities get a receive buffer of their own";
@@ -104,7 +105,7 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
         .filter(|pfc| pfc.enabled != qos.lossless_priorities())
     {
         let enabled = qos.lossless_priorities();
-        // Counters are no settings: without them, the same plan has the same steps.
+        // Counters are not settings: without them, equal settings give equal steps.
         let pfc = Pfc {
             sent: [0; PRIORITIES],
             received: [0; PRIORITIES],
@@ -144,7 +145,7 @@ pub fn plan(interface: &str, found: &Found, qos: &Qos) -> Vec<Step> {
     steps
 }
 
-/// mlx5 has no table of trust: it trusts the DSCP as soon as there is an entry for one, and older
+/// mlx5 has no trust setting: it trusts the DSCP once an entry for a DSCP exists, and with older
 /// kernels not even then.
 fn vendor(interface: &str, found: &Found, qos: &Qos, steps: &mut Vec<Step>) {
     let wants_dscp = qos.classes().any(|(_, class)| class.dscp.is_some());
@@ -168,8 +169,8 @@ fn vendor(interface: &str, found: &Found, qos: &Qos, steps: &mut Vec<Step>) {
     steps.insert(0, step);
 }
 
-/// The classes: one per priority of ours, the rest in class 0. Without any share in `qos`, ETS is
-/// left as it is.
+/// The classes: one per configured priority, the rest in class 0. Without any share in `qos`, ETS
+/// stays unchanged.
 fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
     let before = dcb.ets?;
     let wanted = qos.shares();
@@ -181,7 +182,7 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
     priorities.sort_unstable();
     priorities.dedup();
     let configured: u8 = wanted.iter().flatten().sum();
-    // Classes without a share and the default divide the rest.
+    // Classes without a share, and the default class, divide the rest.
     let without = priorities
         .iter()
         .filter(|priority| wanted[usize::from(**priority)].is_none());
@@ -194,7 +195,7 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
         ..before
     };
     for (index, priority) in priorities.iter().enumerate() {
-        // The class has the priority's number where the device has so many.
+        // The class has the priority's number if the device has that many classes.
         let fits = before.classes == 0 || priorities.iter().all(|p| *p < before.classes);
         let class = if fits && !priorities.contains(&0) {
             *priority
@@ -209,7 +210,8 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
     after.algorithm[0] = Algorithm::Ets;
     let ours: u8 = after.share.iter().sum();
     after.share[0] = 100 - ours;
-    // Drivers report shares of strict classes too (mlx5: 100 each); they have no meaning.
+    // Some drivers report shares of strict classes too (mlx5: 100 each); those shares have no
+    // meaning.
     let mut found = before;
     for (share, algorithm) in found.share.iter_mut().zip(before.algorithm) {
         if algorithm != Algorithm::Ets {
@@ -220,13 +222,13 @@ fn shares(dcb: &Dcb, qos: &Qos) -> Option<(Ets, Ets)> {
         willing: before.willing,
         ..after
     };
-    // Such a report is refused as a setting, by newer drivers and by dcb(8).
+    // Newer drivers and dcb(8) refuse such shares as a setting.
     let sum: u32 = before.share.iter().map(|share| u32::from(*share)).sum();
     let back = if sum > 100 { found } else { before };
     (found != same).then_some((back, after))
 }
 
-/// Entries for our DSCPs with another priority, and the missing ones.
+/// Entries to delete (configured DSCPs with another priority), and entries to add.
 fn apps(dcb: &Dcb, qos: &Qos) -> (Vec<App>, Vec<App>) {
     let mut wanted: Vec<App> = qos
         .classes()
@@ -244,7 +246,7 @@ fn apps(dcb: &Dcb, qos: &Qos) -> (Vec<App>, Vec<App>) {
     (old, new.copied().collect())
 }
 
-/// A lossless priority in the default's buffer moves to buffer 1, which gets half of the room.
+/// A lossless priority in the default buffer moves to buffer 1, which gets half of the space.
 fn buffers(dcb: &Dcb, qos: &Qos) -> Option<(Buffers, Buffers)> {
     let before = dcb.buffers?;
     let default = before.buffer_of[usize::from(qos.default_priority())];
@@ -267,13 +269,13 @@ fn buffers(dcb: &Dcb, qos: &Qos) -> Option<(Buffers, Buffers)> {
     Some((before, after))
 }
 
-/// A step that failed, and what became of those before it.
+/// A failed step, and the result of undoing those before it.
 #[derive(Debug, thiserror::Error)]
 #[error("{about}: {}", self.in_words())]
 pub struct Failed {
     pub about: String,
     pub cause: String,
-    /// Steps that could not be taken back, with the reason.
+    /// Steps that could not be undone, with the reason.
     pub left: Vec<String>,
 }
 
@@ -287,7 +289,7 @@ impl Failed {
     }
 }
 
-/// Makes the changes in order. After a failure, takes back those that were made.
+/// Makes the changes in order. After a failure, undoes those already made.
 pub fn apply(
     steps: &[Step],
     make: &mut dyn FnMut(&Action) -> Result<(), String>,
@@ -304,7 +306,7 @@ pub fn apply(
     Ok(())
 }
 
-/// Takes the changes back, the last first. Returns those that failed, with the reason.
+/// Undoes the changes in reverse order. Returns those that failed, with the reason.
 pub fn undo(steps: &[Step], make: &mut dyn FnMut(&Action) -> Result<(), String>) -> Vec<String> {
     let mut left = Vec::new();
     for step in steps.iter().rev() {
@@ -315,7 +317,7 @@ pub fn undo(steps: &[Step], make: &mut dyn FnMut(&Action) -> Result<(), String>)
     left
 }
 
-/// Makes one change of the running machine. A vendor's command is left to the operator.
+/// Makes one change on the running machine. A vendor's command is left to the operator.
 pub fn make(interface: &str, action: &Action) -> Result<(), String> {
     match action {
         Action::Dcb(change) => {
@@ -331,7 +333,7 @@ pub fn make(interface: &str, action: &Action) -> Result<(), String> {
     }
 }
 
-/// The command that does the same, for an operator.
+/// The equivalent command for an operator.
 pub fn command(interface: &str, action: &Action) -> String {
     let change = match action {
         Action::Dcb(change) => change,

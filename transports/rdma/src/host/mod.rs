@@ -6,8 +6,8 @@
 //!   RdmaHost    commands out, completions in                   (one core)
 //! ```
 //!
-//! The controller moves data by itself, with a key of this side's memory: a command's buffers stay
-//! in the table of its queue pair until it is answered, or until the queue pair is no more.
+//! The controller moves data with a key of this side's memory. So a command's buffers stay in the
+//! table of its queue pair until the command completes, or the queue pair is destroyed.
 
 mod connect;
 mod queue;
@@ -38,18 +38,18 @@ pub use queue::RdmaHost;
 pub struct HostOptions {
     /// 0: the admin queue.
     pub qid: u16,
-    /// Entries of the queue, at most those that the dialer was made for.
+    /// Entries of the queue, at most those of the dialer.
     pub entries: u16,
-    /// The controller that an I/O queue is for, once known.
+    /// The controller of an I/O queue, once known.
     pub cntlid: u16,
-    /// The address to connect from; `None`: the route decides.
+    /// The local address; `None`: the route decides.
     pub source: Option<IpAddr>,
     /// Time limit of each attempt: address, route and connection together.
     pub cm_timeout: Duration,
-    /// Attempts after the first, and the time before each.
+    /// Attempts after the first, and the delay before each.
     pub connection_retries: u32,
     pub retry_delay: Duration,
-    /// RDMA READs of the controller that this side answers at once.
+    /// RDMA READs of the controller that this side answers at the same time.
     pub read_depth: u8,
     pub tos: u8,
     /// Time for an ending queue pair to flush.
@@ -73,12 +73,12 @@ impl HostOptions {
     }
 }
 
-/// News for a queue pair.
+/// Messages to a queue pair.
 enum News {
-    /// The queue pair is there: post receives, then say so.
+    /// The queue pair was created: post receives, then report [`Ask::Ready`].
     Endpoint(Box<(Endpoint, usize, CmId)>),
     Established,
-    /// This attempt failed, another begins.
+    /// This attempt failed; another one begins.
     Again,
     Ended(Closed),
 }
@@ -124,7 +124,7 @@ enum Ask {
     Connect(SocketAddr, HostOptions, Arc<Link>),
     /// Receives are posted.
     Ready(CmId),
-    /// The queue pair comes back, unless it is destroyed already.
+    /// Returns the queue pair, unless it is destroyed already.
     Done(CmId, Option<Endpoint>),
     /// No queue pair uses this memory any longer.
     Forget(Arena),
@@ -145,7 +145,8 @@ pub struct RdmaHosts {
 }
 
 impl RdmaHosts {
-    /// Starts the management thread. `arenas`: all memory that data comes from or goes to.
+    /// Starts the management thread. `arenas` is all memory that data is sent from or received
+    /// into.
     pub fn new(provider: Arc<dyn Provider>, arenas: Vec<Arena>) -> std::io::Result<RdmaHosts> {
         let mut hosts = RdmaHosts::without_thread(provider, arenas)?;
         let (shared, connects) = (Arc::clone(&hosts.shared), Arc::clone(&hosts.connects));
@@ -206,7 +207,7 @@ impl RdmaHosts {
             .add(&arena)
             .map_err(std::io::Error::other)?;
         let carve = |class| Pool::on_arena(&arena, class).map_err(std::io::Error::other);
-        // Made first, so that memory that cannot be carved is forgotten with it.
+        // Created first, so that the memory is deregistered if carving it fails.
         let lent = Lent {
             shared: Arc::clone(&self.shared),
             arena: arena.clone(),
@@ -222,7 +223,7 @@ impl RdmaHosts {
         })
     }
 
-    /// The memory that each device in use knows.
+    /// The memory registered with each device in use.
     pub fn arenas(&self) -> Vec<Arena> {
         self.shared.memory.arenas()
     }

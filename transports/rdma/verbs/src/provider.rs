@@ -16,20 +16,20 @@ use nacre_hugepages::RegisterHook;
 
 use crate::types::*;
 
-/// Where RDMA comes from.
+/// A source of RDMA devices.
 pub trait Provider: Send + Sync {
     /// `verbs` or `simulated`.
     fn name(&self) -> &'static str;
 
-    /// The devices that exist now. A new device appears from the next call on. Call it
-    /// periodically: it also releases devices that disappeared without an event. The removal of
-    /// such a device may wait for this.
+    /// The devices that exist now. Call this periodically: only a call adds new devices, and
+    /// releases devices that disappeared without an event. The removal of such a device may wait
+    /// for this.
     fn devices(&self) -> Result<Vec<Arc<dyn Device>>, VerbsError>;
 
-    /// The device of an event.
+    /// The device with this id.
     fn device(&self, id: DeviceId) -> Result<Arc<dyn Device>, VerbsError>;
 
-    /// A connection manager with an event channel of its own.
+    /// Creates a connection manager with its own event channel.
     fn connection_manager(&self) -> Result<Box<dyn ConnectionManager>, VerbsError>;
 }
 
@@ -41,13 +41,13 @@ pub trait Device: Send + Sync {
 
     fn port_state(&self, port: u8) -> Result<PortState, VerbsError>;
 
-    /// A new protection domain.
+    /// Creates a protection domain.
     fn protection_domain(&self, access: Access) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
 
-    /// Readable when there is an asynchronous event.
+    /// A descriptor that is readable when an asynchronous event is pending.
     fn async_fd(&self) -> RawFd;
 
-    /// The next asynchronous event, `None` when there is none now. For one reader.
+    /// The next asynchronous event, or `None` if none is pending. Call this from one thread only.
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError>;
 
     /// Lets the provider downcast to its own type.
@@ -62,17 +62,17 @@ pub trait ProtectionDomain: Send + Sync {
 
     fn access(&self) -> Access;
 
-    /// Registers arenas with this domain: to be given to `nacre_hugepages::register_all`. Its keys
-    /// are [`MrKey::to_bits`].
+    /// Registers arenas with this domain; pass it to `nacre_hugepages::register_all`. Its keys are
+    /// [`MrKey::to_bits`].
     fn hook(&self) -> Arc<dyn RegisterHook>;
 
     fn registrations(&self) -> Registrations;
 
-    /// A completion queue of at least `entries`, with a completion channel of its own.
+    /// Creates a completion queue of at least `entries`, with its own completion channel.
     fn completion_queue(&self, entries: u32) -> Result<Arc<dyn CompletionQueue>, VerbsError>;
 
-    /// A shared receive queue. `limit`: an [`AsyncEvent::SrqLimitReached`] is due when fewer
-    /// requests are posted; 0: never.
+    /// Creates a shared receive queue. The device raises [`AsyncEvent::SrqLimitReached`] when fewer
+    /// than `limit` requests are posted; 0: never.
     fn shared_receive_queue(
         &self,
         entries: u32,
@@ -84,36 +84,35 @@ pub trait ProtectionDomain: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Completions of the queue pairs that were made with it.
+/// Completions of the queue pairs created on it.
 pub trait CompletionQueue: Send + Sync {
-    /// Takes completions, oldest first, as many as there are and have room in `into`. An error is
-    /// the end of the queue (overflow, device gone): every queue pair on it is to be given up.
+    /// Polls completions, oldest first, into `into`. After an error (overflow, removed device) the
+    /// queue is unusable: close every queue pair on it.
     fn poll(&self, into: &mut [WorkCompletion]) -> Result<usize, VerbsError>;
 
-    /// Arms the notification: the next completion makes [`CompletionQueue::fd`] readable. A
-    /// completion that came before may not: poll again after arming.
+    /// Arms the notification: the next completion makes [`CompletionQueue::fd`] readable. An
+    /// earlier completion may not: poll again after arming.
     fn arm(&self) -> Result<(), VerbsError>;
 
-    /// Takes and acknowledges the notifications that came, without blocking.
+    /// Consumes and acknowledges pending notifications, without blocking.
     fn disarm(&self);
 
-    /// The completion channel.
+    /// The descriptor of the completion channel.
     fn fd(&self) -> RawFd;
 
     fn capacity(&self) -> u32;
 
-    /// The number that [`AsyncEvent::CqError`] reports; no other completion queue of the device has
-    /// it.
+    /// The number in [`AsyncEvent::CqError`], unique among the device's completion queues.
     fn number(&self) -> u32;
 
-    /// Makes room for at least `entries`; queued completions stay.
+    /// Enlarges the queue to at least `entries`; queued completions stay.
     fn resize(&self, entries: u32) -> Result<(), VerbsError>;
 
     /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Receive requests that several queue pairs take from.
+/// Receive requests shared by several queue pairs.
 pub trait SharedReceiveQueue: Send + Sync {
     /// Posts a batch, with one doorbell.
     ///
@@ -125,18 +124,18 @@ pub trait SharedReceiveQueue: Send + Sync {
 
     fn capacity(&self) -> u32;
 
-    /// The number that [`AsyncEvent::SrqError`] reports; no other such queue of the device has it.
+    /// The number in [`AsyncEvent::SrqError`], unique among the device's shared receive queues.
     fn number(&self) -> u32;
 
-    /// As in [`ProtectionDomain::shared_receive_queue`]; the event is due once.
+    /// Sets the limit, as in [`ProtectionDomain::shared_receive_queue`]. The event is raised once.
     fn set_limit(&self, limit: u32) -> Result<(), VerbsError>;
 
     /// Lets the provider downcast to its own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// One reliable-connected queue pair. Dropping it destroys it: the device touches no memory for it
-/// from then on, and no completion of it follows.
+/// A reliable-connected queue pair. Dropping it destroys it: afterwards the device accesses no
+/// memory for it, and no completion of it follows.
 pub trait QueuePair: Send + Sync {
     fn number(&self) -> u32;
 
@@ -152,7 +151,7 @@ pub trait QueuePair: Send + Sync {
     /// code writes to it, and no code reads the memory of a READ.
     unsafe fn post_send(&self, requests: &[SendWr], sges: &[Sge]) -> Result<(), PostError>;
 
-    /// Posts to the receive queue, of a queue pair that has one of its own.
+    /// Posts to the queue pair's own receive queue.
     ///
     /// # Safety
     /// As [`SharedReceiveQueue::post_recv`].
@@ -165,20 +164,20 @@ pub trait QueuePair: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// The parts of a queue pair.
+/// Parameters of a new queue pair.
 #[derive(Clone, Copy)]
 pub struct QpInit<'a> {
     pub domain: &'a Arc<dyn ProtectionDomain>,
     pub send_cq: &'a Arc<dyn CompletionQueue>,
     pub recv_cq: &'a Arc<dyn CompletionQueue>,
     pub srq: Option<&'a Arc<dyn SharedReceiveQueue>>,
-    /// The wanted limits. The provider refuses limits that the device cannot meet, but lowers
-    /// `max_inline` to the possible value.
+    /// The requested limits. The provider refuses limits that the device cannot meet, except that
+    /// it lowers `max_inline` to the possible value.
     pub caps: QpCaps,
 }
 
-/// Connections: asynchronous, of one thread. What fails at once is an error of the call, what fails
-/// later an event.
+/// Manages connections asynchronously, for one thread. A call returns the errors that occur
+/// immediately; later errors arrive as events.
 ///
 /// ```text
 ///   listen ─▶ ConnectRequest ─▶ create_qp, accept ─▶ Established ─▶ Disconnected ─▶ destroy
@@ -187,13 +186,13 @@ pub struct QpInit<'a> {
 ///        ─▶ create_qp, connect ─▶ Established | Rejected | Unreachable | ConnectError
 /// ```
 pub trait ConnectionManager: Send {
-    /// Readable when there is an event.
+    /// A descriptor that is readable when an event is pending.
     fn fd(&self) -> RawFd;
 
-    /// The next event, `None` when there is none now.
+    /// The next event, or `None` if none is pending.
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError>;
 
-    /// Port 0: any free one.
+    /// Listens on an address; port 0 selects any free port.
     fn listen(
         &mut self,
         address: SocketAddr,
@@ -201,7 +200,7 @@ pub trait ConnectionManager: Send {
         options: CmOptions,
     ) -> Result<Listening, VerbsError>;
 
-    /// Begins a connection: finds the device for `destination`.
+    /// Starts a connection: finds the device for `destination`.
     fn resolve_address(
         &mut self,
         source: Option<IpAddr>,
@@ -212,7 +211,7 @@ pub trait ConnectionManager: Send {
 
     fn resolve_route(&mut self, id: CmId, timeout: Duration) -> Result<(), VerbsError>;
 
-    /// Makes the queue pair of a connection whose device is known. Receives may be posted before
+    /// Creates the queue pair of a connection whose device is known. Receives may be posted before
     /// connect or accept.
     fn create_qp(&mut self, id: CmId, init: QpInit<'_>) -> Result<Arc<dyn QueuePair>, VerbsError>;
 
@@ -224,14 +223,14 @@ pub trait ConnectionManager: Send {
     /// established. `None` if it has no GID or the index is unknown.
     fn gid_index(&self, id: CmId) -> Option<u16>;
 
-    /// Refuses a connect request. The id is still to be destroyed.
+    /// Refuses a connect request. The caller must destroy the id.
     fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError>;
 
-    /// Ends a connection in order; the queue pair flushes. The peer answers its event with the same
-    /// call, or with `destroy`: only then (or after a long time) is there an event on this side.
+    /// Disconnects; the queue pair flushes. The peer answers its event with the same call, or with
+    /// `destroy`. Only then, or after a long time, this side gets an event.
     fn disconnect(&mut self, id: CmId) -> Result<(), VerbsError>;
 
-    /// Forgets a connection or listener; no event of it follows. Its queue pair, if it still
+    /// Destroys a connection or listener; no event of it follows. Its queue pair, if it still
     /// exists, stays valid until dropped but is unusable.
     fn destroy(&mut self, id: CmId);
 }

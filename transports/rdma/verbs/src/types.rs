@@ -1,23 +1,23 @@
-//! Plain data of verbs and of the connection manager.
+//! Plain data types of verbs and of the connection manager.
 
 use std::fmt;
 use std::net::SocketAddr;
 
 use arrayvec::ArrayVec;
 
-/// A device, for as long as it is plugged in; one that comes back gets a new id.
+/// Identifies a device until it is removed. A device that returns gets a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u32);
 
-/// A connection or listener of one connection manager. Never used twice.
+/// Identifies a connection or listener of one connection manager. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CmId(pub u64);
 
-/// Which wire a device speaks.
+/// The network type of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wire {
     Infiniband,
-    /// RDMA over Converged Ethernet, v1 or v2 (a GID's type says which).
+    /// RDMA over Converged Ethernet, v1 or v2 (the GID's type shows which).
     Roce,
     Iwarp,
 }
@@ -25,7 +25,7 @@ pub enum Wire {
 /// A device's identity and limits (`ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceAttributes {
-    /// Device name that the kernel gives, such as `mlx5_0`.
+    /// The kernel's name of the device, such as `mlx5_0`.
     pub name: String,
     pub wire: Wire,
     pub node_guid: u64,
@@ -34,30 +34,30 @@ pub struct DeviceAttributes {
     pub vendor_id: u32,
     pub vendor_part_id: u32,
     pub ports: u8,
-    /// The NUMA node that it hangs on, where that is known.
+    /// The NUMA node of the device, if known.
     pub numa_node: Option<u32>,
     pub max_qp: u32,
-    /// Work requests of one send or receive queue.
+    /// Most work requests of one send or receive queue.
     pub max_qp_wr: u32,
     pub max_sge: u32,
-    /// Scatter entries of an RDMA READ (iWARP: often 1).
+    /// Most scatter entries of an RDMA READ (iWARP: often 1).
     pub max_sge_rd: u32,
     pub max_cq: u32,
     pub max_cqe: u32,
     pub max_mr: u32,
     pub max_mr_size: u64,
     pub max_pd: u32,
-    /// RDMA READs that one queue pair answers at once (`max_qp_rd_atom`).
+    /// Most RDMA READs of the peer that one queue pair answers at the same time (`max_qp_rd_atom`).
     pub max_responder_resources: u8,
-    /// RDMA READs that one queue pair has outstanding at once (`max_qp_init_rd_atom`).
+    /// Most outstanding RDMA READs of one queue pair (`max_qp_init_rd_atom`).
     pub max_initiator_depth: u8,
     /// 0: the device has no shared receive queues.
     pub max_srq: u32,
     pub max_srq_wr: u32,
     pub max_srq_sge: u32,
-    /// SEND_WITH_INVALIDATE and what belongs to it (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
+    /// SEND_WITH_INVALIDATE and related operations (`IBV_DEVICE_MEM_MGT_EXTENSIONS`).
     pub send_with_invalidate: bool,
-    /// Emulated by the kernel (rxe, siw) or simulated: works, is not fast.
+    /// Emulated by the kernel (rxe, siw) or simulated: works, but slowly.
     pub software: bool,
 }
 
@@ -74,9 +74,9 @@ pub enum PortState {
 /// The protection domain, which decides which peers may access its registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// The device on behalf of this side only (local write). The target's.
+    /// The device, for this side only (local write). Used by the target.
     Local,
-    /// The peer as well, with the rkey (local write, remote read, remote write). The host side's.
+    /// The peer as well, with the rkey (local write, remote read, remote write). Used by the host.
     Remote,
 }
 
@@ -101,12 +101,12 @@ impl MrKey {
     }
 }
 
-/// The present registrations of a protection domain, and their number over time.
+/// Number of current registrations of a protection domain, and their total over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Registrations {
     pub regions: u64,
     pub bytes: u64,
-    /// Since the start; flat under load.
+    /// Registrations since the start; constant under load.
     pub registered_total: u64,
 }
 
@@ -114,38 +114,38 @@ pub struct Registrations {
 /// be longer than sent data.
 pub type PrivateData = ArrayVec<u8, MAX_PRIVATE_DATA>;
 
-/// No connection manager message carries more (InfiniBand's REP has 196; iWARP's may have more, of
-/// which the rest is cut off).
+/// Most private data of a connection manager message. InfiniBand's REP has 196 bytes; iWARP may
+/// allow more, and the rest is cut off.
 pub const MAX_PRIVATE_DATA: usize = 196;
 
 /// Parameters of connect and accept (`rdma_conn_param`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ConnParams {
     pub private_data: PrivateData,
-    /// RDMA READs of the peer that this side answers at once.
+    /// RDMA READs of the peer that this side answers at the same time.
     pub responder_resources: u8,
-    /// RDMA READs that this side has outstanding at once.
+    /// Outstanding RDMA READs of this side.
     pub initiator_depth: u8,
-    /// 0..=7. Set by the side that connects.
+    /// 0..=7. Set by the connecting side.
     pub retry_count: u8,
-    /// 0..=7, of which 7 retries forever.
+    /// 0..=7; 7 retries forever.
     pub rnr_retry_count: u8,
 }
 
-/// Options of a listener or of a connection that is made.
+/// Options of a listener or an outgoing connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CmOptions {
-    /// Type of service (DSCP << 2); 0: the system's.
+    /// Type of service (DSCP << 2); 0: the system's default.
     pub tos: u8,
-    /// Local ACK timeout as an exponent (4.096 us * 2^n); `None`: the system's.
+    /// Local ACK timeout as an exponent (4.096 us * 2^n); `None`: the system's default.
     pub ack_timeout: Option<u8>,
 }
 
-/// A listener as it was made.
+/// A created listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listening {
     pub id: CmId,
-    /// Address with the port that is really used.
+    /// The address with the actual port.
     pub address: SocketAddr,
     /// The device that the address belongs to; `None` for a wildcard address.
     pub device: Option<DeviceId>,
@@ -160,7 +160,7 @@ pub struct CmEvent {
     pub kind: CmEventKind,
 }
 
-/// See `rdma_get_cm_event(3)`; a status is a negative errno or a reason of the wire, as there.
+/// See `rdma_get_cm_event(3)`. A status is a negative errno or a reason from the wire, as there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CmEventKind {
     AddressResolved {
@@ -181,9 +181,9 @@ pub enum CmEventKind {
         port: u8,
         local: SocketAddr,
         peer: SocketAddr,
-        /// Parameters from this side's view. `initiator_depth` is the number of READs that the
-        /// peer answers at once and this side may have outstanding. `responder_resources` is the
-        /// number that the peer wants answered at once.
+        /// Parameters from this side's view. `initiator_depth` is the number of READs that the peer
+        /// answers and this side may have outstanding. `responder_resources` is the number that the
+        /// peer wants answered at the same time.
         params: ConnParams,
     },
     ConnectError {
@@ -197,16 +197,16 @@ pub enum CmEventKind {
         private_data: PrivateData,
     },
     /// The connection is established. On the connecting side, `params` are those of the peer's
-    /// accept, turned round like those of a request.
+    /// accept, seen from this side like those of a request.
     Established {
         params: ConnParams,
     },
     Disconnected,
-    /// The device goes away: everything on it has to be destroyed.
+    /// The device is being removed: destroy everything on it.
     DeviceRemoval,
     AddressChange,
     TimewaitExit,
-    /// One that this program has no use for, by its number.
+    /// An event that this program does not use, by its number.
     Other {
         event: i32,
         status: i32,
@@ -358,11 +358,11 @@ pub struct SendWr {
     pub op: SendOp,
     pub first_sge: u32,
     pub sges: u32,
-    /// Success makes a completion. A failure always does.
+    /// A success creates a completion. A failure always does.
     pub signaled: bool,
-    /// The data is copied while it is posted (keys are not looked at).
+    /// The data is copied during the post; keys are not checked.
     pub inline: bool,
-    /// Begins when the READs before it are done.
+    /// Starts after the preceding READs are done.
     pub fence: bool,
 }
 

@@ -5,8 +5,8 @@
 //!   unbind   unbind ─▶ driver_override = (none) ─▶ drivers_probe ─▶ nvme
 //! ```
 //!
-//! The override belongs to the one function, so no other device of its kind ever changes hands, and
-//! it ends with a restart. A failed step is undone.
+//! The override applies to one function, so no other device changes its driver, and it ends with a
+//! restart of the machine. A failed step is undone.
 
 use std::io;
 use std::time::Duration;
@@ -15,28 +15,28 @@ use serde::Serialize;
 
 use super::{Address, DEVICES, DRIVERS, Drive, Driver, Iommu, Member, PciError, System, VFIO_PCI};
 
-/// Permissions beyond taking an unused drive.
+/// Permissions beyond binding an unused drive.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Take it although it is in use, if this is its serial number.
+    /// Bind the drive although it is in use, if this is its serial number.
     pub force: Option<String>,
-    /// Take it although nothing keeps it from the memory of others.
+    /// Bind the drive although no IOMMU restricts its memory accesses.
     pub no_iommu: bool,
 }
 
-/// A drive that processes may drive now.
+/// A drive that is bound to vfio-pci.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Bound {
     pub address: Address,
-    /// The node that gives access to it.
+    /// The device node for access to the drive.
     pub node: String,
-    /// It was so before.
+    /// The drive was bound before the call.
     pub already: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
-/// A drive that the kernel has back.
+/// A drive that was returned to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unbound {
     pub address: Address,
@@ -56,7 +56,7 @@ const NOIOMMU_PARAMETER: &str = "sys/module/vfio/parameters/enable_unsafe_noiomm
 const NOIOMMU_WARNING: &str = "there is no IOMMU: this drive and the program that drives it can reach all memory of the machine";
 
 impl System {
-    /// Takes a drive from the kernel.
+    /// Binds a drive to vfio-pci.
     pub fn bind(&self, address: Address, options: &Options) -> Result<Bound, PciError> {
         let drive = self.drive(address)?;
         if let Driver::Other(_) = drive.driver {
@@ -78,13 +78,13 @@ impl System {
             .hand_over(&drive, VFIO_PCI, Driver::VfioPci)
             .and_then(|()| self.bound(&drive, false));
         if taken.is_err() {
-            // Report the first error; the rest only gives the drive back to the kernel.
+            // Report the first error; this call only returns the drive to the kernel.
             let _ = self.hand_over(&drive, "\n", Driver::Nvme);
         }
         taken
     }
 
-    /// Gives a drive back to the kernel's driver.
+    /// Returns a drive to the kernel's driver.
     pub fn unbind(&self, address: Address) -> Result<Unbound, PciError> {
         let drive = self.drive(address)?;
         match &drive.driver {
@@ -101,7 +101,7 @@ impl System {
                     driver: drive.driver,
                 });
             }
-            // The kernel would wait forever for a process that drives it, so check first.
+            // The kernel waits forever for a process that drives the device, so check first.
             Driver::VfioPci => self.check_not_driven(&drive)?,
             Driver::None => {}
         }
@@ -109,8 +109,8 @@ impl System {
         self.hand_over(&drive, "\n", Driver::Nvme)?;
         let controller = || self.drive(address).ok()?.controller;
         let up = self.wait(|| controller().is_some_and(|c| c.state.as_deref() == Some("live")));
-        // A controller that does not come up is the drive's fault; it has been given back all the
-        // same.
+        // A controller that does not come up is a fault of the drive, which was returned
+        // nevertheless.
         let controller = controller().filter(|_| up);
         Ok(Unbound {
             address,
@@ -122,7 +122,7 @@ impl System {
     fn check_unused(&self, drive: &Drive, options: &Options) -> Result<(), PciError> {
         let address = drive.address;
         let mut uses = self.uses(drive);
-        // udev reads a disk for a moment after every process that wrote to it has closed it.
+        // udev reads a disk briefly after each process that wrote to it has closed it.
         self.wait(|| {
             if uses.iter().any(|found| !found.is_by_udev()) {
                 return true;
@@ -232,7 +232,7 @@ impl System {
             })
     }
 
-    /// Leaves the driver that has it, and has the kernel look for one again.
+    /// Unbinds the present driver, and makes the kernel probe for a driver again.
     fn hand_over(&self, drive: &Drive, to: &str, wanted: Driver) -> Result<(), PciError> {
         let address = drive.address;
         let device = format!("{DEVICES}/{address}");
@@ -266,7 +266,7 @@ impl System {
 
     fn bound(&self, drive: &Drive, already: bool) -> Result<Bound, PciError> {
         let address = drive.address;
-        // A group without an IOMMU is made when the driver takes the function.
+        // The group without an IOMMU is created when the driver binds the function.
         let iommu = || self.drive(address).map(|drive| drive.iommu);
         let node = || iommu().ok()?.node();
         let appeared = self
@@ -308,7 +308,7 @@ impl System {
             })
     }
 
-    /// Waits up to [`PATIENCE`] for a condition. Returns whether it came true in time.
+    /// Waits up to [`PATIENCE`] for a condition. Returns true if it was met in time.
     fn wait(&self, mut is_so: impl FnMut() -> bool) -> bool {
         for _ in 0..PATIENCE.as_millis() / STEP.as_millis() {
             if is_so() {

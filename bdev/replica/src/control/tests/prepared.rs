@@ -1,4 +1,4 @@
-//! Volumes that are in use before they are open.
+//! Volumes that serve hosts before they are open.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::model::{KeptLimits, ReplicaState, Settings, VolumeRecord};
 use crate::prepared::Prepared;
 use crate::store::{Outcome, Plan, VolumeStore};
 
-/// A volume that was written to and whose process died.
+/// A volume with data whose process died.
 fn left(disks: usize) -> World {
     let mut world = World::with(disks);
     let settings = Box::new(Settings {
@@ -26,7 +26,7 @@ fn left(disks: usize) -> World {
     world
 }
 
-/// One whose only replica is not there, and a write that waits for it.
+/// A volume whose only replica is absent, and a write that waits for it.
 fn awaited() -> (World, Prepared, u64) {
     let mut world = left(1);
     world.shelf.take("d0");
@@ -46,9 +46,9 @@ fn state(prepared: &Prepared, world: &World, why: Option<&VolumeError>) -> Volum
     prepared.status(&world.record(), why).state
 }
 
-/// Goal: I/O to a volume without present replicas waits, gets a path error after the hold, and
-/// continues when a replica is back, on its queue. Method: attempts with the disks away, then with
-/// one of them.
+/// Goal: I/O to a volume without present replicas waits, gets a path error after the hold time, and
+/// continues when a replica returns. Method: attempts to open with the disks absent, then with one
+/// of them.
 #[test]
 fn io_waits_for_the_volume_to_be_opened() {
     let mut world = left(2);
@@ -101,9 +101,9 @@ fn io_waits_for_the_volume_to_be_opened() {
     world.close();
 }
 
-/// Goal: an attempt leaves none of its findings behind, however far it came. Method: the only disk
-/// accepts no label (all of its log was read by then), or the store stops answering; then all is
-/// well.
+/// Goal: a failed attempt leaves no state behind, however far it came. Method: the only disk
+/// accepts no label (after its log was read), or the store stops replying; the next attempt
+/// succeeds.
 #[test]
 fn a_failed_attempt_leaves_nothing() {
     let mut world = left(1);
@@ -112,7 +112,7 @@ fn a_failed_attempt_leaves_nothing() {
     let write = world.begin_write(0, 8, 3);
     let at = |offset: u64| Some((offset / 512, BLOCK as u64 / 512));
     let (a, b) = (label_offset(LabelCopy::A), label_offset(LabelCopy::B));
-    // Each label is written in the other place: one that fails leaves the turn to the same.
+    // Each attempt writes the label in the other slot; after a failure the same slot is used again.
     for (attempt, offset) in [a, page_offset(0), b, page_offset(0)]
         .into_iter()
         .enumerate()
@@ -143,7 +143,7 @@ fn a_failed_attempt_leaves_nothing() {
     assert_eq!(world.replica_state("d0"), ReplicaState::InSync);
 }
 
-/// A store that is away has hosts wait; the volume says so.
+/// While the store is unreachable hosts wait, and the status shows the reason.
 #[test]
 fn without_the_store_hosts_wait() {
     let mut world = left(2);
@@ -162,7 +162,8 @@ fn without_the_store_hosts_wait() {
     assert_eq!(world.wait(waits).data[0][0], 1);
 }
 
-/// Another holder has it, which the label says: hosts do not wait here, as it is served elsewhere.
+/// The label shows that another holder has the volume: hosts do not wait here, because it is served
+/// elsewhere.
 #[test]
 fn hosts_do_not_wait_for_another_holders_volume() {
     let mut world = left(2);
@@ -188,7 +189,7 @@ fn hosts_do_not_wait_for_another_holders_volume() {
         state(&prepared, &world, Some(&refused)),
         VolumeState::Fenced
     );
-    // And the store that it is gone from.
+    // The volume was deleted from the store.
     let gone = world.store.delete(world.id, world.record().version());
     world.core.block_on(gone).unwrap();
     let refused = world.open_prepared(&prepared).unwrap_err();
@@ -200,8 +201,8 @@ fn hosts_do_not_wait_for_another_holders_volume() {
     assert_eq!(world.wait(late).status, Status::Gone);
 }
 
-/// An operator does not want hosts to wait: that holds through attempts, and in the volume that is
-/// open at last.
+/// The operator configures that hosts do not wait: this applies during attempts to open, and in the
+/// open volume.
 #[test]
 fn io_fails_before_the_volume_is_open() {
     let (mut world, prepared, waits) = awaited();
@@ -227,7 +228,7 @@ fn io_fails_before_the_volume_is_open() {
     assert_eq!((world.state(), world.read(0)), (VolumeState::Healthy, 1));
 }
 
-/// A daemon that stops keeps no host waiting for a volume that it will not open.
+/// A stopping daemon keeps no host waiting for a volume that it will not open.
 #[test]
 fn a_stopping_daemon_keeps_no_host_waiting() {
     let (mut world, prepared, waits) = awaited();
@@ -239,8 +240,8 @@ fn a_stopping_daemon_keeps_no_host_waiting() {
     assert!(world.lane.as_ref().unwrap().is_settled());
 }
 
-/// Replicas with lower limits than announced serve no host that saw the announced ones: those hosts
-/// wait for another device.
+/// Replicas with lower limits than announced do not serve a host that read the announced limits:
+/// those hosts wait for other replicas.
 #[test]
 fn announced_limits_are_kept() {
     let mut world = left(2);
@@ -297,7 +298,7 @@ fn announced_limits_are_kept() {
     }
 }
 
-/// A volume that another holder made larger meanwhile is as large as it is.
+/// A volume that another holder enlarged meanwhile has its new size.
 #[test]
 fn a_volume_may_have_grown() {
     let mut world = World::empty(0);
@@ -328,8 +329,8 @@ fn a_volume_may_have_grown() {
     assert_eq!(world.read(blocks - 1), 6);
 }
 
-/// Records from before limits were stored are as good as any: there is only no device before the
-/// volume is open.
+/// A record from before limits were stored is valid. There is only no device before the volume is
+/// open.
 #[test]
 fn a_record_without_limits() {
     let mut world = left(1);
@@ -353,5 +354,8 @@ fn a_record_without_limits() {
     let handle = world.handle.clone().unwrap();
     world.opened(handle);
     assert_eq!(world.read(0), 1);
-    assert!(world.record().limits.is_some(), "from now on it is known");
+    assert!(
+        world.record().limits.is_some(),
+        "the limits are stored from now on"
+    );
 }

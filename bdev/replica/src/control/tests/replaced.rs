@@ -1,4 +1,5 @@
-//! A replacement that could not be finished when the new replica was promoted.
+//! Replacements that are interrupted between the promotion of the new replica and the removal of
+//! the old one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use crate::store::{Call, Plan, Request};
 
 const SLOW: Duration = Duration::from_secs(5);
 
-/// Each change of the record takes `before` until it is made, and `after` until its answer.
+/// Delays each change of the record by `before`, and its reply by `after`.
 fn slow_store(world: &World, before: Duration, after: Duration) {
     let plan = move |call: &Call| match call.request {
         Request::Swap => Plan {
@@ -27,8 +28,8 @@ fn slow_store(world: &World, before: Duration, after: Duration) {
     world.store.plan(Some(Box::new(plan)));
 }
 
-/// A volume of so many disks one of which, `d0`, is to be replaced, and a slow store. The log names
-/// nothing: a replica that is reconciled after a crash is promoted once more.
+/// A volume of `disks` disks, of which `d0` is to be replaced, and a slow store. The log is empty:
+/// a replica that is reconciled after a crash would be promoted once more.
 fn begun(disks: usize, settings: Settings, before: Duration, after: Duration) -> World {
     let mut world = World::empty(disks);
     world.create(disks, settings).unwrap();
@@ -57,7 +58,7 @@ fn is_promoted(world: &World) -> bool {
     has(world, "new") && world.replica_state("new") == ReplicaState::InSync
 }
 
-/// The store was asked to promote the new one, and has not done it yet.
+/// Waits until the store has the request to promote the new replica, but has not executed it.
 fn until_promoting(world: &mut World, slot: usize) {
     let filled = |world: &World| {
         let shared = &world.handle.as_ref().unwrap().shared;
@@ -68,7 +69,7 @@ fn until_promoting(world: &mut World, slot: usize) {
     assert!(!is_promoted(world));
 }
 
-/// Nothing is left of the replacement: not even the old one's label.
+/// Checks that the replacement is complete, and the old replica's label gone.
 fn is_finished(world: &mut World) {
     let record = world.record();
     assert!(record.replicas.iter().all(|m| m.replaces.is_none()));
@@ -85,8 +86,8 @@ fn is_finished(world: &mut World) {
         .unwrap();
 }
 
-/// The holder dies when the store knows that the new one is in sync, and not yet that the old one
-/// is gone. The next holder completes that, whichever replicas are present; without the new one it
+/// The holder dies when the store has the new replica in sync, and the old one not removed yet. The
+/// next holder completes the removal, whichever replicas are present; if the new one is absent, it
 /// waits for it.
 #[test]
 fn a_crash_between_promotion_and_removal() {
@@ -95,7 +96,7 @@ fn a_crash_between_promotion_and_removal() {
         world.until(is_promoted);
         world.crash();
         world.store.plan(None);
-        assert!(has(&world, "d0"), "it died before");
+        assert!(has(&world, "d0"), "the holder died before the removal");
         if let Some(away) = away {
             world.shelf.take(away);
         }
@@ -118,8 +119,8 @@ fn a_crash_between_promotion_and_removal() {
     }
 }
 
-/// It dies when the store knows that the old one is gone, too, and the holder does not: nothing is
-/// left to do.
+/// The holder dies after the store has removed the old replica, and before it gets the reply: no
+/// work is left.
 #[test]
 fn a_crash_after_removal() {
     let mut world = begun(2, Settings::default(), Duration::ZERO, SLOW);
@@ -139,9 +140,9 @@ fn a_crash_after_removal() {
     world.all_equal(&["d1", "new"]);
 }
 
-/// While the new one is promoted a lane leaves I/O to be copied to it: the replaced one is the only
-/// good copy then. It stays until that is copied, the store gets no request meanwhile, and then it
-/// goes.
+/// While the new replica is promoted, a lane leaves I/O to be copied to it: the replaced one is
+/// then the only good copy. It stays until that copy is done. The store gets no request meanwhile,
+/// and then the replaced one is removed.
 #[test]
 fn the_only_good_copy_leaves_after_the_resync() {
     let settings = Settings {
@@ -171,7 +172,7 @@ fn the_only_good_copy_leaves_after_the_resync() {
         Plan::default()
     })));
     world.pass(Duration::from_secs(2));
-    assert!(has(&world, "d0"), "it is the only one that has everything");
+    assert!(has(&world, "d0"), "d0 is the only complete replica");
     assert_eq!(world.state(), VolumeState::Degraded);
     assert_eq!(swaps.load(Ordering::Relaxed), 0);
     world.until(|world| !has(world, "d0"));
@@ -183,8 +184,8 @@ fn the_only_good_copy_leaves_after_the_resync() {
     is_finished(&mut world);
 }
 
-/// The new one is lost between its promotion and the removal, because another task came first: the
-/// replaced one stays, although there is a third one.
+/// The new replica is lost between its promotion and the removal, because another task came first:
+/// the replaced one stays, although a third replica exists.
 #[test]
 fn a_replaced_replica_stays_if_its_successor_is_lost() {
     let mut world = begun(2, Settings::default(), SLOW, Duration::ZERO);
@@ -195,7 +196,7 @@ fn a_replaced_replica_stays_if_its_successor_is_lost() {
     let set = world.core.core().spawn_local(set);
     world.until(is_promoted);
     world.pass(Duration::from_secs(1));
-    assert!(!set.is_finished(), "it comes before the removal");
+    assert!(!set.is_finished(), "the loss precedes the removal");
     world.shelf.remove("new");
     world.until(|world| matches!(world.replica_state("new"), ReplicaState::Out { .. }));
     world.store.plan(None);

@@ -1,4 +1,4 @@
-//! Peers that are other programs, other versions, or say nothing.
+//! Peers that are other programs, have other versions, or are silent.
 
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use super::rig::{CLIENT, PATIENCE, Rig, SERVER, network};
 use crate::wire::{Refusal, Reject, Request};
 use crate::*;
 
-/// A peer of the test's own.
+/// A peer implemented by the test.
 struct Raw {
     cm: Box<dyn ConnectionManager>,
     queues: Queues,
@@ -57,7 +57,7 @@ impl Raw {
         }
     }
 
-    /// Sends a request with these private data; returns the answer.
+    /// Sends a request with this private data; returns the answer.
     fn ask(&mut self, to: SocketAddr, private_data: &[u8]) -> (CmId, CmEventKind) {
         let options = CmOptions::default();
         let id = self
@@ -74,7 +74,7 @@ impl Raw {
             .queues
             .create_qp(&mut *self.cm, id, Raw::caps())
             .unwrap();
-        // The queue pair lives as long as the test asks.
+        // The queue pair must live until the end of the test.
         std::mem::forget(endpoint);
         let params = ConnParams {
             private_data: private_data.iter().copied().collect(),
@@ -107,8 +107,8 @@ fn request(peer_timeout_ms: u32) -> Vec<u8> {
     Request::Control(terms).to_bytes()
 }
 
-/// Goal: a server answers every request: other programs, other versions, short requests, unknown
-/// sessions; and continues.
+/// Goal: a server answers every request (of other programs, other versions, too short, of unknown
+/// sessions), and continues.
 #[test]
 fn foreign_clients_get_an_answer() {
     let rig = Rig::new();
@@ -148,8 +148,8 @@ fn foreign_clients_get_an_answer() {
     rig.run(Test::default()).unwrap();
 }
 
-/// Goal: queue pairs that a session does not have, or has already, are refused. A client that is
-/// silent after that is given up after the time that it named itself, and the next one is served.
+/// Goal: queue pairs with an invalid or used index are refused. A client that is silent afterwards
+/// is disconnected after its own timeout, and the next one is served.
 #[test]
 fn a_silent_client() {
     let rig = Rig::new();
@@ -189,7 +189,7 @@ fn a_silent_client() {
     rig.run(Test::default()).unwrap();
 }
 
-/// Goal: a client that vanishes between its connections ends its session at once.
+/// Goal: a client that disconnects between its connections ends its session immediately.
 #[test]
 fn a_client_disconnects_while_connecting() {
     let rig = Rig::new();
@@ -210,7 +210,7 @@ fn a_client_disconnects_while_connecting() {
     rig.run(Test::default()).unwrap();
 }
 
-/// Runs a client against a server of the test's own, which answers a request with `answer`.
+/// Runs a client against a server of the test, which answers a request with `answer`.
 fn against(answer: impl FnOnce(&mut Raw, CmId) + Send + 'static, timeout: Duration) -> PerfError {
     let (fabric, [server, _]) = network(attributes("sim_server"), attributes("sim_client"));
     let mut raw = Raw::new(&fabric, server);
@@ -220,7 +220,7 @@ fn against(answer: impl FnOnce(&mut Raw, CmId) + Send + 'static, timeout: Durati
     let thread = std::thread::spawn(move || {
         let id = raw.next().id;
         answer(&mut raw, id);
-        // It stays, and says nothing more.
+        // Keeps the connection, and sends nothing.
         let _ = until.recv();
     });
     let options = ClientOptions {
@@ -250,8 +250,8 @@ fn accept(raw: &mut Raw, id: CmId, private_data: &[u8]) {
     raw.cm.accept(id, &params).unwrap();
 }
 
-/// Goal: a server that is another program, or of another version, is distinguished from one that
-/// fails.
+/// Goal: a server that is another program, or has another version, is distinguished from a failed
+/// one.
 #[test]
 fn foreign_servers_are_recognized() {
     let patience = Duration::from_secs(20);
@@ -275,7 +275,7 @@ fn foreign_servers_are_recognized() {
     );
 }
 
-/// Goal: a server that does not answer, or stops answering, is given up in time.
+/// Goal: the client gives up a server that does not answer, or stops answering, in time.
 #[test]
 fn silent_servers() {
     let timeout = Duration::from_millis(3000);
@@ -293,7 +293,7 @@ fn silent_servers() {
     );
 }
 
-/// Goal: an acceptance that promises less than the test needs is not believed.
+/// Goal: an acceptance with smaller resources than the test needs is refused.
 #[test]
 fn invalid_acceptances() {
     let error = against(
