@@ -10,21 +10,21 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Mode, Nanos};
 
-/// Names a poller on its reactor; never used twice.
+/// Identifies a poller on its reactor; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PollerId(pub u64);
 
-/// A reactor's account of its time and work since it started.
+/// A reactor's time accounting and work counters since its start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReactorStats {
     pub name: String,
-    /// The core it is pinned to.
+    /// The core that the reactor is pinned to.
     pub core: Option<usize>,
-    /// Its thread, as in /proc/self/task.
+    /// Its thread id, as in /proc/self/task.
     pub tid: i32,
     pub mode: Mode,
     pub alive: bool,
-    /// Asleep right now.
+    /// True while the reactor sleeps.
     pub sleeping: bool,
     /// Time in turns that found work, in turns that found none, and asleep.
     pub busy_ns: u64,
@@ -32,14 +32,14 @@ pub struct ReactorStats {
     pub sleep_ns: u64,
     pub turns: u64,
     pub sleeps: u64,
-    /// Sleeps that ended before their time was over.
+    /// Sleeps that ended before their deadline.
     pub wakeups: u64,
     /// Yields that gave the core to another busy thread for a slice.
     pub core_taken: u64,
     pub messages: u64,
     pub futures_run: u64,
     pub timers_fired: u64,
-    /// Local futures, timers and messages there now.
+    /// Existing local futures, timers and messages.
     pub tasks: usize,
     pub timers: usize,
     pub mailbox_len: usize,
@@ -53,28 +53,28 @@ pub struct PollerStats {
     pub id: PollerId,
     pub name: String,
     pub run_count: u64,
-    /// Calls that found work.
+    /// Calls of the poller that found work.
     pub busy_count: u64,
     /// Items of work.
     pub items: u64,
 }
 
-/// A turn that took too long, as the watchdog saw it.
+/// A turn that exceeded the watchdog's limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stall {
     pub reactor: String,
-    /// What ran: a poller by name, a message or a future by where it was sent or spawned.
+    /// The code that ran: a poller by name, a message or a future by its source location.
     pub culprit: String,
-    /// How long the turn had taken when it was last seen.
+    /// How long the turn had taken at the last check.
     pub lasted: Duration,
     /// Time when the turn began.
     pub began: Nanos,
-    /// How much of it, at least, the thread was ready but the kernel ran something else. Near
-    /// `lasted`, the culprit is whatever shares the core.
+    /// Time, at least, for which the thread was ready while the kernel ran something else. If this
+    /// is close to `lasted`, another thread on the core is the cause.
     pub waited_for_core: Option<Duration>,
 }
 
-/// One writer, so a plain load and store instead of a locked instruction.
+/// A counter with one writer, which can use a load and a store instead of a locked instruction.
 #[derive(Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -92,8 +92,8 @@ impl Counter {
     }
 }
 
-/// Counters of a reactor, on cache lines of their own (two, for the adjacent-line prefetcher),
-/// away from what other threads write.
+/// Counters of a reactor, on their own cache lines (two, for the adjacent-line prefetcher), apart
+/// from data that other threads write.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Counters {
@@ -165,8 +165,8 @@ impl Doing {
 }
 
 impl Pulse {
-    // The release stores order the start of a turn before its work. A reader that sees the reactor
-    // awake therefore also sees when this turn began, not the turn before the sleep.
+    // The release stores order the start of a turn before its work. So a reader that sees the
+    // reactor awake also sees the start of this turn, not of the turn before the sleep.
 
     pub(crate) fn turn(&self, now: Nanos) {
         self.turn_began.store(now.0, Ordering::Release);
@@ -194,7 +194,7 @@ pub(crate) struct PollerCounters {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LabelId(pub(crate) u32);
 
-/// Names behind the numbers. Locked when something is added, removed or asked for, not per turn.
+/// Names of numbered items. Locked for additions, removals and queries, not in each turn.
 #[derive(Default)]
 pub(crate) struct Directory {
     inner: Mutex<DirectoryInner>,
@@ -217,7 +217,7 @@ impl Directory {
         self.lock().pollers.retain(|(other, ..)| *other != id);
     }
 
-    /// There are as many labels as places in the source that send or spawn.
+    /// The number of labels is limited by the number of places in the source that send or spawn.
     pub(crate) fn add_label(&self, location: &'static Location<'static>) -> LabelId {
         let labels = &mut self.lock().labels;
         labels.push(location);

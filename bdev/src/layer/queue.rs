@@ -1,4 +1,4 @@
-//! One core's way to a device through the layer: performs what `plan` and `job` decide.
+//! One core's queue to a device through the layer: executes what `plan` and `job` decide.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -23,30 +23,31 @@ use crate::queue::{Busy, Done, Queue};
 use crate::reservation::Reserve;
 use crate::stats::StatWriter;
 
-/// I/Os of one queue that may be jobs at once. A job is large in itself; sixteen with eight pieces
-/// each are more than the queue depth of any device.
+/// Most concurrent jobs of one queue. A job is large; sixteen with eight pieces each exceed the
+/// queue depth of any device.
 const MAX_JOBS: usize = 16;
 
-/// One core's way to a device through the layer.
+/// One core's queue to a device through the layer.
 pub struct LayerQueue {
-    // First, so dropped first: after this the device touches no buffer, and the gate may open.
+    // First field, so dropped first: afterwards the device touches no buffer, and the gate may
+    // open.
     inner: Box<dyn Queue>,
     gate: Option<GateQueue>,
     pub(super) depth: usize,
-    /// Every I/O that was taken and not yet answered, but for `passed`.
+    /// Every accepted and not yet completed I/O, except `passed`.
     slots: Slab<Slot>,
-    /// Reads in the module whose submitter keeps the accounts: [`LayerQueue::pass_read`].
+    /// Reads in the module whose submitter keeps the statistics: [`LayerQueue::pass_read`].
     passed: usize,
     jobs: Slab<Job>,
-    /// Jobs with a child that the module was too busy for, in order.
+    /// Jobs whose next request found the module busy, in order.
     waiting: VecDeque<usize>,
     /// Jobs that wait for their range or for memory.
     parked: VecDeque<usize>,
-    /// Answers that the module has no part in, or that found no room.
+    /// Completions that did not involve the module, or found no space in the caller's list.
     ready: VecDeque<Completion>,
     generation: u32,
     pub(super) now: Nanos,
-    /// The first turn after the last sleep.
+    /// Time of the first turn after the last sleep.
     woken: Nanos,
     /// The reactor may have slept since `now`.
     pub(super) stale: bool,
@@ -57,7 +58,8 @@ pub struct LayerQueue {
     memory: Memory,
     pool: Pool,
     pub(super) layer: Arc<Layer>,
-    // The last field, so dropped last: a waiter for the queues' closing finds nothing left of them.
+    // Last field, so dropped last: code that waits for the queue's closing finds the other fields
+    // gone.
     _open: Open,
 }
 
@@ -70,7 +72,7 @@ struct Slot {
     blocks: u32,
     /// The slot's job, or [`NO_JOB`].
     job: u32,
-    /// `None`: submitted while the time was unknown, that is before the turn at `woken`.
+    /// `None`: submitted before the turn at `woken`, when the time was unknown.
     start: Option<Nanos>,
 }
 
@@ -108,7 +110,7 @@ impl LayerQueue {
         }
     }
 
-    /// The device that this is a queue of.
+    /// The device of this queue.
     pub fn layer(&self) -> &Arc<Layer> {
         &self.layer
     }
@@ -117,15 +119,15 @@ impl LayerQueue {
         self.slots.len() + self.passed + self.ready.len() >= self.depth || self.is_blocked()
     }
 
-    /// I/O waits behind a job that the module had no place for: otherwise the job would starve.
+    /// True while I/O must wait behind a job that found the module busy: otherwise the job would
+    /// starve.
     pub(super) fn is_blocked(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Takes a read that the module can do directly; hands any other back, to be submitted as
-    /// usual. It is for a layer above that keeps the same accounts of each I/O as this one. The
-    /// read's token has neither bit 63 nor bit 31. After `poll` returned it, the layer above
-    /// calls [`LayerQueue::count_read`].
+    /// Submits a read directly to the module; hands back any read that needs more. For a layer
+    /// above that keeps the same statistics of each I/O. The read's token has neither bit 63 nor
+    /// bit 31. After `poll` returned the read, the layer above calls [`LayerQueue::count_read`].
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn pass_read(&mut self, mut io: Io) -> Result<(), Io> {
@@ -148,7 +150,7 @@ impl LayerQueue {
         }
     }
 
-    /// Counts a read that was passed and has ended. `start`: when it was, if that is known.
+    /// Counts a completed read of [`LayerQueue::pass_read`]. `start` is its start time, if known.
     #[inline]
     pub fn count_read(&mut self, blocks: u32, status: Status, start: Option<Nanos>) {
         let bytes = self.layer.shape.bytes(blocks) as u64;
@@ -156,14 +158,14 @@ impl LayerQueue {
         self.stats.completed(Op::Read, bytes, status, latency);
     }
 
-    /// The queue was not polled for a while and is about to be used: the time of its last turn is
+    /// Call this before using a queue that was not polled for a while: the time of its last turn is
     /// stale.
     #[inline]
     pub fn rested(&mut self) {
         self.stale = true;
     }
 
-    /// Starts an I/O that nothing holds back.
+    /// Starts an I/O that no limit delays.
     #[inline]
     #[allow(clippy::result_large_err)]
     pub(super) fn start(&mut self, io: Io) -> Result<(), (Busy, Io)> {
@@ -184,7 +186,7 @@ impl LayerQueue {
         }
     }
 
-    /// Answers an I/O that the module has no part in.
+    /// Completes an I/O without the module.
     pub(super) fn answer(&mut self, io: Io, status: Status) {
         let (slot, _) = self.take_slot(&io, NO_JOB, false);
         let pending = self.close_slot(slot, status);
@@ -268,7 +270,7 @@ impl LayerQueue {
         }
     }
 
-    /// Counts an I/O as done and says what its submitter called it.
+    /// Counts an I/O as completed, and returns the submitter's token.
     #[inline]
     fn close_slot(&mut self, index: usize, status: Status) -> Pending {
         let slot = self.slots.remove(index);
@@ -282,7 +284,7 @@ impl LayerQueue {
         slot.pending
     }
 
-    /// Takes a job as far as it goes now.
+    /// Advances a job until it has to wait.
     fn advance(&mut self, index: usize) {
         loop {
             let job = &mut self.jobs[index];
@@ -367,7 +369,7 @@ impl LayerQueue {
         );
     }
 
-    /// Lets jobs go on that the module, a range or memory held up. Says whether any was there.
+    /// Continues jobs that waited for the module, a range or memory. Returns true if any did.
     fn resume(&mut self) -> bool {
         let gone = self.layer.is_gone();
         let any = !self.waiting.is_empty() || !self.parked.is_empty();
@@ -404,7 +406,7 @@ impl LayerQueue {
         }
     }
 
-    /// Has the module write into the caller's list, then translates it in place.
+    /// Lets the module write into the caller's list, then translates tokens in place.
     fn collect(&mut self, done: &mut Done) {
         let mut at = done.len();
         self.inner.poll(self.now, done);
@@ -462,8 +464,8 @@ impl Queue for LayerQueue {
         self.start(io)
     }
 
-    /// An operation that the module executes directly and that no limit holds back. It takes no
-    /// measurable time.
+    /// Executes an operation that the module supports synchronously and that no limit delays. Its
+    /// time is not measured.
     fn at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<Status> {
         if self.is_full() || self.throttle.is_active() || self.layer.is_gone() {
             return None;
@@ -503,7 +505,7 @@ impl Queue for LayerQueue {
         self.hand_over(done);
         self.collect(done);
         if self.resume() {
-            // What could go on now shall reach the device in this turn.
+            // I/O that can continue now must reach the device in this turn.
             self.collect(done);
         }
         self.hand_over(done);
@@ -561,7 +563,7 @@ impl Queue for LayerQueue {
             return Idle::Busy;
         }
         if !self.waiting.is_empty() && self.inner.inflight() == 0 {
-            // Nothing there will end and wake us: the module has room again.
+            // No completion of the module will wake this core, and the module has space again.
             return Idle::Busy;
         }
         self.stale = true;

@@ -27,16 +27,15 @@ use crate::command::Command;
 use crate::file::OpenFile;
 use crate::ring::{Facts, Key, REAP_BATCH, Ring, Staged};
 
-/// How often in a row the kernel may answer "try again" before the host gets an error.
+/// Consecutive "try again" errors of the kernel after which the host gets an error.
 const MAX_TRIES: u8 = 100;
 
 pub(crate) struct Channel {
     file: Arc<OpenFile>,
     ring: Ring<Task>,
-    /// Ended without the kernel.
+    /// I/Os that ended without the kernel.
     finished: VecDeque<(Key, Status)>,
-    /// I/Os that are not aligned for direct I/O and have no buffer to copy through yet, in order
-    /// of arrival.
+    /// I/Os that are not aligned for direct I/O and wait for a bounce buffer, in order of arrival.
     waiting: VecDeque<Key>,
 }
 
@@ -74,7 +73,7 @@ enum Range {
 /// The next step after a completed command.
 enum Next {
     Done(Status),
-    /// The task's step (again).
+    /// Executes the task's step, for the first time or again.
     Start,
 }
 
@@ -124,7 +123,7 @@ impl Channel {
         }
         let room: usize = data.iter().map(|b| b.len()).sum();
         if moves && (room as u64) < task.length {
-            // The layer above broke its promise; nothing about the blocks.
+            // The buffers are too short, an error of the layer above; the blocks are not affected.
             return Some(Status::DeviceError);
         }
         (blocks == 0).then_some(Status::Ok)
@@ -152,8 +151,8 @@ impl Channel {
         }
     }
 
-    /// Hands the task's step to the ring. Without a buffer, parks it behind the tasks that already
-    /// wait for one.
+    /// Starts the task's step on the ring. Without a bounce buffer, the task waits behind those
+    /// that already wait for one.
     fn start(&mut self, key: Key) {
         self.start_in_turn(key, self.waiting.is_empty());
     }
@@ -213,7 +212,7 @@ impl Channel {
                     len: length,
                 }
             }
-            // The size of a device is not in the file system's hands, so `fsync` is all there is.
+            // `fdatasync` is for files; a block device needs `fsync`.
             Step::Sync => Command::Sync {
                 data_only: self.file.block.is_none(),
             },
@@ -221,7 +220,7 @@ impl Channel {
         self.ring.start(key, command);
     }
 
-    /// Tries those again that found no buffer, in order.
+    /// Retries tasks that wait for a bounce buffer, in order.
     fn start_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(key) = self.waiting.pop_front() else {
@@ -229,7 +228,7 @@ impl Channel {
             };
             self.start_in_turn(key, true);
             if self.waiting.back() == Some(&key) {
-                // Still none: back to the front, and the rest keep their places.
+                // Still no buffer: back to the front, and the others keep their order.
                 self.waiting.rotate_right(1);
                 return;
             }
@@ -294,7 +293,7 @@ impl Queue for Channel {
             token: io.token,
             op: io.op,
             flags: io.flags,
-            // A range that does not fit in 64 bits is refused before this is used.
+            // A range that does not fit in 64 bits is refused before this value is used.
             offset: io.lba.wrapping_shl(shift),
             length: u64::from(io.blocks) << shift,
             done: 0,
@@ -325,7 +324,7 @@ impl Queue for Channel {
         self.ring.enter();
         let mut results = [(Key::NONE, 0); REAP_BATCH];
         while done.has_room() {
-            // Every result may be a completion, so take no more than there is room for.
+            // Every result may be a completion, so reap only as many as fit.
             let want = REAP_BATCH.min(done.room());
             let found = self.ring.reap(&mut results[..want]);
             for &(key, result) in &results[..found] {
@@ -386,7 +385,7 @@ impl Queue for Channel {
     }
 }
 
-/// A transfer moved nothing: the end of the file, wherever that is now.
+/// Handles a transfer of no bytes: the file ends here.
 fn at_end(file: &OpenFile, task: &mut Task) -> Next {
     if !file.still_has(task.offset + task.length) {
         return Next::Done(Status::OutOfRange);
@@ -394,7 +393,7 @@ fn at_end(file: &OpenFile, task: &mut Task) -> Next {
     again(task, medium_error(task.op))
 }
 
-/// Starts the task once more, unless it is being aborted or was tried too often.
+/// Retries the task, unless it is being aborted or has no retry left.
 fn again(task: &mut Task, otherwise: Status) -> Next {
     if task.aborting {
         return Next::Done(Status::Aborted);
@@ -416,7 +415,7 @@ fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
                 return next;
             }
         }
-        // Also how a block device answers behind its end, and direct I/O across the end of a file.
+        // A block device also returns this past its end, and direct I/O across the end of a file.
         libc::EINVAL | libc::ENOSPC | libc::EIO | libc::ENXIO | libc::EFBIG
             if task.step != Step::Sync && !file.still_has(task.offset + task.length) =>
         {
@@ -430,7 +429,7 @@ fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
     let synced = task.step == Step::Sync || forced;
     let status = status_of(errno, task.op);
     let lost = matches!(status, Status::WriteError | Status::NoSpace | Status::Gone)
-        // This error says nothing about earlier writes: the device still has them.
+        // This errno does not concern earlier writes: the device still has them.
         && errno != libc::ENOLINK;
     if synced && lost && task.op != Op::Read {
         file.note_lost();
@@ -438,7 +437,8 @@ fn failed(file: &OpenFile, task: &mut Task, errno: i32) -> Next {
     Next::Done(status)
 }
 
-/// The file cannot do it this way: remembers that, and tries the next way that has the same effect.
+/// The file does not support this command: remembers that, and tries another command with the same
+/// effect.
 fn other_way(file: &OpenFile, task: &mut Task) -> Option<Next> {
     let Step::Range(range) = task.step else {
         return None;
@@ -449,7 +449,7 @@ fn other_way(file: &OpenFile, task: &mut Task) -> Option<Next> {
             file.zero_range.store(false, Ordering::Relaxed);
             Range::Punch
         }
-        // A block device that cannot zero by unmapping still zeroes by writing.
+        // A block device that cannot zero by unmapping can still zero by writing.
         (Range::Punch, Op::WriteZeroes) if file.block.is_some() => {
             file.punch.store(false, Ordering::Relaxed);
             Range::Zero
@@ -472,7 +472,7 @@ fn medium_error(op: Op) -> Status {
     }
 }
 
-/// What an error number of the kernel means to a host.
+/// The status for an errno of the kernel.
 fn status_of(errno: i32, op: Op) -> Status {
     match errno {
         libc::EIO | libc::ENODATA | libc::EUCLEAN | libc::EREMOTEIO => medium_error(op),
@@ -481,7 +481,7 @@ fn status_of(errno: i32, op: Op) -> Status {
         libc::EFBIG => Status::OutOfRange,
         libc::EROFS | libc::EPERM | libc::EBADF if op.is_write() => Status::WriteProtected,
         libc::ENODEV | libc::ENXIO | libc::ESTALE | libc::ESHUTDOWN => Status::Gone,
-        // The kernel's transport to the device has failed, and the kernel has given up trying.
+        // The kernel's transport to the device failed, and the kernel gave up its retries.
         libc::ENOLINK => Status::Gone,
         libc::EOPNOTSUPP | libc::ENOSYS => Status::Unsupported,
         libc::ECANCELED => Status::Retry,
@@ -495,7 +495,7 @@ fn status_of(errno: i32, op: Op) -> Status {
 mod tests {
     use super::*;
 
-    /// Goal: every error number that the block layer and file systems use has its status.
+    /// Goal: every errno of the block layer and of file systems has its status.
     #[test]
     fn errnos_have_their_status() {
         let table = [

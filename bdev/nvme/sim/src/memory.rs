@@ -1,5 +1,5 @@
-//! The memory that the simulated controller reaches: the registered regions, under addresses of its
-//! own.
+//! The memory that the simulated controller can access: the registered regions, at their own bus
+//! addresses.
 //!
 //! The only file of this crate with unsafe code: a controller copies to and from memory by address,
 //! without references.
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The first address that is handed out: neither 0 nor any that the process has.
+/// First assigned address; unlike 0 and all addresses of the process.
 const FIRST: u64 = 0x40_0000_0000;
-/// Addresses are handed out in such steps, and one step at least is left free behind each region.
+/// Unit of address assignment. At least one unit stays free behind each region.
 const STEP: u64 = 2 << 20;
 
-/// An address that nothing is known of was used.
+/// An access to an address outside of all regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at {address:#x} are not registered")]
 pub struct Outside {
@@ -27,7 +27,7 @@ pub struct Outside {
 /// Translates addresses, for one controller or several that share a view of memory.
 ///
 /// Copies to and from a region hold the table's lock for reading, and removing a region holds it
-/// for writing. When `unregister` has returned, the controller touches that memory no more.
+/// for writing. After `unregister` returned, the controller no longer accesses that memory.
 pub struct Iommu {
     table: RwLock<Table>,
     outside: AtomicU64,
@@ -58,17 +58,17 @@ impl Iommu {
         }
     }
 
-    /// Accesses to addresses that were not registered, since it was made.
+    /// Number of accesses outside of all regions since creation.
     pub fn outside(&self) -> u64 {
         self.outside.load(Ordering::Relaxed)
     }
 
-    /// Regions known now.
+    /// Number of registered regions.
     pub fn regions(&self) -> usize {
         self.read_table().regions.len()
     }
 
-    /// Refuses registrations from now on beyond this number of regions.
+    /// Refuses registrations beyond this number of regions.
     pub fn limit_regions(&self, most: u64) {
         self.most.store(most, Ordering::Relaxed);
     }
@@ -95,13 +95,13 @@ impl Iommu {
         Ok(())
     }
 
-    /// The dword at an aligned address; later loads are at least as new.
+    /// Loads the dword at an aligned address. Later loads are at least as new.
     pub(crate) fn load(&self, address: u64) -> Result<u32, Outside> {
         let table = self.read_table();
         Ok(self.dword(&table, address)?.load(Ordering::Acquire))
     }
 
-    /// Stores a dword after everything that was written before.
+    /// Stores a dword after all earlier writes.
     pub(crate) fn store(&self, address: u64, value: u32) -> Result<(), Outside> {
         let table = self.read_table();
         self.dword(&table, address)?.store(value, Ordering::Release);
@@ -152,7 +152,7 @@ impl RegisterHook for Iommu {
             return Err(format!("the simulated IOMMU takes {most} regions").into());
         }
         let address = table.next;
-        // Never the same address again: a stale address finds nothing, not other memory.
+        // An address is never reused: a stale address finds no region.
         table.next += (region.len() as u64).next_multiple_of(STEP) + STEP;
         let base = region.as_ptr().expose_provenance();
         let len = region.len();
@@ -165,8 +165,8 @@ impl RegisterHook for Iommu {
     }
 }
 
-/// Copies by a routine that the compiler does not look into. The driver may read the same bytes
-/// meanwhile, as it polls completion entries; it then sees a mix and nothing worse.
+/// Copies by a routine that is opaque to the compiler. The driver may read the same bytes
+/// meanwhile, as it polls completion entries; it then sees a mix of old and new bytes.
 ///
 /// # Safety
 ///
@@ -187,8 +187,8 @@ mod tests {
 
     use super::*;
 
-    /// Goal: bytes move both ways by the handed out address, by no other, and not after the memory
-    /// was unregistered.
+    /// Goal: bytes move both ways through the assigned address, through no other, and not after the
+    /// memory was unregistered.
     #[test]
     fn only_registered_memory_is_accessible() {
         let iommu = Arc::new(Iommu::new());

@@ -1,4 +1,4 @@
-//! The container: the view of memory of all drives of this process.
+//! The VFIO container: the address space for DMA of all drives of this process.
 //!
 //! ```text
 //!   Container ── Group ── device …      made with the first drive, gone with the last
@@ -6,8 +6,8 @@
 //!      └─ Hook (weak) ◀── memory: registered once, whatever the number of drives
 //! ```
 //!
-//! A dropped container takes its mappings with it, so memory that is unregistered later needs no
-//! undo.
+//! Closing a container removes its mappings, so memory that is unregistered later needs no
+//! unmapping.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -65,15 +65,14 @@ fn ranges(usable: &[Range]) -> String {
 
 pub struct Container {
     fd: OwnedFd,
-    /// The smallest that the IOMMU maps, and that memory is counted in.
+    /// The smallest page of the IOMMU, and the unit of memory.
     page: u64,
     iovas: Mutex<Iovas>,
-    /// Open groups with their device nodes. A group has one descriptor, however many drives it
-    /// has.
+    /// Open groups with their device nodes. A group has one descriptor for all its drives.
     groups: Mutex<Vec<(String, Weak<Group>)>>,
 }
 
-/// An IOMMU group in a container; leaves it when the last drive of it goes.
+/// An IOMMU group in a container; leaves it when the group's last drive is dropped.
 #[derive(Debug)]
 pub struct Group {
     fd: OwnedFd,
@@ -91,7 +90,7 @@ pub struct GroupNode<'a> {
     /// `/dev/vfio`.
     pub folder: &'a Path,
     pub node: &'a str,
-    /// Says who has it open, and which members are in the way.
+    /// Names the process that has the group open, and members that block it.
     pub user: &'a dyn Fn() -> String,
     pub members: &'a dyn Fn() -> String,
 }
@@ -128,7 +127,7 @@ impl GroupNode<'_> {
 }
 
 impl Container {
-    /// A container with its first group: without one it has no IOMMU.
+    /// Creates a container with its first group: without a group it has no IOMMU.
     pub fn new(place: &GroupNode<'_>) -> Result<(Arc<Container>, Arc<Group>), VfioError> {
         let fd = place.open(place.folder.join("vfio"))?;
         let version = sys::plain(fd.as_fd(), Plain::ApiVersion)
@@ -155,7 +154,7 @@ impl Container {
         Ok((Arc::new(container), group))
     }
 
-    /// The group, which is opened unless it is.
+    /// Returns the group, and opens it if necessary.
     pub fn group(&self, place: &GroupNode<'_>) -> Result<Arc<Group>, VfioError> {
         let mut groups = self.groups.lock();
         groups.retain(|(_, group)| group.strong_count() > 0);
@@ -173,7 +172,7 @@ impl Container {
 
     fn map(&self, region: &RegionInfo) -> Result<u64, DmaError> {
         let at = region.as_ptr().addr() as u64;
-        // The rest of the memory's last page belongs to the same mapping, or to nothing.
+        // The rest of the memory's last page belongs to the same mapping, or is unused.
         let bytes = (region.len() as u64).next_multiple_of(self.page);
         if !at.is_multiple_of(self.page) {
             let page = self.page;
@@ -194,7 +193,7 @@ impl Container {
         map.set_u64(offset_of!(abi::vfio_iommu_type1_dma_map, iova), iova);
         map.set_u64(offset_of!(abi::vfio_iommu_type1_dma_map, size), bytes);
         let mut mapped = sys::structured(self.fd.as_fd(), Structured::MapDma, &mut map);
-        // The soft limit on locked memory is ours to raise to the hard one.
+        // This process may raise its soft limit on locked memory to the hard limit.
         if is(&mapped, libc::ENOMEM) && raise_memlock() {
             mapped = sys::structured(self.fd.as_fd(), Structured::MapDma, &mut map);
         }
@@ -211,7 +210,7 @@ impl Container {
         unmap.set_u64(offset_of!(abi::vfio_iommu_type1_dma_unmap, size), bytes);
         match sys::structured(self.fd.as_fd(), Structured::UnmapDma, &mut unmap) {
             Ok(()) => self.iovas.lock().give(iova, bytes),
-            // The address stays taken: a drive may still access the memory there.
+            // The address stays reserved: a drive may still access the memory there.
             Err(error) => tracing::error!(iova, bytes, %error, "memory stays mapped for drives"),
         }
     }
@@ -255,7 +254,7 @@ fn enter(container: &OwnedFd, place: &GroupNode<'_>) -> Result<Group, VfioError>
     }
     sys::set_container(fd.as_fd(), container.as_fd()).map_err(|source| {
         match source.raw_os_error() {
-            // It cannot use the addresses that the others use.
+            // The group's IOMMU cannot use the container's addresses.
             Some(libc::EINVAL | libc::EMEDIUMTYPE | libc::EADDRINUSE) => VfioError::Addresses {
                 address: place.address.to_owned(),
             },
@@ -265,7 +264,7 @@ fn enter(container: &OwnedFd, place: &GroupNode<'_>) -> Result<Group, VfioError>
     Ok(Group { fd })
 }
 
-/// The smallest page, and the addresses that are translated.
+/// Reads the smallest page, and the usable address ranges.
 fn limits(container: &OwnedFd) -> io::Result<(u64, Vec<Range>)> {
     let size = size_of::<abi::vfio_iommu_type1_info>();
     let info = sys::query(container.as_fd(), Structured::IommuInfo, size, |_| ())?;
@@ -286,7 +285,8 @@ fn read_limits(info: &Argument) -> (u64, Vec<Range>) {
         0
     };
     let Some(at) = info.capability(first, abi::VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE) else {
-        // Before Linux 5.4: the least that machines have, but where interrupts are written on x86.
+        // Before Linux 5.4: assume the minimum of all machines, without the range of interrupt
+        // messages on x86.
         return (page, vec![0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1]);
     };
     let count = info.u32(at + offset_of!(abi::vfio_iommu_type1_info_cap_iova_range, nr_iovas));
@@ -304,7 +304,7 @@ fn is(result: &io::Result<()>, code: i32) -> bool {
     matches!(result, Err(error) if error.raw_os_error() == Some(code))
 }
 
-/// True: there is more than there was.
+/// Raises the soft limit on locked memory. Returns true if it was raised.
 fn raise_memlock() -> bool {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Memlock);
@@ -329,7 +329,7 @@ fn refusal(bytes: u64, source: io::Error) -> DmaError {
     }
 }
 
-/// What counts towards the limit now.
+/// Memory that counts towards the limit now.
 fn locked() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |line: &str| line.split_whitespace().nth(1)?.parse::<u64>().ok();
@@ -345,7 +345,7 @@ fn locked() -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: limits are parsed as the kernel writes them. Method: an answer put together by
+    /// Goal: limits are parsed in the kernel's format. Method: a reply built according to
     /// linux/vfio.h.
     #[test]
     fn the_iommus_limits() {
@@ -361,7 +361,7 @@ mod tests {
         info.set_u64(64, (1 << 39) - 1);
         let usable = vec![0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
         assert_eq!(read_limits(&info), (4096, usable.clone()));
-        // One that says that there are more than it has.
+        // A reply that claims more ranges than it has.
         info.set_u32(32, 9);
         assert_eq!(read_limits(&info), (4096, usable.clone()));
         // An old kernel.
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!((page, old), (rustix::param::page_size() as u64, usable));
     }
 
-    /// Goal: refusals have the numbers and the remedy.
+    /// Goal: refusals name the numbers and the remedy.
     #[test]
     fn refusals_of_memory() {
         let text = |code| refusal(4096, io::Error::from_raw_os_error(code)).to_string();
@@ -393,8 +393,8 @@ mod tests {
         }
     }
 
-    /// Goal: a machine with 39 address bits gives out no address beyond, and the error lists the
-    /// usable ones.
+    /// Goal: a machine with 39 address bits gets no higher address, and the error lists the usable
+    /// ranges.
     #[test]
     fn few_bits_of_address() {
         let usable = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
@@ -416,7 +416,8 @@ mod tests {
         }
     }
 
-    /// Goal: memory that outlives the drives is no trouble, and new memory is refused by name.
+    /// Goal: memory that outlives the drives causes no error, and a new registration is refused
+    /// with the reason.
     #[test]
     fn a_hook_without_a_container() {
         let hook: Arc<dyn RegisterHook> = Arc::new(Hook(Weak::new()));

@@ -1,4 +1,4 @@
-//! Taking replicas back, or in: what their labels say decides how much of them is believed.
+//! Attaches replicas: their labels decide how much of their contents is trusted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ pub(super) struct Attacher {
 }
 
 impl Attacher {
-    /// Looks for absent replicas, each after a delay that grows while it is not there.
+    /// Probes absent replicas, each after a delay that grows while it is absent.
     pub(super) async fn take_back(self: Rc<Attacher>) {
         loop {
             let now = self.context.core.now();
@@ -71,13 +71,13 @@ impl Attacher {
         let now = self.context.core.now();
         let mut state = self.context.state.borrow_mut();
         match outcome {
-            // One that is only copied to may fail again at the same block: see `promote`.
+            // A replica under resync may fail again at the same block: see `promote`.
             Ok(()) if !state.is_in_sync(slot) => {}
             Ok(()) => state.retries[slot] = Retry::default(),
             Err(error) => {
                 tracing::debug!(slot, %error, "a replica is not there yet");
                 state.retries[slot].failed(now);
-                // For people; the next change of the record makes it durable.
+                // Informs the operator only; the next change of the record stores it.
                 if let Some(replica) = state.record.replica_mut(slot) {
                     replica.why = Some(error.to_string());
                 }
@@ -87,8 +87,8 @@ impl Attacher {
         self.context.refresh_status();
     }
 
-    /// Attaches an absent replica: in sync if it is and no holder could have written without it,
-    /// otherwise as a target of copying.
+    /// Attaches an absent replica: in sync if its state is in sync and no holder could have written
+    /// without it, otherwise as a target of a resync.
     async fn attach(&self, slot: usize) -> Result<(), VolumeError> {
         let record = self.context.state.borrow().record.clone();
         let Some(replica) = record.replica(slot).cloned() else {
@@ -112,8 +112,8 @@ impl Attacher {
         outcome
     }
 
-    /// I/Os of earlier incarnations that a device may still execute: of lanes, in any slot of the
-    /// device, and of the control. A late write among them would overwrite newer data with older.
+    /// Number of I/Os of earlier incarnations that the device may still execute: of lanes, in any
+    /// slot, and of the control. A late write among them would overwrite newer data.
     fn left_under_way(&self, slot: usize, device: &str) -> usize {
         let state = self.context.state.borrow();
         let was_there = |s: &usize| state.former[*s].as_deref() == Some(device);
@@ -140,11 +140,11 @@ impl Attacher {
                 what: describe(why),
             }
         };
-        // The reservations of a volume's holders do not exclude readers. A reservation that does is
-        // a stranger's, and it blocks this replica alone.
+        // Reservations of a volume's holders do not exclude readers. One that does belongs to an
+        // unrelated host, and blocks only this replica.
         let read = match self.media.read_label(disk).await {
             Err(why) if why.is_beyond_end() => {
-                // It does not even hold its labels any longer.
+                // The device is too small even for the labels.
                 let cut = Cut::unreadable(record);
                 let _one = self.replicas.turn.lock().await;
                 self.replicas.record_cut(slot, &cut, &checked).await?;
@@ -194,7 +194,8 @@ impl Attacher {
             (ReplicaState::Out { .. } | ReplicaState::Filling { .. }, LabelCredit::Trusted) => {
                 false
             }
-            // No replica can fill it: filling would lose its data for good, and so the volume.
+            // No other replica can be the source: filling this one would lose its data, and thus
+            // the volume.
             (ReplicaState::InSync, LabelCredit::None)
                 if self.context.state.borrow().in_sync().next().is_none() =>
             {
@@ -216,7 +217,7 @@ impl Attacher {
             state.record.replica(slot).is_some_and(|m| m.is_empty())
         };
         if is_empty {
-            // All of it is copied from here on.
+            // The whole replica is copied from now on.
             device.layer.forget_least();
         }
         let own = |label: &Label| label.replica == replica.id;
@@ -241,7 +242,7 @@ impl Attacher {
         });
         let record = self.context.state.borrow().record.clone();
         if read.as_ref().is_ok_and(|(label, _)| !own(label)) {
-            // Beside this one it would make the device one of two replicas, that is of none.
+            // A second old label on the device would make it ambiguous which replica it is.
             self.replicas
                 .keep_others_out(&live, &record)
                 .await
@@ -262,7 +263,7 @@ impl Attacher {
         {
             let _log = self.log.turn.lock().await;
             self.log.write_log_to(slot, &live).await.map_err(failed)?;
-            // From here on every page of the log goes there too.
+            // From now on every page of the log is written to this replica too.
             let mut state = self.context.state.borrow_mut();
             state.live[slot] = Some(Rc::clone(&live));
             state.former[slot] = Some(live.disk.name.clone());
@@ -273,8 +274,8 @@ impl Attacher {
         }
         live.joined.set(true);
         if in_sync {
-            // Writes that failed when it went are on it, or on replicas that are copied to: those
-            // get them all again.
+            // Writes that failed when this replica left are on it, or on replicas under resync,
+            // which get them all again.
             let dirty = |region: &u64| self.context.shared.regions.is_dirty(*region);
             for (other, _) in self.context.state.borrow().syncing() {
                 let missing = &self.context.shared.missing[other];
@@ -284,7 +285,7 @@ impl Attacher {
             }
             self.context.thawed();
             self.context.publish();
-            // A replica that lacked nothing may have waited for one that is in sync.
+            // A replica without missing regions may have waited for one that is in sync.
             self.context.signals.resync.notify_one();
             return Ok(());
         }
@@ -292,8 +293,8 @@ impl Attacher {
         Ok(())
     }
 
-    /// Shows the lanes a replica to copy to. This function has no await: the regions that the
-    /// replica needs are those that are dirty at the moment at which lanes begin to write to it.
+    /// Makes lanes write to a replica under resync. This function has no await: the replica needs
+    /// the regions that are dirty when lanes begin to write to it.
     fn begin_resync(&self, slot: usize, live: &Rc<Live>) {
         let missing = &self.context.shared.missing[slot];
         let (state, regions) = {
@@ -332,11 +333,11 @@ impl Attacher {
 pub(super) enum LabelCredit {
     /// The contents are trusted as far as the record says.
     Trusted,
-    /// None of the contents is trusted.
+    /// None of the contents are trusted.
     None,
 }
 
-/// A device of which no queue could be opened.
+/// The error for a device whose queue could not be opened.
 pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
     let (device, what) = (name.to_owned(), error.to_string());
     if is_shortage(&error.source) {
@@ -349,7 +350,7 @@ pub(super) fn unopened(name: &str, error: &OpenError) -> VolumeError {
     }
 }
 
-/// Why a replica that is in sync in the store is not taken for that.
+/// Why a replica that is in sync in the store is not trusted.
 pub(super) fn not_believed(
     record: &VolumeRecord,
     replica: &ReplicaRecord,
@@ -370,7 +371,7 @@ pub(super) fn not_believed(
     }
 }
 
-/// Compares a replica's label with the store's record of it.
+/// Compares a replica's label with the store's record.
 pub(super) fn label_credit(
     record: &VolumeRecord,
     replica: &ReplicaRecord,
@@ -382,8 +383,8 @@ pub(super) fn label_credit(
     };
     let label = match label {
         Ok((label, _)) => label,
-        // Wiped, or torn at its first write: none of its contents can be trusted, and no other
-        // label is there.
+        // Wiped, or torn at its first write: no contents can be trusted, and there is no other
+        // label.
         Err(LabelError::NotALabel | LabelError::Checksum) => return Ok(LabelCredit::None),
         Err(error) => return Err(in_use(format!("has no label of this volume: {error}"))),
     };
@@ -402,7 +403,7 @@ pub(super) fn label_credit(
         });
     }
     if label.replica != replica.id {
-        // Disks may have changed places: keep the good data of this one, and do not overwrite it.
+        // Disks may have been swapped: keep the good data of this one, and do not overwrite it.
         return match record.replicas.iter().find(|m| m.id == label.replica) {
             Some(other) => Err(in_use(format!(
                 "is another replica of the volume, which belongs on \"{}\"",

@@ -1,5 +1,5 @@
-//! Opening a volume: raises the epoch, sets untrusted replicas aside, and names the regions that an
-//! unclean stop left in doubt, before it serves anything.
+//! Opens a volume: raises the epoch, excludes untrusted replicas, and marks the regions that an
+//! unclean stop left in doubt, before it serves I/O.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -35,23 +35,23 @@ use crate::shared::{Failure, Shared};
 use crate::store::VolumeStore;
 use crate::volume::{Volume, weakest};
 
-/// How long replicas that were in sync are waited for, once one of them is there.
+/// How long to wait for absent in-sync replicas once one of them is present.
 const GRACE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// An in-sync replica that can be believed.
+/// A trusted in-sync replica.
 struct Found {
     slot: usize,
     live: Rc<Live>,
     label: Label,
 }
 
-/// The findings about the replicas at opening.
+/// The replicas found at opening.
 #[derive(Default)]
 struct Gathered {
     /// Trusted replicas in the order of their slots.
     found: Vec<Found>,
-    /// Slots of in-sync replicas that are there, and not to be believed.
+    /// Slots of present in-sync replicas that are not trusted.
     stale: Vec<usize>,
     /// Replicas that were cut, in sync or not.
     cut: Vec<(usize, Cut, Checked)>,
@@ -65,7 +65,7 @@ impl Gathered {
     }
 }
 
-/// The finding about a replica's device.
+/// Result of checking a replica's device.
 enum Look {
     Good(Box<Found>),
     Stale,
@@ -111,7 +111,7 @@ pub async fn open_prepared(
     opened.inspect_err(|why| prepared.not_opened(why))
 }
 
-/// The holder that opens a volume, and its means.
+/// The holder that opens a volume, and the objects it uses.
 struct Opening<'a> {
     core: &'a CoreHandle,
     pool: Pool,
@@ -130,7 +130,7 @@ impl Opening<'_> {
                 return Ok(handle);
             }
         }
-        // The volume is not the prepared one: its users have to connect again.
+        // The volume differs from the prepared one: its users must connect again.
         let record = self.store.load(prepared.id()).await?;
         let shared = Shared::new(&record);
         shared.set_failing(prepared.is_failing());
@@ -139,7 +139,7 @@ impl Opening<'_> {
         handle.ok_or(VolumeError::Closed { name })
     }
 
-    /// `None`: the replicas keep less than was promised, and nothing was done.
+    /// Returns `None`, without side effects, if the replicas' limits are below the announced ones.
     async fn with(
         &self,
         record: VolumeRecord,
@@ -184,7 +184,7 @@ impl Opening<'_> {
         control.start();
         let context = &control.context;
         context.spawn(Rc::clone(&control).obey(requests));
-        // What failed while it was opened waits to be judged.
+        // Failures during the opening are still to be judged.
         context.shared.wake_control();
         context.signals.probe.notify_one();
         context.signals.resync.notify_one();
@@ -217,7 +217,7 @@ impl Opener {
         } = self.gather(&former).await?;
         let closed = closed_as(&former, &found);
         let found = self.without_older(closed, found, &mut stale);
-        // Before anything is served: of those found none is added from here on.
+        // Done before any I/O is served: no replica is added to those found from here on.
         let layers = found.iter().map(|f| &*f.live.device.layer);
         if promised.is_some_and(|promised| !keeps(&weakest(layers), &promised)) {
             found
@@ -252,7 +252,8 @@ impl Opener {
         let epoch = self.context.state.borrow().record.epoch;
         let live = self.context.state.borrow().present();
         if live.iter().any(|(_, live)| !live.is_by_label()) {
-            // Nothing is written to an unreserved replica: another holder would look like a later
+            // Write nothing to an unreserved replica before this check: the write could look like
+            // that of a later holder.
             // one.
             self.must_be_stamped(epoch).await?;
         }
@@ -262,7 +263,7 @@ impl Opener {
         {
             self.take_over(epoch, &live).await?;
         }
-        // The previous holder writes nothing any longer: the logs are complete now.
+        // The previous holder writes nothing from now on, so the logs are complete.
         let dirty = self.gather_logs().await;
         for region in &dirty {
             self.context.shared.regions.set_dirty(*region);
@@ -288,7 +289,7 @@ impl Opener {
             let state = self.context.state.borrow();
             let layers = state.live.iter().flatten();
             let mut limits = weakest(layers.map(|live| &*live.device.layer));
-            // A replica that is not there may have a cache.
+            // An absent replica may have a volatile cache.
             limits.volatile_cache |= state.record.replicas.len() > present.len();
             limits
         };
@@ -312,7 +313,7 @@ impl Opener {
         Ok(Some(volume))
     }
 
-    /// Waits until the previous holder, if it still runs, has seen the new one.
+    /// Waits until the previous holder, if it still runs, has detected the new one.
     async fn take_over(&self, epoch: u64, live: &[(usize, Rc<Live>)]) -> Result<(), VolumeError> {
         if self.replicas.store.is_shared() {
             self.context.core.after(TAKE_OVER).await;
@@ -478,8 +479,7 @@ impl Opener {
     }
 
     /// A clean close is recorded on each replica. A replica without that record, while another one
-    /// has it, is an older copy of itself, although of the same epoch, or failed at that moment.
-    /// Neither is trusted.
+    /// has it, is an older copy of the same epoch, or failed at that time. It is not trusted.
     fn without_older(
         &self,
         closed: Option<Stamp>,
@@ -513,7 +513,7 @@ impl Opener {
         let checked = Checked::before(&device.layer);
         let read = self.media.read_label(&disk).await;
         let labelled = match &read {
-            // It does not even hold its labels any longer.
+            // The device is too small even for the labels.
             Err(why) => why.is_beyond_end(),
             Ok(read) => matches!(
                 label_credit(record, replica, read),
@@ -572,8 +572,8 @@ impl Opener {
     }
 
     /// Marks the regions to reconcile: after an unclean stop the replicas may differ where writes
-    /// were in flight. One of them is right by definition, as no such write was acknowledged
-    /// unless all have it. The others are copied from it.
+    /// were in flight. Any replica may be the source, because no such write was acknowledged unless
+    /// all replicas have it. The others are copied from it.
     fn reconcile(&self, present: &[usize], dirty: &BTreeSet<u64>) {
         let Some((source, others)) = present.split_first() else {
             return;
@@ -593,7 +593,7 @@ impl Opener {
     }
 }
 
-/// The stamp of the labels that a volume which was closed in order has left, if a replica has it.
+/// The stamp of the labels after a clean close, if a replica has it.
 fn closed_as(record: &VolumeRecord, found: &[Found]) -> Option<Stamp> {
     let clean = found.iter().filter(|f| f.label.clean);
     let last = clean.map(|f| f.label.stamp).max();
@@ -618,7 +618,7 @@ fn take_stock(
     } else {
         replica.why = Some("it was not there when the volume was opened".into());
         replica.state = ReplicaState::Out {
-            // A crash may come between the store and the label.
+            // A crash may come between the store's change and the label's.
             last_label: closed.unwrap_or(Stamp {
                 epoch: former.serving,
                 revision: former.revision.saturating_sub(1),

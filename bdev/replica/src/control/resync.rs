@@ -1,5 +1,5 @@
-//! Copies missing data to replicas, a region at a time, and promotes those that lack nothing; then
-//! replaced replicas go.
+//! Copies missing data to replicas, a region at a time, and promotes replicas that lack nothing.
+//! Then removes replaced replicas.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,13 +20,13 @@ use crate::handle::{Happened, LastResync, ResyncKind};
 use crate::model::ReplicaState;
 use crate::shared::{Failure, NO_REGION};
 
-/// Chunks that are copied at a time while hosts ask for nothing.
+/// Chunks copied concurrently while hosts have no I/O.
 const AT_ONCE: usize = 4;
-/// How often the watermark of a replica that is being filled is kept, at least.
+/// Longest interval between two updates of a filling replica's watermark in the store.
 const KEEP: Duration = Duration::from_secs(10);
 /// Delay before a failed copy or flush is retried.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longest rest between two chunks while hosts are served.
+/// Longest pause between two chunks while hosts have I/O.
 const YIELD: Duration = Duration::from_millis(20);
 
 pub(super) struct Resyncer {
@@ -36,18 +36,18 @@ pub(super) struct Resyncer {
     pub log: Rc<LogWriter>,
     pub copier: Rc<Copier>,
     pub began: Nanos,
-    /// [`Shared::abandoned`](crate::shared::Shared::abandoned) when devices last got time to finish
-    /// such writes; `None`: not yet since the volume was opened.
+    /// The value of [`Shared::abandoned`](crate::shared::Shared::abandoned) when such writes last
+    /// got time to finish; `None`: not since the volume was opened.
     pub settled: Cell<Option<u64>>,
 }
 
-/// The result of a region.
+/// Result of copying a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Copied {
     Done,
     /// A replica failed; check which ones are present.
     Failed,
-    /// No replica has it.
+    /// No replica has the region.
     NoSource,
 }
 
@@ -66,7 +66,8 @@ impl Resyncer {
                 match self.copy_region(region).await {
                     Copied::Done => at = region + 1,
                     Copied::Failed => {
-                        // A failed replica is detached by now, or stays and has a bad region: the
+                        // The failed replica is detached by now, or stays with a bad region:
+                        // continue with the other regions.
                         // others first.
                         at = region + 1;
                         self.rest().await;
@@ -78,8 +79,8 @@ impl Resyncer {
         }
     }
 
-    /// Copies the regions that hosts wait for. Each region is tried once per request: afterwards it
-    /// is equal, or known to be unreadable everywhere.
+    /// Copies the regions that hosts wait for. Each region is tried once per request: afterwards
+    /// the replicas are equal there, or the region is unreadable on all of them.
     async fn copy_urgent(&self) {
         loop {
             let Some(region) = self.context.state.borrow().urgent.front().copied() else {
@@ -89,7 +90,7 @@ impl Resyncer {
                 |(slot, _): &(usize, Rc<Live>)| self.context.shared.missing[*slot].contains(region);
             let lacked = self.context.state.borrow().present().iter().any(lacked);
             if lacked && self.copy_region(region).await == Copied::NoSource {
-                // There is one now.
+                // A source exists now.
                 self.copy_region(region).await;
             }
             self.context.state.borrow_mut().urgent.pop_front();
@@ -97,7 +98,7 @@ impl Resyncer {
         }
     }
 
-    /// Waits before a failed copy is retried, unless a host waits for it.
+    /// Waits before a failed copy is retried, unless a host needs a region.
     async fn rest(&self) {
         self.copier.unless_urgent(AGAIN).await;
     }
@@ -111,7 +112,7 @@ impl Resyncer {
             .min()
     }
 
-    /// A replica that has the region, and those that need it.
+    /// A replica that has the region, and the replicas that lack it.
     #[allow(clippy::type_complexity)]
     fn parties(&self, region: u64) -> (Option<(usize, Rc<Live>)>, Vec<(usize, Rc<Live>)>) {
         let state = self.context.state.borrow();
@@ -123,9 +124,9 @@ impl Resyncer {
         (source, targets.collect())
     }
 
-    /// Waits while devices may still have writes without a waiting caller: those of the previous
-    /// holder, and those of closed lanes. A write that reached the source after the copy would be
-    /// only there.
+    /// Waits while devices may execute writes without a waiting caller: those of the previous
+    /// holder, and those of closed lanes. Such a write, if executed at the source after the copy,
+    /// would be missing at the target.
     async fn until_settled(&self) {
         loop {
             let abandoned = self.context.shared.abandoned();
@@ -154,8 +155,8 @@ impl Resyncer {
             return Copied::NoSource;
         };
         self.note_source(from, &targets);
-        // From now on every write in here goes to the targets too. A write that skipped them before
-        // is over when the chunk that contains it has been acquired.
+        // From now on every write in this region goes to the targets too. An earlier write that
+        // skipped them has completed when the chunk that contains it is locked.
         self.context.shared.set_copying(region);
         let unequal = self.context.shared.unequal();
         let mut copied = self.copy_chunks(region, (from, &source), &targets).await;
@@ -171,8 +172,8 @@ impl Resyncer {
             let done: Vec<usize> = done.map(|(slot, _)| *slot).collect();
             done.iter()
                 .for_each(|s| self.context.shared.missing[*s].remove(region));
-            // A write that failed meanwhile may have changed blocks that were copied before it.
-            // Check after the removal: a lane counts first and adds then, so its later additions
+            // A write that failed meanwhile may have changed copied blocks. Check after the
+            // removal: a lane increments the counter before it adds regions, so its later additions
             // stay.
             if self.context.shared.unequal() != unequal {
                 done.iter()
@@ -185,20 +186,20 @@ impl Resyncer {
         copied
     }
 
-    /// Every replica in sync lacks it: a lane left it to be copied from a replica, unaware that
-    /// this one had left. As long as the store does not know that either, that replica may be read
-    /// there.
+    /// Handles a region that every in-sync replica lacks: a lane left it to be copied from a
+    /// replica that had left the volume. Until the store has removed that replica, it may be the
+    /// source.
     async fn without_source(&self, region: u64) {
         let _one = self.replicas.turn.lock().await;
         if self.parties(region).0.is_none() && self.replicas.believe_first().is_some() {
-            // If no other replica lacks it, no copy follows that would refresh the status.
+            // If no other replica lacks the region, no copy follows that would refresh the status.
             self.context.refresh_status();
         }
     }
 
-    /// The data of an in-sync replica is flushed before it counts: hosts may have flushed it long
-    /// ago, when only the source had it. Replicas that are not in sync are flushed once, when they
-    /// are promoted.
+    /// Flushes the copied data of an in-sync replica before the copy counts: hosts may have flushed
+    /// this data when only the source had it. Replicas that are not in sync are flushed once, at
+    /// their promotion.
     async fn keep_copied(&self, targets: &[(usize, Rc<Live>)]) -> bool {
         let in_sync =
             |(slot, _): &&(usize, Rc<Live>)| self.context.state.borrow().is_in_sync(*slot);
@@ -232,7 +233,8 @@ impl Resyncer {
                 ranges.push((at, blocks));
                 at += blocks;
             }
-            // Pay before acquiring stripes: no host waits for a copy that has not begun.
+            // Wait for the rate limit before locking stripes, so that no host waits for a copy that
+            // has not begun.
             self.copier
                 .throttle((at - first) * targets.len() as u64)
                 .await;
@@ -264,7 +266,7 @@ impl Resyncer {
         Copied::Done
     }
 
-    /// Reports failed replicas to the judge. `true`: none failed.
+    /// Reports failed replicas to the failure handler. Returns true if none failed.
     fn report_failures(
         &self,
         outcome: Result<Vec<(usize, Failure)>, Failure>,
@@ -279,7 +281,7 @@ impl Resyncer {
                 }
                 failed.is_empty()
             }
-            // Not the fault of a replica.
+            // A shortage is not a failure of the replica.
             Err(Failure::Shortage) => false,
             Err(why) => {
                 self.context.suspect_read(from, source.incarnation, why);
@@ -288,7 +290,7 @@ impl Resyncer {
         }
     }
 
-    /// Hosts have something under way.
+    /// True while hosts have I/O in flight.
     fn is_busy(&self) -> bool {
         (0..crate::model::MAX_REPLICAS).any(|slot| self.context.shared.outstanding(slot) > 0)
     }
@@ -323,7 +325,7 @@ impl Resyncer {
         }
     }
 
-    /// The replica has everything: from now on it counts.
+    /// Marks a replica without missing regions as in sync.
     async fn promote(&self, slot: usize, live: &Rc<Live>) {
         let facts = live
             .resync
@@ -334,10 +336,9 @@ impl Resyncer {
             return;
         };
         if kind != ResyncKind::Reconcile {
-            // From here on lanes write there, whatever regions it may lack, and flush it, too. This
-            // flush makes earlier flushed data durable there. Otherwise a flush could be
-            // acknowledged between this one and the promotion, without the replica, although it
-            // counts.
+            // From now on lanes write to this replica whatever regions it lacks, and flush it, too.
+            // The flush below makes earlier flushed data durable there. Otherwise a flush could be
+            // acknowledged between it and the promotion without including this replica.
             if !live.flushed.replace(true) {
                 self.context.publish();
             }
@@ -400,7 +401,7 @@ impl Resyncer {
         });
     }
 
-    /// Keeps how far replicas have been filled, so that a restart goes on from there.
+    /// Stores how far replicas have been filled, so that a restart continues there.
     async fn keep_watermarks(&self) {
         let now = self.context.core.now();
         let regions = self.context.state.borrow().record.regions();
@@ -418,7 +419,7 @@ impl Resyncer {
             let mark = self.context.shared.missing[slot].next(0).unwrap_or(regions);
             let far = mark > kept && (mark - kept) * 100 >= regions;
             let long = mark > kept && now.since(kept_at) >= KEEP;
-            // Not for a copy that ends in a moment anyway.
+            // Skip a copy that ends soon.
             if !(far && now.since(kept_at) >= KEEP / 10 || long) {
                 continue;
             }
@@ -427,7 +428,7 @@ impl Resyncer {
             }
             let _one = self.replicas.turn.lock().await;
             let same = self.context.state.borrow().live[slot].clone();
-            // Data that a cache lost before the flush is not on the medium after it.
+            // After a cache loss the flush does not make the lost data durable.
             if !same.is_some_and(|now| Rc::ptr_eq(&now, &live)) || !live.is_whole() {
                 continue;
             }
@@ -449,26 +450,26 @@ impl Resyncer {
         }
     }
 
-    /// Removes a replaced replica once its replacement has everything. The condition is checked in
-    /// the record, repeatedly, not once after the promotion: the holder may have died since, or the
+    /// Removes a replaced replica once its replacement lacks nothing. The condition is read from
+    /// the record repeatedly, not once after the promotion: the holder may have died since, or the
     /// new replica may have lacked a region then.
     pub(super) async fn finish_replacement(&self) {
         if self.replicas.replaced().is_none() {
             return;
         }
         let _one = self.replicas.turn.lock().await;
-        // The previous task may have changed that.
+        // The previous task may have changed the record.
         let Some(old) = self.replicas.replaced() else {
             return;
         };
         if self.replicas.remove_slot(old).await.is_ok() {
-            // There may be another one, and the remaining replicas may lack nothing any longer.
+            // Another replica may be replaced, and the remaining ones may lack nothing by now.
             self.context.signals.resync.notify_one();
         }
     }
 }
 
-/// The watermark of a full copy in the store, and since when.
+/// The stored watermark of a full copy, and when it was stored.
 fn kept(live: &Live) -> Option<(u64, Nanos)> {
     let resync = live.resync.borrow();
     let resync = resync.as_ref()?;

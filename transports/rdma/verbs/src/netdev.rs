@@ -1,8 +1,8 @@
-//! Two questions about a network interface that only unsafe calls can ask: the driver's own
-//! statistics (`ethtool -S`), and frames of one Ethernet type.
+//! Queries of a network interface that need unsafe calls: the driver's own statistics (`ethtool
+//! -S`), and frames of one Ethernet type.
 //!
-//! Neither has to do with verbs. They are in this crate because it has the only unsafe code of the
-//! transports; the parsers of the answers are in `nacre-transport-rdma-link`, which has none.
+//! Neither belongs to verbs. They are in this crate because it has the only unsafe code of the
+//! transports. Their parsers are in `nacre-transport-rdma-link`, which has none.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -22,13 +22,14 @@ const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETH_SS_STATS: u32 = 1;
 const ETH_GSTRING_LEN: usize = 32;
 
-/// A ConnectX has about a thousand statistics; a driver that claims more than this is not read.
+/// A ConnectX has about a thousand statistics; a driver that reports more than this limit is not
+/// read.
 const STATISTICS_MAX: usize = 1 << 16;
-/// Room beyond the announced number: the kernel writes as many values as the driver has at that
-/// moment, and a change of channels adds some.
+/// Space beyond the reported number: the kernel writes as many values as the driver has at the time
+/// of the call, and a change of channels adds some.
 const STATISTICS_MARGIN: usize = 4096;
 
-/// The statistics of one interface's driver. Their names are read once, for the kernel holds a
+/// The statistics of one interface's driver. Their names are read once, because the kernel holds a
 /// global lock for each call.
 #[derive(Debug)]
 pub struct Statistics {
@@ -57,7 +58,7 @@ impl Statistics {
 
     /// Names and values, in the driver's order.
     pub fn read(&mut self) -> io::Result<Vec<(String, u64)>> {
-        // Twice, because the set may change between the two requests.
+        // Try twice, because the set may change between the two requests.
         for _ in 0..2 {
             let values = self.read_values()?;
             if values.len() == self.names.len() {
@@ -69,7 +70,7 @@ impl Statistics {
     }
 
     fn count(&self) -> io::Result<usize> {
-        // Command, reserved; mask of sets; the number.
+        // The command, a reserved word, the mask of sets, the number.
         let mut buffer = [
             u64::from_ne_bytes(pair(ETHTOOL_GSSET_INFO, 0)),
             1 << ETH_SS_STATS,
@@ -90,7 +91,7 @@ impl Statistics {
     fn read_names(&self) -> io::Result<Vec<String>> {
         let count = self.count()?;
         const WORDS: usize = ETH_GSTRING_LEN / 8;
-        // Command, set; length, and then the names from byte 12 on.
+        // The command, the set, the length, and then the names from byte 12 on.
         let mut buffer = vec![0u64; 2 + (count + STATISTICS_MARGIN) * WORDS];
         buffer[0] = u64::from_ne_bytes(pair(ETHTOOL_GSTRINGS, ETH_SS_STATS));
         buffer[1] = u64::from_ne_bytes(pair(count as u32, 0));
@@ -118,7 +119,7 @@ impl Statistics {
         Ok(buffer[1..].iter().copied().take(count).collect())
     }
 
-    /// `buffer`: a command of ethtool with room for the answer.
+    /// Executes an ethtool command; `buffer` contains it and has space for the reply.
     fn ioctl(&self, buffer: &mut [u64]) -> io::Result<()> {
         // SAFETY: all zeroes is a valid ifreq: an empty name, and null in each member of the union.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -144,13 +145,13 @@ fn pair(first: u32, second: u32) -> [u8; 8] {
     bytes
 }
 
-/// The first four bytes of a word.
+/// The first four bytes of a word in memory.
 fn low(word: u64) -> u32 {
     let [a, b, c, d, ..] = word.to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])
 }
 
-/// Fails for a name that is no interface's, instead of cutting it.
+/// Copies an interface name. Fails for a name that is too long instead of truncating it.
 fn set_name(to: &mut [libc::c_char], name: &str) -> io::Result<()> {
     if name.is_empty() || name.len() >= to.len() {
         return Err(rustix::io::Errno::NODEV.into());
@@ -161,7 +162,7 @@ fn set_name(to: &mut [libc::c_char], name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives LLDP frames of one interface. Takes nothing away from other listeners.
+/// Receives LLDP frames of one interface, without affecting other listeners.
 #[derive(Debug)]
 pub struct LldpSocket {
     socket: OwnedFd,
@@ -170,7 +171,7 @@ pub struct LldpSocket {
 impl LldpSocket {
     /// Needs CAP_NET_RAW.
     pub fn open(interface: &str) -> io::Result<LldpSocket> {
-        // Without a protocol it receives nothing until it is bound.
+        // A socket without a protocol receives nothing until it is bound.
         let socket = socket_with(
             AddressFamily::PACKET,
             SocketType::RAW,
@@ -184,7 +185,7 @@ impl LldpSocket {
         Ok(LldpSocket { socket })
     }
 
-    /// The frames that arrive within `wait`; ends early once `enough` of them came.
+    /// Receives frames for the time `wait`; ends early after `enough` frames.
     pub fn receive(&self, wait: Duration, enough: usize) -> io::Result<Vec<Vec<u8>>> {
         let deadline = Instant::now() + wait;
         let mut frames = Vec::new();
@@ -235,7 +236,7 @@ fn bind(socket: &OwnedFd, index: i32) -> io::Result<()> {
     }
 }
 
-/// Makes the interface accept frames to LLDP's group address, as long as the socket is open.
+/// Makes the interface accept frames to LLDP's group address, while the socket is open.
 fn join(socket: &OwnedFd, index: i32) -> io::Result<()> {
     let mut group = libc::packet_mreq {
         mr_ifindex: index,
@@ -266,7 +267,7 @@ fn join(socket: &OwnedFd, index: i32) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Goal: statistics of whatever interfaces this machine has come with as many names as values.
+    /// Goal: the statistics of this machine's interfaces have as many names as values.
     #[test]
     fn names_and_values_belong_together() {
         let mut read = 0;

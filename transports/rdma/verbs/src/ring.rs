@@ -7,24 +7,24 @@ use nacre_hugepages::{Buf, Pool};
 use crate::provider::QueuePair;
 use crate::types::*;
 
-/// Memory of a ring is not registered with the device of its queue pair.
+/// The memory of a ring is not registered with the queue pair's device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("memory of {len} bytes is not registered with this device")]
 pub struct NotRegistered {
     pub len: usize,
 }
 
-/// Memory that messages arrive in: a small header each, and larger data behind it.
+/// Memory for received messages: a small header each, and larger data behind it.
 pub struct RecvConfig {
     /// `entries` headers of `header_bytes` each.
     pub headers: Buf,
     pub header_bytes: u32,
     pub entries: u32,
-    /// Buffers of so many bytes are taken from `data`; 0: headers only.
+    /// Size of the buffers taken from `data`; 0: headers only.
     pub data_bytes: u32,
 }
 
-/// The key of memory that a device is to work with.
+/// The key of memory for a device.
 fn lkey(buf: &Buf, slot: usize) -> Result<u32, NotRegistered> {
     match buf.key(slot) {
         Some(key) => Ok(MrKey::from_bits(key).lkey),
@@ -40,7 +40,7 @@ fn sge(buf: &Buf, lkey: u32) -> Sge {
     }
 }
 
-/// A buffer of a request. It is let go when a completion says that the request is done.
+/// A buffer of a request, released when a completion shows that the request is done.
 struct Kept {
     sequence: u32,
     buf: Buf,
@@ -54,7 +54,7 @@ enum What {
     Message,
 }
 
-/// A signaled request that was posted, and when.
+/// A signaled request that was posted, and its post time.
 struct Signal {
     sequence: u32,
     timing: Timing,
@@ -64,12 +64,11 @@ struct Signal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timing {
     pub posted: u64,
-    /// WRITEs without a completion of their own went ahead of it, by the same doorbell: this
-    /// request covers them.
+    /// The same doorbell posted WRITEs without a completion before this request, which covers them.
     pub wrote: bool,
 }
 
-/// The send queue. Requests are numbered; a completion of one speaks for all before it.
+/// The send queue. Requests are numbered; a completion also covers all earlier requests.
 ///
 /// ```text
 ///   done ──── posted ──── next - queued ──── queued ──── next
@@ -94,7 +93,7 @@ pub(crate) struct SendRing {
     sges: Vec<Sge>,
 }
 
-/// Entries of a message's request: itself, and data.
+/// Entries of a message's request: the message, and data.
 const MESSAGE_SGES: usize = 2;
 
 impl SendRing {
@@ -109,7 +108,7 @@ impl SendRing {
             messages.as_mut_ptr().is_some(),
             "memory of a ring is its own"
         );
-        // A power of two, so that places stay different when the numbers wrap around.
+        // A power of two, so that slots stay distinct when the numbers wrap.
         let places = messages.len() as u32 / message_bytes;
         let places = 1 << places.checked_ilog2().expect("room for a message");
         let depth = caps.max_send_wr.min(places);
@@ -137,14 +136,14 @@ impl SendRing {
         self.next.wrapping_sub(self.done)
     }
 
-    /// One place is kept for a marker.
+    /// One entry is reserved for a marker.
     #[inline]
     pub fn room(&self) -> u32 {
         (self.depth - self.outstanding()).saturating_sub(1)
     }
 
-    /// Queues a request that moves nothing and is signaled, unless the last one is already: its
-    /// completion, or its flush, speaks for the unsignaled ones before it.
+    /// Queues a signaled request without data, unless the last request is signaled already. Its
+    /// completion, or its flush, covers the unsignaled requests before it.
     pub fn mark(&mut self) {
         if self.signaled != self.next {
             let nowhere = SendOp::Write {
@@ -274,7 +273,7 @@ impl SendRing {
         self.wrs.clear();
         self.sges.clear();
         if let Err(error) = &posted {
-            // Requests that were not taken will not complete.
+            // Requests that were not accepted will not complete.
             let lost = (count - error.posted) as u32;
             self.next = self.next.wrapping_sub(lost);
             let (next, done) = (self.next, self.done);
@@ -287,12 +286,12 @@ impl SendRing {
         posted.map(|()| count)
     }
 
-    /// Notes when the signaled requests among those about to be posted are.
+    /// Records the time of the signaled requests about to be posted.
     #[inline]
     fn note(&mut self, posted: u64) {
         let mut wrote = false;
         for wr in &self.wrs {
-            // Without entries it is a marker, whose time says nothing about data.
+            // A request without entries is a marker, whose time is not that of data.
             let data = wr.sges > 0;
             if wr.signaled {
                 if data {
@@ -307,7 +306,7 @@ impl SendRing {
         }
     }
 
-    /// When a signaled request was posted; each once, and in the order of completions.
+    /// The post time of a signaled request. Call it once per request, in the order of completions.
     #[inline]
     pub fn timing(&mut self, sequence: u32) -> Option<Timing> {
         let through = sequence.wrapping_sub(self.done);
@@ -331,7 +330,7 @@ impl SendRing {
         match kept.map(|kept| kept.what) {
             Some(What::Write) => WcOpcode::Write,
             Some(What::Read) => WcOpcode::Read,
-            // A message without data has nothing to keep.
+            // A message without data keeps no buffer.
             Some(What::Message) | None => WcOpcode::Send,
         }
     }
@@ -352,7 +351,7 @@ impl SendRing {
                 read = Some(kept.buf);
             }
         }
-        // A caller that never asks for the time must not keep it either.
+        // Forgets the time if the caller did not read it.
         self.timing(sequence);
         self.done = sequence.wrapping_add(1);
         read
@@ -423,8 +422,8 @@ impl RecvRing {
             let at = slot as usize;
             let first_sge = self.sges.len() as u32;
             if self.data_bytes > 0 && self.data[at].is_none() {
-                // Without a buffer the slot waits for the next time. Memory that this device does
-                // not know is of no use to it.
+                // Without a buffer the slot waits for the next call. A buffer that is not
+                // registered with this device cannot be used.
                 let fresh = pool.and_then(|pool| pool.acquire(self.data_bytes as usize));
                 let Some(fresh) = fresh.filter(|buf| buf.key(self.key_slot).is_some()) else {
                     break;
@@ -470,7 +469,7 @@ impl RecvRing {
         result.map(|()| taken)
     }
 
-    /// A posted slot is the owner's again.
+    /// Returns a posted slot to the ring.
     #[inline]
     pub fn complete(&mut self, slot: u32) -> bool {
         match self.posted_slots.get_mut(slot as usize) {

@@ -6,10 +6,10 @@
 //!      └ faults: any status on any request, any event on any connection at any moment
 //! ```
 //!
-//! It behaves as hardware does where that is visible: keys and bounds are checked, completions come
-//! in order, an error flushes later requests, a receiver without buffers holds the sender up, a
-//! completion queue can overflow, an initiator may not exceed its READ depth. Faults that happen by
-//! chance on a wire happen here on request to [`Fabric`].
+//! It behaves as hardware does where that is visible: keys and bounds are checked, completions
+//! arrive in order, an error flushes later requests, a receiver without buffers delays the sender,
+//! a completion queue can overflow, an initiator must respect its READ depth. Faults that occur
+//! randomly on a real network are injected here through [`Fabric`].
 
 mod cm;
 mod device;
@@ -30,24 +30,24 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::provider::{ConnectionManager, Device, Provider};
 use crate::types::*;
 
-/// A network of simulated devices, and the hand that breaks it.
+/// A network of simulated devices, and the injection of its faults.
 #[derive(Clone)]
 pub struct Fabric {
     state: Arc<Mutex<State>>,
 }
 
-/// What becomes of a connection attempt to an address.
+/// Result of connection attempts to an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectFault {
     AddressError,
     RouteError,
     Unreachable,
     ConnectError,
-    /// No event at all, ever.
+    /// No event ever arrives.
     Silent,
 }
 
-/// Which request of a queue pair an injected status hits.
+/// The kind of request that an injected status applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     Send,
@@ -66,13 +66,13 @@ struct State {
     domains: HashMap<u32, DomainState>,
     cqs: HashMap<u32, Cq>,
     srqs: HashMap<u32, Srq>,
-    /// Queue pairs by the fabric's own numbers: devices number theirs independently, and two may
-    /// use the same number.
+    /// Queue pairs by fabric-wide numbers: devices assign their numbers independently, so two queue
+    /// pairs may have the same device number.
     qps: HashMap<u32, Qp>,
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
-    /// Kept for its memory: the queue pairs of one round, and the bytes of one request.
+    /// Vectors kept for reuse: the queue pairs of one round, and the bytes of one request.
     round: Vec<u32>,
     moving: Vec<u8>,
 }
@@ -83,7 +83,7 @@ struct DeviceState {
     addresses: Vec<IpAddr>,
     port: PortState,
     events: Arc<Mutex<Channel<AsyncEvent>>>,
-    /// The number of its next queue pair.
+    /// The number of the device's next queue pair.
     next_qp: u32,
 }
 
@@ -106,12 +106,12 @@ struct Cq {
     entries: VecDeque<WorkCompletion>,
     armed: bool,
     dead: bool,
-    /// It is dead, and polling it does not say so.
+    /// The queue failed, and polling it does not report that.
     silent: bool,
     signal: Signal,
 }
 
-/// The entries of one request, which are few: a device that works allocates nothing.
+/// Scatter/gather entries of one request. A fixed capacity avoids allocations.
 type Sges = ArrayVec<Sge, 32>;
 
 struct PostedRecv {
@@ -130,7 +130,7 @@ struct PostedSend {
     wr: SendWr,
     sges: Sges,
     inline: ArrayVec<u8, { MAX_INLINE as usize }>,
-    /// Set when it was too much while it was posted.
+    /// Set when the request exceeded a limit at its post.
     refused: Option<WcStatus>,
 }
 
@@ -143,7 +143,7 @@ enum QpState {
 
 struct Injected {
     target: Target,
-    /// Requests of that kind that still go well.
+    /// Number of requests of that kind to complete normally first.
     skip: u32,
     status: WcStatus,
 }
@@ -160,7 +160,7 @@ struct Qp {
     state: QpState,
     sq: VecDeque<PostedSend>,
     rq: VecDeque<PostedRecv>,
-    /// Requests that are posted and neither completed nor covered by a completion, signaled or not.
+    /// Posted requests, signaled or not, that neither completed nor are covered by a completion.
     outstanding: u32,
     peer: Option<u32>,
     read_depth: u8,
@@ -168,7 +168,7 @@ struct Qp {
     rnr_attempts: u32,
     paused: bool,
     injected: Vec<Injected>,
-    /// Receive of a message that has begun to arrive and does not end.
+    /// The receive of a message that has started and not finished.
     begun: Option<PostedRecv>,
 }
 
@@ -178,7 +178,7 @@ enum IdState {
     Idle,
     Resolved,
     Routed,
-    /// Asked, or asking; waits for the other side.
+    /// Connect was sent or received; waits for the other side.
     Connecting,
     Connected,
     Ended,
@@ -195,7 +195,7 @@ struct Id {
     params: ConnParams,
 }
 
-/// A descriptor that is readable while something waits.
+/// A descriptor that is readable while events are pending.
 struct Signal {
     fd: OwnedFd,
 }
@@ -208,7 +208,7 @@ impl Signal {
     }
 
     fn set(&self) {
-        // Full means set.
+        // A full counter is readable already.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
@@ -224,7 +224,7 @@ impl Signal {
 struct Channel<E> {
     signal: Signal,
     events: VecDeque<E>,
-    /// All senders are gone: the channel is readable, and reading it is an error.
+    /// All senders are gone: the channel is readable, and reading it returns an error.
     closed: bool,
 }
 
@@ -269,7 +269,7 @@ impl State {
         self.next
     }
 
-    /// The queue pair of this number; of devices that number theirs alike, the oldest.
+    /// The queue pair with this device number; of several, the oldest.
     fn numbered(&self, number: u32) -> Option<u32> {
         let found = self.qps.iter().filter(|(_, qp)| qp.number == number);
         found.map(|(own, _)| *own).min()
@@ -311,7 +311,7 @@ impl State {
     }
 }
 
-/// Attributes like those of a good adapter.
+/// Attributes of a typical adapter.
 pub fn attributes(name: &str) -> DeviceAttributes {
     DeviceAttributes {
         name: name.into(),
@@ -342,7 +342,7 @@ pub fn attributes(name: &str) -> DeviceAttributes {
     }
 }
 
-/// Bytes that are sent inline.
+/// Largest inline data in bytes.
 const MAX_INLINE: u32 = 220;
 
 impl Fabric {
@@ -361,7 +361,7 @@ impl Fabric {
         Arc::new(self.clone())
     }
 
-    /// Plugs in a device that has these addresses.
+    /// Adds a device with these addresses.
     pub fn add_device(
         &self,
         attributes: DeviceAttributes,
@@ -375,14 +375,14 @@ impl Fabric {
             addresses: addresses.to_vec(),
             port: PortState::Active,
             events: Arc::new(Mutex::new(Channel::new()?)),
-            // Apart from those of other devices, so that a number says which queue pair is meant.
+            // A distinct range per device, so that a number identifies a queue pair.
             next_qp: id.0 << 16,
         });
         Ok(id)
     }
 
-    /// Sets the number of a device's next queue pair. Queue pairs of several devices may then have
-    /// the same number, as on any machine; a call that names one by its number means the oldest.
+    /// Sets the number of a device's next queue pair. Queue pairs of several devices can then have
+    /// the same number, as on a real machine. A call with an ambiguous number means the oldest.
     pub fn number_from(&self, device: DeviceId, first: u32) {
         let mut state = self.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
@@ -401,13 +401,13 @@ impl Fabric {
         state.take_out(device);
     }
 
-    /// Removes a software device, or one whose driver waits for its last user: connections and
-    /// listeners get an event, and without them no user learns of the removal.
+    /// Removes a device like a software device, or one whose driver waits for its last user. Only
+    /// connections and listeners get an event; without them no user learns of the removal.
     pub fn remove_device_silently(&self, device: DeviceId) {
         self.lock().take_out(device);
     }
 
-    /// Takes a port down or up; on a port that is down nothing moves.
+    /// Takes a port down or up; no message passes a port that is down.
     pub fn set_port(&self, device: DeviceId, port: PortState) {
         let mut state = self.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
@@ -421,7 +421,7 @@ impl Fabric {
         state.progress_all();
     }
 
-    /// Gives a device other addresses.
+    /// Changes the addresses of a device.
     pub fn set_addresses(&self, device: DeviceId, addresses: &[IpAddr]) {
         let mut state = self.lock();
         if let Some(known) = state.devices.iter_mut().find(|known| known.id == device) {
@@ -430,17 +430,17 @@ impl Fabric {
         state.device_event(device, AsyncEvent::GidChange { port: 1 });
     }
 
-    /// Reports an asynchronous event.
+    /// Raises an asynchronous event.
     pub fn inject_async(&self, device: DeviceId, event: AsyncEvent) {
         self.lock().device_event(device, event);
     }
 
-    /// Reports any event on a connection or listener.
+    /// Raises any event on a connection or listener.
     pub fn inject_event(&self, id: CmId, kind: CmEventKind) {
         self.lock().cm_event(id, kind);
     }
 
-    /// Ends the request of this kind that comes after `skip` others with `status`.
+    /// Completes a request of this kind with `status`, after `skip` others.
     pub fn inject_status(&self, qp: u32, target: Target, skip: u32, status: WcStatus) {
         let mut state = self.lock();
         if let Some(own) = state.numbered(qp)
@@ -455,8 +455,8 @@ impl Fabric {
         state.progress_all();
     }
 
-    /// Ends a queue pair without an event, as a connection manager does with a refused connection
-    /// before it reports that.
+    /// Moves a queue pair to the error state without an event, as a connection manager does for a
+    /// refused connection before it reports the refusal.
     pub fn flush(&self, qp: u32) {
         let mut state = self.lock();
         if let Some(own) = state.numbered(qp) {
@@ -464,9 +464,9 @@ impl Fabric {
         }
     }
 
-    /// Breaks the completion queue of a queue pair: its entries are lost, polling it is an error,
-    /// and its device reports it. `silently`: polling just finds nothing, as with devices that
-    /// report it by their event alone.
+    /// Makes the completion queue of a queue pair fail: its entries are lost, polling it returns an
+    /// error, and its device reports it. With `silently`, polling finds nothing, as on devices that
+    /// report the failure by the event only.
     pub fn break_completion_queue(&self, qp: u32, silently: bool) {
         let mut state = self.lock();
         let own = state.numbered(qp);
@@ -476,9 +476,9 @@ impl Fabric {
         }
     }
 
-    /// A message begins to arrive at a queue pair and takes a shared receive. The receive completes
-    /// when the queue pair has ended and [`Fabric::settle`] is called: devices take their time for
-    /// that.
+    /// Starts the arrival of a message, which takes a shared receive. The receive completes when
+    /// the queue pair has ended and [`Fabric::settle`] is called, like on devices that are slow to
+    /// complete it.
     pub fn begin_message(&self, qp: u32) {
         let mut state = self.lock();
         let Some(own) = state.numbered(qp) else {
@@ -491,7 +491,7 @@ impl Fabric {
         }
     }
 
-    /// See [`Fabric::begin_message`].
+    /// Completes the receive of [`Fabric::begin_message`].
     pub fn settle(&self, qp: u32) {
         let mut state = self.lock();
         if let Some(own) = state.numbered(qp) {
@@ -499,13 +499,13 @@ impl Fabric {
         }
     }
 
-    /// [`crate::SharedReceiveQueue::number`] of the one that a queue pair takes from.
+    /// [`crate::SharedReceiveQueue::number`] of the shared receive queue of a queue pair.
     pub fn shared_receives_of(&self, qp: u32) -> Option<u32> {
         let state = self.lock();
         state.qps.get(&state.numbered(qp)?)?.srq
     }
 
-    /// Nothing of a queue pair's send queue moves while this is on.
+    /// Stops or continues the send queue of a queue pair.
     pub fn pause(&self, qp: u32, paused: bool) {
         let mut state = self.lock();
         if let Some(own) = state.numbered(qp)
@@ -516,7 +516,7 @@ impl Fabric {
         state.progress_all();
     }
 
-    /// What becomes of connections to an address from now on; `None`: they work.
+    /// Sets the result of later connections to an address; `None`: they succeed.
     pub fn fault_connects(&self, to: IpAddr, fault: Option<ConnectFault>) {
         let mut state = self.lock();
         match fault {
@@ -525,7 +525,7 @@ impl Fabric {
         };
     }
 
-    /// The queue pairs that there are, oldest first.
+    /// Numbers of the existing queue pairs, oldest first.
     pub fn queue_pairs(&self) -> Vec<u32> {
         let state = self.lock();
         let mut all: Vec<(&u32, &Qp)> = state.qps.iter().collect();
@@ -540,7 +540,7 @@ impl Fabric {
         Some(state.qps.get(&peer)?.number)
     }
 
-    /// The connection that a queue pair was made for.
+    /// The connection of a queue pair.
     pub fn id_of(&self, qp: u32) -> Option<CmId> {
         let state = self.lock();
         let own = state.numbered(qp)?;
@@ -548,7 +548,7 @@ impl Fabric {
         found.map(|(id, _)| *id)
     }
 
-    /// Completion queues that exist, of all devices.
+    /// Number of existing completion queues, of all devices.
     pub fn completion_queues(&self) -> usize {
         self.lock().cqs.len()
     }
@@ -558,7 +558,7 @@ impl Fabric {
         self.lock().srqs.values().map(|srq| srq.posted.len()).sum()
     }
 
-    /// Connections and listeners that were not destroyed.
+    /// Connections and listeners that are not destroyed.
     pub fn ids(&self) -> Vec<CmId> {
         let mut ids: Vec<CmId> = self.lock().ids.keys().copied().collect();
         ids.sort_unstable();
