@@ -1,4 +1,4 @@
-//! A reactor as seen by the code that runs on it.
+//! A reactor, as used by the code that runs on it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,19 +18,19 @@ use crate::timers::Timers;
 use crate::wake_set::{WakeFdError, WakeSet};
 use crate::{Nanos, Poller};
 
-/// Something to do on a reactor.
+/// A function to run on a reactor.
 pub type Message = Box<dyn FnOnce(&CoreHandle) + Send>;
 
 pub(crate) type Shared = shared::Shared<Message>;
 
-/// The reactor's own side of itself: what runs turn after turn. Given to the `init` of
-/// [`crate::spawn`]; what wants to reach the reactor later keeps a [`CoreHandle`].
+/// The reactor's state on its own thread. The `init` function of [`crate::spawn`] gets it; code
+/// that needs the reactor later keeps a [`CoreHandle`].
 pub struct Core {
     pub(crate) handle: CoreHandle,
     pub(crate) slots: Vec<Slot>,
     pub(crate) last_turn_worked: bool,
     pub(crate) patience: Patience,
-    /// Up to here the time is accounted for.
+    /// The time up to which the time accounting is complete.
     pub(crate) accounted: Nanos,
 }
 
@@ -42,7 +42,7 @@ impl Deref for Core {
     }
 }
 
-/// A cheap handle on the reactor for code on its thread: pollers, messages, futures.
+/// A cheap handle of the reactor for code on its thread: pollers, messages, futures.
 #[derive(Clone)]
 pub struct CoreHandle {
     pub(crate) inner: Rc<Inner>,
@@ -56,7 +56,7 @@ pub(crate) struct Inner {
     pub(crate) wake_set: RefCell<WakeSet>,
     next_poller: Cell<u64>,
     current_poller: Cell<Option<PollerId>>,
-    /// Pollers come and go between two calls of pollers, never during one.
+    /// Additions and removals of pollers, applied between two calls of pollers.
     changes: RefCell<Vec<Change>>,
     changed: Cell<bool>,
     labels: RefCell<HashMap<usize, LabelId>>,
@@ -67,7 +67,7 @@ pub(crate) struct Slot {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) counters: Arc<PollerCounters>,
     pub(crate) armed: bool,
-    /// Its wake descriptors could not be watched: sleeping would lose its wake-ups.
+    /// Its wake descriptors could not be watched: the reactor must not sleep.
     pub(crate) unwatched: bool,
 }
 
@@ -83,7 +83,8 @@ impl CoreHandle {
         self.inner.now.get()
     }
 
-    /// Runs `poller` every turn, from this turn on. Its wake descriptors are watched at once.
+    /// Calls `poller` in every turn, starting with this one. Its wake descriptors are watched
+    /// immediately.
     pub fn add_poller(&self, poller: Box<dyn Poller>) -> Result<PollerId, WakeFdError> {
         let inner = &self.inner;
         let id = PollerId(inner.next_poller.get());
@@ -113,17 +114,17 @@ impl CoreHandle {
         self.change(Change::Remove(id));
     }
 
-    /// Asks a poller for its wake descriptors again, because they changed.
+    /// Reads a poller's wake descriptors again, after they changed.
     pub fn refresh_wake_fds(&self, id: PollerId) {
         self.change(Change::RefreshWakeFds(id));
     }
 
-    /// The poller inside whose call this is.
+    /// The poller that is being called, if any.
     pub fn current_poller(&self) -> Option<PollerId> {
         self.inner.current_poller.get()
     }
 
-    /// Runs a future on this reactor. It needs not be `Send`.
+    /// Runs a future on this reactor. The future does not need to be `Send`.
     #[track_caller]
     pub fn spawn_local<F>(&self, future: F) -> LocalTask<F::Output>
     where
@@ -150,12 +151,12 @@ impl CoreHandle {
         }
     }
 
-    /// Resolves when `delay` has passed since this turn.
+    /// Resolves when `delay` has passed since the start of this turn.
     pub fn after(&self, delay: Duration) -> Timer {
         self.timer_at(self.now() + delay)
     }
 
-    /// Gives `future` up when it has not ended in time.
+    /// Drops `future` if it is not done in time.
     pub async fn timeout<F: Future>(
         &self,
         limit: Duration,
@@ -175,7 +176,7 @@ impl CoreHandle {
         .await
     }
 
-    /// Lets everything else on the reactor have a turn.
+    /// Yields to the other work of the reactor until the next turn.
     pub async fn yield_now(&self) {
         let mut yielded = false;
         std::future::poll_fn(|context| {
@@ -202,9 +203,9 @@ impl std::fmt::Debug for CoreHandle {
 }
 
 impl Inner {
-    /// The number under which `place` is known to the watchdog.
+    /// The watchdog's label of the source location `place`.
     pub(crate) fn label(&self, place: SourceLocation) -> LabelId {
-        // The address is only a cheap key; places are static, so it stays theirs.
+        // Source locations are static, so their address is a cheap and unique key.
         let key = std::ptr::from_ref(place).addr();
         let mut labels = self.labels.borrow_mut();
         *labels
@@ -253,7 +254,7 @@ impl Core {
     pub(crate) fn apply_changes(&mut self, mut at: usize) -> usize {
         let inner = Rc::clone(&self.handle.inner);
         while inner.changed.replace(false) {
-            // One batch after the other: dropping a poller may ask for more.
+            // Apply batch after batch: dropping a poller may request more changes.
             let changes = std::mem::take(&mut *inner.changes.borrow_mut());
             for change in changes {
                 match change {
@@ -270,7 +271,7 @@ impl Core {
         let Some(index) = self.slots.iter().position(|slot| slot.id == id) else {
             return at;
         };
-        // Unwatched first: the descriptors may be closed by the drop.
+        // Unwatch first: the drop may close the descriptors.
         self.handle.inner.wake_set.borrow_mut().forget(id);
         drop(self.slots.remove(index));
         self.handle.inner.shared.directory.remove_poller(id);
@@ -292,18 +293,18 @@ impl Core {
     }
 }
 
-/// The time given to [`CoreHandle::timeout`] is over.
+/// The time limit of [`CoreHandle::timeout`] has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no result within {limit:?}")]
 pub struct Elapsed {
     pub limit: Duration,
 }
 
-/// A moment to await; see [`CoreHandle::timer_at`].
+/// A timer to await; see [`CoreHandle::timer_at`].
 pub struct Timer {
     core: CoreHandle,
     deadline: Nanos,
-    /// Key and age in the reactor's timers.
+    /// Key and age of the entry in the reactor's timers.
     waiting: Option<(usize, u64)>,
 }
 
@@ -312,7 +313,7 @@ impl Timer {
         self.deadline
     }
 
-    /// Moves the moment.
+    /// Changes the deadline.
     pub fn reset(&mut self, deadline: Nanos) {
         self.leave();
         self.deadline = deadline;

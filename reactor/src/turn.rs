@@ -8,24 +8,24 @@ use crate::core::Core;
 use crate::stats::Doing;
 use crate::{Idle, Nanos, Work};
 
-/// Bounds per turn for messages, futures and timers, so that a flood of one kind cannot starve the
+/// Bounds per turn for messages, futures and timers, so that many of one kind do not starve the
 /// others.
 const MESSAGES_PER_TURN: usize = 64;
 const FUTURES_PER_TURN: usize = 64;
 const TIMERS_PER_TURN: usize = 256;
 
-/// Whether a reactor may sleep.
+/// Result of preparing to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// Work was found, or a poller is [`Idle::Busy`].
     No,
-    /// All is armed and announced. Block until this moment, then call [`Core::wake_up`].
+    /// All pollers are armed and the sleep is announced. Block until this time, then call
+    /// [`Core::wake_up`].
     Until(Option<Nanos>),
 }
 
 impl Core {
-    /// Does everything that is there to do, within bounds. Needs the tasks to be entered.
-    /// Says whether it found anything.
+    /// Runs pending work, within bounds. The tasks must be entered. Returns true if there was any.
     pub(crate) fn turn(&mut self) -> bool {
         let now = self.inner.shared.clock.now();
         self.account(now);
@@ -55,8 +55,8 @@ impl Core {
         self.last_turn_worked
     }
 
-    /// Arms every wake source, announces the sleep and polls once more: the order that loses no
-    /// wake-up (see [`crate::doorbell`]).
+    /// Arms every wake source, announces the sleep and polls once more. This order loses no wake-up
+    /// (see [`crate::doorbell`]).
     pub(crate) fn prepare_to_sleep(&mut self) -> Rest {
         let inner = Rc::clone(&self.handle.inner);
         let shared = &inner.shared;
@@ -83,7 +83,7 @@ impl Core {
         })
     }
 
-    /// Awake again, or not asleep after all.
+    /// Call this after a sleep, or when the sleep is cancelled.
     pub(crate) fn wake_up(&mut self) {
         self.inner.shared.bell.doorbell().awake();
         self.disarm();
@@ -95,7 +95,7 @@ impl Core {
         let counters = &inner.shared.counters;
         let asleep = inner.shared.clock.now();
         self.account(asleep);
-        // A deadline in the past is a timeout of zero: still a look at the descriptors.
+        // A deadline in the past becomes a timeout of zero, which still checks the descriptors.
         let timeout = until.map(|until| until.since(asleep));
         counters.pulse.turn(asleep);
         counters.pulse.now_doing(Doing::Asleep);
@@ -114,7 +114,7 @@ impl Core {
         waited
     }
 
-    /// Charges the time since the last call to the turn that it was spent in.
+    /// Adds the time since the last call to the activity of the previous turn.
     fn account(&mut self, now: Nanos) {
         let spent = now.0.saturating_sub(self.accounted.0);
         self.accounted = now;
@@ -174,7 +174,7 @@ impl Core {
     fn run_futures(&mut self) -> u64 {
         let inner = &self.handle.inner;
         inner.tasks.collect_woken();
-        // As many as were ready at the beginning: one that wakes itself waits for the next turn.
+        // Run only those ready at the start: a future that wakes itself waits for the next turn.
         let count = inner.tasks.ready_len().min(FUTURES_PER_TURN);
         for _ in 0..count {
             let Some(run) = inner.tasks.pop_ready() else {

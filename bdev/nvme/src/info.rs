@@ -1,11 +1,12 @@
-//! A controller's description of itself, and its health: facts for people and for metrics.
+//! A controller's properties and health, for operators and metrics.
 
 use nacre_nvmf_wire::identify::IdentifyController;
 use nacre_nvmf_wire::log::{CriticalWarning, ErrorInformation, FirmwareSlots, SmartHealth};
 use nacre_nvmf_wire::{StatusCode, identify};
 use serde::Serialize;
 
-/// Facts that do not change while a controller is attached, except by a reset with new firmware.
+/// Properties that do not change while a controller is attached, except by a reset with new
+/// firmware.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct ControllerInfo {
     /// PCI address of the function: `0000:5e:00.0`.
@@ -14,27 +15,27 @@ pub struct ControllerInfo {
     #[serde(flatten)]
     pub drive: DriveIdentity,
     pub cntlid: u16,
-    /// `1.4.0`.
+    /// The NVMe version, such as `1.4.0`.
     pub version: String,
     /// Largest transfer of one command that this driver sends, in bytes.
     pub max_transfer_bytes: u64,
-    /// What MDTS allows, in bytes; `None`: anything.
+    /// The limit of MDTS, in bytes; `None`: no limit.
     pub mdts_bytes: Option<u64>,
     /// I/O queue pairs that the controller granted.
     pub io_queues: u16,
-    /// Commands that one of them holds.
+    /// Entries of each I/O queue that can be in flight.
     pub io_queue_depth: u16,
     pub page_bytes: u32,
     pub sgl: bool,
     pub shadow_doorbells: bool,
-    /// Interrupt vectors in use; 0: polled.
+    /// Interrupt vectors in use; 0: the queues are polled.
     pub vectors: u16,
     /// Namespaces that the controller may have (NN).
     pub nn: u32,
     pub oacs: u16,
     pub oncs: u16,
     pub fuses: u16,
-    /// It has a volatile write cache.
+    /// The drive has a volatile write cache.
     pub volatile_cache: bool,
     /// Temperature thresholds in degrees Celsius (WCTEMP, CCTEMP), if the drive reports them.
     pub warning_temperature_c: Option<i32>,
@@ -79,11 +80,11 @@ pub enum State {
     #[default]
     Live,
     Resetting,
-    /// It does not come back by itself; a reset may help.
+    /// The controller does not recover by itself; a reset may help.
     Failed {
         reason: String,
     },
-    /// The drive is not there; it may return.
+    /// The drive was removed; it may return.
     Removed,
     Detached,
 }
@@ -100,42 +101,42 @@ impl State {
     }
 }
 
-/// How a controller is doing.
+/// The state and the counters of a controller.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Status {
     #[serde(flatten)]
     pub state: State,
-    /// Controller resets, for whatever reason.
+    /// Controller resets, for any reason.
     pub resets: u64,
     pub function_resets: u64,
-    /// Queue pairs deleted and made again because a command was not answered.
+    /// Queue pairs deleted and recreated because a command did not complete.
     pub queue_resets: u64,
     /// Abort commands sent.
     pub aborts: u64,
-    /// I/Os that were not answered in time.
+    /// I/Os that did not complete in time.
     pub timeouts: u64,
     pub admin_timeouts: u64,
-    /// I/Os sent again after a reset, or because the drive asked for it.
+    /// I/Os retried after a reset, or because the drive requested it.
     pub resubmitted: u64,
-    /// Completions that answer nothing that was asked.
+    /// Completions that match no command.
     pub protocol_errors: u64,
     /// Asynchronous events.
     pub events: u64,
     /// How often the drive may have lost unflushed data: see [`nacre_bdev::Bdev::losses`].
     pub losses: u64,
-    /// Doorbells rung again because the drive completed nothing for a while: it may have missed a
-    /// shadow doorbell.
+    /// Extra register writes of doorbells, because the drive completed nothing for a while and may
+    /// have missed a shadow doorbell.
     pub nudges: u64,
-    /// Queue pairs in use now.
+    /// Queue pairs in use.
     pub queues: u16,
 }
 
 /// The SMART / Health Information log, decoded.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Health {
-    /// The bits as they are; see [`CriticalWarning`].
+    /// The raw bits; see [`CriticalWarning`].
     pub critical_warning: u8,
-    /// Their names.
+    /// The names of the set bits.
     pub warnings: Vec<&'static str>,
     pub temperature_c: i32,
     pub available_spare: u8,
@@ -220,7 +221,7 @@ pub struct ErrorEntry {
     pub error_count: u64,
     pub sqid: u16,
     pub cid: u16,
-    /// The specification's words for it.
+    /// The specification's name of the status.
     pub status: String,
     /// Status code type and status code.
     pub sct: u8,
@@ -252,11 +253,11 @@ impl From<&ErrorInformation> for ErrorEntry {
 /// The Firmware Slot Information log.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct FirmwareInfo {
-    /// The slot whose firmware runs.
+    /// The slot of the running firmware.
     pub active_slot: u8,
-    /// The slot whose firmware runs after the next reset, if that is another.
+    /// The slot of the firmware after the next reset, if it differs.
     pub next_slot: Option<u8>,
-    /// Number (from 1) and revision of those that hold one.
+    /// Number (from 1) and firmware revision of each slot in use.
     pub slots: Vec<(u8, String)>,
 }
 
@@ -280,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    /// A log with something in each kind of field says it in the units that people use.
+    /// A log with a value in each kind of field converts to the usual units.
     #[test]
     fn health_of_a_log() {
         let mut log = SmartHealth::zeroed();

@@ -25,7 +25,7 @@ use crate::layer::ModuleQueue;
 use crate::pending::Pending;
 use crate::queue::{Busy, Done, Queue};
 
-/// How often a sleeping core looks whether what hangs may go on: nothing else would wake it.
+/// Interval at which a sleeping core checks for the end of a hang: no event would wake it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) struct Channel {
@@ -34,13 +34,13 @@ pub(super) struct Channel {
     rules: Copy,
     pool: Pool,
     depth: usize,
-    /// Everything that was taken.
+    /// All accepted I/O.
     requests: Slab<Request>,
     /// I/Os in flight at the base.
     below: u64,
     hung: Vec<usize>,
     deferred: VecDeque<usize>,
-    /// I/Os that the base has answered and that are not due yet.
+    /// I/Os that the base has completed and that are not due yet.
     held: Held,
     from_base: Done,
     resumes: u64,
@@ -54,14 +54,14 @@ struct Request {
 }
 
 enum Place {
-    /// The base has the I/O. `original`: the index of the corrupted buffer, and the buffer that
-    /// its copy replaces.
+    /// The base has the I/O. `original`: the index of the corrupted buffer, and the buffer that its
+    /// copy replaces.
     Base {
         original: Option<(usize, Buf)>,
     },
     Hung(Io),
     Deferred(Io),
-    /// The base has answered; the I/O waits in `held`.
+    /// The base has completed the I/O, which waits in `held`.
     Answered(Status, Extents),
 }
 
@@ -84,7 +84,8 @@ impl Channel {
         }
     }
 
-    /// Hands a request to the base. `Err`: it is full, or there is no buffer to corrupt a copy in.
+    /// Submits a request to the base. Hands it back if the base is full, or if no buffer is free
+    /// for a corrupted copy.
     #[allow(clippy::result_large_err)]
     fn forward(&mut self, index: usize, mut io: Io) -> Result<(), Io> {
         let mut original = None;
@@ -116,7 +117,7 @@ impl Channel {
         self.deferred.push_back(index);
     }
 
-    /// The base's answers, changed as the faults want it.
+    /// Collects completions of the base, and applies faults to them.
     fn collect(&mut self, now: Nanos) {
         while self.base.poll(now, &mut self.from_base) > 0 {
             for ended in self.from_base.drain() {
@@ -150,7 +151,7 @@ impl Channel {
         }
     }
 
-    /// What hangs goes on, or ends, if it may.
+    /// Continues or ends hanging I/O, where permitted.
     fn look_after_hung(&mut self) {
         let resumes = self.device.resumes.load(Ordering::Relaxed);
         let resumed = std::mem::replace(&mut self.resumes, resumes) != resumes;
@@ -182,7 +183,7 @@ impl Channel {
                 Place::Base { original: None },
             );
             let Place::Deferred(io) = place else { continue };
-            // What found the queue full asks again, as its submitter would.
+            // I/O that found the queue full is submitted again, as its submitter would do.
             if self.requests[index].action == Some(Action::Busy) {
                 self.requests[index].action = self.rules.strike(&io, self.below);
             }
@@ -220,7 +221,7 @@ impl Channel {
             let request = self.requests.remove(index);
             let (status, data) = match request.place {
                 Place::Answered(status, data) => (status, data),
-                // Only a completion is held.
+                // Only completed I/O is held.
                 _ => (Status::DeviceError, Extents::new()),
             };
             done.push(request.pending.complete(status, data));
@@ -240,7 +241,7 @@ impl Queue for Channel {
             return Err((Busy, io));
         }
         let (op, token) = (io.op, io.token);
-        // The place is set before any reader looks at it.
+        // The slot is filled before it is read.
         let place = Place::Base { original: None };
         let request = Request {
             pending: Pending::new(token),
@@ -253,11 +254,11 @@ impl Queue for Channel {
             Some(Action::Fail(status)) => self.answer(index, status, io.data),
             Some(Action::FailMedium) => self.answer(index, Status::medium_error(op), io.data),
             Some(Action::Hang) => self.hang(index, io),
-            // With nothing in flight below, the submitter would get no event that lets it try
-            // again: it waits here.
+            // Without I/O in flight at the base, the submitter would get no event to retry: the I/O
+            // waits here.
             Some(Action::Busy) => self.defer(index, io),
             Some(Action::Corrupt { .. } | Action::Delay { .. }) => {
-                // The fault has struck: it must not be lost by handing the I/O back.
+                // The fault has struck and must not be lost by handing the I/O back.
                 if let Err(io) = self.forward(index, io) {
                     self.defer(index, io);
                 }
@@ -344,7 +345,7 @@ impl Drop for Channel {
     }
 }
 
-/// Which extent has the byte at `offset`, and where in it.
+/// The extent that contains the byte at `offset`, and the position in it.
 fn locate(data: &Extents, offset: u64) -> Option<(usize, usize)> {
     let mut left = usize::try_from(offset).ok()?;
     for (index, buf) in data.iter().enumerate() {
@@ -356,8 +357,8 @@ fn locate(data: &Extents, offset: u64) -> Option<(usize, usize)> {
     None
 }
 
-/// Replaces a buffer by a corrupted copy; the submitter gets its buffer back unchanged. `None`: the
-/// pool has no buffer.
+/// Replaces a buffer by a corrupted copy; the submitter gets its buffer back unchanged. Returns
+/// `None` when the pool has no free buffer.
 fn corrupt_copy(data: &mut Extents, offset: u64, value: u8, pool: &Pool) -> Option<(usize, Buf)> {
     let (index, at) = locate(data, offset)?;
     let mut copy = pool.acquire(data[index].len())?;

@@ -10,7 +10,7 @@ use crate::registry::{Removal, Shrink};
 use crate::{LayerQueue, RegistryError};
 
 const BLOCK: usize = 512;
-/// Blocks of a part in most tests: 1 MiB.
+/// Number of blocks of a part in most tests: 1 MiB.
 const PART: u64 = 2048;
 
 fn config(count: u32, size_mb: u64) -> Config {
@@ -26,7 +26,7 @@ fn base(registry: &Registry, blocks: u64) -> Arc<Malloc> {
     let uuid = "33333333-2222-3333-4444-555555555555";
     let config = serde_json::json!({"name": "Base", "block_size": BLOCK, "num_blocks": blocks, "uuid": uuid});
     let config = serde_json::from_value(config).expect("a complete configuration");
-    let device = malloc::create(config).expect("a good one");
+    let device = malloc::create(config).expect("a valid configuration");
     registry
         .register(Arc::clone(&device) as Arc<dyn Bdev>)
         .expect("free");
@@ -73,8 +73,8 @@ fn conforms() {
 }
 
 /// Goal: no operation reaches another part, whatever its range. Method: each part has its own byte
-/// in its first and last block; every operation that crosses a bound is refused, at the module's
-/// queue too.
+/// in its first and last block; every operation that crosses a bound is refused, also on the
+/// module's own queue.
 #[test]
 fn each_part_has_bounds() {
     let registry = Registry::new();
@@ -124,7 +124,8 @@ fn each_part_has_bounds() {
     }
 }
 
-/// Goal: the number and size of the parts are SPDK's, and what SPDK cannot do is refused.
+/// Goal: number and size of the parts are those of SPDK, and divisions that SPDK refuses are
+/// refused.
 #[test]
 fn the_layout_is_that_of_spdk() {
     let registry = Registry::new();
@@ -155,8 +156,8 @@ fn the_layout_is_that_of_spdk() {
     assert_eq!(Part::names(&config(u32::MAX, 0)).len(), MAX_PARTS as usize);
 }
 
-/// Goal: a call that divides a base equally makes the same parts on a larger base. Without that
-/// record the places differ, and so do the UUIDs: no UUID ever serves other blocks.
+/// Goal: a stored division of a base into equal parts gives the same parts on a larger base.
+/// Without the stored size, offsets and UUIDs differ: no UUID ever serves other blocks.
 #[test]
 fn parts_keep_their_offsets_on_a_larger_base() {
     let places = |config: &mut Config, blocks| {
@@ -181,7 +182,7 @@ fn parts_keep_their_offsets_on_a_larger_base() {
     }
 }
 
-/// Goal: a size in bytes is whole blocks, and the only size given.
+/// Goal: a size in bytes must be a multiple of the block size, and excludes other size parameters.
 #[test]
 fn a_size_in_bytes_is_checked() {
     let registry = Registry::new();
@@ -219,7 +220,7 @@ fn units_apply_to_aligned_parts() {
     assert_eq!(of(config(3, 0)), [(4096, 2048), (512, 0), (512, 0)]);
 }
 
-/// Goal: the parts exclude other users of the base; the last one to go gives the base back.
+/// Goal: the parts exclude other users of the base, until the last part is removed.
 #[test]
 fn the_base_is_claimed() {
     let registry = Registry::new();
@@ -244,7 +245,8 @@ fn the_base_is_claimed() {
     assert!(registry.get("Base").unwrap().claims.is_empty());
 }
 
-/// Goal: the base may go while parts have I/O: all their I/O ends, and the parts go.
+/// Goal: the base may be removed while parts have I/O: all I/O completes, and the parts are
+/// removed.
 #[test]
 fn the_base_is_removed_under_io() {
     let registry = Registry::new();
@@ -278,8 +280,8 @@ fn the_base_is_removed_under_io() {
     assert!(registry.list().is_empty());
 }
 
-/// Goal: a part keeps its size when the base grows. A smaller base takes the end of the last parts,
-/// and each part tells its own user.
+/// Goal: a part keeps its size when the base grows. A smaller base cuts the last parts, and each
+/// part notifies its own user.
 #[test]
 fn the_base_changes_its_size() {
     let registry = Registry::new();
@@ -310,7 +312,7 @@ fn the_base_changes_its_size() {
     device.resize(9 * PART).unwrap();
     registry.notify_resize("Base").unwrap();
     assert_eq!(sizes(), [PART; 3]);
-    // What one part forgets the others still know.
+    // Resetting the least size of one part does not affect the others.
     let part = |at| registry.lookup(&format!("Basep{at}")).unwrap();
     assert_eq!((part(1).least_blocks(), part(2).least_blocks()), (5, 0));
     assert_eq!(part(1).forget_least(), 5);

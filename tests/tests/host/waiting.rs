@@ -35,12 +35,16 @@ fn set_access(world: &World, state: AnaState) {
     assert_eq!(changed.ok(), Some(true));
 }
 
-/// Goal: whatever ends a connection, and whenever: an answer over the next connection proves that
-/// the loss was counted before. Without a loss the counter stays.
+/// Goal: whenever and however a connection ends, the loss is counted before the first completion on
+/// the next connection. Without a loss the counter stays.
 #[test]
 fn a_loss_is_counted_before_the_next_answer() {
     let mut world = World::connected(2);
-    assert_eq!(losses(&world), 0, "connecting is no loss");
+    assert_eq!(
+        losses(&world),
+        0,
+        "the first connection does not count as a loss"
+    );
     for round in 0..40u64 {
         let before = losses(&world);
         let served = [world.queues[0].stats(), world.queues[1].stats()];
@@ -63,7 +67,7 @@ fn a_loss_is_counted_before_the_next_answer() {
             2 => world.faults(1).break_now(),
             _ => world.controller().link().request_reset(),
         }
-        // Held until then, so that no answer comes from the old connection.
+        // Hold completions until then, so that none comes from the old connection.
         (0..100).for_each(|_| world.turn());
         world.tap.hold(false);
         for (queue, token) in tokens.into_iter().enumerate() {
@@ -72,7 +76,7 @@ fn a_loss_is_counted_before_the_next_answer() {
                 let renewed = w.queues[queue].stats().connections > served[queue].connections;
                 assert!(
                     !answered || !renewed || losses(w) > before,
-                    "round {round}: answered by a new connection as if there had been none before"
+                    "round {round}: a completion on the new connection, and the loss is not counted"
                 );
                 answered
             });
@@ -244,7 +248,7 @@ fn another_identity_is_never_written_to() {
     world.queues.push(queue.unwrap().expecting(known.clone()));
     assert_eq!(world.write(0, 7, 1, 1), Status::Gone);
 
-    // The right one returns under its NSID.
+    // The original namespace returns under its NSID.
     world.remove_namespace(1);
     let tap: Arc<dyn Bdev> = world.tap.clone();
     assert_eq!(world.add_namespace(tap), 1);

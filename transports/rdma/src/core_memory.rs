@@ -1,7 +1,7 @@
 //! The memory of one core: the buffers for its commands, and its responses.
 //!
-//! All of it is taken at start, for the devices present then. When it is taken, further devices are
-//! refused.
+//! All memory is allocated at start, for the devices present then. When it is used up, further
+//! devices are refused.
 
 use nacre_hugepages::{ClassSpec, Pool};
 use nacre_nvmf_wire::Sqe;
@@ -10,35 +10,34 @@ use nacre_transport_rdma_verbs::{DeviceAttributes, Provider};
 use crate::RdmaConfig;
 use crate::need::{message_bytes, shared_receives};
 
-/// Devices that one core serves at once: buffers have keys of so many.
+/// Most devices of one core: buffers have keys for this number.
 const DEVICES: usize = 8;
-/// Receives of one core for connections that have their own: 64 MiB of in-capsule data of 4 KiB,
-/// which 128 queues of 128 commands use up.
+/// Receives of one core for connections with their own receives: 64 MiB of in-capsule data of 4
+/// KiB, which 128 queues of 128 commands use up.
 const OWN_RECEIVES: usize = 16_384;
-/// Receives beyond those that are posted: in the place of the ones whose commands are under way.
+/// Buffers beyond the posted receives: they replace those whose commands are in flight.
 const UNDER_WAY: usize = 1024;
 
-/// Commands of the shallowest frequent queues: Linux has this depth on admin queues
-/// (NVMF_AQ_DEPTH).
+/// Queue depth of the shallowest common queues: Linux uses it for admin queues (NVMF_AQ_DEPTH).
 const ADMIN_DEPTH: usize = 32;
 
-/// Memory that one core takes for receives and responses, in bytes, with one device. Each further
-/// device takes memory for its receives.
+/// Memory of one core for receives and responses, in bytes, with one device. Each further device
+/// needs memory for its receives.
 pub fn bytes_per_core(config: &RdmaConfig) -> u64 {
     CoreMemory::of(config, Devices::usual(config)).bytes() as u64
 }
 
-/// What connections will come by.
+/// The devices that the memory is sized for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Devices {
     /// Number of devices whose connections share their receives.
     sharing: usize,
-    /// True if there is a device whose connections each have their own receives.
+    /// True if a device exists whose connections have their own receives.
     own: bool,
 }
 
 impl Devices {
-    /// Counts the devices that are present now.
+    /// Counts the present devices.
     pub fn of(config: &RdmaConfig, provider: &dyn Provider) -> Devices {
         let Ok(there) = provider.devices() else {
             return Devices::usual(config);
@@ -59,7 +58,7 @@ impl Devices {
         }
     }
 
-    /// One, with all that adapters have.
+    /// One device with the features of usual adapters.
     pub fn usual(config: &RdmaConfig) -> Devices {
         Devices {
             sharing: usize::from(config.srq_size > 0),
@@ -72,7 +71,7 @@ pub(crate) struct CoreMemory {
     pub messages: Vec<ClassSpec>,
     pub headers: Vec<ClassSpec>,
     pub data: Option<Vec<ClassSpec>>,
-    /// Receives that may be posted at once; the data has a buffer for each.
+    /// Most receives posted at the same time; each has a data buffer.
     pub receives: usize,
 }
 
@@ -86,9 +85,10 @@ impl CoreMemory {
         } else {
             0
         };
-        // One device more may come; until it does its buffers are with commands under way, too.
+        // One more device may be added later; until then its buffers serve commands in flight.
         let receives = devices.sharing * shared + own + shared.max(UNDER_WAY);
-        // Also for later connections of a device without shared receives: headers are small.
+        // Headers are small, so this also allows for later connections of a device without shared
+        // receives.
         let most = if devices.own {
             config.max_connections
         } else {

@@ -1,4 +1,4 @@
-//! A simulated NVMe controller, in process: the driver's tests and measurements use it in place of
+//! A simulated NVMe controller in the process: the driver's tests and benchmarks use it in place of
 //! a drive.
 //!
 //! ```text
@@ -12,9 +12,9 @@
 //!                                        addresses that differ from those of the process
 //! ```
 //!
-//! Everything happens in [`Drive::tick`], called by a test with its own time, by a [`Ticker`] on a
-//! reactor, or by a thread ([`Drive::spawn`]). Commands run in order and at once, or by seeded
-//! chance late and out of order.
+//! All work happens in [`Drive::tick`], called by a test with its own time, by a [`Ticker`] on a
+//! reactor, or by a thread ([`Drive::spawn`]). Commands complete in order and immediately, or late
+//! and out of order with seeded random times.
 //!
 //! The simulation is strict. A driver's mistake (a doorbell out of range, a reserved field, an
 //! identifier or a slot that is in use) gets the specification's answer, and is recorded as a
@@ -33,7 +33,7 @@ mod identify;
 mod io;
 mod logs;
 mod media;
-#[allow(unsafe_code, reason = "copies to and from memory that others own")]
+#[allow(unsafe_code, reason = "copies to and from memory of the driver")]
 mod memory;
 mod post;
 mod queues;

@@ -1,7 +1,7 @@
 //! One replica's device as the control uses it: a queue whose I/Os are futures.
 //!
-//! One poller of the control's reactor polls all its disks. An I/O whose caller has given up (its
-//! deadline passed) keeps its place until the device has completed it.
+//! One poller of the control's reactor polls all its disks. An I/O whose caller no longer waits
+//! (its deadline passed) keeps its slot until the device completes it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use slab::Slab;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// I/Os of one disk that are under way or waiting.
+/// Most I/Os of one disk, in flight or waiting.
 const DEPTH: usize = 64;
 
 pub(crate) struct Disk {
@@ -28,12 +28,12 @@ pub(crate) struct Disk {
     queue: RefCell<Box<dyn Queue>>,
     watched: Option<RawFd>,
     calls: RefCell<Slab<Call>>,
-    /// I/Os that the device has not taken yet, in order.
+    /// I/Os that the device has not accepted yet, in order.
     waiting: RefCell<VecDeque<Io>>,
     forgotten: Cell<bool>,
 }
 
-/// The queue of a disk after its own was closed.
+/// The queue of a closed disk.
 struct Closed;
 
 impl Queue for Closed {
@@ -58,7 +58,7 @@ impl Queue for Closed {
 struct Call {
     outcome: Option<(Status, Extents)>,
     waker: Option<Waker>,
-    /// Its caller has given up.
+    /// The caller no longer waits.
     abandoned: bool,
 }
 
@@ -76,12 +76,12 @@ impl Disk {
         })
     }
 
-    /// I/Os that have not ended, or whose result was not taken.
+    /// I/Os that have not completed, or whose result was not read.
     pub fn under_way(&self) -> usize {
         self.calls.borrow().len()
     }
 
-    /// Does one I/O. Its token is the disk's own.
+    /// Executes one I/O. The disk assigns its token.
     pub fn run(&self, mut io: Io) -> Running<'_> {
         let gone = self.forgotten.get();
         let outcome = gone.then(|| (Status::Gone, Extents::new()));
@@ -99,11 +99,11 @@ impl Disk {
         Running { disk: self, key }
     }
 
-    /// Asks for something about the device's reservations.
+    /// Executes a request about the device's reservations.
     pub async fn reserve(&self, ask: Ask) -> Result<ReservationReport, Status> {
         let (answer, answered) = oneshot::channel();
         let answer = Box::new(move |outcome| {
-            // The caller may have given up.
+            // The caller may no longer wait.
             let _ = answer.send(outcome);
         });
         let outcome = if self.forgotten.get() {
@@ -150,12 +150,12 @@ impl Disk {
     }
 
     fn arm(&self, now: Nanos) -> Idle {
-        // I/O that waits for room is submitted after a completion, which wakes.
+        // I/O that waits for queue space is submitted after a completion, which wakes the core.
         self.queue.borrow_mut().arm(now)
     }
 }
 
-/// An I/O under way.
+/// An I/O in flight.
 pub(crate) struct Running<'a> {
     disk: &'a Disk,
     key: usize,
@@ -233,8 +233,7 @@ impl Disks {
         disk.forgotten.set(true);
     }
 
-    /// I/Os that forgotten queues to a device still have in flight, although their callers have
-    /// given up.
+    /// I/Os in flight on forgotten queues of a device, whose callers no longer wait.
     pub fn left_under_way(&self, name: &str) -> usize {
         let list = self.list.borrow();
         let former = list.iter().filter(|d| d.forgotten.get() && d.name == name);
@@ -253,7 +252,7 @@ impl Disks {
             {
                 tracing::debug!(%error, device = disk.name, "its descriptor was gone already");
             }
-            // Those who still hold the disk do not keep the device open.
+            // Remaining handles of the disk do not keep the device open.
             *disk.queue.borrow_mut() = Box::new(Closed);
             false
         });

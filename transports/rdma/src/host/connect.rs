@@ -28,14 +28,14 @@ use crate::stats::event_name;
 /// The status of an event for a peer that does not answer.
 const TIMED_OUT: i32 = -rustix::io::Errno::TIMEDOUT.raw_os_error();
 
-/// The words that operators search for.
+/// Text that operators search for.
 const TIMEOUT: &str = "RDMA connection timeout";
 
 fn timed_out(limit: Duration) -> String {
     format!("{TIMEOUT} after {}ms", limit.as_millis())
 }
 
-/// What to do about a connection that could not be made.
+/// The remedy for a failed connection.
 fn remedy(why: &str, address: SocketAddr) -> String {
     if why.starts_with(TIMEOUT) {
         format!(
@@ -48,9 +48,9 @@ fn remedy(why: &str, address: SocketAddr) -> String {
     }
 }
 
-/// How often to check for removed devices: a removal may wait for this process.
+/// Interval of checks for removed devices: a removal may wait for this process.
 const LOOK: Duration = Duration::from_secs(2);
-/// How often timeouts are looked at.
+/// Interval of checks for timeouts.
 const TICK: Duration = Duration::from_millis(100);
 
 struct Attempt {
@@ -60,10 +60,10 @@ struct Attempt {
     stage: &'static str,
     deadline: Instant,
     retries: u32,
-    /// The last attempt was refused by the target, which lives.
+    /// The target, which is running, refused the last attempt.
     refused: bool,
     established: bool,
-    /// The core has the queue pair and will give it back.
+    /// The core has the queue pair, and will return it.
     lent: bool,
     device: Option<DeviceId>,
     read_depth: u8,
@@ -72,9 +72,9 @@ struct Attempt {
 pub(super) struct Connects {
     cm: Box<dyn ConnectionManager>,
     attempts: HashMap<CmId, Attempt>,
-    /// Attempts to retry, each with its time.
+    /// Attempts to retry, each with its due time.
     waiting: Vec<(Instant, Attempt)>,
-    /// Something was removed or given back: there may be a device to forget.
+    /// A connection was removed or returned: a device may have no users now.
     stale: bool,
     looked_at: Option<Instant>,
 }
@@ -128,7 +128,7 @@ impl Connects {
             self.event(shared, event.id, event.kind, now);
         }
         self.timeouts(now);
-        // A device on which there is no connection goes without an event.
+        // A device without connections disappears without an event.
         let looked = self.looked_at.is_some_and(|at| now < at + LOOK);
         if !looked {
             (self.looked_at, self.stale) = (Some(now), true);
@@ -139,8 +139,8 @@ impl Connects {
         self.forget_gone(shared);
     }
 
-    /// Releases removed devices that no queue pair uses: a removal may wait for that, and slots for
-    /// keys are few.
+    /// Releases removed devices that no queue pair uses: their removal may wait for that, and there
+    /// are few key slots.
     fn forget_gone(&mut self, shared: &HostShared) {
         if !std::mem::take(&mut self.stale) {
             return;
@@ -181,7 +181,7 @@ impl Connects {
         }
     }
 
-    /// An attempt failed: another one follows, or that was the last.
+    /// Handles a failed attempt: retries it, or reports the failure after the last one.
     fn fail(&mut self, id: CmId, why: &str, now: Instant) {
         let Some(attempt) = self.attempts.get(&id) else {
             return;
@@ -193,7 +193,7 @@ impl Connects {
         let Some(attempt) = self.attempts.remove(&id) else {
             return;
         };
-        // A queue pair that the core has comes back first; its id goes with it.
+        // The core returns its queue pair first; the id is destroyed with it.
         if !attempt.lent {
             self.cm.destroy(id);
         }
@@ -260,16 +260,18 @@ impl Connects {
                     Some(status) => format!("refused: {status} (code {:02x}h)", status as u16),
                     None => format!("refused: nothing listens there (reason {status})"),
                 };
-                // Without a reason of NVMe/RDMA, the target may just be starting again.
+                // Without a reason code of NVMe/RDMA, the target may just be restarting.
                 attempt.refused = refusal.is_some();
-                // The controller of an I/O queue has just been connected: its target means it.
+                // The admin queue of this controller has just been connected, so the target refuses
+                // deliberately.
                 if attempt.refused && attempt.options.qid > 0 {
                     attempt.retries = 0;
                 }
                 self.fail(id, &why, now);
             }
             CmEventKind::Disconnected => attempt.link.send(News::Ended(Closed::Peer)),
-            // The kernel's timeout equals ours: whichever fires first, users see the same result.
+            // The kernel's timeout equals this one: whichever comes first, users see the same
+            // result.
             CmEventKind::AddressError { status: TIMED_OUT }
             | CmEventKind::RouteError { status: TIMED_OUT } => {
                 let timeout = attempt.options.cm_timeout;
@@ -288,14 +290,14 @@ impl Connects {
             CmEventKind::AddressChange => {
                 self.fail(id, "the address moved to another RDMA device", now);
             }
-            // Nothing depends on the others.
+            // Other events are not needed.
             CmEventKind::TimewaitExit
             | CmEventKind::ConnectRequest { .. }
             | CmEventKind::Other { .. } => {}
         }
     }
 
-    /// The core has posted its receives.
+    /// Connects after the core has posted its receives.
     fn connect(&mut self, id: CmId, now: Instant) {
         let Some(attempt) = self.attempts.get(&id) else {
             return;
@@ -303,7 +305,7 @@ impl Connects {
         let options = &attempt.options;
         let mut params = ConnParams {
             responder_resources: attempt.read_depth,
-            // The controller reads here; this side reads nothing there.
+            // The controller reads from this side, which reads nothing.
             initiator_depth: 0,
             retry_count: 7,
             rnr_retry_count: 7,
@@ -370,7 +372,7 @@ fn make_qp(
     Ok(())
 }
 
-/// The thread's life.
+/// The function of the management thread.
 pub(super) fn run(shared: &HostShared, connects: &Mutex<Connects>) {
     let lock = || connects.lock();
     let cm = lock().cm.fd();

@@ -484,7 +484,7 @@ fn long_logs_passed_through() {
 
 /// Goal: log pages pass unchanged.
 #[test]
-fn logs() {
+fn log_pages() {
     let mut rig = Rig::new(Config::default());
     let (controller, bdev, mut queue) = rig.one(Options::new("a"));
     rig.drive.set_health(|smart| {
@@ -530,7 +530,7 @@ fn logs() {
 /// Goal: operations that a drive lacks are not offered, and each limit comes from the field in
 /// which the drive reports it.
 #[test]
-fn limits() {
+fn limits_come_from_the_drive() {
     let mut namespace = NamespaceConfig::new(1, 4096, 1000);
     namespace.noiob = 32;
     namespace.nawupf = Some(4);

@@ -1,7 +1,7 @@
-//! The system's facts of NVMe drives and their drivers.
+//! NVMe drives and their drivers, as described by the system's files.
 //!
-//! All facts are read from files below one root, and every change of the machine goes through
-//! [`Kernel`], so that a test can put any machine in a folder.
+//! Everything is read from files below one root, and every change of the machine goes through
+//! [`Kernel`], so that a test can simulate a machine in a folder.
 
 mod address;
 mod bind;
@@ -32,24 +32,24 @@ const DEVICES: &str = "sys/bus/pci/devices";
 const DRIVERS: &str = "sys/bus/pci/drivers";
 pub(crate) const VFIO_PCI: &str = "vfio-pci";
 
-/// Changes of a machine, and facts that its files do not have.
+/// Changes of a machine, and queries that its files do not answer.
 pub trait Kernel: Send + Sync {
     fn write(&self, file: &Path, text: &str) -> io::Result<()>;
-    /// Loads a module; the error is what modprobe said.
+    /// Loads a module; the error is the output of modprobe.
     fn modprobe(&self, module: &str) -> Result<(), String>;
-    /// Opens a block device as its only user; `ResourceBusy`: it has one.
+    /// Opens a block device exclusively; fails with `ResourceBusy` if it has a user.
     fn open_exclusively(&self, device: &Path) -> io::Result<()>;
     /// Opens a VFIO group, which only one process may have open.
     fn open_group(&self, group: &Path) -> io::Result<()>;
     fn pause(&self, time: Duration);
 }
 
-/// The machine that this runs on.
+/// The real machine.
 struct Real;
 
 impl Kernel for Real {
     fn write(&self, file: &Path, text: &str) -> io::Result<()> {
-        // One write and no truncation: a sysfs attribute takes each write as a whole.
+        // One write without truncation: a sysfs attribute takes each write as a whole.
         let mut file = fs::OpenOptions::new().write(true).open(file)?;
         io::Write::write_all(&mut file, text.as_bytes())
     }
@@ -98,12 +98,12 @@ impl System {
         System::below("/")
     }
 
-    /// A machine whose files are below a folder, as a container may see its host's.
+    /// A machine whose files are below `root`, for example a host's files in a container.
     pub fn below(root: impl Into<PathBuf>) -> System {
         System::at(root, Box::new(Real))
     }
 
-    /// A machine like that of [`System::below`], with the kernel interface that the caller gives.
+    /// Like [`System::below`], with the given kernel interface.
     pub fn at(root: impl Into<PathBuf>, kernel: Box<dyn Kernel>) -> System {
         System {
             root: root.into(),
@@ -111,7 +111,7 @@ impl System {
         }
     }
 
-    /// Every NVMe drive on a PCI bus, by address.
+    /// All NVMe drives on a PCI bus, by address.
     pub fn drives(&self) -> Vec<Drive> {
         self.addresses()
             .into_iter()
@@ -119,7 +119,7 @@ impl System {
             .collect()
     }
 
-    /// Where there are NVMe drives, in order.
+    /// Addresses of the NVMe drives, in order.
     pub fn addresses(&self) -> Vec<Address> {
         let is_nvme = |address: &Address| {
             let class = self.text(&format!("{DEVICES}/{address}/class"));
@@ -147,12 +147,12 @@ impl System {
         }
     }
 
-    /// Whether there is a function at the address at all.
+    /// True if a function exists at the address.
     pub fn is_there(&self, address: Address) -> bool {
         self.path(&format!("{DEVICES}/{address}")).exists()
     }
 
-    /// The drive with this serial number in its kernel driver's facts.
+    /// Finds the drive whose kernel driver reports this serial number.
     pub fn by_serial(&self, serial: &str) -> Result<Drive, PciError> {
         let mut drives = self.drives();
         let has_serial = |drive: &Drive| drive.serial().is_some_and(|found| found == serial.trim());
@@ -173,13 +173,13 @@ impl System {
         }
     }
 
-    /// Whether this machine translates addresses of devices: without that there are no groups.
+    /// True if this machine has an IOMMU: without one there are no groups.
     pub fn has_iommu(&self) -> bool {
         !self.entries("sys/kernel/iommu_groups").is_empty()
     }
 
-    /// Address bits of the machine's narrowest IOMMU, where IOMMUs report it (Intel's do): MGAW of
-    /// the capability register (VT-d 11.4.2).
+    /// Address bits of the machine's narrowest IOMMU, if IOMMUs report it (Intel's do): MGAW of the
+    /// capability register (VT-d 11.4.2).
     pub fn address_bits(&self) -> Option<u32> {
         let iommus = self.entries("sys/class/iommu").into_iter();
         let bits = iommus.filter_map(|iommu| {
@@ -190,7 +190,7 @@ impl System {
         bits.min()
     }
 
-    /// True if the vfio-pci module is available: loaded, or to be loaded.
+    /// True if the vfio-pci module is loaded or can be loaded.
     pub fn has_vfio_pci(&self) -> bool {
         self.path(&format!("{DRIVERS}/{VFIO_PCI}")).is_dir() || self.is_loadable("vfio-pci")
     }
@@ -199,7 +199,7 @@ impl System {
         let Some(release) = self.text("proc/sys/kernel/osrelease") else {
             return false;
         };
-        // The index names files; the name of one may be compressed.
+        // The index lists file names, which may have a suffix for compression.
         ["modules.dep", "modules.builtin"].iter().any(|index| {
             self.text(&format!("lib/modules/{release}/{index}"))
                 .is_some_and(|text| {
@@ -213,19 +213,19 @@ impl System {
         self.root.join(below)
     }
 
-    /// A file's text without the white space around it.
+    /// The text of a file without surrounding white space.
     pub(crate) fn text(&self, below: &str) -> Option<String> {
         let text = fs::read(self.path(below)).ok()?;
         Some(String::from_utf8_lossy(&text).trim().to_owned())
     }
 
-    /// The last part of a link's target.
+    /// The last component of a link's target.
     pub(crate) fn link(&self, below: &str) -> Option<String> {
         let target = fs::read_link(self.path(below)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// The names in a folder, in order; none if there is none.
+    /// The names in a folder, in order; empty if the folder does not exist.
     pub(crate) fn entries(&self, below: &str) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(self.path(below))
             .into_iter()

@@ -1,4 +1,4 @@
-//! Hosts have all buffers.
+//! Behaviour while hosts use all buffers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::rig::{REGION, World};
 use crate::handle::{Command, Happened, VolumeError, VolumeState};
 use crate::model::{ReplicaState, Settings};
 
-/// All buffers of the pool that have so many bytes at least.
+/// Acquires all buffers of at least `len` bytes.
 fn all(world: &World, len: usize) -> Vec<Buf> {
     std::iter::from_fn(|| world.pool.acquire(len)).collect()
 }
@@ -20,8 +20,8 @@ fn outs(world: &World) -> usize {
         .count()
 }
 
-/// Copying waits for a buffer, and hosts do not wait for it: it holds nothing while no buffer is
-/// free, and no replica is given up for that.
+/// A resync waits for a buffer without delaying hosts: it holds no locks while no buffer is free,
+/// and no replica is marked bad for that.
 #[test]
 fn copying_waits_without_delaying_hosts() {
     let mut world = World::empty(2);
@@ -37,7 +37,7 @@ fn copying_waits_without_delaying_hosts() {
     }
     world.shelf.bring("d1");
     world.until(|world| world.status().replicas[1].resync.is_some());
-    // Not before: to use a device takes buffers, too.
+    // Acquired only now, because attaching a device needs buffers, too.
     let held = all(&world, 1 << 19);
     for fill in 3..60 {
         let began = world.clock.now();
@@ -53,7 +53,7 @@ fn copying_waits_without_delaying_hosts() {
     assert_eq!(outs(&world), 1);
 }
 
-/// So does a comparison: in the end nothing is left out.
+/// A verification waits in the same manner, and in the end skips no range.
 #[test]
 fn verification_waits_without_delaying_hosts() {
     let mut world = World::with(2);
@@ -79,7 +79,7 @@ fn verification_waits_without_delaying_hosts() {
     world.all_equal(&["d0", "d1"]);
 }
 
-/// Writes wait for a decision with their buffers: it must not need one of those.
+/// Writes that wait for a decision keep their buffers, so the decision must not need one of them.
 #[test]
 fn decisions_need_no_free_buffer() {
     let mut world = World::with(3);
@@ -90,12 +90,12 @@ fn decisions_need_no_free_buffer() {
         if at > 0 {
             world.shelf.take(&format!("d{at}"));
         }
-        // In a region that the log does not have yet.
+        // A region that is not in the log yet.
         let lba = (at as u64 + 1) * REGION;
         let token = world.submit(Io::new(0, Op::Write, lba, 1).with(data));
         let ended = world.wait(token);
         assert_eq!(ended.status, Status::Ok);
-        // No buffer becomes free by that.
+        // Keep the buffers, so that none becomes free.
         held.extend(ended.data);
     }
     for name in ["d1", "d2"] {
@@ -113,9 +113,9 @@ fn decisions_need_no_free_buffer() {
     world.all_equal(&["d0", "d1", "d2"]);
 }
 
-/// At opening, a replica that cannot be checked for lack of memory is waited for, and does not
-/// count as absent: it has missed nothing. If that takes long the volume is not opened, with a
-/// reason that says to try again.
+/// At opening, a replica that cannot be checked for lack of memory does not count as absent,
+/// because it has missed no write. If memory stays short, the opening fails with a reason that
+/// suggests a retry.
 #[test]
 fn opening_counts_no_replica_as_absent() {
     let mut world = World::guarded(2, 1);
@@ -140,7 +140,7 @@ fn opening_counts_no_replica_as_absent() {
         world.crash();
         short(&world, names, false);
     }
-    // It passes.
+    // The shortage ends.
     short(&world, &["d1"], true);
     let opening = world.begin_open();
     world.lane = None;
@@ -167,7 +167,7 @@ fn opening_counts_no_replica_as_absent() {
     assert_eq!(world.read(0), 1);
 }
 
-/// A new replica, too, and one that an operator chooses.
+/// The same for a new replica, and for one that an operator chooses.
 #[test]
 fn no_memory_to_open_a_new_replica() {
     let mut world = World::guarded(2, 1);
