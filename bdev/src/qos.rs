@@ -1,12 +1,12 @@
 //! Rate limits of a device: I/Os and bytes per second, over all cores together.
 //!
-//! Each limit is a bucket that every core pays into. The bucket holds one number: the moment at
-//! which the admitted I/O is paid for. An I/O is admitted once that moment has come, and moves it
-//! forward by its cost. So an I/O that is larger than a second's worth is admitted as well, and the
-//! I/O behind it waits longer. A bucket that was unused for a while has a credit of [`CREDIT`],
-//! which compensates for a reactor that wakes a little late.
+//! Each limit is a bucket that every core pays into. The bucket holds one number: the time at which
+//! the admitted I/O is paid for. An I/O is admitted once that time has come, and its cost moves the
+//! time forward. So an I/O of more than a second's worth is admitted too, and later I/O waits
+//! longer. A bucket that was unused for a while has a credit of [`CREDIT`], which compensates for a
+//! reactor that wakes up late.
 //!
-//! Two cores that read the same moment may both be admitted: the debt is paid afterwards, and the
+//! Two cores that read the same time may both be admitted: the debt is paid afterwards, and the
 //! rate does not change.
 
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use nacre_reactor::Nanos;
 
 use crate::io::Op;
 
-/// The idle time that can be made up for. On a machine with other work a reactor wakes tens of
-/// milliseconds late, and with a smaller credit a device stays below its limit there.
+/// The idle time that counts as credit. On a machine with other work a reactor wakes up tens of
+/// milliseconds late; with a smaller credit a device stays below its limit there.
 pub const CREDIT: Duration = Duration::from_millis(50);
 
-/// A bucket counts in this part of a nanosecond, so that small I/Os at high rates are not rounded
-/// away. A 64-bit number of them lasts for nine years.
+/// Buckets count in this fraction of a nanosecond, so that the cost of small I/Os at high rates is
+/// not lost by rounding. 64 bits then last for nine years.
 const FINE: u64 = 64;
 
-/// Limits per second. 0: no such limit.
+/// Limits per second. 0: unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RateLimits {
     /// Reads and writes together.
@@ -52,8 +52,8 @@ impl RateLimits {
 
 const BUCKETS: usize = 4;
 
-/// What an operation costs, by bucket. Flushes and unmaps cost nothing, zeroes are an I/O without
-/// bytes, a verify is a read, and a copy is a read and a write.
+/// The cost of an operation, by bucket. Flushes and unmaps are free, write zeroes counts as an I/O
+/// without bytes, a verify as a read, and a copy as a read and a write.
 fn costs(op: Op, bytes: u64) -> [u64; BUCKETS] {
     match op {
         Op::Read | Op::Compare | Op::Verify => [1, bytes, bytes, 0],
@@ -67,7 +67,7 @@ fn costs(op: Op, bytes: u64) -> [u64; BUCKETS] {
 /// The limits of one device, shared by all its queues.
 #[derive(Debug, Default)]
 pub struct Qos {
-    /// Any limit is set.
+    /// True if any limit is set.
     on: AtomicBool,
     buckets: [Bucket; BUCKETS],
 }
@@ -75,7 +75,7 @@ pub struct Qos {
 #[derive(Debug, Default)]
 struct Bucket {
     rate: AtomicU64,
-    /// When everything admitted so far is paid for, in [`FINE`] parts of a nanosecond.
+    /// Time at which all admitted I/O is paid for, in [`FINE`] parts of a nanosecond.
     paid_at: AtomicU64,
 }
 
@@ -83,7 +83,7 @@ impl Qos {
     pub fn set(&self, limits: RateLimits) {
         for (bucket, rate) in self.buckets.iter().zip(limits.rates()) {
             if bucket.rate.swap(rate, Relaxed) != rate {
-                // A debt at another rate is forgiven.
+                // A new rate clears the debt at the old rate.
                 bucket.paid_at.store(0, Relaxed);
             }
         }
@@ -108,7 +108,7 @@ impl Qos {
         self.on.load(Relaxed)
     }
 
-    /// Returns the time when such an I/O can be admitted.
+    /// Returns the time at which such an I/O can be admitted.
     fn due(&self, op: Op, bytes: u64) -> Nanos {
         let cost = costs(op, bytes);
         let due = |(bucket, cost): (&Bucket, u64)| match cost {
@@ -141,7 +141,7 @@ impl Bucket {
             return;
         }
         let time = u128::from(cost) * u128::from(1_000_000_000 * FINE) / u128::from(rate);
-        // A debt of more than centuries is as good as any.
+        // A debt of centuries saturates.
         let time = u64::try_from(time).unwrap_or(u64::MAX);
         let credit = now.0.saturating_sub(CREDIT.as_nanos() as u64);
         let least = credit.saturating_mul(FINE);
@@ -192,7 +192,8 @@ mod tests {
         (Arc::clone(&qos), Chain::new(&qos, []))
     }
 
-    /// How many of these are admitted within `seconds`, asking every `step_us`.
+    /// The number of these I/Os that are admitted within `seconds`, with an attempt every
+    /// `step_us`.
     fn admitted(chain: &Chain, op: Op, bytes: u64, seconds: u64, step_us: u64) -> u64 {
         let mut count = 0;
         let begin = Nanos(5_000_000_000);
@@ -205,8 +206,8 @@ mod tests {
         count
     }
 
-    /// Unlimited I/O is not slowed; limited I/O has its rate, whatever the step, plus the credit at
-    /// the start.
+    /// Unlimited I/O is not delayed. Limited I/O gets its rate at any step, plus the credit at the
+    /// start.
     #[test]
     fn rates_are_kept() {
         let limits = RateLimits {
@@ -238,7 +239,7 @@ mod tests {
         }
     }
 
-    /// One that costs more than a second's worth is admitted, and paid for by those behind it.
+    /// An I/O of more than a second's worth is admitted, and later I/O waits for its cost.
     #[test]
     fn a_large_io_delays_later_io() {
         let (qos, chain) = chain(RateLimits {
@@ -250,7 +251,7 @@ mod tests {
         let due = chain.due(Op::Read, 1);
         assert_eq!(due, now + Duration::from_secs(4) - CREDIT);
         assert!(!chain.admit(Op::Read, 1, Nanos(due.0 - 1)) && chain.admit(Op::Read, 1, due));
-        // Another rate starts again, and none at all lets everything through.
+        // A new rate clears the debt, and without a limit all I/O passes.
         qos.set(RateLimits {
             rw_bytes: 2 << 20,
             ..RateLimits::default()

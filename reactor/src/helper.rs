@@ -1,8 +1,8 @@
-//! A helper thread for work that takes longer than a turn of a reactor may.
+//! A helper thread for work that would take too long in a reactor's turn.
 //!
-//! Jobs wait in a bounded queue per owner, and owners take turns: one that submits many jobs delays
-//! its own. The thread runs with a lower priority than the reactors. A reactor that starts it would
-//! give it its own core: management starts it, with [`Helper::start`].
+//! Jobs wait in a bounded queue per owner, and owners take turns: an owner with many jobs delays
+//! only its own. The thread runs with a lower priority than the reactors. A thread started by a
+//! reactor would inherit the reactor's core, so management starts it with [`Helper::start`].
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +32,7 @@ pub struct HelperFull {
 struct Control {
     name: &'static str,
     max: usize,
-    /// Jobs run in the thread that submits them.
+    /// Jobs run immediately, on the submitting thread.
     at_once: bool,
     state: Mutex<State>,
     changed: Condvar,
@@ -42,17 +42,18 @@ struct Control {
 struct State {
     stop: bool,
     waiting: usize,
-    /// The owners that have jobs, in the order of their turns.
+    /// Owners with jobs, in the order of their turns.
     owners: VecDeque<(String, VecDeque<Job>)>,
 }
 
 impl Helper {
-    /// A helper without a thread yet, with room for `max` waiting jobs.
+    /// Creates a helper without a thread yet, for up to `max` waiting jobs.
     pub fn new(name: &'static str, max: usize) -> Helper {
         Helper::with(name, max, false)
     }
 
-    /// A helper without a thread: a job runs when it is submitted. For tests in virtual time.
+    /// Creates a helper without a thread: each job runs when it is submitted. For tests in virtual
+    /// time.
     pub fn at_once() -> Helper {
         Helper::with("at-once", 0, true)
     }
@@ -70,7 +71,7 @@ impl Helper {
         }
     }
 
-    /// Starts the thread unless it runs.
+    /// Starts the thread unless it is running.
     pub fn start(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock();
         if thread.is_some() || self.control.at_once {
@@ -83,8 +84,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Runs a job on the thread, after those that `owner` has submitted before. Before
-    /// [`Helper::start`] jobs wait.
+    /// Runs a job on the thread, after earlier jobs of `owner`. Jobs wait until [`Helper::start`].
     pub fn submit(
         &self,
         owner: &str,
@@ -113,7 +113,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Jobs that wait.
+    /// Number of waiting jobs.
     pub fn waiting(&self) -> usize {
         self.control.state.lock().waiting
     }
@@ -123,11 +123,11 @@ impl Drop for Helper {
     fn drop(&mut self) {
         self.control.state.lock().stop = true;
         self.control.changed.notify_all();
-        // A job may hold the last handle: its own thread cannot wait for itself.
+        // If a job holds the last handle, the thread must not join itself.
         if let Some(thread) = self.thread.lock().take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A job that panicked has been reported.
+            // A panic of a job has been reported already.
             let _ = thread.join();
         }
     }
@@ -143,8 +143,8 @@ impl std::fmt::Debug for Helper {
 }
 
 fn work(control: &Control) {
-    // On Linux this is the priority of the calling thread alone. Without it the thread competes
-    // with the reactors, and nothing else changes.
+    // On Linux this sets the priority of the calling thread only. If it fails, the thread competes
+    // with the reactors.
     let _ = rustix::process::nice(NICER);
     while let Some(job) = next(control) {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
@@ -153,7 +153,7 @@ fn work(control: &Control) {
     }
 }
 
-/// The next job of the owner whose turn it is; `None`: the thread is to end.
+/// The next job, of the owner whose turn it is; `None`: the thread must end.
 fn next(control: &Control) -> Option<Job> {
     let idle = |state: &mut State| !state.stop && state.waiting == 0;
     let mut state = control.state.lock();

@@ -1,4 +1,4 @@
-//! One promise of a block device per case.
+//! The conformance cases: each tests one guarantee of a block device.
 
 use std::time::{Duration, Instant};
 
@@ -78,12 +78,12 @@ fn sizes(subject: &Subject) {
     }
 }
 
-/// A read without extents is answered with the device's memory, if it lends that many blocks. The
-/// loan outlives the queue.
+/// A read without extents returns the device's memory, if it lends that many blocks. The lent
+/// memory outlives the queue.
 fn lends(subject: &Subject) {
     let mut rig = Rig::new(subject);
     let most = subject.device.limits().lend_blocks;
-    // Whether a read without extents is one, the layer decides; modules need not.
+    // Only the layer decides whether to read without extents; modules need not support it.
     if most == 0 {
         return;
     }
@@ -230,7 +230,7 @@ fn full_queue(subject: &Subject) {
     let depth = subject.device.limits().queue_depth as usize;
     let mut taken = 0;
     for round in 0..3 {
-        // More than the pool has need not be tried: such a depth is never reached.
+        // A depth beyond the number of the pool's buffers is never reached.
         while let Some(buf) = rig.pool.acquire(rig.geometry.block_size as usize) {
             let at = buf.as_ptr();
             let io = rig
@@ -309,7 +309,7 @@ fn abort(subject: &Subject) {
         let tokens: Vec<_> = (0..count).map(|lba| submit(lba, &mut rig)).collect();
         if round % 2 == 1 {
             let now = rig.now();
-            // Hands them to the device without collecting anything.
+            // Submits to the device without collecting completions.
             let mut none = Done::with_capacity(0);
             rig.queue.poll(now, &mut none);
         }
@@ -470,7 +470,7 @@ fn copy(subject: &Subject) {
     let mut rig = Rig::new(subject);
     let blocks = subject.largest().min(150);
     let most = u64::from(blocks);
-    // Apart, touching, overlapping both ways, onto itself.
+    // Disjoint, adjacent, overlapping in both directions, and identical ranges.
     for (from, to) in [
         (0, 200),
         (200, 0),
@@ -506,7 +506,7 @@ fn verify(subject: &Subject) {
     } else {
         read_range(&mut rig, 0, 32)
     };
-    // More than a bounce buffer holds, and than most devices read at once.
+    // More than a bounce buffer holds, and more than most devices read in one request.
     let many = (total - 1).min(4096) as u32;
     for (lba, blocks) in [(0, 1), (3, 29), (total - 1, 1), (1, many)] {
         let blocks = blocks.min(most);
@@ -551,7 +551,7 @@ fn drop_in_flight(subject: &Subject) {
         10.min(subject.device.limits().queue_depth as usize),
     );
     let now = rig.now();
-    // Hands them to the device without collecting anything.
+    // Submits to the device without collecting completions.
     rig.queue.poll(now, &mut Done::with_capacity(0));
     take_some(&mut rig, 10);
     assert!(free(&rig) > 0);

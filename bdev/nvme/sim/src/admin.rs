@@ -12,7 +12,7 @@ use crate::state::{Command, State};
 type Answer = (StatusCode, u32);
 
 impl State {
-    /// `None`: not answered now.
+    /// Executes an admin command. Returns `None` if it completes later.
     pub fn admin(&mut self, sqe: &Sqe) -> Option<Answer> {
         let plain = |status| Some((status, 0));
         match sqe.opcode {
@@ -53,7 +53,7 @@ impl State {
         }
     }
 
-    /// A refusal that the driver could have known of is its mistake.
+    /// Records a violation if the driver could have known that the command would be refused.
     fn blame(&mut self, sqe: &Sqe, outcome: Result<(), StatusCode>) -> StatusCode {
         match outcome {
             Ok(()) => StatusCode::SUCCESS,
@@ -64,7 +64,7 @@ impl State {
         }
     }
 
-    /// The identifier of a queue to be made, its entries and where they are.
+    /// The parameters of a queue to be created: its identifier, number of entries and address.
     fn new_queue(
         &self,
         sqe: &Sqe,
@@ -79,7 +79,7 @@ impl State {
         if entries < 2 || entries > self.config.queue_entries || entries > 0xffff {
             return Err(StatusCode::INVALID_QUEUE_SIZE);
         }
-        // CAP.CQR: in one piece.
+        // CAP.CQR requires physically contiguous queues.
         if sqe.cdw11.get() & 1 == 0 || sqe.dptr[8..] != [0; 8] {
             return Err(StatusCode::INVALID_FIELD);
         }
@@ -127,7 +127,7 @@ impl State {
         if qid == 0 || !matches!(self.sqs.get(place), Some(Some(_))) {
             return Err(StatusCode::INVALID_QUEUE_IDENTIFIER);
         }
-        // Commands that it did not fetch are aborted as well as those without a completion.
+        // Commands that the controller has not fetched are aborted too, like those in flight.
         if self.config.deletion_completes {
             while let Some(Some(sq)) = self.sqs.get_mut(place) {
                 if sq.is_empty() {
@@ -152,7 +152,7 @@ impl State {
             let cid = command.sqe.cid();
             self.answer(qid, cid, StatusCode::ABORTED_SQ_DELETION, 0);
         }
-        // The answers go first. Those that were to come late come now, or never.
+        // Pending completions are posted first. Delayed ones are posted now or dropped.
         let keep = self.config.deletion_completes;
         let now = self.now;
         self.posts
@@ -179,7 +179,7 @@ impl State {
         Ok(())
     }
 
-    /// Shadow doorbells: of the I/O queues, those that exist and those to come.
+    /// Configures shadow doorbells for existing I/O queues and those created later.
     fn configure_doorbells(&mut self, sqe: &Sqe) -> Result<(), StatusCode> {
         let prp = |from: usize| u64::from_le_bytes(std::array::from_fn(|at| sqe.dptr[from + at]));
         let (values, events) = (prp(0), prp(8));
@@ -201,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// Where a queue's doorbell is in memory, if it is.
+    /// The address of a queue's shadow doorbell, if configured.
     fn shadow(&self, qid: usize, is_head: bool) -> Option<ShadowDoorbell> {
         let (values, events) = self.features.doorbells?;
         let stride = 4 << self.config.doorbell_stride;
@@ -285,7 +285,7 @@ impl State {
         Ok(())
     }
 
-    /// Data that cannot be reached is the driver's mistake.
+    /// Returns the status of a command; data at an unregistered address is recorded as a violation.
     pub fn settle(
         &mut self,
         sqe: &Sqe,

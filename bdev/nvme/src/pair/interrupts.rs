@@ -1,8 +1,8 @@
 //! Sleeping: interrupts cost a microsecond each, so they are on only while the core sleeps.
 //!
 //! ```text
-//! polled ── arm, with I/O in flight ─▶ drains ── empty ─▶ asked ── recreated ─▶ interrupts
-//! interrupts ── many looks without arm ─▶ drains ─ …                         ─▶ polled
+//! polled ── arm, with I/O in flight ─▶ drains ── empty ─▶ requested ── recreated ─▶ interrupts
+//! interrupts ── many looks without arm ─▶ drains ─ …                             ─▶ polled
 //! ```
 //!
 //! While the queue pair drains, submitted I/O waits and the core does not sleep. Once the queue is

@@ -1,5 +1,4 @@
-//! Records every write, flush and read of the load, and decides whether a value that was read is
-//! possible.
+//! Records every write, flush and read of the load, and checks whether each value read is possible.
 //!
 //! Each block is a register. Its history is the list of all values ever written to it, each with
 //! the moments at which its write began and ended; a moment is the number of an event, not a time.
@@ -36,17 +35,17 @@ pub type Moment = u64;
 
 pub struct Checker {
     blocks: Vec<Vec<Value>>,
-    /// Writes of holders that stopped, until the next one serves.
+    /// Writes of stopped holders, until the next holder serves.
     zombies: Vec<(u64, u64, u64)>,
-    /// Last power loss of each disk since it was last resynced from another.
+    /// Last power loss of each disk since its last resync from another disk.
     losses: BTreeMap<usize, Moment>,
-    /// Last loss of power or connection of each disk since it was last resynced from another.
+    /// Last loss of power or connection of each disk since its last resync from another disk.
     doubts: BTreeMap<usize, Moment>,
-    /// No replica is known to have kept anything of the writes that began before this moment.
+    /// Writes that began before this moment may be lost on every replica.
     all_lost: Option<Moment>,
-    /// Start of the present reconcile resync, if there is one.
+    /// Start of the running reconcile, if any.
     reconciled_since: Option<Moment>,
-    /// Nothing fails any more, and every failure is judged.
+    /// No further failures occur, and every failure has been judged.
     pub calm: bool,
     pub reads: u64,
     pub writes: u64,
@@ -70,7 +69,7 @@ struct Superseded {
     at: Moment,
     /// When the superseding write began.
     by: Moment,
-    /// No write was acknowledged: a read found the value.
+    /// A read superseded the value, without an acknowledged write.
     by_read: bool,
 }
 
@@ -99,8 +98,8 @@ impl Checker {
         }
     }
 
-    /// A block that the volume grows over has this value on some disk, and another value on
-    /// another.
+    /// Before the volume grows over a block: one disk has this value there, and another disk may
+    /// have another value.
     pub fn was_there(&mut self, block: u64, tag: u64) {
         let first = Value {
             tag,
@@ -109,14 +108,15 @@ impl Checker {
         self.blocks[block as usize].push(first);
     }
 
-    /// The volume has grown: the old data in the new area is made equal, from one of the replicas.
+    /// The volume has grown: the old data in the new area is reconciled from one of the replicas.
     pub fn grew(&mut self, in_sync: &[usize], now: Moment) {
         if in_sync.len() > 1 {
             self.reconciled_since.get_or_insert(now);
         }
     }
 
-    /// A write of the tags from `tag` on, one per block; or of zeroes, if `tag` is 0.
+    /// A write began, with consecutive tags from `tag` on, one per block; with `tag` 0 it writes
+    /// zeroes.
     pub fn write_began(&mut self, write: u64, lba: u64, blocks: u64, tag: u64, now: Moment) {
         for index in 0..blocks {
             self.blocks[(lba + index) as usize].push(Value {
@@ -147,7 +147,7 @@ impl Checker {
             own.ended = Some(now);
             own.failed = !acknowledged;
             let by = own.began;
-            // Replicas accepted it, and lost it, before all of them completed it.
+            // Replicas executed the write and lost it before all of them completed it.
             let lost = !durable && self.all_lost.is_some_and(|lost| by <= lost);
             if !acknowledged || lost {
                 continue;
@@ -201,7 +201,7 @@ impl Checker {
                 ));
             };
             let by = found.began;
-            // Zeroes may be those of several writes.
+            // Several writes may have written zeroes.
             let mut found = values.iter().filter(possible);
             let calm = self.calm;
             if found.any(|v| v.ended.is_none_or(|e| e > began) || v.failed && !calm) {
@@ -223,8 +223,8 @@ impl Checker {
         Ok(())
     }
 
-    /// A new holder serves. `in_sync`: the disks of the replicas in sync; `unclean`: the previous
-    /// holder did not close the volume.
+    /// A new holder serves. `in_sync` are the disks of in-sync replicas; `unclean` means that the
+    /// previous holder did not close the volume.
     pub fn serves(&mut self, in_sync: &[usize], unclean: bool, now: Moment) {
         for (write, lba, blocks) in std::mem::take(&mut self.zombies) {
             for block in lba..lba + blocks {
@@ -251,9 +251,9 @@ impl Checker {
         self.reconciled_since = None;
     }
 
-    /// A replica in sync is lost. If it was the reconcile source, its values, even those flushed
-    /// since, may exist nowhere else: an unclean stop, the loss of caches, and then the loss of the
-    /// source are more than one failure.
+    /// An in-sync replica is lost. If it was the source of a reconcile, its values, even those
+    /// flushed since, may exist nowhere else. This is more than one failure: an unclean stop, the
+    /// loss of caches, and then the loss of the source.
     pub fn unsettle(&mut self) {
         let Some(since) = self.reconciled_since else {
             return;
@@ -261,8 +261,9 @@ impl Checker {
         reopen(&mut self.blocks, since);
     }
 
-    /// The reconcile source cannot read these blocks: another replica's data counts from now on,
-    /// which may differ from data read before. This applies once: the next read is settled again.
+    /// The source of a reconcile cannot read these blocks: the data of another replica is valid
+    /// from now on, and may differ from earlier reads. This applies once: the next read is settled
+    /// again.
     pub fn salvaged(&mut self, lba: u64, blocks: u64) {
         let Some(since) = self.reconciled_since else {
             return;
@@ -271,9 +272,9 @@ impl Checker {
         reopen(blocks, since);
     }
 
-    /// The operator forced the volume to continue from a replica that was out of sync, for lack of
-    /// another. The writes that it missed are lost, or partly present, as it may have been copied
-    /// to. Each block holds some former value.
+    /// The operator forced the volume to continue from a replica that was not in sync. The writes
+    /// that it missed are lost, or partly present, because it may have been the target of a resync.
+    /// Each block holds some former value.
     pub fn forced(&mut self) {
         for value in self.blocks.iter_mut().flatten() {
             value.superseded = None;
@@ -282,7 +283,7 @@ impl Checker {
         self.reconciled_since = None;
     }
 
-    /// A disk stops or starts being an in-sync replica: it gets its missing data from others.
+    /// A disk starts or stops being an in-sync replica: it gets its missing data from others.
     pub fn replaced(&mut self, disk: usize) {
         self.losses.remove(&disk);
         self.doubts.remove(&disk);
@@ -319,7 +320,7 @@ impl Checker {
     }
 }
 
-/// Values that were only read since `since` are open again.
+/// Reopens values that were only settled by reads since `since`.
 fn reopen(blocks: &mut [Vec<Value>], since: Moment) {
     for value in blocks.iter_mut().flatten() {
         if value.superseded.is_some_and(|s| s.by_read && s.at > since) {
@@ -354,7 +355,7 @@ mod tests {
         checker.write_ended(tag, (0, 1), true, false, at + 1);
     }
 
-    /// Whether a read at `at` may find the tag. Does not settle anything.
+    /// True if a read at `at` may return the tag. Does not settle the value.
     fn may(checker: &Checker, tag: u64, at: Moment) -> bool {
         let mut copy = Checker {
             blocks: checker.blocks.clone(),
@@ -439,7 +440,8 @@ mod tests {
         assert!(may(&checker, 0, 10) && may(&checker, 6, 10) && !may(&checker, 5, 10));
     }
 
-    /// The replicas had it when the power failed, and its holder acknowledged it before it noticed.
+    /// The replicas had the write when the power failed, and the holder acknowledged it before it
+    /// detected the failure.
     #[test]
     fn writes_in_flight_are_lost_with_the_last_replica() {
         for fua in [false, true] {
@@ -480,7 +482,7 @@ mod tests {
     }
 
     /// While replicas are reconciled, two reads of the same data do not differ, even where the
-    /// source cannot read, except at the moment at which that is reported.
+    /// source cannot read, except when that is reported.
     #[test]
     fn answers_do_not_alternate() {
         let mut checker = Checker::new(2);

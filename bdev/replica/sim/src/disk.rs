@@ -1,9 +1,9 @@
-//! A simulated disk, optionally behind a network: slow, failing, silent, absent and returning,
-//! never lying.
+//! A simulated disk, optionally behind a network: it can be slow, fail, hang, disappear and return,
+//! but never returns wrong data.
 //!
-//! Its commands take effect at a moment between submission and completion. A holder reaches it
-//! through a [`Device`]. A holder that claims the disk takes it away from the others, as a
-//! reservation would: their commands in flight execute or not, and none executes after that.
+//! A command takes effect at some time between submission and completion. A holder reaches the disk
+//! through a [`Device`]. A holder that claims the disk excludes other holders, like a reservation:
+//! their commands in flight execute or not, and none executes afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,14 +31,14 @@ pub struct Traits {
     pub local: bool,
 }
 
-/// Its rates of misbehaviour, in chances per thousand commands.
+/// Rates of failures, in chances per thousand commands.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Temper {
     pub read_error: u64,
     pub write_error: u64,
     pub retry: u64,
     pub flush_error: u64,
-    /// Longer than any deadline.
+    /// Chance of a delay longer than any deadline.
     pub hang: u64,
     /// Typical time of a command.
     pub latency: Duration,
@@ -56,14 +56,13 @@ pub(crate) struct Inner {
     answers: BTreeMap<u64, Vec<Answer>>,
     /// Every command completes as "gone".
     gone: bool,
-    /// No command completes until then.
+    /// No command completes before this time.
     silent_until: Nanos,
-    /// Holders that cannot reach it.
+    /// Holders that cannot reach the disk.
     cut_off: Vec<u64>,
     owner: Option<u64>,
     losses: u64,
-    /// The fewest blocks that each holder has seen, or has learned of since it needed the area
-    /// beyond.
+    /// The fewest blocks that each holder has seen, or learned of, since it needed the area beyond.
     least: BTreeMap<u64, u64>,
     /// Blocks that are unreadable until they are written.
     bad: BTreeSet<u64>,
@@ -81,7 +80,7 @@ struct Command {
     blocks: u64,
     contents: Vec<u64>,
     status: Status,
-    /// Its queue is closed.
+    /// The command's queue is closed.
     orphan: bool,
 }
 
@@ -173,7 +172,7 @@ impl SimDisk {
         inner.commands.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// Makes it unreachable for every holder.
+    /// Makes the disk unreachable for every holder.
     pub fn disappear(&self) {
         let mut inner = self.lock();
         inner.gone = true;
@@ -181,7 +180,7 @@ impl SimDisk {
         inner.sweep(|_| true);
     }
 
-    /// The power fails: commands in flight may or may not have reached the cache, and the cache is
+    /// Fails the power: commands in flight may or may not have reached the cache, and the cache is
     /// lost.
     pub fn lose_power(&self, loss: Loss) {
         self.disappear();
@@ -191,7 +190,7 @@ impl SimDisk {
         inner.media.lose_power(&mut inner.random, loss);
     }
 
-    /// It loses its end, while in use.
+    /// Truncates the disk while it is in use.
     pub fn cut(&self, blocks: u64) {
         let mut inner = self.lock();
         inner.media.cut(blocks);
@@ -201,7 +200,7 @@ impl SimDisk {
         }
     }
 
-    /// It has its end again, with zeroes.
+    /// Restores the size of the disk; the restored part reads as zeroes.
     pub fn enlarge(&self) {
         self.lock().media.enlarge();
     }
@@ -221,7 +220,7 @@ impl SimDisk {
         inner.silent_until = until;
         let held = std::mem::take(&mut inner.commands);
         for ((due, number), command) in held {
-            // Data of a closed queue is not kept any longer.
+            // Data of a closed queue is not needed.
             let due = if command.orphan {
                 due
             } else {
@@ -231,7 +230,7 @@ impl SimDisk {
         }
     }
 
-    /// These blocks of the volume become unreadable until they are written.
+    /// Makes these blocks of the volume unreadable until they are written.
     pub fn spoil(&self, lba: u64, blocks: u64) {
         let mut inner = self.lock();
         let first = inner.media.format.reserved() + lba;
@@ -249,7 +248,7 @@ impl SimDisk {
         }
     }
 
-    /// No failures from now on.
+    /// Stops all failures.
     pub fn heal(&self) {
         let mut inner = self.lock();
         inner.gone = false;
@@ -267,7 +266,7 @@ impl SimDisk {
         }
     }
 
-    /// Gives it to `holder` from now on. `false`: it is unreachable.
+    /// Gives `holder` the exclusive use of the disk. Returns false if the disk is unreachable.
     pub fn claim(&self, holder: u64) -> bool {
         let mut inner = self.lock();
         if inner.gone || inner.cut_off.contains(&holder) {
@@ -286,7 +285,7 @@ impl Inner {
         self.losses
     }
 
-    /// The holder opens it in its present state.
+    /// Records that the holder opened the disk in its present state.
     pub fn opened_by(&mut self, holder: u64) {
         self.least.insert(holder, self.media.blocks());
     }
@@ -296,12 +295,12 @@ impl Inner {
         self.least.get(&holder).copied().unwrap_or(blocks)
     }
 
-    /// True when a queue could be opened.
+    /// True when `holder` can open a queue.
     pub fn reaches(&self, holder: u64) -> bool {
         !self.gone && !self.cut_off.contains(&holder)
     }
 
-    /// Takes a command. Its number comes back with the completion.
+    /// Accepts a command. Returns its number, which the completion contains.
     pub fn submit(&mut self, order: Order) -> u64 {
         self.numbers += 1;
         let number = self.numbers;
@@ -334,7 +333,7 @@ impl Inner {
         number
     }
 
-    /// Executes it synchronously, if the disk does such things and is able to at this moment.
+    /// Executes a command synchronously, if the disk supports that and can do it now.
     pub fn at_once(&mut self, order: Order) -> Option<Answer> {
         let its_own = self.reaches(order.holder) && self.owner == Some(order.holder);
         let ready = its_own && self.silent_until <= self.now;
@@ -415,7 +414,7 @@ impl Inner {
         }
     }
 
-    /// `in_part`: each cell may or may not be written.
+    /// Executes a command. With `in_part`, each cell may or may not be written.
     fn carry_out(&mut self, command: &Command, in_part: bool) -> Vec<u64> {
         if !self.media.holds(command.lba, command.blocks) {
             return Vec::new();
@@ -449,8 +448,8 @@ impl Inner {
         Vec::new()
     }
 
-    /// Ends commands in flight that match: each was executed, in part, or not, and completes as
-    /// "gone".
+    /// Ends matching commands in flight: each was executed, executed in part, or not executed, and
+    /// completes as "gone".
     fn sweep(&mut self, meant: impl Fn(&Command) -> bool) {
         for (key, mut command) in std::mem::take(&mut self.commands) {
             if !meant(&command) {
@@ -504,8 +503,7 @@ impl Inner {
         own.next().map(|((due, _), _)| *due)
     }
 
-    /// Tries to end a command early: it may be too late, and the ended command may have been
-    /// executed.
+    /// Tries to end a command early: it may be too late, and the command may have been executed.
     pub fn abort(&mut self, number: u64) -> bool {
         let found = self.commands.keys().find(|key| key.1 == number).copied();
         let Some(key) = found.filter(|_| self.random.one_in(2)) else {
@@ -534,7 +532,7 @@ impl Inner {
         self.commands.insert((due, number), nothing);
     }
 
-    /// The queue is closed. Commands in flight may still execute, a little later.
+    /// Closes a queue. Commands in flight may still execute a little later.
     pub fn close(&mut self, queue: u64, linger: Duration) {
         self.answers.remove(&queue);
         for (key, mut command) in std::mem::take(&mut self.commands) {

@@ -37,10 +37,10 @@ use super::state::Live;
 use crate::model::VolumeRecord;
 use crate::shared::Failure;
 
-/// Reports and steps at most: without interference four suffice.
+/// Most reports and steps: without interference four suffice.
 const ROUNDS: usize = 16;
-/// How often the holder checks that its reservation still exists, and that the label is still its
-/// own. This is the latest time at which a holder that does not write learns of another one.
+/// Interval at which the holder checks that its reservation exists, and that the label is its own.
+/// A holder that does not write learns of another one after this time at the latest.
 pub(super) const WATCH: Duration = Duration::from_secs(1);
 
 /// The key of a holder in an epoch.
@@ -52,18 +52,18 @@ pub(super) fn key(volume: Uuid, epoch: u64, holder: Uuid) -> u64 {
             .map(|w| u16::from_be_bytes([w[0], w[1]]));
         u64::from(words.fold(0, |sum, word| sum ^ word))
     };
-    // No holder is left from an epoch 2^32 ago.
+    // No holder exists from an epoch 2^32 ago.
     (fold(volume) | 1) << 48 | (epoch & 0xffff_ffff) << 16 | fold(holder)
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The device is this holder's alone.
+    /// Only this holder has access to the device.
     Done,
     Ask(Ask),
     /// The volume has another holder, of this epoch or a later one.
     Outranked,
-    /// A user without relation to the volume has it.
+    /// An unrelated host has reserved the device.
     Strange,
 }
 
@@ -76,7 +76,7 @@ pub(super) fn next(report: &ReservationReport, key: u64) -> Next {
     match report.held {
         Held::Otherwise(_) => Next::Strange,
         Held::ByRegistrants if own == Some(key) && others.is_empty() => Next::Done,
-        // Any other host that comes to a reserved device must be excluded.
+        // Any other registered host must be excluded.
         Held::ByRegistrants if own == Some(key) => Next::Ask(Ask::Preempt { key }),
         _ if !others.iter().all(of_volume) => Next::Strange,
         _ if own != Some(key) => Next::Ask(Ask::Register { current: own, key }),
@@ -96,7 +96,8 @@ pub(super) async fn ask(
     }
 }
 
-/// Makes the device the holder's of `key` alone. Answers whether it was not before.
+/// Reserves the device exclusively for the holder of `key`. Returns true if it was not reserved so
+/// before.
 pub(super) async fn reserve(
     core: &CoreHandle,
     disk: &Disk,
@@ -152,7 +153,7 @@ impl Membership {
             return Ok(());
         }
         let changed = reserve(&self.context.core, &live.disk, key, self.context.deadline()).await?;
-        // A holder that came and went while it was unreserved has left a label.
+        // A holder that came and left before the reservation may have written a label.
         if changed
             && let Ok((label, _)) = self.media.read_label(&live.disk).await?
             && label.volume == record.id
@@ -165,7 +166,7 @@ impl Membership {
         Ok(())
     }
 
-    /// The replica left the volume, or the volume has no holder any longer.
+    /// Releases the reservation, because the replica left the volume, or the volume has no holder.
     pub(super) async fn let_others_in(&self, live: &Live) {
         let key = live.key.take();
         if key != 0 {
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Keys are in the order of epochs, are never zero, and distinguish volumes and holders.
+    /// Keys increase with epochs, are never zero, and differ between volumes and holders.
     #[test]
     fn keys() {
         assert!(of(1, 9) < of(2, 1) && of(2, 1) < of(3, 0));

@@ -1,4 +1,4 @@
-//! The replicas' devices as the control uses them, and its buffers.
+//! The control's access to the replicas' devices, and its buffers.
 //!
 //! Buffers for decisions (labels, pages of the log) are reserved: hosts' writes wait for a decision
 //! with their buffers, so a decision that waited for a buffer would deadlock. Copying, comparing
@@ -28,14 +28,14 @@ use crate::model::VolumeRecord;
 use crate::mutation::Mutation;
 use crate::shared::Failure;
 
-/// Longest delay between two attempts of an I/O for which the device lacked resources.
+/// Longest delay between two attempts of an I/O that lacked resources.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// How long a task waits for a buffer with stripes in hand.
+/// How long a task that holds stripes waits for a buffer.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Time before a task that gave up for lack of a buffer is retried.
+/// Delay before a task is retried that lacked a buffer.
 pub(super) const SHORTAGE_OVER: Duration = Duration::from_secs(1);
-/// Reserved blocks: a label and a page for each of five replicas, and as many that a hanging device
-/// has not returned.
+/// Number of reserved blocks: a label and a page for each of five replicas, and the same number for
+/// those that a hanging device has not returned.
 const KEPT: usize = 20;
 
 pub(super) struct Media {
@@ -55,8 +55,8 @@ pub(super) struct Reserve {
 }
 
 impl Media {
-    /// A block for a label or a page of the log. While the pool has some, refills the reserve to
-    /// its size.
+    /// Acquires a block for a label or a page of the log. Refills the reserve while the pool has
+    /// free blocks.
     pub(super) async fn block(&self) -> Buf {
         loop {
             if let Some(buf) = self.block_now() {
@@ -84,7 +84,8 @@ impl Media {
         }
     }
 
-    /// A buffer for a part of the volume, if one becomes free soon: the caller has stripes.
+    /// Acquires a buffer for a part of the volume. Waits only briefly, because the caller holds
+    /// stripes.
     pub(super) async fn buffer(&self, len: usize) -> Result<Buf, Failure> {
         let patience = self.context.core.now() + PATIENCE;
         loop {
@@ -107,7 +108,7 @@ impl Media {
         }
     }
 
-    /// Claims a device and looks whether it fits.
+    /// Claims a device and checks its size.
     pub(super) async fn claim(
         &self,
         record: &VolumeRecord,
@@ -123,8 +124,8 @@ impl Media {
         }
     }
 
-    /// Claims a device like [`Media::claim`], even one that may have become too small. Its label
-    /// says whether it is the replica's.
+    /// Claims a device like [`Media::claim`], even if it may have become too small. Its label shows
+    /// whether it is the replica.
     pub(super) fn claim_of_any_size(
         &self,
         record: &VolumeRecord,
@@ -148,7 +149,7 @@ impl Media {
         Ok((device, disk))
     }
 
-    /// Flushes replicas; reports failed ones to the judge.
+    /// Flushes replicas; reports failed ones to the failure handler.
     pub(super) async fn flush_all(&self, replicas: &[(usize, Rc<Live>)]) -> bool {
         let flushes = replicas.iter().map(|(slot, live)| async move {
             let outcome = self.flush(&live.disk).await;
@@ -160,7 +161,7 @@ impl Media {
         join_all(flushes).await.into_iter().all(|ok| ok)
     }
 
-    /// The remaining labels would only show that the device was a replica once.
+    /// Wipes labels that would only show that the device was a replica once.
     pub(super) async fn wipe_labels(&self, disk: &Disk) {
         if let Err(why) = self.erase_labels(disk).await {
             let (device, why) = (&disk.name, describe(why));
@@ -169,7 +170,7 @@ impl Media {
     }
 
     /// Checks whether a remote device that reports enough blocks ends before the volume does: a
-    /// target may announce more than the device behind it has.
+    /// target may announce more blocks than its device has.
     pub(super) async fn ends_early(&self, disk: &Disk, record: &VolumeRecord) -> Option<Cut> {
         let needed = record.needed_bytes();
         let read = self.read_block(disk, needed - BLOCK as u64).await;
@@ -177,7 +178,7 @@ impl Media {
         (ends && !Mutation::IgnoreSize.is_active()).then(|| Cut::unreadable(record))
     }
 
-    /// One I/O at a byte of a device, within the volume's deadline.
+    /// Executes one I/O at a byte offset of a device, within the volume's deadline.
     pub(super) async fn io(
         &self,
         disk: &Disk,
@@ -190,8 +191,7 @@ impl Media {
         let block = u64::from(disk.block_size);
         let mut io = Io::new(0, op, offset / block, (bytes / block) as u32).flags(flags);
         io.data.extend(data);
-        // A shortage passes, and is no reason to give a replica up: retry for much longer than its
-        // deadline.
+        // A shortage is temporary and no failure of the replica: retry for several deadlines.
         let patience = self.context.core.now() + self.context.deadline() * 4;
         let mut pause = MOMENT;
         loop {
@@ -256,7 +256,7 @@ impl Media {
         flushed.await.map(drop)
     }
 
-    /// The label that counts on a device.
+    /// Reads the newer label of a device.
     pub(super) async fn read_label(
         &self,
         disk: &Disk,
@@ -266,7 +266,7 @@ impl Media {
         Ok(newest(&a, &b))
     }
 
-    /// Both, so that no earlier label of the device counts.
+    /// Erases both labels, so that no earlier label of the device is valid.
     pub(super) async fn erase_labels(&self, disk: &Disk) -> Result<(), Failure> {
         for place in [LabelCopy::A, LabelCopy::B] {
             let at = label_offset(place);

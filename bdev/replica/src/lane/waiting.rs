@@ -8,31 +8,33 @@ use nacre_reactor::{Idle, Nanos};
 use super::request::{Stage, Why};
 use super::requests::Requests;
 
-/// Time before a request that no replica could serve is retried without a change of the replicas.
+/// Delay before a request that no replica could serve is retried without a change of the replicas.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
-/// Number of turns that retry a stripe at once, enough while the stripe's holder makes progress.
+/// Number of turns in which a locked stripe is retried immediately; enough while its owner makes
+/// progress.
 const SPINS: u32 = 1024;
-/// Later retries wait for pauses that grow by this much up to [`PAUSE`]: a holder that waits for a
-/// judgement does not announce the release, and may wait as long as the store is unavailable.
+/// Later retries wait for pauses that grow by this amount up to [`PAUSE`]: an owner that waits for
+/// a verdict does not announce the release of the stripe, and may wait as long as the store is
+/// unavailable.
 const STEP: Duration = Duration::from_micros(200);
 
 pub(super) struct Waiting {
     /// Oldest first.
     queue: VecDeque<u32>,
     recheck: Recheck,
-    /// During a retry: how many at the head came later than the current one.
+    /// During a retry: the number of requests at the head that arrived after the current one.
     later: usize,
 }
 
-/// The events since the last retry, besides those that the requests check for themselves. Each
+/// Events since the last retry, other than those that requests check for themselves. Each variant
 /// includes the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Recheck {
     Nothing,
-    /// A write ended: waiting requests may not overlap it any longer.
+    /// A write ended: waiting requests may no longer overlap with it.
     WriteEnded,
-    /// The view is new.
+    /// A new view was adopted.
     View,
 }
 
@@ -62,7 +64,7 @@ impl Waiting {
         self.queue.retain(|waiting| *waiting as usize != index);
     }
 
-    /// The next retry checks the requests that wait for such an event.
+    /// Makes the next retry check the requests that wait for this event.
     #[inline]
     pub fn note(&mut self, event: Recheck) {
         self.recheck = self.recheck.max(event);
@@ -76,7 +78,7 @@ impl Waiting {
         std::mem::replace(&mut self.recheck, Recheck::Nothing)
     }
 
-    /// The next request of a retry, which leaves `later` requests behind it in the queue. The
+    /// Returns the next request of a retry, with `later` requests behind it in the queue. The
     /// caller starts it, or pushes it again.
     pub fn next(&mut self, later: usize) -> Option<usize> {
         self.later = later;
@@ -87,7 +89,7 @@ impl Waiting {
         self.later = 0;
     }
 
-    /// True when a waiting write that came earlier has blocks of this range: it goes first.
+    /// True when an earlier waiting write overlaps this range and must run first.
     #[cold]
     pub fn overlap_earlier(&self, requests: &Requests, lba: u64, end: u64) -> bool {
         let earlier = self.queue.iter().skip(self.later);
@@ -100,7 +102,7 @@ impl Waiting {
         self.queue.iter().map(|index| *index as usize)
     }
 
-    /// The next point in time that a waiting request waits for.
+    /// The earliest time for which a waiting request waits.
     pub fn next_moment(&self, requests: &Requests) -> Idle {
         let mut idle = Idle::Quiet;
         for index in self.iter() {
@@ -112,7 +114,7 @@ impl Waiting {
     }
 }
 
-/// Returns the wait of a request that was about to start, and whose stripes another owner has.
+/// Returns the wait of a request whose stripes are locked by another owner.
 #[cold]
 pub(super) fn stripe_wait(stage: Stage, now: Nanos) -> Why {
     let tries = match stage {

@@ -1,8 +1,8 @@
-//! Contents: every operation on files and block devices, direct and through the page cache.
+//! Every operation on files and block devices, with direct I/O and through the page cache.
 
 use super::*;
 
-/// Goal: each operation has its effect on the file itself, on every place and both ways.
+/// Goal: each operation changes the file itself, at all offsets, with direct and buffered I/O.
 #[test]
 fn operations_reach_the_file() {
     for (place, direct) in places().iter().flat_map(|p| [(p, None), (p, Some(false))]) {
@@ -47,7 +47,8 @@ fn operations_reach_the_file() {
     }
 }
 
-/// Goal: the last blocks work, one more is out of range, and nothing overflows.
+/// Goal: I/O to the last blocks succeeds, one more block is out of range, and no computation
+/// overflows.
 #[test]
 fn ranges_are_checked() {
     let temp = Temp::new(MIB);
@@ -74,7 +75,7 @@ fn ranges_are_checked() {
     );
 }
 
-/// Goal: two extents, and extents that no direct I/O could take as they are, carry their bytes.
+/// Goal: two extents, and extents that direct I/O does not accept, transfer their bytes.
 #[test]
 fn any_buffer_will_do() {
     let temp = Temp::new(MIB);
@@ -85,7 +86,7 @@ fn any_buffer_will_do() {
         });
         let bs = rig.block_size();
         let mut copied = 0;
-        // (skew of the buffers, bytes in the first of the two)
+        // (misalignment of the buffers, bytes in the first of the two)
         for (skew, first) in [(0, bs), (1, bs), (8, 2 * bs), (0, 100), (3, 4 * bs - 1)] {
             let mut whole = rig.buf(4 * bs + skew, 0);
             for (i, byte) in whole.bytes_mut().expect("unique").iter_mut().enumerate() {
@@ -123,7 +124,7 @@ fn any_buffer_will_do() {
     }
 }
 
-/// Goal: with no buffer to copy through, an unaligned I/O waits for one, is not lost, keeps the
+/// Goal: without a free bounce buffer, an unaligned I/O waits for one, is not lost, keeps the
 /// reactor awake, and can be aborted.
 #[test]
 fn unaligned_waits_for_a_buffer() {
@@ -184,7 +185,7 @@ fn buffer_waiters_are_not_overtaken() {
     };
     write(&mut rig, 0);
     write(&mut rig, 1);
-    // With their data: only the bounce buffer becomes free.
+    // Completed I/O keeps its data, so that only the bounce buffer becomes free.
     let mut ended = Vec::new();
     for token in 2..8 {
         ended.extend(rig.collect(1));
@@ -196,7 +197,7 @@ fn buffer_waiters_are_not_overtaken() {
     drop(hoard);
 }
 
-/// Goal: random overlapping-free reads and writes at full depth against an image in memory.
+/// Goal: random reads and writes without overlap, at full depth, match an image in memory.
 #[test]
 fn deep_and_mixed_matches_a_model() {
     for place in places() {
@@ -219,7 +220,7 @@ fn deep_and_mixed_matches_a_model() {
             (seed >> 33) as usize
         };
         for _round in 0..40 {
-            // Distinct blocks within a round: what overlaps in flight has no defined outcome.
+            // Distinct blocks within a round: overlapping I/O in flight has no defined result.
             let start = next() % 256;
             for i in 0..48u64 {
                 let lba = (start + i as usize * 5) % 256;
@@ -251,8 +252,8 @@ fn deep_and_mixed_matches_a_model() {
     }
 }
 
-/// Goal: growing is seen by rescan, shrinking also by an I/O that meets the new end; a range that
-/// is gone is OutOfRange.
+/// Goal: rescan detects growth; shrinking is also detected by an I/O past the new end. I/O to the
+/// lost range completes with OutOfRange.
 #[test]
 fn size_changes_are_detected() {
     for direct in [None, Some(false)] {
@@ -290,8 +291,8 @@ fn size_changes_are_detected() {
         let same = rig.device.rescan(None).expect("rescanned");
         assert_eq!(same.before, same.after);
 
-        // Rescan adopts no more than requested. A look notices a smaller size before a write makes
-        // the file longer again.
+        // Rescan adopts at most the requested size. `look` detects a smaller size before a write
+        // enlarges the file again.
         let less = rig.device.rescan(Some(MIB / 4)).expect("rescanned");
         assert_eq!(less.after, MIB / 4 / bs);
         rig.device.look();
@@ -303,8 +304,9 @@ fn size_changes_are_detected() {
     }
 }
 
-/// Goal: no space behind a sparse file is NoSpace, and the queue goes on. A tmpfs of 1 MiB of our
-/// own does it; where we may not mount, a limit on file sizes cannot stand in, so it is skipped.
+/// Goal: a full file system below a sparse file gives NoSpace, and the queue continues. Method: a
+/// tmpfs of 1 MiB. Skipped where mounting is not permitted, because a file size limit has another
+/// effect.
 #[test]
 fn a_full_file_system_reports_no_space() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -358,7 +360,7 @@ fn a_full_file_system_reports_no_space() {
 }
 
 /// Goal: once the page cache has lost data, FLUSH and FUA fail until a rescan (the kernel itself
-/// would report it once and then succeed); plain writes and direct I/O are unaffected.
+/// reports the loss once and then succeeds). Plain writes and direct I/O are unaffected.
 #[test]
 fn lost_data_stays_reported() {
     let temp = Temp::new(MIB);
@@ -384,8 +386,8 @@ fn lost_data_stays_reported() {
     }
 }
 
-/// Goal: a block device works like a file, with its own sector size and honest cache, discards,
-/// and is refused to a second user.
+/// Goal: a block device works like a file, with its own sector size, its real write cache and
+/// discards, and refuses a second user.
 #[test]
 fn block_device() {
     for sector in [512u32, 4096] {

@@ -1,4 +1,4 @@
-//! The ring: waking, aborting, bounds, and what happens to I/O when its queue goes away.
+//! The ring: wake-ups, aborts, bounds, and I/O in flight when its queue is dropped.
 
 use super::*;
 
@@ -12,8 +12,8 @@ fn options() -> impl Iterator<Item = RingOptions> {
         })
 }
 
-/// Whether the descriptor, which a queue owns, turns readable in time. Polled through a duplicate,
-/// as only its number is known.
+/// True if a queue's descriptor becomes readable in time. Uses a duplicate, because only the number
+/// is known.
 fn readable(fd: i32, timeout: Duration) -> bool {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("pidfd_open");
@@ -23,7 +23,7 @@ fn readable(fd: i32, timeout: Duration) -> bool {
     rustix::event::poll(&mut fds, Some(&limit)).expect("poll") > 0
 }
 
-/// Goal: every set of ring options carries the same I/O and reports the granted ones.
+/// Goal: every set of ring options executes the same I/O, and the granted options are reported.
 #[test]
 fn every_ring_works() {
     let temp = Temp::new(MIB);
@@ -48,7 +48,7 @@ fn every_ring_works() {
         assert!(ring.registered_buffers || facts["registered_buffers"] == false);
         assert_eq!(rig.write(0, 8, 0x3c), Status::Ok);
         assert_eq!(rig.fill_of(0, 8), 0x3c);
-        // Another pool's buffer is not in the registered regions, and works all the same.
+        // A buffer of another pool is not in the registered regions, and works too.
         let foreign = Pool::heap(&[ClassSpec {
             size: 4096,
             count: 1,
@@ -78,7 +78,7 @@ fn a_sleeper_is_woken() {
             rig.queue.disarm();
             let mut slept = 0;
             for round in 0..300u64 {
-                // Flushes take their time in a kernel worker; reads come by interrupt.
+                // Flushes run in a kernel worker; reads complete by interrupt.
                 let io = match round % 4 {
                     0 => Io::new(round, Op::Flush, 0, 0),
                     1 => {
@@ -119,7 +119,7 @@ fn a_sleeper_is_woken() {
     }
 }
 
-/// Goal: a full list of completions holds the rest back, in order to lose none.
+/// Goal: a full list of completions delays the others and loses none.
 #[test]
 fn completions_are_bounded_by_done() {
     let temp = Temp::new(MIB);
@@ -147,8 +147,8 @@ fn completions_are_bounded_by_done() {
     assert_eq!(seen, ok.chain(refused).collect::<Vec<_>>());
 }
 
-/// Goal: aborting races with completing, and whatever wins, each token comes back once, and later
-/// users of the same slots are not hit by a late cancel.
+/// Goal: each token completes once, whether the abort or the completion comes first, and a late
+/// cancel does not affect later users of the same slots.
 #[test]
 fn aborts_lose_no_token() {
     let temp = Temp::new(4 * MIB);
@@ -191,8 +191,8 @@ fn aborts_lose_no_token() {
     }
 }
 
-/// Goal: a queue dropped with I/O in flight waits for the kernel, so that every buffer is back in
-/// the pool, the file is closed and its lock free.
+/// Goal: dropping a queue with I/O in flight waits for the kernel, so that every buffer is
+/// returned, the file is closed and its lock released.
 #[test]
 fn dropping_waits_for_the_kernel() {
     let temp = Temp::new(4 * MIB);
@@ -223,7 +223,7 @@ fn dropping_waits_for_the_kernel() {
     create(temp.config()).expect("the lock is free at once");
 }
 
-/// Goal: nothing survives an exec: every descriptor a queue opens is close-on-exec.
+/// Goal: every descriptor of a queue is close-on-exec.
 #[test]
 fn descriptors_are_close_on_exec() {
     let temp = Temp::new(MIB);
@@ -242,7 +242,7 @@ fn descriptors_are_close_on_exec() {
     drop(rig);
 }
 
-/// Goal: several cores use one device at once, each with a queue of its own.
+/// Goal: several cores use one device concurrently, each with its own queue.
 #[test]
 fn cores_share_a_device() {
     let temp = Temp::new(4 * MIB);

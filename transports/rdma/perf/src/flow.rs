@@ -14,12 +14,12 @@ use crate::params::{Measure, Op};
 use crate::pattern::Pattern;
 use crate::wire::{Accept, MESSAGE_BYTES, Message, Terms, Wrong};
 
-/// What all queue pairs of a run share.
+/// State shared by all queue pairs of a run.
 pub struct Load {
     pub terms: Terms,
     pub peer: SocketAddr,
     pub pool: Pool,
-    /// The data that is sent or written without comparison.
+    /// Data that is sent or written without comparison.
     pub source: Option<Buf>,
 }
 
@@ -33,7 +33,7 @@ struct UnderWay {
 enum What {
     Send,
     Write,
-    /// The request to compare the data written before it.
+    /// The request to compare the previously written data.
     Check,
     /// RDMA READ of this slot of the server's memory.
     Read(u16),
@@ -54,28 +54,28 @@ pub struct Flow {
     pub lane: Lane,
     index: u16,
     remote: Accept,
-    /// Requests under way at a time.
+    /// Most requests in flight.
     limit: usize,
     under_way: VecDeque<UnderWay>,
-    /// Number of the next message. All of a session are counted on, over all sizes.
+    /// Number of the next message. It counts on over all sizes of a session.
     next: u64,
-    /// Messages that the server says it has, and those it says it will take.
+    /// Messages that the server has confirmed, and messages that it allows in total.
     confirmed: u64,
     allowed: u64,
-    /// Slots of the server's memory that hold nothing to be compared.
+    /// Slots of the server's memory that are not waiting for a comparison.
     free: Vec<u16>,
-    /// When the messages were sent whose echo is to come.
+    /// Send times of the messages whose echo is pending.
     echoes: VecDeque<Instant>,
-    /// When something last came to its end.
+    /// When the last request completed.
     moved: Instant,
 }
 
-/// A completion's meaning for the measurement.
+/// The result of a completion.
 #[derive(Default)]
 pub struct Outcome {
-    /// A message of which this is the time.
+    /// The latency of a message.
     pub measured: Option<Duration>,
-    /// The server said something.
+    /// The completion is a message from the server.
     pub from_server: bool,
 }
 
@@ -126,7 +126,7 @@ impl Flow {
         })
     }
 
-    /// Requests that can be under way at a time.
+    /// Most requests in flight.
     pub fn limit(&self) -> usize {
         self.limit
     }
@@ -141,14 +141,14 @@ impl Flow {
                 Op::Send if terms.measure == Measure::Latency => self.echoes.len() < self.limit,
                 Op::Send => self.under_way.len() < self.limit && self.next < self.allowed,
                 Op::Write if terms.verify => {
-                    // At most as many slots are used as requests may be under way.
+                    // Use at most as many slots as requests may be in flight.
                     usize::from(self.remote.slots) - self.free.len() < self.limit
                 }
                 Op::Write | Op::Read => self.under_way.len() < self.limit,
             }
     }
 
-    /// Everything that was posted has come to its end, at the other side too.
+    /// True if every request has completed, also at the other side.
     pub fn is_idle(&self, terms: &Terms) -> bool {
         self.under_way.is_empty()
             && match terms.op {
@@ -159,7 +159,7 @@ impl Flow {
             }
     }
 
-    /// Something is under way, and nothing of it has come to its end for so long.
+    /// True if requests are in flight, and none has completed for the time `after`.
     pub fn is_stuck(&self, terms: &Terms, now: Instant, after: Duration) -> bool {
         !self.is_idle(terms) && now >= self.moved + after
     }
@@ -168,7 +168,7 @@ impl Flow {
         Pattern::new(terms.seed, self.index, number)
     }
 
-    /// Queues the next message, if one may be under way. `false`: not now.
+    /// Queues the next message. Returns false if no further message may be in flight now.
     pub fn queue(&mut self, load: &Load, size: u32, now: Instant) -> Result<bool, PerfError> {
         let terms = &load.terms;
         if !self.is_free(terms) {
@@ -241,7 +241,8 @@ impl Flow {
                     return Ok(false);
                 };
                 if terms.verify {
-                    // Data of an earlier READ must not pass for data of this one.
+                    // Clear the data of an earlier READ, so that the comparison detects a missing
+                    // transfer.
                     buf.bytes_mut().expect("it is not shared").fill(0);
                 }
                 let slot = (number % u64::from(self.remote.slots)) as u16;
@@ -280,7 +281,7 @@ impl Flow {
     ) -> Result<Outcome, PerfError> {
         let wc = done.wc();
         // A completion of an earlier connection: soft-RoCE leaves flushed completions in the
-        // completion queue when a queue pair goes.
+        // completion queue when a queue pair is destroyed.
         if wc.qp != self.lane.number() {
             return Ok(Outcome::default());
         }
@@ -344,7 +345,7 @@ impl Flow {
         })
     }
 
-    /// A message of the server: an echo, a credit, or the result of a comparison.
+    /// Handles a message of the server: an echo, a credit, or the result of a comparison.
     fn received(
         &mut self,
         load: &Load,
@@ -356,7 +357,7 @@ impl Flow {
         let confused = |what| PerfError::Confused { peer, what };
         let length = done.wc().byte_len;
         let Some(mut received) = self.lane.received(done) else {
-            return Err(confused("a message that was not waited for"));
+            return Err(confused("an unexpected message"));
         };
         let mut head = [0; MESSAGE_BYTES];
         head.copy_from_slice(received.header());
@@ -390,7 +391,7 @@ impl Flow {
         let Some(sent) = self.echoes.pop_front() else {
             return Err(PerfError::Confused {
                 peer: load.peer,
-                what: "an echo of nothing",
+                what: "an echo without a message",
             });
         };
         if length != size {
@@ -438,7 +439,7 @@ impl Flow {
                 wrong: None,
             } => {
                 if received > self.next || received < self.confirmed || allowed < self.allowed {
-                    let what = "a credit that cannot be";
+                    let what = "an invalid credit";
                     return Err(PerfError::Confused { peer, what });
                 }
                 (self.confirmed, self.allowed) = (received, allowed);
@@ -446,7 +447,7 @@ impl Flow {
             }
             Message::Checked { slot, wrong: None } => {
                 if slot >= self.remote.slots || self.free.contains(&slot) {
-                    let what = "an answer about memory that was not asked about";
+                    let what = "a comparison result that was not requested";
                     return Err(PerfError::Confused { peer, what });
                 }
                 self.free.push(slot);

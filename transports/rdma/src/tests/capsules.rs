@@ -1,4 +1,4 @@
-//! Listeners whose commands may carry less, or more, than those of their transport.
+//! Listeners whose in-capsule data size differs from that of their transport.
 
 use nacre_nvmf::transport::{ListenError, ListenerId, ListenerOptions, Plug};
 use nacre_nvmf_wire::opcode::io;
@@ -10,7 +10,8 @@ use super::stack::{Setup, Stack};
 
 const REFUSED: StatusCode = StatusCode::SGL_OFFSET_INVALID.with_dnr();
 
-/// A listener that wants `own`, on a transport with 4096 whose buffers hold `room`.
+/// A listener with in-capsule size `own`, on a transport with 4096 whose receive buffers hold
+/// `room` bytes.
 fn options(own: Option<u32>, room: u32) -> Options {
     Options::with(|options| {
         options.listener.in_capsule_data_size = own;
@@ -19,7 +20,7 @@ fn options(own: Option<u32>, room: u32) -> Options {
 }
 
 impl World {
-    /// What becomes of a write with so much data in its capsule.
+    /// The status of a write with `length` bytes of data in its capsule.
     fn carry(&mut self, length: u32) -> StatusCode {
         let data: Vec<u8> = (0..length).map(|at| (at / 7) as u8).collect();
         self.written.clear();
@@ -41,8 +42,8 @@ impl World {
     }
 }
 
-/// The target accepts exactly the announced in-capsule size, whatever room the buffers have, on
-/// shared receives and on others. Larger data fails its command, and nothing else.
+/// The target accepts exactly the announced in-capsule size, whatever the size of its buffers, with
+/// and without a shared receive queue. Larger data fails its command, and no other.
 #[test]
 fn the_announced_in_capsule_size_is_accepted() {
     for srq in [256, 0] {
@@ -52,7 +53,7 @@ fn the_announced_in_capsule_size_is_accepted() {
             (Some(1024), 0, 1024),
             (Some(64), 8192, 64),
             (Some(8192), 8192, 8192),
-            // There is no room for it.
+            // The buffers are too small for this size.
             (Some(8192), 0, 4096),
             (Some(16384), 6144, 6144),
         ] {
@@ -63,7 +64,8 @@ fn the_announced_in_capsule_size_is_accepted() {
             assert_eq!(world.announced(), (size, descriptors), "{own:?} {room}");
             assert_eq!(world.listener_size(), Some(size));
             assert_eq!(world.carry(size), StatusCode::SUCCESS);
-            // More than the buffers hold would be an error of the queue pair, of the host's making.
+            // A capsule larger than the buffers would be an error of the queue pair, caused by the
+            // host.
             if size + 16 <= room.max(4096) {
                 assert_eq!(world.carry(size + 16), REFUSED, "{own:?} {room}");
             }
@@ -73,7 +75,7 @@ fn the_announced_in_capsule_size_is_accepted() {
     }
 }
 
-/// Without any in-capsule data there is one descriptor, in the command.
+/// Without in-capsule data, the command contains the only descriptor.
 #[test]
 fn no_in_capsule_data() {
     let mut world = World::with(options(Some(0), 0), 1);
@@ -83,7 +85,7 @@ fn no_in_capsule_data() {
     assert_eq!(world.closed, []);
 }
 
-/// Descriptors in a capsule are data in it, and as many as were announced.
+/// Descriptors in a capsule count as in-capsule data; the announced number is accepted.
 #[test]
 fn descriptors_in_a_capsule() {
     let mut world = World::with(options(Some(64), 0), 1);
@@ -95,13 +97,13 @@ fn descriptors_in_a_capsule() {
     assert_eq!(call(&mut world, 64, 16), REFUSED);
     let many = StatusCode::INVALID_NUMBER_OF_SGL_DESCRIPTORS.with_dnr();
     assert_eq!(call(&mut world, 0, 80), many);
-    // These are looked at, and are none.
+    // These descriptors are parsed, and are invalid.
     let kind = StatusCode::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr();
     assert_eq!(call(&mut world, 48, 16), kind);
     assert_eq!(world.closed, []);
 }
 
-/// IOCCSZ is about I/O queues: what an admin queue takes is the transport's.
+/// IOCCSZ applies to I/O queues: admin queues use the transport's size.
 #[test]
 fn admin_queues_use_the_transports_size() {
     let mut world = World::with(options(Some(64), 0), 0);
@@ -131,7 +133,8 @@ fn invalid_in_capsule_sizes() {
     assert_eq!(world.listener_size(), Some(4096));
 }
 
-/// Hosts follow Identify: 4 KiB go in the capsule of one controller and by RDMA READ to another.
+/// Hosts follow Identify: 4 KiB are sent in the capsule to one controller, and fetched by RDMA READ
+/// by another.
 #[test]
 fn hosts_follow_ioccsz() {
     for (own, expected) in [(512, 4), (8192, 2)] {
@@ -144,7 +147,7 @@ fn hosts_follow_ioccsz() {
         assert_eq!(id.in_capsule_bytes(), u64::from(own));
         let before = stack.plug.total().read_ops;
         stack.write_and_read();
-        // Of 512 bytes, 4096, 4608, 32768 and 131072, those up to `own` need none.
+        // Of 512, 4096, 4608, 32768 and 131072 bytes, sizes up to `own` need no READ.
         let reads = stack.plug.total().read_ops - before;
         assert_eq!(reads, expected, "{own}");
     }

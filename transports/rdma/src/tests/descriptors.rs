@@ -1,5 +1,5 @@
-//! Requests of other hosts that our host never makes: several descriptors, keys to be invalidated,
-//! wrong pointers.
+//! Requests that Nacre's own host never sends: several descriptors, keys to invalidate, wrong
+//! pointers.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const CLASSES: [ClassSpec; 1] = [ClassSpec {
     count: 64,
 }];
 
-/// A host that sends any given bytes.
+/// A host that sends arbitrary capsules.
 struct RawHost {
     lane: Lane,
     batch: Batch,
@@ -106,7 +106,7 @@ pub struct World {
     pub conn: Option<ConnId>,
     pub closed: Vec<Closed>,
     pub written: Vec<u8>,
-    /// The data pointer of the command under way.
+    /// The data pointer of the command in flight.
     pointer: SglDescriptor,
 }
 
@@ -115,7 +115,7 @@ impl World {
         World::with(Options::default(), 1)
     }
 
-    /// Connected to queue `qid`.
+    /// Connects a host to queue `qid`.
     pub fn with(options: Options, qid: u16) -> World {
         let mut rig = TestRig::new(options);
         let pools = Pools {
@@ -146,7 +146,7 @@ impl World {
         );
     }
 
-    /// The same host with another connection.
+    /// Connects the same host again.
     fn connect_again(&mut self, qid: u16) {
         (0..10).for_each(|_| self.turn());
         self.host = RawHost::connect(&self.rig, qid);
@@ -218,7 +218,7 @@ impl World {
         self.rig.transport.flush(now);
     }
 
-    /// A read of 8 KiB into so many places.
+    /// Submits a read of 8 KiB into `places` memory ranges.
     fn read_scattered(&mut self, places: usize, expected: StatusCode) {
         let mut whole = self.host.memory.acquire(8192).unwrap();
         fill(&mut whole);
@@ -253,7 +253,7 @@ impl World {
         self.host.lane.post().unwrap();
     }
 
-    /// Sends a command with the contents of its capsule; returns its status, and the invalidated
+    /// Sends a command in a capsule with additional data; returns its status, and the invalidated
     /// key.
     pub fn call(&mut self, sqe: Sqe, capsule: &[u8]) -> (StatusCode, Option<u32>) {
         self.send(sqe, capsule);
@@ -287,7 +287,7 @@ fn fill(buf: &mut Buf) {
         .for_each(|(at, byte)| *byte = (at / 100) as u8);
 }
 
-/// Commands whose data the world fetches: 8 KiB.
+/// Commands whose 8 KiB of data the target fetches.
 fn fetches(opcode: u8) -> bool {
     matches!(opcode, io::WRITE | io::COMPARE | io::DATASET_MANAGEMENT)
 }
@@ -305,7 +305,7 @@ pub fn list(opcode: u8, offset: u64, length: u32) -> Sqe {
     Sqe::for_namespace(opcode, 9, 1).with_sgl(Sgl::InCapsuleDescriptors { offset, length })
 }
 
-/// Data in three pieces, both ways, split anyhow.
+/// Data in three pieces, in both directions, with any division.
 #[test]
 fn several_descriptors() {
     let mut world = World::new();
@@ -334,7 +334,7 @@ fn several_descriptors() {
         StatusCode::SUCCESS
     );
     assert!(whole[..] == expected[..]);
-    // The pieces do not add up.
+    // The lengths of the pieces do not add up to the data length.
     let less = &descriptors[..32];
     let wrong = StatusCode::DATA_SGL_LENGTH_INVALID.with_dnr();
     assert_eq!(world.call(list(io::WRITE, 0, 32), less).0, wrong);
@@ -342,8 +342,8 @@ fn several_descriptors() {
     assert!(world.closed.is_empty());
 }
 
-/// Goal: descriptors that name more memory than a list needs are accepted; block data has to fill
-/// them. Method: the target fetches 8 KiB, and the end is inside a descriptor, or before one.
+/// Goal: descriptors larger than a list are accepted; descriptors of block data must match its
+/// length. Method: the target fetches 8 KiB, which ends inside a descriptor, or before one.
 #[test]
 fn a_list_may_be_shorter_than_its_descriptors() {
     let mut world = World::new();
@@ -376,7 +376,7 @@ fn a_list_may_be_shorter_than_its_descriptors() {
 }
 
 /// Goal: a response that needs most of the send queue is sent, whatever the queue holds. Method: a
-/// shallow queue, and any number of responses before, which hold no buffers and request no
+/// shallow queue, and any number of earlier responses, which hold no buffers and request no
 /// completions.
 #[test]
 fn a_large_response_behind_small_ones() {
@@ -393,8 +393,8 @@ fn a_large_response_behind_small_ones() {
 }
 
 /// Goal: completions are reserved for every request that a queue pair can have posted, even if the
-/// device granted more than requested. Method: its send queue is full when it ends; nothing else
-/// does.
+/// device granted more than requested. Method: the send queue is full when the queue pair ends; no
+/// other queue pair ends.
 #[test]
 fn granted_more() {
     let mut world = World::with(
@@ -421,7 +421,8 @@ fn granted_more() {
     }
 }
 
-/// Goal: a response that needs more than the send queue has fails, and nothing waits for it.
+/// Goal: a response that needs more than the whole send queue fails, and no later response waits
+/// for it.
 #[test]
 fn scattered_too_widely() {
     let mut world = World::with(
@@ -436,7 +437,7 @@ fn scattered_too_widely() {
     assert!(world.closed.is_empty());
 }
 
-/// A pointer that lies fails its command, and nothing else.
+/// An invalid descriptor fails its command, and no other.
 #[test]
 fn invalid_descriptors_fail_only_their_command() {
     let mut world = World::new();
@@ -474,11 +475,11 @@ fn invalid_descriptors_fail_only_their_command() {
     assert_eq!(world.call(sqe, &[]), (StatusCode::SUCCESS, None));
 }
 
-/// A key that is to be invalidated is, with the response; a key that is none ends the connection.
+/// A response invalidates the key that its command names; an invalid key closes the connection.
 #[test]
 fn invalid_remote_keys() {
     let mut world = World::new();
-    // Memory with a key of its own: without the other one this host could not even listen.
+    // Memory with its own key: without the other memory this host could not listen.
     let arena = Arena::allocate(ArenaOptions::new(Pool::bytes_for(&CLASSES) as u64)).unwrap();
     let domain = world.host.lane.queues().domain();
     let slot = register_all(std::slice::from_ref(&arena), &domain.hook()).unwrap();
@@ -496,7 +497,8 @@ fn invalid_remote_keys() {
     let sqe = Sqe::for_namespace(io::WRITE, 9, 1);
     let answer = world.call(sqe.with_sgl(sgl(true)), &[]);
     assert_eq!(answer, (StatusCode::SUCCESS, Some(key)));
-    // It is gone now: our READ fails, and takes this connection with it, but not its buffers.
+    // The key is invalid now: the target's READ fails and closes this connection, without losing
+    // buffers.
     let sqe = Sqe::for_namespace(io::WRITE, 10, 1).with_sgl(sgl(false));
     world.host.lane.send(sqe.as_bytes(), None);
     world.host.lane.post().unwrap();
@@ -511,8 +513,8 @@ fn invalid_remote_keys() {
     }
 }
 
-/// A device announces SEND_WITH_INVALIDATE and fails it: it loses one connection. Later connections
-/// do not use it, and the host has its response.
+/// A device announces SEND_WITH_INVALIDATE and fails it: one connection is lost. Later connections
+/// do not use it, and the host gets its response.
 #[test]
 fn a_device_that_cannot_invalidate() {
     let mut world = World::new();
@@ -550,7 +552,7 @@ fn a_device_that_cannot_invalidate() {
     let buf = world.host.memory.acquire(8192).unwrap();
     let answer = world.call(sqe(&buf, world.host.rkey), &[]);
     assert_eq!(answer, (StatusCode::SUCCESS, None));
-    // The same error of a queue pair that had asked for none says nothing of the device.
+    // The same error without SEND_WITH_INVALIDATE does not change the device's use of it.
     let mut world = World::new();
     let number = world.rig.plug.queue_pairs()[0].number;
     world

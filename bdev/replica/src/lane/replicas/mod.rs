@@ -1,7 +1,7 @@
-//! The replicas of a lane: the view of them, a queue to each, and the children at each.
+//! The replicas of a lane: the view, a queue to each replica, and the children in flight.
 //!
-//! A queue is opened when a view adds a replica, and closed when the replica has left and has
-//! completed everything.
+//! A queue is opened when a view adds a replica, and closed when the replica has left and all its
+//! I/O has completed.
 
 mod at_once;
 pub(super) mod choice;
@@ -26,17 +26,17 @@ use crate::shared::{Failure, LaneState, Shared};
 use crate::shortage::is_shortage;
 use crate::view::{Mode, ReplicaView, Role, View};
 
-/// Time before a replica that lacked resources is asked again.
+/// Delay before a replica that lacked resources is retried.
 const RETRY: Duration = Duration::from_millis(1);
 
 pub(super) struct Replicas {
-    /// Queues of the replicas, indexed by slot. Dropped first: after this no device touches a
+    /// Queues of the replicas, indexed by slot. Dropped first: afterwards no device touches a
     /// buffer.
     queues: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
     /// Queues of replicas that left, with I/O in flight.
     old: [Option<Box<ReplicaQueue>>; MAX_REPLICAS],
     olds: Slots,
-    /// Slots whose queue has children waiting.
+    /// Slots whose queue has waiting children.
     waiting: Slots,
     pub view: Arc<View>,
     pub sync: Sync,
@@ -45,16 +45,16 @@ pub(super) struct Replicas {
     /// Replicas that executed I/O synchronously since the last turn: their slots are entered, and
     /// they must be polled.
     used: Slots,
-    /// Replicas whose queues lacked resources, and for which that was reported.
+    /// Replicas whose queues lack resources, which has been reported.
     reported_short: Slots,
-    /// Children that each slot's device has or waits for.
+    /// Number of children of each slot, in flight or waiting.
     loads: Loads,
     choice: Choice,
     block_size: u32,
     shared: Arc<Shared>,
     state: Arc<LaneState>,
     pool: Pool,
-    /// The lane's bell, and the replicas' completions.
+    /// Descriptors of the lane's bell, and of the replicas' completions.
     sleepers: EventSet,
 }
 
@@ -103,7 +103,7 @@ impl Sync {
 
 /// Views, and the queues that follow from them.
 impl Replicas {
-    /// Makes the replicas of a lane without a view and without queues: see [`Replicas::adopt`].
+    /// Creates the replicas of a lane without a view and without queues: see [`Replicas::adopt`].
     pub fn new(
         block_size: u32,
         shared: Arc<Shared>,
@@ -137,7 +137,7 @@ impl Replicas {
         self.shared.version() == self.view.version
     }
 
-    /// Takes over the current view. The requests are ordinary ones (`Requests::settle`).
+    /// Adopts the current view. `requests` are the ordinary ones (`Requests::settle`).
     pub fn adopt(&mut self, requests: &mut Requests) {
         let view = self.shared.view();
         let before = std::mem::replace(&mut self.view, view);
@@ -150,7 +150,8 @@ impl Replicas {
                 self.replica_left(slot, requests);
             }
             if now.is_some() && self.queues[slot].is_none() {
-                // A queue that cannot be opened now is retried, and reported, by the request that
+                // A failure to open the queue is retried, and reported, by the request that needs
+                // it.
                 // needs it.
                 let _ = self.open(slot);
             }
@@ -168,7 +169,7 @@ impl Replicas {
         self.swift = if whole && open { all } else { 0 };
     }
 
-    /// The replica of `slot` changed: no request waits for its completions any longer.
+    /// Handles a replica that left `slot`: no request waits for its completions any longer.
     fn replica_left(&mut self, slot: usize, requests: &mut Requests) {
         let Some(mut queue) = self.queues[slot].take() else {
             return;
@@ -203,7 +204,7 @@ impl Replicas {
         self.olds |= set;
     }
 
-    /// Closes a queue with I/O in flight.
+    /// Abandons a queue with I/O in flight.
     fn give_up(&mut self, slot: usize, queue: ReplicaQueue, requests: &mut Requests) {
         self.loads[slot] -= queue.inflight;
         self.publish_load(slot);
@@ -264,7 +265,7 @@ impl Replicas {
         })?;
         let watched = queue.wake_fd();
         if let Some(fd) = watched {
-            // A limit of the system or of this process: the device is not involved.
+            // The limit belongs to the system or to this process, not to the device.
             let added = self.sleepers.add_raw(fd, 1);
             added.map_err(|error| short(reported, &error))?;
         }
@@ -278,8 +279,8 @@ impl Replicas {
         Ok(())
     }
 
-    /// True when a queue to one of the replicas cannot be opened for lack of memory here. Other
-    /// faults of the replica appear when it receives I/O.
+    /// True when a queue to one of the replicas cannot be opened for lack of memory on this
+    /// machine. Other failures appear when the replica receives I/O.
     #[inline]
     pub fn is_short(&mut self, of: Slots) -> bool {
         let closed = |slot: &usize| self.queues[*slot].is_none();
@@ -300,7 +301,7 @@ impl Replicas {
         self.queues[slot].as_deref_mut()
     }
 
-    /// The queue of a replica that left, or the present one.
+    /// The queue of a slot: of a replica that left if `old`, else the present one.
     #[inline]
     pub fn queue_of(&mut self, slot: usize, old: bool) -> Option<&mut ReplicaQueue> {
         let queue = if old {
@@ -311,7 +312,7 @@ impl Replicas {
         queue.as_deref_mut()
     }
 
-    /// The status for a request that cannot be served now; `None`: it waits.
+    /// The status for a request that cannot be served; `None`: the request waits.
     pub fn refusal(&self, op: Op) -> Option<Status> {
         match self.view.mode {
             Mode::Serving | Mode::Frozen | Mode::Suspended => None,
@@ -320,14 +321,14 @@ impl Replicas {
         }
     }
 
-    /// The replica's device may have lost blocks since it was attached.
+    /// True if the replica's device may have lost blocks since it was attached.
     #[inline]
     pub fn has_lost(&self, slot: usize) -> bool {
         let lost = |replica: &ReplicaView| replica.device.losses() != replica.losses;
         self.view.replicas[slot].as_ref().is_none_or(lost)
     }
 
-    /// True when a read that the replica completed may be completed.
+    /// True when a read completed by the replica may be returned to the host.
     #[inline]
     pub fn may_answer(&self, slot: usize) -> bool {
         self.sync.answers && !self.has_lost(slot)
@@ -336,13 +337,13 @@ impl Replicas {
 
 /// Children.
 impl Replicas {
-    /// Counts one more I/O to a slot. The control must see it before the caller checks the version
-    /// again.
+    /// Counts one more I/O to a slot. The control must see the count before the caller checks the
+    /// version again.
     #[inline]
     pub fn enter(&mut self, slot: usize) {
         self.loads[slot] += 1;
         if self.loads[slot] == 1 {
-            // The control waits for zero only; the exact count follows once per turn.
+            // The control waits for zero only; the exact count is published once per turn.
             self.state.outstanding[slot].store(1, Ordering::SeqCst);
         }
     }
@@ -359,7 +360,7 @@ impl Replicas {
         self.state.outstanding[slot].store(self.loads[slot], Ordering::SeqCst);
     }
 
-    /// The exact counts, once per turn.
+    /// Publishes the exact counts, once per turn.
     pub fn publish_loads(&self) {
         for slot in 0..MAX_REPLICAS {
             if self.loads[slot] > 1 {
@@ -368,14 +369,14 @@ impl Replicas {
         }
     }
 
-    /// No child is left: the lane ends.
+    /// Clears the counts when the lane ends.
     pub fn clear_loads(&mut self) {
         self.loads = [0; MAX_REPLICAS];
         (0..MAX_REPLICAS).for_each(|slot| self.publish_load(slot));
     }
 
-    /// Submits a request to a replica, or queues it there. The slot was entered; after an error it
-    /// is left.
+    /// Submits a request to a replica, or queues it there. The slot must be entered; an error
+    /// leaves it.
     #[inline]
     pub fn submit(
         &mut self,
@@ -401,7 +402,7 @@ impl Replicas {
         Ok(())
     }
 
-    /// Schedules a child for another submission: the replica lacked resources.
+    /// Schedules a child for a later submission, because the replica lacked resources.
     pub fn submit_later(
         &mut self,
         request: &mut Request,
@@ -426,7 +427,8 @@ impl Replicas {
         self.waiting != 0
     }
 
-    /// Submits queued children while their replica accepts them. `true`: some were submitted.
+    /// Submits waiting children while their replica accepts them. Returns true if any was
+    /// submitted.
     pub fn resume_waiting(&mut self, requests: &mut Requests, now: Nanos) -> bool {
         let mut submitted = false;
         for slot in slots(self.waiting) {
@@ -462,7 +464,7 @@ impl Replicas {
         submitted
     }
 
-    /// Removes a request's children from the queues of waiting ones.
+    /// Removes a request's waiting children.
     pub fn drop_waiting(&mut self, request: &mut Request, index: usize) {
         for slot in slots(request.children.queued) {
             if let Some(queue) = &mut self.queues[slot] {
@@ -473,14 +475,14 @@ impl Replicas {
         request.children.queued = 0;
     }
 
-    /// Asks a replica to abort a child. `true`: it does.
+    /// Requests a replica to abort a child. Returns true if the replica tries.
     pub fn abort(&mut self, request: &Request, index: usize, slot: usize) -> bool {
         let token = child_token(index, slot, request.generation);
         let queue = &mut self.queues[slot];
         queue.as_mut().is_some_and(|queue| queue.queue.abort(token))
     }
 
-    /// A replica completed a child of this request. `true`: no request waits for it.
+    /// Handles the completion of a child of this request. Returns true if no request waits for it.
     #[inline]
     pub fn child_ended(
         &mut self,
@@ -506,7 +508,7 @@ impl Replicas {
         orphan
     }
 
-    /// A replica completed a swift read.
+    /// Handles the completion of a read that was passed directly.
     #[inline]
     pub fn swift_ended(&mut self, slot: usize, blocks: u32, start: Nanos) {
         if let Some(queue) = &mut self.queues[slot] {
@@ -545,7 +547,7 @@ impl Replicas {
     }
 
     pub fn arm(&mut self, now: Nanos) -> Idle {
-        // A ring from here on wakes the lane; earlier rings are handled now.
+        // A ring from now on wakes the lane; earlier rings are handled in this turn.
         self.state.hear();
         let queues = self.queues.iter_mut().chain(&mut self.old).flatten();
         let idle = queues.fold(Idle::Quiet, |idle, q| idle.and(q.queue.arm(now)));
@@ -565,13 +567,13 @@ impl Replicas {
         self.sleepers.as_raw_fd()
     }
 
-    /// How long waiting children may wait, if no completion comes.
+    /// The next time at which waiting children must be retried, if no completion comes.
     pub fn next_moment(&self, now: Nanos) -> Idle {
         let mut idle = Idle::Quiet;
         for queue in slots(self.waiting).filter_map(|slot| self.queues[slot].as_ref()) {
             idle = idle.and(match queue.waiting.front() {
                 Some(first) if first.after > now => Idle::Until(first.after),
-                // The queue was full: its I/O will end, and wake the lane.
+                // The queue was full: a completion will wake the lane.
                 Some(first) if first.after == Nanos::ZERO && queue.inflight > 0 => Idle::Quiet,
                 Some(_) => Idle::Busy,
                 None => Idle::Quiet,
