@@ -65,7 +65,6 @@ impl World {
         let tuning = RdmaTuning {
             entries: 64,
             cm_timeout: Duration::from_secs(5),
-            tos: 0,
         };
         let absence = || VerbsError::Unavailable {
             what: "No RDMA devices found: none is simulated".into(),

@@ -58,7 +58,7 @@ impl Method<Engine> for GetMethods {
         let mut names = Vec::new();
         for entry in engine.registry.iter() {
             let callable = || {
-                let in_phase = calls::check_phase(engine.phase(), entry).is_ok();
+                let in_phase = calls::check_phase(engine.lifecycle.phase(), entry).is_ok();
                 in_phase && engine.calls.permits(entry)
             };
             if !engine.allowed(entry.name) || (params.current && !callable()) {

@@ -1,6 +1,6 @@
 //! The state that RPC methods act on, and the single entry point for calls.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use tokio::sync::{Mutex, Notify, RwLock, RwLockWriteGuard};
 use tracing::{debug, warn};
 
-use super::lifecycle::{Lifecycle, Phase};
+use super::lifecycle::Lifecycle;
 use super::reservations::ReservationJobs;
 use super::startup::StartupOptions;
 use crate::audit::{AuditLog, AuditRecord};
@@ -217,7 +217,7 @@ impl Engine {
                 }
             })?;
         if outside {
-            calls::check_phase(self.phase(), entry)?;
+            calls::check_phase(self.lifecycle.phase(), entry)?;
         }
         let (order, changes, name) = (entry.order, entry.class.changes(), entry.name);
         let work = entry.call(params, Rc::clone(self))?;
@@ -247,7 +247,7 @@ impl Engine {
                 Origin::File | Origin::Client(..) => {
                     // Earlier calls ran first; the daemon may have started by now.
                     if let Some(entry) = engine.registry.find(name) {
-                        calls::check_phase(engine.phase(), entry)?;
+                        calls::check_phase(engine.lifecycle.phase(), entry)?;
                     }
                     match origin {
                         Origin::Client(client, _) => access::acting_as(client.role, work).await,

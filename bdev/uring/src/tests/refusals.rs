@@ -410,7 +410,7 @@ fn identity_is_stable() {
 fn a_file_that_changed_while_closed_counts_as_empty() {
     let temp = Temp::new(MIB);
     let blocks = MIB / u64::from(create(temp.config()).expect("opened").geometry().block_size);
-    let file = fs::File::options().write(true).open(&temp.path);
+    let file = File::options().write(true).open(&temp.path);
     let file = file.expect("its file");
     let leave = |contents: Option<Contents>| {
         let device = create(Config {
@@ -427,12 +427,12 @@ fn a_file_that_changed_while_closed_counts_as_empty() {
         return;
     }
     assert_eq!(leave(left), (blocks, left), "nothing changed");
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(20));
     file.write_all_at(&[1; 512], 4096).expect("written");
     assert_eq!(leave(left), (0, Some(Contents::Changed)));
     assert_eq!(leave(Some(Contents::Changed)), (0, Some(Contents::Changed)));
     let (_, left) = leave(None);
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    std::thread::sleep(Duration::from_millis(20));
     file.set_len(4096).expect("cut");
     file.set_len(MIB).expect("regrown");
     let config = Config {

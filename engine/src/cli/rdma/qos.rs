@@ -19,10 +19,12 @@ use nacre_transport_rdma_link::plan::{self, Action, Found, Step};
 use nacre_transport_rdma_link::qos::Qos;
 use serde_json::{Value, json};
 
-use crate::cli::{Connection, Failure, output};
+use crate::cli::{Connection, Failure, output, subsystem};
 use crate::config;
 use crate::doctor::System;
 use crate::doctor::roce::{self, report};
+use crate::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
+use crate::methods::nvmf::connected::{GetQpairs, SubsystemParams};
 use crate::rpc::client::{Client, ClientError};
 
 #[derive(Debug, Subcommand)]
@@ -143,10 +145,12 @@ fn peers(client: &mut Client, network: &Network, iface: &str) -> Result<BTreeSet
         text.split('%').next()?.parse().ok()
     };
     let mut peers = BTreeSet::new();
-    let subsystems = client.call_by_name("nvmf_get_subsystems", Value::Null)?;
-    for subsystem in subsystems.as_array().into_iter().flatten() {
-        let params = json!({ "nqn": subsystem["nqn"] });
-        let pairs = client.call_by_name("nvmf_subsystem_get_qpairs", params)?;
+    for subsystem in subsystem::some(client, None)? {
+        let params = SubsystemParams {
+            nqn: output::cell(subsystem.get("nqn")),
+            tgt_name: None,
+        };
+        let pairs = client.call_for_json::<GetQpairs, _>(&params)?;
         for pair in pairs.as_array().into_iter().flatten() {
             let local = ip(&pair["listen_address"]);
             if local.is_some_and(|local| network.is_on(local, iface)) {
@@ -154,7 +158,8 @@ fn peers(client: &mut Client, network: &Network, iface: &str) -> Result<BTreeSet
             }
         }
     }
-    let controllers = client.call_by_name("bdev_nvme_get_controllers", json!({}))?;
+    let params = NvmeControllersParams::default();
+    let controllers = client.call_for_json::<GetNvmeControllers, _>(&params)?;
     for controller in controllers.as_array().into_iter().flatten() {
         let name = controller["name"].as_str().unwrap_or_default();
         let paths = controller["ctrlrs"].as_array().into_iter().flatten();

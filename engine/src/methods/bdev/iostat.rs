@@ -173,7 +173,7 @@ impl Method<Engine> for GetIostat {
     type Reply = IostatReply;
 
     async fn apply(params: GetIostatParams, engine: Rc<Engine>) -> Result<IostatReply, RpcError> {
-        if !matches!(params.reset_mode, Mode::None) {
+        if !matches!(params.reset_mode, ResetMode::None) {
             access::require(Class::Operate, "reset_mode")?;
         }
         let plane = engine.plane()?;

@@ -194,7 +194,7 @@ fn unused_devices() {
         if heard {
             all.fabric.remove_device(all.devices[0])
         } else {
-            all.fabric.remove_device_unheard(all.devices[0])
+            all.fabric.remove_device_silently(all.devices[0])
         }
         all.turns(4);
         assert_eq!(all.plug.domains().len(), 1, "heard {heard}");
@@ -216,7 +216,7 @@ fn removed_devices_are_released_without_a_listener() {
     plug.listen(ListenerId(1), &address).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     plug.unlisten(ListenerId(1));
-    fabric.remove_device_unheard(device);
+    fabric.remove_device_silently(device);
     let begun = Instant::now();
     while !plug.domains().is_empty() {
         assert!(begun.elapsed() < Duration::from_secs(20));

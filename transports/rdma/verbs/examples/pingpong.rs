@@ -307,7 +307,7 @@ impl Managers {
             private_data: b"welcome".iter().copied().collect(),
             responder_resources: 0,
             initiator_depth: 4,
-            ..params
+            ..params.clone()
         };
         self.target.accept(event.id, &answer)?;
         let event = next(&mut *self.host)?;
