@@ -26,10 +26,10 @@ pub fn open(socket: &Path) -> Result<()> {
     };
     let mode = std::fs::metadata(folder)?.mode() & 0o7777;
     let opened = mode | 0o011;
-    match mode == opened {
-        true => Ok(()),
-        false => std::fs::set_permissions(folder, Permissions::from_mode(opened)),
+    if mode == opened {
+        return Ok(());
     }
+    std::fs::set_permissions(folder, Permissions::from_mode(opened))
 }
 
 /// The first folder above the socket that other users may not enter.

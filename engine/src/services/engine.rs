@@ -178,9 +178,10 @@ impl Engine {
             self.calls.audit.close(record, &outcome).await;
         }
         self.called(method, &outcome).await;
-        match calls::hides_key_paths(&client) {
-            true => calls::without_key_paths(self, outcome),
-            false => outcome,
+        if calls::hides_key_paths(&client) {
+            calls::without_key_paths(self, outcome)
+        } else {
+            outcome
         }
     }
 
