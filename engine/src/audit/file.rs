@@ -120,7 +120,7 @@ impl AuditFile {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             };
-            // Other programs may have written to the file: skip what is no line of ours.
+            // Other programs may have written to the file: skip lines in other forms.
             let lines = text.rsplit(|byte| *byte == b'\n');
             let lines = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
             let room = limit - found.len();

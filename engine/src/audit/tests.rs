@@ -256,7 +256,8 @@ fn viewers_see_no_paths_of_key_files() {
     }
 }
 
-/// Goal: what a viewer cannot call, it is not offered, and parameters do not get around its class.
+/// Goal: methods that a viewer may not call are not offered to it, and parameters do not get around
+/// its class.
 #[test]
 fn roles_decide_about_methods() {
     let rig = Rig::new();

@@ -1,5 +1,5 @@
-//! `nacre key`: keys for authentication and for TLS. Secrets are made and checked here and stay in their files:
-//! the daemon learns names and paths.
+//! `nacre key`: keys for authentication and for TLS. Secrets are made and checked here and stay in
+//! their files: the daemon learns names and paths.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -136,16 +136,8 @@ pub const ROWS: &[Row] = &[
     ("rpc.access.methods.operator", &["[]"], NAMES),
     ("rpc.access.methods.viewer", &["[\"volume_list\"]"], NAMES),
     ("rpc.audit.file", &["\"auto\"", "\"/a\""], NO_PATH),
-    (
-        "rpc.audit.max_size_mb",
-        &["1", "\"1GiB\""],
-        &[("0", "from 1")],
-    ),
-    (
-        "rpc.audit.files",
-        &["2"],
-        &[("1", "1 is not from 2 to 100")],
-    ),
+    ("rpc.audit.max_size_mb", &["1"], &[("0", "from 1")]),
+    ("rpc.audit.files", &["2"], &[("1", "not from 2 to 100")]),
     ("metrics.token_file", &["\"/a\""], NO_PATH),
     (
         "log.level",

@@ -378,8 +378,8 @@ pub fn choose_cores(
     Ok((set.iter().collect(), None))
 }
 
-/// Bytes of the data path's arenas, by NUMA node: multiples of 2 MiB, with pages of any size, so that
-/// all advice has the same figures.
+/// Bytes of the data path's arenas, by NUMA node: multiples of 2 MiB with pages of any size, so
+/// that all advice has the same figures.
 pub fn arenas(config: &PlaneConfig) -> Result<BTreeMap<Option<u32>, u64>, PlaneError> {
     let cores: Vec<Option<usize>> = if config.cores.is_empty() {
         vec![None]

@@ -13,13 +13,13 @@ use crossbeam_queue::ArrayQueue;
 use nacre_nvmf::tls::PskSource;
 use nacre_nvmf::transport::{CoreLoad, ListenerId, ListenerOptions, QueueKind, TlsPolicy};
 use nacre_reactor::{Clock, EventSet, Events, Interest, Nanos, Repeats};
+use nacre_transport_tls::Handshake;
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
 
 use crate::config::TcpConfig;
-use crate::handshakes::Arriving;
 use crate::sealed::Sealed;
 use crate::socket::{self, Tuning};
 use crate::stats::Stats;
@@ -54,6 +54,27 @@ pub(crate) struct Incoming {
     pub pending: Arc<Pending>,
     /// The records of a connection over TLS.
     pub sealed: Option<Box<Sealed>>,
+}
+
+/// The connections whose first bytes are awaited, by epoll token.
+#[derive(Default)]
+pub(crate) struct Arriving {
+    pub connections: HashMap<u64, Arrival>,
+    pub next: u64,
+}
+
+pub(crate) struct Arrival {
+    pub incoming: Incoming,
+    pub counts: Arc<ListenerCounters>,
+    pub deadline: Nanos,
+    /// Begun by the first byte.
+    pub handshake: Option<Handshake>,
+}
+
+impl Arriving {
+    pub fn count(&self) -> usize {
+        self.connections.len()
+    }
 }
 
 /// A connection whose queue is not connected yet: the core drops this when it accepts the Connect

@@ -9,7 +9,6 @@
 //! The accepting thread does this, so a reactor never computes for a handshake. A key that fits
 //! costs 0.2 ms; a host without one costs a few HMACs.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +20,7 @@ use nacre_transport_tls::{Failure, Handshake, Outcome, Role};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::accept::{ARRIVING, Acceptor, Incoming, ListenerCounters, Said};
+use crate::accept::{ARRIVING, Acceptor, Arrival, Incoming, ListenerCounters, Said};
 use crate::sealed::Sealed;
 use crate::socket;
 
@@ -32,22 +31,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// Records of a flight are well below it.
 const RECEIVE: usize = 4096;
 
-/// The connections whose first bytes are awaited, by epoll token.
-#[derive(Default)]
-pub(crate) struct Arriving {
-    connections: HashMap<u64, Arrival>,
-    next: u64,
-}
-
-struct Arrival {
-    incoming: Incoming,
-    counts: Arc<ListenerCounters>,
-    deadline: Nanos,
-    /// Begun by the first byte.
-    handshake: Option<Handshake>,
-}
-
-/// What is next for a connection.
+/// The decision about a connection after its latest bytes.
 enum Next {
     /// More bytes.
     Wait,
@@ -55,12 +39,6 @@ enum Next {
     HandOver(Option<Box<Sealed>>),
     /// It ends; a reason is worth a line in the log.
     Drop(Option<String>),
-}
-
-impl Arriving {
-    pub fn count(&self) -> usize {
-        self.connections.len()
-    }
 }
 
 impl Acceptor<'_> {
@@ -81,7 +59,7 @@ impl Acceptor<'_> {
         deadlines.min().map_or(LONG, |first| first.since(now))
     }
 
-    /// Watches a connection until its first byte says what it is.
+    /// Watches a connection until its first byte shows whether it uses TLS.
     pub fn await_first_byte(&mut self, incoming: Incoming, counts: &Arc<ListenerCounters>) {
         let number = self.arriving.next % ARRIVING;
         self.arriving.next += 1;
@@ -198,7 +176,7 @@ impl Acceptor<'_> {
     }
 }
 
-/// Receives, and sends what the handshake has to say.
+/// Receives, and sends the answers of the handshake.
 fn advance(handshake: &mut Handshake, incoming: &Incoming) -> Next {
     loop {
         let mut bytes = [0; RECEIVE];

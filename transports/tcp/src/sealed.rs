@@ -47,7 +47,7 @@ macro_rules! machine {
 machine!(TargetConn);
 machine!(HostConn);
 
-/// The result of [`Sealed::send`], and what it cost.
+/// The result of [`Sealed::send`], and its system calls and bytes.
 pub(crate) struct Sent {
     /// `AGAIN`: the socket is full.
     pub result: Result<(), Errno>,
@@ -124,7 +124,7 @@ impl Sealed {
         }
     }
 
-    /// Tells the peer why, and ends the connection.
+    /// Sends the alert of the failure, and ends the connection.
     fn fail(&mut self, socket: BorrowedFd<'_>, failure: Failure) -> Errno {
         if let Some(alert) = failure.alert() {
             self.session.close(alert);
@@ -134,13 +134,13 @@ impl Sealed {
         Errno::PROTO
     }
 
-    /// Tells the peer that nothing follows. All sealed bytes have left before.
+    /// Sends `close_notify`. All sealed bytes have left before.
     pub fn close(&mut self, socket: BorrowedFd<'_>) {
         self.session.close(Alert::CLOSE_NOTIFY);
         let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
     }
 
-    /// Seals what the machine has queued, and sends it. `blocked`: the socket is known to be full.
+    /// Seals and sends the queued bytes of the machine. `blocked`: the socket is known to be full.
     pub fn send(&mut self, to: BorrowedFd<'_>, machine: &mut impl Machine, blocked: bool) -> Sent {
         let (mut sends, mut bytes) = (0, 0);
         let result = loop {

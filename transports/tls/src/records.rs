@@ -1,7 +1,7 @@
 //! One record: its header, its protection, and the keys of one direction (RFC 8446, 5).
 //!
 //! ```text
-//!   17 03 03 length    data .. 17    tag[16]       17: the type of the data, which is sealed with it
+//!   17 03 03 length    data .. 17    tag[16]       the second 17: type of the data, sealed
 //! ```
 
 use aws_lc_rs::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};

@@ -46,8 +46,7 @@ pub struct CreateTransportParams {
     pub max_io_size: Option<u32>,
     /// Entries of an admin queue, 32 to 4096.
     pub max_aq_depth: Option<u32>,
-    /// Accepted: buffers are per reactor, see iobuf_set_options. Left out: nvmf_get_transports
-    /// reports the buffers of a reactor.
+    /// Accepted: buffers are per reactor, see iobuf_set_options. Default: those of a reactor.
     pub iobuf_small_cache_size: Option<u32>,
     /// Accepted, as iobuf_small_cache_size.
     pub iobuf_large_cache_size: Option<u32>,

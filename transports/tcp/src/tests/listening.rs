@@ -54,7 +54,7 @@ fn a_listener_on_every_address_takes_ipv4_too() {
     plug.listen(SIX, &Address::Ip(any)).unwrap();
     arrives("127.0.0.1", FOUR);
     arrives("::1", SIX);
-    // Refused: what was taken for it comes back.
+    // A refused listener gives its address back.
     plug.unlisten(FOUR);
     let elsewhere = SocketAddr::new("192.0.2.77".parse().unwrap(), any.port());
     plug.listen(FOUR, &Address::Ip(elsewhere)).unwrap_err();

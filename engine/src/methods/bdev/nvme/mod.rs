@@ -469,3 +469,5 @@ fn no_controller(name: &str) -> RpcError {
 pub(crate) mod drive_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

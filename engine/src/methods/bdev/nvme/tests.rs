@@ -10,7 +10,7 @@ use crate::config::Settings;
 use crate::methods::testing::{TestDaemon, test_daemon};
 use crate::store::Store;
 
-const NQN: &str = "nqn.2025-01.io.nacre:far";
+pub(super) const NQN: &str = "nqn.2025-01.io.nacre:far";
 
 /// Serves a RAM disk of `mib` MiB over TCP. Returns the address.
 fn serve(daemon: &TestDaemon, name: &str, mib: u64) -> SocketAddr {
@@ -31,7 +31,7 @@ fn serve(daemon: &TestDaemon, name: &str, mib: u64) -> SocketAddr {
     format!("127.0.0.1:{port}").parse().unwrap()
 }
 
-fn target() -> (TestDaemon, SocketAddr) {
+pub(super) fn target() -> (TestDaemon, SocketAddr) {
     let settings = Settings {
         nvmf: crate::config::settings::Nvmf {
             discovery_port: 0,
@@ -44,7 +44,7 @@ fn target() -> (TestDaemon, SocketAddr) {
     (far, address)
 }
 
-fn params(address: SocketAddr) -> Value {
+pub(super) fn params(address: SocketAddr) -> Value {
     json!({
         "name": "there", "trtype": "TCP", "traddr": address.ip().to_string(),
         "trsvcid": address.port().to_string(), "subnqn": NQN,
@@ -335,88 +335,6 @@ fn a_refused_controller_leaves_nothing_behind() {
     );
     let state = daemon.call("state_get", Value::Null);
     assert_eq!(state["objects"], json!([]));
-}
-
-/// Goal: a controller is attached over TLS, also after a restart, and only with the key. Method: a
-/// target that serves the host in no other way.
-#[test]
-fn tls() {
-    const HOST: &str = "nqn.2025-01.io.nacre:near";
-    const TEXTS: [(&str, &str); 2] = [
-        (
-            "psk",
-            "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:",
-        ),
-        (
-            "wrong",
-            "NVMeTLSkey-1:01:BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwfLJNij:",
-        ),
-    ];
-    let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
-    let start = || {
-        let store = Store::open(&state).unwrap();
-        TestDaemon::with(Settings::default(), Some(store))
-    };
-    let (far, plain) = target();
-    let daemon = start();
-    for (name, text) in TEXTS {
-        let path = folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        for daemon in [&far, &daemon] {
-            let key = json!({ "name": name, "path": path });
-            daemon.call("keyring_file_add_key", key);
-        }
-    }
-    let at = json!({ "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "0" });
-    let listener = json!({ "nqn": NQN, "listen_address": at, "secure_channel": true });
-    far.call("nvmf_subsystem_add_listener", listener);
-    let listeners = far.call("nvmf_subsystem_get_listeners", json!({ "nqn": NQN }));
-    let is_secure = |listener: &&Value| listener["options"]["tls"] == "require";
-    let secure = listeners.as_array().unwrap().iter().find(is_secure);
-    let port = secure.unwrap()["address"]["trsvcid"].as_str().unwrap();
-    let secure: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
-    let host = json!({ "nqn": NQN, "host": HOST, "psk": "psk" });
-    far.call("nvmf_subsystem_add_host", host);
-
-    let attach = "bdev_nvme_attach_controller";
-    let with = |address: SocketAddr, psk: &str| {
-        let mut params = params(address);
-        params["psk"] = psk.into();
-        params
-    };
-    for impossible in [
-        params(plain),
-        params(secure),
-        with(secure, "wrong"),
-        with(plain, "psk"),
-    ] {
-        daemon.refused(attach, impossible);
-    }
-    let mut by_any = with(secure, "psk");
-    by_any["trtype"] = "AUTO".into();
-    let facts = daemon.refused(attach, by_any).data.unwrap();
-    assert_eq!(facts.field.as_deref(), Some("psk"));
-
-    daemon.call(attach, with(secure, "psk"));
-    let pairs = far.call("nvmf_subsystem_get_qpairs", json!({ "nqn": NQN }));
-    let pairs = pairs.as_array().unwrap();
-    assert!(pairs.len() >= 2, "{pairs:?}");
-    for pair in pairs {
-        let identity = format!("NVMe0R01 {HOST} {NQN}");
-        let expected = json!({
-            "identity": identity, "cipher": "TLS_AES_128_GCM_SHA256", "derivation": "standard",
-        });
-        assert_eq!(pair["tls"], expected);
-    }
-    drop(daemon);
-    let daemon = start();
-    let attached = daemon.call("bdev_nvme_get_controllers", Value::Null);
-    assert_eq!(attached[0]["name"], "there", "{attached}");
-    // No secret is in the state.
-    let state = daemon.call("state_get", Value::Null).to_string();
-    assert!(!state.contains("AAECAwQF"), "{state}");
 }
 
 #[test]
