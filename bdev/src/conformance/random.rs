@@ -1,4 +1,4 @@
-//! Random operations, several at once, against an array of bytes that is right by construction.
+//! Random operations, several in flight, compared with an array of bytes.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
 
 pub(super) const ALL: &[Case] = &[("random operations agree with an array of bytes", random)];
 
-/// Operations per run: a few seconds on a file, and every pair of operations many times.
+/// Operations per run: some seconds on a file, and every pair of operations many times.
 const STEPS: usize = 2_000;
-/// Blocks at the device's end that are worked on.
+/// Number of blocks at the device's end that the run uses.
 const WINDOW: u32 = 400;
 const DEPTH: usize = 8;
 
-/// What must come out of an I/O that is under way.
+/// The expected result of an I/O in flight.
 struct Expected {
     first: u64,
     end: u64,
@@ -58,7 +58,7 @@ fn random(subject: &Subject) {
     );
 }
 
-/// Reads and writes that overlap have no order; so they are not under way together.
+/// Overlapping reads and writes have no defined order, so they are not in flight together.
 fn conflict(a: &Expected, b: &Expected) -> bool {
     let ranges = |e: &Expected| {
         [
@@ -98,8 +98,8 @@ fn check(completion: &Completion, expected: &Expected) {
     }
 }
 
-/// Chooses an I/O. The oracle is ahead of the device: it holds what will be there once everything
-/// under way is done, which is what this I/O, waiting for all that conflict with it, will meet.
+/// Chooses an I/O. The oracle already contains the effect of all I/O in flight. This I/O waits for
+/// conflicting I/O, so it operates on that state.
 fn make(
     rig: &mut Rig,
     random: &mut Random,
@@ -182,8 +182,7 @@ fn make(
         expected.status = Status::Miscompare;
     }
     if op == Op::Unmap && !subject.device.limits().unmap_zeroes {
-        // The device chooses the contents after an unmap: write zeroes, so that they are known
-        // again.
+        // The device chooses the contents after an unmap, so write zeroes to make them known again.
         io.op = Op::WriteZeroes;
         if !subject.does(Op::WriteZeroes) {
             io.op = Op::Flush;
@@ -218,7 +217,7 @@ fn apply(io: &Io, expected: &mut Expected, oracle: &mut [u8], base: u64) {
     }
 }
 
-/// The bytes in one extent or in two.
+/// Puts the bytes into one extent or two.
 fn in_extents(rig: &Rig, random: &mut Random, bytes: &[u8]) -> Extents {
     let blocks = bytes.len() / rig.bytes(1);
     let first = random.below(blocks as u64) as usize * rig.bytes(1);

@@ -1,5 +1,5 @@
-//! A queue with everything that a case needs: buffers, tokens, a clock, and the check that every
-//! token comes back exactly once.
+//! A queue with the resources of a case: buffers, tokens, a clock, and the check that every token
+//! completes exactly once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::io::{Completion, Extents, Flags, Io, Op, Status, Token};
 use crate::queue::{Busy, Done, Queue};
 
 pub(super) const LARGEST_BUF: usize = 1 << 20;
-/// Nothing that a case asks for takes a device this long.
+/// No request of a case takes a device this long.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 const CLASSES: [ClassSpec; 4] = [
@@ -59,7 +59,7 @@ impl Rig {
             geometry: subject.device.geometry(),
             done: Done::with_capacity(32),
             started: Instant::now(),
-            // Odd tokens with high bits: a layer must carry all 64 through.
+            // Odd tokens with high bits: a layer must preserve all 64 bits.
             next: 0xFFFF_0000_0000_0001,
             open: HashSet::new(),
             ended: HashMap::new(),
@@ -79,7 +79,7 @@ impl Rig {
         blocks as usize * self.geometry.block_size as usize
     }
 
-    /// A buffer for so many blocks, filled with a byte.
+    /// A buffer for `blocks` blocks, filled with a byte.
     pub fn buf(&self, blocks: u32, fill: u8) -> Buf {
         let mut buf = self
             .pool
@@ -102,7 +102,7 @@ impl Rig {
         buf
     }
 
-    /// Submits once.
+    /// Submits once, without a retry.
     #[allow(clippy::result_large_err)]
     pub fn try_submit(&mut self, io: Io) -> Result<Token, (Busy, Io)> {
         let token = io.token;
@@ -127,7 +127,7 @@ impl Rig {
         }
     }
 
-    /// One turn.
+    /// Runs one turn.
     pub fn turn(&mut self) {
         let now = self.now();
         let collected = self.queue.poll(now, &mut self.done);
@@ -165,7 +165,7 @@ impl Rig {
         }
     }
 
-    /// Waits for everything under way.
+    /// Waits for all I/O in flight.
     pub fn wait_all(&mut self) -> Vec<Completion> {
         let since = Instant::now();
         while !self.open.is_empty() {
@@ -182,7 +182,7 @@ impl Rig {
             .collect()
     }
 
-    /// Does one I/O.
+    /// Executes one I/O.
     pub fn run(&mut self, io: Io) -> Completion {
         let token = self.submit(io);
         self.wait(token)
@@ -227,13 +227,13 @@ impl Rig {
     }
 }
 
-/// The bytes of all extents.
+/// Joins the bytes of all extents.
 pub(super) fn flat(data: &Extents) -> Vec<u8> {
     let parts: Vec<&[u8]> = data.iter().map(|buf| &**buf).collect();
     parts.concat()
 }
 
-/// Bytes that identify their place: each word differs from those of other blocks and other tags.
+/// Bytes that identify their position: each word differs between blocks and tags.
 pub(super) fn pattern(blocks: u32, block_size: u32, lba: u64, tag: u8) -> Vec<u8> {
     let words = u64::from(blocks) * u64::from(block_size) / 8;
     let first = lba * u64::from(block_size) / 8;

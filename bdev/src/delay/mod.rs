@@ -68,7 +68,7 @@ impl Single for Delay {
     }
 }
 
-/// Which of the four latencies.
+/// Selects one of the four latencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Latency {
@@ -112,7 +112,7 @@ impl Delay {
         self.latencies_us[which as usize].load(Ordering::Relaxed)
     }
 
-    /// The configuration that makes this device again, with its latencies as they are now.
+    /// The configuration that recreates this device, with its present latencies.
     pub fn config(&self) -> Config {
         Config {
             avg_read_latency: self.latency_us(Latency::AvgRead),

@@ -85,7 +85,7 @@ pub struct FaultDevice {
     uuid: Uuid,
     base: Base,
     rules: Rules,
-    /// Raised to let what hangs go on.
+    /// Incremented to continue hanging I/O.
     resumes: AtomicU64,
 }
 
@@ -103,17 +103,17 @@ pub fn create(config: Config, registry: &Registry) -> Result<Arc<FaultDevice>, R
 }
 
 impl FaultDevice {
-    /// Adds a fault behind those there are. Answers its number.
+    /// Appends a fault to the list. Returns its id.
     pub fn inject(&self, fault: Fault) -> Result<u64, FaultError> {
         self.rules.add(fault)
     }
 
-    /// Ends a fault. `false`: there is none of that number.
+    /// Removes a fault. Returns false if no fault has this id.
     pub fn remove(&self, id: u64) -> bool {
         self.rules.remove(id)
     }
 
-    /// Ends all faults. What hangs goes on hanging.
+    /// Removes all faults. Hanging I/O keeps hanging.
     pub fn clear(&self) {
         self.rules.clear();
     }
@@ -123,17 +123,17 @@ impl FaultDevice {
         self.rules.list()
     }
 
-    /// `bdev_error_inject_error`.
+    /// Implements `bdev_error_inject_error`.
     pub fn inject_spdk(&self, injection: &SpdkInjection) -> Result<(), FaultError> {
         self.rules.inject_spdk(injection)
     }
 
-    /// Lets everything that hangs go on to the base.
+    /// Continues all hanging I/O on the base.
     pub fn resume_pending(&self) {
         self.resumes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The configuration that makes this device again, without faults.
+    /// The configuration that recreates this device, without faults.
     pub fn config(&self) -> Config {
         Config {
             base_name: self.base.name().to_owned(),
@@ -159,7 +159,7 @@ impl Stacked for FaultDevice {
         self.uuid
     }
 
-    /// Faults change data that was read, so nothing is lent.
+    /// Faults change read data, so the device lends no memory.
     fn limits(&self) -> Limits {
         self.base.limits_of_held_io()
     }

@@ -1,4 +1,4 @@
-//! A job: one I/O that takes several requests of the module. It decides, the queue performs.
+//! A job: one I/O that needs several requests to the module. The job decides, the queue executes.
 //!
 //! ```text
 //!   [Gate] ──granted──> Work ──all pieces back──> [Flush] ──> finished
@@ -6,9 +6,9 @@
 //!                        └──> finished with the first error
 //! ```
 //!
-//! Pieces of a native operation go out up to [`WINDOW`] at a time, each with its own part of the
+//! Up to [`WINDOW`] pieces of a native operation are in flight, each with its own part of the
 //! buffers; the parts are joined again in order. Reads of an emulation (compare, copy, the first
-//! half of a compare-and-write, verify) go one piece at a time through a bounce buffer.
+//! half of a compare-and-write, verify) use a bounce buffer, one piece at a time.
 //!
 //! A module may announce write zeroes and then refuse it (a target on a file system without it, a
 //! drive with faulty firmware). The job then starts again with a buffer of zeroes.
@@ -21,15 +21,15 @@ use super::memory::Memory;
 use super::plan::{Recipe, Shape};
 use crate::io::{Completion, Extents, Flags, Io, Op, Status};
 
-/// Pieces of one I/O under way at once. Eight of a device's largest requests keep it busy.
+/// Most pieces of one I/O in flight. Eight of a device's largest requests keep it busy.
 const WINDOW: usize = 8;
 
 /// The queue's next step for a job.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Submit this; its token is the child's ordinal.
+    /// Submit this I/O; its token is the child's ordinal.
     Submit(Io),
-    /// Something it needs (a bounce buffer) is short: ask again next turn.
+    /// A resource (a bounce buffer) is short: call again in the next turn.
     Park,
     /// The job has no step until a child completes.
     Wait,
@@ -46,11 +46,11 @@ pub(super) enum Stage {
 
 #[derive(Debug)]
 pub(super) struct Job {
-    /// The slot of the I/O that it does.
+    /// The slot of the job's I/O.
     pub slot: usize,
     pub stage: Stage,
     pub ticket: Option<Ticket>,
-    /// A child that the module was too busy for.
+    /// A child that found the module busy.
     pub held: Option<Io>,
     recipe: Recipe,
     flags: Flags,
@@ -58,21 +58,21 @@ pub(super) struct Job {
     blocks: u32,
     source_lba: u64,
     flush_after: bool,
-    /// Buffers that are not with a child.
+    /// Buffers that no child uses.
     data: Extents,
-    /// Parts of the buffers that came back from children, joined.
+    /// Parts of the buffers that children returned, joined.
     back: Extents,
     first_len: usize,
     total_len: usize,
-    /// Blocks for which a child was made, in the current half.
+    /// Blocks of the current half that are covered by children.
     next: u32,
     children: ArrayVec<Child, WINDOW>,
     ordinal: u8,
     status: Status,
     aborted: bool,
-    /// Swap: the comparison is over and was equal.
+    /// Compare-and-write: the comparison was equal, the write is running.
     writing: bool,
-    /// Write zeroes: the module does not do it after all.
+    /// Write zeroes: the module refused the operation.
     refused: bool,
     bounce: Bounce,
 }
@@ -82,7 +82,7 @@ pub(super) struct Job {
 struct Bounce {
     /// The part of the buffer after the next piece.
     rest: Option<Buf>,
-    /// Read and to be written.
+    /// Data that was read and is to be written.
     filled: Option<Buf>,
     /// Blocks of the last piece.
     blocks: u32,
@@ -99,17 +99,17 @@ struct Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Has a part of the I/O's buffers, or needs none.
+    /// Uses a part of the I/O's buffers, or needs none.
     Piece,
-    /// Fills the bounce buffer to compare it.
+    /// Reads into the bounce buffer, for a comparison.
     ReadToCompare,
-    /// Fills the bounce buffer to write it.
+    /// Reads into the bounce buffer, for a write.
     ReadToWrite,
-    /// Fills the bounce buffer; the data is dropped.
+    /// Reads into the bounce buffer, and discards the data.
     ReadToDrop,
-    /// Has the bounce buffer.
+    /// Writes from the bounce buffer.
     WriteBounce,
-    /// Has shared handles that do not go back to the submitter.
+    /// Has shared handles that are not returned to the submitter.
     Shared,
 }
 
@@ -143,7 +143,8 @@ impl Job {
         }
     }
 
-    /// What to do next. After `Submit` ask again; `Finished` only comes once nothing is under way.
+    /// Returns the next step. Call again after `Submit`. `Finished` is returned only when no child
+    /// is in flight.
     pub fn step(&mut self, shape: &Shape, memory: &mut Memory, pool: &Pool) -> Step {
         if self.is_over() {
             return self.wind_down();
@@ -190,7 +191,7 @@ impl Job {
         Step::Finished(Status::Ok)
     }
 
-    /// A child has ended.
+    /// Handles the completion of a child.
     pub fn child_done(
         &mut self,
         ordinal: u8,
@@ -245,7 +246,7 @@ impl Job {
         }
     }
 
-    /// True if the job makes no new child.
+    /// True if the job starts no further child.
     pub fn is_over(&self) -> bool {
         self.aborted || !self.status.is_ok()
     }
@@ -255,12 +256,12 @@ impl Job {
         self.refused
     }
 
-    /// The blocks that it changes.
+    /// The blocks that the job changes.
     pub fn range(&self) -> (u64, u64) {
         (self.lba, u64::from(self.blocks))
     }
 
-    /// Gives it up, as far as it has not been done: `false` when it is too late for that.
+    /// Aborts the rest of the job. Returns false when it is too late.
     pub fn abort(&mut self) -> bool {
         if self.writing || self.stage == Stage::Flush {
             return false;
@@ -270,7 +271,7 @@ impl Job {
         true
     }
 
-    /// Ends it with `status` as soon as its children are back.
+    /// Ends the job with `status` once its children have completed.
     pub fn fail(&mut self, status: Status) {
         if self.status.is_ok() {
             self.status = status;
@@ -278,7 +279,7 @@ impl Job {
         self.drop_held();
     }
 
-    /// The ordinals of the children that the module has.
+    /// The ordinals of the children in flight.
     pub fn under_way(&self) -> impl Iterator<Item = u8> + '_ {
         self.children
             .iter()
@@ -286,7 +287,7 @@ impl Job {
             .map(|child| child.ordinal)
     }
 
-    /// The buffers, after the end.
+    /// Returns the buffers, after the end.
     pub fn into_data(mut self, memory: &mut Memory) -> Extents {
         let filled = self.bounce.filled.take();
         self.give_back(filled, memory);
@@ -311,7 +312,7 @@ impl Job {
     fn drop_held(&mut self) {
         let Some(io) = self.held.take() else { return };
         let ordinal = self.ordinal.wrapping_sub(1);
-        // The child that is held is always the youngest.
+        // The held child is always the newest.
         if let Some(at) = self
             .children
             .iter()
@@ -320,8 +321,8 @@ impl Job {
             let mut child = self.children.remove(at);
             match child.part {
                 Part::Piece => {
-                    // Put its buffers back before the uncut ones. The pieces before them are in
-                    // flight or back, so the first extent is shorter by that much.
+                    // Put its buffers in front of the unused ones. The pieces before them are in
+                    // flight or returned, so the first extent is shorter by their length.
                     let rest = std::mem::take(&mut self.data);
                     let here = io.data_len() + rest.iter().map(Buf::len).sum::<usize>();
                     let in_front = self.total_len - here;
@@ -334,7 +335,7 @@ impl Job {
                     );
                     self.data = child.data;
                 }
-                // The bounce buffer returns to the pool, or to the reserve, with the job.
+                // The bounce buffer returns to the pool, or to the reserve, when the job ends.
                 Part::ReadToCompare | Part::ReadToWrite | Part::ReadToDrop | Part::WriteBounce => {
                     self.bounce.filled = io.data.into_iter().next();
                 }
@@ -370,7 +371,8 @@ impl Job {
         self.lba.abs_diff(self.source_lba) < u64::from(self.blocks)
     }
 
-    /// How many of `left` blocks the next piece of a copy may have, by reading and by writing.
+    /// Number of blocks, at most `left`, for the next piece of a copy, limited by its read and its
+    /// write.
     fn copy_piece(&self, left: u32, shape: &Shape) -> u32 {
         let piece = |base: u64| {
             if self.backwards() {
@@ -382,7 +384,7 @@ impl Job {
         piece(self.source_lba).min(piece(self.lba))
     }
 
-    /// Where the next piece of a copy begins within the range, if it has `blocks`.
+    /// Offset of the next piece of a copy, of `blocks` blocks, within the range.
     fn copy_offset(&self, blocks: u32) -> u64 {
         if self.backwards() {
             u64::from(self.blocks - self.next - blocks)
@@ -475,7 +477,7 @@ impl Job {
         self.child(Io::new(0, Op::Read, lba, blocks).with(bounce), part)
     }
 
-    /// Copy: the piece that was read is written.
+    /// Copy: writes the piece that was read.
     fn write_back(&mut self) -> Option<Step> {
         let filled = self.bounce.filled.take()?;
         let blocks = self.bounce.blocks;
@@ -489,12 +491,12 @@ impl Job {
         Some(self.child(io.with(filled), Part::WriteBounce))
     }
 
-    /// Swap: natively compares with a part of the expected data.
+    /// Compare-and-write: compares natively with a part of the expected data.
     fn next_expected(&mut self, shape: &Shape) -> Step {
         self.next_of_extent(0, Op::Compare, Flags::empty(), shape)
     }
 
-    /// Swap: writes a part of the new data.
+    /// Compare-and-write: writes a part of the new data.
     fn next_new_data(&mut self, shape: &Shape) -> Step {
         self.next_of_extent(1, Op::Write, self.flags & Flags::FUA, shape)
     }
@@ -513,7 +515,7 @@ impl Job {
         )
     }
 
-    /// Whether the data of a compare, or the expected data of a swap, has `read` at `from`.
+    /// True if the expected data contains `read` at offset `from`.
     fn expects(&self, mut from: usize, mut read: &[u8]) -> bool {
         for extent in &self.data {
             if from >= extent.len() {
@@ -542,7 +544,7 @@ impl Job {
     }
 }
 
-/// Takes the first `bytes` off `data`.
+/// Removes the first `bytes` from `data` and returns them.
 fn cut(data: &mut Extents, mut bytes: usize) -> Extents {
     let mut part = Extents::new();
     while bytes > 0
@@ -560,8 +562,8 @@ fn cut(data: &mut Extents, mut bytes: usize) -> Extents {
 }
 
 /// Appends `part` to `whole` and joins the cut: the first extent had `first_len` bytes. A device
-/// that keeps buffers may return a read in other buffers; the read is then copied together into a
-/// buffer of `pool`. `false`: the pool has none, and part of the data is lost.
+/// that keeps buffers may return a read in other buffers; the parts are then copied to a buffer of
+/// `pool`. Returns false if the pool has no free buffer, and a part of the data is lost.
 fn join(whole: &mut Extents, part: Extents, first_len: usize, pool: Option<&Pool>) -> bool {
     for mut buf in part {
         let open = whole.len() == 2 || whole.last().is_some_and(|last| last.len() < first_len);

@@ -1,4 +1,5 @@
-//! The layer that every user of a block device works through: it makes any module's queue complete.
+//! The layer between a block device and its users: it adds every operation and check that a module
+//! lacks.
 //!
 //! ```text
 //!   nvmf namespace, volume, perf tool
@@ -60,7 +61,7 @@ pub struct Layer {
     /// module may have fewer blocks, and refuses I/O beyond its end.
     blocks: AtomicU64,
     gone: AtomicBool,
-    /// The module has refused to write zeroes, although it says that it can: it is not asked again.
+    /// The module refused to write zeroes although it announced that: it gets no further request.
     zeroes_refused: AtomicBool,
     stats: Arc<DeviceStats>,
     /// Gate of the emulated compare-and-write; `None`: the layer does not emulate it.
@@ -76,7 +77,7 @@ impl Layer {
         Layer::stacked(bdev, &[])
     }
 
-    /// Makes a layer like [`Layer::new`], for a device on top of the devices `below`. Their
+    /// Creates a layer like [`Layer::new`], for a device on top of the devices `below`. Their
     /// limits apply to it too.
     pub fn stacked(bdev: Arc<dyn Bdev>, below: &[Arc<Layer>]) -> Arc<Layer> {
         let qos = Arc::new(Qos::default());
@@ -99,7 +100,7 @@ impl Layer {
         })
     }
 
-    /// The device below.
+    /// The module's device.
     pub fn module(&self) -> &Arc<dyn Bdev> {
         &self.bdev
     }
@@ -108,7 +109,7 @@ impl Layer {
         &self.stats
     }
 
-    /// The rate limits of the device; set live.
+    /// The rate limits of the device; they can change at any time.
     pub fn qos(&self) -> &Arc<Qos> {
         &self.qos
     }
@@ -146,7 +147,7 @@ impl Layer {
 
     /// The module's own queue, for a device stacked on this one.
     pub fn open_module(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
-        // Counted before looking: a removal either sees this queue, or is seen here.
+        // Count the queue before the check: a removal either sees this queue, or is seen here.
         let open = self.opens.open();
         if self.is_gone() {
             return Err(OpenError {
@@ -179,7 +180,7 @@ impl Layer {
         }
     }
 
-    /// How many queues are open now, on all cores.
+    /// Number of open queues on all cores.
     pub fn open_queues(&self) -> usize {
         self.opens.count()
     }
@@ -238,7 +239,7 @@ impl Bdev for Layer {
             max_blocks: u32::MAX,
             max_unmap_blocks: u64::MAX,
             max_verify_blocks: u32::MAX,
-            // What goes to the module in two is not written in one.
+            // A write that crosses a boundary is split, so it is not atomic.
             atomic_blocks: match self.shape.boundary_blocks {
                 0 => limits.atomic_blocks.min(self.shape.max_blocks),
                 _ => 1,
@@ -253,7 +254,7 @@ impl Bdev for Layer {
         self.shape.support(op)
     }
 
-    /// Natively or by a flush.
+    /// Natively or through a flush.
     fn native_fua(&self) -> bool {
         true
     }

@@ -1,8 +1,8 @@
-//! A RAM disk: every operation is a copy or a comparison of memory, finished at its submission.
+//! A RAM disk: every operation copies or compares memory, and finishes at its submission.
 //!
-//! All cores work on the same memory, without locks; two simultaneous writes to the same block
-//! leave a mix, as on any disk. So the layer does compare-and-write, because it can hold other
-//! cores off. There is no write cache: a completed write is as safe as this device can make it.
+//! All cores access the same memory without locks. Two simultaneous writes to the same block leave
+//! a mix, as on any disk. So the layer emulates compare-and-write, because it can exclude other
+//! cores. There is no write cache: a completed write is as durable as the device permits.
 
 mod channel;
 #[cfg(test)]
@@ -19,11 +19,12 @@ use crate::device::{Bdev, Geometry, Limits, OpenError, Support};
 use crate::io::Op;
 use crate::queue::Queue;
 
-/// I/Os in one queue: nothing waits, so this bounds only the completions between two polls.
+/// I/Os in one queue. No I/O waits, so this bounds only the completions between two polls.
 const QUEUE_DEPTH: u32 = 1024;
-/// Bytes moved by one I/O: 1 MiB is some 50 µs, and a core should not be away for longer at a time.
+/// Most bytes of one I/O: 1 MiB takes about 50 µs, the longest time for which a core should be
+/// busy.
 const MAX_BYTES: u32 = 1 << 20;
-/// Bytes cleared or deallocated by one I/O, for the same reason; the layer makes pieces.
+/// Most bytes of one clear or deallocation, for the same reason; the layer splits larger ones.
 const MAX_UNMAP_BYTES: u64 = 32 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +75,7 @@ pub fn create(config: Config) -> Result<Arc<Malloc>, ConfigError> {
     }
     let options = ArenaOptions {
         numa_node: config.numa_id,
-        // A RAM disk takes memory as blocks are written, and gives unmapped memory back.
+        // Pages are populated as blocks are written, and unmapped memory is released.
         populate: false,
         ..ArenaOptions::new(geometry.bytes())
     };
@@ -95,7 +96,7 @@ impl Malloc {
     /// [`Bdev::product_name`] of these devices.
     pub const PRODUCT: &str = "Malloc disk";
 
-    /// The configuration that makes such a device again.
+    /// The configuration that recreates this device.
     pub fn config(&self) -> Config {
         Config {
             uuid: Some(self.uuid),

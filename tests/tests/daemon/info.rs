@@ -3,8 +3,8 @@
 use nacre_tests::daemon::Place;
 use serde_json::Value;
 
-/// Goal: `nacre info rdma` answers people and programs, under both names, also on machines without
-/// RDMA. Without a daemon it fails with its own exit code.
+/// Goal: `nacre info rdma` prints text and JSON, under both names, also on machines without RDMA.
+/// Without a daemon it fails with its own exit code.
 #[test]
 fn info_rdma_works_without_rdma() {
     let place = Place::new();

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Rounds of: DEPTH submits, the poll that rings the doorbell, the drive's turn, the poll that
-//! takes all completions. With a depth of 0: one I/O at a time, and as many polls while it is in
+//! collects all completions. With a depth of 0: one I/O at a time, and `IOS` polls while it is in
 //! flight.
 
 use std::process::ExitCode;
@@ -26,7 +26,7 @@ const MOST: usize = 256;
 /// The requested run.
 struct Plan {
     op: Op,
-    /// 0: polls only, with one I/O under way.
+    /// 0: only polls, with one I/O in flight.
     depth: usize,
     ios: u64,
 }
@@ -61,7 +61,7 @@ fn run(plan: &Plan) {
         ..Config::default()
     };
     let mut core = TestCore::new();
-    // Time 0 is when nothing was ever polled.
+    // Time 0 means that no poll has happened yet.
     core.clock().advance(Duration::from_secs(1));
     let classes = [ClassSpec {
         size: BLOCK,
@@ -94,7 +94,7 @@ fn run(plan: &Plan) {
         done: Done::with_capacity(MOST),
         core,
     };
-    // The first I/O waits for the queue to be made.
+    // The first I/O waits for the creation of the queue.
     rig.rounds(Op::Write, 1, 1);
     match plan.depth {
         0 => rig.wait(plan.ios),
@@ -114,13 +114,13 @@ struct Rig {
 }
 
 impl Rig {
-    /// So many I/Os, `depth` at a time.
+    /// Executes `ios` I/Os, `depth` at a time.
     fn rounds(&mut self, op: Op, depth: usize, ios: u64) {
         let mut left = ios;
         while left > 0 {
             let batch = left.min(depth as u64);
             for at in 0..batch {
-                // Neighbours are far from each other, as random ones are.
+                // Consecutive I/Os are far apart, like random ones.
                 self.submit(at, op, (left - at) * 389 % BLOCKS);
             }
             self.poll();
@@ -129,7 +129,7 @@ impl Rig {
         }
     }
 
-    /// One I/O, and so many polls before it completes.
+    /// Submits one I/O, and polls this number of times before it completes.
     fn wait(&mut self, polls: u64) {
         self.submit(0, Op::Read, 0);
         for _ in 0..=polls {

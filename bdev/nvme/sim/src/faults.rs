@@ -1,19 +1,19 @@
-//! What goes wrong when a test says so: with the next command of some sort, or by chance.
+//! Injected faults: for the next command of a kind, or at random.
 
 use std::time::Duration;
 
 use nacre_nvmf_wire::StatusCode;
 use nacre_random::Random;
 
-/// What happens to one command.
+/// The effect of a fault on one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// The command is not executed, and completes with this status.
     Status(StatusCode),
-    /// The command is executed, and yet completes with this status.
+    /// The command is executed, but completes with this status.
     DoneButStatus(StatusCode),
-    /// The command never completes, executed (`done`) or not. An Abort ends it, unless it is
-    /// `deaf`.
+    /// The command never completes; `done` tells whether it was executed. An Abort ends it, unless
+    /// it is `deaf`.
     Never { done: bool, deaf: bool },
     /// The command is executed, and completes this much later.
     Late(Duration),
@@ -27,7 +27,7 @@ pub enum Action {
     WrongHead(u16),
     /// The command gets two completions.
     Duplicate,
-    /// The completion has the phase tag of the previous round: the driver does not see it.
+    /// The completion has the phase tag of the previous round: the driver does not detect it.
     WrongPhase,
     /// The completion comes without an interrupt.
     LoseInterrupt,
@@ -35,11 +35,11 @@ pub enum Action {
     Fatal,
     /// The controller resets itself when it fetches the command: not ready, all queues gone.
     ResetItself,
-    /// The drive is pulled when it fetches the command.
+    /// The drive is removed when it fetches the command.
     Pulled,
 }
 
-/// Which commands a rule is about.
+/// The commands that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     Admin,
@@ -47,13 +47,13 @@ pub enum Target {
     AdminOp(u8),
     Io,
     IoOp(u8),
-    /// I/O on one queue.
+    /// I/O commands of one queue.
     Queue(u16),
-    /// I/O to one namespace.
+    /// I/O commands for one namespace.
     Namespace(u32),
 }
 
-/// What happens to the commands of some sort: those after the first `skip`, `count` of them.
+/// Applies an action to `count` commands of a kind, after the first `skip`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
     pub target: Target,
@@ -63,7 +63,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The next one.
+    /// A rule for the next command only.
     pub fn next(target: Target, action: Action) -> Rule {
         Rule {
             target,
@@ -88,10 +88,10 @@ impl Rule {
     }
 }
 
-/// How often, in a million I/O commands, what happens by itself.
+/// Rates of random faults, per million I/O commands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Chances {
-    /// A status without and with Do Not Retry; the command is not done.
+    /// A status without and with Do Not Retry; the command is not executed.
     pub retryable: u32,
     pub fatal_status: u32,
     pub done_but_status: u32,
@@ -175,7 +175,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// The fault that strikes a command; consumes it.
+    /// Returns the fault for a command, and counts it.
     pub fn strike(
         &mut self,
         qid: u16,

@@ -11,7 +11,7 @@ use nacre_nvmf_wire::{Sqe, StatusCode};
 use crate::data;
 use crate::state::State;
 
-/// Descriptors of a Dataset Management or Copy command, in bytes.
+/// Most bytes of descriptors in a Dataset Management or Copy command.
 const LIST_MAX: usize = 256 * 40;
 
 const OUT_OF_RANGE: StatusCode = StatusCode::LBA_OUT_OF_RANGE.with_dnr();
@@ -57,7 +57,7 @@ impl State {
         outcome.err().unwrap_or(StatusCode::SUCCESS)
     }
 
-    /// A fused pair: what each half is answered.
+    /// Executes a fused pair. Returns the status of each half.
     pub fn compare_and_write(&mut self, compare: &Sqe, write: &Sqe) -> (StatusCode, StatusCode) {
         let (first, second) = (ReadWrite::parse(compare), ReadWrite::parse(write));
         let together = compare.opcode == io::COMPARE
@@ -87,9 +87,9 @@ impl State {
         status.with_dnr()
     }
 
-    /// Checks a range of blocks, and how many bytes they are.
+    /// Checks a range of blocks, and returns its length in bytes.
     fn range(&mut self, sqe: &Sqe, lba: u64, blocks: u32) -> Result<usize, StatusCode> {
-        // The command found it.
+        // The namespace exists: the command was routed to it.
         let namespace = &self.namespaces[&sqe.nsid()];
         let format = namespace.config.current();
         let holds = namespace.holds(lba, blocks.into());

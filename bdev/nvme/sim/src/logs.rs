@@ -1,4 +1,4 @@
-//! Log pages (Base 5.16), and the events that point at them (Base 5.2).
+//! Log pages (Base 5.16), and the events that refer to them (Base 5.2).
 
 use nacre_nvmf_wire::aen::{AsyncEvent, event_type};
 use nacre_nvmf_wire::commands::admin::GetLogPage;
@@ -16,14 +16,14 @@ use crate::state::State;
 /// Size of the telemetry log in bytes: a long log.
 const TELEMETRY_BYTES: usize = 300 << 10;
 
-/// The contents of the telemetry log: no two pages are alike.
+/// The contents of the telemetry log: every page differs.
 pub fn telemetry() -> Vec<u8> {
     (0..TELEMETRY_BYTES)
         .map(|at| (at / 4096 * 7 + at % 251) as u8)
         .collect()
 }
 
-/// Entries of the error log that are kept.
+/// Most entries of the error log.
 const ERRORS_KEPT: usize = 64;
 
 impl State {
@@ -101,7 +101,7 @@ impl State {
         status
     }
 
-    /// Raises an event: the driver receives it if it enabled its kind.
+    /// Raises an event: the driver gets it if it enabled its type.
     pub fn raise(&mut self, event: AsyncEvent) {
         let wanted = match event {
             AsyncEvent::NAMESPACE_ATTRIBUTE_CHANGED => AsyncEvents::NAMESPACE_ATTRIBUTE,
@@ -116,7 +116,7 @@ impl State {
         }
     }
 
-    /// A bit of the critical warnings that was not set before is an event.
+    /// Raises an event for each newly set bit of the critical warnings.
     pub fn raise_warnings(&mut self, before: u8) {
         let new = CriticalWarning::from_bits_truncate(self.smart.critical_warning & !before);
         if new.contains(CriticalWarning::SPARE_LOW) {
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// Answers requests with what happened; one of a type until its log page was read.
+    /// Completes event requests. Further events of a type wait for a read of their log page.
     pub fn deliver_events(&mut self) -> bool {
         let free = |event: &AsyncEvent| self.masked & 1 << event.event_type == 0;
         let Some(at) = self.events.iter().position(free) else {

@@ -11,25 +11,25 @@ use crate::config::NamespaceConfig;
 pub enum Keep {
     All,
     Nothing,
-    /// Each block or not, by chance.
+    /// A random part of the blocks.
     Some,
 }
 
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
-    /// The active namespace list (CNS 02h) has the namespace. A detached one exists, but not for
-    /// this host.
+    /// The namespace is in the active namespace list (CNS 02h). A detached namespace exists, but
+    /// not for this host.
     pub attached: bool,
     /// Blocks that cannot be read until they are written.
     pub bad: BTreeSet<u64>,
     bytes: Vec<u8>,
-    /// Contents of the medium where the cache holds newer ones, keyed by block.
+    /// Contents of the medium for blocks that the cache holds in a newer version, keyed by block.
     durable: BTreeMap<u64, Box<[u8]>>,
     /// Block buffers kept for reuse.
     spare: Vec<Box<[u8]>>,
 }
 
-/// The contents of a deallocated block, where they are undefined.
+/// The contents of a deallocated block, if undefined.
 const GARBAGE: u8 = 0xdb;
 
 impl Namespace {
@@ -58,13 +58,13 @@ impl Namespace {
         self.bad.range(lba..lba + blocks).next().is_none()
     }
 
-    /// The bytes of a range that it holds.
+    /// The bytes of a range inside the namespace.
     pub fn read(&self, lba: u64, blocks: u64) -> &[u8] {
         let (at, len) = self.range(lba, blocks);
         &self.bytes[at..at + len]
     }
 
-    /// The bytes of a range, to be written: `volatile` says whether the cache keeps them.
+    /// The bytes of a range, to be written. `volatile`: the data stays in the cache.
     pub fn write(&mut self, lba: u64, blocks: u64, volatile: bool) -> &mut [u8] {
         let (at, len) = self.range(lba, blocks);
         let size = self.block_size();
@@ -107,7 +107,7 @@ impl Namespace {
         }
     }
 
-    /// Blocks that only the cache holds.
+    /// Number of blocks that only the cache holds.
     pub fn dirty(&self) -> usize {
         self.durable.len()
     }
@@ -144,8 +144,8 @@ impl Namespace {
 mod tests {
     use super::*;
 
-    /// Goal: flushed blocks, and blocks written past the cache, survive; chance decides on the
-    /// rest.
+    /// Goal: flushed blocks, and blocks written through the cache, survive a power loss; others
+    /// survive at random.
     #[test]
     fn power() {
         let mut random = Random::new(3);

@@ -1,4 +1,4 @@
-//! The way of an answer into its completion queue.
+//! Posts completions to their completion queue.
 
 use nacre_nvmf_wire::{Cqe, StatusCode};
 use nacre_reactor::Nanos;
@@ -6,7 +6,7 @@ use nacre_reactor::Nanos;
 use crate::faults::Action;
 use crate::state::State;
 
-/// An answer on its way.
+/// A completion that waits to be posted.
 pub(crate) struct Post {
     pub due: Nanos,
     pub sqid: u16,
@@ -74,7 +74,7 @@ impl State {
 
     fn has_room(&mut self, cqid: u16) -> bool {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
-            // Its answers go with the queue.
+            // Completions of a deleted queue are dropped.
             return true;
         };
         match cq.has_room(&self.iommu) {

@@ -1,4 +1,4 @@
-//! Registers (Base 3.1.4), doorbells, and the way between disabled and ready.
+//! Registers (Base 3.1.4), doorbells, and the transitions between disabled and ready.
 
 use nacre_bdev_nvme::GONE;
 use nacre_nvmf_wire::registers::{Aqa, Cap, Cc, Csts, NSSR_RESET, Shutdown, offset};
@@ -147,11 +147,11 @@ impl State {
         }
     }
 
-    /// Lets time do its part.
+    /// Completes transitions whose time has come.
     pub fn turn_registers(&mut self) -> bool {
         let now = self.now;
         let mut worked = false;
-        // A moment is set when the first turn sees the change.
+        // The end time is set in the first turn that sees the change.
         let passed = |at: &mut Option<_>, after| now >= *at.get_or_insert(now + after);
         let mut mode = self.mode;
         match &mut mode {
@@ -185,7 +185,7 @@ impl State {
         worked
     }
 
-    /// Ready: the admin queues are there.
+    /// Becomes ready, with the admin queues.
     fn start(&mut self) {
         let (sq, cq) = (self.aqa.asqs() + 1, self.aqa.acqs() + 1);
         self.sqs[0] = Some(Sq::new(0, self.asq, sq as u16, 0));
@@ -209,14 +209,14 @@ impl State {
         self.csts = Csts(0);
     }
 
-    /// The controller resets itself: it does not work until it is disabled and enabled again.
+    /// The controller resets itself: it must be disabled and enabled again.
     pub fn reset_controller(&mut self) {
         self.clear();
         self.cc = self.cc.with_en(0);
         self.mode = Mode::Disabled;
     }
 
-    /// The function is reset: as a controller reset, at once, and all registers are as at power on.
+    /// Resets the function at once: all registers get their power-on values.
     pub fn reset_function(&mut self) {
         self.stats.function_resets += 1;
         self.reset_registers();
@@ -230,7 +230,7 @@ impl State {
         self.vectors.clear();
     }
 
-    /// Removes the drive: no register answers, and the cache has no power.
+    /// Removes the drive: registers read as all ones, and the cache loses power.
     pub fn pull(&mut self, keep: Keep) {
         self.present = false;
         self.reset_registers();
@@ -247,7 +247,7 @@ impl State {
         self.namespaces.values_mut().for_each(|ns| ns.flush());
     }
 
-    /// A doorbell at so many bytes behind the first.
+    /// Handles a doorbell write, at this number of bytes after the first doorbell.
     pub fn ring(&mut self, at: u32, value: u32) {
         let stride = 4 << self.config.doorbell_stride;
         let (index, is_head) = ((at / stride / 2) as usize, at / stride % 2 == 1);
@@ -257,7 +257,7 @@ impl State {
                 .note(format!("there is no doorbell at {at:#x} of them"));
         }
         if !self.csts.is_ready() {
-            // Between a failure and its discovery this is not the driver's mistake.
+            // The driver cannot know of the failure yet, so this is not its mistake.
             return;
         }
         if value > 0xffff {
@@ -283,7 +283,7 @@ impl State {
             sq.awake = true;
             sq.quiet = 0;
             if sq.shadow.is_some() {
-                // The register only wakes, memory has the tail: but the value must be a tail.
+                // The write wakes the controller, which reads the tail from memory.
                 if value < u32::from(sq.entries) {
                     Ok(())
                 } else {

@@ -1,9 +1,9 @@
-//! Which bits of a command a driver has no business to set.
+//! The bits of each command that a driver may set.
 
 use nacre_nvmf_wire::opcode::{admin, io};
 use nacre_nvmf_wire::{Fuse, Sqe};
 
-/// Bits of dwords 10 to 15 that mean something; whether there is a data pointer, and a namespace.
+/// Defined bits of dwords 10 to 15, and whether the command has a data pointer and a namespace.
 struct Shape {
     dwords: [u32; 6],
     data: bool,
@@ -47,7 +47,7 @@ fn shape(is_admin: bool, opcode: u8) -> Option<Shape> {
     })
 }
 
-/// The mistake in an entry, whatever the namespace.
+/// Describes the mistake in an entry, for any namespace.
 pub(crate) fn reserved(is_admin: bool, sqe: &Sqe) -> Option<String> {
     if sqe.flags & 0b11_1100 != 0 {
         return Some(format!("reserved flags {:#x}", sqe.flags));
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: a valid entry passes, an entry with one bit too many does not.
+    /// Goal: a valid entry passes; an entry with one reserved bit set does not.
     #[test]
     fn bits() {
         let read = ReadWrite::new(5, 8).to_sqe(io::READ, 1, 1);

@@ -1,4 +1,4 @@
-//! Runs a simulated drive in real time: as a poller of a reactor, or on a thread of its own.
+//! Runs a simulated drive in real time: as a poller of a reactor, or on its own thread.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Poller for Ticker {
     }
 }
 
-/// A drive that runs on a thread of its own. Dropping this handle stops the thread.
+/// A drive with its own thread. Dropping this handle stops the thread.
 pub struct Running {
     drive: Drive,
     stop: Arc<AtomicBool>,

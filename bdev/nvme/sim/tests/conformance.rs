@@ -1,6 +1,5 @@
-//! The bdev conformance suite over the driver, over simulated drives of every sort. Each drive has
-//! a thread of its own, the driver's home is a reactor, and the queues are on the threads of the
-//! suite.
+//! The bdev conformance suite on the driver, with simulated drives of every kind. Each drive has
+//! its own thread, the driver's home is a reactor, and the queues belong to the suite's threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -15,10 +14,10 @@ use nacre_nvmf_wire::identify::controller::{Oncs, Sgls};
 use nacre_reactor::{CoreHandle, Mode, ReactorConfig, ReactorHandle, spawn};
 use parking_lot::Mutex;
 
-/// Nothing here takes as long.
+/// No step takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Makes drive after drive, and checks each when the next one is wanted.
+/// Creates one drive after the other, and checks each before the next is created.
 struct Fleet {
     home: ReactorHandle,
     iommu: Arc<Iommu>,
@@ -43,7 +42,7 @@ impl Fleet {
         }
     }
 
-    /// Runs a future on the home reactor, and waits for it here.
+    /// Runs a future on the home reactor, and waits for it on this thread.
     fn at_home<R, Fut>(&self, f: impl FnOnce(CoreHandle) -> Fut + Send + 'static) -> R
     where
         R: Send + 'static,
@@ -73,7 +72,7 @@ impl Fleet {
         bdev
     }
 
-    /// Puts the last drive away.
+    /// Detaches and checks the last drive.
     fn end(&self) {
         let last = self.last.lock().take();
         if let Some((controller, drive, running)) = last {
@@ -217,8 +216,7 @@ fn no_optional_command() {
     Fleet::new(config, options()).run();
 }
 
-/// Zeroes are written by command, and only a drive that supports it is asked to deallocate with
-/// them.
+/// Zeroes are written by Write Zeroes; the deallocate bit is used only on a drive that supports it.
 #[test]
 fn zeroes_without_deallocation() {
     let mut namespace = namespace(4096);

@@ -1,4 +1,4 @@
-//! Faults happen: drawn from the seed, some of them in each run.
+//! Draws faults from the seed; each run has some of them.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl World {
                 if let Some(holder) = self.holders.iter_mut().find(|h| h.number == holder)
                     && holder.handle.is_some()
                 {
-                    // The caller of a close must close the queues before.
+                    // Queues must be closed before the volume.
                     let lanes = std::mem::take(&mut holder.lanes);
                     lanes.iter().for_each(|lane| lane.orphan(&mut self.checker));
                     drop(lanes);
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// A disk loses its end. The holders are notified, or not.
+    /// Truncates a disk, with or without notifying the holders.
     pub(crate) fn cut_a_disk(&mut self) {
         let now = self.clock.now();
         let Some(random) = self.faults.cuts.as_mut() else {
@@ -155,7 +155,8 @@ impl World {
         }
     }
 
-    /// A disk that was never seen smaller appears unchanged: it stays so until the store knows.
+    /// Enlarges a disk. A disk that no holder has seen smaller appears unchanged, until the store
+    /// has the cut.
     fn enlarge(&mut self, disk: usize) {
         let name = &self.disks[disk].name;
         let replica = self.record.replicas.iter().find(|m| m.device == *name);
@@ -170,7 +171,7 @@ impl World {
         self.log_line(|| format!("disk{disk} has its end again"));
     }
 
-    /// A replica that lost its end, and is the only one to continue with.
+    /// A truncated replica that is the only one to continue from.
     pub(crate) fn cut_replica(&self) -> Option<String> {
         let mut replicas = self.record.replicas.iter();
         let cut = replicas.find(|m| m.cut && m.state == ReplicaState::InSync);
@@ -299,8 +300,8 @@ impl World {
         }
     }
 
-    /// No in-sync replica is reachable, and no holder has the volume open: now and then an operator
-    /// stops waiting, and continues from any replica.
+    /// Without a reachable in-sync replica and without an open volume, an operator sometimes
+    /// continues from any replica.
     pub(crate) fn despair(&mut self, index: usize) {
         let others = self.holders.iter().enumerate();
         let alone = others

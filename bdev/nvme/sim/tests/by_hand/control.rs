@@ -19,7 +19,7 @@ use nacre_nvmf_wire::sqe::Psdt;
 use nacre_nvmf_wire::zerocopy::{FromBytes, IntoBytes};
 use nacre_nvmf_wire::{Sqe, StatusCode};
 
-/// Goal: the values of the registers, and the steps to ready and back, each in its time.
+/// Goal: the registers have the right values, and each transition to ready and back takes its time.
 #[test]
 fn registers() {
     let mut hand = ManualDriver::new(Config {
@@ -109,8 +109,8 @@ fn identify() {
     hand.drive.check();
 }
 
-/// Goal: queues are created and deleted in their order only, and each refusal is the
-/// specification's.
+/// Goal: queues can be created and deleted only in the right order; each refusal has the specified
+/// status.
 #[test]
 fn queues_have_an_order() {
     let mut hand = ManualDriver::enabled(Config {
@@ -200,8 +200,8 @@ fn features() {
     hand.drive.check();
 }
 
-/// Goal: events wait for a request, and the next of their type for a read of the log page; logs
-/// have the facts.
+/// Goal: each event completes a request, and further events of its type wait for a read of the log
+/// page; the logs have the right contents.
 #[test]
 fn events_and_logs() {
     let mut hand = ManualDriver::enabled(config());
@@ -293,7 +293,7 @@ fn driver_errors_are_detected() {
             hand.turn();
         }),
         ("a full queue", |hand, pair| {
-            // Taken, but no answer has said so.
+            // Fetched, but not reported as fetched in a completion.
             hand.drive.inject(Rule::always(Target::Io, Action::Hold));
             for _ in 0..5 {
                 hand.submit(pair, plain(io::FLUSH));
@@ -336,8 +336,8 @@ fn driver_errors_are_detected() {
     assert_eq!(hand.drive.forgive(), 3);
 }
 
-/// Goal: a shadow doorbell alone does not wake a sleeping controller; its event index says when to
-/// ring.
+/// Goal: a write to a shadow doorbell alone does not wake a sleeping controller; its event index
+/// tells when to write the register.
 #[test]
 fn shadow_doorbells() {
     let (mut hand, mut pair) = ManualDriver::with_pair(Config {
@@ -361,7 +361,7 @@ fn shadow_doorbells() {
     hand.ring(&pair);
     hand.turn();
     assert!(hand.peek(&pair).is_some());
-    // It looks for a while, so the next one needs no ring.
+    // The controller polls for a while, so the next entry needs no register write.
     hand.submit(&mut pair, plain(io::FLUSH));
     hand.data.store(values + index(false), 2);
     hand.turn();
@@ -378,7 +378,7 @@ fn shadow_doorbells() {
     hand.drive.check();
 }
 
-/// Goal: an abort ends what hangs, unless it is deaf; deleting the queue ends that too.
+/// Goal: an abort ends a hanging command, unless it is deaf; deleting the queue ends that one too.
 #[test]
 fn aborts() {
     for (deaf, deletion_completes) in [(false, true), (true, true), (true, false)] {
@@ -406,8 +406,8 @@ fn aborts() {
     }
 }
 
-/// Goal: a controller that does not become ready, does not shut down, or resets itself; a removed
-/// drive comes back with its flushed data, as another function.
+/// Goal: a controller may fail to become ready, fail to shut down, or reset itself; a removed drive
+/// returns with its flushed data, as another function.
 #[test]
 fn failed_enable_shutdown_reset_and_removal() {
     let mut hand = ManualDriver::new(config());

@@ -1,4 +1,4 @@
-//! The driver against a simulated drive, in virtual time: its life, and all its failures.
+//! Tests of the driver on a simulated drive, in virtual time: attach to detach, and all failures.
 
 mod attach;
 mod everything;

@@ -1,4 +1,4 @@
-//! Several namespaces, and how they come, change and go while the drive is in use.
+//! Several namespaces, which are added, changed and removed while the drive is in use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::rig::Rig;
 
-/// Longer than it takes to notice an event.
+/// Longer than the handling of an event takes.
 const A_WHILE: Duration = Duration::from_secs(3);
 
 fn three() -> Config {
@@ -25,8 +25,8 @@ fn three() -> Config {
     }
 }
 
-/// Goal: each namespace is a bdev of its own, with its own size, identity and contents, over one
-/// queue pair.
+/// Goal: each namespace is a separate bdev, with its own size, identity and contents, on one queue
+/// pair.
 #[test]
 fn several_namespaces() {
     let mut rig = Rig::new(three());
@@ -56,7 +56,7 @@ fn several_namespaces() {
     });
     assert_eq!(stored, [true; 3]);
     assert_eq!(rig.drive.io_queues(), 1, "one core, one queue pair");
-    // Completions of one are found while another polls.
+    // Polling one namespace also finds completions of another.
     let tokens: Vec<_> = (0..3)
         .map(|at| {
             let size = queue_block(&bdevs[at]);
@@ -79,7 +79,7 @@ fn queue_block(bdev: &nacre_bdev_nvme::NvmeBdev) -> usize {
     bdev.geometry().block_size as usize
 }
 
-/// Goal: unusable namespaces are listed with their reason, and do not stop the others.
+/// Goal: unusable namespaces are listed with their reason, and do not affect the others.
 #[test]
 fn namespaces_that_cannot_be_used() {
     let mut config = three();
@@ -143,7 +143,7 @@ fn namespaces_are_added_removed_and_resized() {
     let write = rig.write(500, 1, 4);
     assert_eq!(rig.status(&mut *third, write), Status::Ok);
     rig.drive.resize_namespace(3, 128);
-    // The drive knows before the driver does.
+    // The drive has removed the namespace, and the driver does not know yet.
     let write = rig.write(500, 1, 4);
     assert_eq!(rig.status(&mut *third, write), Status::OutOfRange);
     rig.pass(&mut *queue, A_WHILE);
@@ -189,7 +189,7 @@ fn another_namespace_under_the_same_number() {
     rig.end(&controller, queue);
 }
 
-/// Goal: write protection that comes and goes is followed.
+/// Goal: the driver follows changes of the write protection.
 #[test]
 fn write_protection() {
     let mut rig = Rig::new(Config::default());
@@ -209,9 +209,9 @@ fn write_protection() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a namespace that was formatted with other blocks while the controller was reset gets no
-/// I/O of the old one: that ends with Gone, and the new one is a device of its own. Method: the
-/// reset finds out before any event does.
+/// Goal: a namespace that was formatted with another block size during a reset gets no I/O of the
+/// old one: that I/O ends with Gone, and the new namespace is a new device. Method: the reset
+/// detects the change before an event reports it.
 #[test]
 fn formatted_during_a_reset() {
     let mut rig = Rig::new(Config::default());
@@ -257,8 +257,8 @@ fn formatted_during_a_reset() {
     rig.end(&controller, queue);
 }
 
-/// Goal: limits that changed with a reset are adopted and reported. I/O that exceeds them ends as
-/// unsupported without asking the drive, and all other I/O continues.
+/// Goal: limits that changed during a reset are adopted and reported. I/O that exceeds them ends as
+/// unsupported without a command; all other I/O continues.
 #[test]
 fn other_limits_after_a_reset() {
     let mut rig = Rig::new(Config::default());
@@ -293,7 +293,7 @@ fn other_limits_after_a_reset() {
     assert_eq!(rig.drive.stats().io, before);
     let write = rig.write(0, 32, 2);
     assert_eq!(rig.status(&mut *queue, write), Status::Ok);
-    // And back: operations that are possible again are used again.
+    // The limits change back: operations that are possible again are used again.
     rig.drive.reconfigure(|config| config.mdts = 5);
     let handle = controller.clone();
     rig.core

@@ -1,5 +1,5 @@
-//! Seeded runs: random I/O on a drive that is late, silent, lying, fatal, and reset. The oracle
-//! knows the possible contents of each block.
+//! Seeded runs: random I/O on a drive with late, missing and invalid completions, fatal failures
+//! and resets. The oracle knows the possible contents of each block.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::rig::Rig;
 
 const SEEDS: u64 = 200;
 const BLOCKS: u64 = 96;
-/// Replays one run.
+/// The variable with the seed of one run to repeat.
 const SEED_VARIABLE: &str = "NACRE_NVME_SEED";
 
 struct PendingIo {
@@ -23,7 +23,7 @@ struct PendingIo {
     value: u8,
 }
 
-/// The possible contents of each block, and the I/O in flight: never two I/Os on one block.
+/// The possible contents of each block, and the I/O in flight, at most one per block.
 struct Model {
     may_hold: Vec<Vec<u8>>,
     pending: HashMap<Token, PendingIo>,
@@ -71,7 +71,7 @@ impl Model {
     }
 }
 
-/// Says how often the controller was reset.
+/// Returns the number of controller resets.
 fn run(seed: u64) -> u64 {
     let mut random = Random::new(seed);
     let mut rig = Rig::new(Config {
@@ -172,7 +172,7 @@ fn seeded_runs() {
             }
         }
     }
-    // One is asked for in each; the drive is to give reasons for more.
+    // Each run requests one reset; failures of the drive must cause more.
     assert!(
         resets > SEEDS + SEEDS / 4,
         "{resets} resets are too few to tell"

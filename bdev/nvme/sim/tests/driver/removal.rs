@@ -1,4 +1,4 @@
-//! A drive that is pulled out, with and without notice, and comes back.
+//! A drive that is removed, with and without notice, and returns.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ fn slow() -> Config {
     }
 }
 
-/// Goal: whichever part notices first, all present and later I/O completes with Gone, once. When
-/// the drive is back, the same bdevs continue and report that data may have been lost.
+/// Goal: whichever part detects the removal first, all present and later I/O completes with Gone,
+/// once. When the drive returns, the same bdevs continue and report that data may have been lost.
 #[test]
 fn a_removed_drive_returns() {
     for notified in [false, true] {
@@ -78,7 +78,7 @@ fn a_removed_drive_returns() {
     }
 }
 
-/// Goal: a removal at any command, of the control too, ends in Removed, not in a hang.
+/// Goal: a removal during any command of the control ends in the state Removed, not in a hang.
 #[test]
 fn a_drive_removed_during_a_reset() {
     let mut rig = Rig::new(Config::default());
@@ -98,7 +98,7 @@ fn a_drive_removed_during_a_reset() {
 }
 
 /// Goal: the same at every admin command: of bring-up, of a reset, of the return. Method: the drive
-/// disappears at the first, the second, and so on, until there are no more.
+/// is removed at the first command, then at the second, and so on.
 #[test]
 fn a_drive_removed_at_every_admin_command() {
     let pulled = |at| Rule::next(Target::Admin, Action::Pulled).after(at);
@@ -172,8 +172,8 @@ fn a_drive_removed_at_every_admin_command() {
     }
 }
 
-/// Goal: at every I/O command: each I/O ends once, none succeeds without its effect, and the drive
-/// works when it is back.
+/// Goal: the same at every I/O command: each I/O ends once, none succeeds without its effect, and
+/// the drive works after its return.
 #[test]
 fn a_drive_removed_at_every_io_command() {
     for at in 0.. {
@@ -234,14 +234,15 @@ fn a_drive_removed_at_every_io_command() {
     }
 }
 
-/// Goal: another drive in the same place is not taken for the one that was there.
+/// Goal: another drive in the same slot is not mistaken for the removed one.
 #[test]
 fn another_drive() {
     let mut rig = Rig::new(Config::default());
     let (controller, _bdev, mut queue) = rig.one(Options::new("nvme0"));
     let function: Arc<dyn Function> = rig.drive.plug();
     let early = controller.clone();
-    // It was pulled and is back at once, but the driver has not noticed: then it is gone first.
+    // The drive was removed and returned at once, unnoticed by the driver: the driver must treat it
+    // as removed first.
     controller.removed();
     rig.until(&mut *queue, |_| early.status().state == State::Removed);
     drop(function);
@@ -285,7 +286,7 @@ fn another_drive() {
     rig.end(&controller, queue);
 }
 
-/// Goal: only a drive that is gone can return.
+/// Goal: only a removed drive can return.
 #[test]
 fn only_a_removed_drive_can_return() {
     let mut rig = Rig::new(Config::default());
@@ -307,7 +308,7 @@ fn only_a_removed_drive_can_return() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a drive that is removed without any I/O is noticed all the same, and reported.
+/// Goal: the removal of a drive without I/O is detected and reported.
 #[test]
 fn removal_is_detected_while_idle() {
     let mut rig = Rig::new(Config::default());

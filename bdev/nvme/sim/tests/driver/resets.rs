@@ -1,5 +1,5 @@
-//! Controller resets, on request or not, under load: no I/O is lost, none ends twice, and the
-//! stored data is right.
+//! Controller resets, requested or not, under load: no I/O is lost, none ends twice, and the stored
+//! data is right.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ fn reasons(rig: &Rig) -> Vec<ResetReason> {
 }
 
 /// Goal: a controller that fetches an admin command while it is being disabled reads valid memory.
-/// Method: commands and the reset come in one turn of the reactor, and the drive takes its time to
-/// be disabled; and the same with a drive that the system wrongly reports as gone.
+/// Method: commands and the reset are issued in one turn of the reactor, and disabling takes time;
+/// the same for a drive that the system wrongly reports as removed.
 #[test]
 fn commands_that_a_reset_overtakes() {
     let mut rig = Rig::new(slow());
@@ -60,7 +60,7 @@ fn commands_that_a_reset_overtakes() {
     rig.drive.check();
 }
 
-/// Goal: a reset under load, over and over.
+/// Goal: resets under load succeed repeatedly.
 #[test]
 fn repeated_resets_under_load() {
     for shadow_doorbells in [false, true] {
@@ -109,7 +109,7 @@ fn repeated_resets_under_load() {
     }
 }
 
-/// Goal: a controller that fails or resets itself is noticed without any timeout of an I/O, and
+/// Goal: a controller that fails or resets itself is detected without a timeout of an I/O, and
 /// continues.
 #[test]
 fn failures_of_the_controller() {
@@ -153,7 +153,7 @@ fn failures_of_the_controller() {
     }
 }
 
-/// Goal: an I/O that fails with each reset is not repeated forever.
+/// Goal: an I/O that fails with each reset is not retried forever.
 #[test]
 fn a_command_that_kills_the_controller() {
     let mut rig = Rig::new(Config::default());
@@ -231,7 +231,7 @@ fn another_controller_after_the_reset() {
     rig.end(&controller, queue);
 }
 
-/// Goal: detaching while it is reset, or with I/O under way, ends both.
+/// Goal: detaching during a reset, or with I/O in flight, ends both.
 #[test]
 fn detach_during_a_reset() {
     let mut rig = Rig::new(slow());

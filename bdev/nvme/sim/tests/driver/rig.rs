@@ -1,5 +1,5 @@
-//! A simulated drive, the driver on a reactor without a thread, and virtual time, controlled by one
-//! test.
+//! A simulated drive, the driver on a reactor without a thread, and virtual time, all controlled by
+//! one test.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use nacre_hugepages::{Arena, ArenaOptions, Buf, ClassSpec, HugepagePolicy, Pool}
 use nacre_reactor::TestCore;
 use parking_lot::Mutex;
 
-/// Every event that a test waits for comes within this much virtual time.
+/// Every expected event occurs within this virtual time.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Time passes in such steps while I/O is waited for.
+/// Step of virtual time while waiting for I/O.
 const STEP: Duration = Duration::from_millis(5);
 
 const CLASSES: [ClassSpec; 3] = [
@@ -51,7 +51,7 @@ impl Recorder {
     }
 }
 
-/// Memory that a drive knows, and buffers of it.
+/// Memory that is registered with a drive, and buffers on it.
 pub struct Memory {
     pub pool: Pool,
     _arena: Arena,
@@ -85,7 +85,7 @@ pub struct Rig {
 impl Rig {
     pub fn new(config: Config) -> Rig {
         let core = TestCore::new();
-        // Time 0 is when nothing was ever polled.
+        // Time 0 means that no poll has happened yet.
         core.clock().advance(Duration::from_secs(1));
         let memory = Memory::new(&CLASSES, config.slot, &config.iommu);
         let drive = Drive::new(config);
@@ -119,7 +119,7 @@ impl Rig {
         controller
     }
 
-    /// The only namespace, and a queue to it.
+    /// Attaches; returns the only namespace, and a queue to it.
     pub fn one(&mut self, options: Options) -> (Arc<Controller>, Arc<NvmeBdev>, Box<dyn Queue>) {
         let controller = self.attach_with(options);
         let bdev = controller.namespaces().remove(0);
@@ -142,7 +142,7 @@ impl Rig {
         Io::new(self.next, op, lba, blocks)
     }
 
-    /// A write of so many blocks of 512 bytes, all of one value.
+    /// A write of `blocks` blocks of 512 bytes, filled with one value.
     pub fn write(&mut self, lba: u64, blocks: u32, value: u8) -> Io {
         let buf = self.buf(blocks as usize * 512, value);
         self.io(Op::Write, lba, blocks).with(buf)
@@ -165,7 +165,7 @@ impl Rig {
         token
     }
 
-    /// One turn of everything. Whether anything completed.
+    /// Runs one turn of all parts. Returns true if an I/O completed.
     pub fn turn(&mut self, queue: &mut dyn Queue) -> bool {
         self.core.turn();
         let now = self.core.now();
@@ -180,7 +180,7 @@ impl Rig {
         collected > 0
     }
 
-    /// Lets time pass, polling.
+    /// Advances time while polling.
     pub fn pass(&mut self, queue: &mut dyn Queue, time: Duration) {
         let end = self.core.clock().now() + time;
         while self.core.clock().now() < end {
@@ -191,7 +191,7 @@ impl Rig {
         self.turn(queue);
     }
 
-    /// Until `what` is so.
+    /// Runs until the condition is true.
     pub fn until(&mut self, queue: &mut dyn Queue, mut what: impl FnMut(&Rig) -> bool) {
         let end = self.core.clock().now() + PATIENCE;
         while !what(self) {
@@ -216,7 +216,7 @@ impl Rig {
         self.run(queue, io).status
     }
 
-    /// Everything under way.
+    /// Waits for all I/O in flight.
     pub fn settle(&mut self, queue: &mut dyn Queue) -> Vec<Status> {
         let end = self.core.clock().now() + PATIENCE;
         while queue.inflight() > 0 {
@@ -233,7 +233,7 @@ impl Rig {
         ended.map(|(_, completion)| completion.status).collect()
     }
 
-    /// The contents, read through the driver: the first byte of each block.
+    /// Reads through the driver; returns the first byte of each block.
     pub fn values(&mut self, queue: &mut dyn Queue, lba: u64, blocks: u32) -> Vec<u8> {
         let io = self.read(lba, blocks);
         let completion = self.run(queue, io);
@@ -242,7 +242,7 @@ impl Rig {
         bytes.chunks(512).map(|block| block[0]).collect()
     }
 
-    /// No rule was broken, and nothing is held any longer.
+    /// Checks that no rule was broken, and releases everything.
     #[track_caller]
     pub fn end(&mut self, controller: &Arc<Controller>, queue: Box<dyn Queue>) {
         drop(queue);

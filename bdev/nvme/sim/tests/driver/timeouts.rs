@@ -1,5 +1,5 @@
-//! I/O without a completion in time: abort, then the queue, then the controller, then the function,
-//! then failure.
+//! I/O that does not complete in time: abort, then reset of the queue, the controller, the
+//! function, and finally failure.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn actions(rig: &Rig) -> Vec<TimeoutAction> {
         .collect()
 }
 
-/// Goal: a command that hangs is aborted, and sent again; the layers above see only a delay.
+/// Goal: a hanging command is aborted and sent again; the layers above see only a delay.
 #[test]
 fn an_abort_helps() {
     let mut rig = Rig::new(Config::default());
@@ -55,7 +55,7 @@ fn an_abort_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: where aborts do not help, the queue is recreated, and everything in it goes on.
+/// Goal: if aborts fail, the queue is recreated, and its I/O continues.
 #[test]
 fn a_new_queue_helps() {
     for deletion_completes in [true, false] {
@@ -81,7 +81,7 @@ fn a_new_queue_helps() {
     }
 }
 
-/// Goal: where the queue cannot be recreated, the controller is reset.
+/// Goal: if the queue cannot be recreated, the controller is reset.
 #[test]
 fn a_controller_reset_helps() {
     let mut rig = Rig::new(Config::default());
@@ -103,8 +103,8 @@ fn a_controller_reset_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: if admin commands time out too, the controller is reset; if it does not go down, the
-/// function.
+/// Goal: if admin commands time out too, the controller is reset; if it cannot be disabled, the
+/// function is reset.
 #[test]
 fn a_function_reset_helps() {
     let mut rig = Rig::new(Config::default());
@@ -132,8 +132,8 @@ fn a_function_reset_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: if nothing helps, the controller has failed: every I/O ends, once, and later I/O ends at
-/// once; an operator's reset revives it.
+/// Goal: if every reset fails, the controller has failed: every I/O ends once, and later I/O fails
+/// immediately. A reset by an operator revives it.
 #[test]
 fn nothing_helps() {
     let mut rig = Rig::new(Config::default());
@@ -169,7 +169,7 @@ fn nothing_helps() {
     rig.end(&controller, queue);
 }
 
-/// Goal: a user who wants a reset at once, or to wait, gets that.
+/// Goal: the configured action on a timeout (immediate reset, or waiting) is executed.
 #[test]
 fn configured_timeout_actions() {
     let mut rig = Rig::new(Config::default());
@@ -225,7 +225,7 @@ fn configured_timeout_actions() {
     rig.end(&controller, queue);
 }
 
-/// Goal: an answer that comes late, while its abort is under way or after, counts once.
+/// Goal: a late completion, during its abort or afterwards, counts once.
 #[test]
 fn late_answers() {
     for by in [3900, 4000, 4010, 4600, 5000, 6000, 8000, 12000, 30000] {
@@ -246,7 +246,8 @@ fn late_answers() {
     }
 }
 
-/// Goal: what must not be done twice is not: a compare-and-write that hangs ends as unknown.
+/// Goal: a command that must not be repeated is not: a hanging compare-and-write ends with unknown
+/// result.
 #[test]
 fn a_compare_and_write_is_not_retried() {
     let mut rig = Rig::new(Config::default());

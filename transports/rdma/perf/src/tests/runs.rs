@@ -10,9 +10,9 @@ use nacre_transport_rdma_verbs::sim::attributes;
 use super::rig::{CLIENT, Rig, SERVER, endless};
 use crate::*;
 
-/// Goal: each operation is measured both ways, with and without comparing, and both ends count
-/// alike. Method: sizes around every bound of the implementation (one byte, a head, a head and a
-/// byte, more).
+/// Goal: each operation is measured for latency and bandwidth, with and without verification, and
+/// both ends count the same. Method: sizes around every limit of the implementation (one byte, a
+/// head, a head and a byte, more).
 #[test]
 fn every_operation_and_measure() {
     let rig = Rig::new();
@@ -54,7 +54,7 @@ fn every_operation_and_measure() {
     rig.stop().unwrap();
 }
 
-/// Goal: a latency names its event.
+/// Goal: the report of a latency names the measured event.
 #[test]
 fn latencies_are_named() {
     let rig = Rig::new();
@@ -73,7 +73,7 @@ fn latencies_are_named() {
     rig.stop().unwrap();
 }
 
-/// Goal: a timed run lasts that long and counts its messages.
+/// Goal: a timed run lasts for its time and counts its messages.
 #[test]
 fn by_time() {
     let rig = Rig::new();
@@ -91,8 +91,8 @@ fn by_time() {
     rig.stop().unwrap();
 }
 
-/// Goal: READs in flight never exceed the server's depth; more is an error on real devices too.
-/// Method: a server's device that answers three, a depth of 32 over two queue pairs.
+/// Goal: READs in flight never exceed the server's depth, which is an error on real devices.
+/// Method: a server's device with a depth of three, and a depth of 32 over two queue pairs.
 #[test]
 fn reads_stay_within_the_negotiated_depth() {
     let mut server = attributes("sim_server");
@@ -123,9 +123,9 @@ fn reads_stay_within_the_negotiated_depth() {
     rig.stop().unwrap();
 }
 
-/// Goal: where a device registers little at once, memory is registered in pieces, and every byte
-/// arrives. A request that does not fit into one piece is refused in words, at either end. Method:
-/// devices that take 20 MiB, tests that need several times that.
+/// Goal: on a device with a small registration limit, memory is registered in pieces, and every
+/// byte arrives. A request that does not fit into one piece is refused with the reason, at either
+/// end. Method: devices with a limit of 20 MiB, tests that need several times that.
 #[test]
 fn memory_in_pieces() {
     let small = |name| {
@@ -176,8 +176,7 @@ fn memory_in_pieces() {
     rig.stop().unwrap();
 }
 
-/// Goal: one server serves clients one after another, and a client that connects while it is busy
-/// waits for its turn.
+/// Goal: a server serves clients one after another; a client that connects while it is busy waits.
 #[test]
 fn one_client_after_another() {
     let rig = Rig::new();
@@ -194,7 +193,7 @@ fn one_client_after_another() {
     rig.stop().unwrap();
 }
 
-/// Goal: `once` ends the server after its client, well or not.
+/// Goal: with `once`, the server ends after its client, whether that succeeded or failed.
 #[test]
 fn a_server_for_one_client() {
     let mut rig = Rig::with(|options| options.once = true);
@@ -203,7 +202,7 @@ fn a_server_for_one_client() {
     assert_eq!(rig.fabric.ids(), []);
 }
 
-/// Goal: an idle server ends at once on request.
+/// Goal: an idle server ends immediately on request.
 #[test]
 fn an_idle_server_stops() {
     let rig = Rig::new();
@@ -234,7 +233,7 @@ fn every_address() {
     rig.stop().unwrap();
 }
 
-/// Goal: progress is reported, and grows.
+/// Goal: progress is reported, and increases.
 #[test]
 fn progress() {
     let rig = Rig::new();
