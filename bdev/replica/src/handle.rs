@@ -328,7 +328,7 @@ impl VolumeHandle {
         status
     }
 
-    /// A replica that lost its end, which the control does not know yet.
+    /// A truncated replica that the control has not detected yet.
     fn cut_replica(&self, status: &VolumeStatus) -> Option<String> {
         let needed = RESERVED / u64::from(status.block_size.max(1)) + status.blocks;
         let view = self.shared.view();

@@ -1,4 +1,4 @@
-//! A connection request: judged, given to a core, and its queue pair made.
+//! Checks a connection request, creates its queue pair, and hands it to a core.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,25 +28,25 @@ pub(crate) struct ConnectRequest<'a> {
     pub params: &'a ConnParams,
 }
 
-/// A connection that a core has been offered.
+/// A connection that was offered to a core.
 pub(crate) struct Offered {
     pub core: Arc<CoreSlot>,
     pub kind: QueueKind,
     pub device: DeviceId,
     pub info: QueuePairInfo,
-    /// What to accept it with, once the core is ready.
+    /// Parameters for accepting it, once the core is ready.
     pub params: ConnParams,
-    /// Completions that it can make, and the queues where they are reserved.
+    /// Number of its completions, and the queues in which they are reserved.
     pub completions: u32,
     pub queues: u64,
 }
 
-/// Why not, for the host and for the log.
+/// The reason of a refusal, for the host and for the log.
 pub(crate) struct Refused(pub RejectStatus, pub String);
 
-/// Time after the refusal of a host during which silent connections have less time.
+/// Time after the refusal of a host during which unconnected queues have a shorter deadline.
 pub(crate) const CROWDED: Duration = Duration::from_secs(10);
-/// How long a connection may then take to connect its queue.
+/// That shorter deadline.
 pub(crate) const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Scatter entries: a command's entry and its data; a message and its data.
@@ -180,7 +180,7 @@ pub(crate) fn offer(
     })
 }
 
-/// Commands of a queue that the device has room to answer.
+/// Most commands of a queue, given the limits of the device.
 fn depth_limit(config: &RdmaConfig, attributes: &DeviceAttributes) -> u32 {
     u32::from(config.max_queue_depth).min(attributes.max_qp_wr / 2)
 }
@@ -196,7 +196,7 @@ fn make_queues(config: &RdmaConfig, domain: &Domain) -> Result<(Queues, u32), Ve
     Ok((Queues::new(&domain.domain, cq, srq)?, used))
 }
 
-/// Makes sure that the completion queue cannot overflow.
+/// Reserves completions, so that the completion queue cannot overflow.
 fn reserve(
     queues: &Queues,
     entries: u32,

@@ -6,13 +6,13 @@ use nacre_hugepages::{GRAIN, REGION_MAX};
 pub use nacre_nvmf::transport::ConfigError;
 use nacre_nvmf::transport::{TransportCaps, TransportType};
 
-/// Shared receives of one core and device: more than adapters have, and memory that there is.
+/// Most shared receives of one core and device: more than adapters support.
 pub const MAX_SRQ_SIZE: u32 = 262_144;
 
 /// Options of the RDMA transport. Values beyond a device's limits are clamped to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaConfig {
-    /// Largest in-capsule data of a command, in bytes, unless its listener says otherwise.
+    /// Largest in-capsule data of a command, in bytes, unless the listener has its own value.
     pub in_capsule_data_size: u32,
     /// The most that a listener with its own size may have: receive buffers, which all listeners
     /// share, are made for it. A value below `in_capsule_data_size` counts as
@@ -29,20 +29,20 @@ pub struct RdmaConfig {
     /// Receive buffers per core and device, shared by its connections; 0: each connection has as
     /// many as its host may send commands.
     pub srq_size: u32,
-    /// Completions per core and device to begin with; grown as connections come.
+    /// Initial completions per core and device; the queue grows with connections.
     pub cq_size: u32,
     /// Descriptors of one command (MSDBD).
     pub max_sgl_descriptors: u8,
-    /// Responses of up to so many bytes are sent inline; a response has 16.
+    /// Responses of up to this number of bytes are sent inline; a response has 16.
     pub max_inline_data: u32,
-    /// RDMA READs that one connection has outstanding.
+    /// Outstanding RDMA READs of one connection.
     pub read_depth: u8,
-    /// Completions taken in one poll.
+    /// Completions collected in one poll.
     pub poll_batch: usize,
     /// Time from the connection to an accepted Connect.
     pub connect_timeout: Duration,
-    /// Time for the queue pair of an ending connection to flush. After that the transport
-    /// destroys the queue pair all the same.
+    /// Time for the queue pair of an ending connection to flush. Afterwards the transport destroys
+    /// the queue pair.
     pub drain_timeout: Duration,
     /// Longest memory region to register with a device, in bytes. A longer arena is registered in
     /// pieces of the largest power of two within both this and the device's own limit.
@@ -87,7 +87,7 @@ impl RdmaConfig {
         self.problems().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Options that cannot be as they are.
+    /// Invalid options.
     pub fn problems(&self) -> Vec<ConfigError> {
         let mut problems = Vec::new();
         let mut check = |ok: bool, option, actual: u64, allowed| {
@@ -154,7 +154,7 @@ impl RdmaConfig {
         problems
     }
 
-    /// Data that a receive buffer has room for, in bytes.
+    /// Data that fits into a receive buffer, in bytes.
     pub(crate) fn receive_data_size(&self) -> u32 {
         self.in_capsule_data_size
             .max(self.listener_in_capsule_data_size)
@@ -170,7 +170,7 @@ impl RdmaConfig {
 
     /// `in_capsule`: of the listener.
     pub(crate) fn caps(&self, in_capsule: u32) -> TransportCaps {
-        // More descriptors than fit into a capsule cannot come; one stands in the command itself.
+        // More descriptors than fit into a capsule cannot arrive; one is in the command itself.
         let fit = (in_capsule / 16).max(1);
         TransportCaps {
             kind: TransportType::Rdma,

@@ -30,18 +30,18 @@ use crate::incident::Incident;
 use crate::shared::{Ended, QueuePairInfo, QueuePairState, Shared, ToControl, ToCore};
 use crate::stats::{ControlCounts, event_name};
 
-/// The log repeats why a host is refused no sooner.
+/// Interval after which the log repeats the refusal of a host.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
-/// How often a listener that lost its device is tried again.
+/// Interval of attempts to restore a listener that lost its device.
 const RELISTEN: Duration = Duration::from_millis(500);
 
 pub(crate) struct Listener {
     /// Address with the port in use.
     pub address: SocketAddr,
     pub options: CmOptions,
-    /// Data that a command may carry, in bytes.
+    /// Most data of a command, in bytes.
     pub in_capsule: u32,
-    /// `None`: its device is gone; it is tried again.
+    /// `None`: its device is gone; listening is retried.
     pub id: Option<CmId>,
     pub device: Option<DeviceId>,
     pub counts: ListenerCounts,
@@ -61,7 +61,7 @@ pub(crate) struct Control {
     devices: HashMap<DeviceId, Used>,
     /// Devices whose loss was reported.
     gone: Vec<DeviceId>,
-    /// When devices were last looked for that went away unheard.
+    /// When devices that were removed without an event were last checked for.
     looked_at: Option<Instant>,
     /// Connection requests that wait while the plug is held.
     waiting: VecDeque<CmEvent>,
@@ -118,7 +118,7 @@ impl Control {
         }
     }
 
-    /// Everything that has happened.
+    /// Handles all pending events.
     pub fn turn(&mut self, shared: &Shared) {
         shared.mailbox.quiet();
         while let Some(message) = shared.mailbox.take() {
@@ -176,11 +176,11 @@ impl Control {
         }
     }
 
-    /// A connection that its core has let go of: it counts no more.
+    /// Removes a connection that its core has released from the counts.
     fn withdraw(&mut self, id: CmId) -> Option<Offered> {
         let offered = self.conns.remove(&id)?;
         offered.core.load.remove(offered.kind);
-        // The queues that it was reserved in may have failed, and others be in their place.
+        // The queues of the reservation may have failed and been replaced.
         let reserved = match offered.core.queues().get_mut(&offered.device) {
             Some((queues, used)) if queues.id() == offered.queues => {
                 *used -= offered.completions;
@@ -281,13 +281,13 @@ impl Control {
                 self.lose(shared, id, "its address moved to another device");
                 shared.notify_changed();
             }
-            // The other side did not go through with it.
+            // The other side did not complete the connection.
             CmEventKind::ConnectError { .. }
             | CmEventKind::Unreachable { .. }
             | CmEventKind::Rejected { .. } => end(Ended::Failed(event_name(&event.kind))),
-            // The queue pair's number may be used again: nothing here depends on it.
+            // The queue pair's number may be reused: nothing here depends on it.
             CmEventKind::TimewaitExit => {}
-            // Events of the side that connects.
+            // Events of the connecting side.
             CmEventKind::AddressResolved { .. }
             | CmEventKind::AddressError { .. }
             | CmEventKind::RouteResolved
@@ -317,7 +317,7 @@ impl Control {
             status,
             why,
         };
-        // A host that is refused tries again, often several times a second.
+        // A refused host retries, often several times a second.
         let cause = (peer.ip(), incident.cause());
         if let Some(left_out) = self.said.admit(cause, Clock::real().now()) {
             let times = left_out + 1;
@@ -334,7 +334,7 @@ impl Control {
         self.cm.destroy(id);
     }
 
-    /// A listener's device or address is gone.
+    /// Handles the loss of a listener's device or address.
     fn lose(&mut self, shared: &Shared, id: CmId, why: &'static str) {
         let mut listeners = self.listeners.values_mut();
         if let Some(lost) = listeners.find(|listener| listener.id == Some(id)) {
@@ -388,7 +388,7 @@ impl Control {
         }
     }
 
-    /// Whether the thread would sleep now.
+    /// True if the thread would sleep now.
     #[cfg(test)]
     pub fn is_quiet(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(
@@ -399,7 +399,7 @@ impl Control {
     }
 }
 
-/// The thread's life.
+/// The function of the management thread.
 pub(crate) fn run(shared: &Shared, control: &Mutex<Control>) {
     let lock = || control.lock();
     let Ok(watched) = rustix::io::dup(&lock().watched) else {
@@ -413,7 +413,7 @@ pub(crate) fn run(shared: &Shared, control: &Mutex<Control>) {
             control.turn(shared);
             control.patience()
         };
-        // Waited for without the lock, on the descriptor of the same set.
+        // Waits without the lock, on the descriptor of the same set.
         let mut fds = [rustix::event::PollFd::new(
             &watched,
             rustix::event::PollFlags::IN,

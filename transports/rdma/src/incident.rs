@@ -1,5 +1,5 @@
-//! Incidents, for the code that notifies operators. There is room for [`KEPT`]: further incidents,
-//! while no caller takes them, are only in the log.
+//! Incidents, for the code that notifies operators. At most [`KEPT`] are stored; further incidents,
+//! while no caller takes them, are only logged.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ pub enum Incident {
         status: RejectStatus,
         why: String,
     },
-    /// All that went over the device has ended.
+    /// Everything that used the device has ended.
     DeviceLost { device: String, why: &'static str },
 }
 
@@ -47,7 +47,7 @@ fn name(opcode: WcOpcode) -> &'static str {
 }
 
 impl Incident {
-    /// What to do about it, as far as that can be known.
+    /// The remedy, if known.
     pub fn remedy(&self) -> &'static str {
         match self {
             Incident::QueuePairFailed { status, .. } => status.remedy(),
@@ -64,7 +64,7 @@ impl Incident {
         }
     }
 
-    /// What makes it a repeat of another one with the same peer or device.
+    /// Two incidents of a peer or device with the same cause count as repeats.
     pub fn cause(&self) -> String {
         match self {
             Incident::QueuePairFailed { status, .. } => status.name().to_owned(),
@@ -82,7 +82,7 @@ impl Incident {
     }
 }
 
-/// The text of an error completion is the one that people look for.
+/// The text contains the words that operators search for.
 impl fmt::Display for Incident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

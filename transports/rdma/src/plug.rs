@@ -1,4 +1,4 @@
-//! The control half: listeners, and the cores that connections go to.
+//! The control half: listeners, and the assignment of connections to cores.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,8 @@ use crate::shared::{
 use crate::stats::{ControlCounts, StatsSnapshot};
 use crate::transport::RdmaTransport;
 
-/// The RDMA plug. Dropping it stops its thread, its listeners and its connections' management.
+/// The RDMA plug. Dropping it stops its thread, its listeners, and the management of its
+/// connections.
 pub struct RdmaPlug {
     shared: Arc<Shared>,
     control: Arc<Mutex<Control>>,
@@ -31,8 +32,8 @@ pub struct RdmaPlug {
 }
 
 impl RdmaPlug {
-    /// Starts the management thread. `arenas`: all memory that data comes from or goes to; more is
-    /// added by [`RdmaPlug::add_arena`].
+    /// Starts the management thread. `arenas` is all memory for data; [`RdmaPlug::add_arena`] adds
+    /// more.
     pub fn new(
         config: RdmaConfig,
         provider: Arc<dyn Provider>,
@@ -47,8 +48,8 @@ impl RdmaPlug {
         Ok(plug)
     }
 
-    /// A plug whose owner calls [`RdmaPlug::turn`] in place of the thread that [`RdmaPlug::new`]
-    /// starts: for tests that control the order of events.
+    /// A plug without a thread, whose owner calls [`RdmaPlug::turn`]: for tests that control the
+    /// order of events.
     pub fn without_thread(
         config: RdmaConfig,
         provider: Arc<dyn Provider>,
@@ -77,8 +78,8 @@ impl RdmaPlug {
         })
     }
 
-    /// Takes the memory of `cores` cores that will open: the allocation takes longer than a reactor
-    /// may be kept from its other work.
+    /// Allocates memory for `cores` cores that will open: the allocation takes too long for a
+    /// reactor's turn.
     pub fn prepare(&self, cores: usize) -> std::io::Result<()> {
         for _ in 0..cores {
             let arena = self.shared.allocate_core_memory()?;
@@ -87,20 +88,19 @@ impl RdmaPlug {
         Ok(())
     }
 
-    /// Calls `changed`, on the management thread, when devices, their ports or their addresses have
-    /// changed. The first callback counts.
+    /// Calls `changed`, on the management thread, after changes of devices, their ports or their
+    /// addresses. The first callback counts.
     pub fn on_change(&self, changed: impl Fn() + Send + Sync + 'static) {
         let _ = self.shared.changed.set(Box::new(changed));
     }
 
     /// Calls `callback` for each new entry of [`RdmaPlug::incidents`], on the thread of the
-    /// incident.
-    /// The first callback counts.
+    /// incident. The first callback counts.
     pub fn on_incident(&self, callback: impl Fn() + Send + Sync + 'static) {
         self.shared.incidents.on(callback);
     }
 
-    /// What went wrong since the last call, each once.
+    /// The incidents since the last call, each once.
     pub fn incidents(&self) -> Vec<Incident> {
         self.shared.incidents.take()
     }
@@ -114,7 +114,7 @@ impl RdmaPlug {
         &self.shared.config
     }
 
-    /// Makes memory known to every device in use, and to those to come.
+    /// Registers memory with every device in use. Devices added later register it too.
     pub fn add_arena(&self, arena: &Arena) -> Result<(), VerbsError> {
         self.shared.memory.add(arena)
     }
@@ -124,17 +124,17 @@ impl RdmaPlug {
         self.shared.memory.domains()
     }
 
-    /// The memory that each device in use knows, region by region.
+    /// The memory registered with each device in use, region by region.
     pub fn memory_regions(&self) -> Vec<DomainInfo> {
         self.shared.memory.known()
     }
 
-    /// Connections of all cores, those being handed over included.
+    /// Number of connections of all cores, including those being handed over.
     pub fn connections(&self) -> usize {
         self.control().connections()
     }
 
-    /// Listeners that are up, of all.
+    /// Number of working listeners, and of all listeners.
     pub fn listening(&self) -> (usize, usize) {
         let control = self.control();
         let up = control
@@ -153,12 +153,12 @@ impl RdmaPlug {
         Some(found.id.is_some())
     }
 
-    /// Cores that are open.
+    /// Number of open cores.
     pub fn open_cores(&self) -> usize {
         self.shared.cores().len()
     }
 
-    /// The counters of each core that is open: its number, and those of every device it has served.
+    /// The counters of each open core: its number, and the counters of every device it has used.
     pub fn stats(&self) -> Vec<(usize, Vec<(String, StatsSnapshot)>)> {
         let cores = self.shared.cores();
         cores
@@ -173,13 +173,12 @@ impl RdmaPlug {
         all.fold(StatsSnapshot::default(), |sum, (_, stats)| sum + stats)
     }
 
-    /// The present connections, in the order of their queue pair numbers, which are those of their
-    /// devices.
+    /// The present connections, in the order of their devices' queue pair numbers.
     pub fn queue_pairs(&self) -> Vec<QueuePairInfo> {
         self.control().queue_pairs()
     }
 
-    /// The completion queues there are, in the order of their cores and devices.
+    /// The existing completion queues, in the order of their cores and devices.
     pub fn completion_queues(&self) -> Vec<CompletionQueueInfo> {
         let mut all = Vec::new();
         for core in self.shared.cores().iter() {
@@ -196,7 +195,7 @@ impl RdmaPlug {
         all
     }
 
-    /// The memory that data comes from or goes to, all of which every device in use knows.
+    /// All memory for data, which is registered with every device in use.
     pub fn arenas(&self) -> Vec<Arena> {
         self.shared.memory.arenas()
     }
@@ -205,7 +204,7 @@ impl RdmaPlug {
         self.control().counts.clone()
     }
 
-    /// Gives every core a message that means nothing to it.
+    /// Sends every core a message without effect, which wakes it.
     #[cfg(test)]
     pub(crate) fn nudge(&self) {
         let cores = self.shared.cores();
@@ -214,7 +213,7 @@ impl RdmaPlug {
             .for_each(|core| core.send(crate::shared::ToCore::DeviceGone));
     }
 
-    /// Whether nothing would keep the management thread from sleeping now.
+    /// True if the management thread would sleep now.
     #[cfg(test)]
     pub(crate) fn is_quiet(&self) -> bool {
         self.control().is_quiet()
@@ -318,7 +317,7 @@ impl Plug for RdmaPlug {
             control.cm.destroy(id);
         }
         drop(control);
-        // Its device may be one now that is to be looked after.
+        // The listener's device may need to be watched from now on.
         self.shared.mailbox.ring();
     }
 
@@ -342,7 +341,7 @@ impl Plug for RdmaPlug {
             refused: rejects.into_iter().collect(),
             bytes_received: all.recv_bytes + all.read_bytes,
             bytes_sent: all.send_bytes + all.write_bytes,
-            // RDMA's own metrics report it, by device.
+            // The metrics of RDMA report the work by device.
             work: Vec::new(),
         }
     }

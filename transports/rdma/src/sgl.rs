@@ -3,7 +3,7 @@
 use nacre_hugepages::Buf;
 use nacre_nvmf_wire::{Sgl, SglDescriptor, StatusCode};
 
-/// A stretch of the host's memory.
+/// A range of the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Remote {
     pub address: u64,
@@ -47,8 +47,8 @@ impl Remote {
 }
 
 impl<'a> Remotes<'a> {
-    /// What `pointer` says about a transfer of `bytes`. `list`: the descriptors that came in the
-    /// command's capsule. `exact`: the host asked for neither less nor more.
+    /// The memory ranges of a transfer of `bytes` according to `pointer`. `list`: the descriptors
+    /// from the command's capsule. `exact`: the ranges must have exactly this length.
     pub fn new(
         pointer: &SglDescriptor,
         list: Option<&'a [u8]>,
@@ -92,7 +92,7 @@ fn descriptors(list: &[u8]) -> impl Iterator<Item = SglDescriptor> {
     chunks.iter().map(|bytes| SglDescriptor(*bytes))
 }
 
-/// The range of a capsule's data that an in-capsule pointer names; `None`: it is not all there.
+/// The range of a capsule's data that an in-capsule pointer describes; `None`: it is not complete.
 pub(crate) fn in_capsule(data: Option<Buf>, there: u32, offset: u64, length: u32) -> Option<Buf> {
     let end = offset.checked_add(length.into())?;
     if length == 0 || end > u64::from(there) {
@@ -135,7 +135,7 @@ mod tests {
         })
     }
 
-    /// One descriptor, and each of its possible errors.
+    /// One descriptor, and each possible error in it.
     #[test]
     fn single() {
         let outcome = |pointer: &SglDescriptor, bytes, exact| {
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Several descriptors: their sum counts, and each of them.
+    /// Several descriptors: each is checked, and so is their sum.
     #[test]
     fn several() {
         let pointer = SglDescriptor::from(Sgl::InCapsuleDescriptors {
@@ -189,7 +189,7 @@ mod tests {
         );
     }
 
-    /// Ranges of a capsule: inside what arrived, or refused.
+    /// Ranges of a capsule: inside the received data, or refused.
     #[test]
     fn capsules() {
         let pool = Pool::heap(&[ClassSpec {

@@ -1,4 +1,4 @@
-//! Replicas that leave: detached for a while, out, or gone from the volume.
+//! Replicas that leave: detached temporarily, out, or removed from the volume.
 
 use uuid::Uuid;
 
@@ -7,7 +7,7 @@ use super::state::Live;
 use crate::handle::{Happened, VolumeError};
 
 impl Membership {
-    /// Whether a replica that is in sync lacks nothing, and has lost nothing.
+    /// True if an in-sync replica lacks nothing, and has lost nothing.
     pub(super) fn is_good_copy(&self, slot: usize, live: &Live) -> bool {
         self.context.shared.missing[slot].is_empty() && live.is_whole()
     }
@@ -17,8 +17,8 @@ impl Membership {
         let Some(replica) = self.context.state.borrow().record.replica(slot).cloned() else {
             return Ok(());
         };
-        // Out of the table at once, so that no more writes reach it; released when its label is
-        // wiped.
+        // Remove it from the view first, so that no more writes reach it; release it when its label
+        // is wiped.
         self.keep_in_view(slot);
         let live = self.context.state.borrow_mut().live[slot].take();
         let gone = self.commit(|record| {
@@ -51,7 +51,7 @@ impl Membership {
         Ok(())
     }
 
-    /// A replica that is to go now. Without it there is a good copy: the one in its place.
+    /// A replica to be removed now, because its replacement is a good copy.
     pub(super) fn replaced(&self) -> Option<usize> {
         let state = self.context.state.borrow();
         if !state.serving || state.closed || state.fenced.is_some() {
@@ -65,14 +65,14 @@ impl Membership {
         Some(usize::from(old.slot))
     }
 
-    /// Detaches the replica in `slot`. For the lanes it stays a replica until all consequences
-    /// are complete, whatever is published meanwhile.
+    /// Detaches the replica in `slot`. Lanes keep it as a replica until all consequences are
+    /// complete, whatever view is published meanwhile.
     pub(super) fn let_go_of(&self, slot: usize) {
         self.keep_in_view(slot);
         self.detach(slot);
     }
 
-    /// A replica in sync is about to be detached: lanes keep their view of it until `leaving` is
+    /// Prepares to detach an in-sync replica: lanes keep their view of it until `leaving` is
     /// cleared.
     pub(super) fn keep_in_view(&self, slot: usize) {
         let known = self.context.shared.view().replicas[slot].clone();
@@ -81,9 +81,9 @@ impl Membership {
         }
     }
 
-    /// A replica that was in sync is out, or gone, in the store. Lanes learn it before anything
-    /// else. With the old view and a later event they would find that it, or its successor in the
-    /// slot, lacks regions, and two answers to one question would differ.
+    /// Notifies lanes that an in-sync replica is out, or removed, in the store, before any other
+    /// event. With the old view, a later event would make them treat it, or its successor in the
+    /// slot, as lacking regions, and two reads of the same data could differ.
     pub(super) fn has_left(&self, slot: usize, replica: Uuid) {
         self.context.state.borrow_mut().leaving[slot] = None;
         self.context.publish();
@@ -104,8 +104,8 @@ impl Membership {
         self.context.signals.resync.notify_one();
     }
 
-    /// Changes the source after `lost` is out or gone. If the others were to be made equal to
-    /// `lost`, they are made equal to the first of them from now on. The caller holds `turn`.
+    /// Changes the source after `lost` is out or removed. If the others were to be reconciled from
+    /// `lost`, they are reconciled from the first of them from now on. The caller holds `turn`.
     pub(super) fn repin(&self, lost: Uuid) {
         if let Some(first) = self.believe_first() {
             self.context.emit(Happened::SourceChanged {
@@ -115,9 +115,9 @@ impl Membership {
         }
     }
 
-    /// Makes the first replica in sync the source of the regions that every replica in sync
-    /// lacks. Their differences were never acknowledged, so any of them is right, but only one
-    /// may be. Returns the slot of the source; `None`: there is no such region.
+    /// Makes the first in-sync replica the source of the regions that every in-sync replica lacks.
+    /// Their differences were never acknowledged, so any of them may be the source, but only one.
+    /// Returns the slot of the source; `None`: no such region.
     pub(super) fn believe_first(&self) -> Option<usize> {
         let state = self.context.state.borrow();
         let slots: Vec<usize> = state.in_sync().map(|(slot, _)| slot).collect();

@@ -9,8 +9,8 @@
 //! | being copied to | | detached; retried later |
 //! | any | it is reserved by another holder | stays: the volume is fenced |
 //!
-//! A read error alone is no reason: the blocks are written back from another replica, and the
-//! replica goes when there were too many of them within an hour.
+//! A read error alone does not put a replica out: the blocks are written back from another replica.
+//! After too many read errors within an hour the replica is out.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::mutation::Mutation;
 use crate::shared::{Failure, Report};
 
 const READ_ERROR_WINDOW: Duration = Duration::from_secs(3600);
-/// How often remote devices are asked whether they lost anything, and whether devices are gone.
+/// Interval of checks whether remote devices have lost data, and whether devices are gone.
 const WATCH: Duration = Duration::from_millis(250);
 
 pub(super) struct FailureHandler {
@@ -58,8 +58,9 @@ impl FailureHandler {
         }
     }
 
-    /// The report that decides about a slot: of its present incarnation, a write's before a read's.
-    /// Reports that did not fit in the list count as the others do, or as a failed write.
+    /// Returns the report that decides about a slot: of its present incarnation, a write's before a
+    /// read's. A failure whose report did not fit in the list counts like the others, or as a
+    /// failed write.
     fn worst(&self, slot: usize, reports: &[Report]) -> Option<Report> {
         let state = self.context.state.borrow();
         let live = state.live[slot].as_ref()?;
@@ -99,16 +100,17 @@ impl FailureHandler {
         errors.len() >= limit
     }
 
-    /// Decides about a failed replica. Nothing happens if that incarnation is over.
+    /// Decides about a failed replica. Does nothing if that incarnation has ended.
     ///
-    /// Other replicas that have lost their connection by now, and perhaps unflushed data, go first.
-    /// Otherwise one of them could be the last one left, although this one was only slow and has
-    /// everything. That can also happen while the store is unreachable.
+    /// Other replicas that have lost their connection by now, and possibly unflushed data, are
+    /// decided first. Otherwise one of them could be the last one left, although this one was only
+    /// slow and has all data. That can also happen while the store is unreachable.
     pub(super) async fn judge(&self, slot: usize, incarnation: u64, why: Failure) {
         let _one = self.replicas.turn.lock().await;
-        // Each time it is overtaken another one is judged first.
+        // Each time this decision is overtaken, another replica is judged first.
         for _ in 0..=MAX_REPLICAS {
-            // The lost data of a cut replica does not return: better no replica than this one.
+            // The lost data of a cut replica does not return: prefer a frozen volume to this
+            // replica.
             let record = self.context.state.borrow().record.clone();
             for (other, live) in self.others_in_sync(slot) {
                 if Cut::of(&record, &live.device.layer).is_some() {
@@ -134,7 +136,7 @@ impl FailureHandler {
         others.map(|(slot, live)| (slot, Rc::clone(live))).collect()
     }
 
-    /// Whether a replica in sync has lost nothing, while others have.
+    /// True if an in-sync replica has lost nothing, while others have.
     fn knows_more(&self, slot: usize) -> bool {
         let has_lost = |live: &Rc<Live>| lost(live).is_some();
         let own = self.context.state.borrow().live[slot]
@@ -146,8 +148,8 @@ impl FailureHandler {
             .any(|(_, live)| has_lost(live))
     }
 
-    /// Decides about the failure of one replica. The caller holds `Membership::turn`. `false`:
-    /// while the store was unreachable, others have lost data that this one has.
+    /// Decides about the failure of one replica. The caller holds `Membership::turn`. Returns false
+    /// if others have lost data that this one has while the store was unreachable.
     async fn judge_one(&self, slot: usize, incarnation: u64, why: Failure) -> bool {
         let is_meant = |live: &&Rc<Live>| live.incarnation == incarnation;
         let Some(live) = self.context.state.borrow().live[slot]
@@ -158,7 +160,7 @@ impl FailureHandler {
             return true;
         };
         if why.is_fenced() {
-            // The replica is unchanged: this holder no longer has the volume.
+            // The replica is unchanged, and this holder no longer has the volume.
             self.context.fence(describe(why));
             return true;
         }
@@ -215,7 +217,7 @@ impl FailureHandler {
                     }
                 }
             },
-            // So that no label is written to it.
+            // Detach it so that no label is written to it.
             || self.replicas.let_go_of(slot),
         );
         match out.await {
@@ -236,8 +238,8 @@ impl FailureHandler {
         true
     }
 
-    /// Checks whether devices have gone, or have lost acknowledged data. As this runs after each
-    /// decision, it also checks whether a replaced replica can be removed.
+    /// Checks whether devices are gone, or have lost acknowledged data. Runs after each decision,
+    /// and so also checks whether a replaced replica can be removed.
     pub(super) async fn watch_losses(self: Rc<FailureHandler>) {
         loop {
             self.look_at_devices();
@@ -260,13 +262,13 @@ impl FailureHandler {
                 self.context.suspect(slot, live.incarnation, why);
             }
         }
-        // Any obstacle is over, whether or not it was reported.
+        // The obstacle may have ended without a report.
         if self.replicas.replaced().is_some() {
             self.context.signals.resync.notify_one();
         }
     }
 
-    /// Decides about the replicas in use that were cut.
+    /// Decides about attached replicas that were cut.
     pub(super) async fn judge_cut(&self) {
         let (record, present) = {
             let state = self.context.state.borrow();
@@ -280,7 +282,7 @@ impl FailureHandler {
     }
 }
 
-/// The device is gone, or was, and may have lost unflushed data.
+/// Returns the failure if the device is gone, or was gone and may have lost unflushed data.
 fn lost(live: &Live) -> Option<Failure> {
     let layer = &live.device.layer;
     if layer.is_gone() {
@@ -290,7 +292,7 @@ fn lost(live: &Live) -> Option<Failure> {
     }
 }
 
-/// What an answer of a device says of it.
+/// The text for a status of a device.
 pub(super) fn words(status: Status) -> String {
     match status {
         Status::Gone => "it cannot be reached",

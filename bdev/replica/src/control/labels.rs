@@ -14,7 +14,8 @@ use crate::model::{Stamp, VolumeRecord};
 use crate::shared::Failure;
 
 impl Membership {
-    /// Writes the label of the replica in `slot` as `record` says, over the older one of its two.
+    /// Writes the label of the replica in `slot` according to `record`, over the older of its two
+    /// labels.
     pub(super) async fn write_label(
         &self,
         slot: usize,
@@ -26,7 +27,8 @@ impl Membership {
             return Ok(());
         };
         self.keep_others_out(live, record).await?;
-        // One that does not take part yet was looked at just now, and may well have been another.
+        // A replica that has not joined yet was checked just now, and may well have been another
+        // one.
         if live.joined.get() && live.is_by_label() {
             self.is_still_ours(slot, &live.disk, record).await?;
         }
@@ -44,8 +46,8 @@ impl Membership {
         Ok(())
     }
 
-    /// The wait of a holder that takes a volume over from one that learns of it by a label: until
-    /// that one has looked.
+    /// How long a new holder waits if the previous one learns of it only by a label: until that one
+    /// has polled the label.
     pub(super) fn until_seen(&self) -> Duration {
         self.context.deadline() + WATCH * 2
     }
@@ -86,7 +88,7 @@ impl Membership {
     }
 }
 
-/// The contents of a replica's label, as of `record`. `None`: there is no such replica.
+/// The contents of a replica's label according to `record`. `None`: the record has no such replica.
 pub(super) fn label_of(
     record: &VolumeRecord,
     slot: usize,

@@ -1,8 +1,8 @@
-//! A holder of a shared store must hear from it regularly, or it stops acknowledging.
+//! A holder of a shared store stops acknowledging unless the store replies regularly.
 //!
-//! Another holder that opens the volume raises the epoch in the store, waits for the duration of a
-//! lease, and serves only then. By then the previous holder has either seen the new epoch, or had
-//! no answer from the store for a whole lease: in both cases it acknowledges nothing any longer.
+//! Another holder that opens the volume raises the epoch in the store, and waits for the duration
+//! of a lease before it serves. By then the previous holder has either read the new epoch, or had
+//! no reply from the store for a whole lease: in both cases it acknowledges nothing any longer.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::time::Duration;
 use super::context::Context;
 use crate::store::VolumeStore;
 
-/// How long an answer of the store is valid.
+/// Time for which a reply of the store is valid.
 pub(super) const LEASE: Duration = Duration::from_secs(4);
-/// The wait of a new holder: a lease, and half of one for clocks that differ and I/O in flight.
+/// How long a new holder waits: a lease, and half of one for clock differences and I/O in flight.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(6);
 const RENEW: Duration = Duration::from_secs(1);
 

@@ -1,4 +1,4 @@
-//! The dirty-region log: pages on the replicas' media before anything is written into a region.
+//! The dirty-region log: its pages are on the replicas' media before any write into a region.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::format::{BLOCK, REGIONS_PER_PAGE, decode_page, encode_page, page_offs
 use crate::mutation::Mutation;
 use crate::shared::Failure;
 
-/// Delay before a batch that could not be written is retried.
+/// Delay before a failed write of pages is retried.
 const AGAIN: Duration = Duration::from_millis(20);
 
 pub(super) struct LogWriter {
@@ -26,12 +26,12 @@ pub(super) struct LogWriter {
     pub media: Rc<Media>,
     pub failures: Rc<FailureHandler>,
     pub label_poll: Rc<LabelPoll>,
-    /// Pages are written under this, so that none goes back in time.
+    /// Lock for writing pages, so that an older page never overwrites a newer one.
     pub turn: AsyncMutex<()>,
 }
 
 impl LogWriter {
-    /// Makes regions dirty that lanes wait for.
+    /// Makes the regions dirty that lanes wait for.
     pub(super) async fn keep_log(self: Rc<LogWriter>) {
         loop {
             self.context.signals.log.notified().await;
@@ -47,8 +47,8 @@ impl LogWriter {
         }
     }
 
-    /// Puts the regions into the log on every present replica, then lets lanes write into them.
-    /// `false`: not every in-sync replica has it.
+    /// Writes the regions into the log of every present replica, then lets lanes write into them.
+    /// Returns false if an in-sync replica does not have them.
     pub(super) async fn make_dirty(&self, wanted: &[u64]) -> bool {
         let lock = self.turn.lock().await;
         let mut pages: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -74,14 +74,15 @@ impl LogWriter {
             Vec::new()
         };
         if !failed.is_empty() {
-            // Written again once it is decided who is in sync.
+            // Written again once the in-sync replicas are decided.
             drop(lock);
             for (slot, incarnation, why) in failed {
                 self.failures.judge(slot, incarnation, why).await;
             }
             return false;
         }
-        // Every replica that is in sync now must have it: one may have been promoted meanwhile.
+        // Every replica that is in sync now must have it: a replica may have been promoted
+        // meanwhile.
         let has_it = |slot: usize, live: &Rc<Live>| {
             let wrote = |(s, l): &(usize, Rc<Live>)| *s == slot && Rc::ptr_eq(l, live);
             present.iter().any(wrote)
@@ -102,7 +103,7 @@ impl LogWriter {
         all
     }
 
-    /// Writes pages of the log as they are in memory, plus the regions in `also`. Call it under
+    /// Writes the present pages of the log, with the additional regions in `also`. Call this under
     /// `turn`. Returns the failed replicas.
     pub(super) async fn write_pages(
         &self,
@@ -136,7 +137,7 @@ impl LogWriter {
     pub(super) fn encode(&self, page: u64, also: impl Fn(u64) -> bool, bytes: &mut [u8; BLOCK]) {
         let state = self.context.state.borrow();
         let dirty = |region| self.context.shared.regions.is_dirty(region) || also(region);
-        // Also those that a volume which is about to grow does not have yet.
+        // Includes regions that a growing volume does not have yet.
         let (id, epoch, regions) = (
             self.context.id,
             state.record.epoch,
@@ -145,7 +146,7 @@ impl LogWriter {
         encode_page(id, page, epoch, regions, dirty, bytes);
     }
 
-    /// The whole log onto one replica that is about to join.
+    /// Writes the whole log to one replica that is about to join.
     pub(super) async fn write_log_to(&self, slot: usize, live: &Rc<Live>) -> Result<(), Failure> {
         let pages: Vec<u64> =
             (0..pages_for(self.context.state.borrow().record.regions())).collect();
@@ -157,7 +158,7 @@ impl LogWriter {
         }
     }
 
-    /// The regions that a replica's log names.
+    /// Reads the regions in a replica's log.
     pub(super) async fn read_log(&self, disk: &Disk) -> Result<Vec<u64>, Failure> {
         let regions = self.context.state.borrow().record.regions();
         let mut dirty = Vec::new();

@@ -80,7 +80,7 @@ use self::verify::Verify;
 use crate::shared::REPAIRS;
 use crate::store::VolumeStore;
 
-/// Wait for a buffer, a stripe or a place: short, and only while one of them is short.
+/// Delay of a retry while a buffer, a stripe or a slot is short.
 const MOMENT: Duration = Duration::from_micros(200);
 
 /// An open volume's tasks, and the commands of its operator ([`commands`], [`frozen`]).
@@ -207,7 +207,7 @@ impl Control {
         }
     }
 
-    /// Ends all tasks and lets go of the devices.
+    /// Ends all tasks and releases the devices.
     fn stop(&self) {
         self.context.shared.on_news(None);
         for task in self.context.tasks.borrow_mut().drain(..) {
@@ -224,7 +224,7 @@ impl Control {
         }
     }
 
-    /// Hands on what lanes have to say.
+    /// Forwards the messages of lanes to the tasks.
     async fn listen(self: Rc<Control>) {
         loop {
             self.context.signals.news.notified().await;

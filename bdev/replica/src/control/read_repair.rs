@@ -1,4 +1,4 @@
-//! Blocks that one replica could not read, and another could, are written back.
+//! Writes back blocks that one replica could not read, and another could.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ pub(super) struct ReadRepair {
 }
 
 impl ReadRepair {
-    /// Writes blocks back that a replica could not read and another could.
+    /// Writes back blocks that a replica could not read and another could.
     pub(super) async fn repair_reads(self: Rc<ReadRepair>) {
         loop {
             self.context.signals.repair.notified().await;
@@ -42,7 +42,7 @@ impl ReadRepair {
         });
     }
 
-    /// `None`: for want of a buffer nothing was done.
+    /// Returns `None` if nothing was done for lack of a buffer.
     async fn repair_range(&self, repair: &Repair, lba: u64, blocks: u64) -> Option<bool> {
         let slot = repair.slot;
         let chunk = self.copier.acquire_chunk(lba, blocks).await;

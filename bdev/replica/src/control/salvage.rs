@@ -1,11 +1,11 @@
-//! Copying from a replica that cannot read all of it.
+//! Copies from a replica that cannot read all of its blocks.
 //!
-//! Readable blocks are copied from it, and the rest from another replica in sync, preferably one
-//! that has the region. While replicas are reconciled there may be none. Their differences were
-//! acknowledged to no host unless all have them, so another replica's contents are as right, but
-//! may differ from an earlier read of a host. Hence the event [`Happened::Salvaged`] is sent, and
-//! the data is written to the replica that could not read it before any other replica gets it, with
-//! FUA: from then on it is the answer, whatever fails next.
+//! Readable blocks are copied from it, and the rest from another in-sync replica, preferably one
+//! that has the region. During a reconcile there may be none. The differing data was not
+//! acknowledged unless all replicas have it, so the contents of another replica are as valid, but
+//! may differ from an earlier read. Hence the event [`Happened::Salvaged`] is sent, and the data is
+//! written, with FUA, first to the replica that could not read it. From then on this data is
+//! returned, whatever fails next.
 
 use std::rc::Rc;
 
@@ -17,11 +17,11 @@ use super::state::Live;
 use crate::handle::Happened;
 use crate::shared::Failure;
 
-/// Most blocks of one chunk to take from other replicas: writes wait meanwhile, and a worse replica
-/// is better replaced.
+/// Most blocks of a chunk to take from other replicas: writes wait meanwhile, and a replica with
+/// more unreadable blocks should be replaced.
 const MOST: usize = 64;
 
-/// Blocks that another replica had.
+/// Blocks that another replica could read.
 struct Taken {
     lba: u64,
     blocks: u64,
@@ -31,7 +31,7 @@ struct Taken {
 }
 
 impl Copier {
-    /// The contents of a chunk that `source` cannot read completely. `why` is the result if no
+    /// Returns the contents of a chunk that `source` cannot read completely. Returns `why` if no
     /// other replica can read the missing blocks.
     pub(super) async fn salvage(
         &self,
@@ -104,8 +104,8 @@ impl Copier {
         Ok(data)
     }
 
-    /// Replicas in sync that may have the blocks that `source` cannot read: those with the whole
-    /// range first.
+    /// In-sync replicas that may have the blocks that `source` cannot read: first those with the
+    /// whole range.
     fn others_than(
         &self,
         source: &Rc<Live>,
@@ -131,7 +131,7 @@ impl Copier {
             let mut live = state.live.iter();
             live.position(|live| live.as_ref().is_some_and(|live| Rc::ptr_eq(live, to)))
         };
-        // It was detached meanwhile: the copying checks again which replicas are present.
+        // The replica was detached meanwhile: the resync checks again which replicas are present.
         let slot = slot.ok_or(Failure::Status(nacre_bdev::Status::Gone))?;
         let (replica, blocks) = (self.context.replica_id(slot), run.blocks as u32);
         if !run.whole {

@@ -1,4 +1,4 @@
-//! Comparing the replicas, in the background, and making them equal again if asked to.
+//! Compares the replicas in the background, and repairs differences on request.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use super::state::Live;
 use crate::handle::{Happened, VerifyStatus, VolumeError};
 use crate::shared::{Failure, Repair};
 
-/// The first blocks that differed are remembered.
+/// Number of differing blocks that are kept as examples.
 const EXAMPLES: usize = 16;
-/// How often it is looked whether a verification is due.
+/// Interval of checks whether a verification is due.
 const LOOK: Duration = Duration::from_secs(60);
 
 pub(super) struct Verify {
@@ -23,7 +23,7 @@ pub(super) struct Verify {
     pub copier: Rc<Copier>,
 }
 
-/// The result of a chunk.
+/// The result of comparing a chunk.
 #[derive(Default)]
 struct Compared {
     different: Vec<u64>,
@@ -99,8 +99,8 @@ impl Verify {
         }
     }
 
-    /// Compares one range on all in-sync replicas that have it. No write is in flight there
-    /// meanwhile. `None`: not compared, for lack of buffers.
+    /// Compares one range on all in-sync replicas that have it, while no write is in flight there.
+    /// Returns `None` if buffers are short.
     async fn compare(&self, lba: u64, blocks: u64, repair: bool) -> Option<Compared> {
         self.copier.throttle(blocks).await;
         let chunk = self.copier.acquire_chunk(lba, blocks).await;
@@ -125,7 +125,7 @@ impl Verify {
                 Err(why) => {
                     let (slot, incarnation) = (replicas[at].0, replicas[at].1.incarnation);
                     if why.is_unreadable() {
-                        // As when a host reads it: the others may be able to.
+                        // As for a host's read: other replicas may be able to read the block.
                         self.context.shared.want_repair(Repair {
                             slot,
                             incarnation,
@@ -164,7 +164,7 @@ impl Verify {
         Some(compared)
     }
 
-    /// Verifies by itself, as often as the volume asks for.
+    /// Starts verifications at the volume's configured interval.
     pub(super) async fn verify_in_time(self: Rc<Verify>) {
         let mut last = self.context.core.now();
         loop {
@@ -182,14 +182,14 @@ impl Verify {
             let due = Duration::from_secs(u64::from(hours) * 3600);
             if self.context.core.now().since(last) >= due {
                 last = self.context.core.now();
-                // One that an operator began does as well.
+                // A verification that an operator started counts as well.
                 let _ = self.begin_verify(false);
             }
         }
     }
 }
 
-/// Whose contents most replicas have; the first of several.
+/// The index of the most frequent contents; with several, the first.
 fn most_common(data: &[(usize, Buf)]) -> Option<usize> {
     let votes = |one: &Buf| {
         data.iter()

@@ -1,4 +1,4 @@
-//! Everything that can go wrong, as the end that it happened to says it.
+//! The errors of the test, from the view of the end that reports them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::wire::{Ending, Message, Reject, WireError};
 pub enum PerfError {
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// An error in the words of the verbs crate, which has the remedies.
+    /// An error of the verbs crate, whose text has the remedy.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     #[error(transparent)]
@@ -127,7 +127,7 @@ pub enum PerfError {
     },
     #[error("stopped before anything was measured")]
     Interrupted,
-    /// The addresses of a server are all gone.
+    /// All addresses of a server are gone.
     #[error("nothing is left to listen on: the RDMA device was removed")]
     NoListener,
 }
@@ -146,7 +146,7 @@ impl PerfError {
         }
     }
 
-    /// The report of it to the other side.
+    /// The message that reports the error to the other side.
     pub(crate) fn last_words(&self) -> Message {
         let (ending, status) = match self {
             PerfError::Completion(failed) => (Ending::Completion, failed.status as u8),
@@ -203,7 +203,7 @@ impl From<RegisterError> for PerfError {
     }
 }
 
-/// The cause has the best text: the refusal of the device or the kernel.
+/// The innermost cause has the best text: the refusal of the device or the kernel.
 fn innermost(error: &RegisterError) -> String {
     match error {
         RegisterError::Device { source, .. } => source.to_string(),

@@ -1,4 +1,4 @@
-//! The possible measurements, and their bounds.
+//! The parameters of a measurement, and their bounds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,11 +10,11 @@ use serde::Serialize;
 pub const MAX_MESSAGE: u32 = 1 << 28;
 pub const MAX_QUEUE_PAIRS: u16 = 256;
 pub const MAX_DEPTH: u16 = 4096;
-/// The server's memory that one queue pair writes to: it has one key, and so lies in one memory
-/// region everywhere.
+/// Most bytes of the server's memory that one queue pair writes to: they have one key, and so lie
+/// in one memory region on every device.
 pub const MAX_EXPOSED: u64 = nacre_hugepages::REGION_MAX as u64 / 2;
 
-/// What moves the bytes.
+/// The operation that moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -53,7 +53,7 @@ impl FromStr for Op {
     }
 }
 
-/// How it is measured.
+/// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -72,30 +72,30 @@ impl fmt::Display for Measure {
     }
 }
 
-/// How long each size is measured.
+/// The length of each size's measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// So many messages, of all queue pairs together.
+    /// Number of messages, over all queue pairs.
     Messages(u64),
     Time(Duration),
 }
 
-/// A client's wish.
+/// The test that a client requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Test {
     pub op: Op,
     pub measure: Measure,
-    /// Bytes of a message, measured one after the other.
+    /// Message sizes in bytes, measured one after the other.
     pub sizes: Vec<u32>,
     pub length: Length,
     /// Messages before each size's measurement begins.
     pub warmup: u64,
     pub queue_pairs: u16,
-    /// Requests under way on each queue pair; 1 while latency is measured.
+    /// Requests in flight on each queue pair; 1 for latency.
     pub depth: u16,
-    /// Every byte is compared.
+    /// Compare every byte.
     pub verify: bool,
-    /// Seed of the bytes that are compared.
+    /// Seed of the compared bytes.
     pub seed: u32,
 }
 
@@ -115,7 +115,7 @@ impl Default for Test {
     }
 }
 
-/// Why a test cannot be.
+/// Why a test is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("no message size is given")]
@@ -155,7 +155,7 @@ impl Test {
         if !(1..=MAX_DEPTH).contains(&self.depth) {
             return Err(Invalid::Depth { asked: self.depth });
         }
-        // Of READs fewer may be under way than asked for: that is known with the connection.
+        // Fewer READs may be possible than requested; this is known only when connected.
         if self.op == Op::Write && self.verify {
             let needed = u64::from(self.under_way()) * u64::from(self.largest());
             if needed > MAX_EXPOSED {
@@ -173,7 +173,7 @@ impl Test {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Requests under way on one queue pair.
+    /// Requests in flight on one queue pair.
     pub fn under_way(&self) -> u16 {
         match self.measure {
             Measure::Bandwidth => self.depth,

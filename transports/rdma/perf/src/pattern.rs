@@ -1,8 +1,7 @@
-//! The contents of compared messages: every eight bytes follow from seed, queue pair, number of the
-//! message and place. So a message that is old, of another queue pair or shifted does not pass for
-//! the right one.
+//! The contents of compared messages: every eight bytes depend on seed, queue pair, message number
+//! and offset. So an old, foreign or shifted message does not pass the comparison.
 
-/// Which bytes.
+/// The contents of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern(u64);
 
@@ -16,7 +15,7 @@ impl Pattern {
         mix(self.0.wrapping_add(index)).to_le_bytes()
     }
 
-    /// Fills `bytes`, which begin at `from` (a multiple of 8) of the message.
+    /// Fills `bytes`, which start at offset `from` (a multiple of 8) of the message.
     pub fn fill(self, bytes: &mut [u8], from: usize) {
         debug_assert_eq!(from % 8, 0);
         let first = from as u64 / 8;
@@ -25,8 +24,8 @@ impl Pattern {
         }
     }
 
-    /// The first wrong byte of `bytes`, which begin at `from` (a multiple of 8) of the message: its
-    /// place in the message, the expected byte, the actual byte.
+    /// Finds the first wrong byte of `bytes`, which start at offset `from` (a multiple of 8) of the
+    /// message. Returns its offset in the message, the expected byte, and the actual byte.
     pub fn differs(self, bytes: &[u8], from: usize) -> Option<(usize, u8, u8)> {
         debug_assert_eq!(from % 8, 0);
         let first = from as u64 / 8;
@@ -45,7 +44,7 @@ impl Pattern {
     }
 }
 
-/// The finalizer of splitmix64: every bit of the answer depends on every bit of the question.
+/// The finalizer of splitmix64: every bit of the output depends on every bit of the input.
 fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -57,8 +56,8 @@ fn mix(mut x: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Goal: any wrong byte is found at its place. Method: every byte of messages of all small
-    /// lengths is changed, also in messages that are compared in two parts.
+    /// Goal: any wrong byte is found at its offset. Method: change every byte of messages of all
+    /// small lengths, also in messages that are compared in two parts.
     #[test]
     fn every_byte_counts() {
         for len in 1..100 {

@@ -1,4 +1,4 @@
-//! The results of a run, under a fixed schema.
+//! The results of a run, in a fixed schema.
 
 use std::time::Duration;
 
@@ -15,24 +15,24 @@ pub const SCHEMA: &str = "nacre-rdma-perf/1";
 pub struct Report {
     pub schema: &'static str,
     pub server: String,
-    /// The address that the test came from; its GID was used.
+    /// The local address of the test; its GID was used.
     pub local: String,
     pub device: String,
     pub port: u8,
-    /// Emulated by the kernel, or simulated: the figures say nothing of hardware.
+    /// The device is emulated by the kernel, or simulated: the results say nothing about hardware.
     pub software: bool,
     pub op: Op,
     pub measure: Measure,
     pub queue_pairs: u16,
-    /// Requests under way on each queue pair.
+    /// Requests in flight on each queue pair.
     pub depth: u16,
     pub verify: bool,
-    /// Ended before its time, by the user.
+    /// The user ended the run early.
     pub interrupted: bool,
     pub results: Vec<SizeReport>,
 }
 
-/// One message size.
+/// The results of one message size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SizeReport {
     /// Bytes of a message.
@@ -76,7 +76,7 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// A latency in the histogram is at most this.
+/// Longest latency in the histogram.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// Latencies of one size.
@@ -136,7 +136,7 @@ impl SizeReport {
 mod tests {
     use super::*;
 
-    /// Goal: figures are what their names say. Method: a run whose figures are known.
+    /// Goal: the figures match their names. Method: a run with known values.
     #[test]
     fn figures() {
         let mut latencies = Latencies::new();

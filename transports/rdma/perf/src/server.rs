@@ -107,7 +107,7 @@ impl Server {
             options,
             listeners,
             session: None,
-            // A client of an earlier server does not find its session here.
+            // Different from earlier servers', so that their clients do not find a session here.
             number: std::process::id() << 8,
             waiter: Waiter::new(cm.fd())?,
             cm,
@@ -246,7 +246,7 @@ impl Server {
             )),
         };
         if let Some((reject, why)) = declined {
-            // One that is gone already needs no answer.
+            // If the client is gone already, the error is ignored.
             let _ = self.cm.reject(id, &reject.to_bytes());
             self.cm.destroy(id);
             report(Happened::Refused { peer, reject, why });

@@ -19,16 +19,16 @@ use crate::wire::{Accept, Ending, MESSAGE_BYTES, Message, Refusal, Reject, Terms
 
 /// Time for the client to close the connection after the last messages.
 const CLOSING: Duration = Duration::from_secs(2);
-/// Time for the last message to leave.
+/// Time limit for sending the last message.
 const FAREWELL: Duration = Duration::from_millis(200);
-/// How often silence is looked for while there is work.
+/// Interval at which a busy session checks the peer timeout.
 const TICK: Duration = Duration::from_millis(5);
 
 pub struct Session {
     pub peer: SocketAddr,
     pub number: u32,
     pub terms: Terms,
-    // Lanes go before the memory and queues that they were made of.
+    // Fields drop in order: lanes before their memory and queues.
     control: (CmId, Lane),
     takers: Vec<Option<Taker>>,
     sizes: LaneSizes,
@@ -37,7 +37,7 @@ pub struct Session {
     causes: Causes,
     last_message: Instant,
     looked: Instant,
-    /// Both have said that it is done: the client closes, until then at the latest.
+    /// Both ends have finished: deadline for the client to close the connection.
     closing: Option<Instant>,
     closed: bool,
     served: Served,
@@ -50,22 +50,22 @@ pub struct Served {
     pub bytes: u64,
 }
 
-/// Whose session, and within which bounds.
+/// The client of a session, and its bounds.
 pub struct Beginning {
     /// The control connection.
     pub id: CmId,
     pub peer: SocketAddr,
     pub number: u32,
     pub terms: Terms,
-    /// Bytes that it may need.
+    /// Limit for the session's memory, in bytes.
     pub memory: u64,
     pub spin: Duration,
 }
 
-/// Why a session does not begin: the answer to the client, and this end's error.
+/// Why a session is refused: the answer to the client, and this end's error.
 pub type Declined = (Reject, Option<PerfError>);
 
-/// Bytes of memory that the client writes to or reads from on one queue pair, in so many slots.
+/// Memory that the client accesses on one queue pair: bytes, and number of slots.
 fn exposed(terms: &Terms) -> (u64, u16) {
     let slots = match (terms.op, terms.verify) {
         (Op::Send, _) => 0,
@@ -95,7 +95,7 @@ impl Session {
         let count = u32::from(terms.queue_pairs);
         let (bytes, _) = exposed(&terms);
         let mut classes = Vec::new();
-        // Memory of one queue pair is one buffer, of which the client has one key.
+        // The memory of one queue pair is one buffer, for which the client has one key.
         let largest = longest_buffer(&*device);
         if bytes > largest {
             return Err((Reject::limit(Refusal::Memory, bytes, largest), None));
@@ -107,7 +107,7 @@ impl Session {
             });
         }
         let access = match terms.op {
-            // No peer gets a key to memory that only this end writes to.
+            // Only this end writes to the memory, so no peer gets a key.
             Op::Send => Access::Local,
             Op::Write | Op::Read => Access::Remote,
         };
@@ -151,7 +151,7 @@ impl Session {
         Ok(cm.accept(self.control.0, &answer(accept, 0))?)
     }
 
-    /// One of the test's queue pairs.
+    /// Adds one of the test's queue pairs.
     pub fn join(
         &mut self,
         cm: &mut dyn ConnectionManager,
@@ -209,7 +209,7 @@ impl Session {
         Ok(())
     }
 
-    /// Before the client has a key to it.
+    /// Fills the memory before the client gets a key to it.
     fn prepare(&self, memory: &mut Buf, index: u16) {
         let bytes = memory.bytes_mut().expect("it is not shared");
         if self.terms.op != Op::Read || !self.terms.verify {
@@ -254,7 +254,7 @@ impl Session {
             }
             CmEventKind::AddressChange => add(Rank::Seen, PerfError::AddressMoved { during }),
             CmEventKind::ConnectError { status } | CmEventKind::Unreachable { status } => {
-                // The client did not take the acceptance.
+                // The client did not confirm the acceptance.
                 let (stage, status) = ("CONNECT", *status);
                 let event = match kind {
                     CmEventKind::Unreachable { .. } => "RDMA_CM_EVENT_UNREACHABLE",
@@ -287,8 +287,8 @@ impl Session {
         }
     }
 
-    /// Processes completions; returns the session's result when it is over. `true`: there was time
-    /// to look at events of connections.
+    /// Processes completions; returns the session's result when it is over. The flag is true if
+    /// there was time to check connection events.
     pub fn turn(&mut self, waiter: &mut Waiter) -> Result<(bool, Option<Served>), PerfError> {
         let queues = self.end.queues.clone();
         let taken = self.turns.take(&queues, waiter);
@@ -342,7 +342,7 @@ impl Session {
         }
     }
 
-    /// A completion of the control connection.
+    /// Handles a completion of the control connection.
     fn controlled(&mut self, done: &Completion, now: Instant) -> Result<(), PerfError> {
         let peer = self.peer;
         let wc = done.wc();
@@ -350,7 +350,7 @@ impl Session {
             return Ok(());
         }
         if !wc.status.is_success() {
-            // After the last words the client closes.
+            // After the last messages the client closes the connection.
             if self.closing.is_some() {
                 return Ok(());
             }
@@ -482,7 +482,7 @@ impl Session {
         }
     }
 
-    /// Sends the client the reason for the end, if that is still possible.
+    /// Sends the client the reason for the end, if the connection still works.
     pub fn farewell(&mut self, error: &PerfError, waiter: &mut Waiter) {
         let last = error.last_words();
         if self.say(last).is_err() {
@@ -491,13 +491,14 @@ impl Session {
         let until = Instant::now() + FAREWELL;
         while self.control.1.sends() > 0 && Instant::now() < until {
             if self.turn(waiter).is_err() {
-                // Why it ends is known; what matters is whether the last word has left.
+                // The cause is already known. New failures here only show whether the last message
+                // was sent.
                 self.causes = Causes::default();
             }
         }
     }
 
-    /// Every queue pair and connection.
+    /// Closes every queue pair and connection.
     pub fn close(self, cm: &mut dyn ConnectionManager, waiter: &Waiter) {
         waiter.remove(self.end.queues.cq().fd());
         cm.destroy(self.control.0);

@@ -1,4 +1,5 @@
-//! One queue pair of a session: what arrives on it is compared, echoed, or asked about memory.
+//! One queue pair of a session: compares or echoes arriving messages, and compares memory on
+//! request.
 
 use std::net::SocketAddr;
 
@@ -11,7 +12,7 @@ use crate::params::Measure;
 use crate::pattern::Pattern;
 use crate::wire::{Message, Terms, Wrong};
 
-/// A queue pair that the test runs on.
+/// A queue pair of the test.
 pub struct Taker {
     pub id: CmId,
     pub lane: Lane,
@@ -19,16 +20,16 @@ pub struct Taker {
     /// The memory that the client writes to or reads from.
     pub memory: Option<Buf>,
     pub received: u64,
-    /// Receives that were posted, and those that the client knows of.
+    /// Posted receives, and those that the client knows of.
     pub posted: u64,
     pub allowed: u64,
     pub confirmed: u64,
-    /// A credit is on its way.
+    /// A credit is in flight.
     pub credit_pending: bool,
 }
 
 impl Taker {
-    /// A measured message.
+    /// Handles a measured message.
     pub fn arrived(
         &mut self,
         terms: &Terms,
@@ -107,7 +108,7 @@ impl Taker {
         if bytes > size || u64::from(slot) >= memory.len() as u64 / size {
             return Err(confused("a question about memory that is not there"));
         }
-        // A handle on these bytes alone: the client may be writing to others.
+        // Slice only these bytes: the client may be writing to others.
         let written = memory.slice((u64::from(slot) * size) as usize, bytes as usize);
         let differs = Pattern::new(terms.seed, self.index, number).differs(&written, 0);
         let wrong = differs.map(|(offset, expected, found)| Wrong {
@@ -137,7 +138,8 @@ impl Taker {
     }
 }
 
-/// One message, signaled. More than the ring holds is more than the client may have asked for.
+/// Sends one message, signaled. The ring is large enough for all messages that a client may
+/// request.
 pub fn say(lane: &mut Lane, message: Message, peer: SocketAddr) -> Result<(), PerfError> {
     if lane.room() == 0 {
         let what = "more messages than answers can be under way";

@@ -1,6 +1,6 @@
 //! The devices in use: their events, their failures, and the release of removed devices.
 //!
-//! The kernel may hold up the removal of a device until no process has it open. A device with a
+//! The kernel may delay the removal of a device until no process has it open. A device with a
 //! listener or a connection reports its removal by an event; for others the thread has to check.
 
 use std::net::SocketAddr;
@@ -14,25 +14,25 @@ use crate::accept::Offered;
 use crate::incident::Incident;
 use crate::shared::{Ended, Shared, ToCore};
 
-/// How often devices are looked for that nothing goes over.
+/// Interval of checks for removed devices without listeners and connections.
 pub(super) const LOOK: Duration = Duration::from_secs(2);
 
 /// A device in use.
 pub(crate) struct Used {
     device: Arc<dyn Device>,
-    /// The device delivers no further events: it is gone.
+    /// The device is gone and delivers no further events.
     silent: bool,
 }
 
 /// An event of a device.
 enum News {
     Event(AsyncEvent),
-    /// The end of its events.
+    /// The device has no more events.
     Over,
 }
 
 impl Control {
-    /// A device that is used from now on: its memory is registered and its events are listened to.
+    /// Starts to use a device: registers its memory, and watches its events.
     pub fn use_device(&mut self, shared: &Shared, id: DeviceId) -> Result<(), VerbsError> {
         if self.devices.contains_key(&id) {
             return Ok(());
@@ -47,7 +47,8 @@ impl Control {
         Ok(())
     }
 
-    /// Uses a listener's device like [`Control::use_device`]; not every device may be meant.
+    /// Like [`Control::use_device`], for the device of a listener, which the configuration may
+    /// restrict.
     pub fn use_listeners_device(
         &mut self,
         shared: &Shared,
@@ -79,7 +80,7 @@ impl Control {
                     Err(error) => {
                         tracing::debug!(%error, device = used.device.attributes().name, "a device has no events any more");
                         used.silent = true;
-                        // Its descriptor stays readable without end.
+                        // The descriptor stays readable, so stop watching it.
                         let _ = self.watched.delete_raw(used.device.async_fd());
                         news.push((*id, News::Over));
                         break;
@@ -102,7 +103,7 @@ impl Control {
         }
     }
 
-    /// Answers whether other addresses may be there to be listened on.
+    /// Returns true if addresses may have changed.
     fn device_event(&mut self, shared: &Shared, id: DeviceId, event: AsyncEvent) -> bool {
         self.counts.async_events += 1;
         let Some(used) = self.devices.get(&id) else {
@@ -129,7 +130,7 @@ impl Control {
                 self.device_failed(shared, id);
                 return true;
             }
-            // Addresses come and go.
+            // Addresses were added or removed.
             AsyncEvent::GidChange { .. }
             | AsyncEvent::LidChange { .. }
             | AsyncEvent::PkeyChange { .. }
@@ -139,7 +140,7 @@ impl Control {
             }
             _ => tracing::warn!(device = name, "RDMA device: {event}"),
         }
-        // A broken queue may deliver no completion that would report it.
+        // A failed queue may deliver no completion that would report the failure.
         match event {
             AsyncEvent::CqError { cq } => {
                 queues_failed(shared, id, |queues| queues.cq().number() == cq);
@@ -177,7 +178,7 @@ impl Control {
         }
     }
 
-    /// Nothing that goes over it comes back: all of it ends, and it is reopened if it recovers.
+    /// Ends all connections of a failed device; its listeners are restored if it recovers.
     fn device_failed(&mut self, shared: &Shared, device: DeviceId) {
         for (id, conn) in &mut self.conns {
             if conn.device == device {
@@ -209,7 +210,7 @@ impl Control {
         }
     }
 
-    /// Devices over which nothing goes.
+    /// Devices without listeners and connections.
     pub(super) fn idle_devices(&self) -> impl Iterator<Item = DeviceId> {
         let all = self.devices.keys().copied();
         all.filter(|id| !self.is_used(*id))
@@ -221,7 +222,7 @@ impl Control {
             || self.conns.values().any(|conn| conn.device == id)
     }
 
-    /// Releases removed devices once nothing uses them.
+    /// Releases removed devices that are not in use.
     pub(super) fn forget_gone(&mut self, shared: &Shared) {
         let idle: Vec<DeviceId> = self.idle_devices().collect();
         for id in idle {
@@ -242,7 +243,7 @@ impl Control {
         }
     }
 
-    /// Releases devices whose removal caused no event, as no listener or connection was on them.
+    /// Releases devices whose removal caused no event, because they had no listener or connection.
     pub(super) fn look(&mut self, shared: &Shared) {
         if self.idle_devices().next().is_none() {
             return;
@@ -252,7 +253,7 @@ impl Control {
             return;
         }
         self.looked_at = Some(now);
-        // Asking for them is what makes the provider see that one is gone.
+        // Listing the devices makes the provider detect a removal.
         if let Err(error) = shared.provider.devices() {
             tracing::debug!(%error, "the RDMA devices cannot be listed");
         }
@@ -260,7 +261,8 @@ impl Control {
     }
 }
 
-/// Completions or receives of a device on one core are no more. Connections to come get others.
+/// Handles failed completion or receive queues of a device on one core. New connections get other
+/// queues.
 fn queues_failed(shared: &Shared, device: DeviceId, is_it: impl Fn(&Queues) -> bool) {
     for core in shared.cores().iter() {
         let mut all = core.queues();
