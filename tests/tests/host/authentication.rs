@@ -1,4 +1,4 @@
-//! Hosts that authenticate themselves to our target: right, wrong and missing keys, of both ends,
+//! Authentication of hosts and of the target: right, wrong and missing keys, in both directions,
 //! and after a loss.
 
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl World {
         target.add_host_with(&subsystem, &host, secrets).unwrap();
     }
 
-    /// The host gives up, with this text.
+    /// Connects, and returns the text of the host's permanent failure.
     fn fails(&mut self, options: HostOptions) -> String {
         self.connect(options);
         self.until("refused", |w| {
@@ -56,7 +56,7 @@ impl World {
     }
 }
 
-/// Goal: controller and I/O queues come up with keys, for each direction, and again after a loss.
+/// Goal: controller and I/O queues connect with keys, in each direction, and again after a loss.
 #[test]
 fn right_keys() {
     let (own, other) = (secret(), secret());
@@ -115,7 +115,7 @@ fn wrong_keys() {
         world.require(keys(&own, Some(&other)));
         let failure = world.fails(options);
         assert!(failure.contains(expected), "{failure:?} lacks {expected:?}");
-        // The first attempt was the last.
+        // The host makes no attempt after the refusal.
         let dials = world.net.borrow().dials.len();
         world.pass(Duration::from_secs(60));
         assert_eq!(world.net.borrow().dials.len(), dials);
@@ -124,20 +124,20 @@ fn wrong_keys() {
     }
 }
 
-/// Goal: a host that wants the target's proof does not take a target that needs none itself.
+/// Goal: a host that requires the target's authentication refuses a target without it.
 #[test]
 fn a_target_that_does_not_prove_itself() {
     let (own, other) = (secret(), secret());
     let mut world = World::new();
     let failure = world.fails(asking(keys(&own, Some(&other)), Offer::default()));
     assert!(failure.contains("authentication failed"), "{failure}");
-    // Without a controller key the host's key is not asked for.
+    // A target without a controller key does not check the host's key.
     let mut world = World::new();
     world.connect(asking(keys(&own, None), Offer::default()));
     world.until("live", |w| w.controller().is_live());
 }
 
-/// Goal: hash functions and groups have to meet.
+/// Goal: host and target must have a common hash function and a common group.
 #[test]
 fn offers() {
     let own = secret();
@@ -157,7 +157,7 @@ fn offers() {
     world.until("live", |w| w.controller().is_live());
 }
 
-/// Goal: an I/O queue whose keys are gone is refused, and the others go on.
+/// Goal: an I/O queue whose keys were removed is refused, and other queues continue.
 #[test]
 fn keys_change_between_queues() {
     let (own, new) = (secret(), secret());

@@ -1,4 +1,4 @@
-//! Hosts of static controllers: the controller that they request, at first and after a loss.
+//! Hosts of static controllers: the controller id that they request, initially and after a loss.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl World {
             .unwrap();
     }
 
-    /// The target restarts with these controllers.
+    /// Restarts the target with these controller ids.
     fn restarted(&mut self, ids: RangeInclusive<u16>) {
         self.kill_target();
         self.until("noticed", |w| !w.controller().is_live());
@@ -65,14 +65,14 @@ fn asking(controller: ControllerId) -> HostOptions {
 }
 
 /// Goal: a host that accepts any controller gets the same one after a loss. If that one is gone or
-/// taken, it gets another one, and never gives up because of it.
+/// used by another host, it gets another one, and never gives up because of that.
 #[test]
 fn an_assigned_controller_is_requested_again() {
     let mut world = World::with_static(10..=14);
     world.connect(asking(ControllerId::AnyStatic));
     let had = world.comes_up();
     assert!((10..=14).contains(&had));
-    // In these ranges the same position would be another controller.
+    // Ranges in which the same position is another controller.
     for most in 14..=20 {
         world.restarted(had..=most);
         assert_eq!(world.comes_up(), had);
@@ -90,11 +90,14 @@ fn an_assigned_controller_is_requested_again() {
         thief.poll(w.now);
         thief.is_live()
     });
-    assert!(!world.controller().is_live(), "it comes after that");
+    assert!(
+        !world.controller().is_live(),
+        "the host has not connected yet"
+    );
     assert_eq!(world.comes_up(), another + 1);
 }
 
-/// Goal: a host that requests one controller gets that one each time; while another host has it,
+/// Goal: a host that requests one controller gets that one each time. While another host uses it,
 /// the host keeps retrying.
 #[test]
 fn a_requested_controller_is_kept() {

@@ -1,4 +1,4 @@
-//! Namespaces: which there are, what each can do, and what of it changed.
+//! Finds namespaces, their properties, and changes of them.
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ use crate::error::ControlError;
 use crate::event::Event;
 use crate::info::UnusableNamespace;
 
-/// Namespaces of a controller, at most.
+/// Most namespaces of a controller.
 const NAMESPACES_MAX: usize = 1024;
-/// What NLB of a command can say, in blocks.
+/// Most blocks of a command's NLB field.
 const NLB_MAX: u64 = 1 << 16;
 
 /// DPS: the type of protection information, 0 for none.
@@ -31,7 +31,7 @@ const DPS_TYPE: u8 = 0b111;
 /// Bytes of protection information per block with a 16-bit guard.
 const PROTECTION_BYTES: u16 = 8;
 
-/// A namespace as the controller describes it.
+/// Properties of a namespace, as the controller reports them.
 struct Found {
     facts: device::Facts,
     blocks: u64,
@@ -39,7 +39,7 @@ struct Found {
 }
 
 impl Controller {
-    /// Lists the namespaces, and reports new ones, removed ones and those of another size.
+    /// Lists the namespaces. Reports new and removed ones, and changed sizes.
     pub(super) async fn find_namespaces(
         self: &Arc<Self>,
         core: &CoreHandle,
@@ -93,7 +93,7 @@ impl Controller {
                 }
                 return;
             }
-            // Reformatted, or another one under the same number.
+            // The namespace was reformatted, or replaced by another one with the same identifier.
             self.drop_namespace(nsid);
         }
         let bdev = NvmeBdev::new(Arc::clone(self), found.facts, found.blocks, found.read_only);
@@ -123,13 +123,13 @@ impl Controller {
         self.ask(core, sqe, &[], &mut page).await?;
         let list = NamespaceList::ref_from_bytes(&page);
         let mut nsids: Vec<u32> = list.map_or(Vec::new(), |list| list.iter().collect());
-        // A controller that lists one twice, or out of order, has it once.
+        // A controller may list a namespace twice, or out of order.
         nsids.sort_unstable();
         nsids.dedup();
         Ok(nsids)
     }
 
-    /// The facts of a namespace, or the reason why it is unusable. `None` if it does not exist.
+    /// Reads a namespace's properties, or why it is unusable. `None` if it does not exist.
     async fn look_at(
         &self,
         core: &CoreHandle,
@@ -198,9 +198,9 @@ struct Names {
     csi: u8,
 }
 
-/// Whether a bdev for one is a bdev for the other.
+/// True if a bdev for `a` can also serve `b`.
 fn is_same(a: &device::Facts, b: &device::Facts) -> bool {
-    // Limits may have changed with firmware: these it can take over.
+    // Limits may have changed with new firmware; the bdev adopts them.
     let shape = |facts: &device::Facts| (facts.uuid, facts.block_shift, facts.protected);
     shape(a) == shape(b)
 }
@@ -241,7 +241,7 @@ fn describe(
         ));
     };
     let metadata = format.ms.get();
-    // Protection information that fills the metadata the controller inserts and strips by itself.
+    // If protection information fills the metadata, the controller inserts and strips it.
     let protected = said.dps & DPS_TYPE != 0 && metadata == PROTECTION_BYTES;
     if metadata > 0 && !protected {
         return Err(format!(
@@ -269,7 +269,7 @@ fn describe(
     ops[Op::Copy.index()] = copy.is_some();
     ops[Op::Verify.index()] = has(Oncs::VERIFY);
     if protected {
-        // They would need the tags of the stored blocks.
+        // These operations would need the tags of the stored blocks.
         for op in [Op::Compare, Op::CompareAndWrite, Op::Copy] {
             ops[op.index()] = false;
         }
@@ -295,8 +295,8 @@ fn describe(
         unmap_granularity_blocks: granularity(said.npdg.get()),
         unmap_alignment_blocks: granularity(said.npda.get()),
         volatile_cache: facts.info.volatile_cache,
-        // Deallocation is advice, which a controller may follow for some blocks and not for others.
-        // DLFEAT describes deallocated blocks only, not the blocks that the command named.
+        // Deallocation is advisory: a controller may deallocate only some of the blocks. DLFEAT
+        // describes deallocated blocks only, not all blocks of the command.
         unmap_zeroes: false,
         zeroes_deallocate: has(Oncs::WRITE_ZEROES)
             && said.dlfeat & 0b111 == dlfeat::READ_ZEROES
@@ -322,7 +322,8 @@ fn describe(
     })
 }
 
-/// Blocks per source range, if a copy of `max_blocks` is possible with as many ranges as fit.
+/// Blocks per source range, if a copy of `max_blocks` is possible with the number of ranges that
+/// fit.
 fn copy_limits(said: &IdentifyNamespace, max_blocks: u32, list_bytes: usize) -> Option<u32> {
     let range = u32::from(said.mssrl.get());
     let room = (list_bytes / nacre_nvmf_wire::commands::io::CopyRange0::SIZE) as u32;
@@ -332,7 +333,7 @@ fn copy_limits(said: &IdentifyNamespace, max_blocks: u32, list_bytes: usize) -> 
     fits.then_some(range)
 }
 
-/// Largest unmap and write of zeroes, in blocks: the layer above has one limit for both.
+/// Largest unmap and write zeroes, in blocks: the layer above has one limit for both.
 fn range_limit(facts: &Facts, shift: u32) -> u64 {
     let mut most = NLB_MAX;
     if facts.wzsl > 0 && facts.oncs.contains(Oncs::WRITE_ZEROES) {
@@ -352,8 +353,8 @@ fn range_limit(facts: &Facts, shift: u32) -> u64 {
     most.max(1)
 }
 
-/// The limit of a verify. Without a reported limit, that of a read: some controllers execute a
-/// verify as one.
+/// The limit of a verify. If none is reported, the limit of a read: some controllers execute a
+/// verify as a read.
 fn verify_limit(facts: &Facts, shift: u32) -> u32 {
     let bytes = match facts.vsl {
         0 => Some(u64::from(facts.max_transfer)),
@@ -362,22 +363,22 @@ fn verify_limit(facts: &Facts, shift: u32) -> u32 {
     (bytes.unwrap_or(u64::MAX) >> shift).clamp(1, NLB_MAX) as u32
 }
 
-/// The number of blocks that is written atomically across a power failure, at any start.
+/// The number of blocks written atomically across a power failure, at any start block.
 fn atomic_blocks(facts: &Facts, said: &IdentifyNamespace, nsfeat: Nsfeat) -> u32 {
     let own = nsfeat.contains(Nsfeat::ATOMICITY) && said.nawupf.get() > 0;
     let unit = u32::from(if own { said.nawupf.get() } else { facts.awupf }) + 1;
-    // A write across an atomic boundary is not atomic, and writes may begin anywhere.
+    // A write across an atomic boundary is not atomic, and writes may start at any block.
     match said.nabspf.get() {
         0 => unit,
         _ => 1,
     }
 }
 
-/// Boundaries that I/Os should not cross. A boundary that is not a useful multiple is ignored.
+/// The boundary that I/Os should not cross. Ignores a boundary without benefit.
 fn boundary(said: &IdentifyNamespace, max_blocks: u32) -> u32 {
     let boundary = u32::from(said.noiob.get());
     match boundary {
-        // Splitting at it would make no I/O any better.
+        // Splitting at this boundary would have no benefit.
         0 => 0,
         boundary if boundary == 1 && max_blocks > 1 => 0,
         boundary => boundary,

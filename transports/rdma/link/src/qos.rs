@@ -1,5 +1,5 @@
-//! Classes of traffic that an operator asks for: how their packets are marked, and which share of
-//! the network they get. Nothing is marked that is not asked for.
+//! Traffic classes that an operator configures: the marking of their packets, and their share of
+//! the bandwidth. Other traffic is not marked.
 
 use serde::{Deserialize, Serialize};
 
@@ -64,7 +64,7 @@ impl Qos {
         *self == Qos::default()
     }
 
-    /// Storage and replication, as far as they are asked for.
+    /// Storage and replication, if configured.
     pub fn classes(&self) -> impl Iterator<Item = (&'static str, Class)> {
         let classes = [("storage", self.storage), ("replication", self.replication)];
         classes

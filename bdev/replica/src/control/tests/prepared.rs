@@ -94,7 +94,7 @@ fn io_waits_for_the_volume_to_be_opened() {
     assert_eq!(world.wait(write).status, Status::Ok);
     assert_eq!(world.wait(flush).status, Status::Ok);
     assert_eq!((world.read(16), world.read(3 * REGION)), (8, 2));
-    assert_eq!(world.read(8), 0, "the writer knows that it was not written");
+    assert_eq!(world.read(8), 0, "the failed write was not executed");
     world.shelf.bring("d0");
     world.until_healthy();
     world.all_equal(&["d0", "d1"]);
@@ -293,7 +293,11 @@ fn announced_limits_are_kept() {
         }
         world.write(64, 1, fill);
         assert_eq!(world.read(64), fill);
-        assert_eq!(world.record().limits, Some(kept), "as it is by now");
+        assert_eq!(
+            world.record().limits,
+            Some(kept),
+            "the stored limits are unchanged"
+        );
         world.close();
     }
 }

@@ -1,4 +1,4 @@
-//! Both ends over simulated devices, with everything that can go wrong there.
+//! Both ends of the performance test over simulated devices, with injected faults.
 
 mod faults;
 mod probe;
