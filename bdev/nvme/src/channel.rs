@@ -16,8 +16,8 @@ use crate::table;
 pub(crate) struct Channel {
     pair: Rc<RefCell<Pair>>,
     lane: usize,
-    /// Turns readable with the queue pair's vector, whichever descriptor that has at the time, and
-    /// with the control's bell. `None` if the queue pair can only be polled.
+    /// Becomes readable with the queue pair's vector, whose descriptor may change, and with the
+    /// control's bell. `None` if the queue pair can only be polled.
     sleeper: Option<Sleeper>,
 }
 
@@ -37,7 +37,7 @@ impl Channel {
             None => None,
             Some(_) => {
                 let set = EventSet::new()?;
-                // The pair, which this holds, keeps it open.
+                // The descriptor stays open: this channel holds the pair.
                 set.add_raw(pair.borrow().link().bell(), 0)?;
                 Some(Sleeper { set, watched: None })
             }
@@ -52,7 +52,8 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Watches the vector's present descriptor. False if there is none, or it cannot be watched.
+    /// Watches the vector's present descriptor. Returns false if there is none, or it cannot be
+    /// watched.
     fn watch(&mut self) -> bool {
         let Some(sleeper) = &mut self.sleeper else {
             return false;
@@ -60,7 +61,7 @@ impl Channel {
         let now = self.pair.borrow().vector_fd();
         if now != sleeper.watched {
             if let Some(old) = sleeper.watched.take() {
-                // It may be closed already, which took it out of the set.
+                // Closing the descriptor may have removed it from the set already.
                 let _ = sleeper.set.delete_raw(old);
             }
             sleeper.watched = now.filter(|fd| sleeper.set.add_raw(*fd, 0).is_ok());

@@ -1,4 +1,4 @@
-//! An I/O as a command of the NVM command set, and its answer as a status of the bdev.
+//! Converts an I/O to a command of the NVM command set, and its completion to a status of the bdev.
 
 use nacre_bdev::{Flags, Op, Status};
 use nacre_nvmf_wire::commands::io::{CopyCommand, CopyFormat, DatasetManagement, WriteZeroes};
@@ -8,7 +8,7 @@ use zerocopy::little_endian::U32;
 
 use crate::data::Pointer;
 
-/// What of an I/O goes into its command.
+/// The fields of an I/O that its command needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ask {
     pub op: Op,
@@ -17,15 +17,15 @@ pub(crate) struct Ask {
     pub blocks: u32,
     /// Number of source ranges of a Copy.
     pub ranges: u16,
-    /// The controller inserts protection information, checks and strips it.
+    /// The controller inserts, checks and strips protection information.
     pub protected: bool,
 }
 
 /// PRCHK, of the guard (NVM 3.2.6).
 const CHECK_GUARD: u32 = 1 << 28;
 
-/// The command for `ask`. A compare-and-write is two commands: this is the first, [`write_of`]
-/// makes the second.
+/// The command for `ask`. A compare-and-write has two commands: this is the first, [`write_of`]
+/// returns the second.
 #[inline]
 pub(crate) fn sqe(ask: &Ask, nsid: u32, cid: u16, pointer: &Pointer) -> Sqe {
     let fua = ask.flags.contains(Flags::FUA);
@@ -133,8 +133,8 @@ fn verify(ask: &Ask, nsid: u32, cid: u16) -> Sqe {
     sqe
 }
 
-/// PRACT; a read has the guard checked. The reference tag is the usual one: the low bits of the
-/// block's number.
+/// Sets PRACT; a read also checks the guard. The reference tag is the usual one: the low bits of
+/// the block's number.
 #[cold]
 fn protect(sqe: &mut Sqe, ask: &Ask, check: bool) {
     let guard = if check { CHECK_GUARD } else { 0 };
@@ -159,11 +159,11 @@ pub(crate) fn opcode_of(op: Op) -> u8 {
 /// in between: no host may rely on the order of I/Os that are in flight at the same time.
 pub(crate) fn is_repeatable(op: Op) -> bool {
     match op {
-        // A copy has one piece under way at a time, and no piece overlaps its source.
+        // A copy has one piece in flight at a time, and no piece overlaps its source.
         Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes | Op::Copy | Op::Verify => {
             true
         }
-        // The first answer may no longer hold.
+        // A second comparison may have another result.
         Op::Compare | Op::CompareAndWrite => false,
     }
 }
@@ -186,13 +186,13 @@ pub(crate) fn copy_piece(source: u64, lba: u64, blocks: u32, done: u32) -> (u64,
     (source + at, lba + at, piece)
 }
 
-/// What an answer leads to.
+/// The consequence of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Done(Status),
-    /// The command was ended without being carried out, by the driver's or the controller's doing.
+    /// The driver or the controller aborted the command before its execution.
     Aborted,
-    /// The controller asks to send it again, after the delay that CRD names.
+    /// The controller requests a retry, after the delay of CRD.
     Again {
         crd: u8,
     },
@@ -312,7 +312,7 @@ mod tests {
         );
     }
 
-    /// The controller handles protection information by itself.
+    /// Commands for a controller that inserts and strips protection information.
     #[test]
     fn protected() {
         for op in [Op::Read, Op::Write, Op::WriteZeroes] {

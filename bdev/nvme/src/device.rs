@@ -35,8 +35,8 @@ pub struct NvmeBdev {
 
 const _: () = assert!(Op::COUNT <= u16::BITS as usize);
 
-/// A controller's description of a namespace, without its size. A change of identity, block size or
-/// protection makes it another namespace.
+/// Properties of a namespace other than its size. A change of identity, block size or protection
+/// makes it another namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub nsid: u32,
@@ -57,7 +57,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// What `now` says otherwise, in words.
+    /// Describes the differences of `now`.
     fn changes(&self, now: &Facts) -> Vec<String> {
         let mut changes = Vec::new();
         let mut compare = |what: &str, before: u64, now: u64| {
@@ -142,8 +142,8 @@ impl NvmeBdev {
         self.ops.store(ops, Ordering::Relaxed);
     }
 
-    /// Adopts the controller's present description of the same namespace; returns the names of the
-    /// changed limits. I/O that exceeds new limits ends with [`nacre_bdev::Status::Unsupported`].
+    /// Adopts new properties of the same namespace; returns the names of the changed limits. I/O
+    /// that exceeds new limits ends with [`nacre_bdev::Status::Unsupported`].
     pub(crate) fn update(&self, facts: Facts) -> Vec<String> {
         let before = self.facts();
         if *before == facts {
@@ -168,13 +168,13 @@ impl NvmeBdev {
         Arc::clone(&self.facts.lock())
     }
 
-    /// Takes over what may change; says whether that was the size.
+    /// Adopts a new size and write protection. Returns true if the size changed.
     pub(crate) fn refresh(&self, blocks: u64, read_only: bool) -> bool {
         self.read_only.store(read_only, Ordering::Relaxed);
         self.size.set(blocks) != blocks
     }
 
-    /// The namespace is gone, even if the controller is not.
+    /// Marks the namespace as removed, even if the controller is present.
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
     }
@@ -226,7 +226,7 @@ impl NvmeBdev {
         self.protected
     }
 
-    /// Write Zeroes may ask for deallocation (DLFEAT bit 3).
+    /// True if Write Zeroes may deallocate (DLFEAT bit 3).
     pub(crate) fn deallocates_zeroes(&self) -> bool {
         self.facts().limits.zeroes_deallocate
     }

@@ -1,4 +1,4 @@
-//! The seam between the driver and a PCI function that is an NVMe controller.
+//! The interface between the driver and a PCI function that is an NVMe controller.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct FunctionError {
 /// The controller sees a store to memory before a later [`Function::write32`]. A load after a
 /// [`Function::read32`] sees the controller's stores before its answer.
 ///
-/// Dropping it gives the function back: the controller can reach no memory after that.
+/// Dropping it releases the function: the controller can access no memory afterwards.
 pub trait Function: Send + Sync + 'static {
     /// PCI address of the function: `0000:5e:00.0`.
     fn address(&self) -> &str;
@@ -36,21 +36,21 @@ pub trait Function: Send + Sync + 'static {
     /// The memory node of the function, if the system reports it.
     fn numa_node(&self) -> Option<u32>;
 
-    /// Bytes of BAR 0 that can be reached: registers and doorbells.
+    /// Accessible bytes of BAR 0: registers and doorbells.
     fn register_bytes(&self) -> u32;
 
-    /// The dword at `offset` of BAR 0; [`GONE`] when the function has disappeared.
+    /// Reads the dword at `offset` of BAR 0; [`GONE`] when the function was removed.
     ///
     /// # Panics
     ///
-    /// If `offset` is not aligned to 4, or not inside [`Function::register_bytes`].
+    /// If `offset` is not a multiple of 4, or not inside [`Function::register_bytes`].
     fn read32(&self, offset: u32) -> u32;
 
     /// # Panics
     /// As [`Function::read32`].
     fn write32(&self, offset: u32, value: u32);
 
-    /// A 64-bit register, as two dwords, the lower one first.
+    /// Reads a 64-bit register as two dwords, the lower one first.
     fn read64(&self, offset: u32) -> u64 {
         let low = u64::from(self.read32(offset));
         low | u64::from(self.read32(offset + 4)) << 32
@@ -66,11 +66,11 @@ pub trait Function: Send + Sync + 'static {
     /// share a view of memory (a VFIO container) share the slot.
     fn slot(&self) -> usize;
 
-    /// Makes memory known under [`Function::slot`].
+    /// Registers memory under [`Function::slot`].
     fn hook(&self) -> Arc<dyn RegisterHook>;
 
-    /// Lets the controller read and write memory, or stops it: after `set_bus_master(false)` no
-    /// earlier command reaches memory.
+    /// Enables or disables the controller's memory accesses. After `set_bus_master(false)` no
+    /// earlier command accesses memory.
     fn set_bus_master(&self, on: bool) -> Result<(), FunctionError>;
 
     /// Resets the function itself (FLR, or the bus's own reset). Bus mastering is off afterwards.
@@ -79,21 +79,21 @@ pub trait Function: Send + Sync + 'static {
     /// True if the system still lists the function and has not announced its removal.
     fn is_present(&self) -> bool;
 
-    /// Interrupt vectors (MSI-X) that the function has; 0: it can only be polled.
+    /// Number of interrupt vectors (MSI-X); 0: the function can only be polled.
     fn vectors(&self) -> u16;
 
-    /// Connects the first `count` vectors with descriptors of their own; 0 disconnects all.
+    /// Connects the first `count` vectors to separate descriptors; 0 disconnects all.
     fn interrupts(&self, count: u16) -> Result<(), FunctionError>;
 
-    /// Turns readable when the vector fires; `None` when it is not connected. Valid until the next
-    /// [`Function::interrupts`].
+    /// Becomes readable when the vector fires; `None` when it is not connected. Valid until the
+    /// next [`Function::interrupts`].
     fn vector_fd(&self, vector: u16) -> Option<RawFd>;
 
-    /// Gives the function back for good, even with other holders of this object: the system waits
-    /// for that before it removes an announced drive. From now on registers read as [`GONE`], and
-    /// writes to them have no effect.
+    /// Releases the function for good, even if this object has other holders: the system waits for
+    /// that before it removes an announced drive. From now on registers read as [`GONE`], and
+    /// writes have no effect.
     fn release(&self);
 
-    /// Makes the vector's descriptor unreadable again. True: it had fired.
+    /// Makes the vector's descriptor unreadable again. Returns true if it had fired.
     fn acknowledge(&self, vector: u16) -> bool;
 }

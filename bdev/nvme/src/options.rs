@@ -1,23 +1,23 @@
-//! How to drive a controller: the user's choices.
+//! The user's options for a controller.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The first reaction to an I/O without a completion in time.
+/// The first reaction to an I/O that does not complete in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActionOnTimeout {
     /// Count it, report it, and keep waiting.
     None,
-    /// Abort the command; if that does not help, recreate its queue; then reset the controller.
+    /// Abort the command; if that fails, recreate its queue; then reset the controller.
     #[default]
     Abort,
-    /// The controller is reset.
+    /// Reset the controller.
     Reset,
 }
 
-/// Thresholds from which on the state of a drive raises an alert.
+/// Thresholds for raising alerts about a drive's health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthThresholds {
     /// Composite temperature, degrees Celsius; `None`: the drive's own warning threshold (WCTEMP).
@@ -40,38 +40,37 @@ impl Default for HealthThresholds {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Namespaces are called `{name}n{nsid}`.
+    /// Prefix of the namespaces' names: `{name}n{nsid}`.
     pub name: String,
     /// Entries of an I/O submission queue, one of which stays empty; at most the controller's
     /// limit.
     pub io_queue_depth: u16,
-    /// I/O queue pairs wanted at most: one per core that uses the drive.
+    /// Most I/O queue pairs: one per core that uses the drive.
     pub io_queues: u16,
-    /// Timeout of an I/O; zero: none.
+    /// Timeout of an I/O; zero: no timeout.
     pub timeout: Duration,
-    /// The timeout of an admin command. Never zero: shorter than [`Options::ADMIN_TIMEOUT_MIN`]
-    /// counts as that.
+    /// Timeout of an admin command. Values below [`Options::ADMIN_TIMEOUT_MIN`] count as that.
     pub admin_timeout: Duration,
     pub action_on_timeout: ActionOnTimeout,
-    /// How often an I/O that a reset interrupted, or that the drive asks to repeat, is sent again.
+    /// Most retries of an I/O that a reset interrupted, or that the drive asks to repeat.
     pub retry_limit: u8,
-    /// Use SGLs where the controller takes them and PRPs would need a list.
+    /// Use SGLs if the controller supports them and PRPs would need a list.
     pub sgl: bool,
-    /// Use shadow doorbells where the controller offers them.
+    /// Use shadow doorbells if the controller supports them.
     pub shadow_doorbells: bool,
-    /// Use interrupts where the function has them. Without them, a reactor with I/O in flight never
+    /// Use interrupts if the function has them. Without them, a reactor with I/O in flight never
     /// sleeps.
     pub interrupts: bool,
-    /// How often the admin queue is looked at while nothing but events can arrive.
+    /// Polling interval of the admin queue while only events can arrive.
     pub poll_admin: Duration,
-    /// How often SMART is read; zero: never.
+    /// Interval of SMART reads; zero: never.
     pub health_period: Duration,
     pub thresholds: HealthThresholds,
 }
 
 impl Options {
     pub const ADMIN_TIMEOUT_MIN: Duration = Duration::from_millis(100);
-    /// Fewer entries than this make no queue: two commands (a fused pair) and the empty one.
+    /// Fewest entries of a queue: two commands (a fused pair) and the empty entry.
     pub const IO_QUEUE_DEPTH_MIN: u16 = 4;
 
     pub fn new(name: impl Into<String>) -> Options {

@@ -1,4 +1,4 @@
-//! The agreement of a queue pair's owner and the control on access to its doorbells.
+//! The handshake of a queue pair's owner and the control about access to its doorbells.
 //!
 //! ```text
 //!   owner (its core)                     control (home)
@@ -10,14 +10,14 @@
 //!
 //! Both store their own word and then load the other's, with a sequentially consistent fence in
 //! between. Of an owner that enters and a control that quiesces, at least one sees the other. So a
-//! doorbell of the old queue is never written after the new one was made. `tests/loom.rs` shows
+//! doorbell of the old queue is never written after the new one was created. `tests/loom.rs` shows
 //! that, and that weaker orderings break it:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nacre-bdev-nvme --release --test loom
 //! ```
 //!
-//! The file stands alone and uses nothing of this crate, so that the model can include it.
+//! This file uses nothing of this crate, so that the loom test can include it.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -33,7 +33,7 @@ pub enum QueueState {
     Quiescing,
     /// The controller cannot reach memory any longer: all I/O ends.
     Gone,
-    /// The queue is there, for the so many-th time.
+    /// The queue exists; the number counts its creations.
     Live(u32),
 }
 
@@ -59,14 +59,14 @@ impl Phase {
         }
     }
 
-    /// Owner: its permission now. The control's earlier writes are visible.
+    /// Called by the owner: its present permission. The control's earlier writes are visible.
     #[inline]
     pub fn word(&self) -> Word {
         self.word.load(Ordering::Acquire)
     }
 
-    /// Owner: true if the doorbells may be written until [`Phase::leave`]. False means that it has
-    /// left already.
+    /// Called by the owner: true if it may write doorbells until [`Phase::leave`]. After false it
+    /// has left already.
     #[inline]
     pub fn enter(&self, mine: Word) -> bool {
         self.busy.store(1, Ordering::Relaxed);
@@ -83,13 +83,14 @@ impl Phase {
         self.busy.store(0, Ordering::Release);
     }
 
-    /// Control: sets the owner's permission.
+    /// Called by the control: sets the owner's permission.
     pub fn set(&self, state: QueueState) {
         self.word.store(encode(state), Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// Control: true if the owner is inside and may not know the latest [`Phase::set`].
+    /// Called by the control: true if the owner is inside and may not have seen the latest
+    /// [`Phase::set`].
     pub fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire) != 0
     }

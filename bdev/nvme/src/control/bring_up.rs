@@ -23,23 +23,23 @@ use crate::memory::MemoryError;
 use crate::options::Options;
 use crate::ring::{Doorbell, Rings, Shadows};
 
-/// The largest transfer that lists are kept for.
+/// The largest transfer for which lists are allocated.
 const TRANSFER_MAX: u64 = 1 << 20;
-/// The most entries of an I/O queue: command identifiers need bits to count their uses.
+/// Most entries of an I/O queue: the other bits of command identifiers count uses.
 const DEPTH_MAX: u32 = 4096;
-/// How often a register is looked at while the controller becomes ready.
+/// Interval of register reads while the controller becomes ready.
 const LOOK: Duration = Duration::from_millis(1);
-/// The least time that a controller gets to become ready, whatever CAP.TO says.
+/// Minimum time for a controller to become ready, whatever CAP.TO reports.
 const READY_MIN: Duration = Duration::from_secs(2);
 
-/// The controller's answers during bring-up, and the values derived from them.
+/// Properties of the controller read during bring-up, and values derived from them.
 #[derive(Default)]
 pub(crate) struct Facts {
     pub info: ControllerInfo,
     pub version: Version,
     /// Doorbell stride in bytes (CAP.DSTRD).
     pub stride: u32,
-    /// I/O queue pairs that there may be.
+    /// Most I/O queue pairs.
     pub queues: u16,
     /// Entries of an I/O queue.
     pub entries: u16,
@@ -145,7 +145,7 @@ impl Controller {
                 needed,
             });
         }
-        // The doorbells of the admin queue and of one I/O queue pair.
+        // The registers must include the doorbells of the admin queue and of one I/O queue pair.
         let needed = Doorbell::completion(1, cap.doorbell_stride_bytes()).end();
         if function.register_bytes() < needed {
             return Err(AttachError::Registers {
@@ -169,7 +169,7 @@ impl Controller {
         let csts = Csts(function.read32(offset::CSTS));
         if cc.is_enabled() {
             if !csts.is_ready() && !csts.is_fatal() {
-                // Base 3.5.1: not to be disabled on its way up. It may never get there.
+                // Base 3.5.1 forbids disabling before it is ready. It may never become ready.
                 let _ = self.wait_ready(core, function, cap, 1).await;
             }
             function.write32(offset::CC, cc.with_en(0).with_shn(0).0);
@@ -348,7 +348,7 @@ impl Controller {
         }
     }
 
-    /// Shadow doorbells, if the controller takes them after all.
+    /// Configures shadow doorbells, if the controller accepts them.
     async fn offer_shadows(
         &self,
         core: &CoreHandle,
@@ -368,7 +368,7 @@ impl Controller {
         }
     }
 
-    /// Vector 0 for the admin queue, and one for each queue pair as far as they go.
+    /// Connects vector 0 for the admin queue, and one per queue pair if there are enough.
     fn connect_vectors(&self, function: &dyn Function, queues: u16) -> Result<u16, AttachError> {
         if !self.options.interrupts {
             return Ok(0);
@@ -397,7 +397,7 @@ impl Controller {
         }
     }
 
-    /// Limits of the NVM command set; none if the controller does not report them.
+    /// Reads the limits of the NVM command set, if the controller reports them.
     async fn nvm_limits(&self, core: &CoreHandle, version: Version) -> Box<NvmController> {
         let mut page = Box::new(NvmController::zeroed());
         if version < Version::V2_0 {
@@ -415,7 +415,7 @@ impl Controller {
         page
     }
 
-    /// A cache that the controller does not speak of is taken for one that is on.
+    /// A cache whose state the controller does not report counts as enabled.
     async fn is_cache_on(&self, core: &CoreHandle) -> bool {
         let sqe = GetFeatures::new(fid::VOLATILE_WRITE_CACHE).to_sqe(0, 0);
         match self.ask(core, sqe, &[], &mut []).await {

@@ -1,4 +1,4 @@
-//! The SMART log now and then, against thresholds: alerts are raised once, and taken back once.
+//! Reads the SMART log periodically and checks thresholds. Each alert is raised and cleared once.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::event::{Event, HealthAlert, HealthEvent};
 use crate::info::{Health, celsius};
 use crate::options::HealthThresholds;
 
-/// Kelvin, where neither the user nor the drive says anything: most drives are made for 70 °C.
+/// Default threshold in kelvin, if neither the user nor the drive has one: most drives allow 70 °C.
 const TEMPERATURE: u16 = 273 + 70;
 
-/// The alerts that are raised now.
+/// The present alerts.
 #[derive(Debug, Default)]
 pub(crate) struct Alerts {
     temperature: bool,
@@ -128,7 +128,7 @@ fn judge(
             threshold: limit,
         },
     );
-    // The temperature and the spare have alerts of their own.
+    // The temperature and the spare have their own alerts.
     let others = (CriticalWarning::TEMPERATURE | CriticalWarning::SPARE_LOW).bits();
     let critical = health.critical_warning & !others;
     if std::mem::replace(&mut alerts.critical, critical) != critical {
@@ -154,7 +154,7 @@ fn judge(
 mod tests {
     use super::*;
 
-    /// Goal: each alert is raised when its threshold is crossed, once, and taken back once.
+    /// Goal: each alert is raised once when its threshold is crossed, and cleared once.
     #[test]
     fn alerts_are_raised_and_cleared_once() {
         let mut alerts = Alerts::default();

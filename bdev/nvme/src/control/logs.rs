@@ -1,4 +1,4 @@
-//! Reading: logs for people, and admin commands that are passed through.
+//! Reads logs, and passes admin commands through.
 
 use nacre_nvmf_wire::commands::admin::GetLogPage;
 use nacre_nvmf_wire::identify::nsid;
@@ -14,7 +14,7 @@ use crate::data::PAGE;
 use crate::error::ControlError;
 use crate::info::{ErrorEntry, FirmwareInfo};
 
-/// Admin commands that change nothing.
+/// Admin commands that only read.
 const ALLOWED: [u8; 3] = [opcode::IDENTIFY, opcode::GET_LOG_PAGE, opcode::GET_FEATURES];
 
 impl Controller {
@@ -63,7 +63,7 @@ impl Controller {
             AdminData::None => 0,
             AdminData::Read(bytes) => bytes,
         };
-        // The controller writes as much as the command says, whatever room there is.
+        // The controller writes as much as the command says, even beyond the buffer.
         let writes = match opcode {
             opcode::IDENTIFY => PAGE,
             opcode::GET_LOG_PAGE => {
@@ -86,7 +86,7 @@ impl Controller {
             });
         }
         sqe.set_fuse(Fuse::Normal);
-        // Always with a page: what of it is not asked for is left out.
+        // Always read into a whole page, and return the requested part.
         let mut page = vec![0; bytes.max(PAGE)];
         let answer = self.ask(core, sqe, &[], &mut page).await?;
         page.truncate(room);

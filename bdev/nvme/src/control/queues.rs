@@ -1,4 +1,5 @@
-//! I/O queue pairs: numbers, making and deleting them, and holding their owners still meanwhile.
+//! I/O queue pairs: their identifiers, creation and deletion, during which owners stay off
+//! doorbells.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,17 +21,17 @@ use crate::ring::Rings;
 /// briefly.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// The queue pairs that there are.
+/// The existing queue pairs.
 #[derive(Default)]
 pub(crate) struct Links {
     list: Vec<Arc<Link>>,
     taken: BTreeSet<u16>,
-    /// Counts the times that any queue was made.
+    /// Number of queue creations so far.
     generation: u32,
 }
 
 impl Links {
-    /// The lowest number from 1 to `most` that is free.
+    /// The lowest free identifier from 1 to `most`.
     pub fn take(&mut self, most: u16) -> Option<u16> {
         let qid = (1..=most).find(|qid| !self.taken.contains(qid))?;
         self.taken.insert(qid);
@@ -69,7 +70,7 @@ impl Links {
 }
 
 impl Controller {
-    /// Has the controller make a queue pair, and its owner use it. The phase is not live.
+    /// Creates a queue pair, and lets its owner use it. The phase is not live.
     pub(super) async fn make_queue(
         &self,
         core: &CoreHandle,
@@ -87,7 +88,7 @@ impl Controller {
                 ),
             });
         }
-        // Memory registered with one function is unknown to another.
+        // Memory registered with one function is not registered with another.
         let fits =
             Arc::ptr_eq(&before.function, &function) && before.rings.list_bytes >= facts.list_bytes;
         let rings = if fits {
@@ -136,7 +137,7 @@ impl Controller {
         for sqe in [delete_sq(0, link.qid), delete_cq(0, link.qid)] {
             match self.ask_within(core, plain(sqe), limit, &[], &mut []).await {
                 Ok(_) => {}
-                // The controller has no such queue, which is the goal.
+                // The controller has no such queue, so it is deleted.
                 Err(ControlError::Status { status, .. })
                     if status.code() == StatusCode::INVALID_QUEUE_IDENTIFIER => {}
                 Err(error) => return Err(error),
@@ -145,7 +146,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Holds the owners of all queue pairs off their doorbells.
+    /// Keeps the owners of all queue pairs off their doorbells.
     pub(super) async fn quiesce_all(&self, core: &CoreHandle) {
         let links = self.all_links();
         for link in &links {
@@ -167,7 +168,7 @@ impl Controller {
         }
     }
 
-    /// Everything in flight and everything submitted is answered: the controller reaches no memory.
+    /// Ends all I/O in flight and waiting: the controller no longer accesses memory.
     pub(super) fn end_queues(&self) {
         for link in self.all_links() {
             link.made.store(false, Ordering::Relaxed);
@@ -176,7 +177,7 @@ impl Controller {
     }
 }
 
-/// Admin commands of PCIe controllers have PRPs.
+/// Clears PSDT: admin commands of PCIe controllers use PRPs.
 fn plain(mut sqe: Sqe) -> Sqe {
     sqe.set_psdt(Psdt::Prp);
     sqe

@@ -1,5 +1,4 @@
-//! The orderly end: the queues are deleted, the controller is notified that it may lose power, and
-//! kept from memory.
+//! The regular end: deletes the queues, notifies the controller of the power loss, and disables it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +11,11 @@ use crate::error::ControlError;
 use crate::function::GONE;
 use crate::info::State;
 
-/// The time for a controller's shutdown, whatever RTD3E says, at least and at most.
+/// Minimum and maximum time for a controller's shutdown, whatever RTD3E reports.
 const SHUTDOWN_MIN: Duration = Duration::from_secs(5);
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
-/// Timeout to delete one queue pair, and for admin commands of other callers to complete. A
-/// controller that does not delete its queues is disabled all the same.
+/// Time limit to delete one queue pair, and for admin commands of other callers to complete. A
+/// controller that does not delete its queues is disabled nevertheless.
 const DELETE: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(1);
 /// CC.SHN: normal shutdown.
@@ -57,7 +56,7 @@ impl Controller {
                 tracing::warn!(controller = self.name(), %error, "interrupts stay connected");
             }
         }
-        // Each task looks once more, and ends.
+        // Each task checks the state once more, and ends.
         self.stop.notify_waiters();
         self.news.notify_one();
         self.admin.news.notify_one();

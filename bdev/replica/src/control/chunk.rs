@@ -1,4 +1,4 @@
-//! Ranges that the control has to itself, and copying one.
+//! Ranges that the control has locked, and copying one.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,24 +19,24 @@ use crate::mutation::Mutation;
 use crate::shared::{Failure, Shared};
 use crate::stripes::{Acquired, CONTROL};
 
-/// Bytes that are copied or compared at once.
+/// Most bytes copied or compared at a time.
 pub(super) const CHUNK: u64 = 512 << 10;
 
 /// Copies ranges between replicas, at the permitted rate.
 pub(super) struct Copier {
     pub context: Rc<Context>,
     pub media: Rc<Media>,
-    /// One chunk at a time is being acquired, under this.
+    /// Lock for acquiring chunks, one at a time.
     pub turn: AsyncMutex<()>,
-    /// When the next bytes may be copied.
+    /// Earliest time for copying the next bytes.
     pub copy_at: Cell<Nanos>,
 }
 
-/// No lane writes here while this lives.
+/// A range that lanes do not write while this value lives.
 pub(super) struct Chunk<'a> {
     shared: &'a Shared,
     pub lba: u64,
-    /// Acquired so far, and in the end all of it.
+    /// Number of acquired blocks; in the end the whole range.
     pub blocks: u64,
     wanted: u64,
 }
@@ -48,7 +48,7 @@ impl Drop for Chunk<'_> {
             stripes.release(lba, blocks);
         }
         if self.blocks < self.wanted {
-            // Given up while waiting: no lane has to wait for it any longer.
+            // The wait was cancelled: lanes no longer wait for the rest.
             stripes.forget(self.lba + self.blocks, self.wanted - self.blocks);
         }
         self.shared.ring_all();
@@ -56,16 +56,17 @@ impl Drop for Chunk<'_> {
 }
 
 impl Copier {
-    /// Waits until no lane writes in a range. Keeps acquired stripes while it waits for the next:
-    /// lanes never wait with one in hand, and only one task at a time is acquiring, so this ends.
+    /// Waits until no lane writes in a range. Keeps acquired stripes while it waits for the next.
+    /// That ends, because lanes never wait while they hold a stripe, and only one task acquires at
+    /// a time.
     pub(super) async fn acquire_chunk(&self, lba: u64, blocks: u64) -> Chunk<'_> {
         let _one = self.turn.lock().await;
         self.acquire_under(lba, blocks).await
     }
 
-    /// The same for several ranges. A caller that wants more than one has to request all of them
-    /// here. With one in hand it would wait for its turn, and the task whose turn it is may wait
-    /// for that one.
+    /// The same for several ranges. A caller that needs more than one must request all of them
+    /// here. A caller that held one while it waits for its turn could block the task whose turn it
+    /// is.
     pub(super) async fn acquire_chunks(&self, ranges: &[(u64, u64)]) -> Vec<Chunk<'_>> {
         let _one = self.turn.lock().await;
         let mut chunks = Vec::with_capacity(ranges.len());
@@ -99,7 +100,7 @@ impl Copier {
         (most / block).max(1)
     }
 
-    /// The range in the terms of a replica's device, in bytes.
+    /// Converts a range to byte positions on a replica's device.
     pub(super) fn bytes_of(&self, lba: u64, blocks: u64) -> (u64, u64) {
         let block = u64::from(self.context.state.borrow().record.block_size);
         (RESERVED + lba * block, blocks * block)
@@ -113,7 +114,7 @@ impl Copier {
         self.read_range((chunk.lba, chunk.blocks), source).await
     }
 
-    /// A range of a chunk.
+    /// Reads a range of a chunk.
     pub(super) async fn read_range(
         &self,
         (lba, blocks): (u64, u64),
@@ -161,8 +162,8 @@ impl Copier {
         written.map(drop)
     }
 
-    /// Copies a chunk from one replica to others. Returns the targets that failed, by their index
-    /// in `targets`; an error is the source's.
+    /// Copies a chunk from one replica to others. Returns the failed targets, by their index in
+    /// `targets`; an error is that of the source.
     pub(super) async fn copy(
         &self,
         chunk: &Chunk<'_>,
@@ -197,7 +198,7 @@ impl Copier {
         }
     }
 
-    /// Delays copying `blocks` blocks as the rate limit demands.
+    /// Delays the copy of `blocks` blocks according to the rate limit.
     pub(super) async fn throttle(&self, blocks: u64) {
         let (rate, bytes) = {
             let state = self.context.state.borrow();

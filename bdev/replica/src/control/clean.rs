@@ -1,4 +1,4 @@
-//! Clears regions of the log that have been idle, when every replica has everything.
+//! Clears idle regions of the log, when every replica is complete.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl LogWriter {
         }
     }
 
-    /// Every replica of the volume, if all are there and have everything.
+    /// Returns every replica of the volume, if all are attached and complete.
     pub(super) fn whole(&self) -> Option<Vec<(usize, Rc<Live>)>> {
         let state = self.context.state.borrow();
         let whole: Vec<_> = state
@@ -36,8 +36,8 @@ impl LogWriter {
     }
 
     async fn clean_idle(&self) {
-        // Regions count as touched until this pass checks them. So the absence of a replica does
-        // not cause all regions that were idle meanwhile to be cleared at once on its return.
+        // Regions count as touched until this pass checks them. So when an absent replica returns,
+        // regions that were idle meanwhile are not all cleared at once.
         let regions = self.context.state.borrow().record.regions();
         let idle: Vec<u64> = (0..regions)
             .filter(|region| self.context.shared.regions.age(*region))
@@ -52,7 +52,7 @@ impl LogWriter {
             return;
         }
         let _log = self.turn.lock().await;
-        // The replicas must be those that were flushed, and must not have lost their data since.
+        // The replicas must be those that were flushed, and must not have lost data since.
         let same = self.whole().is_some_and(|now| {
             let pairs = now.iter().zip(&replicas);
             now.len() == replicas.len() && pairs.into_iter().all(|(a, b)| Rc::ptr_eq(&a.1, &b.1))
@@ -91,7 +91,7 @@ impl LogWriter {
             .write_pages(replicas, &pages, Flags::FUA, |_| false)
             .await;
         for (slot, _, why) in failed {
-            // Its label will not say that it is clean either: it is reconciled next time.
+            // Its label will not be clean either, so it is reconciled at the next opening.
             tracing::warn!(slot, why = super::failures::describe(why), "its log stays");
         }
     }

@@ -1,4 +1,4 @@
-//! What operators ask for.
+//! Commands of operators.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::handle::{Command, CommandRequest, Happened, VolumeError};
 use crate::model::{MAX_REPLICAS, ReplicaRecord, ReplicaState, Settings, Stamp, VolumeRecord};
 use crate::shared::Failure;
 
-/// How long closing waits for I/O that is under way.
+/// How long closing waits for I/O in flight.
 const DRAIN: Duration = Duration::from_secs(10);
 
 impl Control {
-    /// One command at a time.
+    /// Executes commands, one at a time.
     pub(super) async fn obey(self: Rc<Control>, mut requests: mpsc::Receiver<CommandRequest>) {
         while let Some(CommandRequest { command, answer }) = requests.recv().await {
             let closes = matches!(command, Command::Close);
@@ -29,10 +29,10 @@ impl Control {
             self.context.refresh_status();
             if closed {
                 requests.close();
-                // The volume must be completely closed when the answer arrives.
+                // The volume must be completely closed when the caller gets the reply.
                 self.stop();
             }
-            // The caller may have gone.
+            // The caller may have stopped waiting.
             let _ = answer.send(outcome);
             if closed {
                 return;
@@ -111,8 +111,8 @@ impl Control {
                 why: format!("\"{name}\" is a replica of the volume already"),
             });
         }
-        // Prefer a slot without I/O of a former replica in flight, if there is one: others have to
-        // wait for it.
+        // Prefer a slot without I/O of a former replica in flight: others have to wait for that
+        // I/O.
         let free = (0..MAX_REPLICAS).filter(|slot| record.replica(*slot).is_none());
         let free = free.min_by_key(|slot| self.context.shared.outstanding(*slot) > 0);
         let slot = free.ok_or_else(|| VolumeError::Invalid {
@@ -122,7 +122,7 @@ impl Control {
         let (device, disk) = self.media.claim(&record, name).await?;
         self.media.disks.forget(&disk);
         if self.media.disks.left_under_way(&disk.name) > 0 {
-            // A label that is written late would stand beside the new one.
+            // A late label write would leave two labels.
             return Err(VolumeError::Running {
                 what: "an I/O of the device's earlier incarnation",
             });
@@ -153,8 +153,8 @@ impl Control {
         };
         let _one = self.replicas.turn.lock().await;
         self.replicas.must_hold().await?;
-        // Label the device before the store knows it: a device that is in the store without a label
-        // of the volume would be taken for a foreign one.
+        // Write the label before the store has the device: an in-store device without a label of
+        // the volume would be treated as foreign.
         let mut next = self.context.state.borrow().record.clone();
         next.replicas.push(replica.clone());
         offline.format(&disk, &next, slot, false).await?;
@@ -206,7 +206,7 @@ impl Control {
                 };
                 replica.offline = true;
                 replica.why = Some("taken out by the operator".into());
-                // The last one keeps its state: no holder writes without it.
+                // The last in-sync replica keeps its state: no holder writes without it.
                 if let (ReplicaState::InSync, true, Some(live)) = (replica.state, others, &live) {
                     replica.state = ReplicaState::Out {
                         last_label: live.stamp.get(),
@@ -311,7 +311,7 @@ impl Control {
         };
         for (slot, live) in &present {
             let (layer, incarnation) = (&live.device.layer, live.incarnation);
-            // The new part of the volume had no data before, so an earlier loss there does not
+            // The new part of the volume had no data before, so an earlier cut there does not
             // count.
             if let Some(cut) = Cut::of_least(&record, layer.forget_least()) {
                 let refused = format!("\"{}\": {cut}", live.disk.name);
@@ -323,14 +323,14 @@ impl Control {
             must_fit(&larger, &live.disk.name, layer)
                 .map_err(|error| invalid(error.to_string()))?;
         }
-        // The devices' contents differ there: they are made equal before a host may see them, as
-        // after an unclean stop. That includes the region in which the volume ended.
+        // The devices' contents differ in the new part: they are reconciled before a host reads
+        // them, as after an unclean stop. That includes the former last region.
         let old = record.regions();
         let new = blocks.div_ceil(record.region_blocks());
         let first = self.context.shared.region_of(record.blocks - 1);
         let fresh: Vec<u64> = (first..new).collect();
-        // Put it in the log before it is in the store: a holder that opens the volume with its new
-        // size reads it there. No region is cleared meanwhile.
+        // Write the log before the store: a holder that opens the volume with its new size reads it
+        // there. No region is cleared meanwhile.
         let log = self.log.turn.lock().await;
         let mut pages: Vec<u64> = fresh.iter().map(|r| r / REGIONS_PER_PAGE).collect();
         pages.dedup();
@@ -357,13 +357,13 @@ impl Control {
             .in_sync()
             .map(|(slot, _)| slot)
             .collect::<Vec<_>>();
-        // The others get it from one that has the region in which the volume ended; one always has.
+        // Copy from a replica that has the former last region; at least one has it.
         let has = |slot: &usize| !self.context.shared.missing[*slot].contains(first);
         slots.remove(slots.iter().position(has).unwrap_or(0));
         for (slot, live) in &present {
             let in_sync = slots.contains(slot);
             if in_sync || live.resync.borrow().is_some() {
-                // The last region may be copied just now, up to where the volume ended.
+                // A copy of the last region may be running, up to the old end.
                 self.context.shared.add_needs(*slot, first..new);
             }
             if in_sync && live.resync.borrow().is_none() {
@@ -409,8 +409,7 @@ impl Control {
         Ok(())
     }
 
-    /// The caller that changed the device may rely on the answer: by then a cut replica is recorded
-    /// as such.
+    /// Records cuts before it returns, because the caller that changed the device relies on that.
     async fn devices_changed(&self, device: &str) {
         self.failures.look_at_devices();
         self.failures.judge_cut().await;
@@ -421,8 +420,8 @@ impl Control {
         }
     }
 
-    /// Flushes everything and writes labels that record it. The queues on the volume are closed by
-    /// now, or find it closed.
+    /// Flushes all data and writes labels that record it. The volume's queues are closed by now, or
+    /// find it closed.
     async fn close(&self) -> Result<(), VolumeError> {
         self.failures.judge_cut().await;
         let _one = self.replicas.turn.lock().await;
@@ -443,8 +442,7 @@ impl Control {
         let kept = replicas
             .iter()
             .all(|(_, l)| l.device.layer.losses() == l.losses);
-        // Another holder that has the volume by now has its log, too: write nothing there any
-        // longer.
+        // If another holder has the volume by now, it also has the log: write nothing there.
         let mine = || {
             let state = self.context.state.borrow();
             state.fenced.is_none() && !state.store_lease_expired

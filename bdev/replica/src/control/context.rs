@@ -1,5 +1,5 @@
-//! What the tasks of a control share: the volume's state, the signals that wake the tasks, and the
-//! ways to lanes, operators and observers.
+//! State shared by the tasks of a control: the volume's state, the signals that wake tasks, and the
+//! connections to lanes, operators and observers.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -28,10 +28,10 @@ pub(super) struct Context {
     pub tasks: RefCell<Vec<LocalTask<()>>>,
 }
 
-/// What wakes the tasks. Each remembers one ring.
+/// Signals that wake tasks. Each remembers one notification.
 #[derive(Default)]
 pub(super) struct Signals {
-    /// Rung from other cores.
+    /// Notified from other cores.
     pub news: Arc<Notify>,
     pub log: Notify,
     pub judge: Notify,
@@ -59,7 +59,7 @@ impl Context {
         })
     }
 
-    /// Another holder has the volume: this one acknowledges nothing from now on.
+    /// Another holder has the volume: acknowledge nothing from now on.
     pub(super) fn fence(&self, why: String) {
         if self.state.borrow().fenced.is_some() || Mutation::ForgetFence.is_active() {
             return;
@@ -69,7 +69,7 @@ impl Context {
         self.emit(Happened::Fenced { why });
     }
 
-    /// The control itself found a replica failing.
+    /// Reports a replica that failed an I/O of the control.
     pub(super) fn suspect(&self, slot: usize, incarnation: u64, why: Failure) {
         self.fence_if_superseded(why);
         self.shared.report(crate::shared::Report {
@@ -130,7 +130,7 @@ impl Context {
         });
     }
 
-    /// The view and the status, from the state as it is now.
+    /// Publishes the view and the status of the present state.
     pub(super) fn publish(&self) {
         let view = self.state.borrow().view();
         self.shared.publish(view);

@@ -1,5 +1,5 @@
-//! Why a machine has no RDMA device: found in one place, so that every command gives the same cause
-//! and remedy.
+//! Why a machine has no RDMA device: decided in one place, so that every command reports the same
+//! cause and remedy.
 
 use std::fmt;
 use std::fs;
@@ -10,23 +10,23 @@ use crate::driver::quirk;
 use crate::modules::{ModuleState, Modules};
 use crate::sysfs::{self, Roots};
 
-/// The first thing that is missing.
+/// The first missing part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "missing", rename_all = "snake_case")]
 pub enum NoDevice {
-    /// A card that could do it has no RDMA device.
+    /// A card with RDMA support has no RDMA device.
     Card {
         pci: String,
         module: String,
         state: ModuleState,
         container: bool,
     },
-    /// The kernel has no RDMA: neither a device node nor a network of the container would help.
+    /// The kernel has no RDMA support: device nodes or another container network would not help.
     Kernel {
-        /// Which modules this kernel has can be seen here.
+        /// The list of this kernel's modules is readable.
         listed: bool,
     },
-    /// No card; soft-RoCE would do, if there is a module for it.
+    /// No RDMA card; soft-RoCE is possible, if its module exists.
     Hardware {
         soft: ModuleState,
         /// An interface for soft-RoCE.
@@ -35,7 +35,7 @@ pub enum NoDevice {
     },
 }
 
-/// PCI vendors of RDMA hardware, and the modules that make RDMA devices of it.
+/// PCI vendors of RDMA hardware, and the modules for it.
 const MAKERS: [(&str, &str); 6] = [
     ("0x15b3", "mlx5_ib"),
     ("0x14e4", "bnxt_re"),
@@ -46,7 +46,7 @@ const MAKERS: [(&str, &str); 6] = [
 ];
 
 impl NoDevice {
-    /// `None`: there is an RDMA device.
+    /// Returns `None` if an RDMA device exists.
     pub fn of(roots: &Roots) -> Option<NoDevice> {
         let class = roots.sys.join("class/infiniband");
         if !sysfs::names(&class).is_empty() {
@@ -54,7 +54,7 @@ impl NoDevice {
         }
         let modules = Modules::read(roots);
         let mut cards = cards(roots);
-        // One whose module is not loaded is more likely to be the cause.
+        // A card whose module is not loaded is more likely to be the cause.
         cards.sort_by_key(|(_, module)| modules.state(module).is_there());
         if let Some((pci, module)) = cards.into_iter().next() {
             let state = modules.state(&module);
@@ -79,7 +79,7 @@ impl NoDevice {
         })
     }
 
-    /// What to type or to change.
+    /// The command or the change that helps.
     pub fn remedy(&self) -> String {
         const OTHER_KERNEL: &str = "install the kernel's package of further modules (such as linux-modules-extra), or use another kernel";
         match self {
@@ -159,8 +159,8 @@ impl fmt::Display for NoDevice {
     }
 }
 
-/// Network controllers with RDMA, each with the module that makes its device. Controllers whose
-/// driver has no RDMA half do not count.
+/// Network controllers with RDMA support, each with its RDMA module. Controllers whose driver has
+/// no RDMA part are ignored.
 fn cards(roots: &Roots) -> Vec<(String, String)> {
     let devices = roots.sys.join("bus/pci/devices");
     let card = |pci: String| {
@@ -216,8 +216,8 @@ mod tests {
         }
     }
 
-    /// Goal: a kernel without RDMA is named as the cause, in a container too, and every advice can
-    /// help. Method: a machine that gets one more part at a time.
+    /// Goal: a kernel without RDMA is named as the cause, in a container too, and every suggested
+    /// remedy can help. Method: add parts to a machine one by one.
     #[test]
     fn the_first_missing_part_is_named() {
         let machine = Machine(tempfile::tempdir().unwrap());

@@ -1,4 +1,4 @@
-//! A process's needs beside a device: device nodes, the connection manager, locked memory.
+//! What a process needs besides a device: device nodes, the connection manager, locked memory.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ pub struct Environment {
     pub uverbs: Vec<Uverbs>,
     /// `/dev/infiniband/rdma_cm`.
     pub rdma_cm: Access,
-    /// Why libibverbs or librdmacm could not be loaded. The code that tried fills it in.
+    /// Why libibverbs or librdmacm could not be loaded. Set by the code that tried.
     pub library: Option<String>,
     pub memlock: Memlock,
-    /// Bytes that are to be registered. 0 asks nothing of the limit.
+    /// Bytes to register. 0: the limit is not checked.
     pub memory_needed: u64,
     /// Why there is no RDMA device, if there is none.
     pub no_device: Option<NoDevice>,
@@ -33,18 +33,18 @@ pub struct Uverbs {
     pub access: Access,
 }
 
-/// Whether a device node is there and may be opened.
+/// The state of a device node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
     Granted,
-    /// There, and not ours to read and write.
+    /// The node exists, and this process may not read and write it.
     Denied,
     #[default]
     Absent,
 }
 
-/// How much memory this process may lock; RDMA counts registered memory on its own.
+/// The limit on this process's locked memory; RDMA counts registered memory separately.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Memlock {
     /// The hard limit in bytes, to which the soft one is raised without privilege. None: no limit,
@@ -104,7 +104,7 @@ impl Memlock {
         }
     }
 
-    /// Whether `bytes` more can be registered.
+    /// True if `bytes` more can be registered.
     pub fn admits(&self, bytes: u64) -> bool {
         self.limit
             .is_none_or(|limit| self.pinned.saturating_add(bytes) <= limit)

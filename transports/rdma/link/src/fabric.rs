@@ -10,7 +10,7 @@ use crate::driver::{self, DriverKind, Quirk};
 use crate::gid::{self, Gid, GidKind, TableKind};
 use crate::sysfs;
 
-/// Everything that the kernel has of RDMA, at one moment.
+/// All RDMA devices of the kernel at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Fabric {
     pub devices: Vec<Device>,
@@ -42,12 +42,11 @@ pub struct Port {
     pub link_layer: LinkLayer,
     /// Rate in the kernel's words: `100 Gb/sec (4X EDR)`.
     pub rate: Option<String>,
-    /// The path MTU, in bytes, that the interface's MTU allows. Only RoCE ports have it: those of
-    /// InfiniBand say theirs to verbs alone.
+    /// The path MTU, in bytes, that the interface's MTU allows. Only for RoCE ports: an InfiniBand
+    /// port reports its MTU only through verbs.
     pub mtu: Option<u32>,
-    /// The kind of GIDs that the connection manager takes of an address, for listeners and for
-    /// outgoing connections (`default_roce_mode`). `None` if the port is not a RoCE port, or has no
-    /// GIDs.
+    /// The kind of GID that the connection manager uses for an address, for listeners and outgoing
+    /// connections (`default_roce_mode`). `None` if the port is not a RoCE port, or has no GIDs.
     pub roce_mode: Option<GidKind>,
     pub lid: u16,
     pub sm_lid: u16,
@@ -118,7 +117,7 @@ impl Fabric {
         self.devices.iter().find(|device| device.name == name)
     }
 
-    /// The ports that `netdev` leads to: its own, or those with a GID of it, as a VLAN's have.
+    /// The ports of `netdev`: its own ports, or those with a GID of it, as for a VLAN.
     pub fn ports_of(&self, netdev: &str) -> impl Iterator<Item = (&Device, &Port)> {
         self.ports().filter(move |(_, port)| port.carries(netdev))
     }
@@ -148,7 +147,7 @@ impl Device {
             driver,
             kind,
             bus: sysfs::link_name(&path.join("device")).filter(|_| !kind.is_software()),
-            // No node is written as -1.
+            // -1: the node is unknown.
             numa: numa.and_then(|node| u32::try_from(node).ok()),
             node_type,
             ports: Vec::new(),
@@ -166,7 +165,7 @@ impl Device {
         self.kind.is_software()
     }
 
-    /// The known facts of its driver.
+    /// Known properties of the device's driver.
     pub fn quirk(&self) -> Option<&'static Quirk> {
         driver::quirk(self.driver.as_deref()?)
     }
@@ -220,8 +219,8 @@ impl Port {
         self.state == PortState::Active
     }
 
-    /// Whether a listener on the address of this entry would use it: of several, the connection
-    /// manager takes the first of its mode.
+    /// True if a listener on the address of this entry would use it: of several entries, the
+    /// connection manager uses the first of its mode.
     pub fn uses(&self, gid: &Gid) -> bool {
         let first = self.gids.iter().find(|other| {
             self.roce_mode.is_none_or(|mode| other.kind == mode)

@@ -1,14 +1,14 @@
-//! The kernel's facts about RDMA devices, without libibverbs.
+//! Information about RDMA devices from the kernel, without libibverbs.
 //!
-//! Devices, ports, GIDs and the network interfaces behind them come from sysfs ([`Fabric::read`]).
-//! Soft-RoCE links are added and deleted over RDMA netlink ([`netlink`]). What makes an Ethernet
-//! lossless is in [`dcb`] (the card's settings), [`ethtool`] (pause and counters) and [`lldp`] (the
-//! switch's settings). [`capability`] answers
-//! whether an address can have an RDMA listener, and if not, why. Nothing here opens a device,
-//! allocates DMA memory or speaks verbs: this crate works, and explains, where those do not.
+//! Devices, ports, GIDs and their network interfaces come from sysfs ([`Fabric::read`]). Soft-RoCE
+//! links are added and deleted over RDMA netlink ([`netlink`]). The settings for a lossless
+//! Ethernet are in [`dcb`] (the card), [`ethtool`] (pause and counters) and [`lldp`] (the switch).
+//! [`capability`] reports whether an address can have an RDMA listener, and if not, why. This crate
+//! opens no device, allocates no DMA memory and uses no verbs: it works where those do not, and
+//! reports why.
 //!
 //! Every function that reads the system takes the root of its files ([`Roots`]), so that a test can
-//! put any machine in a folder.
+//! simulate a machine in a folder.
 #![forbid(unsafe_code)]
 
 mod absence;
