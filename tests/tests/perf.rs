@@ -1,4 +1,4 @@
-//! `nacre perf`'s library against a target in the same process, over real TCP.
+//! The library of `nacre perf`, with a target in the same process, over real TCP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +53,8 @@ fn run(target: &TestTarget, job: &Job, digests: Digests) -> Report {
     report
 }
 
-/// Goal: unverified writes share a few buffers. Every I/O has one for every mix and size, and the
-/// written data is not zero.
+/// Goal: unverified writes share a few buffers. With every mix and size each I/O gets a buffer, and
+/// the written data is not zero.
 #[test]
 fn unverified_io() {
     let target = TestTarget::start();
@@ -109,7 +109,7 @@ fn verified_io() {
     }
 }
 
-/// Goal: a block that changed behind the back of the run is found and named.
+/// Goal: a block that another program changed during the run is found and named.
 #[test]
 fn damage_is_found() {
     let target = TestTarget::start();

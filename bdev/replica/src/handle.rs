@@ -39,7 +39,7 @@ pub struct NoDevice {
     pub why: String,
 }
 
-/// Receives the events of volumes, on any thread. Must return quickly.
+/// Receives the events of volumes, on any thread. The call must return quickly.
 pub trait Observer: Send + Sync + 'static {
     fn event(&self, event: VolumeEvent);
 }
@@ -67,7 +67,7 @@ pub enum Happened {
         device: String,
         why: String,
     },
-    /// A replica returned, or is new, and copying to it started.
+    /// A replica returned, or is new, and its resync started.
     ResyncStarted {
         replica: Uuid,
         device: String,
@@ -102,8 +102,8 @@ pub enum Happened {
         lba: u64,
         blocks: u32,
     },
-    /// The reconcile source could not read these blocks, so the data of `from` replaces them, which
-    /// may differ. Announced before any host can read them.
+    /// The reconcile source could not read these blocks, so the data of `from` replaces them, and
+    /// may differ. Sent before any host can read them.
     Salvaged {
         replica: Uuid,
         from: Uuid,
@@ -231,13 +231,13 @@ pub type ReplicaName = String;
 /// Commands of an open volume.
 #[derive(Debug)]
 pub enum Command {
-    /// Adds a replica on `device`. The device's contents are lost: if there are any, this needs
-    /// `force`.
+    /// Adds a replica on `device`. The contents of the device are lost; if it has any, `force` is
+    /// required.
     Add {
         device: String,
         force: bool,
     },
-    /// `force`: the volume's name, typed, to remove the last good replica.
+    /// `force`: the volume's name, typed by the operator, to remove the last good replica.
     Remove {
         replica: ReplicaName,
         force: Option<String>,
@@ -255,8 +255,8 @@ pub enum Command {
         device: String,
         force: bool,
     },
-    /// Tries absent replicas now, regardless of back-off. `full`: copies everything to that
-    /// replica.
+    /// Retries absent replicas now, regardless of the retry delay. `full`: copies everything to
+    /// that replica.
     Resync {
         replica: Option<ReplicaName>,
         full: bool,
@@ -276,7 +276,7 @@ pub enum Command {
         settings: Box<Settings>,
     },
     /// Serves again although no replica is in sync: from `replica`, whatever it missed, or from the
-    /// replica that left last among those present. `force`: the volume's name, typed.
+    /// attached replica that left last. `force`: the volume's name, typed by the operator.
     Thaw {
         replica: Option<ReplicaName>,
         force: Option<String>,
@@ -287,7 +287,8 @@ pub enum Command {
     DevicesChanged {
         device: String,
     },
-    /// Flushes, cleans the log, writes clean labels. The caller closes the volume's queues before.
+    /// Flushes, cleans the log, writes clean labels. The caller must close the volume's queues
+    /// before.
     Close,
 }
 
@@ -311,7 +312,7 @@ impl VolumeHandle {
         &self.volume
     }
 
-    /// The current state: frequently changing values are read now, the others are as of their last
+    /// The present state. Frequently changing values are read now; others date from their last
     /// change.
     pub fn status(&self) -> VolumeStatus {
         let mut status = self.status.lock().clone();
@@ -387,13 +388,13 @@ pub struct VolumeStatus {
 pub enum VolumeState {
     /// Every replica is in sync.
     Healthy,
-    /// Serving; a replica is out or being copied to.
+    /// Serving; a replica is out or under resync.
     Degraded,
     /// No replica is in sync: hosts wait.
     Frozen,
     /// Writes wait: fewer replicas are in sync than `min_in_sync`.
     WritesHeld,
-    /// The operator made I/O fail.
+    /// The operator requested that I/O fails.
     Failing,
     Fenced,
     StoreLost,
@@ -406,28 +407,28 @@ pub struct ReplicaStatus {
     pub slot: u8,
     pub device: String,
     pub state: ReplicaState,
-    /// Its device is present and in use.
+    /// The replica's device is present and in use.
     pub attached: bool,
     pub offline: bool,
     pub local: bool,
-    /// `None` while its device is not in use.
+    /// `None` while the device is not in use.
     pub fencing: Option<Fencing>,
     pub why: Option<String>,
     pub resync: Option<ResyncStatus>,
-    /// The last one that ended since the volume was opened.
+    /// The last resync that ended since the volume was opened.
     pub last_resync: Option<LastResync>,
     pub reads: u64,
     pub writes: u64,
     pub errors: u64,
 }
 
-/// The means that keeps a former holder of the volume away from a replica.
+/// How a former holder of the volume is kept away from a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fencing {
-    /// The label's epoch, which the former holder finds when it reads the label.
+    /// By the label's epoch, which the former holder reads.
     Label,
-    /// The label, and a reservation of the namespace: its target refuses the former holder's
+    /// By the label, and a reservation of the namespace: its target refuses the former holder's
     /// writes.
     Reservation,
 }
@@ -477,7 +478,7 @@ pub struct NewVolume {
 }
 
 impl VolumeStatus {
-    /// Fills in the frequently changing values.
+    /// Sets the frequently changing values.
     pub(crate) fn count(&mut self, shared: &Shared) {
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
         let totals = &shared.totals;

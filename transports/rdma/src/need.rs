@@ -46,7 +46,6 @@ impl QueueNeed {
 /// The send queue has space for two writes and the send of each response; responses without space
 /// wait. The largest response fits if it is alone: it needs a write for each descriptor, one more
 /// where two buffers meet, the send itself, and a marker.
-/// two buffers meet, the send itself, and a marker.
 fn send_entries(config: &RdmaConfig, depth: u32, read_depth: u8) -> u32 {
     let one = u32::from(config.max_sgl_descriptors) + 3;
     let all = 2 * depth + u32::from(read_depth);

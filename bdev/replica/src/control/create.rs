@@ -490,7 +490,6 @@ pub async fn delete(
 /// `seen` is the record's version when the volume was found closed, with no replica to open it
 /// from. If a later holder raised the epoch, it may have acknowledged writes that `replica` lacks,
 /// and the call is refused.
-/// call is refused.
 #[allow(clippy::too_many_arguments)]
 pub async fn force_in_sync(
     core: &CoreHandle,

@@ -254,7 +254,6 @@ impl Opener {
         if live.iter().any(|(_, live)| !live.is_by_label()) {
             // Write nothing to an unreserved replica before this check: the write could look like
             // that of a later holder.
-            // one.
             self.must_be_stamped(epoch).await?;
         }
         if former

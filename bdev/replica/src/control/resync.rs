@@ -68,7 +68,6 @@ impl Resyncer {
                     Copied::Failed => {
                         // The failed replica is detached by now, or stays with a bad region:
                         // continue with the other regions.
-                        // others first.
                         at = region + 1;
                         self.rest().await;
                     }

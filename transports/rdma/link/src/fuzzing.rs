@@ -4,8 +4,7 @@ use crate::dcb::{self, Dcb};
 use crate::ethtool;
 use crate::lldp;
 
-/// A frame from the wire: an accepted frame has no control characters in its text, and its
-/// priorities are priorities.
+/// Parses a frame: an accepted frame has no control characters in its text, and valid priorities.
 pub fn lldp(input: &[u8]) {
     match lldp::parse(input) {
         Ok(neighbour) => {
@@ -20,14 +19,14 @@ pub fn lldp(input: &[u8]) {
                 assert!(!text.contains(|c: char| c.is_control()), "{text:?}");
             }
             assert!(neighbour.apps.iter().all(|app| app.priority < 8));
-            // No frame is accepted without its end.
+            // An accepted frame has an end TLV.
             assert!(input.len() >= 16);
         }
         Err(refused) => assert!(!refused.to_string().is_empty()),
     }
 }
 
-/// The body of an answer of the kernel; the first byte selects the parser.
+/// Parses the body of a kernel's reply; the first byte selects the parser.
 pub fn dcb(input: &[u8]) {
     let Some((which, body)) = input.split_first() else {
         return;
@@ -38,7 +37,7 @@ pub fn dcb(input: &[u8]) {
                 for app in &dcb.apps {
                     assert!(dcb.apps.contains(app));
                 }
-                // Settings that were read can be written.
+                // Settings that were parsed can be encoded as changes.
                 let changes = [dcb.ets.map(dcb::Change::Ets), dcb.pfc.map(dcb::Change::Pfc)];
                 for change in changes.into_iter().flatten() {
                     assert!(dcb::message("eth0", &change).len().is_multiple_of(4));

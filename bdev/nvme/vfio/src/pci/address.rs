@@ -3,7 +3,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// Where a PCI function is: domain, bus, device, function.
+/// The address of a PCI function: domain, bus, device, function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
     domain: u32,
@@ -12,7 +12,7 @@ pub struct Address {
     function: u8,
 }
 
-/// A text that names no place on a PCI bus.
+/// The text is not a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is no PCI address: they are written 0000:5e:00.0 or 5e:00.0")]
 pub struct AddressError(String);
@@ -20,8 +20,8 @@ pub struct AddressError(String);
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// Parses an address in the kernel's format. The domain may be left out for domain 0. Dots
-    /// may separate all parts (`0000.5e.00.0`), which SPDK accepts too.
+    /// Parses an address in the kernel's format. The domain may be omitted for domain 0. Dots may
+    /// separate all parts (`0000.5e.00.0`), as in SPDK.
     fn from_str(text: &str) -> Result<Address, AddressError> {
         let parse = || {
             let (rest, function) = text.rsplit_once('.')?;

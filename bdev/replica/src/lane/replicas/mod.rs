@@ -152,7 +152,6 @@ impl Replicas {
             if now.is_some() && self.queues[slot].is_none() {
                 // A failure to open the queue is retried, and reported, by the request that needs
                 // it.
-                // needs it.
                 let _ = self.open(slot);
             }
         }

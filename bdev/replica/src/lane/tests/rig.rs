@@ -1,4 +1,4 @@
-//! Lanes on devices that execute a test's script, one completion at a time, with the test as the
+//! Lanes on devices that execute a test's script, one completion at a time. The test acts as the
 //! control.
 
 use std::cell::RefCell;
@@ -22,29 +22,29 @@ use crate::view::{Mode, ReplicaView, Role, View};
 use crate::volume::{Volume, weakest};
 
 pub const BLOCK: u32 = 512;
-/// Blocks of a region.
+/// Number of blocks of a region.
 pub const REGION: u64 = 2048;
 pub const REGIONS: u64 = 16;
 pub const BLOCKS: u64 = REGION * REGIONS;
 pub const FIRST: u64 = RESERVED / BLOCK as u64;
 
-/// The I/Os of a device's queues and their scripted statuses, by the device's name: buffers do not
-/// leave a thread.
+/// The I/Os of a device's queues and their scripted statuses. Accessed by the device's name,
+/// because buffers do not leave a thread.
 #[derive(Default)]
 pub struct ScriptedIos {
     pub has: Vec<(u64, Io)>,
     answers: Vec<(u64, Completion)>,
     pub busy: bool,
-    /// It honours aborts.
+    /// The device executes aborts.
     pub aborts: bool,
     pub aborted: usize,
     pub open: usize,
-    /// Its queues have work of their own.
+    /// The device's queues report work of their own.
     pub restless: bool,
     pub polled: usize,
-    /// Its status for synchronous I/O; `None`: it executes nothing synchronously.
+    /// The status of synchronous I/O; `None`: the device executes no I/O synchronously.
     pub prompt: Option<Status>,
-    /// Its synchronous I/Os: operation, and block of the volume.
+    /// Synchronous I/Os of the device: operation, and block of the volume.
     pub did: Vec<(Op, u64)>,
 }
 
@@ -62,9 +62,9 @@ pub struct Script {
     pub unmaps: bool,
     pub losses: AtomicU64,
     pub shut: AtomicBool,
-    /// There is no memory for a queue.
+    /// Opening a queue fails for lack of memory.
     pub short: AtomicBool,
-    /// The system's error when opening a queue; 0: it opens.
+    /// The errno of opening a queue; 0: it succeeds.
     pub errno: AtomicI32,
     queues: AtomicU64,
 }
@@ -298,7 +298,7 @@ pub struct Rig {
     news: News,
 }
 
-/// Devices named A, B, …, all in sync, every region clean, one lane.
+/// Devices named A, B, …, all in sync, with every region clean and one lane.
 pub fn rig(replicas: usize) -> Rig {
     Rig::of((0..replicas).map(|slot| Script::new(["A", "B", "C", "D", "E"][slot])))
 }
@@ -356,7 +356,7 @@ impl Rig {
         self.shared.publish(self.view.clone());
     }
 
-    /// Decides about everything reported, without any other change.
+    /// Decides about all reported failures, without another change of the view.
     pub fn judge(&mut self) {
         let reported: Vec<u64> = (0..5).map(|slot| self.shared.reported(slot)).collect();
         self.publish(|view| {
@@ -368,7 +368,7 @@ impl Rig {
         });
     }
 
-    /// Takes a replica out, and decides about everything reported.
+    /// Takes a replica out, and decides about all reported failures.
     pub fn retire(&mut self, slot: usize) {
         self.view.replicas[slot] = None;
         self.judge();
@@ -436,7 +436,7 @@ impl Rig {
         }
     }
 
-    /// Time passes, in small steps.
+    /// Advances time in small steps.
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
@@ -445,7 +445,7 @@ impl Rig {
         }
     }
 
-    /// The I/Os of a device: operation, flags, and block of the volume.
+    /// The I/Os in flight at a device: operation, flags, and block of the volume.
     pub fn has(&self, name: &str) -> Vec<(Op, Flags, u64)> {
         let lba = |io: &Io| io.lba.saturating_sub(FIRST);
         tray(name, |tray| {
@@ -460,10 +460,10 @@ impl Rig {
         tray(name, |tray| tray.has.len())
     }
 
-    /// Completes the oldest I/O of a device, then gives the lanes a turn.
+    /// Completes the oldest I/O of a device, then runs a turn of the lanes.
     pub fn answer(&mut self, name: &str, status: Status) {
         tray(name, |tray| {
-            assert!(!tray.has.is_empty(), "{name} has nothing to answer");
+            assert!(!tray.has.is_empty(), "{name} has no I/O to complete");
             let (id, io) = tray.has.remove(0);
             tray.answers.push((id, io.complete(status)));
         });
@@ -476,12 +476,12 @@ impl Rig {
         }
     }
 
-    /// The requests that ended since the last call.
+    /// The requests completed since the last call.
     pub fn take(&mut self) -> Vec<(Token, Status)> {
         std::mem::take(&mut self.ended)
     }
 
-    /// As [`Rig::take`], in order of submission.
+    /// Like [`Rig::take`], in order of submission.
     pub fn take_sorted(&mut self) -> Vec<(Token, Status)> {
         let mut ended = self.take();
         ended.sort_by_key(|(token, _)| *token);
@@ -492,12 +492,12 @@ impl Rig {
         assert_eq!(self.take(), []);
     }
 
-    /// Nothing is held.
+    /// Checks that no lock, slot or request is left.
     pub fn clean(&mut self) {
         self.turn();
         for lane in &self.lanes {
             assert_eq!(lane.inflight(), 0);
-            assert!(lane.is_settled(), "something is left in a lane");
+            assert!(lane.is_settled(), "a lane has pending work");
             assert_eq!(lane.admission.counts(), (0, 0));
             assert_eq!(
                 (lane.requests.troubles(), lane.replicas.loads()),
