@@ -1,5 +1,5 @@
-//! Checks the documents: every relative link leads to a file and heading, and every
-//! `cargo xtask` command exists. A test of the engine checks the `nacre` commands.
+//! Checks the documents: every relative link leads to a file and heading, every `cargo xtask`
+//! command exists, and so does every test that the page of sources names. A test of the engine checks the `nacre` commands.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,6 +39,39 @@ pub fn commands(root: &Path, files: &[String]) -> Result<Vec<String>> {
                 if let Some(fault) = unknown(&xtask, &found[1]) {
                     findings.push(format!("{file}:{}: {}: {fault}", number + 1, &found[0]));
                 }
+            }
+        }
+    }
+    Ok(findings)
+}
+
+/// The page whose tables name tests as `package::test`, and guest cases as `vm NAME`.
+const ROWS: &str = "docs/reference/sources.md";
+
+/// Tests and guest cases of [`ROWS`] that do not exist.
+pub fn tests(root: &Path, files: &[String]) -> Result<Vec<String>> {
+    let function = Regex::new(r"\bfn ([a-z0-9_]+)")?;
+    let named = Regex::new(r"`(?:[\w-]+::)+([a-z0-9_]+)`|`vm ([0-9]+[a-z0-9-]*)")?;
+    let mut functions = BTreeSet::new();
+    for file in files.iter().filter(|name| name.ends_with(".rs")) {
+        let text = read(root, file)?;
+        functions.extend(function.captures_iter(&text).map(|f| f[1].to_owned()));
+    }
+    let is_case = |name: &str| files.contains(&format!("tests/vm/cases/{name}.sh"));
+    let mut findings = Vec::new();
+    for (number, line) in read(root, ROWS)?.lines().enumerate() {
+        for found in named.captures_iter(line) {
+            let exists = match (found.get(1), found.get(2)) {
+                (Some(test), _) => functions.contains(test.as_str()),
+                (None, Some(case)) => is_case(case.as_str()),
+                (None, None) => true,
+            };
+            if !exists {
+                findings.push(format!(
+                    "{ROWS}:{}: {}: no such test",
+                    number + 1,
+                    &found[0]
+                ));
             }
         }
     }

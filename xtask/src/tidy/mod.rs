@@ -56,7 +56,7 @@ const MACHINE_PATHS: &[&str] = &[
 pub fn run(root: &Path) -> Result<Tally> {
     let files = tracked_files(root)?;
     let mut tally = Tally::default();
-    let checks: [(&str, Vec<String>); 13] = [
+    let checks: [(&str, Vec<String>); 14] = [
         ("placeholders and ignored tests", banned(root, &files)?),
         ("long files", long_files(root, &files)?),
         ("unsafe code", unsafe_code(root, &files)?),
@@ -70,6 +70,7 @@ pub fn run(root: &Path) -> Result<Tally> {
         ("words", words::findings(root, &files)?),
         ("links", documents::links(root, &files)?),
         ("commands", documents::commands(root, &files)?),
+        ("named tests", documents::tests(root, &files)?),
     ];
     for (name, findings) in checks {
         for finding in &findings {
