@@ -1,13 +1,16 @@
 //! Opening a file or block device and detecting its abilities. Control plane only.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FlockOperation, OFlags, SeekFrom, StatxFlags, Timespec, Timestamps,
+    UTIME_OMIT,
+};
 use rustix::io::Errno;
 use uuid::Uuid;
 
@@ -159,6 +162,9 @@ pub(crate) fn open(config: &Config) -> Result<Opened, CreateError> {
         u32::try_from(meta.blksize()).unwrap_or(4096).min(65536)
     };
     let punch = !config.readonly && (is_block || can_punch(&file, size));
+    if punch && !is_block {
+        keep_times(&file, &meta);
+    }
     let uuid = config.uuid.unwrap_or_else(|| identity::uuid(&path, &meta));
     Ok(Opened {
         file,
@@ -293,7 +299,7 @@ fn open_file(
 }
 
 /// An exclusive lock, or a shared one for read-only use.
-fn lock(config: &Config, file: &File, path: &Path, meta: &fs::Metadata) -> Result<(), CreateError> {
+fn lock(config: &Config, file: &File, path: &Path, meta: &Metadata) -> Result<(), CreateError> {
     let how = if config.readonly {
         FlockOperation::NonBlockingLockShared
     } else {
@@ -446,6 +452,24 @@ fn can_punch(file: &File, size: u64) -> bool {
     let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let behind = size.next_multiple_of(1 << 16);
     rustix::fs::fallocate(file.as_fd(), how, behind, 4096).is_ok()
+}
+
+/// The hole changed nothing, so the file keeps its modification time: [`crate::Contents`] compares
+/// it. A file of another owner may refuse that, and counts as changed after a crash right now.
+fn keep_times(file: &File, before: &Metadata) {
+    let modified = Timespec {
+        tv_sec: before.mtime(),
+        tv_nsec: before.mtime_nsec(),
+    };
+    let accessed = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_OMIT,
+    };
+    let times = Timestamps {
+        last_access: accessed,
+        last_modification: modified,
+    };
+    let _ = rustix::fs::futimens(file, &times);
 }
 
 fn block_facts(rdev: u64) -> BlockFacts {

@@ -1,5 +1,6 @@
 //! Checks the documents: every relative link leads to a file and heading, every `cargo xtask`
-//! command exists, and so does every test that the page of sources names. A test of the engine checks the `nacre` commands.
+//! command exists, and so does every test that the page of sources names. A test of the engine
+//! checks the `nacre` commands.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -29,7 +29,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::bdev_modules;
-use crate::journal::EntryState;
+use crate::journal::{self, EntryState};
 use crate::plane::Plane;
 use crate::refusal::{OrRefuse, Refusal};
 use crate::rpc::error::Errno;
@@ -94,8 +94,15 @@ async fn create(
         let first = names.first().cloned().unwrap_or_default();
         let params = with_lasting_name(engine, method, params);
         let mut change = Change::put(key(&first), method, params);
-        change.0.extend(seen);
-        engine.journal.commit(change).await
+        if !journal::is_replaying() && !journal::is_declaring() {
+            change.0.extend(seen);
+            return engine.journal.commit(change).await;
+        }
+        engine.journal.commit(change).await?;
+        if let Some(seen) = seen {
+            known_files::record(engine, vec![seen]).await;
+        }
+        Ok(())
     };
     if let Err(refused) = made.await {
         for name in &names {

@@ -35,10 +35,10 @@ pub fn expected(engine: &Engine, uuid: Option<Uuid>) -> Expected {
 
 /// Edit that records the file of an open device.
 pub fn opened(bdev: &UringBdev) -> Edit {
-    record(bdev, bdev.contents())
+    edit(bdev, bdev.contents())
 }
 
-fn record(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
+fn edit(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
     let expected = Expected {
         identity: Some(bdev.identity().clone()),
         contents,
@@ -52,17 +52,26 @@ fn record(bdev: &UringBdev, contents: Option<Contents>) -> Edit {
     })
 }
 
-/// Records that the files in `settled` no longer have contents that their users count on in vain.
+/// Forgets that files changed while closed once their users no longer count on the old contents.
 pub async fn settle(engine: &Engine, files: &[Arc<UringBdev>]) {
     let is_settled = |file: &&Arc<UringBdev>| {
         let seen = engine.journal.seen(file.uuid());
         file.contents().is_none() && seen.is_some_and(|seen| seen.get("contents").is_some())
     };
     let edits: Vec<Edit> = files.iter().filter(is_settled).map(|f| opened(f)).collect();
-    if !edits.is_empty()
-        && let Err(error) = engine.journal.commit(Change(edits)).await
-    {
-        warn!(%error, "cannot record that replicas on changed files were filled anew");
+    if !edits.is_empty() {
+        record(engine, edits).await;
+    }
+}
+
+/// Stores these edits. A store that refuses them keeps no device from its users.
+pub async fn record(engine: &Engine, edits: Vec<Edit>) {
+    if let Err(error) = engine.journal.commit(Change(edits)).await {
+        warn!(
+            %error,
+            "cannot record the state of files: after the next start, replicas on them may count as changed, and are \
+             filled anew"
+        );
     }
 }
 
@@ -72,7 +81,7 @@ pub async fn leave(engine: &Engine, plane: &Plane) {
     let look = move || -> Vec<Edit> {
         let left = files.iter().map(|file| (file, file.leave()));
         let kept = |(file, left): (&Arc<UringBdev>, io::Result<Option<Contents>>)| match left {
-            Ok(contents) => contents.map(|contents| record(file, Some(contents))),
+            Ok(contents) => contents.map(|contents| edit(file, Some(contents))),
             Err(error) => {
                 warn!(bdev = file.name(), %error, "the file cannot be written to its disk");
                 None
@@ -83,7 +92,5 @@ pub async fn leave(engine: &Engine, plane: &Plane) {
     let Ok(edits) = tokio::task::spawn_blocking(look).await else {
         return;
     };
-    if let Err(error) = engine.journal.commit(Change(edits)).await {
-        warn!(%error, "cannot record how files were left: changes of them will not be noticed");
-    }
+    record(engine, edits).await;
 }

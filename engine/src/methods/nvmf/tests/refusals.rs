@@ -382,27 +382,22 @@ fn listeners_and_discovery() {
         UNSUPPORTED,
         "sock_impl",
     );
-    // The address is open without TLS.
-    check(
-        &daemon,
-        add,
-        at("sock_impl", json!("ssl")),
-        -32602,
-        INVALID,
-        "secure_channel",
-    );
-    let secure = at("secure_channel", json!(true));
-    check(
-        &daemon,
-        add,
-        secure.clone(),
-        -32602,
-        INVALID,
-        "secure_channel",
-    );
-    let mut both = secure;
+    // The address is open without TLS, for another subsystem.
+    let second = "nqn.2025-01.io.nacre:second";
+    subsystem(&daemon, second);
+    let shared = |field: &str, value: Value| {
+        let mut params = json!({ "nqn": second, "listen_address": address(&port.to_string()) });
+        params[field] = value;
+        params
+    };
+    let refused_as = |params: Value, field: &str| {
+        check(&daemon, add, params, -32602, INVALID, field);
+    };
+    refused_as(shared("sock_impl", json!("ssl")), "secure_channel");
+    refused_as(shared("secure_channel", json!(true)), "secure_channel");
+    let mut both = shared("secure_channel", json!(true));
     both["options"] = json!({ "tls": "allow" });
-    check(&daemon, add, both, -32602, INVALID, "options.tls");
+    refused_as(both, "options.tls");
     let other = json!({ "nqn": NQN, "listen_address": address("1") });
     check(
         &daemon,
