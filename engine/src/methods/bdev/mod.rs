@@ -333,7 +333,7 @@ pub fn forget_lost(engine: &Engine, key: &str) -> Option<Vec<Edit>> {
 /// The name of the device that a record creates.
 fn device_of(key: &str) -> Option<&str> {
     key.strip_prefix("bdev/")
-        .or_else(|| key.strip_prefix(crate::journal::DEFERRED))
+        .or_else(|| key.strip_prefix(journal::DEFERRED))
 }
 
 /// As `with_dependents`, from the journal records of devices that do not exist at present.
