@@ -258,20 +258,16 @@ impl Part {
         base.saturating_sub(self.offset).min(self.blocks)
     }
 
-    /// Takes the base's fewest blocks, which only one user may forget, over for every part.
-    fn least_of_base(&self, forget: bool) -> u64 {
+    /// Forgets the base's fewest blocks for this part, and keeps them for the others. The base has
+    /// one count for all.
+    fn forget_least_of_base(&self) -> u64 {
         let base = self.parts.base.module();
         let mut all = self.parts.least_of_base.lock();
         let least = base.forget_least();
         for part in all.iter_mut() {
             *part = least.min(*part);
         }
-        let own = &mut all[self.index];
-        let least = *own;
-        if forget {
-            *own = base.present_blocks();
-        }
-        least
+        std::mem::replace(&mut all[self.index], base.present_blocks())
     }
 
     /// A unit of the base in blocks; 0 (none) unless the part begins at a multiple of it.
@@ -332,11 +328,13 @@ impl Stacked for Part {
     }
 
     fn least_blocks(&self) -> u64 {
-        self.within(self.least_of_base(false))
+        // A question changes nothing: the base's count may be the only lasting record of a loss.
+        let of_base = self.parts.base.module().least_blocks();
+        self.within(of_base.min(self.parts.least_of_base.lock()[self.index]))
     }
 
     fn forget_least(&self) -> u64 {
-        self.within(self.least_of_base(true))
+        self.within(self.forget_least_of_base())
     }
 
     fn driver_specific(&self) -> serde_json::Value {
