@@ -201,9 +201,9 @@ pub enum VolumeError {
         needed: u64,
     },
     #[error(
-        "the replica on \"{device}\" lost its end: {what}, and no other replica of \"{name}\" is \
-            available to fill it from. Bring back a replica that is in sync; or enlarge the \
-            device and thaw the volume with this replica, if the data beyond the end may be lost"
+        "the replica on \"{device}\" may have lost data: {what}, and no other replica of \"{name}\" is \
+            available to fill it from. Bring back a replica that is in sync; or enlarge the device \
+            if it is too small, and thaw the volume with this replica, if its data is acceptable"
     )]
     Cut {
         name: String,

@@ -56,7 +56,7 @@ impl UringBdev {
             tracing::warn!(
                 bdev = config.name,
                 path = %opened.path.display(),
-                "the file changed while no daemon had it open: a replica on it is filled anew"
+                "the file changed while no daemon had it open; if a replica is on it, that is filled anew"
             );
             size.note(0);
         }

@@ -269,7 +269,7 @@ fn the_last_replica_is_truncated() {
         v["state"] == "frozen"
             && v["why"]
                 .as_str()
-                .is_some_and(|w| w.contains("lost its end"))
+                .is_some_and(|w| w.contains("may have lost data"))
     };
     until(&mut daemon, "frozen, with the reason", frozen);
     daemon.stop();

@@ -107,7 +107,7 @@ impl Control {
         let state = self.context.state.borrow();
         match state.record.replicas.iter().find(|m| m.cut) {
             Some(replica) => format!(
-                "\"{}\" lost its end: name it (`--replica {}`) to continue with its data",
+                "\"{}\" may have lost data: name it (`--replica {}`) to continue with its data",
                 replica.device, replica.device
             ),
             None => "no replica that ever was in sync can be reached".into(),

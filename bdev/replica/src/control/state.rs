@@ -279,7 +279,7 @@ impl State {
         let cut = self.record.replicas.iter().find(|m| m.cut);
         match cut {
             Some(replica) => format!(
-                "the last replica in sync, on \"{}\", lost its end ({}): enlarge its device and thaw the volume with it",
+                "the last replica in sync, on \"{}\", may have lost data ({}): enlarge its device if it is too small, and thaw the volume with it",
                 replica.device,
                 replica.why.as_deref().unwrap_or_default()
             ),
@@ -299,7 +299,7 @@ impl State {
         for (slot, live) in self.in_sync() {
             let device = &live.disk.name;
             if let Some(cut) = Cut::of(&self.record, &live.device.layer) {
-                reasons.push(format!("\"{device}\" lost its end: {cut}"));
+                reasons.push(format!("\"{device}\" may have lost data: {cut}"));
             } else if live.resync.borrow().is_some() || !shared.missing[slot].is_empty() {
                 let left = shared.missing[slot].count() * region;
                 reasons.push(format!(

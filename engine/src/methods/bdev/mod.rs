@@ -84,25 +84,23 @@ async fn create(
 ) -> Result<Vec<String>, RpcError> {
     let mut names = Vec::new();
     let made = async {
+        let is_restored = journal::is_replaying() || journal::is_declaring();
         let mut seen = None;
         for bdev in devices {
             refuse_nil(Some(bdev.uuid()))?;
             let file = bdev_modules::device::<UringBdev>(&bdev);
+            seen = file.as_ref().map(|file| known_files::opened(file));
+            if let Some(edit) = seen.take_if(|_| is_restored) {
+                // Before the first write to the file.
+                known_files::record(engine, vec![edit]).await;
+            }
             names.push(register_one(engine, bdev, file.is_some(), &mut params)?);
-            seen = file.map(|file| known_files::opened(&file));
         }
         let first = names.first().cloned().unwrap_or_default();
         let params = with_lasting_name(engine, method, params);
         let mut change = Change::put(key(&first), method, params);
-        if !journal::is_replaying() && !journal::is_declaring() {
-            change.0.extend(seen);
-            return engine.journal.commit(change).await;
-        }
-        engine.journal.commit(change).await?;
-        if let Some(seen) = seen {
-            known_files::record(engine, vec![seen]).await;
-        }
-        Ok(())
+        change.0.extend(seen);
+        engine.journal.commit(change).await
     };
     if let Err(refused) = made.await {
         for name in &names {

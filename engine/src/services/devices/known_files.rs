@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nacre_bdev::Bdev;
 use nacre_bdev_uring::{Contents, Identity, UringBdev};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tracing::warn;
 use uuid::Uuid;
 
@@ -17,10 +17,10 @@ use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
 /// What a restored device must be on.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Expected {
     pub identity: Option<Identity>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Contents>,
 }
 
@@ -29,8 +29,14 @@ pub fn expected(engine: &Engine, uuid: Option<Uuid>) -> Expected {
     let again = journal::is_replaying() || journal::is_declaring();
     let seen = uuid.filter(|_| again);
     let seen = seen.and_then(|uuid| engine.journal.seen(uuid));
-    seen.and_then(|seen| serde_json::from_value(seen).ok())
-        .unwrap_or_default()
+    let Some(seen) = seen else {
+        return Expected::default();
+    };
+    // One that a later release wrote may not be readable here.
+    Expected {
+        identity: serde_json::from_value(seen["identity"].clone()).ok(),
+        contents: serde_json::from_value(seen["contents"].clone()).ok(),
+    }
 }
 
 /// Edit that records the file of an open device.
