@@ -175,7 +175,16 @@ impl Resources {
         let association = if connect.is_admin() {
             self.connect_admin(qp, &subsystem, data, &hostnqn)?
         } else {
-            self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?
+            let association =
+                self.connect_io(&connect, &subsystem, qp.ends.listener, data, &hostnqn)?;
+            // The host has proved its name by TLS on all queues or on none.
+            if association.has_clear_queue() == self.ports.secure_channel_of(qp).is_some() {
+                return Err(Refused::Status(
+                    StatusCode::AUTHENTICATION_REQUIRED.with_dnr(),
+                    format!("the admin queue of {hostnqn} and this queue are not both on TLS"),
+                ));
+            }
+            association
         };
         let cqe = self.adopt(qp, &connect, association, must_authenticate, now)?;
         (qp.admission.place, qp.admission.unproven) = (Some(place), unproven);

@@ -49,6 +49,8 @@ pub enum Teardown {
     TargetStopping,
     /// The host did not prove itself, or not in time.
     NotAuthenticated,
+    /// The host has a PSK now, and its connections are in clear.
+    MustEncrypt,
 }
 
 impl Teardown {
@@ -62,6 +64,7 @@ impl Teardown {
             Teardown::ListenerRemoved => "the listener was removed",
             Teardown::TargetStopping => "the target stops",
             Teardown::NotAuthenticated => "the host did not authenticate itself",
+            Teardown::MustEncrypt => "the host must use TLS now",
         }
     }
 }
@@ -243,6 +246,14 @@ impl Association {
         self.teardown.lock().get_or_insert(why);
         self.phase.store(Phase::Closing as u8, Ordering::Release);
         self.attend_queues();
+    }
+
+    /// True if a queue of it is not on TLS.
+    pub(crate) fn has_clear_queue(&self) -> bool {
+        self.queues
+            .lock()
+            .values()
+            .any(|queue| queue.secure.is_none())
     }
 
     fn attend_queues(&self) {

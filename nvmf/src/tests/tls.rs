@@ -6,7 +6,7 @@ use nacre_nvmf_wire::StatusCode;
 
 use super::rig::*;
 use crate::auth::SystemRandom;
-use crate::subsystems::{HostSecrets, TargetPsks};
+use crate::subsystems::{HostSecrets, TargetPsks, Teardown};
 use crate::tls::{Derivation, Psk, PskSource, SecureChannel, Suite, Version};
 
 const REQUIRED: StatusCode = StatusCode::AUTHENTICATION_REQUIRED.with_dnr();
@@ -56,6 +56,46 @@ fn a_host_with_a_psk_is_not_served_in_clear() {
     rig.wire.borrow_mut().secure = None;
     let (_, cqe) = rig.connect_as(OTHER, SUBNQN, 0, 0xffff, 32);
     assert_eq!(cqe.status(), StatusCode::SUCCESS);
+}
+
+/// Goal: a host that is given a PSK while it is connected in clear must connect again.
+#[test]
+fn a_new_psk_ends_connections_in_clear() {
+    let mut rig = Rig::with_malloc();
+    let (_, cntlid) = rig.admin();
+    let subsystem = rig.target.subsystem(&nqn(SUBNQN)).unwrap();
+    let association = subsystem.controller(cntlid).unwrap();
+    let psk = Psk::generate(&mut SystemRandom).unwrap();
+    let secrets = |psk: &Psk| HostSecrets {
+        keys: None,
+        psk: Some(Arc::new(psk.clone())),
+    };
+    let other = rig
+        .target
+        .add_host_with(&nqn(SUBNQN), &nqn(OTHER), secrets(&psk));
+    other.unwrap();
+    assert_eq!(association.teardown_reason(), None);
+    let same = rig
+        .target
+        .add_host_with(&nqn(SUBNQN), &nqn(HOSTNQN), secrets(&psk));
+    same.unwrap();
+    let reason = association.teardown_reason();
+    assert_eq!(reason, Some(Teardown::MustEncrypt));
+}
+
+/// Goal: no queue in clear joins a controller on TLS, also after its host's entry is gone.
+#[test]
+fn queues_are_all_on_tls_or_none_is() {
+    let (mut rig, psk) = rig();
+    rig.target.set_allow_any_host(&nqn(SUBNQN), true).unwrap();
+    secure(&rig, &psk, HOSTNQN, SUBNQN);
+    let (_, cntlid) = rig.admin();
+    rig.target.remove_host(&nqn(SUBNQN), &nqn(HOSTNQN)).unwrap();
+    rig.wire.borrow_mut().secure = None;
+    let (_, cqe) = rig.connect_as(HOSTNQN, SUBNQN, 1, cntlid, 16);
+    assert_eq!(cqe.status(), REQUIRED);
+    secure(&rig, &psk, HOSTNQN, SUBNQN);
+    rig.io_queue(cntlid, 1);
 }
 
 #[test]

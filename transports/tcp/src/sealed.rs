@@ -13,6 +13,10 @@ use rustix::net::RecvFlags;
 
 use crate::socket;
 
+/// Most receives in a row, so that a peer whose records have little data does not keep a core from
+/// its other connections.
+const RECEIVES: u32 = 4;
+
 pub(crate) struct Sealed {
     session: Session,
     channel: Arc<SecureChannel>,
@@ -95,6 +99,7 @@ impl Sealed {
         let room: usize = slices.iter().map(|slice| slice.len()).sum();
         let mut total = 0;
         let mut is_empty = false;
+        let mut receives = 0;
         loop {
             match self.session.read(slices) {
                 Ok(count) => {
@@ -103,12 +108,18 @@ impl Sealed {
                 }
                 Err(failure) => return Err(self.fail(from, failure)),
             }
-            if total == room || is_empty || self.session.is_peer_closed() {
+            if self.session.has_input() && total > 0 {
+                // A failure after this data.
+                return Ok(total);
+            }
+            let is_over = is_empty || receives == RECEIVES;
+            if total == room || is_over || self.session.is_peer_closed() {
                 return match total {
                     0 if !self.session.is_peer_closed() => Err(Errno::AGAIN),
                     _ => Ok(total),
                 };
             }
+            receives += 1;
             let place = self.session.room();
             let most = place.len();
             match rustix::net::recv(from, place, RecvFlags::DONTWAIT) {
@@ -130,6 +141,7 @@ impl Sealed {
             self.session.close(alert);
             let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
         }
+        self.session.discard_ciphertext();
         self.failure = Some(failure);
         Errno::PROTO
     }
@@ -138,6 +150,7 @@ impl Sealed {
     pub fn close(&mut self, socket: BorrowedFd<'_>) {
         self.session.close(Alert::CLOSE_NOTIFY);
         let _ = socket::send(socket, &[IoSlice::new(self.session.ciphertext())]);
+        self.session.discard_ciphertext();
     }
 
     /// Seals and sends the queued bytes of the machine. `blocked`: the socket is known to be full.

@@ -20,8 +20,11 @@ use crate::records::{Direction, HEADER, MOST_DATA, MOST_PROTECTED, header, kind}
 const INPUT: usize = 8 * (HEADER + MOST_PROTECTED);
 /// Sealed bytes that may wait for the socket.
 const OUTPUT: usize = 256 << 10;
-/// Records without data (KeyUpdate, tickets, empty ones) between two with data.
+/// Records without data (KeyUpdate, tickets, empty ones) beyond the number of those with data. Also
+/// the most KeyUpdates in a period.
 const MOST_WITHOUT_DATA: u32 = 64;
+/// Records with data after which KeyUpdates are counted anew.
+const UPDATES_PERIOD: u32 = 1024;
 const NEW_SESSION_TICKET: u8 = 4;
 const KEY_UPDATE: u8 = 24;
 
@@ -39,6 +42,14 @@ pub struct Session {
     /// Bytes of `output` that have left.
     left: usize,
     without_data: u32,
+    /// KeyUpdates received, and records with data, in this period.
+    updates: u32,
+    with_data: u32,
+    /// The peer has asked for new keys of our direction. One answer serves several requests (RFC
+    /// 8446, 4.6.3).
+    owes_update: bool,
+    /// Found after data that [`Session::read`] returned.
+    failed: Option<Failure>,
     /// The peer has closed its direction.
     peer_closed: bool,
     /// Nothing more is sealed: close_notify or an alert is in `output`.
@@ -68,6 +79,10 @@ impl Session {
             output: Vec::new(),
             left: 0,
             without_data: 0,
+            updates: 0,
+            with_data: 0,
+            owes_update: false,
+            failed: None,
             peer_closed: false,
             closed: false,
         })
@@ -93,16 +108,28 @@ impl Session {
     /// Opens records into the slices and returns the bytes of data. Less than the slices take: no
     /// whole record is left.
     pub fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> Result<usize, Failure> {
+        if let Some(failure) = self.failed.take() {
+            return Err(failure);
+        }
         let mut total = 0;
         for slice in slices {
             let mut slice = &mut slice[..];
             while !slice.is_empty() {
                 let (from, to) = self.opened;
                 if from == to {
-                    if self.peer_closed || !self.open_next()? {
+                    if self.peer_closed {
                         return Ok(total);
                     }
-                    continue;
+                    match self.open_next() {
+                        Ok(true) => continue,
+                        Ok(false) => return Ok(total),
+                        Err(failure) if total == 0 => return Err(failure),
+                        // The data before it counts.
+                        Err(failure) => {
+                            self.failed = Some(failure);
+                            return Ok(total);
+                        }
+                    }
                 }
                 let count = slice.len().min(to - from);
                 let (place, rest) = slice.split_at_mut(count);
@@ -117,7 +144,7 @@ impl Session {
 
     /// True if [`Session::read`] would return data or an error without another receive.
     pub fn has_input(&self) -> bool {
-        self.opened.0 != self.opened.1 || self.whole_record().is_some()
+        self.failed.is_some() || self.opened.0 != self.opened.1 || self.whole_record().is_some()
     }
 
     /// The peer has said that no data follows (close_notify).
@@ -157,10 +184,15 @@ impl Session {
         let (kind, bytes) = self.receive.open(record)?;
         self.start += length;
         let data = (at + HEADER, at + HEADER + bytes);
-        self.without_data = match kind {
-            kind::DATA if bytes > 0 => 0,
-            _ => self.without_data + 1,
-        };
+        if kind == kind::DATA && bytes > 0 {
+            self.without_data = self.without_data.saturating_sub(1);
+            self.with_data += 1;
+            if self.with_data == UPDATES_PERIOD {
+                (self.with_data, self.updates) = (0, 0);
+            }
+        } else {
+            self.without_data += 1;
+        }
         if self.without_data > MOST_WITHOUT_DATA {
             return Err(Failure::Flood(MOST_WITHOUT_DATA));
         }
@@ -215,9 +247,10 @@ impl Session {
         }
         for asked in updates {
             self.receive.update()?;
-            if asked && !self.closed {
-                self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0])?;
-                self.send.update()?;
+            self.owes_update |= asked;
+            self.updates += 1;
+            if self.updates > MOST_WITHOUT_DATA {
+                return Err(Failure::Flood(MOST_WITHOUT_DATA));
             }
         }
         Ok(())
@@ -225,6 +258,11 @@ impl Session {
 
     /// Seals data of the slices, as much as there is room for, and returns its bytes.
     pub fn seal(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, Failure> {
+        if self.owes_update && !self.closed {
+            self.owes_update = false;
+            self.put(kind::HANDSHAKE, &[KEY_UPDATE, 0, 0, 1, 0])?;
+            self.send.update()?;
+        }
         let mut total = 0;
         let mut slices = slices.iter().map(|slice| &slice[..]);
         let mut rest: &[u8] = &[];
@@ -291,6 +329,12 @@ impl Session {
             self.output.clear();
             self.left = 0;
         }
+    }
+
+    /// Nothing more is sent.
+    pub fn discard_ciphertext(&mut self) {
+        self.output = Vec::new();
+        self.left = 0;
     }
 
     /// Records opened and sealed with the present keys.

@@ -219,6 +219,28 @@ fn key_updates() {
         target.seal(&[IoSlice::new(&[turn + 100; 40])]).unwrap();
         assert_eq!(carry(&mut target, &mut host, 11).unwrap(), [turn + 100; 40]);
     }
+    // One answer serves several requests, so a peer that reads nothing makes no output grow.
+    for _ in 0..20 {
+        host.update_keys(true).unwrap();
+    }
+    let nothing = carry(&mut host, &mut target, usize::MAX).unwrap();
+    assert!(nothing.is_empty() && target.ciphertext().is_empty());
+    target.seal(&[IoSlice::new(b"answer")]).unwrap();
+    assert!(target.ciphertext().len() < 60);
+    assert_eq!(
+        carry(&mut target, &mut host, usize::MAX).unwrap(),
+        b"answer"
+    );
+    // Data between them does not make room for any number of updates.
+    let (mut target, mut host) = pair(LONG);
+    let mut failure = None;
+    for _ in 0..100 {
+        host.update_keys(true).unwrap();
+        host.seal(&[IoSlice::new(&[1])]).unwrap();
+        failure = failure.or(carry(&mut host, &mut target, usize::MAX).err());
+    }
+    assert_eq!(failure, Some(Failure::Flood(64)));
+    let (mut target, mut host) = pair(LONG);
     // Updates without end are not taken.
     let mut failure = None;
     for _ in 0..100 {

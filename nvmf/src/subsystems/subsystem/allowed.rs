@@ -12,7 +12,7 @@ use crate::tls::PskKey;
 
 impl Subsystem {
     /// Allows a host. With keys it must authenticate itself, with a PSK it must use TLS, also where
-    /// any host is allowed.
+    /// any host is allowed. A PSK ends its controllers that have a queue in clear.
     pub fn add_host(&self, host: &Nqn, secrets: HostSecrets) -> Result<(), SubsystemError> {
         let mut state = self.state();
         if state.hosts.contains_key(host) {
@@ -20,9 +20,16 @@ impl Subsystem {
                 host: host.to_string(),
             });
         }
+        let must_encrypt = secrets.psk.is_some();
         state.hosts.insert(host.clone(), secrets);
-        drop(state);
         self.changes.fetch_add(1, Ordering::AcqRel);
+        if must_encrypt {
+            for association in state.controllers.values() {
+                if association.hostnqn == *host && association.has_clear_queue() {
+                    association.tear_down(Teardown::MustEncrypt);
+                }
+            }
+        }
         Ok(())
     }
 
