@@ -49,7 +49,7 @@ impl Method<Engine> for AddKey {
         let AddKeyParams { name, path } = params;
         check_key_name(&name)?;
         // A file that is missing at a restart refuses its hosts until it is there again.
-        if !crate::journal::is_replaying() {
+        if !crate::journal::is_replaying() && !crate::journal::is_declaring() {
             check_file(&path)?;
         }
         let record = json!({ "name": name, "path": path });

@@ -221,6 +221,25 @@ pub fn host_psk(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn Ps
     Ok(Some(key))
 }
 
+/// The key of a host that is restored while its key is missing or damaged. Without an entry the
+/// host would be served in clear where any host is allowed. A file that is good again later counts.
+pub fn restored_key(engine: &Engine, name: &str, refused: &RpcError) -> Option<Arc<FileKey>> {
+    if !crate::journal::is_replaying() && !crate::journal::is_declaring() {
+        return None;
+    }
+    tracing::warn!(
+        key = name,
+        "a host is refused until its key is there: {refused}"
+    );
+    let lost = || {
+        Arc::new(FileKey {
+            name: name.to_owned(),
+            path: PathBuf::from("(unknown)"),
+        })
+    };
+    Some(engine.keyring.find(name).unwrap_or_else(lost))
+}
+
 /// Reads a key file: a regular file that no other user can read.
 pub fn read(path: &Path) -> Result<Zeroizing<String>, FileError> {
     // Without NONBLOCK the open of a pipe would wait for a writer.

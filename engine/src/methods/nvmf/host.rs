@@ -31,7 +31,13 @@ pub(super) fn register(registry: &mut Registry<Engine>) {
 
 /// The TLS key that a call names, with SPDK's error code.
 fn psk_of(engine: &Engine, name: Option<&str>) -> Result<Option<Arc<dyn PskKey>>, RpcError> {
-    keyring::host_psk(engine, name).map_err(|refused| RpcError {
+    let found = keyring::host_psk(engine, name);
+    if let (Err(refused), Some(name)) = (&found, name)
+        && let Some(key) = keyring::restored_key(engine, name, refused)
+    {
+        return Ok(Some(key));
+    }
+    found.map_err(|refused| RpcError {
         data: refused.data,
         ..refusal::failed("Internal error", "")
     })
@@ -44,7 +50,14 @@ fn keys_of(
     host: Option<&str>,
     controller: Option<&str>,
 ) -> Result<Option<Arc<dyn KeySource>>, RpcError> {
-    keyring::host_keys(engine, host, controller).map_err(|refused| RpcError {
+    let found = keyring::host_keys(engine, host, controller);
+    if let (Err(refused), Some(name)) = (&found, host)
+        && let Some(host) = keyring::restored_key(engine, name, refused)
+    {
+        let controller = controller.and_then(|name| keyring::restored_key(engine, name, refused));
+        return Ok(Some(Arc::new(keyring::HostKeys { host, controller })));
+    }
+    found.map_err(|refused| RpcError {
         data: refused.data,
         ..match (host, controller) {
             (None, Some(name)) if engine.keyring.find(name).is_some() => {
