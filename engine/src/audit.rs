@@ -202,11 +202,12 @@ impl AuditLog {
 
     /// Writes the result, once.
     pub async fn end<T>(&self, record: &AuditRecord, outcome: &Result<T, RpcError>) {
-        if record.progress.replace(Progress::Written) != Progress::Written {
+        let before = record.progress.replace(Progress::Written);
+        if before != Progress::Written {
+            // A call that did not run waits for no disk: clients without the role could make many.
+            let sync = record.is_secret() && before == Progress::Running;
             // A failure was reported.
-            let _ = self
-                .write(&record.finished(outcome), record.is_secret())
-                .await;
+            let _ = self.write(&record.finished(outcome), sync).await;
         }
     }
 

@@ -42,6 +42,11 @@ impl AuditFile {
         &self.path
     }
 
+    /// The same files, for [`AuditFile::last`].
+    pub fn reader(&self) -> AuditFile {
+        AuditFile::new(self.path.clone(), self.max_bytes, self.files)
+    }
+
     /// Appends a line; after an error nothing of it is in the file. `sync`: the line survives a
     /// power failure.
     pub fn append(&mut self, line: &str, sync: bool) -> Result<()> {
@@ -70,9 +75,11 @@ impl AuditFile {
 
     /// The open file, or a new one if another program has moved or removed it.
     fn current(&mut self) -> Result<Open> {
-        if let Some(open) = self.open.take()
+        if let Some(mut open) = self.open.take()
             && Inode::at(&self.path)? == Some(open.inode)
         {
+            // Another program may have appended to it or truncated it.
+            open.bytes = open.file.metadata()?.len();
             return Ok(open);
         }
         let mut options = OpenOptions::new();

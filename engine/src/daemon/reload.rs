@@ -128,8 +128,11 @@ async fn apply_one(engine: &Rc<Engine>, key: &str, new: &Settings) -> anyhow::Re
         key if key.starts_with("rpc.access.") => {
             engine.calls.change_rules(new.rpc.access.clone()).await?;
         }
-        // [`follow`] has read it; after a failure the old one counts.
-        "metrics.token_file" => {}
+        // After a failure the old one counts, and the setting is not applied.
+        "metrics.token_file" => {
+            read_token(engine, &new.metrics)?;
+            return Ok(true);
+        }
         "data.retry_s" => tunables.retry_s = new.data.retry_s,
         "nvmf.listener" | "nvmf.listen" => {
             engine.listeners.declare(engine, new.listeners()).await?;

@@ -79,7 +79,8 @@ impl Method<Engine> for Get {
                 .remedy("set [rpc.audit] file in the configuration"));
         };
         let read = tokio::task::spawn_blocking(move || {
-            let file = file.blocking_lock();
+            // Without the lock: writers do not wait for readers.
+            let file = file.blocking_lock().reader();
             file.last(limit, |line| params.selects(line))
         });
         let read = read.await.map_err(|e| RpcError::internal(e.to_string()))?;

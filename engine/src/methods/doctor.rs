@@ -54,8 +54,12 @@ impl Method<Engine> for Run {
     type Reply = Report;
 
     async fn apply(params: RunParams, engine: Rc<Engine>) -> Result<Report, RpcError> {
+        // A viewer has the daemon send nothing.
         if params.traffic.is_some() {
             access::require(Class::Operate, "traffic")?;
+        }
+        if params.peer.is_some() {
+            access::require(Class::Operate, "peer")?;
         }
         let plane = engine.plane()?;
         let rdma = params.rdma || demand::wants_rdma(&engine.settings);

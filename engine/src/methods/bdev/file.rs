@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::{ANNOUNCED, no_device_of_kind};
 use crate::bdev_modules::{AIO, AIO_RESCAN, FILE, URING_RESCAN};
 use crate::refusal::{OrRefuse, Refusal};
+use crate::rpc::access;
 use crate::rpc::error::{Errno, INTERNAL_ERROR};
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::devices::{self, known_files};
@@ -264,6 +265,9 @@ pub struct RescanParams {
 }
 
 async fn rescan(engine: &Engine, params: RescanParams, product: Product) -> Result<bool, RpcError> {
+    if params.force {
+        access::require(Class::Admin, "force")?;
+    }
     let plane = engine.plane()?;
     let name = params.name.as_str();
     let found = devices::find::<UringBdev>(engine, name);

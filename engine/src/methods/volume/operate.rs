@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::list::{VolumeReply, describe};
 use super::{NameParams, SettingsParams, blocks};
+use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
@@ -195,6 +196,10 @@ impl Method<Engine> for Thaw {
     type Reply = VolumeReply;
 
     async fn apply(params: ThawParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        // Acknowledged writes may be given up.
+        if params.force.is_some() {
+            access::require(Class::Admin, "force")?;
+        }
         engine.settled().await;
         let listed = engine.volumes.find(&params.name)?;
         let chosen = params

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::devices::FoundDevices;
 use super::list::{VolumeReply, describe};
+use crate::rpc::access;
 use crate::rpc::error::Errno;
 use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::engine::Engine;
@@ -129,6 +130,9 @@ impl Method<Engine> for Offline {
     type Reply = VolumeReply;
 
     async fn apply(params: ForcedParams, engine: Rc<Engine>) -> Result<VolumeReply, RpcError> {
+        if params.force.is_some() {
+            access::require(Class::Admin, "force")?;
+        }
         let command = Command::Offline {
             replica: replica(&engine, &params.replica),
             force: params.force,
