@@ -116,6 +116,23 @@ fn each_role_has_its_methods() {
         "{text}"
     );
 
+    // What may cost data is for administrators, whatever the class of the method.
+    for (method, params) in [
+        ("volume_thaw", json!({ "name": "v", "force": "v" })),
+        (
+            "volume_offline_replica",
+            json!({ "name": "v", "replica": "r", "force": "v" }),
+        ),
+        ("bdev_uring_rescan", json!({ "name": "d", "force": true })),
+    ] {
+        let (code, text) = refusal(operator.call_by_name(method, params));
+        assert_eq!(code, -13, "{method}: {text}");
+        assert!(text.contains("class admin"), "{text}");
+    }
+    let peer = json!({ "peer": "127.0.0.1" });
+    let (code, text) = refusal(viewer.call_by_name("doctor_run", peer));
+    assert_eq!(code, -13, "{text}");
+
     // The audit log has the refused call and its user.
     let audit = place.client(&["audit", "--refused", "--json"]);
     let calls: Value = serde_json::from_slice(&audit.stdout).unwrap();
