@@ -30,7 +30,7 @@ use crate::ring::{Doorbell, Head, Tail};
 pub(crate) const ENTRIES: u16 = 32;
 /// Most outstanding asynchronous event requests.
 pub(crate) const EVENTS_MAX: u16 = 4;
-/// One entry of a ring stays empty, which tells a full ring from an empty one.
+/// One entry of a ring stays empty, so that a full ring differs from an empty one.
 const SLOTS: u16 = ENTRIES - 1;
 /// Slots for commands other than event requests.
 const COMMANDS: u16 = SLOTS - EVENTS_MAX;

@@ -29,7 +29,7 @@ pub enum Contents {
 }
 
 impl Contents {
-    /// Writes a file's data and times to its disk and returns what it has then; `None` where the
+    /// Writes a file's data and times to its disk, and returns its contents then; `None` where the
     /// file system's times are no proof.
     pub(crate) fn of_synced(file: &File) -> io::Result<Option<Contents>> {
         if !has_lasting_times(file) {

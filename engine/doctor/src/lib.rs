@@ -240,7 +240,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     (Report::of(findings), facts)
 }
 
-/// What a daemon's packets should look like, from its configuration.
+/// The wanted marks of a daemon's packets, from its configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Marking {
     pub qos: Qos,

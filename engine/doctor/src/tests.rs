@@ -211,9 +211,9 @@ fn missing_devices_have_a_reason() {
 #[test]
 fn unsuitable_links_are_reported() {
     let tree = testing::mlx5_dual_port();
-    let told = ScriptedProbe::default();
+    let probe = ScriptedProbe::default();
     let addresses = [("ens1f0", "10.0.1.4"), ("ens1f1", "10.0.2.4")];
-    let machine = system(&tree, &addresses, told);
+    let machine = system(&tree, &addresses, probe);
     let report = examine(&machine, &rdma_scope(&["name:ens1f1"]));
     expect(
         &report,

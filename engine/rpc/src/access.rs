@@ -18,7 +18,7 @@ use nacre_engine_peer::{Credentials, group_id, user_id};
 
 use super::error::{Errno, RpcError};
 
-/// What a call may do.
+/// The reach of a method: reading, operating, administration or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// Changes nothing.
@@ -58,7 +58,7 @@ impl Class {
     }
 }
 
-/// What a client may do, from little to everything.
+/// The rights of a client, from the fewest to all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     Viewer,

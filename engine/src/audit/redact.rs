@@ -19,7 +19,7 @@ const MAX_ITEMS: usize = 32;
 const MAX_DEPTH: usize = 8;
 const MAX_BYTES: usize = 8192;
 
-/// What the text of a key begins with: NVMe Base 2.0, 8.13.5.7, and NVMe/TCP 1.0, 3.6.1.5.
+/// The first characters of a key's text: NVMe Base 2.0, 8.13.5.7, and NVMe/TCP 1.0, 3.6.1.5.
 const KEYS: [&str; 2] = ["DHHC-1:", "NVMeTLSkey-1:"];
 
 /// The parameters of a call, by the schema of its method.

@@ -86,7 +86,7 @@ mod tests {
         (0..8).map(|core| (core, Some(core as u32 % 2))).collect()
     }
 
-    /// Goal: cards decide before disks, several nodes share, and others give what is missing.
+    /// Goal: cards decide before disks, several nodes share, and other nodes fill the rest.
     #[test]
     fn cores_are_near_the_cards_then_the_disks() {
         let nvme = [("nvme0", 0), ("nvme1", 0)];

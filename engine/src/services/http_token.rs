@@ -42,7 +42,7 @@ impl Token {
         Ok(Token(token))
     }
 
-    /// True if the request has the token. The time of the comparison does not tell where a wrong
+    /// True if the request has the token. The time of the comparison does not show where a wrong
     /// token differs.
     pub fn is_in(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(AUTHORIZATION);

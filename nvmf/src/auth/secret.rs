@@ -61,7 +61,7 @@ impl Secret {
         self.transform
     }
 
-    /// Eight hexadecimal digits that tell secrets apart and give nothing away.
+    /// Eight hexadecimal digits that differ between secrets and reveal none.
     pub fn fingerprint(&self) -> String {
         text::fingerprint(&self.to_text())
     }

@@ -90,7 +90,7 @@ impl Form {
     }
 }
 
-/// Eight hexadecimal digits that tell secrets apart and give nothing away.
+/// Eight hexadecimal digits that differ between secrets and reveal none.
 pub(crate) fn fingerprint(text: &str) -> String {
     let digest = Hash::Sha256.digest(text.as_bytes());
     digest[..4].iter().map(|b| format!("{b:02x}")).collect()

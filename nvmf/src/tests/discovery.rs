@@ -275,7 +275,8 @@ fn rdma_says_what_carries_it() {
     }
 }
 
-/// Goal: a host finds the listeners that serve it, and is told to use TLS where it has a PSK.
+/// Goal: a host finds the listeners that serve it, and reads there that it must use TLS if it has
+/// a PSK.
 #[test]
 fn tls_of_the_asking_host() {
     let with = |id: u64, tls: TlsPolicy| SubsystemListener {

@@ -1,4 +1,4 @@
-//! The ClientHello of a host: what it offers, and which key fits the binder of its identity.
+//! The ClientHello of a host: its offers, and the key that fits the binder of its identity.
 //!
 //! This parser reads what the choice of the key needs, and checks all lengths. The library that
 //! does the handshake reads the same bytes again.

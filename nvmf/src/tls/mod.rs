@@ -5,15 +5,15 @@
 //!   psk           the text `NVMeTLSkey-1:..`, a configured PSK
 //!   identity      the name of a PSK in a handshake: version, hash, host and subsystem
 //!   derive        configured PSK -> retained PSK -> TLS PSK; the binder of a ClientHello
-//!   client_hello  ClientHello: what a host offers, and which key fits its binder
+//!   client_hello  ClientHello: the offers of a host, and the key that fits its binder
 //!   channel       the result of a handshake, and where the PSKs of hosts are
 //!   alert         the names of alerts
 //! ```
 //!
-//! libnvme before 1.16 derives its keys in another way than the specification, and the identity
-//! does not tell which way. So a target computes the binder for each derivation and takes the one
-//! that fits the ClientHello. A library does the handshake with that one key:
-//! `transports/tls`. Nothing here has a socket, a thread or a clock.
+//! libnvme before 1.16 derives its keys otherwise than the specification, and the identity does not
+//! name the derivation. So a target computes the binder for each derivation and takes the one that
+//! fits the ClientHello. A library does the handshake with that one key: `transports/tls`. Nothing
+//! here has a socket, a thread or a clock.
 
 mod alert;
 mod channel;

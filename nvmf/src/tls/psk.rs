@@ -67,7 +67,7 @@ impl Psk {
         self.transform
     }
 
-    /// Eight hexadecimal digits that tell PSKs apart and give nothing away.
+    /// Eight hexadecimal digits that differ between PSKs and reveal none.
     pub fn fingerprint(&self) -> String {
         crate::auth::text::fingerprint(&self.to_text())
     }

@@ -275,9 +275,9 @@ pub(crate) enum Said {
 }
 
 impl Acceptor<'_> {
-    pub(crate) fn say(&mut self, what: Said, tell: impl FnOnce(u64)) {
+    pub(crate) fn say(&mut self, what: Said, log: impl FnOnce(u64)) {
         if let Some(left_out) = self.said.admit(what, self.clock.now()) {
-            tell(left_out + 1);
+            log(left_out + 1);
         }
     }
 

@@ -28,7 +28,7 @@ use crate::error::Failure;
 /// profile fits the last: the caller checks the suite.
 const POLICY: &str = "CloudFront-TLS-1-3-2025-no-pq";
 
-/// What the callbacks of a connection read and write.
+/// The data that the callbacks of a connection read and write.
 #[derive(Default)]
 struct Wires {
     input: Vec<u8>,

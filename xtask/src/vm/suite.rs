@@ -133,7 +133,7 @@ impl Example {
 /// Cases with names that contain this need the kernel module with DCB, or lldpd.
 const DCB_CASES: &str = "-dcb-";
 
-/// A part that only some cases need: without it they skip themselves, and this tells why.
+/// A part that only some cases need: without it they skip themselves, and this is the reason.
 fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
     part.unwrap_or_else(|error| {
         println!("no {what}, the cases that need it are skipped: {error:#}");

@@ -12,7 +12,7 @@ pub enum Action {
     Status(StatusCode),
     /// The command is executed, but completes with this status.
     DoneButStatus(StatusCode),
-    /// The command never completes; `done` tells whether it was executed. An Abort ends it, unless
+    /// The command never completes; `done` is true if it was executed. An Abort ends it, unless
     /// it is `deaf`.
     Never { done: bool, deaf: bool },
     /// The command is executed, and completes this much later.

@@ -29,12 +29,12 @@ fn network(change: impl FnOnce(&mut DeviceAttributes)) -> sim::Fabric {
 }
 
 fn machine(tree: &Tree, fabric: Option<&sim::Fabric>) -> System {
-    let told = ScriptedProbe {
+    let probe = ScriptedProbe {
         source: Some(ip(OURS)),
         rdma: fabric.cloned(),
         ..ScriptedProbe::default()
     };
-    system(tree, &[("eth0", OURS), ("eth0", "fd00::4")], told)
+    system(tree, &[("eth0", OURS), ("eth0", "fd00::4")], probe)
 }
 
 /// A `nacre rdma perf server` on the peer.
@@ -138,13 +138,13 @@ fn a_peer_over_rdma() {
 /// Goal: without a device or libraries, the check of the peer reports why nothing was tried.
 #[test]
 fn a_peer_without_rdma_here() {
-    let told = ScriptedProbe {
+    let probe = ScriptedProbe {
         source: Some(ip(OURS)),
         ..ScriptedProbe::default()
     };
     let tree = testing::empty();
     tree.netdev("eth0", "52:54:00:00:00:01", 1500);
-    let plain = system(&tree, &[("eth0", OURS)], told);
+    let plain = system(&tree, &[("eth0", OURS)], probe);
     for (rdma, wanted) in [(true, Status::Fail), (false, Status::Skip)] {
         let scope = Scope {
             rdma,

@@ -8,11 +8,11 @@ use nacre_engine_values::selector::Selector;
 fn packet_filters() {
     let tree = testing::rxe_on_eth();
     let with = |rules: &'static str| {
-        let told = ScriptedProbe {
+        let probe = ScriptedProbe {
             output: HashMap::from([("nft", rules)]),
             ..ScriptedProbe::default()
         };
-        examine(&system(&tree, &[], told), &Scope::default())
+        examine(&system(&tree, &[], probe), &Scope::default())
     };
     tree.modules(&[], &["kernel/net/netfilter/nf_tables.ko"]);
     expect(
@@ -47,7 +47,7 @@ fn the_route_to_a_peer_is_checked() {
         peer: Some(ip("10.0.0.9")),
         ..Scope::default()
     };
-    let report = |told| examine(&system(&tree, &[("eth0", "10.0.0.4")], told), &scope);
+    let report = |probe| examine(&system(&tree, &[("eth0", "10.0.0.4")], probe), &scope);
     let told = |open: &[u16], echo| ScriptedProbe {
         source: Some(ip("10.0.0.4")),
         open: open.to_vec(),
@@ -202,12 +202,12 @@ fn hosts() {
         ip: ip("10.0.0.9"),
         port: 4420,
     });
-    let told = ScriptedProbe {
+    let probe = ScriptedProbe {
         source: Some(ip("10.0.0.4")),
         output: HashMap::from([("nvme", "nvme version 2.3 (git 2.3)\nlibnvme version 1.3")]),
         ..ScriptedProbe::default()
     };
-    let machine = system(&tree, &[("eth0", "10.0.0.4")], told);
+    let machine = system(&tree, &[("eth0", "10.0.0.4")], probe);
     let report = examine_initiator(&machine, target);
     expect(&report, "init.nvme_cli", Status::Pass, "nvme version 2.3");
     expect(&report, "init.nvme_tcp_module", Status::Pass, "loaded");
@@ -237,11 +237,11 @@ fn hosts() {
     let tree = testing::empty();
     tree.modules(&[], &["kernel/fs/ext4/ext4.ko"]);
     tree.file("sys/module/nvme_core/parameters/multipath", "N");
-    let told = ScriptedProbe {
+    let probe = ScriptedProbe {
         source: Some(ip("10.0.0.4")),
         ..ScriptedProbe::default()
     };
-    let report = examine_initiator(&system(&tree, &[("eth0", "10.0.0.4")], told), target);
+    let report = examine_initiator(&system(&tree, &[("eth0", "10.0.0.4")], probe), target);
     expect(&report, "init.nvme_cli", Status::Fail, "cannot be run");
     expect(&report, "init.nvme_tcp_module", Status::Fail, "no nvme_tcp");
     expect(

@@ -84,11 +84,11 @@ fn scope() -> Scope {
 
 fn judged(facts: Facts, scope: &Scope) -> Report {
     let tree = testing::rxe_on_eth();
-    let told = ScriptedProbe {
+    let probe = ScriptedProbe {
         ethernet: vec![facts],
         ..ScriptedProbe::default()
     };
-    examine(&system(&tree, &[("eth0", "10.0.0.4")], told), scope)
+    examine(&system(&tree, &[("eth0", "10.0.0.4")], probe), scope)
 }
 
 /// The finding of group `roce`; every problem has a remedy.
@@ -101,11 +101,11 @@ fn check(facts: Facts, scope: &Scope, id: &str, status: Status, evidence: &str) 
 #[test]
 fn concerns_know_the_daemons_marking() {
     let ids = |marking| -> Vec<&str> {
-        let told = ScriptedProbe {
+        let probe = ScriptedProbe {
             ethernet: vec![good()],
             ..ScriptedProbe::default()
         };
-        let machine = system(&testing::rxe_on_eth(), &[("eth0", "10.0.0.4")], told);
+        let machine = system(&testing::rxe_on_eth(), &[("eth0", "10.0.0.4")], probe);
         let all = concerns(&machine, &[ip("10.0.0.4")], marking);
         let ids = all.into_iter().map(|finding| finding.id);
         ids.filter(|id| id.starts_with("roce.")).collect()
@@ -476,11 +476,11 @@ fn members_of_a_bond_are_the_same() {
         ..good()
     };
     let report = |second: Facts| {
-        let told = ScriptedProbe {
+        let probe = ScriptedProbe {
             ethernet: vec![member("ens1"), second],
             ..ScriptedProbe::default()
         };
-        examine(&system(&tree, &[("eth0", "10.0.0.4")], told), &scope())
+        examine(&system(&tree, &[("eth0", "10.0.0.4")], probe), &scope())
     };
     let same = report(member("ens2"));
     expect(&same, "roce.members", Status::Pass, "ens1, ens2");
@@ -511,11 +511,11 @@ fn interfaces_without_rdma_are_checked_on_request() {
 fn a_report_for_the_network_team() {
     let tree = testing::rxe_on_eth();
     tree.file("proc/sys/kernel/hostname", "storage1");
-    let told = ScriptedProbe {
+    let probe = ScriptedProbe {
         ethernet: vec![switch(0x10)],
         ..ScriptedProbe::default()
     };
-    let system = system(&tree, &[("eth0", "10.0.0.4")], told);
+    let system = system(&tree, &[("eth0", "10.0.0.4")], probe);
     let (findings, facts) = examine_with_facts(&system, &scope());
     let text = |names| report::text(&system, &scope(), &findings, &facts, names);
     let plain = text(false);

@@ -16,7 +16,7 @@ use crate::plane::Plane;
 use crate::services::engine::Engine;
 use crate::store::{Change, Edit, Record};
 
-/// What a restored device must be on.
+/// The file that a restored device must be on, and its contents.
 #[derive(Debug, Default, Serialize)]
 pub struct Expected {
     pub identity: Option<Identity>,

@@ -1,4 +1,4 @@
-//! What a process needs besides a device: device nodes, the connection manager, locked memory.
+//! The needs of a process besides a device: device nodes, the connection manager, locked memory.
 
 use std::path::{Path, PathBuf};
 

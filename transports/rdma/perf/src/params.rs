@@ -53,7 +53,7 @@ impl FromStr for Op {
     }
 }
 
-/// What is measured.
+/// The measured pattern of transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {

@@ -337,7 +337,7 @@ fn driver_errors_are_detected() {
 }
 
 /// Goal: a write to a shadow doorbell alone does not wake a sleeping controller; its event index
-/// tells when to write the register.
+/// says when to write the register.
 #[test]
 fn shadow_doorbells() {
     let (mut hand, mut pair) = ManualDriver::with_pair(Config {
