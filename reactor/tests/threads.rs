@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use nacre_reactor::{
@@ -157,7 +157,9 @@ fn patience_grows_with_a_steady_rhythm() {
 
 /// Goal: no message is lost or delayed while the reactor falls asleep. Method: senders wait for
 /// each reply, with a time limit, so that each message meets another phase of falling asleep; with
-/// no busy polling, and with a very short one.
+/// no busy polling, and with a very short one. Every 100 rounds all senders pause together, longer
+/// than the maximum patience: on a machine where they are slower than the reactor's patience, it
+/// would never sleep otherwise.
 #[test]
 fn no_wake_up_is_lost_under_stress() {
     for (mode, busy_poll_us) in [
@@ -169,8 +171,9 @@ fn no_wake_up_is_lost_under_stress() {
         const SENDERS: usize = 8;
         const ROUNDS: u64 = 1500;
         let (done, finished) = mpsc::channel();
+        let pause = Arc::new(Barrier::new(SENDERS));
         for sender in 0..SENDERS {
-            let (reactor, done) = (reactor.clone(), done.clone());
+            let (reactor, done, pause) = (reactor.clone(), done.clone(), pause.clone());
             std::thread::spawn(move || {
                 let mut sum = 0;
                 for round in 0..ROUNDS {
@@ -179,6 +182,10 @@ fn no_wake_up_is_lost_under_stress() {
                         std::hint::spin_loop();
                     }
                     sum += reactor.call(move |_| round).unwrap();
+                    if round % 100 == 99 {
+                        pause.wait();
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
                 }
                 done.send(sum).unwrap();
             });
