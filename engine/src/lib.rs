@@ -25,6 +25,7 @@
 
 pub mod audit;
 pub mod bdev_modules;
+#[path = "../cli/src/mod.rs"]
 pub mod cli;
 pub mod config;
 pub mod daemon;
