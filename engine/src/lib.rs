@@ -1,4 +1,5 @@
-//! The daemon and the command line of Nacre: the management plane, without any data path.
+//! The daemon of Nacre: the management plane, without any data path. The command line is
+//! `engine/cli`.
 //!
 //! ```text
 //!            config ─┐                                  ┌─ metrics (HTTP, Prometheus)
@@ -25,8 +26,6 @@
 
 pub mod audit;
 pub mod bdev_modules;
-#[path = "../cli/src/mod.rs"]
-pub mod cli;
 pub mod config;
 pub mod daemon;
 mod descriptors;

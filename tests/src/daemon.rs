@@ -442,7 +442,8 @@ fn is_stale(binary: &Path, deps: &Path) -> bool {
     let Some(built) = modified(binary) else {
         return true;
     };
-    let is_library = |name: &str| name.starts_with("libnacre_engine-") && name.ends_with(".rlib");
+    let is_library =
+        |name: &str| name.starts_with("libnacre_engine_cli-") && name.ends_with(".rlib");
     let libraries = std::fs::read_dir(deps).expect("target/PROFILE/deps");
     let newest: Option<SystemTime> = libraries
         .filter_map(|entry| entry.ok().map(|e| e.path()))
@@ -465,7 +466,14 @@ fn build(profile: &Path) {
     };
     let mut command = Command::new(cargo);
     command
-        .args(["build", "--quiet", "-p", "nacre-engine", "--bin", "nacre"])
+        .args([
+            "build",
+            "--quiet",
+            "-p",
+            "nacre-engine-cli",
+            "--bin",
+            "nacre",
+        ])
         .args(["--profile", name, "--target-dir"])
         .arg(profile.parent().expect("target"))
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));

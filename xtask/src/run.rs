@@ -54,7 +54,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         None => {
             setup::cargo_build(
                 root,
-                &["--release", "--locked", "--package", "nacre-engine"],
+                &["--release", "--locked", "--package", "nacre-engine-cli"],
                 BUILD_LIMIT,
             )?;
             crate::target_dir(root).join("release/nacre")

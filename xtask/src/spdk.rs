@@ -45,7 +45,13 @@ pub fn run(root: &Path) -> Result<Tally> {
 }
 
 fn build_nacre(root: &Path) -> Result<PathBuf> {
-    let arguments = ["--locked", "--package", "nacre-engine", "--bin", "nacre"];
+    let arguments = [
+        "--locked",
+        "--package",
+        "nacre-engine-cli",
+        "--bin",
+        "nacre",
+    ];
     setup::cargo_build(root, &arguments, BUILD_LIMIT)?;
     Ok(crate::target_dir(root).join("debug/nacre"))
 }

@@ -12,8 +12,8 @@ use nacre_nvmf::address::{
 use serde_json::Value;
 
 use super::Failure;
-use crate::methods::nvmf::address::TransportAddress;
-use crate::values::address::{
+use nacre_engine::methods::nvmf::address::TransportAddress;
+use nacre_engine_values::address::{
     AddressError, ScopedIp, is_link_local, resolve, shown, socket_of, with_port,
 };
 

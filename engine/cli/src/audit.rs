@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::subsystem::items;
 use super::{Connection, Failure, output};
-use crate::methods::audit::{Get, GetParams};
+use nacre_engine::methods::audit::{Get, GetParams};
 
 #[derive(Debug, Args)]
 #[command(

@@ -7,10 +7,10 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::{Connection, Failure, output};
-use crate::config::source::variable;
-use crate::config::{self, ConfigError};
-use crate::methods::state::ExportConfig;
-use crate::rpc::NoParams;
+use nacre_engine::config::source::variable;
+use nacre_engine::config::{self, ConfigError};
+use nacre_engine::methods::state::ExportConfig;
+use nacre_engine_rpc::NoParams;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
@@ -66,7 +66,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             // Only the file: the environment here is not the daemon's.
             let problems = match config::load(Some(&file), [], &[]) {
                 Err(ConfigError { problems }) => problems,
-                Ok(loaded) if here => crate::daemon::machine_check::check(&loaded),
+                Ok(loaded) if here => nacre_engine::daemon::machine_check::check(&loaded),
                 Ok(_) => Vec::new(),
             };
             if json {
@@ -120,7 +120,7 @@ pub fn run(args: ConfigArgs) -> Result<(), Failure> {
             if !spdk {
                 return output::json(&whole);
             }
-            let (config, left_out) = crate::methods::spdk::export::for_spdk(&whole);
+            let (config, left_out) = nacre_engine::methods::spdk::export::for_spdk(&whole);
             for what in left_out {
                 eprintln!("left out: {what}");
             }

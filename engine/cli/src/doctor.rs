@@ -1,4 +1,4 @@
-//! `nacre doctor`: the checks of [`crate::doctor`] in a table. Does not call the daemon.
+//! `nacre doctor`: the checks of [`nacre_engine_doctor`] in a table. Does not call the daemon.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,14 +9,13 @@ use clap::Args;
 
 use super::rdma::interface_name;
 use super::{Failure, output};
-use crate::config;
-use crate::config::{Personality, Settings};
-use crate::doctor::roce::{self, LLDP_WAIT};
-use crate::doctor::{Report, Scope, Status, System, examine_with_facts};
-use crate::plane::demand::IobufOptions;
-use crate::plane::demand::{self, Demand};
-use crate::services::calls;
-use crate::values::size;
+use nacre_engine::config;
+use nacre_engine::config::{Personality, Settings};
+use nacre_engine::plane::demand::Demand;
+use nacre_engine::services::calls;
+use nacre_engine_doctor::roce::{self, LLDP_WAIT};
+use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
+use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
 #[command(
@@ -28,7 +27,7 @@ pub struct DoctorArgs {
     #[arg(long)]
     rdma: bool,
     /// Where it will listen: name:eth0, ip:192.0.2.1, subnet:192.0.2.0/24, mac:…, rdma:mlx5_0
-    #[arg(long, value_name = "SELECTOR", value_parser = crate::values::selector::Selector::checked)]
+    #[arg(long, value_name = "SELECTOR", value_parser = nacre_engine_values::selector::Selector::checked)]
     listener: Vec<String>,
     /// Another machine that must be reachable
     #[arg(long, value_name = "ADDRESS")]
@@ -68,7 +67,9 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
     let settings = settings(&args)?;
     let memory = match args.memory {
         Some(memory) => memory,
-        None => memory(&args, &settings)?,
+        None => Demand::of_settings(&settings, args.rdma)
+            .map_err(anyhow::Error::from)?
+            .bytes(),
     };
     let wait = match (args.wait, &args.report) {
         (Some(wait), _) => wait,
@@ -84,7 +85,7 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
         traffic: args.traffic,
         tos: settings.rdma_transport().tos,
         socket: settings.rpc.enabled.then(|| {
-            let path = crate::daemon::socket_path(&settings, Personality::Nacre);
+            let path = nacre_engine::daemon::socket_path(&settings, Personality::Nacre);
             calls::expected_socket(&settings.rpc.access, &path)
         }),
         qos: settings.qos,
@@ -105,15 +106,6 @@ fn settings(args: &DoctorArgs) -> Result<Settings, Failure> {
     let file = args.config.clone().or_else(config::system_file);
     let loaded = config::load(file.as_deref(), std::env::vars_os(), &[]);
     Ok(loaded.map_err(anyhow::Error::from)?.settings)
-}
-
-/// DMA memory of a daemon with this configuration.
-fn memory(args: &DoctorArgs, settings: &Settings) -> Result<u64, Failure> {
-    let transport = settings.rdma_transport();
-    let rdma = args.rdma || demand::wants_rdma(settings);
-    let demand = demand::data_path(settings, &IobufOptions::default(), Personality::Nacre)
-        .and_then(|config| Demand::of(&config, rdma.then_some(&transport)));
-    Ok(demand.map_err(anyhow::Error::from)?.bytes())
 }
 
 /// Prints the report; a failed check fails the command.
@@ -152,59 +144,5 @@ pub fn show(report: &Report, json: bool) -> Result<(), Failure> {
         0 => Ok(()),
         1 => Err(Failure::Failed(anyhow::anyhow!("1 check failed"))),
         count => Err(Failure::Failed(anyhow::anyhow!("{count} checks failed"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-    use nacre_hugepages::ArenaError;
-
-    use super::*;
-    use crate::config::settings::Hugepages;
-    use crate::methods::testing::TestDaemon;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        doctor: DoctorArgs,
-    }
-
-    /// Goal: an administrator who follows one piece of advice on locked memory meets no other with
-    /// a larger figure. Method: the figures of this command, of a listener and `doctor_run` in a
-    /// daemon with the same configuration, and of a daemon that cannot start.
-    #[test]
-    fn all_advice_on_locked_memory_agrees() {
-        let mut settings = Settings::default();
-        settings.reactor.cores = "auto:2".into();
-        settings.memory.hugepages = Hugepages::Off;
-        let daemon = TestDaemon::with(settings, None);
-        let settings = &daemon.engine.settings;
-        for rdma in [false, true] {
-            let words: &[&str] = if rdma { &["", "--rdma"] } else { &[""] };
-            let args = Line::try_parse_from(words).expect("arguments").doctor;
-            let figure = memory(&args, settings).expect("a figure");
-
-            let transport = settings.rdma_transport();
-            let mut config =
-                demand::data_path(settings, &IobufOptions::default(), Personality::Nacre).unwrap();
-            config.rdma = rdma.then(|| transport.clone());
-            let first = crate::plane::arenas(&config).unwrap().into_values().next();
-            let first = first.expect("an arena");
-            let refusal = ArenaError::Memlock {
-                asked: first,
-                limit: 0,
-                locked: 0,
-                beside: Demand::of(&config, config.rdma.as_ref()).unwrap().bytes() - first,
-            };
-            let advice = format!("`ulimit -l {}`", figure / 1024);
-            assert!(refusal.to_string().contains(&advice), "{refusal}, {advice}");
-            if rdma {
-                let plane = daemon.engine.plane().expect("a data plane");
-                let (arenas, cores) = (&plane.arenas, plane.target.cores());
-                let of_listener = daemon.engine.rdma.memory_needed(arenas, cores, &transport);
-                assert_eq!(of_listener, figure);
-            }
-        }
     }
 }

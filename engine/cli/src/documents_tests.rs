@@ -57,7 +57,7 @@ fn words(line: &str) -> Vec<String> {
 
 /// The error in a command, if it has one.
 fn fault(root: &Command, line: &str) -> Option<String> {
-    let methods = crate::methods::all();
+    let methods = nacre_engine::methods::all();
     let mut command = root;
     let mut is_value = false;
     for word in words(line).iter().skip(1) {
@@ -116,7 +116,7 @@ fn documents(dir: &Path, found: &mut Vec<PathBuf>) {
 fn every_command_in_a_document_exists() {
     let mut root = super::command();
     root.build();
-    let top = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    let top = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let mut paths = Vec::new();
     documents(top, &mut paths);
     let (mut faults, mut count) = (Vec::new(), 0);

@@ -5,8 +5,10 @@ use serde_json::Value;
 
 use super::subsystem::items;
 use super::{Connection, Failure, output};
-use crate::methods::events::{GetEvents, GetEventsParams, SubscribeEvents, SubscribeEventsParams};
-use crate::notify::Category;
+use nacre_engine::methods::events::{
+    GetEvents, GetEventsParams, SubscribeEvents, SubscribeEventsParams,
+};
+use nacre_engine::notify::Category;
 
 #[derive(Debug, Args)]
 #[command(
@@ -37,7 +39,7 @@ pub struct FollowArgs {
 
 pub fn run(args: EventsArgs) -> Result<(), Failure> {
     if args.reference {
-        return output::line(crate::notify::markdown().trim_end());
+        return output::line(nacre_engine::notify::markdown().trim_end());
     }
     follow(&args.connection, &args.follow, &args.category)
 }

@@ -9,13 +9,15 @@ use serde_json::{Value, json};
 use super::key::{self, KeyHash, NewKey};
 use super::subsystem::{done, is_discovery, items, some};
 use super::{Connection, Failure, output};
-use crate::methods::nvmf::host::{
+use nacre_engine::methods::nvmf::host::{
     AddHost, AddHostParams, AllowAnyHost, AllowAnyHostParams, RemoveHost, RemoveHostParams,
 };
-use crate::methods::nvmf::namespace::{AddNamespaceHost, NamespaceHostParams, RemoveNamespaceHost};
-use crate::rpc::Method;
-use crate::rpc::client::to_json;
-use crate::services::engine::Engine;
+use nacre_engine::methods::nvmf::namespace::{
+    AddNamespaceHost, NamespaceHostParams, RemoveNamespaceHost,
+};
+use nacre_engine::services::engine::Engine;
+use nacre_engine_rpc::Method;
+use nacre_engine_rpc::client::to_json;
 
 #[derive(Debug, Args)]
 #[command(

@@ -5,7 +5,7 @@ use nacre_hugepages::NodePages;
 use serde_json::{Value, json};
 
 use super::{Failure, output};
-use crate::values::size;
+use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
 pub struct HugepagesArgs {

@@ -5,8 +5,8 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::{Connection, Failure, output};
-use crate::methods::rdma::GetRdmaStats;
-use crate::rpc::NoParams;
+use nacre_engine::methods::rdma::GetRdmaStats;
+use nacre_engine_rpc::NoParams;
 
 #[derive(Debug, Args)]
 pub struct InfoArgs {

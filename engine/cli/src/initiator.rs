@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 
 use super::address::TargetAddress;
 use super::{Failure, doctor};
-use crate::doctor::{System, Target, examine_initiator};
+use nacre_engine_doctor::{System, Target, examine_initiator};
 
 #[derive(Debug, Args)]
 pub struct InitiatorArgs {

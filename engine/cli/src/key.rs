@@ -14,10 +14,10 @@ use zeroize::Zeroizing;
 
 use super::subsystem::{done, items};
 use super::{Connection, Failure, output};
-use crate::methods::keyring::{AddKey, AddKeyParams, GetKeys, RemoveKey, RemoveKeyParams};
-use crate::rpc::NoParams;
-use crate::rpc::client::to_json;
-use crate::services::keyring;
+use nacre_engine::methods::keyring::{AddKey, AddKeyParams, GetKeys, RemoveKey, RemoveKeyParams};
+use nacre_engine::services::keyring;
+use nacre_engine_rpc::NoParams;
+use nacre_engine_rpc::client::to_json;
 
 /// Where key files are made unless a folder is given.
 pub const FOLDER: &str = "/etc/nacre/keys";

@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use super::address::{self, ListenUrl};
 use super::subsystem::{done, items, some};
 use super::{Connection, Failure, output};
-use crate::methods::nvmf::listener::{
+use nacre_engine::methods::nvmf::listener::{
     AddListener, AddListenerParams, AnaParams, GetSubsystemListeners, ListenerParams,
     RemoveListener, SetAnaState, SubsystemListenersParams,
 };
-use crate::methods::nvmf::listeners::{GetListeners, GetListenersParams};
-use crate::methods::nvmf::transport::{
+use nacre_engine::methods::nvmf::listeners::{GetListeners, GetListenersParams};
+use nacre_engine::methods::nvmf::transport::{
     CreateTransport, CreateTransportParams, GetTransports, GetTransportsParams,
 };
-use crate::rpc::client::{Client, ClientError, to_json};
-use crate::rpc::error::Errno;
-use crate::services::subsystems::AnaWord;
+use nacre_engine::services::subsystems::AnaWord;
+use nacre_engine_rpc::client::{Client, ClientError, to_json};
+use nacre_engine_rpc::error::Errno;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]

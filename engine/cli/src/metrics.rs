@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{Connection, Failure, output};
-use crate::methods::metrics::{GetMetrics, GetMetricsParams, MetricsFormat};
+use nacre_engine::methods::metrics::{GetMetrics, GetMetricsParams, MetricsFormat};
 
 #[derive(Debug, Args)]
 pub struct MetricsArgs {
@@ -16,7 +16,7 @@ pub struct MetricsArgs {
 
 pub fn run(args: MetricsArgs) -> Result<(), Failure> {
     if args.reference {
-        return output::line(crate::metrics::markdown().trim_end());
+        return output::line(nacre_engine::metrics::markdown().trim_end());
     }
     let format = if args.connection.json {
         MetricsFormat::Json

@@ -6,8 +6,8 @@ use comfy_table::{Table, presets};
 use serde_json::Value;
 
 use super::Failure;
-use crate::rpc::client::ClientError;
-pub use crate::values::{count, size::bytes};
+use nacre_engine_rpc::client::ClientError;
+pub use nacre_engine_values::{count, size::bytes};
 
 /// Prints `text` and a newline.
 pub fn line(text: &str) -> Result<(), Failure> {
@@ -110,7 +110,7 @@ const COMMANDS: [(&str, &str); 12] = [
 
 /// Replaces each name of an RPC method by a command: its own, or `nacre rpc METHOD`.
 fn in_commands(text: &str) -> String {
-    let methods = crate::methods::all();
+    let methods = nacre_engine::methods::all();
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut typed = String::new();
     let mut rest = text;
@@ -163,7 +163,7 @@ mod tests {
     /// Goal: each command of a remedy exists.
     #[test]
     fn commands_of_methods_exist() {
-        let (root, methods) = (crate::cli::command(), crate::methods::all());
+        let (root, methods) = (crate::command(), nacre_engine::methods::all());
         for (method, words) in COMMANDS {
             assert!(methods.find(method).is_some(), "{method}");
             let mut command = &root;

@@ -12,13 +12,13 @@ use nacre_reactor::CoreSet;
 
 use super::remote::{Needs, RemoteArgs, usage};
 use super::{Failure, output};
-use crate::services::drives::DriveUri;
-use crate::values::size::parse_bytes;
-use crate::values::time;
+use nacre_engine::services::drives::DriveUri;
 use nacre_engine_load::{
     self as load, Direction, Job, Limit, Mismatch, PathReport, PerfError, Progress, Report, Rw,
     Sizes, Verify,
 };
+use nacre_engine_values::size::parse_bytes;
+use nacre_engine_values::time;
 use nacre_nvmf::address::NVME_PORT;
 
 #[derive(Debug, Args)]

@@ -21,11 +21,11 @@ use nacre_transport_tcp::Marking;
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
-use crate::doctor::{System, check_rdma_route};
-use crate::services::drives::{DriveUri, DriveUriError};
-use crate::services::keyring::{FileKey, HostKeys};
-use crate::values::address::socket_of;
-use crate::values::host_identity::Identity;
+use nacre_engine::services::drives::{DriveUri, DriveUriError};
+use nacre_engine::services::keyring::{FileKey, HostKeys};
+use nacre_engine_doctor::{System, check_rdma_route};
+use nacre_engine_values::address::socket_of;
+use nacre_engine_values::host_identity::Identity;
 
 /// Jobs of authentication that may wait: one for each queue.
 const KEY_JOBS: usize = 1024;
@@ -50,10 +50,10 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "N", default_value_t = 3)]
     retries: u32,
     /// Pause between these attempts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = nacre_engine_values::time::parse)]
     retry_delay: Duration,
     /// Longest time of one attempt to connect
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = nacre_engine_values::time::parse)]
     cm_timeout: Duration,
     /// Address of the controller, or a host name
     #[arg(short = 'a', long, value_name = "ADDRESS")]
@@ -93,10 +93,10 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
     /// Longest time to connect
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = nacre_engine_values::time::parse)]
     connect_timeout: Duration,
     /// Keep-alive timeout; 0s for none
-    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = nacre_engine_values::time::parse)]
     keep_alive: Duration,
 }
 

@@ -4,8 +4,8 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use super::{Connection, Failure, output};
-use crate::methods::reference::is_text;
-use crate::rpc::client::ClientError;
+use nacre_engine::methods::reference::is_text;
+use nacre_engine_rpc::client::ClientError;
 
 #[derive(Debug, Args)]
 #[command(
@@ -26,7 +26,7 @@ pub struct RpcArgs {
 
 pub fn run(args: RpcArgs) -> Result<(), Failure> {
     if args.reference {
-        return output::line(crate::methods::reference::markdown().trim_end());
+        return output::line(nacre_engine::methods::reference::markdown().trim_end());
     }
     let method = args.method.as_deref().unwrap_or_default();
     let params = parse_params(method, &args.params)?;

@@ -11,10 +11,10 @@ use nacre_reactor::CoreSet;
 use serde_json::{Value, json};
 
 use super::{Failure, absolute, lcores};
-use crate::config::Personality;
-use crate::config::{self, Flag, Loaded, Problem};
-use crate::daemon::ServeOptions;
-use crate::daemon::reload::Source;
+use nacre_engine::config::Personality;
+use nacre_engine::config::{self, Flag, Loaded, Problem};
+use nacre_engine::daemon::ServeOptions;
+use nacre_engine::daemon::reload::Source;
 
 #[derive(Debug, Args)]
 pub struct ServeArgs {
@@ -59,7 +59,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// DMA memory for all reactors together, in MiB or with a unit (2G)
-    #[arg(short = 's', long, value_name = "MB", value_parser = crate::values::size::parse_mebibytes)]
+    #[arg(short = 's', long, value_name = "MB", value_parser = nacre_engine_values::size::parse_mebibytes)]
     mem_size: Option<u64>,
     /// Use ordinary pages
     #[arg(long)]
@@ -166,7 +166,7 @@ pub fn run(args: ServeArgs, personality: Personality) -> Result<(), Failure> {
         pid_file: args.pid_file.clone(),
         source: Source::new(move || Ok(args.load()?)),
     };
-    crate::daemon::serve(options, crate::methods::all()).map_err(Failure::Failed)
+    nacre_engine::daemon::serve(options, nacre_engine::methods::all()).map_err(Failure::Failed)
 }
 
 pub fn run_nvmf_tgt(args: Vec<OsString>) -> Result<(), Failure> {
@@ -283,7 +283,7 @@ fn read_json(path: &Path) -> Result<Option<Value>, Failure> {
     use anyhow::Context;
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let read = crate::daemon::spdk_file::read(path, &text).transpose();
+    let read = nacre_engine::daemon::spdk_file::read(path, &text).transpose();
     Ok(read.with_context(|| format!("{} is not JSON", path.display()))?)
 }
 

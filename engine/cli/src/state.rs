@@ -3,8 +3,8 @@
 use clap::{Args, Subcommand};
 
 use super::{Connection, Failure, output};
-use crate::methods::state::{Forget, ForgetParams, GetState, Retry};
-use crate::rpc::NoParams;
+use nacre_engine::methods::state::{Forget, ForgetParams, GetState, Retry};
+use nacre_engine_rpc::NoParams;
 
 #[derive(Debug, Args)]
 pub struct StateArgs {

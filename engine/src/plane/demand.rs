@@ -118,6 +118,17 @@ impl Demand {
         })
     }
 
+    /// The demand of a daemon with these settings. It includes RDMA if `rdma` is set or a
+    /// configured listener uses it.
+    pub fn of_settings(settings: &Settings, rdma: bool) -> Result<Demand, PlaneError> {
+        let transport = settings.rdma_transport();
+        let config = data_path(settings, &IobufOptions::default(), Personality::Nacre)?;
+        Demand::of(
+            &config,
+            (rdma || wants_rdma(settings)).then_some(&transport),
+        )
+    }
+
     /// The sum, which is locked and registered with each RDMA device.
     pub fn bytes(&self) -> u64 {
         self.data_path.iter().chain(&self.rdma).sum()
@@ -175,7 +186,10 @@ fn iobuf_classes(
 
 #[cfg(test)]
 mod tests {
+    use nacre_hugepages::ArenaError;
+
     use super::*;
+    use crate::methods::testing::TestDaemon;
     use crate::plane::Plane;
 
     /// Goal: the computed demand is what the daemon allocates. Method: compute it, and start a data
@@ -213,5 +227,41 @@ mod tests {
         let over_rdma = pages("auto:1", true) - one;
         let of_core = bytes_per_core(&Settings::default().rdma_transport());
         assert_eq!(over_rdma, of_core.div_ceil(TWO_MIB));
+    }
+
+    /// Goal: an administrator who follows one piece of advice on locked memory meets no other with
+    /// a larger figure. Method: the figures of `nacre doctor`, of a listener and `doctor_run` in a
+    /// daemon with the same configuration, and of a daemon that cannot start.
+    #[test]
+    fn all_advice_on_locked_memory_agrees() {
+        let mut settings = Settings::default();
+        settings.reactor.cores = "auto:2".into();
+        settings.memory.hugepages = Hugepages::Off;
+        let daemon = TestDaemon::with(settings, None);
+        let settings = &daemon.engine.settings;
+        for rdma in [false, true] {
+            let figure = Demand::of_settings(settings, rdma).unwrap().bytes();
+
+            let transport = settings.rdma_transport();
+            let mut config =
+                data_path(settings, &IobufOptions::default(), Personality::Nacre).unwrap();
+            config.rdma = rdma.then(|| transport.clone());
+            let first = arenas(&config).unwrap().into_values().next();
+            let first = first.expect("an arena");
+            let refusal = ArenaError::Memlock {
+                asked: first,
+                limit: 0,
+                locked: 0,
+                beside: Demand::of(&config, config.rdma.as_ref()).unwrap().bytes() - first,
+            };
+            let advice = format!("`ulimit -l {}`", figure / 1024);
+            assert!(refusal.to_string().contains(&advice), "{refusal}, {advice}");
+            if rdma {
+                let plane = daemon.engine.plane().expect("a data plane");
+                let (arenas, cores) = (&plane.arenas, plane.target.cores());
+                let of_listener = daemon.engine.rdma.memory_needed(arenas, cores, &transport);
+                assert_eq!(of_listener, figure);
+            }
+        }
     }
 }

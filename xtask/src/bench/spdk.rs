@@ -117,7 +117,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     let spdk = Spdk::find(&options.peer)?;
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
-        None => build(root, "nacre-engine", "nacre")?,
+        None => build(root, "nacre-engine-cli", "nacre")?,
     };
     let disk = Disk {
         block_bytes: 512,

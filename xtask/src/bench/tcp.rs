@@ -81,7 +81,7 @@ pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     let limit = build(root, "nacre-benches", "limit")?;
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
-        None => build(root, "nacre-engine", "nacre")?,
+        None => build(root, "nacre-engine-cli", "nacre")?,
     };
     let wanted = |name: &str| {
         options

@@ -50,7 +50,7 @@ const CASES: &[Case] = &[
 pub fn run(root: &Path, options: &TcpOptions) -> Result<ExitCode> {
     let nacre = match &options.nacre {
         Some(path) => path.clone(),
-        None => build(root, "nacre-engine", "nacre")?,
+        None => build(root, "nacre-engine-cli", "nacre")?,
     };
     let target = Target::start(&nacre)?;
     // As large as the bare disk, so that the CPU's caches hold the same part of it.

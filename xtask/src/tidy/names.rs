@@ -21,47 +21,25 @@ const ALLOWED: &[(&str, &str, &str)] = &[
         "each module has one, with the module's path: null::Config",
     ),
     (
-        "engine",
+        "engine/cli",
         "Connection",
-        "cli::top shows the connections of hosts",
+        "top shows the connections of hosts",
     ),
     (
         "engine",
         "Entry",
         "of the journal, and of the RPC server's clients",
     ),
-    ("engine", "Line", "two tables of cli::rdma"),
-    (
-        "engine",
-        "Listener",
-        "cli::top shows the listeners that the configuration declares",
-    ),
-    ("engine", "Log", "the section [log], and a discovery log"),
+    ("engine/cli", "Line", "two tables of rdma"),
     (
         "engine",
         "Namespace",
-        "cli::top shows it, the configuration declares it, a load uses it",
-    ),
-    (
-        "engine",
-        "Path",
-        "of a host to a target, and of a target's listener",
+        "the configuration declares it, a method describes it",
     ),
     (
         "engine",
         "Rdma",
         "the section [rdma], and the service that it configures",
-    ),
-    (
-        "engine",
-        "Reactor",
-        "cli::top shows it, the configuration declares it",
-    ),
-    ("engine", "Sample", "of cli::top, and of the metrics"),
-    (
-        "engine",
-        "Source",
-        "of cli::top's values, and of a configuration",
     ),
     ("xtask", "Options", "each command has one"),
     (

@@ -87,7 +87,7 @@ struct Programs {
     lldpd: PathBuf,
 }
 
-const NACRE: &[&str] = &["--locked", "--package", "nacre-engine"];
+const NACRE: &[&str] = &["--locked", "--package", "nacre-engine-cli"];
 
 /// An example of a package, which the cases with names of this end start.
 struct Example {

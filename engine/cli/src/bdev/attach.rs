@@ -6,11 +6,11 @@ use nacre_nvmf::address::Grammar;
 use nacre_nvmf::host::ControllerId;
 use serde_json::Value;
 
-use crate::methods::bdev::nvme::AttachController;
-use crate::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
-use crate::services::drives::{DriveUri, DriveUriError};
-use crate::services::nvme::AttachParams;
-use crate::services::remotes::attach_params;
+use nacre_engine::methods::bdev::nvme::AttachController;
+use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
+use nacre_engine::services::drives::{DriveUri, DriveUriError};
+use nacre_engine::services::nvme::AttachParams;
+use nacre_engine::services::remotes::attach_params;
 
 use super::super::remote::parse_cntlid;
 use super::super::{Connection, Failure, output};
@@ -117,7 +117,7 @@ mod tests {
     use clap::Parser;
     use serde_json::json;
 
-    use crate::rpc::client::to_json;
+    use nacre_engine_rpc::client::to_json;
 
     use super::*;
 

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::super::{Connection, Failure, absolute, output};
-use crate::bdev_modules::{self, Entry, MODULES};
-use crate::methods::bdev::list::{GetBdevs, GetBdevsParams};
-use crate::values::size;
+use nacre_engine::bdev_modules::{self, Entry, MODULES};
+use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
+use nacre_engine_values::size;
 
 #[derive(Debug, Subcommand)]
 pub enum Kind {
@@ -60,16 +60,16 @@ pub enum Kind {
         /// Bdev whose I/O is delayed
         base: String,
         /// Added latency of reads, such as 200us
-        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
+        #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::parse, default_value = "0s")]
         read: Duration,
         /// Added latency of one read in a hundred; unless given, as for the others
-        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
+        #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::parse)]
         read_p99: Option<Duration>,
         /// Added latency of writes
-        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse, default_value = "0s")]
+        #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::parse, default_value = "0s")]
         write: Duration,
         /// Added latency of one write in a hundred; unless given, as for the others
-        #[arg(long, value_name = "TIME", value_parser = crate::values::time::parse)]
+        #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::parse)]
         write_p99: Option<Duration>,
         #[command(flatten)]
         identity: Identity,

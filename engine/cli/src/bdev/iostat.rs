@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::super::top::rates::{self, Iostat, Rates};
 use super::super::{Connection, Failure, output};
-use crate::methods::bdev::iostat::{GetIostat, GetIostatParams, ResetMode};
+use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams, ResetMode};
 
 #[derive(Debug, Args)]
 pub struct IostatArgs {
     /// All devices unless given
     name: Vec<String>,
     /// Print rates at this interval
-    #[arg(short, long, value_name = "TIME", value_parser = crate::values::time::parse)]
+    #[arg(short, long, value_name = "TIME", value_parser = nacre_engine_values::time::parse)]
     interval: Option<Duration>,
     /// With an interval: the number of rounds; unless given, until interrupted
     #[arg(long, value_name = "N", requires = "interval")]

@@ -14,16 +14,16 @@ use nacre_bdev::module::ByName;
 use serde_json::{Value, json};
 
 use super::{Connection, Failure, output, record};
-use crate::bdev_modules::{Entry, MODULES};
-use crate::methods::bdev::accept::{Accept, AcceptParams};
-use crate::methods::bdev::file::RescanParams;
-use crate::methods::bdev::list::{GetBdevs, GetBdevsParams};
-use crate::methods::bdev::null::ResizeParams;
-use crate::methods::bdev::nvme::{DetachController, DetachControllerParams};
-use crate::methods::bdev::qos::{SetQosLimit, SetQosLimitParams};
-use crate::methods::bdev::stacked::{InjectError, InjectErrorParams, ResumePending};
-use crate::rpc::client::{Client, to_json};
-use crate::values::size;
+use nacre_engine::bdev_modules::{Entry, MODULES};
+use nacre_engine::methods::bdev::accept::{Accept, AcceptParams};
+use nacre_engine::methods::bdev::file::RescanParams;
+use nacre_engine::methods::bdev::list::{GetBdevs, GetBdevsParams};
+use nacre_engine::methods::bdev::null::ResizeParams;
+use nacre_engine::methods::bdev::nvme::{DetachController, DetachControllerParams};
+use nacre_engine::methods::bdev::qos::{SetQosLimit, SetQosLimitParams};
+use nacre_engine::methods::bdev::stacked::{InjectError, InjectErrorParams, ResumePending};
+use nacre_engine_rpc::client::{Client, to_json};
+use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]

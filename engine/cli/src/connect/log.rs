@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::Plan;
 use super::drive::Path;
-use crate::values::address::ScopedIp;
+use nacre_engine_values::address::ScopedIp;
 
 /// Paths beyond the number that a host can use are not tried.
 const MOST_PATHS: usize = 32;

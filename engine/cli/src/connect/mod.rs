@@ -28,8 +28,8 @@ use self::drive::{Path, Tried, drive};
 use self::host::Shell;
 use super::address::{TargetAddress, fallback, hostnqn, transport_choice};
 use super::{Failure, output};
-use crate::doctor::{System, check_rdma_route};
-use crate::services::keyring;
+use nacre_engine::services::keyring;
+use nacre_engine_doctor::{System, check_rdma_route};
 
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "Exit codes: 0 connected, 1 failed, 2 wrong usage.\n\n\
@@ -52,10 +52,10 @@ pub struct ConnectArgs {
     #[arg(long, default_value_t = 3)]
     pub retries: u32,
     /// Pause between attempts
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = nacre_engine_values::time::parse)]
     pub retry_delay: Duration,
     /// Longest time of one attempt
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = nacre_engine_values::time::parse)]
     pub cm_timeout: Duration,
     /// Name of this host [default: nvme-cli's]
     #[arg(short = 'q', long, value_name = "NQN")]

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
-use crate::methods::bdev::nvme::health::{DriveParams, GetHealth, GetLogs};
-use crate::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
+use nacre_engine::methods::bdev::nvme::health::{DriveParams, GetHealth, GetLogs};
+use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
 
 /// One drive with all details, or all of them in a table.
 pub fn run(connection: &Connection, name: Option<&str>) -> Result<(), Failure> {

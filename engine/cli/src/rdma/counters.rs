@@ -8,7 +8,7 @@ use nacre_transport_rdma_link::{CounterGroup, Fabric, Roots, counters};
 use serde_json::{Value, json};
 
 use super::{devices, none_there};
-use crate::cli::{Failure, output};
+use crate::{Failure, output};
 
 pub fn run(
     roots: &Roots,

@@ -5,8 +5,8 @@ use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
 use super::none_there;
-use crate::cli::{Failure, output, record};
-use crate::services::rdma::describe::{add_limits, described};
+use crate::{Failure, output, record};
+use nacre_engine::services::rdma::describe::{add_limits, described};
 
 /// Returns every device's limits, or the reason for their absence.
 type AskLimits = dyn Fn() -> Result<Vec<DeviceAttributes>, String>;

@@ -63,7 +63,7 @@ enum RdmaCommand {
         /// DEVICE or DEVICE/PORT; all unless given
         port: Option<String>,
         /// Show the changes in each interval, such as 1 or 500ms, until interrupted
-        #[arg(long, value_name = "TIME", value_parser = crate::values::time::above_zero)]
+        #[arg(long, value_name = "TIME", value_parser = nacre_engine_values::time::above_zero)]
         watch: Option<Duration>,
         /// Include counters that are 0
         #[arg(short, long)]

@@ -16,10 +16,10 @@ use nacre_transport_rdma_perf::{
 use nacre_transport_rdma_verbs::{Provider, VerbsError, VerbsProvider};
 
 use super::perf_show;
-use crate::cli::Failure;
-use crate::doctor::{self, System};
-use crate::values::address::{AddressError, socket_of};
-use crate::values::size;
+use crate::Failure;
+use nacre_engine_doctor::{self as doctor, System};
+use nacre_engine_values::address::{AddressError, socket_of};
+use nacre_engine_values::size;
 
 #[derive(Debug, Subcommand)]
 pub enum PerfCommand {
@@ -60,7 +60,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
     /// How long to poll for completions before sleeping
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = nacre_engine_values::time::parse)]
     busy_poll: Duration,
     /// Print a line of JSON for each event
     #[arg(long)]
@@ -91,7 +91,7 @@ pub struct ClientArgs {
     #[arg(short = 'n', long, value_name = "N", visible_alias = "messages", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
     /// Duration of each size's measurement, in place of a number of messages
-    #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "iterations", value_parser = crate::values::time::above_zero)]
+    #[arg(short = 'D', long, value_name = "TIME", conflicts_with = "iterations", value_parser = nacre_engine_values::time::above_zero)]
     duration: Option<Duration>,
     /// Messages before each measurement
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -110,14 +110,14 @@ pub struct ClientArgs {
     #[arg(long, value_name = "WHERE")]
     source: Option<String>,
     /// For address, route and connect of a connection together
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = nacre_engine_values::time::parse)]
     cm_timeout: Duration,
     /// Time without a message from the other end, or without a completed one, before the client
     /// gives up
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::values::time::above_zero)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = nacre_engine_values::time::above_zero)]
     peer_timeout: Duration,
     /// How long to retry a server that is busy with another client
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = nacre_engine_values::time::parse)]
     wait: Duration,
     /// Most memory for the test on this machine
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = size::parse_bytes)]
@@ -126,7 +126,7 @@ pub struct ClientArgs {
     #[arg(long, value_name = "TOS", default_value_t = 0)]
     tos: u8,
     /// How long to poll for completions before sleeping
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = nacre_engine_values::time::parse)]
     busy_poll: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]

@@ -9,8 +9,8 @@ use nacre_transport_rdma_perf::wire::Terms;
 use nacre_transport_rdma_perf::{Happened, LatencyOf, Progress, Report};
 use serde_json::{Value, json};
 
-use crate::cli::{Failure, output};
-use crate::doctor::System;
+use crate::{Failure, output};
+use nacre_engine_doctor::System;
 
 /// Device, port and GID of an address, as the kernel shows them.
 pub(super) fn gid_of(system: &System, ip: IpAddr) -> Option<(String, u16, String)> {

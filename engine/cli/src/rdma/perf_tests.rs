@@ -12,9 +12,9 @@ use nacre_transport_rdma_perf::{
 use super::perf::{Sweep, addresses, failure, parse_server, parse_sweep, source};
 use super::perf_show::{described, event, head, rows, sentence};
 use super::{RdmaArgs, RdmaCommand};
-use crate::cli::Failure;
-use crate::doctor::System;
-use crate::doctor::testing::{ScriptedProbe, system};
+use crate::Failure;
+use nacre_engine_doctor::System;
+use nacre_engine_doctor::testing::{ScriptedProbe, system};
 
 #[derive(Debug, Parser)]
 struct Line {

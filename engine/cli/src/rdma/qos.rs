@@ -19,13 +19,13 @@ use nacre_transport_rdma_link::plan::{self, Action, Found, Step};
 use nacre_transport_rdma_link::qos::Qos;
 use serde_json::{Value, json};
 
-use crate::cli::{Connection, Failure, output, subsystem};
-use crate::config;
-use crate::doctor::System;
-use crate::doctor::roce::{self, report};
-use crate::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
-use crate::methods::nvmf::connected::{GetQpairs, SubsystemParams};
-use crate::rpc::client::{Client, ClientError};
+use crate::{Connection, Failure, output, subsystem};
+use nacre_engine::config;
+use nacre_engine::methods::bdev::nvme::list::{GetNvmeControllers, NvmeControllersParams};
+use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
+use nacre_engine_doctor::System;
+use nacre_engine_doctor::roce::{self, report};
+use nacre_engine_rpc::client::{Client, ClientError};
 
 #[derive(Debug, Subcommand)]
 pub enum QosCommand {

@@ -4,8 +4,8 @@ use clap::Subcommand;
 use nacre_transport_rdma_link::{Roots, netlink};
 use serde_json::json;
 
-use crate::cli::{Failure, output};
-use crate::services::rdma::soft;
+use crate::{Failure, output};
+use nacre_engine::services::rdma::soft;
 
 #[derive(Debug, Subcommand)]
 pub enum RxeCommand {

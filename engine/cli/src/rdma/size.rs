@@ -9,13 +9,13 @@ use nacre_transport_rdma::{MAX_SRQ_SIZE, QueueNeed, RdmaConfig, bytes_per_core};
 use nacre_transport_rdma_verbs::DeviceAttributes;
 use serde_json::json;
 
-use crate::cli::{Failure, output};
-use crate::config::Personality;
-use crate::config::{self, Settings};
-use crate::plane::PlaneError;
-use crate::plane::demand::IobufOptions;
-use crate::plane::demand::data_path;
-use crate::values::size;
+use crate::{Failure, output};
+use nacre_engine::config::Personality;
+use nacre_engine::config::{self, Settings};
+use nacre_engine::plane::PlaneError;
+use nacre_engine::plane::demand::IobufOptions;
+use nacre_engine::plane::demand::data_path;
+use nacre_engine_values::size;
 
 #[derive(Debug, Clone, Args)]
 #[command(

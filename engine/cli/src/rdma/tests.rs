@@ -11,10 +11,10 @@ use nacre_transport_rdma_verbs::{DeviceAttributes, Wire};
 use super::counters::{Sample, chosen};
 use super::devices::{device_row, gid_row, link_row};
 use super::size::{Configured, Limits, Need, SizeArgs};
-use crate::config::Personality;
-use crate::config::Settings;
-use crate::plane::demand::{Demand, data_path};
-use crate::services::rdma::describe::{add_limits, described};
+use nacre_engine::config::Personality;
+use nacre_engine::config::Settings;
+use nacre_engine::plane::demand::{Demand, data_path};
+use nacre_engine::services::rdma::describe::{add_limits, described};
 
 #[test]
 fn a_card_in_tables() {
@@ -196,7 +196,7 @@ fn needs_meet_limits() {
 fn an_exceeded_limit_fails_with_a_remedy() {
     let args = size("--hosts 2 --queues 4 --device rxe0 --json");
     let error = super::size::run(&args, || Ok(vec![attributes("rxe0")])).unwrap_err();
-    assert!(matches!(error, crate::cli::Failure::Failed(_)));
+    assert!(matches!(error, crate::Failure::Failed(_)));
     let error = error.to_string();
     assert!(
         error.starts_with("it does not fit: queue pairs: 10 of 9; use fewer hosts"),

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::{Connection, Failure, address, output};
 use super::{is_discovery, items, some};
-use crate::methods::nvmf::connected::{GetControllers, GetQpairs, SubsystemParams};
+use nacre_engine::methods::nvmf::connected::{GetControllers, GetQpairs, SubsystemParams};
 
 pub fn run(connection: &Connection, nqn: Option<&str>) -> Result<(), Failure> {
     let mut client = connection.open()?;

@@ -9,15 +9,15 @@ use uuid::Uuid;
 
 use super::address::{self, ListenUrl};
 use super::{Connection, Failure, listener, output, record};
-use crate::config::settings::ControllerModel;
-use crate::methods::nvmf::host::{AddHost, AddHostParams};
-use crate::methods::nvmf::listener::AddListenerParams;
-use crate::methods::nvmf::namespace::{self, Namespace};
-use crate::methods::nvmf::subsystem::{
+use nacre_engine::config::settings::ControllerModel;
+use nacre_engine::methods::nvmf::host::{AddHost, AddHostParams};
+use nacre_engine::methods::nvmf::listener::AddListenerParams;
+use nacre_engine::methods::nvmf::namespace::{self, Namespace};
+use nacre_engine::methods::nvmf::subsystem::{
     CreateSubsystem, CreateSubsystemParams, DeleteSubsystem, DeleteSubsystemParams, GetSubsystems,
     GetSubsystemsParams,
 };
-use crate::rpc::client::{Client, to_json};
+use nacre_engine_rpc::client::{Client, to_json};
 
 #[derive(Debug, Args)]
 #[command(mut_args = |arg| arg.global(true))]

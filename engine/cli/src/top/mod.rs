@@ -62,7 +62,7 @@ pub struct TopArgs {
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let time = crate::values::time::parse(text)?;
+    let time = nacre_engine_values::time::parse(text)?;
     if (INTERVALS.0..=INTERVALS.1).contains(&time) {
         Ok(time)
     } else {

@@ -13,17 +13,19 @@ use super::super::{Connection, Failure};
 use super::histogram::Histogram;
 use super::rates;
 use super::snapshot::Sort;
-use crate::methods::bdev::histogram::{EnableHistogram, EnableHistogramParams, GetHistogram};
-use crate::methods::bdev::iostat::{GetIostat, GetIostatParams};
-use crate::methods::framework::GetVersion;
-use crate::methods::nvmf::connected::{
+use nacre_engine::methods::bdev::histogram::{
+    EnableHistogram, EnableHistogramParams, GetHistogram,
+};
+use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams};
+use nacre_engine::methods::framework::GetVersion;
+use nacre_engine::methods::nvmf::connected::{
     GetQpairs, GetTargetStats, SubsystemParams, TargetStatsParams,
 };
-use crate::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
-use crate::methods::reactor::GetReactors;
-use crate::rpc::client::{Client, ClientError};
-use crate::rpc::{Method, NoParams};
-use crate::services::engine::Engine;
+use nacre_engine::methods::nvmf::subsystem::{GetSubsystems, GetSubsystemsParams};
+use nacre_engine::methods::reactor::GetReactors;
+use nacre_engine::services::engine::Engine;
+use nacre_engine_rpc::client::{Client, ClientError};
+use nacre_engine_rpc::{Method, NoParams};
 
 /// The daemon's replies at one moment.
 #[derive(Debug, Clone)]

@@ -15,20 +15,22 @@ use super::subsystem::{done, items};
 use super::{Connection, Failure, events, output};
 
 use self::wait::Until;
-use crate::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
-use crate::methods::volume::list::Records;
-use crate::methods::volume::operate::{self, GrowParams, SetParams, ThawParams, VerifyParams};
-use crate::methods::volume::publish::{self, PublishParams};
-use crate::methods::volume::replicas::{
+use nacre_engine::methods::volume::create::{self, CreateParams, DeleteParams, RenameParams};
+use nacre_engine::methods::volume::list::Records;
+use nacre_engine::methods::volume::operate::{
+    self, GrowParams, SetParams, ThawParams, VerifyParams,
+};
+use nacre_engine::methods::volume::publish::{self, PublishParams};
+use nacre_engine::methods::volume::replicas::{
     self, AddReplicaParams, ForcedParams, ReplaceParams, ReplicaParams, ResyncParams,
 };
-use crate::methods::volume::{NameParams, SettingsParams};
-use crate::notify::Category;
-use crate::rpc::client::to_json;
-use crate::rpc::{Method, NoParams};
-use crate::services::engine::Engine;
-use crate::services::subsystems::AnaWord;
-use crate::services::volumes::paths::AnaByTransport;
+use nacre_engine::methods::volume::{NameParams, SettingsParams};
+use nacre_engine::notify::Category;
+use nacre_engine::services::engine::Engine;
+use nacre_engine::services::subsystems::AnaWord;
+use nacre_engine::services::volumes::paths::AnaByTransport;
+use nacre_engine_rpc::client::to_json;
+use nacre_engine_rpc::{Method, NoParams};
 
 #[derive(Debug, Args)]
 #[command(
@@ -125,7 +127,7 @@ enum VolumeCommand {
         /// Name of the volume
         name: String,
         /// Such as 20GiB; unless given as large as the devices allow
-        #[arg(value_parser = crate::values::size::whole_mebibytes)]
+        #[arg(value_parser = nacre_engine_values::size::whole_mebibytes)]
         size: Option<u64>,
     },
     /// Rename one; hosts are not affected
@@ -223,7 +225,7 @@ struct CreateArgs {
     #[arg(required = true, num_args = 1..=5)]
     device: Vec<String>,
     /// Such as 10GiB, whole MiB; unless given as large as the devices allow
-    #[arg(long, value_parser = crate::values::size::whole_mebibytes)]
+    #[arg(long, value_parser = nacre_engine_values::size::whole_mebibytes)]
     size: Option<u64>,
     /// Random unless given
     #[arg(long)]

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
-use crate::methods::volume::NameParams;
-use crate::methods::volume::list::{GetVolume, List};
-use crate::rpc::NoParams;
+use nacre_engine::methods::volume::NameParams;
+use nacre_engine::methods::volume::list::{GetVolume, List};
+use nacre_engine_rpc::NoParams;
 
 pub fn list(connection: &Connection) -> Result<(), Failure> {
     let volumes = connection.call_for_json::<List>(&NoParams {})?;

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::super::subsystem::items;
 use super::super::{Connection, Failure, output};
 use super::{WaitArgs, show};
-use crate::methods::volume::NameParams;
-use crate::methods::volume::list::GetVolume;
-use crate::rpc::Method;
-use crate::services::engine::Engine;
+use nacre_engine::methods::volume::NameParams;
+use nacre_engine::methods::volume::list::GetVolume;
+use nacre_engine::services::engine::Engine;
+use nacre_engine_rpc::Method;
 
 const PAUSE: Duration = Duration::from_millis(300);
 /// How long to watch a replica without copying before giving up: it may just have returned.

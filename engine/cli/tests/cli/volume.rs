@@ -126,7 +126,7 @@ fn volumes_are_listed_and_shown() {
     );
 }
 
-/// Each command asks what it says, and sends nothing that was not given.
+/// Goal: each command calls its method, and sends only the parameters that were given.
 #[test]
 fn commands_are_calls() {
     let daemon = daemon();

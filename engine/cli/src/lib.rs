@@ -2,6 +2,8 @@
 //!
 //! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon running, 4 the daemon refused.
 
+#![forbid(unsafe_code)]
+
 mod address;
 mod audit;
 mod bdev;
@@ -43,10 +45,10 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::config::Personality;
-use crate::rpc::Method;
-use crate::rpc::client::{Client, ClientError};
-use crate::services::engine::Engine;
+use nacre_engine::config::Personality;
+use nacre_engine::services::engine::Engine;
+use nacre_engine_rpc::Method;
+use nacre_engine_rpc::client::{Client, ClientError};
 
 /// Userspace NVMe-oF storage engine: the daemon, and the commands to manage it.
 #[derive(Debug, Parser)]
@@ -123,7 +125,7 @@ pub struct Connection {
     #[arg(short = 'r', long, value_name = "PATH", env = "NACRE_RPC_SOCKET")]
     socket: Option<PathBuf>,
     /// How long to wait for a reply
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = crate::values::time::parse)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = nacre_engine_values::time::parse)]
     timeout: Duration,
     /// Print JSON for programs instead of a table for people
     #[arg(long)]
@@ -136,7 +138,7 @@ impl Connection {
         let path = match &self.socket {
             Some(path) => path.clone(),
             None => {
-                let ours = crate::config::default_socket();
+                let ours = nacre_engine::config::default_socket();
                 let spdks = Path::new("/var/tmp/spdk.sock");
                 if !ours.exists() && spdks.exists() {
                     spdks.to_owned()
@@ -178,14 +180,14 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 /// The failures of a command, each with its exit code.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("{}", crate::rpc::error::causes(.0))]
+    #[error("{}", nacre_engine_rpc::error::causes(.0))]
     Failed(#[from] anyhow::Error),
     #[error("{0}")]
     Usage(String),
     #[error("{}", output::refusal(.0))]
     Daemon(#[from] ClientError),
     /// A failure with its own exit code, which the command's help explains.
-    #[error("{}", crate::rpc::error::causes(.error))]
+    #[error("{}", nacre_engine_rpc::error::causes(.error))]
     Exit { code: u8, error: anyhow::Error },
 }
 
@@ -214,7 +216,7 @@ pub fn main() -> ExitCode {
     let is_nvmf_tgt = called_as_nvmf_tgt(&args);
     if is_nvmf_tgt || args.get(1).is_some_and(|command| command == "serve") {
         // Before the arguments are read.
-        if let Err(error) = crate::signals::shield() {
+        if let Err(error) = nacre_engine::signals::shield() {
             eprintln!("warning: some signals end the daemon: {error}");
         }
     }

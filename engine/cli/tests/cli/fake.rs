@@ -1,5 +1,5 @@
 //! A daemon played by a script: a thread that answers JSON-RPC on a socket of its own, and
-//! remembers what it was asked.
+//! records the calls.
 
 use std::io::{BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use assert_cmd::Command;
 use serde_json::{Value, json};
 
-/// What is answered to a method and its parameters: a result or an error.
+/// The answer to a method with its parameters: a result or an error.
 type Script = dyn Fn(&str, &Value) -> Result<Value, Value> + Send + Sync;
 
 pub struct Fake {
@@ -44,7 +44,7 @@ impl Fake {
         nacre(words, &self.socket())
     }
 
-    /// What was asked since the last time.
+    /// The calls since the last use of this function.
     pub fn asked(&self) -> Vec<(String, Value)> {
         std::mem::take(&mut *self.calls.lock().unwrap())
     }
@@ -69,7 +69,7 @@ fn serve(stream: UnixStream, script: &Script, heard: &Mutex<Vec<(String, Value)>
     }
 }
 
-/// What a run of the program came to.
+/// Exit code and output of a run of the program.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,

@@ -225,10 +225,11 @@ fn it_starts_answers_refuses_a_second_and_stops_cleanly() {
     assert_eq!(daemon.ended(), 0);
 }
 
-/// Goal: systemd is told when the daemon serves, that it is alive, and that it stops.
+/// Goal: systemd is notified when the daemon serves, regularly while it is alive, and when it
+/// stops.
 /// Method: its socket, and the time that it gives for a sign of life.
 #[test]
-fn systemd_is_told() {
+fn systemd_is_notified() {
     let place = Place::new();
     let path = place.path("notify");
     let systemd = std::os::unix::net::UnixDatagram::bind(&path).unwrap();

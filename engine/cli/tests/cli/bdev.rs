@@ -171,7 +171,8 @@ fn devices_are_made() {
     );
 }
 
-/// The product tells the method; a device of a kind unknown here is left alone.
+/// Goal: the product name selects the method of deletion, and a device of an unknown kind is not
+/// deleted.
 #[test]
 fn devices_are_deleted() {
     let daemon = daemon();

@@ -86,9 +86,9 @@ fn started_as_nvmf_tgt_it_is_that_program() {
     );
 }
 
-/// Goal: a daemon that keeps its state starts with SPDK's configuration as often as it likes: what
-/// was made at the first start stands, with what was changed since. Method: the same command line
-/// three times, killed in between.
+/// Goal: a daemon that keeps its state starts with SPDK's configuration any number of times: the
+/// objects of the first start remain, with later changes. Method: the same command line three
+/// times, killed in between.
 #[test]
 fn a_json_configuration_is_carried_out_once() {
     let place = Place::new();
@@ -125,8 +125,8 @@ fn a_json_configuration_is_carried_out_once() {
     for round in 0..3 {
         let (daemon, mut client) = place.serve(&["-c", config.to_str().unwrap()]).ready();
         let referral = json!({ "trtype": "TCP", "traddr": "192.0.2.2", "trsvcid": "1" });
-        // The last of the calls, and what has come since, are there when framework_wait_init
-        // answers.
+        // When framework_wait_init answers, the objects of the last call and of later changes
+        // exist.
         let all = client.call_by_name("nvmf_discovery_get_referrals", Value::Null);
         let all = all.unwrap().as_array().unwrap().len();
         assert_eq!(all, 1 + round.min(1), "{}", daemon.log());

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::fake::{Fake, nacre};
 
-/// One line: what, why, remedy; and a code that scripts can tell apart.
+/// Goal: a failure is one line with its subject, cause and remedy, and has an exit code of its own.
 #[test]
 fn failures_have_their_codes() {
     let nowhere = tempfile::tempdir().unwrap();
@@ -39,8 +39,8 @@ fn failures_have_their_codes() {
     );
 }
 
-/// Goal: the usage line of an error lists what the user must type, and no option that the
-/// environment has set.
+/// Goal: the usage line of an error lists the arguments that are missing, and no option
+/// that the environment has set.
 #[test]
 fn a_usage_line_lists_only_what_is_missing() {
     let socket = std::path::Path::new("/nonexistent/rpc.sock");
@@ -110,7 +110,7 @@ fn completions_know_every_command() {
     }
 }
 
-/// Whatever this machine's pools are, both forms tell of the same ones.
+/// Goal: both forms of the output list the same pools, on any machine.
 #[test]
 fn hugepages_are_shown() {
     let nowhere = std::path::Path::new("/nonexistent");

@@ -160,7 +160,7 @@ fn an_operators_day() {
         "{missing}"
     );
 
-    // One of them at work: what the host did is what is told of it.
+    // With one of them under load, the counters match the host's.
     let mut perf = Command::new(env!("CARGO_BIN_EXE_nacre"))
         .env_clear()
         .env("HOME", daemon.path())
@@ -266,7 +266,7 @@ fn an_operators_day() {
     daemon.nacre("bdev delete vol0").printed();
     daemon.nacre("bdev delete replica0 replica1").printed();
 
-    // And all of it goes again, what stands on a device with it.
+    // Everything can be removed; a device goes with its users.
     daemon
         .nacre(&format!("listener remove {NQN} {free}"))
         .printed();

@@ -3,5 +3,5 @@
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {
-    nacre_engine::cli::main()
+    nacre_engine_cli::main()
 }
