@@ -92,6 +92,11 @@ run_case() {
         echo "the kernel complained, see $name.dmesg" >>"$log"
         verdict=fail
     fi
+    # The daemons of the cases enforce their sandbox.
+    if grep -q 'type=1326.*exe="[^"]*nacre"' "$OUT/logs/$name.dmesg"; then
+        echo "the sandbox refused a system call, see type=1326 in $name.dmesg" >>"$log"
+        verdict=fail
+    fi
     local cleaned=0
     timeout --kill-after=10 60 bash -c '. "$HERE/lib.sh"; clean_guest' clean >>"$log" 2>&1 || cleaned=1
     event end "$name" "$verdict" "$(echo "$start $(date +%s.%N)" | awk '{printf "%.1f", $2 - $1}')"

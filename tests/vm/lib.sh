@@ -167,7 +167,7 @@ daemon_pid() { cat "$PIDFILE"; }
 
 nacre_start() {
     [ -x "$NACRE" ] || die "there is no nacre at '$NACRE'"
-    "$NACRE" serve --data-dir "$WORK/data" -r "$SOCK" "$@" >>"$DAEMON_LOG" 2>&1 </dev/null &
+    NACRE_SECURITY_SANDBOX=enforce "$NACRE" serve --data-dir "$WORK/data" -r "$SOCK" "$@" >>"$DAEMON_LOG" 2>&1 </dev/null &
     echo $! >"$PIDFILE"
     # A process costs tenths of a second in an emulated machine, so the first attempt should
     # succeed. The socket answers before the stored state is restored. Transports are created with

@@ -57,7 +57,7 @@ KEEPERS=()
 keeper_nqn() { echo "nqn.2026-01.io.nacre:keeper$1"; }
 keeper_rpc() { "$NACRE" rpc --socket "$WORK/keeper$1.sock" "${@:2}"; }
 keeper_start() {
-    "$NACRE" serve --data-dir "$WORK/keeper$1" -r "$WORK/keeper$1.sock" >>"$DAEMON_LOG" 2>&1 </dev/null &
+    NACRE_SECURITY_SANDBOX=enforce "$NACRE" serve --data-dir "$WORK/keeper$1" -r "$WORK/keeper$1.sock" >>"$DAEMON_LOG" 2>&1 </dev/null &
     KEEPERS[$1]=$!
     wait_until 60 test -S "$WORK/keeper$1.sock"
     wait_until 60 keeper_rpc "$1" framework_wait_init

@@ -13,6 +13,7 @@ use nacre_engine::config;
 use nacre_engine::config::{Personality, Settings};
 use nacre_engine::plane::demand::Demand;
 use nacre_engine::services::calls;
+use nacre_engine::services::sandbox::for_doctor;
 use nacre_engine_doctor::roce::{self, LLDP_WAIT};
 use nacre_engine_doctor::{Report, Scope, Status, System, examine_with_facts};
 use nacre_engine_values::size;
@@ -88,6 +89,7 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
             let path = nacre_engine::daemon::socket_path(&settings, Personality::Nacre);
             calls::expected_socket(&settings.rpc.access, &path)
         }),
+        sandbox: Some(for_doctor(&settings, Vec::new())),
         qos: settings.qos,
         qos_interfaces: args.qos,
         wait,

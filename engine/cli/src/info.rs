@@ -1,5 +1,5 @@
 //! `nacre info`: counters of a part of the daemon since its start, with the field names of its
-//! replies and metrics.
+//! replies and metrics; and its sandbox.
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
@@ -22,10 +22,18 @@ enum InfoCommand {
         #[command(flatten)]
         connection: Connection,
     },
+    /// Capabilities of the daemon, and the filter of its system calls
+    Sandbox {
+        #[command(flatten)]
+        connection: Connection,
+    },
 }
 
 pub fn run(args: InfoArgs) -> Result<(), Failure> {
-    let InfoCommand::Rdma { connection } = args.command;
+    let connection = match args.command {
+        InfoCommand::Rdma { connection } => connection,
+        InfoCommand::Sandbox { connection } => return super::sandbox::run(&connection),
+    };
     let stats = connection.call_for_json::<GetRdmaStats>(&NoParams {})?;
     if connection.json {
         return output::json(&stats);

@@ -29,6 +29,7 @@ mod rdma;
 mod record;
 mod remote;
 mod rpc;
+mod sandbox;
 mod serve;
 mod state;
 mod subsystem;
@@ -87,7 +88,7 @@ enum Command {
     Events(events::EventsArgs),
     /// Show who changed something, or tried to
     Audit(audit::AuditArgs),
-    /// Show the counters of a part of the daemon
+    /// Show the counters of a part of the daemon, or its sandbox
     #[command(visible_alias = "INFO")]
     Info(info::InfoArgs),
     /// Huge pages of this machine

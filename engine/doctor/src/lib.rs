@@ -23,6 +23,7 @@ mod nvme;
 mod rdma;
 mod rdma_route;
 pub mod roce;
+mod sandbox;
 mod socket;
 mod system;
 #[cfg(any(test, feature = "testing"))]
@@ -41,6 +42,7 @@ pub use net::{no_interface, select};
 pub use numa::{Placed, placed_devices};
 pub use rdma::reason_without_rdma;
 pub use rdma_route::check_rdma_route;
+pub use sandbox::Sandbox;
 pub use socket::Socket;
 pub use system::{Interface, Limit, Probe, RealProbe, System};
 
@@ -167,6 +169,8 @@ pub struct Scope {
     pub rebuilds: u64,
     /// The management socket; `None`: not checked.
     pub socket: Option<Socket>,
+    /// The daemon's sandbox; `None`: not checked.
+    pub sandbox: Option<Sandbox>,
 }
 
 impl Scope {
@@ -237,6 +241,7 @@ pub fn examine_with_facts(system: &System, scope: &Scope) -> (Report, Vec<roce::
     nvme::checks(system, scope, &mut findings);
     container::checks(system, scope, &mut findings);
     socket::checks(scope, &mut findings);
+    sandbox::checks(scope, &mut findings);
     (Report::of(findings), facts)
 }
 

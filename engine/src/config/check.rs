@@ -192,6 +192,11 @@ impl Check<'_> {
             self.refuse_unless_refused(&format!("qos.{key}"), cause);
         }
         self.access(&settings.rpc.access);
+        for (at, name) in settings.security.capabilities.iter().enumerate() {
+            if let Err(cause) = nacre_engine_sandbox::parse(name) {
+                self.refuse(&format!("security.capabilities[{at}]"), cause, "");
+            }
+        }
         self.selectors("replication.iface", &settings.replication.iface);
         for (at, unknown) in super::log_flags::unknown_flags(&settings.log.flags) {
             self.refuse(&format!("log.flags[{at}]"), &unknown, &unknown.remedy());

@@ -19,6 +19,7 @@ mod paths;
 pub mod rdma;
 pub mod reference;
 pub mod replication;
+pub mod security;
 pub mod settings;
 pub mod source;
 

@@ -23,6 +23,7 @@ use crate::values::read;
 pub use super::listener::{Listener, RdmaSetting};
 pub use super::rdma::Rdma;
 pub use super::replication::Replication;
+pub use super::security::Security;
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -30,6 +31,7 @@ pub struct Settings {
     pub reactor: Reactor,
     pub memory: Memory,
     pub rpc: Rpc,
+    pub security: Security,
     pub log: Log,
     pub metrics: Metrics,
     pub data: Data,

@@ -1,11 +1,12 @@
 //! The phases of `nacre serve`: start, initialise, run, drain, end.
 //!
 //! ```text
-//!   serve   settings, logs, locks (socket, data directory), the runtime
+//!   serve   settings, capabilities, logs, locks (socket, data directory), the runtime
 //!     ├ socket answers from here on (with --wait-for-rpc: startup methods only)
 //!     ├ init    data plane ▸ replay of the store ▸ declared objects ▸ stored objects that depend
 //!     │         on them ▸ hosts are admitted                                     phase Runtime
 //!     ├ -c JSON the calls of an SPDK configuration, in its order
+//!     ├ sandbox the filter of system calls, on all threads
 //!     ├ ready   sd_notify READY=1, one log line with sockets, listeners and paths
 //!     ├ …       RPC, metrics, retries of failed replays, watchdog pings, SIGHUP
 //!     └ stop    SIGTERM, SIGINT or spdk_kill_instance: fini, STOPPING=1, exit 0; a second signal
@@ -18,6 +19,7 @@
 
 pub mod machine_check;
 pub mod reload;
+mod sandbox;
 pub mod spdk_file;
 
 use std::any::Any;
@@ -78,13 +80,14 @@ pub struct ServeOptions {
 /// Runs a daemon with these RPC methods until it is asked to stop.
 pub fn serve(options: ServeOptions, methods: Registry<Engine>) -> anyhow::Result<()> {
     let settings = &options.loaded.settings;
+    let restricted = sandbox::restrict(settings);
     let logs = Logs::install(&settings.log)?;
     crate::descriptors::raise();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let outcome =
-        tokio::task::LocalSet::new().block_on(&runtime, run(&options, methods, logs.clone()));
+        tokio::task::LocalSet::new().block_on(&runtime, run(&options, methods, logs.clone(), restricted));
     // A stuck helper thread must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let (Err(error), Some(_)) = (&outcome, &settings.log.file) {
@@ -95,7 +98,12 @@ pub fn serve(options: ServeOptions, methods: Registry<Engine>) -> anyhow::Result
     outcome
 }
 
-async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> anyhow::Result<()> {
+async fn run(
+    options: &ServeOptions,
+    methods: Registry<Engine>,
+    logs: Logs,
+    restricted: sandbox::Restricted,
+) -> anyhow::Result<()> {
     // First of all: a signal may arrive at any time.
     let (stops, hangups) = (Stops::new()?, Hangups::new()?);
     let settings = options.loaded.settings.clone();
@@ -134,6 +142,7 @@ async fn run(options: &ServeOptions, methods: Registry<Engine>, logs: Logs) -> a
         methods,
         audit,
     ));
+    sandbox::report(&engine, restricted);
     reload::read_token(&engine, &engine.settings.metrics)?;
     let following = reload::follow(Rc::clone(&engine), hangups, options.source.clone());
     tokio::task::spawn_local(following);
@@ -244,6 +253,7 @@ async fn live(engine: &Rc<Engine>, options: &ServeOptions, socket: &Path) -> any
     spdk_file::carry_out(engine, after, options, &restored).await?;
     engine.lifecycle.more_to_come.send_replace(false);
     release(engine);
+    sandbox::install(engine);
     info!(
         pid = std::process::id(),
         socket = %socket.display(),

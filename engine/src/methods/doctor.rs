@@ -15,6 +15,7 @@ use crate::rpc::{Class, Method, Order, Registry, RpcError};
 use crate::services::calls;
 use crate::services::engine::Engine;
 use crate::services::rdma::Rdma;
+use crate::services::sandbox::for_doctor;
 
 pub fn register(registry: &mut Registry<Engine>) {
     registry.add::<Run>();
@@ -100,6 +101,7 @@ impl Method<Engine> for Run {
             qos: engine.settings.qos.clone(),
             tos: transport.tos,
             rebuilds,
+            sandbox: Some(for_doctor(&engine.settings, engine.sandbox.problems())),
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; keep them off the management thread.

@@ -14,6 +14,7 @@ pub mod options;
 pub mod rdma;
 pub mod reactor;
 pub mod reference;
+pub mod sandbox;
 pub mod spdk;
 pub mod state;
 pub mod volume;
@@ -36,6 +37,7 @@ pub fn all() -> Registry<Engine> {
     nvmf::register(&mut registry);
     options::register(&mut registry);
     rdma::register(&mut registry);
+    sandbox::register(&mut registry);
     spdk::register(&mut registry);
     state::register(&mut registry);
     volume::register(&mut registry);

@@ -10,6 +10,7 @@
 //!                      ├─ listeners   addresses that hosts connect to
 //!                      ├─ rdma        RDMA devices
 //!                      ├─ nics        counters of network interfaces
+//!                      ├─ sandbox     what the process has given up
 //!                      ├─ declared    objects of the configuration file
 //!                      └─ deferred    devices whose base does not exist yet
 //! ```
@@ -32,6 +33,7 @@ pub mod nvme;
 pub mod rdma;
 pub mod remotes;
 pub mod reservations;
+pub mod sandbox;
 pub mod startup;
 pub mod subsystems;
 pub mod volumes;

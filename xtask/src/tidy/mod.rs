@@ -27,6 +27,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "bdev/nvme/sim",
     "bdev/nvme/vfio",
     "engine/peer",
+    "engine/sandbox",
     "transports/rdma/verbs",
     "transports/tls",
 ];

@@ -2,6 +2,7 @@
 //! Method: the real binary on a socket and a data directory of its own.
 
 mod roles;
+mod sandbox;
 mod spdk;
 
 use std::io::Write;

@@ -1,0 +1,47 @@
+//! Gives up what the daemon does not need: capabilities first of all, system calls before "ready".
+//!
+//! A part that fails does not stop the daemon: data is worth more. The log, `sandbox_get` and the
+//! doctor name it.
+
+use nacre_engine_sandbox::{self as sandbox, CapabilitySet, Mode, SandboxError, names};
+use tracing::{error, info, warn};
+
+use crate::config::Settings;
+use crate::services::engine::Engine;
+
+/// The outcome of [`restrict`]; `None`: not asked for.
+pub type Restricted = Option<Result<CapabilitySet, SandboxError>>;
+
+/// Gives up capabilities. Call it while the process has one thread, which is before there is a log.
+pub fn restrict(settings: &Settings) -> Restricted {
+    let keep = settings.capability_needs().set();
+    (settings.security.sandbox == Mode::Enforce).then(|| sandbox::restrict(keep))
+}
+
+/// Logs the outcome of [`restrict`].
+pub fn report(engine: &Engine, restricted: Restricted) {
+    match restricted {
+        None => {}
+        Some(Ok(kept)) => info!(capabilities = names(kept).join(","), "capabilities"),
+        Some(Err(cause)) => {
+            error!("the daemon keeps all of its capabilities: {cause}");
+            engine.sandbox.missing(format!("capabilities: {cause}"));
+        }
+    }
+}
+
+/// Installs the filter of system calls on all threads.
+pub fn install(engine: &Engine) {
+    let mode = engine.settings.security.sandbox;
+    match sandbox::install(mode) {
+        Ok(()) if mode == Mode::Off => {}
+        Ok(()) => info!(mode = mode.word(), "system calls are filtered"),
+        Err(cause) => {
+            match mode {
+                Mode::Enforce => error!("system calls are not filtered: {cause}"),
+                _ => warn!("system calls are not observed: {cause}"),
+            }
+            engine.sandbox.missing(format!("system calls: {cause}"));
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The sandbox of this process: what the configuration asks for, and what is missing.
+
+use std::cell::RefCell;
+
+use nacre_engine_sandbox::{Mode, kernel_has_filters};
+
+use crate::config::Settings;
+use crate::doctor;
+
+/// Reasons why a part of the sandbox is missing; empty before the end of the start.
+#[derive(Debug, Default)]
+pub struct Sandbox {
+    problems: RefCell<Vec<String>>,
+}
+
+impl Sandbox {
+    pub fn missing(&self, reason: String) {
+        self.problems.borrow_mut().push(reason);
+    }
+
+    pub fn problems(&self) -> Vec<String> {
+        self.problems.borrow().clone()
+    }
+}
+
+/// The subject of the doctor's check. A command gives no problems: it does not ask the daemon.
+pub fn for_doctor(settings: &Settings, problems: Vec<String>) -> doctor::Sandbox {
+    let mode = settings.security.sandbox;
+    doctor::Sandbox {
+        mode,
+        kernel: mode == Mode::Off || kernel_has_filters(),
+        problems,
+    }
+}
