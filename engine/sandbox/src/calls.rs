@@ -88,6 +88,9 @@ const OLDER: &[Call] = &[
     (164, "SYS_setrlimit"),
 ];
 
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const OLDER: &[Call] = &[];
+
 /// Calls that the libc crate lacks. Their numbers are the same on every architecture.
 const NEWER: &[Call] = &[
     (452, "SYS_fchmodat2"),
