@@ -1,13 +1,13 @@
-//! `nacre info sandbox`: what the daemon has given up.
+//! `nacre info sandbox`: capabilities of the daemon, and its filter of system calls.
 
 use serde_json::Value;
 
 use super::{Connection, Failure, output};
-use nacre_engine::methods::sandbox::Get;
+use nacre_engine::methods::sandbox::GetSandbox;
 use nacre_engine_rpc::NoParams;
 
 pub fn run(connection: &Connection) -> Result<(), Failure> {
-    let sandbox = connection.call_for_json::<Get>(&NoParams {})?;
+    let sandbox = connection.call_for_json::<GetSandbox>(&NoParams {})?;
     if connection.json {
         return output::json(&sandbox);
     }

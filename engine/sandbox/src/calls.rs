@@ -2,7 +2,7 @@
 //!
 //! The lists come from the code, from its libraries (glibc, tokio, redb, libibverbs, librdmacm,
 //! s2n-tls, AWS-LC), and from traces of daemons in the tests. A call that a newer C library may use
-//! in place of a listed one is on the list, too. The mode `log` shows what is missing.
+//! in place of a listed one is on the list, too. The mode `log` shows missing calls.
 
 use libc::c_long;
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | files, NVMe/TCP on ports from 1024 | none |
 //! | listeners and metrics on ports below 1024, which a client may add later | NET_BIND_SERVICE |
-//! | memory that a card or a drive reaches (RDMA, VFIO, io_uring), with a limit on locked memory | IPC_LOCK |
+//! | memory for cards and drives, with a limit on locked memory | IPC_LOCK |
 //! | the socket for a group with a role, which a reload may name | CHOWN |
 //! | soft-RoCE devices of `[rdma] rxe`, priority 7 in `[qos]` | NET_ADMIN |
 //!
@@ -24,7 +24,7 @@ use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
 use crate::SandboxError;
 
-/// What the configuration says about features that need a capability.
+/// Configured features that need a capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// The daemon makes soft-RoCE devices or uses the highest priority.

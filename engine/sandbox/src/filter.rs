@@ -8,8 +8,8 @@
 //! | refuse | EPERM | allowed | refused calls |
 //! | allow | allowed; the calls of the others are on it, too | ENOSYS | refused calls |
 //!
-//! The kernel runs all and takes the strictest answer. Since Linux 5.11 it remembers which numbers a
-//! program always allows, so calls without rules about arguments cost nothing.
+//! The kernel runs all and takes the strictest answer. Since Linux 5.11 it remembers the numbers
+//! that a program always allows, so calls without rules about arguments cost nothing.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -52,7 +52,7 @@ fn fall_back() -> Result<BpfProgram, BackendError> {
     program(rules, SeccompAction::Allow, missing)
 }
 
-/// Allows what the daemon needs, and what the other programs decide.
+/// Allows the calls of the daemon, and those that the other programs decide.
 fn allow() -> Result<BpfProgram, BackendError> {
     let mut rules = needed()?;
     rules.insert(libc::SYS_clone3, Vec::new());
@@ -94,7 +94,7 @@ fn refusals() -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// Logs what the others would refuse, except for memory that is both written and run.
+/// Logs calls that the others would refuse, except for memory that is both written and run.
 fn log() -> Result<BpfProgram, BackendError> {
     let mut rules = needed()?;
     rules.insert(libc::SYS_clone3, Vec::new());

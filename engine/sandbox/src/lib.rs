@@ -1,35 +1,35 @@
-//! What the daemon gives up: capabilities that its features do not need, and system calls that it
-//! never makes.
+//! The rights that the daemon gives up: capabilities that its features do not need, and system
+//! calls that it never makes.
 //!
 //! ```text
-//!   start, one thread     restrict   no_new_privs, bounding set, ambient set, permitted and effective
-//!   before "ready"        install    the filter, on all threads at once (TSYNC)
-//!   later threads         inherit both
+//!   start, one thread   restrict   no_new_privs; bounding, ambient, permitted and effective set
+//!   before "ready"      install    the filter, on all threads at once (TSYNC)
+//!   later threads       inherit both
 //! ```
 //!
-//! Capabilities belong to a thread, and no call changes those of all threads. So they go before the
-//! process has a second thread. The filter comes when the start has ended; TSYNC puts it on threads
-//! of libraries, too.
+//! Capabilities belong to a thread, and no call changes those of all threads. So the daemon
+//! gives them up before it has a second thread. The filter comes at the end of the start; TSYNC
+//! puts it on threads of libraries, too.
 //!
 //! The filter is a list of allowed calls ([`calls`]). A refused call fails; it does not end the
 //! process: a C library that begins to use a new call must not stop a storage daemon.
 //!
 //! | call | answer | reason |
 //! |---|---|---|
-//! | on no list | ENOSYS | what an older kernel answers, so libraries use their fallback |
-//! | dangerous, known ([`calls::DENIED`]) | EPERM | there is no fallback, and the error names the cause |
+//! | on no list | ENOSYS | an older kernel gives the same, so libraries use their fallback |
+//! | [`calls::DENIED`] | EPERM | there is no fallback, and the error names the cause |
 //! | of another architecture | ends the process | no library makes one; only an exploit does |
 //!
-//! The kernel logs each refused call (`dmesg`, or the audit log), except clone3, which C libraries
-//! try for each thread.
+//! The kernel logs each refused call (`dmesg`, or the audit log), except clone3, which C
+//! libraries try for each thread.
 //!
-//! Limits: operations inside an io_uring are no system calls, and no filter sees them. They act with
-//! the capabilities of the thread that made the ring. The filter sees no path: the
+//! Limits: operations inside an io_uring are no system calls, and no filter sees them. They
+//! have the capabilities of the thread that made the ring. The filter sees no path: the
 //! daemon's user and the service manager limit the files that it reaches.
 //!
-//! Unsafe, because the one call that installs a filter is in no crate with the flags that the daemon
-//! needs: seccompiler's own sets neither SECCOMP_FILTER_FLAG_LOG nor SPEC_ALLOW. Without the latter,
-//! kernels before 5.16 slow down all code of a filtered thread.
+//! Unsafe, because no crate installs a filter with the flags that the daemon needs: seccompiler
+//! sets neither SECCOMP_FILTER_FLAG_LOG nor SPEC_ALLOW. Without the latter, kernels before 5.16
+//! slow down all code of a filtered thread.
 
 pub mod calls;
 mod capabilities;

@@ -1,4 +1,4 @@
-//! What the kernel says about this process.
+//! The kernel's facts about the rights of this process.
 
 use std::io;
 use std::path::Path;

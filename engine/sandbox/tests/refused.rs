@@ -1,4 +1,4 @@
-//! Goal: the filter lets a daemon work, refuses what a daemon never does, and ends no process.
+//! Goal: the filter lets a daemon work, refuses other calls, and ends no process.
 //! Method: this test starts itself as a child, since a filter cannot be removed.
 
 use std::io;

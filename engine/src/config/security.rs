@@ -1,4 +1,4 @@
-//! `[security]`: what the daemon gives up.
+//! `[security]`: the sandbox of the daemon.
 
 use nacre_engine_sandbox::{CapabilitySet, Mode, Needs};
 use serde::{Deserialize, Serialize};

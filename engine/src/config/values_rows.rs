@@ -137,7 +137,7 @@ pub const ROWS: &[Row] = &[
     ("rpc.access.methods.viewer", &["[\"volume_list\"]"], NAMES),
     ("rpc.audit.file", &["\"auto\"", "\"/a\""], NO_PATH),
     ("rpc.audit.max_size_mb", &["1"], &[("0", "from 1")]),
-    ("security.sandbox", &["\"log\""], &[("1", "1 is not \"off\"")]),
+    ("security.sandbox", &["\"log\""], &[("1", "1 is not")]),
     ("security.capabilities", &["[\"CAP_KILL\"]"], NAMES),
     ("rpc.audit.files", &["2"], &[("1", "not from 2 to 100")]),
     ("metrics.token_file", &["\"/a\""], NO_PATH),

@@ -86,8 +86,8 @@ pub fn serve(options: ServeOptions, methods: Registry<Engine>) -> anyhow::Result
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let outcome =
-        tokio::task::LocalSet::new().block_on(&runtime, run(&options, methods, logs.clone(), restricted));
+    let outcome = tokio::task::LocalSet::new()
+        .block_on(&runtime, run(&options, methods, logs.clone(), restricted));
     // A stuck helper thread must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let (Err(error), Some(_)) = (&outcome, &settings.log.file) {

@@ -1,4 +1,5 @@
-//! Gives up what the daemon does not need: capabilities first of all, system calls before "ready".
+//! The sandbox. Capabilities are given up before the first thread starts; the filter of system
+//! calls is installed before the daemon is ready.
 //!
 //! A part that fails does not stop the daemon: data is worth more. The log, `sandbox_get` and the
 //! doctor name it.
@@ -25,7 +26,10 @@ pub fn report(engine: &Engine, restricted: Restricted) {
         Some(Ok(kept)) => info!(capabilities = names(kept).join(","), "capabilities"),
         Some(Err(cause)) => {
             error!("the daemon keeps all of its capabilities: {cause}");
-            engine.sandbox.missing(format!("capabilities: {cause}"));
+            engine
+                .lifecycle
+                .sandbox
+                .missing(format!("capabilities: {cause}"));
         }
     }
 }
@@ -41,7 +45,10 @@ pub fn install(engine: &Engine) {
                 Mode::Enforce => error!("system calls are not filtered: {cause}"),
                 _ => warn!("system calls are not observed: {cause}"),
             }
-            engine.sandbox.missing(format!("system calls: {cause}"));
+            engine
+                .lifecycle
+                .sandbox
+                .missing(format!("system calls: {cause}"));
         }
     }
 }

@@ -101,7 +101,10 @@ impl Method<Engine> for Run {
             qos: engine.settings.qos.clone(),
             tos: transport.tos,
             rebuilds,
-            sandbox: Some(for_doctor(&engine.settings, engine.sandbox.problems())),
+            sandbox: Some(for_doctor(
+                &engine.settings,
+                engine.lifecycle.sandbox.problems(),
+            )),
             ..Scope::default()
         };
         // Files, libraries and the network may be slow; keep them off the management thread.

@@ -1,4 +1,4 @@
-//! `sandbox_get`, a Nacre extension: what the daemon has given up.
+//! `sandbox_get`, a Nacre extension: the daemon's capabilities and its filter of system calls.
 
 use std::rc::Rc;
 
@@ -10,13 +10,13 @@ use crate::rpc::{Class, Method, NoParams, Registry, RpcError};
 use crate::services::engine::Engine;
 
 pub fn register(registry: &mut Registry<Engine>) {
-    registry.add::<Get>();
+    registry.add::<GetSandbox>();
 }
 
-pub struct Get;
+pub struct GetSandbox;
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Sandbox {
+pub struct SandboxState {
     /// `off`, `log` or `enforce`: `[security] sandbox`.
     mode: &'static str,
     /// True if capabilities and system calls are as the mode says.
@@ -33,18 +33,21 @@ pub struct Sandbox {
     problems: Vec<String>,
 }
 
-impl Method<Engine> for Get {
+impl Method<Engine> for GetSandbox {
     const NAME: &'static str = "sandbox_get";
     const ABOUT: &'static str =
         "Shows which capabilities the daemon has, and whether its system calls are filtered.";
     const CLASS: Class = Class::Read;
     type Params = NoParams;
-    type Reply = Sandbox;
+    type Reply = SandboxState;
 
-    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<Sandbox, RpcError> {
+    async fn apply(_: NoParams, engine: Rc<Engine>) -> Result<SandboxState, RpcError> {
         let status = Status::read().map_err(|error| RpcError::internal(error.to_string()))?;
-        let (mode, problems) = (engine.settings.security.sandbox, engine.sandbox.problems());
-        Ok(Sandbox {
+        let (mode, problems) = (
+            engine.settings.security.sandbox,
+            engine.lifecycle.sandbox.problems(),
+        );
+        Ok(SandboxState {
             mode: mode.word(),
             complete: mode == Mode::Off || problems.is_empty() && status.filters > 0,
             filters: status.filters,

@@ -32,7 +32,6 @@ use crate::services::keyring::Keyring;
 use crate::services::listeners::Listeners;
 use crate::services::rdma::Rdma;
 use crate::services::remotes::Remotes;
-use crate::services::sandbox::Sandbox;
 use crate::services::volumes::Volumes;
 use crate::store::Record;
 
@@ -71,7 +70,6 @@ pub struct Engine {
     /// Reservations that are being stored.
     pub reservation_jobs: ReservationJobs,
     pub volumes: Volumes,
-    pub sandbox: Sandbox,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
@@ -117,7 +115,6 @@ impl Engine {
             drives: Drives::default(),
             reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
-            sandbox: Sandbox::default(),
             plane: RefCell::default(),
             gate: RwLock::new(()),
             replaying: Mutex::new(()),

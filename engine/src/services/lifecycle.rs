@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 
+use super::sandbox::SandboxProblems;
+
 /// The phase of the daemon's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -28,6 +30,8 @@ pub struct Lifecycle {
     pub holds: Cell<u64>,
     /// True while calls of an SPDK file follow the start; hosts wait for them too.
     pub more_to_come: watch::Sender<bool>,
+    /// Set up by the start.
+    pub sandbox: SandboxProblems,
 }
 
 impl Default for Lifecycle {
@@ -39,6 +43,7 @@ impl Default for Lifecycle {
             failure: RefCell::default(),
             holds: Cell::new(0),
             more_to_come: watch::channel(false).0,
+            sandbox: SandboxProblems::default(),
         }
     }
 }

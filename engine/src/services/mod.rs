@@ -10,7 +10,6 @@
 //!                      ├─ listeners   addresses that hosts connect to
 //!                      ├─ rdma        RDMA devices
 //!                      ├─ nics        counters of network interfaces
-//!                      ├─ sandbox     what the process has given up
 //!                      ├─ declared    objects of the configuration file
 //!                      └─ deferred    devices whose base does not exist yet
 //! ```

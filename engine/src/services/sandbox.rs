@@ -1,4 +1,4 @@
-//! The sandbox of this process: what the configuration asks for, and what is missing.
+//! The sandbox of this process: the configured mode, and missing parts.
 
 use std::cell::RefCell;
 
@@ -9,11 +9,11 @@ use crate::doctor;
 
 /// Reasons why a part of the sandbox is missing; empty before the end of the start.
 #[derive(Debug, Default)]
-pub struct Sandbox {
+pub struct SandboxProblems {
     problems: RefCell<Vec<String>>,
 }
 
-impl Sandbox {
+impl SandboxProblems {
     pub fn missing(&self, reason: String) {
         self.problems.borrow_mut().push(reason);
     }
