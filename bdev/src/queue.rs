@@ -1,6 +1,6 @@
 //! The trait of everything that does I/O: a per-core queue.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
@@ -73,7 +73,7 @@ pub trait Queue {
 
     /// A descriptor that becomes readable when `poll` would find a completion, if the device has
     /// one.
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }

@@ -20,7 +20,7 @@ mod load;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_bdev::Extents;
@@ -356,7 +356,7 @@ pub trait Transport {
     fn disarm(&mut self) {}
 
     /// Descriptors whose readability means work; fixed for the transport's life.
-    fn wake_fds(&self) -> Vec<RawFd>;
+    fn wake_fds(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Connections on this core.
     fn connections(&self) -> usize;
@@ -630,5 +630,5 @@ pub trait HostTransport {
 
     fn arm(&mut self, now: Nanos) -> Idle;
 
-    fn wake_fd(&self) -> Option<RawFd>;
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>>;
 }

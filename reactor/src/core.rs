@@ -88,11 +88,7 @@ impl CoreHandle {
     pub fn add_poller(&self, poller: Box<dyn Poller>) -> Result<PollerId, WakeFdError> {
         let inner = &self.inner;
         let id = PollerId(inner.next_poller.get());
-        let wake_fds = poller.wake_fds();
-        inner
-            .wake_set
-            .borrow_mut()
-            .watch(id, poller.name(), &wake_fds)?;
+        inner.wake_set.borrow_mut().watch(id, &*poller)?;
         inner.next_poller.set(id.0 + 1);
         let counters = Arc::new(PollerCounters::default());
         inner
@@ -271,7 +267,6 @@ impl Core {
         let Some(index) = self.slots.iter().position(|slot| slot.id == id) else {
             return at;
         };
-        // Unwatch first: the drop may close the descriptors.
         self.handle.inner.wake_set.borrow_mut().forget(id);
         drop(self.slots.remove(index));
         self.handle.inner.shared.directory.remove_poller(id);
@@ -282,9 +277,8 @@ impl Core {
         let Some(slot) = self.slots.iter_mut().find(|slot| slot.id == id) else {
             return;
         };
-        let wake_fds = slot.poller.wake_fds();
         let mut wake_set = self.handle.inner.wake_set.borrow_mut();
-        let watched = wake_set.watch(id, slot.poller.name(), &wake_fds);
+        let watched = wake_set.watch(id, &*slot.poller);
         slot.unwatched = watched.is_err();
         if let Err(error) = watched {
             let reactor = &self.handle.inner.shared.name;

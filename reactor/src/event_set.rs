@@ -5,10 +5,10 @@
 //!     self.set.wait(&mut self.events, Duration::ZERO)?;
 //!     for event in self.events.iter() { self.connections[event.token]... }
 //! }
-//! fn wake_fds(&self) -> Vec<RawFd> { vec![self.set.as_raw_fd()] }
+//! fn wake_fds(&self) -> io::Result<Vec<OwnedFd>> { Ok(vec![self.set.wake_fd()?]) }
 //! ```
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
@@ -62,26 +62,10 @@ impl EventSet {
         Ok(rx::delete(&self.epoll, fd)?)
     }
 
-    /// Adds a descriptor for reading like [`EventSet::add`], by its number only, such as a
-    /// queue's `wake_fd`. The owner deletes it before it is closed.
-    pub fn add_raw(&self, fd: RawFd, token: u64) -> std::io::Result<()> {
-        let event = epoll::Event::new(epoll::Events::EPOLLIN, token);
-        epoll::ctl(
-            self.epoll.as_raw_fd(),
-            epoll::ControlOptions::EPOLL_CTL_ADD,
-            fd,
-            event,
-        )
-    }
-
-    pub fn delete_raw(&self, fd: RawFd) -> std::io::Result<()> {
-        let event = epoll::Event::new(epoll::Events::empty(), 0);
-        epoll::ctl(
-            self.epoll.as_raw_fd(),
-            epoll::ControlOptions::EPOLL_CTL_DEL,
-            fd,
-            event,
-        )
+    /// A duplicate of the set's own descriptor, which is readable while any of its descriptors is
+    /// ready: for [`crate::Poller::wake_fds`].
+    pub fn wake_fd(&self) -> std::io::Result<OwnedFd> {
+        self.epoll.try_clone()
     }
 
     /// Replaces the contents of `events` with the descriptors that are ready, at most its capacity.
@@ -97,12 +81,6 @@ impl EventSet {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(events.list.len()),
             Err(error) => Err(error.into()),
         }
-    }
-}
-
-impl AsRawFd for EventSet {
-    fn as_raw_fd(&self) -> RawFd {
-        self.epoll.as_raw_fd()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The pollers of a reactor. A poller does a bounded amount of work per turn and lets its reactor
 //! sleep when it has none.
 
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 
 use crate::Nanos;
 
@@ -57,10 +57,10 @@ pub trait Poller {
     /// Disarms the wake sources: the reactor is awake and polls again.
     fn disarm(&mut self) {}
 
-    /// File descriptors that are readable when this poller has work, usually one (an epoll or an
-    /// eventfd). The reactor calls this when the poller is added, and again on the poller's
-    /// request.
-    fn wake_fds(&self) -> Vec<RawFd> {
-        Vec::new()
+    /// Duplicates of the file descriptors that are readable when this poller has work, usually one
+    /// (of an epoll or an eventfd). The reactor calls this when the poller is added, and again on
+    /// the poller's request. It closes the duplicates when it stops watching them.
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(Vec::new())
     }
 }

@@ -2,7 +2,7 @@
 //! descriptors.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,31 +11,32 @@ use rustix::event::Timespec;
 use rustix::event::epoll as rx;
 
 use crate::bell::Bell;
+use crate::poller::Poller;
 use crate::stats::PollerId;
 
 /// A poller's wake descriptor could not be watched.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot watch descriptor {fd} of poller \"{poller}\": {source} \
-     (EBADF: it is closed; EPERM: it is a plain file; ENOSPC: raise fs.epoll.max_user_watches)"
+    "cannot watch a descriptor of poller \"{poller}\": {source} \
+     (EMFILE: raise the limit of open files; EPERM: it is a plain file; ENOSPC: raise \
+     fs.epoll.max_user_watches)"
 )]
 pub struct WakeFdError {
     pub poller: String,
-    pub fd: RawFd,
     pub source: std::io::Error,
 }
 
 const BELL: u64 = u64::MAX;
+const POLLER: u64 = 0;
 const EVENTS_PER_WAIT: usize = 16;
 
 pub(crate) struct WakeSet {
     epoll: OwnedFd,
     bell: Arc<Bell>,
     events: Vec<rx::Event>,
-    /// The pollers that registered each descriptor. The kernel forgets a descriptor when it is
-    /// closed, and another file may have its number by then, so a number alone must never remove a
-    /// registration.
-    owners: HashMap<RawFd, Vec<PollerId>>,
+    /// The watched descriptors of each poller. They are duplicates: the kernel registers a file
+    /// under a number, and no other file gets the number of an open duplicate.
+    watched: HashMap<PollerId, Vec<OwnedFd>>,
 }
 
 impl WakeSet {
@@ -52,66 +53,41 @@ impl WakeSet {
             epoll,
             bell,
             events,
-            owners: HashMap::new(),
+            watched: HashMap::new(),
         })
     }
 
-    /// Watches exactly `fds` for poller `id`. On an error nothing of `id` is watched.
-    pub(crate) fn watch(
-        &mut self,
-        id: PollerId,
-        poller: &str,
-        fds: &[RawFd],
-    ) -> Result<(), WakeFdError> {
+    /// Watches exactly the present descriptors of `poller`. On an error none of them is watched.
+    pub(crate) fn watch(&mut self, id: PollerId, poller: &dyn Poller) -> Result<(), WakeFdError> {
         self.forget(id);
-        for &fd in fds {
-            if let Err(source) = self.add(id, fd) {
-                self.forget(id);
-                return Err(WakeFdError {
-                    poller: poller.to_owned(),
-                    fd,
-                    source,
-                });
+        let watched = poller.wake_fds().and_then(|fds| self.add(id, fds));
+        watched.map_err(|source| {
+            self.forget(id);
+            WakeFdError {
+                poller: poller.name().to_owned(),
+                source,
             }
+        })
+    }
+
+    fn add(&mut self, id: PollerId, fds: Vec<OwnedFd>) -> std::io::Result<()> {
+        let watched = self.watched.entry(id).or_default();
+        for fd in fds {
+            let data = rx::EventData::new_u64(POLLER);
+            rx::add(&self.epoll, &fd, data, rx::EventFlags::IN)?;
+            watched.push(fd);
         }
         Ok(())
     }
 
-    /// Stops watching what only poller `id` asked for.
+    /// Stops watching the descriptors of poller `id`.
     pub(crate) fn forget(&mut self, id: PollerId) {
-        let epoll = self.epoll.as_raw_fd();
-        self.owners.retain(|&fd, owners| {
-            owners.retain(|owner| *owner != id);
-            if owners.is_empty() {
-                // A descriptor that was closed meanwhile is gone already.
-                let _ = ctl(epoll, epoll::ControlOptions::EPOLL_CTL_DEL, fd);
-            }
-            !owners.is_empty()
-        });
-    }
-
-    fn add(&mut self, id: PollerId, fd: RawFd) -> std::io::Result<()> {
-        let owners = self.owners.entry(fd).or_default();
-        match ctl(
-            self.epoll.as_raw_fd(),
-            epoll::ControlOptions::EPOLL_CTL_ADD,
-            fd,
-        ) {
-            // Newly watched: any other poller that claims this number registered a file that is now
-            // closed.
-            Ok(()) => owners.clear(),
-            Err(error) if error.raw_os_error() == Some(EEXIST) => {}
-            Err(error) => {
-                if owners.is_empty() {
-                    self.owners.remove(&fd);
-                }
-                return Err(error);
+        for fd in self.watched.remove(&id).into_iter().flatten() {
+            // Closing the duplicate is not enough: the poller has the file open as well.
+            if let Err(error) = rx::delete(&self.epoll, &fd) {
+                tracing::error!(%error, "cannot stop watching a poller's descriptor");
             }
         }
-        if !owners.contains(&id) {
-            owners.push(id);
-        }
-        Ok(())
     }
 
     /// Blocks until a source is readable or the time is over.
@@ -133,18 +109,4 @@ impl WakeSet {
         }
         Ok(())
     }
-}
-
-const EEXIST: i32 = rustix::io::Errno::EXIST.raw_os_error();
-
-/// Pollers name their descriptors by number, since some belong to queues several layers down.
-/// rustix wants a borrowed descriptor, which safe code cannot make from a number; a stale number
-/// here is an EBADF, never a memory fault.
-pub(crate) fn ctl(epoll: RawFd, op: epoll::ControlOptions, fd: RawFd) -> std::io::Result<()> {
-    epoll::ctl(
-        epoll,
-        op,
-        fd,
-        epoll::Event::new(epoll::Events::EPOLLIN, fd as u64),
-    )
 }

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl Poller for Sockets {
         Idle::Until(now + Duration::from_secs(1))
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.set.as_raw_fd()]
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.set.wake_fd()?])
     }
 }
 

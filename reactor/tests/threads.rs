@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 
 use std::io::Write;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -302,8 +302,8 @@ impl Poller for Echo {
         Idle::Quiet
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.set.as_raw_fd()]
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.set.wake_fd()?])
     }
 }
 

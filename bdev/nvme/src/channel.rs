@@ -1,13 +1,13 @@
 //! One core's queue to one namespace: a lane of the core's queue pair.
 
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use nacre_bdev::{Busy, Done, Io, Queue, Token};
 use nacre_hugepages::Pool;
-use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use crate::device::NvmeBdev;
 use crate::pair::{Pair, Start};
@@ -23,7 +23,7 @@ pub(crate) struct Channel {
 
 struct Sleeper {
     set: EventSet,
-    watched: Option<RawFd>,
+    watched: Option<Arc<OwnedFd>>,
 }
 
 impl Channel {
@@ -37,8 +37,7 @@ impl Channel {
             None => None,
             Some(_) => {
                 let set = EventSet::new()?;
-                // The descriptor stays open: this channel holds the pair.
-                set.add_raw(pair.borrow().link().bell(), 0)?;
+                set.add(pair.borrow().link().bell(), 0, Interest::READ)?;
                 Some(Sleeper { set, watched: None })
             }
         };
@@ -59,12 +58,17 @@ impl Channel {
             return false;
         };
         let now = self.pair.borrow().vector_fd();
-        if now != sleeper.watched {
-            if let Some(old) = sleeper.watched.take() {
-                // Closing the descriptor may have removed it from the set already.
-                let _ = sleeper.set.delete_raw(old);
+        let is_watched = match (&now, &sleeper.watched) {
+            (Some(now), Some(watched)) => Arc::ptr_eq(now, watched),
+            (now, watched) => now.is_none() && watched.is_none(),
+        };
+        if !is_watched {
+            if let Some(old) = sleeper.watched.take()
+                && let Err(error) = sleeper.set.delete(&*old)
+            {
+                tracing::error!(%error, "cannot stop watching a former vector");
             }
-            sleeper.watched = now.filter(|fd| sleeper.set.add_raw(*fd, 0).is_ok());
+            sleeper.watched = now.filter(|fd| sleeper.set.add(fd, 0, Interest::READ).is_ok());
         }
         sleeper.watched.is_some()
     }
@@ -102,9 +106,9 @@ impl Queue for Channel {
         }
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         let sleeper = self.sleeper.as_ref()?;
-        Some(sleeper.set.as_raw_fd())
+        Some(sleeper.set.as_fd())
     }
 }
 

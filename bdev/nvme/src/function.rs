@@ -1,6 +1,6 @@
 //! The interface between the driver and a PCI function that is an NVMe controller.
 
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nacre_hugepages::RegisterHook;
@@ -85,9 +85,9 @@ pub trait Function: Send + Sync + 'static {
     /// Connects the first `count` vectors to separate descriptors; 0 disconnects all.
     fn interrupts(&self, count: u16) -> Result<(), FunctionError>;
 
-    /// Becomes readable when the vector fires; `None` when it is not connected. Valid until the
-    /// next [`Function::interrupts`].
-    fn vector_fd(&self, vector: u16) -> Option<RawFd>;
+    /// Becomes readable when the vector fires; `None` when it is not connected. The next
+    /// [`Function::interrupts`] creates others.
+    fn vector_fd(&self, vector: u16) -> Option<Arc<OwnedFd>>;
 
     /// Releases the function for good, even if this object has other holders: the system waits for
     /// that before it removes an announced drive. From now on registers read as [`GONE`], and

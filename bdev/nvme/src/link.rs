@@ -1,6 +1,6 @@
 //! The state of a queue pair that its owner (a core) and the control (the home reactor) share.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -78,8 +78,8 @@ impl Link {
         }
     }
 
-    pub fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 
     pub fn grant(&self) -> Arc<Grant> {

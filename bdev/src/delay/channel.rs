@@ -5,7 +5,7 @@
 //!                                   └──no──> held, by due time ──poll(now)──> done
 //! ```
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -157,7 +157,7 @@ impl Queue for Channel {
         self.base.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.base.wake_fd()
     }
 }

@@ -8,7 +8,7 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -332,7 +332,7 @@ impl Queue for Channel {
         self.base.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.base.wake_fd()
     }
 }

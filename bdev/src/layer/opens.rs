@@ -1,6 +1,6 @@
 //! Which queues of a device are open, so that a removal knows when the last one is closed.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_hugepages::Lent;
@@ -122,7 +122,7 @@ impl Queue for ModuleQueue {
         self.inner.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_fd()
     }
 }

@@ -1,7 +1,7 @@
 //! One core's queue to a device through the layer: executes what `plan` and `job` decide.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -575,7 +575,7 @@ impl Queue for LayerQueue {
         self.inner.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.wake_fd()
     }
 }

@@ -3,7 +3,7 @@
 //! The queue checks each range itself. The layers above check it too, but no fault of theirs may
 //! reach the data of another part.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use nacre_hugepages::Lent;
 use nacre_reactor::{Idle, Nanos};
@@ -119,7 +119,7 @@ impl Queue for Channel {
         self.base.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.base.wake_fd()
     }
 }

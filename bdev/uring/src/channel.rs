@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -380,7 +380,7 @@ impl Queue for Channel {
     }
 
     /// Signals only between [`Queue::arm`] and [`Queue::disarm`].
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.wake_fd())
     }
 }

@@ -22,7 +22,7 @@
 use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -404,8 +404,8 @@ impl<T> Ring<T> {
         }
     }
 
-    pub fn wake_fd(&self) -> RawFd {
-        self.wake.as_raw_fd()
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 
     fn entry(&mut self, key: Key, command: Command) -> Entry {

@@ -1,7 +1,7 @@
 //! One core's queue on a remote namespace.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_bdev::reservation::Reserve;
@@ -104,7 +104,7 @@ impl Queue for RemoteQueue {
         self.queue.disarm();
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.wake_fd()
     }
 }

@@ -1,13 +1,13 @@
 //! A controller on one reactor: drives its admin queue there and publishes its state to other
 //! threads.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::Pool;
 use nacre_nvmf::host::{Controller, ControllerState};
-use nacre_reactor::{CoreHandle, EventSet, Idle, Nanos, Poller, Work};
+use nacre_reactor::{CoreHandle, EventSet, Idle, Interest, Nanos, Poller, Work};
 
 use crate::shared::Shared;
 use crate::status::{ControllerInfo, State};
@@ -210,8 +210,8 @@ impl Poller for ControllerPoller {
         if let Some(fd) = self.controller.wake_fd() {
             // The new connection may reuse the descriptor number of the previous one: make sure of
             // the watch.
-            let _ = self.sleepers.delete_raw(fd);
-            if let Err(error) = self.sleepers.add_raw(fd, 0) {
+            let _ = self.sleepers.delete(fd);
+            if let Err(error) = self.sleepers.add(fd, 0, Interest::READ) {
                 tracing::error!(%error, "cannot watch a connection");
                 return Idle::Busy;
             }
@@ -226,7 +226,7 @@ impl Poller for ControllerPoller {
         self.look_at = Nanos::ZERO;
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.sleepers.as_raw_fd()]
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.sleepers.wake_fd()?])
     }
 }

@@ -23,7 +23,7 @@ mod waiting;
 mod watch;
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -395,7 +395,7 @@ impl IoQueue {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
-        self.watch.stop();
+        self.watch.stop(queue.transport().wake_fd());
         queue.transport().close();
         while let Some(command) = queue.transport().reclaim() {
             let token = queue.token_of(command.sqe.cid());
@@ -647,7 +647,7 @@ impl Queue for IoQueue {
         }
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.watch.fd())
     }
 }
@@ -655,8 +655,8 @@ impl Queue for IoQueue {
 /// Where the transport cannot hand a buffer back, dropping the queue does.
 impl Drop for IoQueue {
     fn drop(&mut self) {
-        self.watch.stop();
-        if self.queue.take().is_some() {
+        if let Some(mut queue) = self.queue.take() {
+            self.watch.stop(queue.transport().wake_fd());
             self.link.leave();
         }
     }

@@ -1,12 +1,11 @@
 //! The bdev queues of one core: opened when first used, closed when no queue pair can see them.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_bdev::{Busy, Done, Io, Queue, Status, Token};
 use nacre_hugepages::{Lent, Pool};
-use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use crate::queues::decode::Plan;
 use crate::queues::queue_pair::QueuePair;
@@ -34,7 +33,6 @@ pub(crate) struct Device {
     queue: Box<dyn Queue>,
     /// Requests that found the device's queue full.
     pub waiting: WaitingList,
-    watched: Option<RawFd>,
     /// It stands in [`Devices::busy`].
     listed: bool,
     /// Did something at once since it was last polled: that counts as use of it.
@@ -112,9 +110,8 @@ impl Devices {
                 return None;
             }
         };
-        let watched = queue.wake_fd();
-        if let Some(fd) = watched
-            && let Err(error) = sleepers.add_raw(fd, 0)
+        if let Some(fd) = queue.wake_fd()
+            && let Err(error) = sleepers.add(fd, 0, Interest::READ)
         {
             self.refuse(
                 namespace,
@@ -129,7 +126,6 @@ impl Devices {
             namespace: Arc::clone(namespace),
             queue,
             waiting: WaitingList::new(),
-            watched,
             listed: false,
             used: false,
             user: 0,
@@ -358,8 +354,8 @@ impl Devices {
                 continue;
             };
             device.namespace.set_slot(self.core, None);
-            if let Some(fd) = device.watched
-                && let Err(error) = sleepers.delete_raw(fd)
+            if let Some(fd) = device.queue.wake_fd()
+                && let Err(error) = sleepers.delete(fd)
             {
                 tracing::warn!(%error, "cannot stop to watch a bdev's completions");
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use crate::queues::queue_pair::{QueueId, QueuePair};
 use crate::subsystems::target::Target;
@@ -41,7 +41,7 @@ impl Ports {
             match plug.open(core, Arc::clone(&self.wake)) {
                 Ok(io) => {
                     for fd in io.wake_fds() {
-                        if let Err(error) = sleepers.add_raw(fd, 0) {
+                        if let Err(error) = sleepers.add(fd, 0, Interest::READ) {
                             tracing::error!(%error, "cannot watch a transport's descriptor");
                         }
                     }

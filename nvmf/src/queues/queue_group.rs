@@ -12,7 +12,7 @@
 //! list with a bound (for a buffer: the group's list; for room in a device: the device's list) and
 //! is retried each turn. A host sees that as latency, never as an error.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nacre_bdev::Done;
@@ -299,7 +299,7 @@ impl Poller for QueueGroup {
         self.core.ports.disarm();
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.core.sleepers.as_raw_fd()]
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.core.sleepers.wake_fd()?])
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +122,7 @@ impl Transport for FakeTransport {
         Idle::Quiet
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
+    fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nacre_hugepages::{ClassSpec, Pool};
@@ -63,7 +63,7 @@ impl HostTransport for Scripted {
         Idle::Quiet
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }

@@ -1,7 +1,7 @@
 //! The host's end.
 
 use std::cell::RefCell;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport, ListenerId};
@@ -147,7 +147,7 @@ impl HostTransport for LoopbackHost {
         }
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -396,7 +396,7 @@ impl Transport for LoopbackTransport {
         }
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
+    fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 

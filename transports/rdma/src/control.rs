@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use nacre_nvmf::transport::{ListenerCounts, ListenerId};
 use nacre_nvmf_wire::rdma::{RejectData, RejectStatus};
-use nacre_reactor::{Clock, EventSet, Events, Repeats};
+use nacre_reactor::{Clock, EventSet, Events, Interest, Repeats};
 use nacre_transport_rdma_verbs::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnectionManager, DeviceId, VerbsError,
 };
@@ -80,9 +80,9 @@ impl Control {
         };
         let cm = shared.provider.connection_manager()?;
         let watched = EventSet::new().map_err(call)?;
-        watched.add_raw(cm.fd(), 0).map_err(call)?;
+        watched.add(cm.fd(), 0, Interest::READ).map_err(call)?;
         watched
-            .add(&shared.mailbox.wake, 1, nacre_reactor::Interest::READ)
+            .add(&shared.mailbox.wake, 1, Interest::READ)
             .map_err(call)?;
         Ok(Control {
             cm,

@@ -5,7 +5,7 @@ mod incoming;
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -491,8 +491,8 @@ impl Transport for RdmaTransport {
             .for_each(|device| device.queues.cq().disarm());
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.wakes.as_raw_fd()]
+    fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.wakes.as_fd()]
     }
 
     fn connections(&self) -> usize {

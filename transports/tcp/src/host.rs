@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nacre_nvmf::tcp::{HostConfig, HostConn, Polled, RecvSlices, RxBuffers, Slices};
@@ -522,8 +522,8 @@ impl HostTransport for TcpHost {
         idle
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.epoll.as_raw_fd())
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
     }
 }
 

@@ -9,7 +9,7 @@
 //! connections come first in the next turn.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -541,8 +541,8 @@ impl Transport for TcpTransport {
         self.turns_to_epoll = 0;
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.epoll.as_raw_fd()]
+    fn wake_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.epoll.as_fd()]
     }
 
     fn connections(&self) -> usize {

@@ -2,7 +2,7 @@
 //! vectors and reset.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -146,8 +146,8 @@ impl Function for SimFunction {
             .ok_or_else(|| self.gone(what))
     }
 
-    fn vector_fd(&self, vector: u16) -> Option<RawFd> {
-        self.with(|state| state.vectors.get(usize::from(vector)).map(Signal::raw))?
+    fn vector_fd(&self, vector: u16) -> Option<Arc<OwnedFd>> {
+        self.with(|state| state.vectors.get(usize::from(vector)).map(Signal::fd))?
     }
 
     fn release(&self) {

@@ -1,7 +1,7 @@
 //! The controller's state, and one turn of it.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nacre_nvmf_wire::aen::AsyncEvent;
@@ -143,12 +143,12 @@ impl Ord for Command {
 }
 
 /// A descriptor that becomes readable when its interrupt vector fires.
-pub(crate) struct Signal(OwnedFd);
+pub(crate) struct Signal(Arc<OwnedFd>);
 
 impl Signal {
     pub fn new() -> std::io::Result<Signal> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Signal(eventfd(0, flags)?))
+        Ok(Signal(Arc::new(eventfd(0, flags)?)))
     }
 
     pub fn set(&self) {
@@ -161,8 +161,8 @@ impl Signal {
         rustix::io::read(&self.0, &mut [0u8; 8]).is_ok()
     }
 
-    pub fn raw(&self) -> RawFd {
-        self.0.as_raw_fd()
+    pub fn fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.0)
     }
 }
 

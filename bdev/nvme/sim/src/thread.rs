@@ -1,6 +1,5 @@
 //! Runs a simulated drive in real time: as a poller of a reactor, or on its own thread.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -32,10 +31,6 @@ impl Poller for Ticker {
             Some(at) => Idle::Until(at),
             None => Idle::Quiet,
         }
-    }
-
-    fn wake_fds(&self) -> Vec<RawFd> {
-        Vec::new()
     }
 }
 

@@ -21,6 +21,7 @@ mod queues;
 mod recover;
 mod shut_down;
 
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -215,12 +216,12 @@ impl Poller for AdminPoller {
         Idle::Until(now + self.poll_admin.max(AWAITED))
     }
 
-    fn wake_fds(&self) -> Vec<std::os::fd::RawFd> {
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
         let controller = self.controller.upgrade();
         let fd = controller.and_then(|controller| match controller.facts().vectors {
             0 => None,
             _ => controller.function().vector_fd(0),
         });
-        fd.into_iter().collect()
+        fd.iter().map(|fd| fd.try_clone()).collect()
     }
 }

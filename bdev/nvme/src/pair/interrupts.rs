@@ -9,7 +9,8 @@
 //! empty no interrupt is needed, and the control's bell wakes the core. So no command is
 //! interrupted or sent twice by a switch.
 
-use std::os::fd::RawFd;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use nacre_reactor::Idle;
@@ -134,7 +135,7 @@ impl Pair {
     }
 
     /// The descriptor of the current vector.
-    pub fn vector_fd(&self) -> Option<RawFd> {
+    pub fn vector_fd(&self) -> Option<Arc<OwnedFd>> {
         let grant = self.link.grant();
         self.link
             .vector

@@ -35,7 +35,7 @@ const NO_INTX: u16 = 1 << 10;
 /// Fields drop in order: the mapping keeps the device open.
 pub struct VfioFunction {
     bar: Bar,
-    vectors: RwLock<Vec<OwnedFd>>,
+    vectors: RwLock<Vec<Arc<OwnedFd>>>,
     vector_count: u16,
     /// Fires when the system requests the drive's removal.
     request: Option<OwnedFd>,
@@ -156,7 +156,7 @@ impl VfioFunction {
         }
     }
 
-    fn connected(&self) -> RwLockReadGuard<'_, Vec<OwnedFd>> {
+    fn connected(&self) -> RwLockReadGuard<'_, Vec<Arc<OwnedFd>>> {
         // A panic with the lock held leaves no partial change: the list is replaced as a whole.
         self.vectors.read()
     }
@@ -249,8 +249,8 @@ impl Function for VfioFunction {
             let text = format!("{count} vectors of {}", self.vector_count);
             return Err(failed()(io::Error::new(io::ErrorKind::InvalidInput, text)));
         }
-        let events: Vec<OwnedFd> = (0..count)
-            .map(|_| sys::event())
+        let events: Vec<Arc<OwnedFd>> = (0..count)
+            .map(|_| sys::event().map(Arc::new))
             .collect::<io::Result<_>>()
             .map_err(failed())?;
         let mut connected = self.vectors.write();
@@ -261,7 +261,7 @@ impl Function for VfioFunction {
             connected.clear();
         }
         if count > 0 {
-            let events: Vec<&OwnedFd> = events.iter().collect();
+            let events: Vec<&OwnedFd> = events.iter().map(|event| &**event).collect();
             self.with(|device| set_irqs(device, abi::VFIO_PCI_MSIX_IRQ_INDEX, &events))
                 .map_err(failed())?;
         }
@@ -269,9 +269,8 @@ impl Function for VfioFunction {
         Ok(())
     }
 
-    fn vector_fd(&self, vector: u16) -> Option<RawFd> {
-        let connected = self.connected();
-        Some(connected.get(usize::from(vector))?.as_raw_fd())
+    fn vector_fd(&self, vector: u16) -> Option<Arc<OwnedFd>> {
+        self.connected().get(usize::from(vector)).cloned()
     }
 
     fn release(&self) {

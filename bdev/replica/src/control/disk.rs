@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use nacre_bdev::reservation::{Ask, ReservationReport, Reserve};
 use nacre_bdev::{Bdev, Busy, Done, Extents, Io, Layer, OpenError, Queue, Status, Token};
 use nacre_hugepages::Pool;
-use nacre_reactor::{EventSet, Idle, Nanos, Poller, Work};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos, Poller, Work};
 use slab::Slab;
 use std::sync::Arc;
 use tokio::sync::oneshot;
@@ -26,7 +26,6 @@ pub(crate) struct Disk {
     pub name: String,
     pub block_size: u32,
     queue: RefCell<Box<dyn Queue>>,
-    watched: Option<RawFd>,
     calls: RefCell<Slab<Call>>,
     /// I/Os that the device has not accepted yet, in order.
     waiting: RefCell<VecDeque<Io>>,
@@ -68,7 +67,6 @@ impl Disk {
         Ok(Disk {
             name: layer.name().to_owned(),
             block_size: layer.geometry().block_size,
-            watched: queue.wake_fd(),
             queue: RefCell::new(Box::new(queue)),
             calls: RefCell::default(),
             waiting: RefCell::default(),
@@ -217,8 +215,9 @@ impl Disks {
 
     pub fn open(&self, layer: &Arc<Layer>, pool: &Pool) -> Result<Rc<Disk>, OpenError> {
         let disk = Rc::new(Disk::open(layer, pool)?);
-        if let Some(fd) = disk.watched {
-            self.sleepers.add_raw(fd, 0).map_err(|source| OpenError {
+        if let Some(fd) = disk.queue.borrow().wake_fd() {
+            let added = self.sleepers.add(fd, 0, Interest::READ);
+            added.map_err(|source| OpenError {
                 bdev: disk.name.clone(),
                 what: "watch its completions".into(),
                 source,
@@ -247,13 +246,13 @@ impl Disks {
             if !idle(disk) {
                 return true;
             }
-            if let Some(fd) = disk.watched
-                && let Err(error) = self.sleepers.delete_raw(fd)
+            // Remaining handles of the disk do not keep the device open.
+            let queue = disk.queue.replace(Box::new(Closed));
+            if let Some(fd) = queue.wake_fd()
+                && let Err(error) = self.sleepers.delete(fd)
             {
                 tracing::debug!(%error, device = disk.name, "its descriptor was gone already");
             }
-            // Remaining handles of the disk do not keep the device open.
-            *disk.queue.borrow_mut() = Box::new(Closed);
             false
         });
     }
@@ -306,7 +305,7 @@ impl Poller for DiskPoller {
         }
     }
 
-    fn wake_fds(&self) -> Vec<RawFd> {
-        vec![self.disks.sleepers.as_raw_fd()]
+    fn wake_fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.disks.sleepers.wake_fd()?])
     }
 }

@@ -50,7 +50,7 @@ mod verdict;
 mod waiting;
 mod write;
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_bdev::{Busy, Completion, Done, Io, Op, Queue, Status, Token};
@@ -378,7 +378,7 @@ impl Queue for Lane {
         self.replicas.disarm()
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.replicas.wake_fd())
     }
 }

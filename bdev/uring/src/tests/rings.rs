@@ -1,5 +1,7 @@
 //! The ring: wake-ups, aborts, bounds, and I/O in flight when its queue is dropped.
 
+use std::os::fd::OwnedFd;
+
 use super::*;
 
 fn options() -> impl Iterator<Item = RingOptions> {
@@ -12,13 +14,9 @@ fn options() -> impl Iterator<Item = RingOptions> {
         })
 }
 
-/// True if a queue's descriptor becomes readable in time. Uses a duplicate, because only the number
-/// is known.
-fn readable(fd: i32, timeout: Duration) -> bool {
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("pidfd_open");
-    let copy = pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).expect("pidfd_getfd");
-    let mut fds = [PollFd::new(&copy, PollFlags::IN)];
+/// True if a queue's descriptor becomes readable in time.
+fn readable(fd: &OwnedFd, timeout: Duration) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
     let limit = Timespec::try_from(timeout).expect("short");
     rustix::event::poll(&mut fds, Some(&limit)).expect("poll") > 0
 }
@@ -73,6 +71,7 @@ fn a_sleeper_is_woken() {
                 ..temp.config()
             });
             let fd = rig.queue.wake_fd().expect("it has one");
+            let fd = fd.try_clone_to_owned().expect("a duplicate");
             let mut done = Done::with_capacity(8);
             assert_eq!(rig.queue.arm(Nanos::ZERO), Idle::Quiet, "nothing in flight");
             rig.queue.disarm();
@@ -103,7 +102,7 @@ fn a_sleeper_is_woken() {
                     if found == 0 {
                         slept += 1;
                         assert!(
-                            readable(fd, Duration::from_secs(10)),
+                            readable(&fd, Duration::from_secs(10)),
                             "never woken, {ring:?}"
                         );
                         found = rig.queue.poll(Nanos::ZERO, &mut done);
@@ -112,7 +111,7 @@ fn a_sleeper_is_woken() {
                 }
                 assert_eq!(done.len(), 1);
                 assert!(done.drain().all(|c| c.token == round && c.status.is_ok()));
-                assert!(!readable(fd, Duration::ZERO), "quiet while disarmed");
+                assert!(!readable(&fd, Duration::ZERO), "quiet while disarmed");
             }
             assert!(slept > 0, "the test never slept ({ring:?})");
         }

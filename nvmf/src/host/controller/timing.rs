@@ -1,6 +1,6 @@
 //! What takes too long, and how long a core may sleep.
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nacre_reactor::{Idle, Nanos};
@@ -100,7 +100,7 @@ impl Controller {
     }
 
     /// The transport's descriptor, to wait on; changes with every connection.
-    pub fn wake_fd(&mut self) -> Option<RawFd> {
+    pub fn wake_fd(&mut self) -> Option<BorrowedFd<'_>> {
         self.queue.as_mut().and_then(|q| q.transport().wake_fd())
     }
 }

@@ -1,43 +1,45 @@
 //! The descriptor that wakes a core for a queue's connection.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use nacre_reactor::EventSet;
+use nacre_reactor::{EventSet, Interest};
 
 /// Has one descriptor for every connection that the queue ever has.
 pub(super) struct Watch {
     set: EventSet,
-    connection: Option<RawFd>,
+    /// The connection's descriptor is in `set`.
+    is_watching: bool,
 }
 
 impl Watch {
     pub fn new() -> std::io::Result<Watch> {
         Ok(Watch {
             set: EventSet::new()?,
-            connection: None,
+            is_watching: false,
         })
     }
 
     /// Watches a new connection. `None`: its transport has no descriptor.
-    pub fn start(&mut self, connection: Option<RawFd>) {
-        self.connection = connection;
-        if let Some(fd) = connection
-            && let Err(error) = self.set.add_raw(fd, 0)
-        {
-            tracing::error!(%error, "cannot watch a connection");
-            self.connection = None;
+    pub fn start(&mut self, connection: Option<BorrowedFd<'_>>) {
+        self.is_watching = false;
+        let Some(fd) = connection else { return };
+        match self.set.add(fd, 0, Interest::READ) {
+            Ok(()) => self.is_watching = true,
+            Err(error) => tracing::error!(%error, "cannot watch a connection"),
         }
     }
 
     /// The connection ends.
-    pub fn stop(&mut self) {
-        if let Some(fd) = self.connection.take() {
-            // The transport may have closed it already, which took it out of the set.
-            let _ = self.set.delete_raw(fd);
+    pub fn stop(&mut self, connection: Option<BorrowedFd<'_>>) {
+        if std::mem::take(&mut self.is_watching)
+            && let Some(fd) = connection
+        {
+            // The transport may have closed the first one already, which took it out of the set.
+            let _ = self.set.delete(fd);
         }
     }
 
-    pub fn fd(&self) -> RawFd {
-        self.set.as_raw_fd()
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
     }
 }

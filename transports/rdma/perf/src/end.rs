@@ -1,14 +1,14 @@
 //! Common parts of both ends: registered memory, a completion queue, lanes on it, and waiting.
 
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nacre_hugepages::{
     Arena, ArenaOptions, ClassSpec, GRAIN, Piece, Pool, REGION_MAX, register_all_in,
 };
-use nacre_reactor::{EventSet, Events};
+use nacre_reactor::{EventSet, Events, Interest};
 use nacre_transport_rdma_verbs::{
     Access, Batch, CmId, ConnectionManager, Device, Lane, LaneConfig, QpCaps, Queues, RecvConfig,
 };
@@ -315,22 +315,22 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    pub fn new(fd: RawFd) -> Result<Waiter, PerfError> {
+    pub fn new(fd: BorrowedFd<'_>) -> Result<Waiter, PerfError> {
         let set = EventSet::new().map_err(PerfError::Wait)?;
-        set.add_raw(fd, 0).map_err(PerfError::Wait)?;
+        set.add(fd, 0, Interest::READ).map_err(PerfError::Wait)?;
         Ok(Waiter {
             set,
             events: Events::with_capacity(4),
         })
     }
 
-    pub fn add(&self, fd: RawFd) -> Result<(), PerfError> {
-        self.set.add_raw(fd, 0).map_err(PerfError::Wait)
+    pub fn add(&self, fd: BorrowedFd<'_>) -> Result<(), PerfError> {
+        self.set.add(fd, 0, Interest::READ).map_err(PerfError::Wait)
     }
 
     /// Call this before closing the descriptor: a closed descriptor is no longer in the set.
-    pub fn remove(&self, fd: RawFd) {
-        let _ = self.set.delete_raw(fd);
+    pub fn remove(&self, fd: BorrowedFd<'_>) {
+        let _ = self.set.delete(fd);
     }
 
     pub fn wait(&mut self, longest: Duration) -> Result<(), PerfError> {

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nacre_reactor::Interest;
 use nacre_transport_rdma_verbs::{AsyncEvent, CmId, Device, DeviceId, Queues, VerbsError};
 
 use super::Control;
@@ -39,7 +40,7 @@ impl Control {
         }
         let device = shared.provider.device(id)?;
         shared.memory.domain(&*shared.provider, id)?;
-        if let Err(error) = self.watched.add_raw(device.async_fd(), 2) {
+        if let Err(error) = self.watched.add(device.async_fd(), 2, Interest::READ) {
             tracing::warn!(%error, device = device.attributes().name, "events of a device are not watched");
         }
         let silent = false;
@@ -81,7 +82,7 @@ impl Control {
                         tracing::debug!(%error, device = used.device.attributes().name, "a device has no events any more");
                         used.silent = true;
                         // The descriptor stays readable, so stop watching it.
-                        let _ = self.watched.delete_raw(used.device.async_fd());
+                        let _ = self.watched.delete(used.device.async_fd());
                         news.push((*id, News::Over));
                         break;
                     }
@@ -237,7 +238,7 @@ impl Control {
             if let Some(Used { device, silent }) = self.devices.remove(&id)
                 && !silent
             {
-                let _ = self.watched.delete_raw(device.async_fd());
+                let _ = self.watched.delete(device.async_fd());
             }
             shared.memory.forget(id);
         }

@@ -375,9 +375,8 @@ fn make_qp(
 /// The function of the management thread.
 pub(super) fn run(shared: &HostShared, connects: &Mutex<Connects>) {
     let lock = || connects.lock();
-    let cm = lock().cm.fd();
     let set = EventSet::new().and_then(|set| {
-        set.add_raw(cm, 0)?;
+        set.add(lock().cm.fd(), 0, Interest::READ)?;
         set.add(&shared.mailbox.wake, 1, Interest::READ)?;
         Ok(set)
     });

@@ -14,7 +14,7 @@ mod queue;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use nacre_hugepages::{Arena, ArenaOptions, ClassSpec, Pool};
 use nacre_nvmf::transport::Closed;
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_reactor::EventSet;
+use nacre_reactor::{EventSet, Interest};
 use nacre_transport_rdma_verbs::{Access, CmId, Endpoint, ProtectionDomain, Provider, VerbsError};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
@@ -284,7 +284,7 @@ impl RdmaDialer {
         }
         let link = Arc::new(Link::new()?);
         let wakes = EventSet::new()?;
-        wakes.add_raw(link.wake.as_fd().as_raw_fd(), 0)?;
+        wakes.add(link.wake.as_fd(), 0, Interest::READ)?;
         let ask = Ask::Connect(address, options.clone(), Arc::clone(&link));
         self.shared.mailbox.send(ask);
         Ok(RdmaHost::new(

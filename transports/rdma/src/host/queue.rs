@@ -1,7 +1,7 @@
 //! One queue pair of the host side, on its core.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use nacre_hugepages::Buf;
 use nacre_nvmf::transport::{Closed, HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::{Cqe, Sgl, Sqe, StatusCode};
-use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 use nacre_transport_rdma_verbs::{
     Batch, CmId, Completion, Endpoint, Lane, LaneConfig, MrKey, RecvConfig, WcStatus,
 };
@@ -129,7 +129,6 @@ impl RdmaHost {
             .messages
             .acquire(send_entries(self.options.entries) as usize * Sqe::SIZE);
         let headers = self.memory.headers.acquire(entries as usize * Cqe::SIZE);
-        let fd = endpoint.queues().cq().fd();
         let none = "no memory for another queue is left: make the dialer for more";
         let config = LaneConfig {
             index: 0,
@@ -145,7 +144,10 @@ impl RdmaHost {
         };
         let mut lane = Lane::new(endpoint, config).map_err(|error| text(&error))?;
         lane.post_recv(None).map_err(|error| text(&error))?;
-        self.wakes.add_raw(fd, 1).map_err(|error| text(&error))?;
+        let completions = lane.queues().cq().fd();
+        self.wakes
+            .add(completions, 1, Interest::READ)
+            .map_err(|error| text(&error))?;
         self.lane = Some((lane, id));
         Ok(())
     }
@@ -169,7 +171,7 @@ impl RdmaHost {
         let Some((lane, id)) = self.lane.take() else {
             return;
         };
-        let _ = self.wakes.delete_raw(lane.queues().cq().fd());
+        let _ = self.wakes.delete(lane.queues().cq().fd());
         let endpoint = match lane.retire() {
             Ok(endpoint) => Some(endpoint),
             Err(lane) => {
@@ -462,8 +464,8 @@ impl HostTransport for RdmaHost {
         }
     }
 
-    fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.wakes.as_raw_fd())
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.wakes.as_fd())
     }
 }
 

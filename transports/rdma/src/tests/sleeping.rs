@@ -1,6 +1,6 @@
 //! A thread that sleeps on a completion channel wakes, whenever its event comes.
 
-use std::os::fd::RawFd;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nacre_bdev::Extents;
@@ -11,7 +11,7 @@ use nacre_nvmf::transport::{
 };
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::{Cqe, Sqe};
-use nacre_reactor::{EventSet, Idle};
+use nacre_reactor::{EventSet, Idle, Interest};
 
 use super::rig::{Options, TestRig};
 use crate::RdmaHost;
@@ -125,9 +125,9 @@ impl World {
 }
 
 /// Whether a sleeper would be woken now. Nothing here is done by other threads.
-fn wakes(fd: RawFd) -> bool {
+fn wakes(fd: impl AsFd) -> bool {
     let outer = EventSet::new().unwrap();
-    outer.add_raw(fd, 1).unwrap();
+    outer.add(fd, 1, Interest::READ).unwrap();
     let mut list = nacre_reactor::Events::with_capacity(1);
     outer.wait(&mut list, Duration::ZERO).unwrap() == 1
 }
@@ -139,7 +139,8 @@ fn a_core() {
     let own = |options: &mut Options| options.config.srq_size = 0;
     for options in [Options::default(), Options::with(own)] {
         let mut world = World::new(options);
-        let fd = world.rig.transport.wake_fds()[0];
+        let fd = world.rig.transport.wake_fds()[0].try_clone_to_owned();
+        let fd = &fd.expect("a duplicate");
         for round in 0..3 {
             for when in ALWAYS {
                 let what = format!("{when:?}, round {round}");
@@ -178,7 +179,8 @@ fn a_core() {
 #[test]
 fn a_host() {
     let mut world = World::new(Options::default());
-    let fd = world.host.wake_fd().unwrap();
+    let fd = world.host.wake_fd().unwrap().try_clone_to_owned();
+    let fd = &fd.expect("a duplicate");
     for round in 0..3 {
         for when in ALWAYS {
             let what = format!("{when:?}, round {round}");

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use nacre_nvmf::transport::{Closed, QueueKind};
 use nacre_nvmf_wire::{Cqe, Sqe};
+use nacre_reactor::Interest;
 use nacre_transport_rdma_verbs::{Lane, LaneConfig, Receiver, RecvConfig};
 
 use super::{ByNumber, Device, RdmaTransport, Slot};
@@ -225,7 +226,7 @@ impl RdmaTransport {
             add(&stats.receives_posted, posted as u64);
         }
         self.wakes
-            .add_raw(queues.cq().fd(), 0)
+            .add(queues.cq().fd(), 0, Interest::READ)
             .map_err(|error| error.to_string())?;
         stats.receives_are(entries.unwrap_or(0) as usize, 0);
         let at = self
@@ -276,7 +277,7 @@ impl RdmaTransport {
                     .get(&device.id)
                     .is_none_or(|(queues, _)| !queues.is_same(&device.queues))
             {
-                let _ = self.wakes.delete_raw(device.queues.cq().fd());
+                let _ = self.wakes.delete(device.queues.cq().fd());
                 let shared = device.queues.srq_entries().unwrap_or(0);
                 stats.receives_are(0, shared as usize);
                 stats.receives_waiting.store(0, Ordering::Relaxed);

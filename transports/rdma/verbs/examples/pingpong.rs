@@ -14,6 +14,7 @@
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -655,10 +656,8 @@ fn disconnected(manager: &mut dyn ConnectionManager, id: CmId, who: &str) -> Out
     )
 }
 
-fn wait(fd: i32, start: Instant) -> Outcome<()> {
+fn wait(fd: BorrowedFd<'_>, start: Instant) -> Outcome<()> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    // SAFETY: the caller keeps the owner of the descriptor alive.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     let timeout = Timespec {
         tv_sec: 1,
         tv_nsec: 0,

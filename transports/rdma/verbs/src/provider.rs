@@ -8,7 +8,7 @@
 
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ pub trait Device: Send + Sync {
     fn protection_domain(&self, access: Access) -> Result<Arc<dyn ProtectionDomain>, VerbsError>;
 
     /// A descriptor that is readable when an asynchronous event is pending.
-    fn async_fd(&self) -> RawFd;
+    fn async_fd(&self) -> BorrowedFd<'_>;
 
     /// The next asynchronous event, or `None` if none is pending. Call this from one thread only.
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError>;
@@ -98,7 +98,7 @@ pub trait CompletionQueue: Send + Sync {
     fn disarm(&self);
 
     /// The descriptor of the completion channel.
-    fn fd(&self) -> RawFd;
+    fn fd(&self) -> BorrowedFd<'_>;
 
     fn capacity(&self) -> u32;
 
@@ -187,7 +187,7 @@ pub struct QpInit<'a> {
 /// ```
 pub trait ConnectionManager: Send {
     /// A descriptor that is readable when an event is pending.
-    fn fd(&self) -> RawFd;
+    fn fd(&self) -> BorrowedFd<'_>;
 
     /// The next event, or `None` if none is pending.
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError>;

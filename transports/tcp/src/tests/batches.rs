@@ -1,5 +1,6 @@
 //! Counts the system calls of commands: batches, and no polls without need.
 
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use nacre_hugepages::{ClassSpec, Pool};
@@ -7,7 +8,7 @@ use nacre_nvmf::tcp::HostConfig;
 use nacre_nvmf::transport::{HostCommand, HostEvent, HostTransport};
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::Sqe;
-use nacre_reactor::{Clock, EventSet, Events, Idle};
+use nacre_reactor::{Clock, EventSet, Events, Idle, Interest};
 
 use super::sockets::{Server, ready};
 use crate::{HostOptions, HostStats, StatsSnapshot, TcpConfig, TcpHost, connect_host};
@@ -205,10 +206,10 @@ fn an_idle_connection_among_few() {
 #[test]
 fn a_sleeping_host_is_woken() {
     let mut pair = Pair::connected(1);
-    let readable = |fd, patience| {
+    let readable = |fd: &OwnedFd, patience| {
         // An epoll in an epoll is readable when it has something.
         let outer = EventSet::new().unwrap();
-        outer.add_raw(fd, 1).unwrap();
+        outer.add(fd, 1, Interest::READ).unwrap();
         let mut list = Events::with_capacity(1);
         outer.wait(&mut list, patience).unwrap() == 1
     };
@@ -220,7 +221,8 @@ fn a_sleeping_host_is_woken() {
         }
         let now = pair.clock.now();
         assert_ne!(pair.hosts[0].arm(now), Idle::Busy);
-        let fd = pair.hosts[0].wake_fd().unwrap();
+        let fd = pair.hosts[0].wake_fd().unwrap().try_clone_to_owned();
+        let fd = &fd.expect("a duplicate");
         if !answered_first {
             assert!(!readable(fd, Duration::ZERO));
             pair.answered(0);

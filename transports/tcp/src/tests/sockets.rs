@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use nacre_bdev::Extents;
@@ -16,7 +17,7 @@ use nacre_nvmf_wire::cqe::Cqe;
 use nacre_nvmf_wire::opcode::io;
 use nacre_nvmf_wire::sqe::{Sgl, Sqe};
 use nacre_nvmf_wire::tcp::{CapsuleCmd, DataAlignment, Digests, IcReq};
-use nacre_reactor::{Clock, Idle, Nanos};
+use nacre_reactor::{Clock, Idle, Interest, Nanos};
 use zerocopy::IntoBytes;
 
 use super::conformance::TcpRig;
@@ -625,13 +626,15 @@ fn sleeps_and_wakes() {
     for _ in 0..3 {
         server.turn();
     }
-    let fd = server.rig.transport.wake_fds()[0];
+    let fd = server.rig.transport.wake_fds()[0].try_clone_to_owned();
+    let fd = fd.expect("a duplicate");
     let readable = || {
-        let events = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap();
+        let events =
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap();
         assert!(events.contains("tfd:"), "not an epoll: {events}");
         // An epoll in an epoll is readable when it has something.
         let outer = nacre_reactor::EventSet::new().unwrap();
-        outer.add_raw(fd, 1).unwrap();
+        outer.add(&fd, 1, Interest::READ).unwrap();
         let mut list = nacre_reactor::Events::with_capacity(1);
         outer.wait(&mut list, Duration::from_millis(200)).unwrap() == 1
     };

@@ -6,7 +6,7 @@ use nacre_bdev::{Op, Queue, Status, Token};
 use nacre_bdev_nvme::{Options, ResetReason};
 use nacre_bdev_nvme_sim::{Action, Config, Pace, Rule, Target};
 use nacre_nvmf_wire::opcode::io;
-use nacre_reactor::{EventSet, Events, Idle};
+use nacre_reactor::{EventSet, Events, Idle, Interest};
 
 use super::rig::Rig;
 
@@ -36,8 +36,12 @@ struct WakeSources {
 fn sleepily(rig: &mut Rig, queue: &mut dyn Queue, token: Token) -> WakeSources {
     let mut slept = WakeSources::default();
     let set = EventSet::new().expect("an epoll");
-    let fd = queue.wake_fd().expect("a drive with vectors");
-    set.add_raw(fd, 0).expect("it can be watched");
+    let added = set.add(
+        queue.wake_fd().expect("a drive with vectors"),
+        0,
+        Interest::READ,
+    );
+    added.expect("it can be watched");
     let mut events = Events::with_capacity(4);
     let end = rig.core.now() + Duration::from_secs(5);
     while !rig.ended.contains_key(&token) {

@@ -7,14 +7,14 @@ mod at_once;
 pub(super) mod choice;
 mod queue;
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use nacre_bdev::{Bdev, Op, Queue, Status, Support};
 use nacre_hugepages::Pool;
-use nacre_reactor::{EventSet, Idle, Nanos};
+use nacre_reactor::{EventSet, Idle, Interest, Nanos};
 
 use self::choice::{Choice, Loads};
 use self::queue::ReplicaQueue;
@@ -212,8 +212,8 @@ impl Replicas {
     }
 
     fn close(&mut self, queue: ReplicaQueue) {
-        if let Some(fd) = queue.watched
-            && let Err(error) = self.sleepers.delete_raw(fd)
+        if let Some(fd) = queue.queue.wake_fd()
+            && let Err(error) = self.sleepers.delete(fd)
         {
             tracing::warn!(%error, "cannot stop watching a replica's completions");
         }
@@ -262,10 +262,9 @@ impl Replicas {
                 Failure::Open
             }
         })?;
-        let watched = queue.wake_fd();
-        if let Some(fd) = watched {
+        if let Some(fd) = queue.wake_fd() {
             // The limit belongs to the system or to this process, not to the device.
-            let added = self.sleepers.add_raw(fd, 1);
+            let added = self.sleepers.add(fd, 1, Interest::READ);
             added.map_err(|error| short(reported, &error))?;
         }
         *reported &= !bit(slot);
@@ -274,7 +273,7 @@ impl Replicas {
             && limits.unmap_zeroes
             && limits.unmap_granularity_blocks <= 1;
         let first = RESERVED / u64::from(self.block_size);
-        self.queues[slot] = Some(Box::new(ReplicaQueue::new(queue, watched, !unmaps, first)));
+        self.queues[slot] = Some(Box::new(ReplicaQueue::new(queue, !unmaps, first)));
         Ok(())
     }
 
@@ -562,8 +561,8 @@ impl Replicas {
         queues.for_each(|q| q.queue.disarm());
     }
 
-    pub fn wake_fd(&self) -> RawFd {
-        self.sleepers.as_raw_fd()
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.sleepers.as_fd()
     }
 
     /// The next time at which waiting children must be retried, if no completion comes.

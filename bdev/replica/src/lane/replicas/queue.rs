@@ -1,7 +1,6 @@
 //! A lane's queue to one replica.
 
 use std::collections::VecDeque;
-use std::os::fd::RawFd;
 
 use nacre_bdev::{Busy, Flags, Io, LayerQueue, Op, Queue, Status, Token};
 use nacre_hugepages::Lent;
@@ -15,7 +14,6 @@ pub(in crate::lane) struct ReplicaQueue {
     pub inflight: u32,
     /// Children that the device has not accepted yet, oldest first.
     pub waiting: VecDeque<Child>,
-    pub watched: Option<RawFd>,
     /// Unmapped blocks read as undefined data: write zeroes instead, so that all replicas are
     /// equal.
     zeroes_for_unmap: bool,
@@ -32,17 +30,11 @@ pub(in crate::lane) struct Child {
 }
 
 impl ReplicaQueue {
-    pub fn new(
-        queue: LayerQueue,
-        watched: Option<RawFd>,
-        zeroes_for_unmap: bool,
-        first: u64,
-    ) -> ReplicaQueue {
+    pub fn new(queue: LayerQueue, zeroes_for_unmap: bool, first: u64) -> ReplicaQueue {
         ReplicaQueue {
             queue,
             inflight: 0,
             waiting: VecDeque::with_capacity(16),
-            watched,
             zeroes_for_unmap,
             first,
         }

@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -362,9 +362,10 @@ enum Taken {
 }
 
 impl ConnectionManager for Cm {
-    fn fd(&self) -> RawFd {
-        // SAFETY: the channel is alive; the field is written by its making only.
-        unsafe { (*self.channel.raw).fd }
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open as long as `self`, and so is its descriptor. Only the call
+        // that created the channel writes the field.
+        unsafe { BorrowedFd::borrow_raw((*self.channel.raw).fd) }
     }
 
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::{CStr, c_char};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -273,9 +273,10 @@ impl Device for VerbsDevice {
         Ok(Arc::new(Domain::new(device, access)?))
     }
 
-    fn async_fd(&self) -> RawFd {
-        // SAFETY: the context is open. Only `ibv_open_device` writes the field.
-        unsafe { (*self.context.raw).async_fd }
+    fn async_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open as long as `self`, and so is its descriptor. Only
+        // `ibv_open_device` writes the field.
+        unsafe { BorrowedFd::borrow_raw((*self.context.raw).async_fd) }
     }
 
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -125,9 +125,10 @@ impl CompletionQueue for Cq {
         }
     }
 
-    fn fd(&self) -> RawFd {
-        // SAFETY: the channel is alive; the field is written by its making only.
-        unsafe { (*self.channel).fd }
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is open as long as `self`, and so is its descriptor. Only the call
+        // that created the channel writes the field.
+        unsafe { BorrowedFd::borrow_raw((*self.channel).fd) }
     }
 
     fn capacity(&self) -> u32 {

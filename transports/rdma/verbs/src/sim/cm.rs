@@ -1,7 +1,7 @@
 //! The connection manager.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use rustix::io::Errno;
 
 use super::device::{Keeps, SimCq, SimDomain, SimQp, SimSrq};
 use super::{
-    Channel, ConnectFault, Fabric, Id, IdState, MAX_INLINE, PostedSend, Qp, QpState, State, call,
+    Channel, ConnectFault, Fabric, Id, IdState, MAX_INLINE, PostedSend, Qp, QpState, Signal, State,
+    call,
 };
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::types::*;
@@ -26,19 +27,19 @@ pub(super) fn open(fabric: &Fabric) -> Result<Box<dyn ConnectionManager>, VerbsE
     let mut state = fabric.lock();
     let number = state.number();
     let channel = Channel::new().map_err(|e| call("rdma_create_event_channel", e))?;
-    let fd = channel.signal.raw();
+    let signal = channel.signal.clone();
     state.channels.insert(number, channel);
     Ok(Box::new(SimCm {
         fabric: fabric.clone(),
         number,
-        fd,
+        signal,
     }))
 }
 
 struct SimCm {
     fabric: Fabric,
     number: u32,
-    fd: RawFd,
+    signal: Signal,
 }
 
 fn padded(data: &[u8], len: usize) -> PrivateData {
@@ -117,8 +118,8 @@ impl State {
 }
 
 impl ConnectionManager for SimCm {
-    fn fd(&self) -> RawFd {
-        self.fd
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.signal.fd()
     }
 
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {

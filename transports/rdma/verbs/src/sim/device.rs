@@ -1,7 +1,7 @@
 //! Devices, protection domains and queues, as the traits show them.
 
 use std::any::Any;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use nacre_hugepages::{HookError, RegionInfo, RegisterHook};
@@ -26,6 +26,7 @@ pub(super) fn open(fabric: &Fabric, id: DeviceId) -> Result<Arc<dyn Device>, Ver
         id,
         attributes: Arc::clone(&device.attributes),
         events: Arc::clone(&device.events),
+        signal: device.events.lock().signal.clone(),
     }))
 }
 
@@ -34,6 +35,7 @@ struct SimDevice {
     id: DeviceId,
     attributes: Arc<DeviceAttributes>,
     events: Arc<Mutex<Channel<AsyncEvent>>>,
+    signal: Signal,
 }
 
 impl Device for SimDevice {
@@ -65,8 +67,8 @@ impl Device for SimDevice {
         }))
     }
 
-    fn async_fd(&self) -> RawFd {
-        self.events.lock().signal.raw()
+    fn async_fd(&self) -> BorrowedFd<'_> {
+        self.signal.fd()
     }
 
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
@@ -176,12 +178,12 @@ impl ProtectionDomain for SimDomain {
             silent: false,
             signal: Signal::new().map_err(|e| call("ibv_create_comp_channel", e))?,
         };
-        let fd = cq.signal.raw();
+        let signal = cq.signal.clone();
         state.cqs.insert(number, cq);
         Ok(Arc::new(SimCq {
             domain: Arc::clone(&self.inner),
             number,
-            fd,
+            signal,
         }))
     }
 
@@ -239,7 +241,7 @@ impl SimDomain {
 pub(super) struct SimCq {
     domain: Arc<DomainInner>,
     pub number: u32,
-    fd: RawFd,
+    signal: Signal,
 }
 
 impl CompletionQueue for SimCq {
@@ -276,8 +278,8 @@ impl CompletionQueue for SimCq {
         }
     }
 
-    fn fd(&self) -> RawFd {
-        self.fd
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.signal.fd()
     }
 
     fn capacity(&self) -> u32 {

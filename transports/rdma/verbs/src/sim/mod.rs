@@ -20,7 +20,7 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -196,14 +196,15 @@ struct Id {
 }
 
 /// A descriptor that is readable while events are pending.
+#[derive(Clone)]
 struct Signal {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 impl Signal {
     fn new() -> std::io::Result<Signal> {
         Ok(Signal {
-            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            fd: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
         })
     }
 
@@ -216,8 +217,8 @@ impl Signal {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
     }
 
-    fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
