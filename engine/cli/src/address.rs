@@ -159,7 +159,7 @@ impl ListenUrl {
 /// This machine's most likely address for others: the source address that it would send from.
 /// Connecting a datagram socket chooses it and sends nothing; the destination is an address for
 /// examples (RFC 5737, RFC 3849).
-fn outward(any: IpAddr) -> Option<IpAddr> {
+pub(super) fn outward(any: IpAddr) -> Option<IpAddr> {
     let example: IpAddr = match any {
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
         IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),

@@ -33,6 +33,7 @@ mod sandbox;
 mod serve;
 mod state;
 mod subsystem;
+mod test;
 mod top;
 mod volume;
 
@@ -115,6 +116,8 @@ enum Command {
     Identify(identify::IdentifyArgs),
     /// Put load on a remote namespace, measure and verify it
     Perf(Box<perf::PerfArgs>),
+    /// Test the paths of a subsystem or volume, with verified I/O
+    Test(test::TestArgs),
     /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
 }
@@ -268,6 +271,7 @@ fn run(args: Vec<OsString>) -> Result<(), Failure> {
         Command::Discover(args) => discover::run(args),
         Command::Identify(args) => identify::run(args),
         Command::Perf(args) => perf::run(*args),
+        Command::Test(args) => test::run(args),
         Command::Completions(args) => completions::run(args),
     }
 }

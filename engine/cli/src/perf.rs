@@ -311,10 +311,10 @@ impl Line {
 }
 
 /// Ctrl-C ends the run and shows the results so far; pressed again it ends the program.
-struct Interrupt(Arc<AtomicBool>);
+pub(super) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    fn listen() -> Interrupt {
+    pub(super) fn listen() -> Interrupt {
         let seen = Arc::new(AtomicBool::new(false));
         let set = Arc::clone(&seen);
         let wait = move || {
@@ -337,7 +337,7 @@ impl Interrupt {
         Interrupt(seen)
     }
 
-    fn seen(&self) -> bool {
+    pub(super) fn seen(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

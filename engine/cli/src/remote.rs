@@ -21,6 +21,7 @@ use nacre_transport_tcp::Marking;
 
 use super::Failure;
 use super::address::{fallback, hostnqn};
+use super::test::OwnHost;
 use nacre_engine::services::drives::{DriveUri, DriveUriError};
 use nacre_engine::services::keyring::{FileKey, HostKeys};
 use nacre_engine_doctor::{System, check_rdma_route};
@@ -125,6 +126,32 @@ pub struct Needs {
 type Ways = (Arc<dyn Connector>, Option<PathOptions>);
 
 impl RemoteArgs {
+    /// One path of a subsystem: its own transport without a fallback, one attempt.
+    pub fn of_path(uri: String, own: &OwnHost) -> RemoteArgs {
+        RemoteArgs {
+            uri: Some(uri),
+            transport: None,
+            fallback: None,
+            retries: 1,
+            retry_delay: Duration::from_secs(1),
+            cm_timeout: own.connect_timeout,
+            traddr: None,
+            trsvcid: None,
+            nqn: None,
+            nsid: None,
+            cntlid: None,
+            hostnqn: own.hostnqn.clone(),
+            hostid: own.hostid.clone(),
+            dhchap_key: own.dhchap_key.clone(),
+            dhchap_ctrlr_key: own.dhchap_ctrlr_key.clone(),
+            hdgst: false,
+            ddgst: false,
+            tos: 0,
+            connect_timeout: own.connect_timeout,
+            keep_alive: Duration::from_secs(15),
+        }
+    }
+
     /// The drive of this machine that the URI names, if it is such a URI; it may be invalid.
     pub fn drive(&self) -> Option<Result<DriveUri, DriveUriError>> {
         let uri = self.uri.as_deref().filter(|uri| DriveUri::is_one(uri))?;

@@ -10,6 +10,7 @@
 //!         access.rs   chooses blocks: random or in order, of one size or several
 //!         pattern.rs  contents of written blocks, and verification of read ones
 //!         ledger.rs   tracks the writes of each place, for the verification
+//!   multipath/    several paths of one namespace, for tests of paths                  (one thread)
 //!   job.rs      parameters          report.rs   results          error.rs   why there are none
 //! ```
 //!
@@ -24,6 +25,7 @@ mod error;
 mod job;
 mod lane;
 mod ledger;
+pub mod multipath;
 mod pattern;
 mod remote;
 mod report;

@@ -130,7 +130,7 @@ pub fn run(
     Ok(report)
 }
 
-fn choose(link: &Link, nsid: Option<u32>) -> Result<NamespaceInfo, PerfError> {
+pub(crate) fn choose(link: &Link, nsid: Option<u32>) -> Result<NamespaceInfo, PerfError> {
     let mut namespaces = link.state().namespaces;
     let there: Vec<u32> = namespaces.keys().copied().collect();
     let owner = Owner::Subsystem;

@@ -158,7 +158,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    fn new() -> Counted {
+    pub(crate) fn new() -> Counted {
         let longest = LONGEST.as_nanos() as u64;
         Counted {
             ios: 0,
@@ -187,7 +187,7 @@ impl Counted {
             .expect("all have the same bounds");
     }
 
-    fn report(&self, seconds: f64) -> Direction {
+    pub(crate) fn report(&self, seconds: f64) -> Direction {
         let h = &self.latency;
         let at = |quantile| h.value_at_quantile(quantile);
         let latency_ns = if h.is_empty() {
@@ -334,7 +334,7 @@ impl Report {
     }
 }
 
-fn describe(status: Status) -> String {
+pub(crate) fn describe(status: Status) -> String {
     match status {
         Status::Nvme { sct, sc, dnr } => {
             let code = nacre_nvmf_wire::StatusCode::new(sct, sc);

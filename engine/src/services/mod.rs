@@ -8,6 +8,7 @@
 //!                      ├─ remotes     namespaces of other machines
 //!                      ├─ keyring     keys of hosts, and of this host
 //!                      ├─ listeners   addresses that hosts connect to
+//!                      ├─ failover    listeners that are inaccessible for a test
 //!                      ├─ rdma        RDMA devices
 //!                      ├─ nics        counters of network interfaces
 //!                      ├─ declared    objects of the configuration file
@@ -23,6 +24,7 @@ pub mod deferred;
 pub mod devices;
 pub mod drives;
 pub mod engine;
+pub mod failover;
 pub mod http_token;
 pub mod keyring;
 pub mod lifecycle;

@@ -1,7 +1,7 @@
 # limit: 900
 # A volume published by `nacre volume publish` over RDMA and TCP: the host uses RDMA first, moves to
 # TCP when RDMA is taken out of use or its device is removed, and returns, under verified load,
-# without an I/O error.
+# without an I/O error. `nacre test failover` and `nacre test copy` see the same.
 nacre_only "published volumes"
 [ "$(cat /sys/module/nvme_core/parameters/multipath 2>/dev/null)" = Y ] || skip "this kernel has no native multipath"
 # Commands in flight over a transport when its state changed.
@@ -29,7 +29,7 @@ wait_until 90 ns_dev "$VOLUME_NQN" 1
 DEV=$(ns_dev "$VOLUME_NQN" 1)
 
 fio --name=verify --filename="$DEV" --rw=randwrite --bs=4k --iodepth=8 --ioengine=libaio --direct=1 --size=4m \
-    "${FIO_VERIFIED[@]}" --verify_backlog=128 --time_based --runtime=120 --output="$WORK/fio.log" &
+    "${FIO_VERIFIED[@]}" --verify_backlog=128 --time_based --runtime=240 --output="$WORK/fio.log" &
 load=$!
 carries() { # carries TRANSPORT OTHER: I/O goes over the one, and none over the other
     local before=$(($(ios "$1") + 100)) other
@@ -48,6 +48,37 @@ carries tcp rdma
 "$NACRE" listener set-ana "$VOLUME_NQN" "rdma://$ADDR:$PORT" optimized --socket "$SOCK"
 wait_until 90 has_state rdma optimized
 carries rdma tcp
+
+step "a failover test: the host moves and returns, and so does the test's own I/O"
+# Its own part of the volume: the host's load uses the first 4 MiB.
+"$NACRE" test failover vol --listener "rdma://$ADDR:$PORT" --to tcp --for 15s --around 5s --settle 5s \
+    --max-pause 15s --rate 100 --overwrite --offset 16MiB --range 512KiB --connect-timeout 60s --json \
+    --socket "$SOCK" >"$WORK/failover.json" || { cat "$WORK/failover.json"; die "the failover test failed"; }
+jq -c '.phases[], .hosts[], .contents, .warnings' "$WORK/failover.json"
+jq -e --arg host "$HOST_A" '.failures == [] and .writes and .contents.units_wrong == 0 and .contents.units_written > 128
+    and .phases[1].paths[.withdrawn_path].ios < 200 and (.phases[1].paths | map(.ios) | add) > 300
+    and .phases[2].paths[.withdrawn_path].ios > 100
+    and any(.hosts[]; .hostnqn == $host and .behaviour == "moved" and .returned)' "$WORK/failover.json"
+wait_until 90 has_state rdma optimized
+carries rdma tcp
+
+step "a failover test that is killed: the command for it restores the state"
+"$NACRE" test failover vol --listener "rdma://$ADDR:$PORT" --for 10m --around 1s --range 64KiB --connect-timeout 60s \
+    --quiet --socket "$SOCK" &
+tester=$!
+wait_until 90 has_state rdma inaccessible
+kill -9 "$tester"
+wait "$tester" || true
+"$NACRE" test failover vol --listener "rdma://$ADDR:$PORT" --restore --socket "$SOCK"
+wait_until 90 has_state rdma optimized
+carries rdma tcp
+
+step "a copy test: every path writes, and every path reads it back"
+"$NACRE" test copy vol --overwrite --offset 16MiB --range 1MiB --depth 4 --connect-timeout 60s --json \
+    --socket "$SOCK" >"$WORK/copy.json" || { cat "$WORK/copy.json"; die "the copy test failed"; }
+jq -c '.paths[]' "$WORK/copy.json"
+jq -e '.failures == [] and ([.paths[].transport] | sort) == ["rdma", "tcp"] and .report.contents.units_wrong == 0
+    and all(.paths[]; .served_ios > 0)' "$WORK/copy.json"
 
 step "the device goes: TCP carries it"
 tcp=$(ios tcp)

@@ -5,6 +5,7 @@
 mod bdev;
 mod fake;
 mod general;
+mod paths;
 mod rdma;
 mod real;
 mod target;

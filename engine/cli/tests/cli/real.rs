@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::fake::{Outcome, cells, nacre};
 
-struct Daemon {
+pub struct Daemon {
     child: Child,
     directory: tempfile::TempDir,
 }
 
 impl Daemon {
-    fn serve() -> Daemon {
+    pub fn serve() -> Daemon {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let mut child = Command::new(env!("CARGO_BIN_EXE_nacre"))
@@ -50,11 +50,11 @@ impl Daemon {
         Daemon { child, directory }
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    fn nacre(&self, words: &str) -> Outcome {
+    pub fn nacre(&self, words: &str) -> Outcome {
         nacre(words, &self.path().join("rpc.sock"))
     }
 }

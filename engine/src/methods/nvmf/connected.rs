@@ -96,6 +96,9 @@ pub struct QpairReply {
     /// Left out for a connection in clear.
     #[serde(skip_serializing_if = "Option::is_none")]
     tls: Option<TlsReply>,
+    /// Nacre extension: completed I/O commands; left out for the admin queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completed_nvme_io: Option<u64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -172,6 +175,7 @@ impl Method<Engine> for GetQpairs {
                 peer_address: AddressReply::new(queue.transport, &queue.peer),
                 auth: AuthReply::of(queue),
                 tls: TlsReply::of(queue),
+                completed_nvme_io: (queue.qid != 0).then(|| queue.stats.totals().operations()),
             }));
         }
         Ok(all)

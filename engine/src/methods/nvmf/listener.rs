@@ -254,7 +254,7 @@ impl Method<Engine> for RemoveListener {
     }
 }
 
-fn find(
+pub(super) fn find(
     subsystem: &Subsystem,
     kind: TransportType,
     address: &Address,
@@ -310,7 +310,8 @@ impl Method<Engine> for SetAnaState {
         let subsystem = any_subsystem(&plane, params.tgt_name.as_deref(), &params.nqn)?;
         let (kind, address) = params.listen_address.parse("listen_address")?;
         let (nqn, address) = (subsystem.nqn(), Address::Ip(address));
-        let before = find(&subsystem, kind, &address).map_err(not_set)?.ana;
+        let listener = find(&subsystem, kind, &address).map_err(not_set)?;
+        let before = listener.ana;
         let (group, state) = (params.anagrpid, params.ana_state.into());
         let set = plane
             .target
@@ -346,6 +347,8 @@ impl Method<Engine> for SetAnaState {
             restore_states(&plane.target, nqn, (kind, &address), &before, group);
             return Err(refused);
         }
+        // This state stays: a failover test does not restore an earlier one.
+        engine.failover_tests.end(nqn, listener.id, None);
         engine.notes.send("nvmf_ana_change", nqn.as_str());
         Ok(true)
     }
@@ -360,8 +363,9 @@ fn not_set(refused: RpcError) -> RpcError {
     }
 }
 
-/// Restores a listener's states after a change could not be stored.
-fn restore_states(
+/// Restores a listener's states, of all groups or of one, after a test or after a change that could
+/// not be stored.
+pub(super) fn restore_states(
     target: &Target,
     nqn: &Nqn,
     (kind, address): (TransportType, &Address),

@@ -10,6 +10,7 @@
 //!   namespace   namespaces of a subsystem, and their removal with the device
 //!   discovery   name of the discovery subsystem, referrals
 //!   connected   controllers, queue pairs, statistics
+//!   failover    a listener inaccessible for a time
 //!   reservation storage of reservations that persist through power loss
 //! ```
 //!
@@ -18,6 +19,7 @@
 pub mod address;
 pub mod connected;
 mod discovery;
+pub mod failover;
 pub mod host;
 pub mod listener;
 pub mod listeners;
@@ -65,6 +67,7 @@ pub fn register(registry: &mut Registry<Engine>) {
     host::register(registry);
     discovery::register(registry);
     connected::register(registry);
+    failover::register(registry);
 }
 
 /// Name of the only target.

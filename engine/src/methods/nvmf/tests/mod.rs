@@ -3,6 +3,7 @@
 mod ana;
 mod connected;
 mod declared;
+mod failover;
 mod names;
 mod rdma;
 mod refusals;

@@ -1,0 +1,48 @@
+//! `nacre test`: tests of the paths to a namespace, with the daemon and hosts as they are.
+//!
+//! ```text
+//!   failover.rs   a listener out of use for a time, under verified I/O    perform
+//!   copy.rs       every path reads, and on request writes, a range        perform, decide
+//!   verdict.rs    what the test found, and whether it passed              decide
+//!   hosts.rs      which listeners carry the I/O of connected hosts        decide
+//!   paths.rs      a subsystem's listeners, as paths of this host
+//!   show.rs       output
+//! ```
+
+mod copy;
+mod failover;
+mod hosts;
+mod paths;
+mod show;
+mod verdict;
+
+use clap::{Args, Subcommand};
+
+use super::{Connection, Failure};
+
+pub use paths::OwnHost;
+
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    command: TestCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TestCommand {
+    /// Take a listener out of use for a time, check I/O meanwhile, and restore it
+    #[command(after_help = failover::HELP)]
+    Failover(Box<failover::FailoverArgs>),
+    /// Read, and with --overwrite write, a range over every path, and judge each path
+    #[command(after_help = copy::HELP)]
+    Copy(copy::CopyArgs),
+}
+
+pub fn run(args: TestArgs) -> Result<(), Failure> {
+    match args.command {
+        TestCommand::Failover(command) => failover::run(&args.connection, &command),
+        TestCommand::Copy(command) => copy::run(&args.connection, &command),
+    }
+}

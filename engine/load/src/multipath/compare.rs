@@ -1,0 +1,126 @@
+//! Passes that write the range, or read it and compare the paths.
+
+use std::ops::Range;
+
+use nacre_bdev::Op;
+
+use super::contents::{Contents, checksum_at};
+use super::mount::Mount;
+use super::pass::{Data, PassPlan, PassReport};
+
+/// Reads of a place over every path before a difference counts: another host may write there.
+const COMPARISONS: u32 = 8;
+
+/// Ends a pass early with `false`.
+pub type Watch<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Units that paths returned differently: unit and path.
+pub type Unequal = Vec<(u64, usize)>;
+
+/// The passes over some paths of a mount.
+pub struct Compare<'a> {
+    pub mount: &'a mut Mount,
+    pub contents: &'a mut Contents,
+    pub depth: u16,
+}
+
+impl Compare<'_> {
+    /// Writes the plans' units at the same time.
+    pub fn write(&mut self, plans: &[PassPlan], watch: Watch) -> Vec<PassReport> {
+        let mut pattern = Pattern(self.contents);
+        self.mount
+            .pass(Op::Write, plans, self.depth, &mut pattern, watch)
+    }
+
+    /// Reads the plans' units at the same time. Without writes the path `reference` sets what the
+    /// others are compared with. Returns also a checksum of each plan.
+    pub fn read(
+        &mut self,
+        plans: &[PassPlan],
+        reference: Option<usize>,
+        unequal: &mut Unequal,
+        watch: Watch,
+    ) -> (Vec<PassReport>, Vec<u64>) {
+        let paths = self.mount.names().len();
+        let mut comparison = Comparison {
+            contents: self.contents,
+            reference,
+            unequal,
+            sums: vec![0; paths],
+        };
+        let passes = self
+            .mount
+            .pass(Op::Read, plans, self.depth, &mut comparison, watch);
+        let sums = plans.iter().map(|plan| comparison.sums[plan.path]);
+        (passes, sums.collect())
+    }
+
+    /// Reads unequal places again over the paths, and records those that stay unequal.
+    pub fn settle(&mut self, mut unequal: Unequal, paths: &[usize], watch: Watch) {
+        unequal.sort_unstable();
+        unequal.dedup_by_key(|(unit, _)| *unit);
+        let names = self.mount.names();
+        for (unit, path) in unequal {
+            if !self.settles(unit, paths, watch) {
+                self.contents.differs(unit, &names[path]);
+            }
+        }
+    }
+
+    /// Reads a place over the paths in turn until a round of them agrees.
+    fn settles(&mut self, unit: u64, paths: &[usize], watch: Watch) -> bool {
+        (0..COMPARISONS).any(|_| {
+            let mut unequal = Vec::new();
+            for path in paths {
+                let plan = one(*path, unit..unit + 1);
+                self.read(&[plan], paths.first().copied(), &mut unequal, watch);
+            }
+            unequal.is_empty()
+        })
+    }
+}
+
+pub fn one(path: usize, units: Range<u64>) -> PassPlan {
+    PassPlan { path, units }
+}
+
+/// Writes the next generation.
+struct Pattern<'a>(&'a mut Contents);
+
+impl Data for Pattern<'_> {
+    fn fill(&mut self, unit: u64, data: &mut [u8]) {
+        self.0.fill(unit, data);
+    }
+
+    fn wrote(&mut self, unit: u64) {
+        self.0.wrote(unit);
+    }
+
+    fn read(&mut self, _path: usize, _unit: u64, _data: &[u8]) {}
+}
+
+struct Comparison<'a> {
+    contents: &'a mut Contents,
+    reference: Option<usize>,
+    unequal: &'a mut Unequal,
+    /// By path.
+    sums: Vec<u64>,
+}
+
+impl Data for Comparison<'_> {
+    fn fill(&mut self, _unit: u64, _data: &mut [u8]) {}
+
+    fn wrote(&mut self, _unit: u64) {}
+
+    fn read(&mut self, path: usize, unit: u64, data: &[u8]) {
+        self.sums[path] = self.sums[path].wrapping_add(checksum_at(unit, data));
+        if self.contents.writes() || self.reference == Some(path) {
+            self.contents.read(unit, data);
+        } else {
+            self.contents.count_compared();
+            if !self.contents.is_known(unit, data) {
+                self.unequal.push((unit, path));
+            }
+        }
+    }
+}

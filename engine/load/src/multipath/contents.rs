@@ -1,0 +1,247 @@
+//! What each place of the range holds: patterns that this run wrote, or the checksums of what it
+//! read.
+
+use std::hash::{DefaultHasher, Hasher};
+
+use serde::Serialize;
+
+use crate::pattern::{Stamp, Wrong};
+
+/// The range, in units of one I/O.
+#[derive(Debug)]
+pub struct Contents {
+    nsid: u32,
+    block_size: u32,
+    /// First block of the range.
+    first: u64,
+    unit_blocks: u32,
+    run: u64,
+    writes: bool,
+    /// With writes the generation of each unit, else its checksum. 0: unknown.
+    known: Vec<u64>,
+    /// An I/O of this run is in flight.
+    busy: Vec<bool>,
+    report: ContentsReport,
+}
+
+/// Results of the comparisons.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ContentsReport {
+    pub units_written: u64,
+    pub units_compared: u64,
+    /// Without writes: units that differ from the earlier read. Another host wrote them.
+    pub units_changed: u64,
+    pub units_wrong: u64,
+    pub first_wrong: Option<String>,
+}
+
+impl Contents {
+    pub fn new(
+        (nsid, block_size): (u32, u32),
+        (first, units, unit_blocks): (u64, u64, u32),
+        writes: bool,
+        run: u64,
+    ) -> Contents {
+        Contents {
+            nsid,
+            block_size,
+            first,
+            unit_blocks,
+            run,
+            writes,
+            known: vec![0; units as usize],
+            busy: vec![false; units as usize],
+            report: ContentsReport::default(),
+        }
+    }
+
+    pub fn units(&self) -> u64 {
+        self.known.len() as u64
+    }
+
+    pub fn writes(&self) -> bool {
+        self.writes
+    }
+
+    pub fn report(&self) -> &ContentsReport {
+        &self.report
+    }
+
+    /// Takes a unit for one I/O; `false` if it has one.
+    pub fn take(&mut self, unit: u64) -> bool {
+        !std::mem::replace(&mut self.busy[unit as usize], true)
+    }
+
+    pub fn release(&mut self, unit: u64) {
+        self.busy[unit as usize] = false;
+    }
+
+    /// Fills the data of the next write of a unit. The same until [`Contents::wrote`].
+    pub fn fill(&self, unit: u64, data: &mut [u8]) {
+        let generation = self.known[unit as usize] + 1;
+        for (lba, block) in self.blocks(unit).zip(data.chunks_exact_mut(self.block())) {
+            self.stamp(lba, generation).fill(block);
+        }
+    }
+
+    pub fn wrote(&mut self, unit: u64) {
+        self.known[unit as usize] += 1;
+        self.report.units_written += 1;
+    }
+
+    /// Compares data that was read. Without writes the first read of a unit counts.
+    pub fn read(&mut self, unit: u64, data: &[u8]) {
+        let known = self.known[unit as usize];
+        self.report.units_compared += 1;
+        if self.writes {
+            if let Some(text) = self.mismatch(unit, known, data) {
+                self.wrong(text);
+            }
+            return;
+        }
+        let sum = checksum(data);
+        if known != 0 && known != sum {
+            self.report.units_changed += 1;
+        }
+        self.known[unit as usize] = sum;
+    }
+
+    /// True if the data is what the unit holds, as far as this run knows.
+    pub fn is_known(&self, unit: u64, data: &[u8]) -> bool {
+        match (self.known[unit as usize], self.writes) {
+            (generation, true) => self.mismatch(unit, generation, data).is_none(),
+            (sum, false) => sum == checksum(data),
+        }
+    }
+
+    pub fn count_compared(&mut self) {
+        self.report.units_compared += 1;
+    }
+
+    /// Records a unit that two paths return differently.
+    pub fn differs(&mut self, unit: u64, path: &str) {
+        let lba = self.first + unit * u64::from(self.unit_blocks);
+        self.wrong(format!("LBA {lba} over {path}: not as over other paths"));
+    }
+
+    fn wrong(&mut self, text: String) {
+        self.report.units_wrong += 1;
+        self.report.first_wrong.get_or_insert(text);
+    }
+
+    fn mismatch(&self, unit: u64, generation: u64, data: &[u8]) -> Option<String> {
+        let mut blocks = self.blocks(unit).zip(data.chunks_exact(self.block()));
+        blocks.find_map(|(lba, block)| {
+            let wrong = self.stamp(lba, generation).check(block).err()?;
+            let found = match wrong {
+                Wrong::Zeroes => "zeroes".to_owned(),
+                Wrong::Foreign { .. } => "data of another program".to_owned(),
+                Wrong::Other { found } if found.lba != lba => format!("LBA {}", found.lba),
+                Wrong::Other { found } => format!("its write {}", found.generation),
+                Wrong::Damaged { offset, .. } => format!("damage from byte {offset}"),
+            };
+            Some(format!("LBA {lba}: {found} in place of write {generation}"))
+        })
+    }
+
+    fn block(&self) -> usize {
+        self.block_size as usize
+    }
+
+    fn blocks(&self, unit: u64) -> std::ops::Range<u64> {
+        let first = self.first + unit * u64::from(self.unit_blocks);
+        first..first + u64::from(self.unit_blocks)
+    }
+
+    fn stamp(&self, lba: u64, generation: u64) -> Stamp {
+        Stamp {
+            lba,
+            nsid: self.nsid,
+            generation: generation as u32,
+            run: self.run,
+        }
+    }
+}
+
+/// Not 0, which means unknown.
+fn checksum(data: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(data);
+    hasher.finish().max(1)
+}
+
+/// A checksum whose sum over all units does not depend on their order.
+pub fn checksum_at(unit: u64, data: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write_u64(unit);
+    hasher.write(data);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT: usize = 4096;
+
+    fn contents(writes: bool) -> Contents {
+        Contents::new((1, 512), (100, 4, 8), writes, 7)
+    }
+
+    /// Goal: written data verifies, and stale, misplaced and damaged data is found and named.
+    #[test]
+    fn writes_are_verified() {
+        let mut contents = contents(true);
+        let mut old = [0; UNIT];
+        contents.fill(2, &mut old);
+        contents.wrote(2);
+        contents.read(2, &old);
+        let mut new = [0; UNIT];
+        contents.fill(2, &mut new);
+        assert!(contents.is_known(2, &old) && !contents.is_known(2, &new));
+        contents.wrote(2);
+        contents.read(2, &new);
+        assert_eq!(contents.report().units_wrong, 0);
+        contents.read(2, &old);
+        assert_eq!(
+            contents.report().first_wrong.as_deref(),
+            Some("LBA 116: its write 1 in place of write 2")
+        );
+        new[1000] ^= 1;
+        contents.read(2, &new);
+        contents.read(2, &[0; UNIT]);
+        let report = contents.report();
+        assert_eq!((report.units_wrong, report.units_compared), (3, 5));
+        assert_eq!((report.units_written, report.units_changed), (2, 0));
+    }
+
+    /// Goal: without writes a difference is a change of another host, until two paths disagree.
+    #[test]
+    fn reads_are_compared_with_each_other() {
+        let mut contents = contents(false);
+        contents.read(0, &[1; UNIT]);
+        contents.read(0, &[1; UNIT]);
+        assert_eq!(contents.report().units_changed, 0);
+        contents.read(0, &[2; UNIT]);
+        assert_eq!(contents.report().units_changed, 1);
+        assert!(contents.is_known(0, &[2; UNIT]));
+        contents.differs(0, "rdma://192.0.2.1:4420");
+        let report = contents.report();
+        assert_eq!(report.units_wrong, 1);
+        assert!(
+            report
+                .first_wrong
+                .as_ref()
+                .unwrap()
+                .starts_with("LBA 100 over rdma:")
+        );
+    }
+
+    #[test]
+    fn a_unit_has_one_io() {
+        let mut contents = contents(true);
+        assert!(contents.take(3) && !contents.take(3) && contents.take(0));
+        contents.release(3);
+        assert!(contents.take(3));
+    }
+}

@@ -1,0 +1,169 @@
+//! The copy test: every path alone reads, and on request writes, the whole range; then all at once.
+
+use serde::Serialize;
+
+use super::compare::{Compare, Watch, one};
+use super::contents::{Contents, ContentsReport};
+use super::mount::Mount;
+use super::pass::PassReport;
+
+/// Results of one path.
+#[derive(Debug, Clone, Serialize)]
+pub struct CopyPath {
+    pub path: String,
+    /// Alone.
+    pub write: Option<PassReport>,
+    pub read: Option<PassReport>,
+    /// Sum of the checksums of all places, after this path read them alone.
+    pub checksum: Option<String>,
+    /// Reads over this path of what the others wrote.
+    pub cross_reads: Vec<PassReport>,
+    /// Together with the other paths.
+    pub write_together: Option<PassReport>,
+    pub read_together: Option<PassReport>,
+    /// Completed I/Os of all passes.
+    pub ios: u64,
+    pub bytes_read: u64,
+    pub bytes_written: u64,
+    pub connections_lost: u64,
+    /// Why the path is not connected at the end.
+    pub failure: Option<String>,
+}
+
+impl CopyPath {
+    pub fn passes(&self) -> impl Iterator<Item = &PassReport> {
+        self.write
+            .iter()
+            .chain(&self.read)
+            .chain(&self.cross_reads)
+            .chain(&self.write_together)
+            .chain(&self.read_together)
+    }
+
+    fn add(&mut self, pass: &PassReport) {
+        self.ios += pass.ios;
+        match pass.op {
+            nacre_bdev::Op::Write => self.bytes_written += pass.bytes,
+            _ => self.bytes_read += pass.bytes,
+        }
+    }
+}
+
+/// The results of all paths.
+#[derive(Debug, Clone, Serialize)]
+pub struct CopyReport {
+    pub paths: Vec<CopyPath>,
+    pub contents: ContentsReport,
+    pub units: u64,
+    pub unit_bytes: u64,
+    pub interrupted: bool,
+}
+
+/// Runs the test. `depth` I/Os are in flight on each path; `say` gets the name of each pass.
+pub fn copy(
+    mount: &mut Mount,
+    (writes, depth, seed): (bool, u16, u64),
+    say: &mut dyn FnMut(&str),
+    watch: Watch,
+) -> CopyReport {
+    let (namespace, range) = mount.geometry();
+    let run = (mount.now().0 ^ seed).max(1);
+    let mut contents = Contents::new(namespace, range, writes, run);
+    let (units, unit_bytes) = (mount.units(), mount.unit_bytes());
+    let names = mount.names();
+    let empty = |name: &String| CopyPath {
+        path: name.clone(),
+        write: None,
+        read: None,
+        checksum: None,
+        cross_reads: Vec::new(),
+        write_together: None,
+        read_together: None,
+        ios: 0,
+        bytes_read: 0,
+        bytes_written: 0,
+        connections_lost: 0,
+        failure: None,
+    };
+    let mut paths: Vec<CopyPath> = names.iter().map(empty).collect();
+    let all: Vec<usize> = (0..names.len()).collect();
+    let mut unequal = Vec::new();
+    let mut stopped = false;
+    let mut goes_on = || {
+        stopped |= !watch();
+        !stopped
+    };
+    let mut compare = Compare {
+        mount,
+        contents: &mut contents,
+        depth,
+    };
+    for path in &all {
+        if !goes_on() {
+            break;
+        }
+        if writes {
+            say(&format!("{}: write", names[*path]));
+            let pass = compare
+                .write(&[one(*path, 0..units)], &mut goes_on)
+                .remove(0);
+            paths[*path].add(&pass);
+            paths[*path].write = Some(pass);
+            // What this path wrote, over the others.
+            for other in all.iter().filter(|other| *other != path) {
+                say(&format!(
+                    "{}: read of what {} wrote",
+                    names[*other], names[*path]
+                ));
+                let plan = [one(*other, 0..units)];
+                let (mut passes, _) = compare.read(&plan, None, &mut unequal, &mut goes_on);
+                let pass = passes.remove(0);
+                paths[*other].add(&pass);
+                paths[*other].cross_reads.push(pass);
+            }
+        }
+        say(&format!("{}: read", names[*path]));
+        let plan = [one(*path, 0..units)];
+        let reference = all.first().copied();
+        let (mut passes, sums) = compare.read(&plan, reference, &mut unequal, &mut goes_on);
+        let pass = passes.remove(0);
+        paths[*path].add(&pass);
+        paths[*path].checksum = pass.is_good().then(|| format!("{:016x}", sums[0]));
+        paths[*path].read = Some(pass);
+    }
+    let settled = std::mem::take(&mut unequal);
+    compare.settle(settled, &all, &mut goes_on);
+    if all.len() > 1 && goes_on() {
+        if writes {
+            say("all paths: write");
+            let share = |path: usize| {
+                let at = |path: usize| units * path as u64 / all.len() as u64;
+                one(path, at(path)..at(path + 1))
+            };
+            let plans: Vec<_> = all.iter().map(|path| share(*path)).collect();
+            for (path, pass) in paths.iter_mut().zip(compare.write(&plans, &mut goes_on)) {
+                path.add(&pass);
+                path.write_together = Some(pass);
+            }
+        }
+        say("all paths: read");
+        let plans: Vec<_> = all.iter().map(|path| one(*path, 0..units)).collect();
+        let (passes, _) = compare.read(&plans, None, &mut unequal, &mut goes_on);
+        for (path, pass) in paths.iter_mut().zip(passes) {
+            path.add(&pass);
+            path.read_together = Some(pass);
+        }
+        compare.settle(unequal, &all, &mut goes_on);
+    }
+    for (report, path) in paths.iter_mut().zip(mount.paths()) {
+        report.connections_lost = path.losses();
+        report.failure = path.access().is_none().then(|| path.failure()).flatten();
+    }
+    CopyReport {
+        paths,
+        contents: contents.report().clone(),
+        units,
+        unit_bytes,
+        interrupted: stopped,
+    }
+}

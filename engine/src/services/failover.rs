@@ -1,0 +1,93 @@
+//! Failover tests: a listener is inaccessible for a limited time, and its ANA states return then.
+//!
+//! The states of a test are not stored: a daemon that restarts meanwhile serves the stored ones.
+
+use std::cell::RefCell;
+
+use nacre_nvmf::subsystems::AnaStates;
+use nacre_nvmf::transport::ListenerId;
+use nacre_nvmf_wire::Nqn;
+
+/// The listeners under test.
+#[derive(Debug, Default)]
+pub struct FailoverTests {
+    running: RefCell<Vec<FailoverTest>>,
+    started: RefCell<u64>,
+}
+
+#[derive(Debug)]
+struct FailoverTest {
+    nqn: Nqn,
+    listener: ListenerId,
+    /// The states before the test.
+    before: AnaStates,
+    /// Tells the timers of this listener apart: only the latest ends the test.
+    number: u64,
+}
+
+impl FailoverTests {
+    /// Records a test and returns its number. A listener under test keeps its states from before
+    /// the first test.
+    pub fn begin(&self, nqn: &Nqn, listener: ListenerId, states: &AnaStates) -> u64 {
+        let number = {
+            let mut started = self.started.borrow_mut();
+            *started += 1;
+            *started
+        };
+        let mut running = self.running.borrow_mut();
+        match running.iter_mut().find(|test| test.is_of(nqn, listener)) {
+            Some(test) => test.number = number,
+            None => running.push(FailoverTest {
+                nqn: nqn.clone(),
+                listener,
+                before: states.clone(),
+                number,
+            }),
+        }
+        number
+    }
+
+    /// Ends the test of a listener, or only the test with this number. Returns the states to
+    /// restore.
+    pub fn end(&self, nqn: &Nqn, listener: ListenerId, number: Option<u64>) -> Option<AnaStates> {
+        let mut running = self.running.borrow_mut();
+        let ends = |test: &FailoverTest| {
+            test.is_of(nqn, listener) && number.is_none_or(|number| test.number == number)
+        };
+        let at = running.iter().position(ends)?;
+        Some(running.swap_remove(at).before)
+    }
+}
+
+impl FailoverTest {
+    fn is_of(&self, nqn: &Nqn, listener: ListenerId) -> bool {
+        self.nqn == *nqn && self.listener == listener
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nacre_nvmf_wire::log::ana::AnaState;
+
+    use super::*;
+
+    /// Goal: a repeated test keeps the first states, and only the latest timer ends it.
+    #[test]
+    fn the_first_states_return() {
+        let tests = FailoverTests::default();
+        let nqn = Nqn::new("nqn.2025-01.io.nacre:v").unwrap();
+        let listener = ListenerId(7);
+        let before = AnaStates::new(AnaState::NonOptimized);
+        let first = tests.begin(&nqn, listener, &before);
+        let second = tests.begin(&nqn, listener, &AnaStates::new(AnaState::Inaccessible));
+        assert_eq!(tests.end(&nqn, listener, Some(first)), None);
+        assert_eq!(tests.end(&nqn, ListenerId(8), None), None);
+        assert_eq!(
+            tests.end(&nqn, listener, Some(second)),
+            Some(before.clone())
+        );
+        assert_eq!(tests.end(&nqn, listener, None), None, "once");
+        tests.begin(&nqn, listener, &before);
+        assert_eq!(tests.end(&nqn, listener, None), Some(before));
+    }
+}
