@@ -1,11 +1,13 @@
 # limit: 600
 # `nacre rdma perf` over soft-RoCE: every operation and mode with every byte compared, by address,
-# interface and device, over IPv4 and IPv6.
+# interface and device, over IPv4 and IPv6; a short `nacre rdma soak`.
 nacre_only "its own commands"
 LOG=$WORK/perf-server.json
 SERVER=
+SOAK=()
 cleanup_rdma() {
     [ -z "$SERVER" ] || kill -9 "$SERVER" 2>/dev/null || true
+    [ ${#SOAK[@]} = 0 ] || kill -9 "${SOAK[@]}" 2>/dev/null || true
     "$NACRE" rdma rxe del rxe8 >/dev/null 2>&1 || true
     ip link del nacreperf >/dev/null 2>&1 || true
 }
@@ -80,3 +82,21 @@ patient 10.79.0.1 --op write --duration 2 --json | jq -e '.results[0].seconds >=
 
 kill -INT $SERVER
 server_ends 0
+
+step "a soak test: two peers, incast, both directions, bursts"
+for port in 18600 18610; do
+    "$NACRE" rdma soak server --json --listen "10.79.0.1,$port" >"$WORK/soak-$port" 2>&1 </dev/null &
+    SOAK+=($!)
+    wait_until 60 bash -c "[ \$(grep -c '\"event\":\"listening\"' '$WORK/soak-$port') = 2 ]"
+done
+timeout 240 "$NACRE" rdma soak client --peers 10.79.0.1:18600,10.79.0.1:18610 --for 9s --size 4k --depth 4 \
+    --cm-timeout 60s --peer-timeout 60s --silence 60s --report "$WORK/soak.txt" --json >"$WORK/soak.json" ||
+    { cat "$WORK/soak.json" "$WORK"/soak-*; die "the soak test failed"; }
+cat "$WORK/soak.txt"
+jq -e '.failures == [] and .software and .verify and .ports == ["rxe8/1"]
+    and ([.flows[].phase] | unique) == ["alone", "both", "bursts", "incast"]
+    and (.flows | length) == 12 and all(.flows[]; .bytes > 0 and .p99_ns > 0 and .error == null)
+    and (.seconds | length) >= 5 and any(.seconds[]; .bytes_in > 0 and .bytes_out > 0)' "$WORK/soak.json"
+tail -1 "$WORK/soak.txt" | grep -E '^passed'
+kill -INT "${SOAK[@]}"
+for pid in "${SOAK[@]}"; do wait "$pid" || die "a peer of the soak test failed"; done

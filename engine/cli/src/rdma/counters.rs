@@ -157,6 +157,17 @@ impl Sample {
         rows.collect()
     }
 
+    /// Counters that grew since an earlier sample: device and port, name and growth.
+    pub(super) fn changes(&self, since: &Sample) -> Vec<(String, String, u64)> {
+        let grown = self.values.iter().filter_map(|(key, value)| {
+            let (which, _, name) = key;
+            let by = change(since, key, *value);
+            let port = format!("{}/{}", which.device, which.port);
+            (by > 0).then(|| (port, name.clone(), by))
+        });
+        grown.collect()
+    }
+
     pub(super) fn json(&self, since: Option<&Sample>) -> Value {
         let counters = self.values.iter().map(|(key, value)| {
             let (which, group, name) = key;

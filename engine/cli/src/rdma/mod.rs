@@ -10,6 +10,7 @@ mod perf_show;
 mod qos;
 mod rxe;
 pub mod size;
+mod soak;
 
 use std::time::Duration;
 
@@ -79,6 +80,11 @@ enum RdmaCommand {
         #[command(subcommand)]
         command: perf::PerfCommand,
     },
+    /// Load with several peers for a long time: incast, both directions, bursts; with a verdict
+    Soak {
+        #[command(subcommand)]
+        command: soak::SoakCommand,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -109,6 +115,7 @@ pub fn run(args: RdmaArgs) -> Result<(), Failure> {
         } => counters::run(&roots, port.as_deref(), watch, all, shown.json),
         RdmaCommand::Size(args) => size::run(&args, limits::all),
         RdmaCommand::Perf { command } => perf::run(command),
+        RdmaCommand::Soak { command } => soak::run(command),
     }
 }
 

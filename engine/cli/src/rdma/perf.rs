@@ -248,7 +248,7 @@ impl ClientArgs {
 }
 
 /// The libraries, and at least one device; or an error that names the missing part and its remedy.
-fn provider() -> Result<Arc<dyn Provider>, Failure> {
+pub(super) fn provider() -> Result<Arc<dyn Provider>, Failure> {
     let said = |error: VerbsError| Failure::Failed(anyhow::anyhow!("{error}"));
     let provider = VerbsProvider::open().map_err(said)?;
     if provider.devices().map_err(said)?.is_empty() {
@@ -297,7 +297,10 @@ fn is_link_local(ip: IpAddr) -> bool {
 }
 
 /// Why none of these addresses can be used over RDMA, according to the kernel.
-fn explained(system: &System, addresses: impl IntoIterator<Item = IpAddr>) -> Option<String> {
+pub(super) fn explained(
+    system: &System,
+    addresses: impl IntoIterator<Item = IpAddr>,
+) -> Option<String> {
     let reasons = addresses.into_iter().filter_map(|ip| {
         Some(format!(
             "{ip}: {}",
@@ -330,7 +333,7 @@ pub(super) fn failure(error: PerfError, explained: Option<String>) -> Failure {
 }
 
 /// IPv4 and IPv6 have a listener each.
-fn everywhere() -> Vec<SocketAddr> {
+pub(super) fn everywhere() -> Vec<SocketAddr> {
     let any: [IpAddr; 2] = [
         std::net::Ipv4Addr::UNSPECIFIED.into(),
         std::net::Ipv6Addr::UNSPECIFIED.into(),
@@ -339,7 +342,7 @@ fn everywhere() -> Vec<SocketAddr> {
 }
 
 /// Set by the first SIGINT or SIGTERM; the second ends the program.
-fn interrupt() -> Arc<AtomicBool> {
+pub(super) fn interrupt() -> Arc<AtomicBool> {
     use tokio::signal::unix::{SignalKind, signal};
     let seen = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&seen);
@@ -380,7 +383,7 @@ fn interrupt() -> Arc<AtomicBool> {
     seen
 }
 
-fn parse_port(text: &str) -> Result<u16, Failure> {
+pub(super) fn parse_port(text: &str) -> Result<u16, Failure> {
     text.parse()
         .map_err(|_| Failure::Usage(format!("\"{text}\" is no port")))
 }
@@ -396,7 +399,7 @@ pub(super) fn parse_server(text: &str) -> Result<SocketAddr, AddressError> {
     socket_of(&SERVER.parse(text)?, DEFAULT_PORT)
 }
 
-fn parse_message(text: &str) -> Result<u32, String> {
+pub(super) fn parse_message(text: &str) -> Result<u32, String> {
     let bytes = size::parse_bytes(text)?;
     match u32::try_from(bytes) {
         Ok(bytes) if (1..=MAX_MESSAGE).contains(&bytes) => Ok(bytes),

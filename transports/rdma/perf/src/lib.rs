@@ -39,7 +39,7 @@ pub mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use client::{ClientOptions, Progress, measure};
+pub use client::{Bursts, ClientOptions, Progress, measure};
 pub use error::{Failed, Mismatch, PerfError};
 pub use params::{Invalid, Length, MAX_DEPTH, MAX_MESSAGE, MAX_QUEUE_PAIRS, Measure, Op, Test};
 pub use probe::{Answer, around, probe};

@@ -93,6 +93,10 @@ impl Latencies {
         self.0.saturating_record(time.as_nanos() as u64);
     }
 
+    pub fn clear(&mut self) {
+        self.0.reset();
+    }
+
     pub fn summary(&self) -> Latency {
         if self.0.is_empty() {
             return Latency::default();

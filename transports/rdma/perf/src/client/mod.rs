@@ -35,7 +35,24 @@ pub struct ClientOptions {
     pub tos: u8,
     /// How long to poll for completions before sleeping.
     pub spin: Duration,
+    /// Post requests only in bursts. `None`: always.
+    pub bursts: Option<Bursts>,
     pub test: Test,
+}
+
+/// Times of a load that comes in bursts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bursts {
+    pub on: Duration,
+    pub off: Duration,
+}
+
+impl Bursts {
+    /// True if requests are posted at this time after the start.
+    fn is_on(self, elapsed: Duration) -> bool {
+        let cycle = (self.on + self.off).as_nanos().max(1);
+        elapsed.as_nanos() % cycle < self.on.as_nanos()
+    }
 }
 
 impl ClientOptions {
@@ -49,6 +66,7 @@ impl ClientOptions {
             memory: 1 << 30,
             tos: 0,
             spin: Duration::from_millis(1),
+            bursts: None,
             test,
         }
     }
@@ -60,6 +78,8 @@ pub struct Progress {
     pub size: u32,
     pub messages: u64,
     pub elapsed: Duration,
+    /// 99th percentile of the latencies since the previous report, in nanoseconds.
+    pub recent_p99_ns: u64,
 }
 
 /// Interval between reports of progress.
@@ -172,6 +192,9 @@ struct Stage {
     done: u64,
     last: Instant,
     latencies: Latencies,
+    /// Latencies since the previous report of progress.
+    recent: Latencies,
+    bursts: Option<Bursts>,
 }
 
 impl Client<'_> {
@@ -229,11 +252,13 @@ impl Client<'_> {
             done: 0,
             last: now,
             latencies: Latencies::new(),
+            recent: Latencies::new(),
+            bursts: self.options.bursts,
         };
         let mut now = now;
         loop {
             let more = !self.causes.any() && !self.is_stopped() && stage.wants_more(now);
-            if more {
+            if more && stage.is_on(now) {
                 self.fill(&mut stage, now)?;
             }
             let idle = self.flows.iter().all(|flow| flow.is_idle(&self.terms));
@@ -336,6 +361,12 @@ impl Client<'_> {
 }
 
 impl Stage {
+    /// False between two bursts.
+    fn is_on(&self, now: Instant) -> bool {
+        let elapsed = now.saturating_duration_since(self.started);
+        self.bursts.is_none_or(|bursts| bursts.is_on(elapsed))
+    }
+
     fn wants_more(&self, now: Instant) -> bool {
         match self.length {
             Length::Messages(count) => self.posted < count,

@@ -36,7 +36,7 @@ impl Client<'_> {
         if slept || now >= self.looked + TICK {
             self.looked = now;
             self.look(now)?;
-            if let Some(stage) = &stage
+            if let Some(stage) = &mut stage
                 && now >= self.last_report + TELL
             {
                 self.last_report = now;
@@ -44,7 +44,9 @@ impl Client<'_> {
                     size: stage.size,
                     messages: stage.done,
                     elapsed: now.saturating_duration_since(stage.started),
+                    recent_p99_ns: stage.recent.summary().p99,
                 });
+                stage.recent.clear();
             }
         }
         match self.causes.due(now) {
@@ -65,6 +67,7 @@ impl Client<'_> {
                 }
                 if let (Some(time), Some(stage)) = (outcome.measured, stage) {
                     stage.latencies.record(time);
+                    stage.recent.record(time);
                     stage.done += 1;
                     stage.last = now;
                 }

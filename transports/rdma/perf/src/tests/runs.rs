@@ -264,3 +264,33 @@ fn what_a_report_says_to_programs() {
     assert_eq!(report.server, rig.address.to_string());
     rig.stop().unwrap();
 }
+
+/// Goal: bursts send a part of the time, and the run ends with every request answered. Method: a
+/// tenth of the time on; a run without bursts for comparison.
+#[test]
+fn bursts() {
+    let rig = Rig::new();
+    let test = |verify| Test {
+        op: Op::Write,
+        sizes: vec![4096],
+        length: Length::Time(Duration::from_millis(500)),
+        verify,
+        ..Test::default()
+    };
+    let options = ClientOptions {
+        bursts: Some(Bursts {
+            on: Duration::from_millis(10),
+            off: Duration::from_millis(90),
+        }),
+        ..rig.options(test(false))
+    };
+    let bursts = rig.run_with(&options).unwrap().results[0].messages;
+    let steady = rig.run(test(false)).unwrap().results[0].messages;
+    assert!(bursts > 0 && bursts * 2 < steady, "{bursts} of {steady}");
+    let verified = ClientOptions {
+        test: test(true),
+        ..options
+    };
+    assert!(rig.run_with(&verified).unwrap().results[0].messages > 0);
+    rig.stop().unwrap();
+}

@@ -1,0 +1,141 @@
+//! The phases of a soak test, and the flows of each.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use nacre_transport_rdma_perf::{Bursts, Op};
+use serde::Serialize;
+
+/// A kind of load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// One peer: the measure for the other phases.
+    Alone,
+    /// All peers send to this machine at once.
+    Incast,
+    /// All peers, in both directions.
+    Both,
+    /// All peers, in both directions, in bursts.
+    Bursts,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Alone => "alone",
+            Kind::Incast => "incast",
+            Kind::Both => "both directions",
+            Kind::Bursts => "bursts",
+        }
+    }
+}
+
+/// One session with a peer. READ moves data to this machine, WRITE from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flow {
+    pub peer: SocketAddr,
+    pub op: Op,
+}
+
+impl Flow {
+    /// The peer serves each direction at a port of its own.
+    pub fn server(self) -> SocketAddr {
+        let mut server = self.peer;
+        if self.op != Op::Read {
+            server.set_port(server.port().saturating_add(1));
+        }
+        server
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Phase {
+    pub kind: Kind,
+    pub time: Duration,
+    pub flows: Vec<Flow>,
+    pub bursts: Option<Bursts>,
+}
+
+const ALONE_LEAST: Duration = Duration::from_secs(2);
+const ALONE_MOST: Duration = Duration::from_secs(10);
+
+/// Every peer alone for a short time, then a third of `time` for each other kind.
+pub fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> {
+    let flows = |ops: &[Op]| {
+        let of = |peer: &SocketAddr| {
+            let peer = *peer;
+            ops.iter()
+                .map(move |op| Flow { peer, op: *op })
+                .collect::<Vec<_>>()
+        };
+        peers.iter().flat_map(of).collect::<Vec<Flow>>()
+    };
+    let alone = |peer: &SocketAddr| Phase {
+        kind: Kind::Alone,
+        time: (time / 20).clamp(ALONE_LEAST, ALONE_MOST),
+        flows: vec![Flow {
+            peer: *peer,
+            op: Op::Read,
+        }],
+        bursts: None,
+    };
+    let mut phases: Vec<Phase> = peers.iter().map(alone).collect();
+    let kinds = [
+        (Kind::Incast, &[Op::Read][..], None),
+        (Kind::Both, &[Op::Read, Op::Write], None),
+        (Kind::Bursts, &[Op::Read, Op::Write], Some(bursts)),
+    ];
+    phases.extend(kinds.map(|(kind, ops, bursts)| Phase {
+        kind,
+        time: time / 3,
+        flows: flows(ops),
+        bursts,
+    }));
+    phases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: all peers take part in every kind, each direction at its own port.
+    #[test]
+    fn every_peer_takes_part() {
+        let peers = ["192.0.2.1:18515", "[2001:db8::1]:9"].map(|peer| peer.parse().unwrap());
+        let bursts = Bursts {
+            on: Duration::from_millis(10),
+            off: Duration::from_millis(40),
+        };
+        let phases = plan(&peers, Duration::from_secs(30), bursts);
+        let kinds: Vec<(Kind, usize, u64)> = phases
+            .iter()
+            .map(|phase| (phase.kind, phase.flows.len(), phase.time.as_secs()))
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                (Kind::Alone, 1, 2),
+                (Kind::Alone, 1, 2),
+                (Kind::Incast, 2, 10),
+                (Kind::Both, 4, 10),
+                (Kind::Bursts, 4, 10),
+            ]
+        );
+        assert!(phases[4].bursts.is_some() && phases[3].bursts.is_none());
+        let servers: Vec<String> = phases[3]
+            .flows
+            .iter()
+            .map(|flow| flow.server().to_string())
+            .collect();
+        assert_eq!(
+            servers,
+            [
+                "192.0.2.1:18515",
+                "192.0.2.1:18516",
+                "[2001:db8::1]:9",
+                "[2001:db8::1]:10"
+            ]
+        );
+    }
+}
