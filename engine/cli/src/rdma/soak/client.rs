@@ -20,9 +20,9 @@ use super::super::perf::{interrupt, parse_message, parse_server, provider};
 use super::super::perf_show::gid_of;
 use super::plan::{Flow, Kind, Phase, plan};
 use super::verdict::{Change, FlowReport, Limits, Meaning, Second, Soak, second};
-use crate::cli::{Failure, output};
-use crate::doctor::System;
-use crate::values::{size, time};
+use crate::{Failure, output};
+use nacre_engine_doctor::System;
+use nacre_engine_values::{size, time};
 
 #[derive(Debug, Args)]
 pub struct ClientArgs {

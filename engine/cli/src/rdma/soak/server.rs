@@ -12,9 +12,9 @@ use super::super::perf::{
     addresses, everywhere, explained, failure, interrupt, parse_port, provider,
 };
 use super::super::perf_show;
-use crate::cli::Failure;
-use crate::doctor::System;
-use crate::values::size;
+use crate::Failure;
+use nacre_engine_doctor::System;
+use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
 pub struct ServerArgs {
@@ -57,7 +57,6 @@ pub fn run(args: &ServerArgs) -> Result<(), Failure> {
     let next = next.ok_or_else(|| Failure::Usage("--listen: no port follows 65535".into()))?;
     let stop = interrupt();
     let serving = Serving {
-        system: &system,
         provider: &provider,
         args,
         stop: &stop,
@@ -89,7 +88,6 @@ pub fn run(args: &ServerArgs) -> Result<(), Failure> {
 
 /// Shared by the servers of both directions.
 struct Serving<'a> {
-    system: &'a System,
     provider: &'a Arc<dyn Provider>,
     args: &'a ServerArgs,
     stop: &'a AtomicBool,
@@ -99,6 +97,7 @@ struct Serving<'a> {
 impl Serving<'_> {
     /// Serves until a signal.
     fn serve(&self, listen: Vec<SocketAddr>) -> Result<(), Failure> {
+        let system = System::real();
         let ips: Vec<IpAddr> = listen.iter().map(SocketAddr::ip).collect();
         let options = ServerOptions {
             memory: self.args.memory,
@@ -106,9 +105,9 @@ impl Serving<'_> {
             ..ServerOptions::new(listen)
         };
         let mut server = Server::bind(Arc::clone(self.provider), options)
-            .map_err(|error| failure(error, explained(self.system, ips)))?;
+            .map_err(|error| failure(error, explained(&system, ips)))?;
         let addresses = server.addresses();
-        self.print(|| perf_show::listening(self.system, &addresses, self.args.json));
+        self.print(|| perf_show::listening(&system, &addresses, self.args.json));
         server
             .serve(self.stop, &mut |happened| {
                 self.print(|| perf_show::happened(&happened, self.args.json));

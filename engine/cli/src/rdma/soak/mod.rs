@@ -14,7 +14,7 @@ mod verdict;
 
 use clap::Subcommand;
 
-use crate::cli::Failure;
+use crate::Failure;
 
 #[derive(Debug, Subcommand)]
 pub enum SoakCommand {

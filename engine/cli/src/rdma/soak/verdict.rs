@@ -6,7 +6,7 @@ use nacre_transport_rdma_perf::Op;
 use serde::Serialize;
 
 use super::plan::Kind;
-use crate::cli::output;
+use crate::output;
 
 /// The meaning of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
