@@ -106,17 +106,19 @@ fn parse_transport(text: &str) -> Result<IpTransport, String> {
 pub fn run(connection: &Connection, args: &FailoverArgs) -> Result<(), Failure> {
     let mut client = connection.open()?;
     let nqn = paths::subsystem(&mut client, args.subsystem.as_deref(), Some(&args.listener))?;
+    let listeners = paths::listeners(&mut client, &nqn)?;
     let daemon = Daemon {
         connection,
         nqn: &nqn,
         args,
+        urls: listeners.iter().map(|one| one.url.clone()).collect(),
     };
     if args.restore {
         daemon.test(Duration::ZERO)?;
         return Ok(());
     }
-    let listeners = paths::listeners(&mut client, &nqn)?;
     let withdrawn = plan(&listeners, &args.listener, args.to).map_err(Failure::Usage)?;
+    daemon.check_hosts(&listeners)?;
     let (mount, withdrawn) = daemon.mount(&listeners, withdrawn)?;
     let mut findings = measure(&daemon, mount, withdrawn)?;
     findings.judge();
@@ -139,6 +141,8 @@ struct Daemon<'a> {
     connection: &'a Connection,
     nqn: &'a str,
     args: &'a FailoverArgs,
+    /// The listeners of the subsystem.
+    urls: Vec<ListenUrl>,
 }
 
 impl Daemon<'_> {
@@ -161,7 +165,27 @@ impl Daemon<'_> {
             tgt_name: None,
         };
         let qpairs = self.connection.call_for_json::<GetQpairs>(&params)?;
-        Ok(Snapshot::read(&qpairs, own))
+        Ok(Snapshot::read(&qpairs, own, &self.urls))
+    }
+
+    /// Refuses where a host would lose its only path. The daemon checks this again, but then this
+    /// program's own paths may look like those of the kernel's host on this machine.
+    fn check_hosts(&self, listeners: &[Listener]) -> Result<(), Failure> {
+        let listener = self.args.listener.to_string();
+        let accessible = listeners.iter().filter(|one| one.is_accessible());
+        let names = accessible.map(|one| one.url.to_string());
+        let others: Vec<String> = names.filter(|name| *name != listener).collect();
+        let lonely = self
+            .snapshot(&BTreeSet::new())?
+            .without_path(&listener, &others);
+        if self.args.force || lonely.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::Failed(anyhow::anyhow!(
+            "no other accessible path: {}; connect every path of these hosts (nvme connect-all), \
+                or --force",
+            lonely.join(", ")
+        )))
     }
 
     /// Connects every accessible listener. Returns also the index of the path to withdraw.

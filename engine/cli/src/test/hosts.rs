@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::super::address;
+use super::super::address::{self, ListenUrl};
 use super::super::subsystem::items;
 
 /// Completed I/O commands of each queue of a subsystem, at one moment.
@@ -22,20 +22,32 @@ struct Queue {
 
 impl Snapshot {
     /// Reads the answer of `nvmf_subsystem_get_qpairs`, without the controllers `own`.
-    pub fn read(qpairs: &Value, own: &BTreeSet<u64>) -> Snapshot {
+    pub fn read(qpairs: &Value, own: &BTreeSet<u64>, listeners: &[ListenUrl]) -> Snapshot {
         let queue = |qpair: &Value| {
             let cntlid = qpair["cntlid"].as_u64()?;
             let host = qpair["hostnqn"].as_str()?.to_owned();
             (!own.contains(&cntlid)).then_some(())?;
             let queue = Queue {
                 host,
-                listener: address::describe(&qpair["listen_address"]),
+                listener: listener_of(&qpair["listen_address"], listeners),
                 cntlid,
                 qid: qpair["qid"].as_u64()?,
             };
             Some((queue, qpair["completed_nvme_io"].as_u64().unwrap_or(0)))
         };
         Snapshot(items(qpairs).iter().filter_map(queue).collect())
+    }
+
+    /// Hosts with I/O queues at the listener and at none of the others.
+    pub fn without_path(&self, listener: &str, others: &[String]) -> Vec<String> {
+        let mut at: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for queue in self.0.keys() {
+            at.entry(&queue.host).or_default().insert(&queue.listener);
+        }
+        let lonely = at.iter().filter(|(_, listeners)| {
+            listeners.contains(listener) && !others.iter().any(|o| listeners.contains(o.as_str()))
+        });
+        lonely.map(|(host, _)| (*host).to_owned()).collect()
     }
 
     /// I/Os since an earlier snapshot: by host, then by listener.
@@ -49,6 +61,21 @@ impl Snapshot {
                 count.checked_sub(before).unwrap_or(*count);
         }
         hosts
+    }
+}
+
+/// The listener of a queue: the one at its address, else one at every address of its port.
+fn listener_of(address: &Value, listeners: &[ListenUrl]) -> String {
+    let name = address::describe(address);
+    let Some(url) = ListenUrl::from_value(address) else {
+        return name;
+    };
+    let takes_any = |one: &&ListenUrl| {
+        one.transport == url.transport && one.port == url.port && one.ip.ip.is_unspecified()
+    };
+    match listeners.iter().find(takes_any) {
+        Some(any) if !listeners.contains(&url) => any.to_string(),
+        _ => name,
     }
 }
 
@@ -147,7 +174,7 @@ mod tests {
             })
         };
         let all: Vec<Value> = queues.iter().map(qpair).collect();
-        Snapshot::read(&json!(all), &BTreeSet::from([99]))
+        Snapshot::read(&json!(all), &BTreeSet::from([99]), &[])
     }
 
     /// Goal: every behaviour of a host is told apart, and this program's own queues do not count.
@@ -192,6 +219,35 @@ mod tests {
             (moved.before, moved.withdrawn, moved.after),
             ((10, 0), (0, 20), (20, 0))
         );
+    }
+
+    /// Goal: a host with one path is noticed, and one with another accessible path is not.
+    #[test]
+    fn hosts_with_one_path() {
+        let now = snapshot(&[
+            ("one", 1, "RDMA", 0),
+            ("both", 2, "RDMA", 0),
+            ("both", 3, "TCP", 0),
+            ("other", 4, "TCP", 0),
+        ]);
+        let (rdma, tcp) = ("rdma://192.0.2.1:4420", "tcp://192.0.2.1:4420".to_owned());
+        assert_eq!(now.without_path(rdma, &[tcp]), ["one"]);
+        assert_eq!(now.without_path(rdma, &[]), ["both", "one"]);
+    }
+
+    /// Goal: hosts of a listener on all addresses count for it, unless their address has its own.
+    #[test]
+    fn listeners_on_all_addresses() {
+        let at = |ip: &str, port: &str| json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": ip, "trsvcid": port });
+        let listeners = ["0.0.0.0", "192.0.2.1", "0.0.0.0:1"].map(|url| url.parse().unwrap());
+        for (ip, port, expected) in [
+            ("192.0.2.1", "4420", "tcp://192.0.2.1:4420"),
+            ("192.0.2.2", "4420", "tcp://0.0.0.0:4420"),
+            ("192.0.2.1", "1", "tcp://0.0.0.0:1"),
+            ("192.0.2.1", "2", "tcp://192.0.2.1:2"),
+        ] {
+            assert_eq!(listener_of(&at(ip, port), &listeners), expected);
+        }
     }
 
     /// Goal: a host that connected again meanwhile is counted from zero.

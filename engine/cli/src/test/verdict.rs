@@ -317,7 +317,10 @@ mod tests {
     fn judgements() {
         type Change = fn(&mut Findings);
         let cases: [(Change, &str); 11] = [
-            (|f| drop(f.errors.insert("gone".into(), 2)), "2 I/Os failed"),
+            (
+                |f| f.errors = [("gone".to_owned(), 2)].into(),
+                "2 I/Os failed",
+            ),
             (|f| f.contents.units_wrong = 1, "wrong data"),
             (|f| f.unfinished = 3, "3 I/Os did not complete"),
             (
