@@ -23,6 +23,7 @@ use super::{Connection, Failure};
 pub use paths::OwnHost;
 
 #[derive(Debug, Args)]
+#[command(mut_args = |arg| arg.global(true))]
 pub struct TestArgs {
     #[command(flatten)]
     connection: Connection,
