@@ -14,7 +14,8 @@ pub struct CopyPath {
     /// Alone.
     pub write: Option<PassReport>,
     pub read: Option<PassReport>,
-    /// Sum of the checksums of all places, after this path read them alone.
+    /// Sum of the checksums of all places, as this path alone read them. None with writes: each path
+    /// reads what it wrote.
     pub checksum: Option<String>,
     /// Reads over this path of what the others wrote.
     pub cross_reads: Vec<PassReport>,
@@ -128,7 +129,8 @@ pub fn copy(
         let (mut passes, sums) = compare.read(&plan, reference, &mut unequal, &mut goes_on);
         let pass = passes.remove(0);
         paths[*path].add(&pass);
-        paths[*path].checksum = pass.is_good().then(|| format!("{:016x}", sums[0]));
+        let comparable = !writes && pass.is_good();
+        paths[*path].checksum = comparable.then(|| format!("{:016x}", sums[0]));
         paths[*path].read = Some(pass);
     }
     let settled = std::mem::take(&mut unequal);
