@@ -27,7 +27,6 @@ use crate::services::declared::Declared;
 use crate::services::deferred::{self, Deferred};
 use crate::services::devices::Devices;
 use crate::services::drives::Drives;
-use crate::services::failover::FailoverTests;
 use crate::services::http_token::Token;
 use crate::services::keyring::Keyring;
 use crate::services::listeners::Listeners;
@@ -71,7 +70,6 @@ pub struct Engine {
     /// Reservations that are being stored.
     pub reservation_jobs: ReservationJobs,
     pub volumes: Volumes,
-    pub failover_tests: FailoverTests,
     /// Set by `init`, cleared by `fini`.
     plane: RefCell<Option<Rc<Plane>>>,
     /// Changes lock it exclusively. Reads wait for earlier changes; the lock is fair.
@@ -117,7 +115,6 @@ impl Engine {
             drives: Drives::default(),
             reservation_jobs: ReservationJobs::default(),
             volumes: Volumes::default(),
-            failover_tests: FailoverTests::default(),
             plane: RefCell::default(),
             gate: RwLock::new(()),
             replaying: Mutex::new(()),

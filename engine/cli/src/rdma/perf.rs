@@ -143,18 +143,7 @@ pub fn run(command: PerfCommand) -> Result<(), Failure> {
 fn server(args: ServerArgs) -> Result<(), Failure> {
     let system = System::real();
     let provider = provider()?;
-    let mut listen = Vec::new();
-    for text in &args.listen {
-        let (selector, port) = match text.rsplit_once(',') {
-            Some((selector, port)) => (selector, parse_port(port)?),
-            None => (&text[..], DEFAULT_PORT),
-        };
-        let found = addresses(&system, selector)?;
-        listen.extend(found.into_iter().map(|ip| SocketAddr::new(ip, port)));
-    }
-    if listen.is_empty() {
-        listen = everywhere();
-    }
+    let listen = listen_addresses(&system, &args.listen)?;
     let defaults = ServerOptions::new(listen);
     let options = ServerOptions {
         once: args.once,
@@ -257,6 +246,26 @@ pub(super) fn provider() -> Result<Arc<dyn Provider>, Failure> {
     Ok(Arc::new(provider))
 }
 
+/// The addresses of `--listen`; all if it is not given.
+pub(super) fn listen_addresses(
+    system: &System,
+    selectors: &[String],
+) -> Result<Vec<SocketAddr>, Failure> {
+    let mut listen = Vec::new();
+    for text in selectors {
+        let (selector, port) = match text.rsplit_once(',') {
+            Some((selector, port)) => (selector, parse_port(port)?),
+            None => (&text[..], DEFAULT_PORT),
+        };
+        let found = addresses(system, selector)?;
+        listen.extend(found.into_iter().map(|ip| SocketAddr::new(ip, port)));
+    }
+    if listen.is_empty() {
+        listen = everywhere();
+    }
+    Ok(listen)
+}
+
 /// The addresses of a selector that support RDMA.
 pub(super) fn addresses(system: &System, selector: &str) -> Result<Vec<IpAddr>, Failure> {
     if let Ok(ip) = selector.trim_matches(['[', ']']).parse() {
@@ -333,7 +342,7 @@ pub(super) fn failure(error: PerfError, explained: Option<String>) -> Failure {
 }
 
 /// IPv4 and IPv6 have a listener each.
-pub(super) fn everywhere() -> Vec<SocketAddr> {
+fn everywhere() -> Vec<SocketAddr> {
     let any: [IpAddr; 2] = [
         std::net::Ipv4Addr::UNSPECIFIED.into(),
         std::net::Ipv6Addr::UNSPECIFIED.into(),
@@ -383,7 +392,7 @@ pub(super) fn interrupt() -> Arc<AtomicBool> {
     seen
 }
 
-pub(super) fn parse_port(text: &str) -> Result<u16, Failure> {
+fn parse_port(text: &str) -> Result<u16, Failure> {
     text.parse()
         .map_err(|_| Failure::Usage(format!("\"{text}\" is no port")))
 }

@@ -13,7 +13,7 @@ use super::super::remote::usage;
 use super::super::subsystem::{items, some};
 use super::super::top::rates::Iostat;
 use super::super::{Connection, Failure, address, output};
-use super::paths::{self, Listener, OwnHost, usage_or_failed};
+use super::paths::{self, OwnHost, TestedListener, usage_or_failed};
 use nacre_engine::methods::bdev::iostat::{GetIostat, GetIostatParams};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
 use nacre_engine_rpc::client::Client;
@@ -200,7 +200,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn new(listener: &Listener) -> Judged {
+    fn new(listener: &TestedListener) -> Judged {
         let ana = match (listener.withheld, listener.states.is_empty()) {
             (true, _) => "withheld".to_owned(),
             (false, true) => "not reported".to_owned(),
@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     fn judged(url: &str) -> Judged {
-        Judged::new(&Listener {
+        Judged::new(&TestedListener {
             url: url.parse().unwrap(),
             states: vec!["optimized".into()],
             withheld: false,
@@ -513,7 +513,7 @@ mod tests {
     #[test]
     fn paths_out_of_use() {
         assert_eq!(all_failures(&[], None), ["no listener is accessible"]);
-        let out = Judged::new(&Listener {
+        let out = Judged::new(&TestedListener {
             url: TCP.parse().unwrap(),
             states: vec!["inaccessible".into()],
             withheld: false,

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::time::Duration;
 
 use clap::Args;
-use nacre_engine_load::multipath::{FailoverJob, FailoverLoad, Mount, Phase, Shape};
+use nacre_engine_load::multipath::{FailoverJob, FailoverLoad, Mount, Shape, TestPhase};
 use nacre_nvmf::address::IpTransport;
 use serde_json::Value;
 
@@ -13,8 +13,8 @@ use super::super::address::ListenUrl;
 use super::super::perf::Interrupt;
 use super::super::remote::usage;
 use super::super::{Connection, Failure, output};
-use super::hosts::{Snapshot, Snapshots, judge};
-use super::paths::{self, Listener, OwnHost, usage_or_failed};
+use super::hosts::{HostIo, Snapshots, judge};
+use super::paths::{self, OwnHost, TestedListener, usage_or_failed};
 use super::show;
 use super::verdict::{Findings, plan};
 use nacre_engine::methods::nvmf::connected::{GetQpairs, SubsystemParams};
@@ -159,18 +159,18 @@ impl Daemon<'_> {
         self.connection.call_for_json::<TestFailover>(&params)
     }
 
-    fn snapshot(&self, own: &BTreeSet<u64>) -> Result<Snapshot, Failure> {
+    fn snapshot(&self, own: &BTreeSet<u64>) -> Result<HostIo, Failure> {
         let params = SubsystemParams {
             nqn: self.nqn.to_owned(),
             tgt_name: None,
         };
         let qpairs = self.connection.call_for_json::<GetQpairs>(&params)?;
-        Ok(Snapshot::read(&qpairs, own, &self.urls))
+        Ok(HostIo::read(&qpairs, own, &self.urls))
     }
 
     /// Refuses where a host would lose its only path. The daemon checks this again, but then this
     /// program's own paths may look like those of the kernel's host on this machine.
-    fn check_hosts(&self, listeners: &[Listener]) -> Result<(), Failure> {
+    fn check_hosts(&self, listeners: &[TestedListener]) -> Result<(), Failure> {
         let listener = self.args.listener.to_string();
         let accessible = listeners.iter().filter(|one| one.is_accessible());
         let names = accessible.map(|one| one.url.to_string());
@@ -189,7 +189,11 @@ impl Daemon<'_> {
     }
 
     /// Connects every accessible listener. Returns also the index of the path to withdraw.
-    fn mount(&self, listeners: &[Listener], withdrawn: usize) -> Result<(Mount, usize), Failure> {
+    fn mount(
+        &self,
+        listeners: &[TestedListener],
+        withdrawn: usize,
+    ) -> Result<(Mount, usize), Failure> {
         let args = self.args;
         let shape = Shape {
             depth: args.depth,
@@ -332,7 +336,7 @@ impl Run<'_> {
             daemon,
             ended: false,
         };
-        self.load.enter(Phase::Withdrawn);
+        self.load.enter(TestPhase::Withdrawn);
         self.say(&format!(
             "{} is inaccessible for {} s",
             args.listener,
@@ -346,7 +350,7 @@ impl Run<'_> {
         }
         snapshots.withdrawn.1 = self.snapshot()?;
         let restored = self.during(|| withdrawal.end());
-        self.load.enter(Phase::After);
+        self.load.enter(TestPhase::After);
         if let Err(error) = restored {
             *not_restored = Some(format!(
                 "cannot restore {}, the daemon does it within {} s: {error}",
@@ -381,7 +385,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+    fn snapshot(&mut self) -> Result<HostIo, Failure> {
         let (daemon, own) = (self.daemon, self.own.clone());
         self.during(|| daemon.snapshot(&own))
     }

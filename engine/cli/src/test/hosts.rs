@@ -10,7 +10,7 @@ use super::super::subsystem::items;
 
 /// Completed I/O commands of each queue of a subsystem, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Snapshot(BTreeMap<Queue, u64>);
+pub struct HostIo(BTreeMap<Queue, u64>);
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Queue {
@@ -20,9 +20,9 @@ struct Queue {
     qid: u64,
 }
 
-impl Snapshot {
+impl HostIo {
     /// Reads the answer of `nvmf_subsystem_get_qpairs`, without the controllers `own`.
-    pub fn read(qpairs: &Value, own: &BTreeSet<u64>, listeners: &[ListenUrl]) -> Snapshot {
+    pub fn read(qpairs: &Value, own: &BTreeSet<u64>, listeners: &[ListenUrl]) -> HostIo {
         let queue = |qpair: &Value| {
             let cntlid = qpair["cntlid"].as_u64()?;
             let host = qpair["hostnqn"].as_str()?.to_owned();
@@ -35,7 +35,7 @@ impl Snapshot {
             };
             Some((queue, qpair["completed_nvme_io"].as_u64().unwrap_or(0)))
         };
-        Snapshot(items(qpairs).iter().filter_map(queue).collect())
+        HostIo(items(qpairs).iter().filter_map(queue).collect())
     }
 
     /// Hosts with I/O queues at the listener and at none of the others.
@@ -51,7 +51,7 @@ impl Snapshot {
     }
 
     /// I/Os since an earlier snapshot: by host, then by listener.
-    fn since(&self, earlier: &Snapshot) -> BTreeMap<&str, BTreeMap<&str, u64>> {
+    fn since(&self, earlier: &HostIo) -> BTreeMap<&str, BTreeMap<&str, u64>> {
         let mut hosts: BTreeMap<&str, BTreeMap<&str, u64>> = BTreeMap::new();
         for (queue, count) in &self.0 {
             let before = earlier.0.get(queue).copied().unwrap_or(0);
@@ -115,9 +115,9 @@ pub struct HostReport {
 /// take to move.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshots {
-    pub before: (Snapshot, Snapshot),
-    pub withdrawn: (Snapshot, Snapshot),
-    pub after: (Snapshot, Snapshot),
+    pub before: (HostIo, HostIo),
+    pub withdrawn: (HostIo, HostIo),
+    pub after: (HostIo, HostIo),
 }
 
 /// Judges each host by its I/O on the listener and on others.
@@ -166,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    fn snapshot(queues: &[(&str, u64, &str, u64)]) -> Snapshot {
+    fn snapshot(queues: &[(&str, u64, &str, u64)]) -> HostIo {
         let qpair = |(host, cntlid, kind, ios): &(&str, u64, &str, u64)| {
             json!({
                 "cntlid": cntlid, "qid": 1, "hostnqn": host, "completed_nvme_io": ios,
@@ -174,7 +174,7 @@ mod tests {
             })
         };
         let all: Vec<Value> = queues.iter().map(qpair).collect();
-        Snapshot::read(&json!(all), &BTreeSet::from([99]), &[])
+        HostIo::read(&json!(all), &BTreeSet::from([99]), &[])
     }
 
     /// Goal: every behaviour of a host is told apart, and this program's own queues do not count.

@@ -38,14 +38,14 @@ pub struct OwnHost {
 
 /// A listener of a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listener {
+pub struct TestedListener {
     pub url: ListenUrl,
     /// The distinct ANA states of its groups; empty if the subsystem does not report them.
     pub states: Vec<String>,
     pub withheld: bool,
 }
 
-impl Listener {
+impl TestedListener {
     pub fn is_accessible(&self) -> bool {
         let is_one = |state: &String| matches!(state.as_str(), "optimized" | "non_optimized");
         !self.withheld && self.states.iter().all(is_one)
@@ -102,7 +102,7 @@ fn chosen(
     }
 }
 
-pub fn listeners(client: &mut Client, nqn: &str) -> Result<Vec<Listener>, Failure> {
+pub fn listeners(client: &mut Client, nqn: &str) -> Result<Vec<TestedListener>, Failure> {
     let params = SubsystemListenersParams {
         nqn: nqn.to_owned(),
         tgt_name: None,
@@ -111,14 +111,14 @@ pub fn listeners(client: &mut Client, nqn: &str) -> Result<Vec<Listener>, Failur
     Ok(items(&answer).iter().filter_map(listener).collect())
 }
 
-fn listener(value: &Value) -> Option<Listener> {
+fn listener(value: &Value) -> Option<TestedListener> {
     let mut states: Vec<String> = items(&value["ana_states"])
         .iter()
         .map(|state| output::cell(state.get("ana_state")))
         .collect();
     states.sort();
     states.dedup();
-    Some(Listener {
+    Some(TestedListener {
         url: ListenUrl::from_value(&value["address"])?,
         states,
         withheld: value["withheld"] == true,
@@ -143,7 +143,7 @@ fn uri(url: &ListenUrl, nqn: &str) -> String {
 
 /// Connects to the namespace over one listener.
 pub fn open(
-    listener: &Listener,
+    listener: &TestedListener,
     nqn: &str,
     nsid: Option<u32>,
     shape: Shape,

@@ -135,7 +135,7 @@ pub fn summary(found: &Findings) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use nacre_engine_load::multipath::Phase;
+    use nacre_engine_load::multipath::TestPhase;
 
     use super::*;
 
@@ -143,7 +143,7 @@ mod tests {
     fn a_second_is_a_line() {
         let mut one = Second {
             second: 7,
-            phase: Phase::Withdrawn,
+            phase: TestPhase::Withdrawn,
             ios: vec![0, 998],
             moved: 0,
             errors: 0,

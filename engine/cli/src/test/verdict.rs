@@ -1,16 +1,16 @@
 //! The plan of a failover test, and the judgement of its results.
 
-use nacre_engine_load::multipath::{ContentsReport, PassReport, Phase, PhaseReport, Second};
+use nacre_engine_load::multipath::{ContentsReport, PassReport, PhaseReport, Second, TestPhase};
 use nacre_nvmf::address::IpTransport;
 use serde::Serialize;
 
 use super::super::address::ListenUrl;
 use super::hosts::{Behaviour, HostReport};
-use super::paths::Listener;
+use super::paths::TestedListener;
 
 /// The index of the listener to take out of use, if the test can run.
 pub fn plan(
-    listeners: &[Listener],
+    listeners: &[TestedListener],
     withdraw: &ListenUrl,
     to: Option<IpTransport>,
 ) -> Result<usize, String> {
@@ -85,18 +85,21 @@ pub struct Findings {
 impl Findings {
     pub const SCHEMA: &'static str = "nacre-test-failover/1";
 
-    fn phase(&self, phase: Phase) -> Option<&PhaseReport> {
+    fn phase(&self, phase: TestPhase) -> Option<&PhaseReport> {
         self.phases.iter().find(|one| one.phase == phase)
     }
 
     /// The longest pause after the listener was withdrawn.
     pub fn longest_pause_ms(&self) -> f64 {
-        let later = self.phases.iter().filter(|one| one.phase != Phase::Before);
+        let later = self
+            .phases
+            .iter()
+            .filter(|one| one.phase != TestPhase::Before);
         later.map(|one| one.longest_pause_ms).fold(0.0, f64::max)
     }
 
     /// I/Os of this program in a phase: over the listener, and over others.
-    fn split(&self, phase: Phase) -> (u64, u64) {
+    fn split(&self, phase: TestPhase) -> (u64, u64) {
         let mut split = (0, 0);
         let paths = self.phase(phase).map_or(&[][..], |one| &one.paths);
         for (index, path) in paths.iter().enumerate() {
@@ -111,7 +114,7 @@ impl Findings {
 
     /// The last I/O over the listener, in milliseconds after it was withdrawn.
     pub fn last_io_ms(&self) -> Option<f64> {
-        let phase = self.phase(Phase::Withdrawn)?;
+        let phase = self.phase(TestPhase::Withdrawn)?;
         phase.paths.get(self.withdrawn_path)?.last_ms
     }
 
@@ -143,8 +146,8 @@ impl Findings {
         if let Some(why) = &self.not_restored {
             failures.push(why.clone());
         }
-        if self.phase(Phase::Withdrawn).is_some() {
-            if self.split(Phase::Withdrawn).1 == 0 && !self.interrupted {
+        if self.phase(TestPhase::Withdrawn).is_some() {
+            if self.split(TestPhase::Withdrawn).1 == 0 && !self.interrupted {
                 failures.push("no I/O of this program went over another listener".into());
             }
             let pause = self.longest_pause_ms();
@@ -158,10 +161,10 @@ impl Findings {
         if self.connections_lost > 0 {
             warnings.push(format!("{} connections were lost", self.connections_lost));
         }
-        let first_use = self.split(Phase::Before);
-        if self.phase(Phase::After).is_some()
+        let first_use = self.split(TestPhase::Before);
+        if self.phase(TestPhase::After).is_some()
             && first_use.0 > 0
-            && self.split(Phase::After).0 == 0
+            && self.split(TestPhase::After).0 == 0
             && !self.interrupted
         {
             failures.push(format!(
@@ -190,7 +193,7 @@ impl Findings {
                 Behaviour::Stopped => {
                     failures.push(format!("{name} had I/O before, and none meanwhile"));
                 }
-                Behaviour::Moved if !host.returned && self.phase(Phase::After).is_some() => {
+                Behaviour::Moved if !host.returned && self.phase(TestPhase::After).is_some() => {
                     warnings.push(format!("{name} has not returned yet"));
                 }
                 Behaviour::Moved | Behaviour::NotThere | Behaviour::Idle => {}
@@ -209,8 +212,8 @@ mod tests {
 
     use super::*;
 
-    fn listener(url: &str, states: &[&str]) -> Listener {
-        Listener {
+    fn listener(url: &str, states: &[&str]) -> TestedListener {
+        TestedListener {
             url: url.parse().unwrap(),
             states: states.iter().map(ToString::to_string).collect(),
             withheld: false,
@@ -226,7 +229,7 @@ mod tests {
         let url = |text: &str| text.parse::<ListenUrl>().unwrap();
         assert_eq!(plan(&both, &rdma.url, Some(IpTransport::Tcp)), Ok(0));
         assert_eq!(plan(&both, &tcp.url, None), Ok(1));
-        let refused = |listeners: &[Listener], at: &str, to| {
+        let refused = |listeners: &[TestedListener], at: &str, to| {
             plan(listeners, &url(at), to).expect_err("it is refused")
         };
         let said = refused(&both, "tcp://192.0.2.9", None);
@@ -241,7 +244,7 @@ mod tests {
         let lost = [rdma.clone(), listener("tcp://192.0.2.1", &["inaccessible"])];
         assert!(refused(&lost, "rdma://192.0.2.1", None).contains("add one"));
         assert!(refused(&lost, "tcp://192.0.2.1", None).contains("not in use (inaccessible)"));
-        let withheld = Listener {
+        let withheld = TestedListener {
             withheld: true,
             ..tcp
         };
@@ -253,7 +256,7 @@ mod tests {
         assert!(refused(&silent, "rdma://192.0.2.1", None).contains("--ana"));
     }
 
-    fn phase(phase: Phase, ios: [u64; 2], pause: f64) -> PhaseReport {
+    fn phase(phase: TestPhase, ios: [u64; 2], pause: f64) -> PhaseReport {
         let path = |ios| PathTotals {
             ios,
             first_ms: (ios > 0).then_some(1.0),
@@ -283,9 +286,9 @@ mod tests {
             writes: true,
             seconds: Vec::new(),
             phases: vec![
-                phase(Phase::Before, [100, 0], 2.0),
-                phase(Phase::Withdrawn, [3, 100], 30.0),
-                phase(Phase::After, [90, 10], 4.0),
+                phase(TestPhase::Before, [100, 0], 2.0),
+                phase(TestPhase::Withdrawn, [3, 100], 30.0),
+                phase(TestPhase::After, [90, 10], 4.0),
             ],
             contents: ContentsReport::default(),
             errors: Default::default(),

@@ -12,7 +12,7 @@ use super::pass::{Data, PassPlan, PassReport};
 const COMPARISONS: u32 = 8;
 
 /// Ends a pass early with `false`.
-pub type Watch<'a> = &'a mut dyn FnMut() -> bool;
+pub type KeepGoing<'a> = &'a mut dyn FnMut() -> bool;
 
 /// Units that paths returned differently: unit and path.
 pub type Unequal = Vec<(u64, usize)>;
@@ -26,20 +26,20 @@ pub struct Compare<'a> {
 
 impl Compare<'_> {
     /// Writes the plans' units at the same time.
-    pub fn write(&mut self, plans: &[PassPlan], watch: Watch) -> Vec<PassReport> {
+    pub fn write(&mut self, plans: &[PassPlan], watch: KeepGoing) -> Vec<PassReport> {
         let mut pattern = Pattern(self.contents);
         self.mount
             .pass(Op::Write, plans, self.depth, &mut pattern, watch)
     }
 
-    /// Reads the plans' units at the same time. Without writes the path `reference` sets what the
-    /// others are compared with. Returns also a checksum of each plan.
+    /// Reads the plans' units at the same time. Without writes, data of the path `reference` is the
+    /// reference for the others. Also returns a checksum of each plan.
     pub fn read(
         &mut self,
         plans: &[PassPlan],
         reference: Option<usize>,
         unequal: &mut Unequal,
-        watch: Watch,
+        watch: KeepGoing,
     ) -> (Vec<PassReport>, Vec<u64>) {
         let paths = self.mount.names().len();
         let mut comparison = Comparison {
@@ -56,7 +56,7 @@ impl Compare<'_> {
     }
 
     /// Reads unequal places again over the paths, and records those that stay unequal.
-    pub fn settle(&mut self, mut unequal: Unequal, paths: &[usize], watch: Watch) {
+    pub fn settle(&mut self, mut unequal: Unequal, paths: &[usize], watch: KeepGoing) {
         unequal.sort_unstable();
         unequal.dedup_by_key(|(unit, _)| *unit);
         let names = self.mount.names();
@@ -68,7 +68,7 @@ impl Compare<'_> {
     }
 
     /// Reads a place over the paths in turn until a round of them agrees.
-    fn settles(&mut self, unit: u64, paths: &[usize], watch: Watch) -> bool {
+    fn settles(&mut self, unit: u64, paths: &[usize], watch: KeepGoing) -> bool {
         (0..COMPARISONS).any(|_| {
             let mut unequal = Vec::new();
             for path in paths {

@@ -1,5 +1,5 @@
-//! What each place of the range holds: patterns that this run wrote, or the checksums of what it
-//! read.
+//! The known data of each place of the range: patterns of this run's writes, or checksums of its
+//! reads.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -106,7 +106,7 @@ impl Contents {
         self.known[unit as usize] = sum;
     }
 
-    /// True if the data is what the unit holds, as far as this run knows.
+    /// True if the data equals the known data of the unit.
     pub fn is_known(&self, unit: u64, data: &[u8]) -> bool {
         match (self.known[unit as usize], self.writes) {
             (generation, true) => self.mismatch(unit, generation, data).is_none(),

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::compare::{Compare, Watch, one};
+use super::compare::{Compare, KeepGoing, one};
 use super::contents::{Contents, ContentsReport};
 use super::mount::Mount;
 use super::pass::PassReport;
@@ -14,10 +14,10 @@ pub struct CopyPath {
     /// Alone.
     pub write: Option<PassReport>,
     pub read: Option<PassReport>,
-    /// Sum of the checksums of all places, as this path alone read them. None with writes: each path
-    /// reads what it wrote.
+    /// Sum of the checksums of all places, as this path alone read them. None with writes: each
+    /// path reads its own data.
     pub checksum: Option<String>,
-    /// Reads over this path of what the others wrote.
+    /// Reads over this path of the other paths' writes.
     pub cross_reads: Vec<PassReport>,
     /// Together with the other paths.
     pub write_together: Option<PassReport>,
@@ -65,7 +65,7 @@ pub fn copy(
     mount: &mut Mount,
     (writes, depth, seed): (bool, u16, u64),
     say: &mut dyn FnMut(&str),
-    watch: Watch,
+    watch: KeepGoing,
 ) -> CopyReport {
     let (namespace, range) = mount.geometry();
     let run = (mount.now().0 ^ seed).max(1);
@@ -110,7 +110,7 @@ pub fn copy(
                 .remove(0);
             paths[*path].add(&pass);
             paths[*path].write = Some(pass);
-            // What this path wrote, over the others.
+            // This path's writes, over the others.
             for other in all.iter().filter(|other| *other != path) {
                 say(&format!(
                     "{}: read of what {} wrote",

@@ -9,11 +9,11 @@ use nacre_random::Random;
 use nacre_reactor::Nanos;
 
 use super::choice::{Candidate, choose};
-use super::compare::{Compare, Watch, one};
+use super::compare::{Compare, KeepGoing, one};
 use super::contents::Contents;
 use super::mount::{Ended, Mount};
 use super::pass::PassReport;
-use super::record::{Phase, Record};
+use super::record::{Record, TestPhase};
 use crate::report::describe;
 
 /// How long a path that refused I/O is not used, unless its ANA state changes.
@@ -85,7 +85,7 @@ impl FailoverLoad {
         &self.record
     }
 
-    pub fn enter(&mut self, phase: Phase) {
+    pub fn enter(&mut self, phase: TestPhase) {
         self.record.enter(phase, self.mount.now());
     }
 
@@ -98,7 +98,7 @@ impl FailoverLoad {
     }
 
     /// Writes or reads every place once, and compares the paths. Returns the passes with failures.
-    pub fn prepare(&mut self, watch: Watch) -> Vec<PassReport> {
+    pub fn prepare(&mut self, watch: KeepGoing) -> Vec<PassReport> {
         let mut bad = Vec::new();
         if self.job.writes
             && let Some(path) = self.choice()
@@ -115,7 +115,7 @@ impl FailoverLoad {
     }
 
     /// Reads every place over every accessible path. Returns the passes with failures.
-    pub fn compare(&mut self, watch: Watch) -> Vec<PassReport> {
+    pub fn compare(&mut self, watch: KeepGoing) -> Vec<PassReport> {
         let mut bad = Vec::new();
         let mut unequal = Vec::new();
         let paths: Vec<usize> = (0..self.avoid.len())

@@ -8,7 +8,7 @@
 //!   compare.rs    passes that write, or read and compare      perform
 //!   pass.rs       every place in order, over chosen paths       perform
 //!   choice.rs     the path of the next I/O                      decide
-//!   contents.rs   what each place holds                         decide
+//!   contents.rs   the data of each place                        decide
 //!   record.rs     I/Os per second and path, pauses, errors      decide
 //! ```
 //!
@@ -29,4 +29,4 @@ pub use copy::{CopyPath, CopyReport, copy};
 pub use failover::{FailoverJob, FailoverLoad};
 pub use mount::{Mount, MountError, Path, Shape};
 pub use pass::PassReport;
-pub use record::{PathTotals, Phase, PhaseReport, Record, Second};
+pub use record::{PathTotals, PhaseReport, Record, Second, TestPhase};

@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A part of a failover test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
+pub enum TestPhase {
     /// All paths as they are.
     Before,
     /// The listener is inaccessible.
@@ -18,14 +18,14 @@ pub enum Phase {
     After,
 }
 
-impl Phase {
-    pub const ALL: [Phase; 3] = [Phase::Before, Phase::Withdrawn, Phase::After];
+impl TestPhase {
+    pub const ALL: [TestPhase; 3] = [TestPhase::Before, TestPhase::Withdrawn, TestPhase::After];
 
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Before => "before",
-            Phase::Withdrawn => "withdrawn",
-            Phase::After => "after",
+            TestPhase::Before => "before",
+            TestPhase::Withdrawn => "withdrawn",
+            TestPhase::After => "after",
         }
     }
 }
@@ -35,7 +35,7 @@ impl Phase {
 pub struct Second {
     /// Seconds since the start.
     pub second: u64,
-    pub phase: Phase,
+    pub phase: TestPhase,
     /// Completed I/Os of each path.
     pub ios: Vec<u64>,
     /// I/Os that a path refused, and another took.
@@ -59,7 +59,7 @@ pub struct PathTotals {
 /// Counters of one phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseReport {
-    pub phase: Phase,
+    pub phase: TestPhase,
     pub seconds: f64,
     pub paths: Vec<PathTotals>,
     pub moved: u64,
@@ -85,7 +85,7 @@ fn millis(time: Duration) -> f64 {
 
 impl Record {
     pub fn new(paths: usize, now: Nanos) -> Record {
-        let phase = Phase::Before;
+        let phase = TestPhase::Before;
         Record {
             begin: now,
             phase_begin: now,
@@ -97,7 +97,7 @@ impl Record {
         }
     }
 
-    fn second(second: u64, phase: Phase, paths: usize) -> Second {
+    fn second(second: u64, phase: TestPhase, paths: usize) -> Second {
         Second {
             second,
             phase,
@@ -110,7 +110,7 @@ impl Record {
         }
     }
 
-    fn phase(phase: Phase, paths: usize) -> PhaseReport {
+    fn phase(phase: TestPhase, paths: usize) -> PhaseReport {
         PhaseReport {
             phase,
             seconds: 0.0,
@@ -125,7 +125,7 @@ impl Record {
         self.phases.last_mut().expect("there is a first one")
     }
 
-    pub fn enter(&mut self, phase: Phase, now: Nanos) {
+    pub fn enter(&mut self, phase: TestPhase, now: Nanos) {
         self.pause(now);
         let paths = self.now.ios.len();
         self.current().seconds = now.since(self.phase_begin).as_secs_f64();
@@ -216,17 +216,17 @@ mod tests {
         record.tick(at(999), access);
         assert!(record.seconds().is_empty());
         record.tick(at(1000), access);
-        record.enter(Phase::Withdrawn, at(1200));
+        record.enter(TestPhase::Withdrawn, at(1200));
         record.moved();
         record.completed(1, at(1500), took);
         record.tick(at(2001), access);
         record.failed("write_error".into());
-        record.enter(Phase::After, at(2002));
+        record.enter(TestPhase::After, at(2002));
         record.completed(0, at(2010), took);
         let seconds = record.seconds();
         assert_eq!(
             (seconds[0].ios.clone(), seconds[0].phase),
-            (vec![3, 0], Phase::Before)
+            (vec![3, 0], TestPhase::Before)
         );
         assert_eq!(seconds[0].longest_pause_ms, 970.0);
         assert_eq!(seconds[1].ios, [0, 1]);

@@ -126,6 +126,7 @@ impl Method<Engine> for TestFailover {
             .set_ana_state(&nqn, kind, &address, None, AnaState::Inaccessible)
             .or_refuse()?;
         let number = engine
+            .listeners
             .failover_tests
             .begin(&nqn, listener.id, &listener.ana);
         engine.notes.send("nvmf_ana_change", nqn.as_str());
@@ -141,7 +142,7 @@ impl Method<Engine> for TestFailover {
 
 /// Restores the states of a listener under test.
 fn end(engine: &Engine, nqn: &Nqn, listener: ListenerId, number: Option<u64>) {
-    let Some(before) = engine.failover_tests.end(nqn, listener, number) else {
+    let Some(before) = engine.listeners.failover_tests.end(nqn, listener, number) else {
         return;
     };
     let Ok(plane) = engine.plane() else { return };

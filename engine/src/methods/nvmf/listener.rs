@@ -348,7 +348,7 @@ impl Method<Engine> for SetAnaState {
             return Err(refused);
         }
         // This state stays: a failover test does not restore an earlier one.
-        engine.failover_tests.end(nqn, listener.id, None);
+        engine.listeners.failover_tests.end(nqn, listener.id, None);
         engine.notes.send("nvmf_ana_change", nqn.as_str());
         Ok(true)
     }

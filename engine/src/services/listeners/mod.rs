@@ -43,6 +43,7 @@ use crate::config::listener::{Listener, RdmaSetting};
 use crate::config::{ConfigError, Problem, Settings};
 use crate::rpc::RpcError;
 use crate::services::engine::Engine;
+use crate::services::failover::FailoverTests;
 use crate::services::rdma::Verbs;
 use crate::services::subsystems::AnaWord;
 use crate::services::volumes::published::Published;
@@ -104,6 +105,7 @@ type ListenerKey = (String, IpTransport, ScopedIp, u16);
 
 #[derive(Debug, Default)]
 pub struct Listeners {
+    pub failover_tests: FailoverTests,
     declared: RefCell<Vec<Listener>>,
     /// Listeners added for the file, with the parameters of the call.
     served: RefCell<BTreeMap<ListenerKey, Value>>,

@@ -18,14 +18,14 @@ use nacre_transport_rdma_verbs::Provider;
 use super::super::counters::{Sample, Which, chosen};
 use super::super::perf::{interrupt, parse_message, parse_server, provider};
 use super::super::perf_show::gid_of;
-use super::plan::{Flow, Kind, Phase, plan};
-use super::verdict::{Change, FlowReport, Limits, Meaning, Second, Soak, second};
+use super::plan::{LoadKind, Phase, SoakFlow, plan};
+use super::verdict::{Change, FlowReport, Meaning, Second, Soak, SoakLimits, second};
 use crate::{Failure, output};
 use nacre_engine_doctor::System;
 use nacre_engine_values::{size, time};
 
 #[derive(Debug, Args)]
-pub struct ClientArgs {
+pub struct SoakClientArgs {
     /// Machines where `nacre rdma soak server` runs: ADDRESS[:PORT],…
     #[arg(long, value_name = "PEER,…", value_delimiter = ',', required = true, value_parser = parse_server)]
     peers: Vec<SocketAddr>,
@@ -89,7 +89,7 @@ pub struct ClientArgs {
     quiet: bool,
 }
 
-pub fn run(args: &ClientArgs) -> Result<(), Failure> {
+pub fn run(args: &SoakClientArgs) -> Result<(), Failure> {
     let distinct: BTreeSet<_> = args.peers.iter().collect();
     if distinct.len() < args.peers.len() {
         return Err(Failure::Usage("--peers: a peer is named twice".into()));
@@ -130,7 +130,7 @@ pub fn run(args: &ClientArgs) -> Result<(), Failure> {
     }
 }
 
-impl ClientArgs {
+impl SoakClientArgs {
     fn test(&self, op: Op, time: Duration) -> Test {
         Test {
             op,
@@ -145,7 +145,7 @@ impl ClientArgs {
         }
     }
 
-    fn options(&self, flow: Flow, phase: &Phase) -> ClientOptions {
+    fn options(&self, flow: SoakFlow, phase: &Phase) -> ClientOptions {
         ClientOptions {
             cm_timeout: self.cm_timeout,
             // The session of the previous phase may not have ended there yet.
@@ -168,7 +168,7 @@ struct Live {
 }
 
 struct Runner<'a> {
-    args: &'a ClientArgs,
+    args: &'a SoakClientArgs,
     provider: &'a dyn Provider,
     stop: &'a AtomicBool,
     roots: Roots,
@@ -194,7 +194,11 @@ fn ports(system: &System, fabric: &Fabric, peers: &[SocketAddr]) -> (Vec<Which>,
 }
 
 impl<'a> Runner<'a> {
-    fn new(args: &'a ClientArgs, provider: &'a dyn Provider, stop: &'a AtomicBool) -> Runner<'a> {
+    fn new(
+        args: &'a SoakClientArgs,
+        provider: &'a dyn Provider,
+        stop: &'a AtomicBool,
+    ) -> Runner<'a> {
         let system = System::real();
         let roots = Roots::real();
         let (ports, names) = ports(&system, &Fabric::read(&roots.sys), &args.peers);
@@ -230,7 +234,7 @@ impl<'a> Runner<'a> {
             peers: args.peers.iter().map(SocketAddr::to_string).collect(),
             message_bytes: args.size,
             verify: !args.no_verify,
-            limits: Limits {
+            limits: SoakLimits {
                 lossless: args.lossless,
                 p99_factor: args.p99_factor,
                 pauses: args.max_pauses,
@@ -345,8 +349,8 @@ impl<'a> Runner<'a> {
 
     fn ended(
         &mut self,
-        phase: Kind,
-        flow: Flow,
+        phase: LoadKind,
+        flow: SoakFlow,
         outcome: Option<Result<Report, PerfError>>,
         silent_seconds: u64,
     ) {

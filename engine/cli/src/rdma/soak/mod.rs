@@ -23,7 +23,7 @@ pub enum SoakCommand {
         after_help = "Two ports are used, for the two directions: 18515 and 18516.\n\nExamples:\n  \
             nacre rdma soak server\n  nacre rdma soak server --listen 192.0.2.2,18600"
     )]
-    Server(server::ServerArgs),
+    Server(server::SoakServerArgs),
     /// Run the load with all peers, and judge it
     #[command(
         after_help = "Phases: each peer alone; incast: all peers send here at once; both \
@@ -32,7 +32,7 @@ pub enum SoakCommand {
             passed, 1 failed, 2 wrong usage.\n\nExamples:\n  nacre rdma soak client --peers \
             192.0.2.2,192.0.2.3,192.0.2.4 --for 30m --lossless --report soak.txt"
     )]
-    Client(Box<client::ClientArgs>),
+    Client(Box<client::SoakClientArgs>),
 }
 
 pub fn run(command: SoakCommand) -> Result<(), Failure> {

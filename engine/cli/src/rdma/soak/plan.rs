@@ -9,7 +9,7 @@ use serde::Serialize;
 /// A kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum LoadKind {
     /// One peer: the measure for the other phases.
     Alone,
     /// All peers send to this machine at once.
@@ -20,25 +20,25 @@ pub enum Kind {
     Bursts,
 }
 
-impl Kind {
+impl LoadKind {
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Alone => "alone",
-            Kind::Incast => "incast",
-            Kind::Both => "both directions",
-            Kind::Bursts => "bursts",
+            LoadKind::Alone => "alone",
+            LoadKind::Incast => "incast",
+            LoadKind::Both => "both directions",
+            LoadKind::Bursts => "bursts",
         }
     }
 }
 
 /// One session with a peer. READ moves data to this machine, WRITE from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Flow {
+pub struct SoakFlow {
     pub peer: SocketAddr,
     pub op: Op,
 }
 
-impl Flow {
+impl SoakFlow {
     /// The peer serves each direction at a port of its own.
     pub fn server(self) -> SocketAddr {
         let mut server = self.peer;
@@ -51,9 +51,9 @@ impl Flow {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Phase {
-    pub kind: Kind,
+    pub kind: LoadKind,
     pub time: Duration,
-    pub flows: Vec<Flow>,
+    pub flows: Vec<SoakFlow>,
     pub bursts: Option<Bursts>,
 }
 
@@ -66,15 +66,15 @@ pub fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> 
         let of = |peer: &SocketAddr| {
             let peer = *peer;
             ops.iter()
-                .map(move |op| Flow { peer, op: *op })
+                .map(move |op| SoakFlow { peer, op: *op })
                 .collect::<Vec<_>>()
         };
-        peers.iter().flat_map(of).collect::<Vec<Flow>>()
+        peers.iter().flat_map(of).collect::<Vec<SoakFlow>>()
     };
     let alone = |peer: &SocketAddr| Phase {
-        kind: Kind::Alone,
+        kind: LoadKind::Alone,
         time: (time / 20).clamp(ALONE_LEAST, ALONE_MOST),
-        flows: vec![Flow {
+        flows: vec![SoakFlow {
             peer: *peer,
             op: Op::Read,
         }],
@@ -82,9 +82,9 @@ pub fn plan(peers: &[SocketAddr], time: Duration, bursts: Bursts) -> Vec<Phase> 
     };
     let mut phases: Vec<Phase> = peers.iter().map(alone).collect();
     let kinds = [
-        (Kind::Incast, &[Op::Read][..], None),
-        (Kind::Both, &[Op::Read, Op::Write], None),
-        (Kind::Bursts, &[Op::Read, Op::Write], Some(bursts)),
+        (LoadKind::Incast, &[Op::Read][..], None),
+        (LoadKind::Both, &[Op::Read, Op::Write], None),
+        (LoadKind::Bursts, &[Op::Read, Op::Write], Some(bursts)),
     ];
     phases.extend(kinds.map(|(kind, ops, bursts)| Phase {
         kind,
@@ -108,18 +108,18 @@ mod tests {
             off: Duration::from_millis(40),
         };
         let phases = plan(&peers, Duration::from_secs(30), bursts);
-        let kinds: Vec<(Kind, usize, u64)> = phases
+        let kinds: Vec<(LoadKind, usize, u64)> = phases
             .iter()
             .map(|phase| (phase.kind, phase.flows.len(), phase.time.as_secs()))
             .collect();
         assert_eq!(
             kinds,
             [
-                (Kind::Alone, 1, 2),
-                (Kind::Alone, 1, 2),
-                (Kind::Incast, 2, 10),
-                (Kind::Both, 4, 10),
-                (Kind::Bursts, 4, 10),
+                (LoadKind::Alone, 1, 2),
+                (LoadKind::Alone, 1, 2),
+                (LoadKind::Incast, 2, 10),
+                (LoadKind::Both, 4, 10),
+                (LoadKind::Bursts, 4, 10),
             ]
         );
         assert!(phases[4].bursts.is_some() && phases[3].bursts.is_none());

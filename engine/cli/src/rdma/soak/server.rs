@@ -5,19 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use clap::Args;
-use nacre_transport_rdma_perf::{DEFAULT_PORT, Server, ServerOptions};
+use nacre_transport_rdma_perf::{Server, ServerOptions};
 use nacre_transport_rdma_verbs::Provider;
 
-use super::super::perf::{
-    addresses, everywhere, explained, failure, interrupt, parse_port, provider,
-};
+use super::super::perf::{explained, failure, interrupt, listen_addresses, provider};
 use super::super::perf_show;
 use crate::Failure;
 use nacre_engine_doctor::System;
 use nacre_engine_values::size;
 
 #[derive(Debug, Args)]
-pub struct ServerArgs {
+pub struct SoakServerArgs {
     /// An address of this machine, or name:eth0, rdma:mlx5_0/1, mac:…, subnet:…, with a port after
     /// a comma unless it is 18515; the next port is used too. May be repeated [default: all
     /// addresses]
@@ -34,21 +32,10 @@ pub struct ServerArgs {
     json: bool,
 }
 
-pub fn run(args: &ServerArgs) -> Result<(), Failure> {
+pub fn run(args: &SoakServerArgs) -> Result<(), Failure> {
     let system = System::real();
     let provider = provider()?;
-    let mut listen = Vec::new();
-    for text in &args.listen {
-        let (selector, port) = match text.rsplit_once(',') {
-            Some((selector, port)) => (selector, parse_port(port)?),
-            None => (&text[..], DEFAULT_PORT),
-        };
-        let found = addresses(&system, selector)?;
-        listen.extend(found.into_iter().map(|ip| SocketAddr::new(ip, port)));
-    }
-    if listen.is_empty() {
-        listen = everywhere();
-    }
+    let listen = listen_addresses(&system, &args.listen)?;
     let second = |address: &SocketAddr| {
         let port = address.port().checked_add(1)?;
         Some(SocketAddr::new(address.ip(), port))
@@ -89,7 +76,7 @@ pub fn run(args: &ServerArgs) -> Result<(), Failure> {
 /// Shared by the servers of both directions.
 struct Serving<'a> {
     provider: &'a Arc<dyn Provider>,
-    args: &'a ServerArgs,
+    args: &'a SoakServerArgs,
     stop: &'a AtomicBool,
     printed: Mutex<Result<(), Failure>>,
 }

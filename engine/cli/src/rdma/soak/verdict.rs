@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nacre_transport_rdma_perf::Op;
 use serde::Serialize;
 
-use super::plan::Kind;
+use super::plan::LoadKind;
 use crate::output;
 
 /// The meaning of a counter.
@@ -80,7 +80,7 @@ pub struct Change {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Second {
     pub second: u64,
-    pub phase: Kind,
+    pub phase: LoadKind,
     pub bytes_in: u64,
     pub bytes_out: u64,
     /// The largest of all flows.
@@ -93,7 +93,7 @@ pub struct Second {
 /// One flow of one phase.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FlowReport {
-    pub phase: Kind,
+    pub phase: LoadKind,
     pub peer: String,
     pub op: Op,
     pub bytes: u64,
@@ -107,7 +107,7 @@ pub struct FlowReport {
 
 /// The thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Limits {
+pub struct SoakLimits {
     /// The network promises not to lose packets: losses fail the test.
     pub lossless: bool,
     /// Largest p99 under load, in multiples of the p99 of a peer alone.
@@ -130,7 +130,7 @@ pub struct Soak {
     pub peers: Vec<String>,
     pub message_bytes: u32,
     pub verify: bool,
-    pub limits: Limits,
+    pub limits: SoakLimits,
     pub flows: Vec<FlowReport>,
     pub seconds: Vec<Second>,
     /// Changes over the whole test.
@@ -206,7 +206,7 @@ impl Soak {
             all.filter(move |flow| flow.phase == kind && flow.op == Op::Read && flow.p99_ns > 0)
         };
         let slow = |flow: &FlowReport| {
-            let alone = reads(Kind::Alone).find(|alone| alone.peer == flow.peer)?;
+            let alone = reads(LoadKind::Alone).find(|alone| alone.peer == flow.peer)?;
             let factor = flow.p99_ns as f64 / alone.p99_ns as f64;
             (factor > self.limits.p99_factor).then(|| {
                 format!(
@@ -216,14 +216,14 @@ impl Soak {
                 )
             })
         };
-        reads(Kind::Incast).filter_map(slow).collect()
+        reads(LoadKind::Incast).filter_map(slow).collect()
     }
 
     fn unfair_peers(&self) -> Vec<String> {
         let incast: Vec<&FlowReport> = self
             .flows
             .iter()
-            .filter(|flow| flow.phase == Kind::Incast && flow.error.is_none())
+            .filter(|flow| flow.phase == LoadKind::Incast && flow.error.is_none())
             .collect();
         let sum: u64 = incast.iter().map(|flow| flow.bytes).sum();
         let mean = sum / (incast.len() as u64).max(1);
@@ -389,7 +389,7 @@ mod tests {
         }
     }
 
-    fn flow(phase: Kind, peer: &str, p99_us: u64, bytes: u64) -> FlowReport {
+    fn flow(phase: LoadKind, peer: &str, p99_us: u64, bytes: u64) -> FlowReport {
         FlowReport {
             phase,
             peer: peer.into(),
@@ -420,7 +420,7 @@ mod tests {
             peers: vec!["a".into(), "b".into()],
             message_bytes: 65536,
             verify: true,
-            limits: Limits {
+            limits: SoakLimits {
                 lossless: false,
                 p99_factor: 20.0,
                 pauses: 1000,
@@ -428,14 +428,14 @@ mod tests {
                 share_percent: 25,
             },
             flows: vec![
-                flow(Kind::Alone, "a", 10, 100),
-                flow(Kind::Alone, "b", 10, 100),
-                flow(Kind::Incast, "a", 100, 100),
-                flow(Kind::Incast, "b", 100, 100),
+                flow(LoadKind::Alone, "a", 10, 100),
+                flow(LoadKind::Alone, "b", 10, 100),
+                flow(LoadKind::Incast, "a", 100, 100),
+                flow(LoadKind::Incast, "b", 100, 100),
             ],
             seconds: vec![Second {
                 second: 7,
-                phase: Kind::Incast,
+                phase: LoadKind::Incast,
                 bytes_in: 1 << 30,
                 bytes_out: 0,
                 p99_ns: 100_000,
