@@ -1,4 +1,5 @@
-//! The alerting rules of `deploy`, checked and tested by Prometheus's own `promtool`.
+//! The suite `alerts` of `cargo xtask test`: checks and tests the alerting rules in `deploy` with
+//! Prometheus's `promtool`.
 
 use std::path::Path;
 use std::process::Command;

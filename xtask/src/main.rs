@@ -2,12 +2,13 @@
 //! toolchain.
 //!
 //! ```text
-//! run       the main job: serve a namespace over NVMe/TCP, write it and read it back
-//! test      format, lints, unit and model tests, tidiness, the stock kernel in a virtual machine
-//! ci        like test, with nothing skipped; the last line is `N passed, M failed`
-//! bench     measurements against a limit or a peer, printed as ratios
-//! vm        the virtual machine by hand
-//! simulate  replicated volumes on failing disks, from a seed
+//! run       demonstrates Nacre: serves a namespace over NVMe/TCP, writes it and reads it back
+//! test      runs format check, lints, unit and model tests, tidy, and the virtual machine's tests
+//! ci        like test, but fails when a suite cannot run; last line: `N passed, M failed`
+//! bench     compares Nacre with a limit or a peer, in ratios
+//! vm        opens a shell, a command or single tests in the virtual machine
+//! simulate  simulates replicated volumes on failing disks, from a seed
+//! tidy      checks the repository's own rules
 //! ```
 //!
 //! A command installs missing programs from the ordinary registries (apt, pip) by package name.
@@ -57,7 +58,7 @@ enum Command {
     /// Measure against a limit or a peer in the same run.
     Bench {
         #[command(subcommand)]
-        what: bench::What,
+        benchmark: bench::Benchmark,
     },
     /// Simulate replicated volumes on failing disks in virtual time; each run comes from a seed and
     /// is checked.
@@ -71,7 +72,7 @@ enum Command {
     /// The virtual machine with the stock kernel.
     Vm {
         #[command(subcommand)]
-        what: vm::What,
+        command: vm::VmCommand,
     },
     /// Check the repository's own rules (placeholders, ignored tests, long files, unsafe code,
     /// machine paths).
@@ -100,9 +101,9 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(options) => run::run(&root, &options),
         Command::Test(options) => test::run(&root, &options),
         Command::Ci => test::ci(&root),
-        Command::Bench { what } => bench::run(&root, &what),
+        Command::Bench { benchmark } => bench::run(&root, &benchmark),
         Command::Simulate { arguments } => simulate(&root, &arguments),
-        Command::Vm { what } => vm::run(&root, &what),
+        Command::Vm { command } => vm::run(&root, &command),
         Command::Tidy { words: true } => {
             tidy::print_words(&root)?;
             Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! Child processes with a time limit.
+//! Runs child processes with a time limit, for all commands of xtask.
 //!
 //! Every child leads its own process group, so that its descendants are killed with it: by the
 //! group's id, never by a name that might match other processes.
@@ -168,8 +168,8 @@ fn signal(name: &str, target: &str) {
     }
 }
 
-/// Runs to the end and passes the output through line by line, both streams in one; calls `line`
-/// for each line.
+/// Runs a command to its end. Prints both output streams line by line, and calls `line` for each
+/// line.
 pub fn stream(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)) -> Result<End> {
     command
         .stdin(Stdio::null())
@@ -243,7 +243,8 @@ fn read_lines(
     })
 }
 
-/// Runs to the end without showing output. Returns stdout; an error contains both streams.
+/// Runs a command to its end without printing its output. Returns stdout; an error contains both
+/// streams.
 pub fn capture(command: &mut Command, limit: Duration) -> Result<String> {
     let shown = shown(command);
     command

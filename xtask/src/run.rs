@@ -1,4 +1,4 @@
-//! `cargo xtask run`: the main job, demonstrated in a minute.
+//! `cargo xtask run`: demonstrates Nacre in a minute.
 //!
 //! Builds Nacre, starts `nacre serve` without a configuration, and adds a file-backed namespace on
 //! 127.0.0.1:4420. Writes and reads it back verified through Nacre's own host side over NVMe/TCP.

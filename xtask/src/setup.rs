@@ -40,8 +40,8 @@ pub const VM: &[Need] = &[
     need("ethtool", "ethtool"),
 ];
 
-/// Headers for a test that compares structs with them, and a program that other tests connect with;
-/// without them the tests are skipped.
+/// Optional packages: the headers that a test compares structs with, and a program that other tests
+/// connect with. Without them these tests are skipped.
 pub const OPTIONAL: &[Need] = &[
     need("openssl", "openssl"),
     need("libibverbs.so", "libibverbs-dev"),
@@ -135,8 +135,8 @@ pub fn unpack(package: &str, dir: &Path, limit: Duration) -> Result<()> {
     unpack_all(dir, dir, limit)
 }
 
-/// The same with all packages that it depends on and this machine lacks. Installing a daemon's
-/// package would start the daemon.
+/// Like [`unpack`], with all dependencies that this machine lacks. For packages of daemons, because
+/// installing them would start the daemon.
 pub fn unpack_with_dependencies(package: &str, dir: &Path, limit: Duration) -> Result<()> {
     let archives = dir.join("archives");
     create_dir(&archives.join("partial"))?;
@@ -240,7 +240,7 @@ pub fn cargo_build(root: &Path, args: &[&str], limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Memory that programs can take, from `/proc/meminfo`.
+/// Available memory in MiB: `MemAvailable` in `/proc/meminfo`.
 pub fn available_mib() -> Option<u64> {
     available_mib_of(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }

@@ -1,4 +1,5 @@
-//! Compares the RPCs of Nacre and of SPDK's target, call by call: `tests/spdk/compare.py`.
+//! The suite `spdk-compare` of `cargo xtask test`: runs `tests/spdk/compare.py`, which compares the
+//! RPCs of Nacre with those of SPDK's target, call by call.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

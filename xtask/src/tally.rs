@@ -1,4 +1,5 @@
-//! Counting: every suite yields a [`Tally`]; their sum decides the exit code and the last line.
+//! Test results: every suite returns a [`Tally`]. Their sum gives the exit code and the last line of
+//! `cargo xtask test`.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -103,8 +104,8 @@ impl CargoTest {
         }
     }
 
-    /// The totals. A failed run without a failed test did not build, crashed or hung: that counts
-    /// as one failure.
+    /// The totals. A failed run without a failed test counts as one failure: it did not build, it
+    /// crashed, or it exceeded its time limit.
     pub fn finish(mut self, suite: &str, end: crate::process::End) -> Tally {
         self.tally.passed = self.tally.passed.saturating_sub(self.explicit_skips());
         if !end.success() && self.tally.failed == 0 {

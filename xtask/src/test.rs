@@ -1,4 +1,4 @@
-//! `cargo xtask test` and `ci`: every suite, one total.
+//! `cargo xtask test` and `cargo xtask ci`: run every test suite and print one total.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -48,7 +48,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     Ok(tally.exit_code())
 }
 
-/// Runs everything, nothing skipped; the last line is the count.
+/// Runs every suite; a suite that cannot run fails. The last line of output is the count.
 pub fn ci(root: &Path) -> Result<ExitCode> {
     let options = Options {
         vm_only: false,
@@ -71,11 +71,11 @@ pub fn ci(root: &Path) -> Result<ExitCode> {
     Ok(tally.exit_code())
 }
 
-/// The name of a suite, and how long it took.
+/// The name of a suite, and its duration.
 type Stage = (&'static str, Duration);
 
-/// A suite that cannot run counts as one failure, and the others still run. `strict` also fails
-/// without the virtual machine.
+/// Runs the selected suites. A suite that cannot run counts as one failure, and the others still
+/// run. `strict`: fail if the virtual machine cannot run.
 fn suites(root: &Path, options: &Options, strict: bool) -> (Tally, Vec<Stage>) {
     let mut total = Tally::default();
     let mut stages = Vec::new();
@@ -160,7 +160,7 @@ fn lints(root: &Path) -> Result<Tally> {
     })
 }
 
-/// Runs `check` if the toolchain has the component or can get it; otherwise reports it as skipped.
+/// Runs `check` if rustup has or can install the component; otherwise reports it as skipped.
 fn component(
     root: &Path,
     name: &str,
@@ -194,7 +194,7 @@ fn component(
     Ok(tally)
 }
 
-/// Compiles what [`unit_tests`] runs, so that the time of each is known.
+/// Compiles the tests of [`unit_tests`] first, so that compiling and running are timed separately.
 fn build_tests(root: &Path) -> Result<Tally> {
     let mut command = setup::cargo();
     command
@@ -254,8 +254,8 @@ fn models(root: &Path, filter: &[String]) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Deliberate faults in replicated volumes, each of which the simulator's checker must find. A
-/// separate feature keeps them out of all other builds.
+/// Mutation tests: the simulator's checker must find each deliberate fault in replicated volumes. A
+/// feature excludes the faults from all other builds.
 fn mutations(root: &Path, filter: &[String]) -> Result<Tally> {
     let mut command = setup::cargo();
     command

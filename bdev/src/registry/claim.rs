@@ -1,4 +1,5 @@
-//! Claims: the users of a device, and how they use it.
+//! Claims of registered devices: the user of a device, exclusive or shared use, and the queues that
+//! a claim may open.
 
 use std::sync::{Arc, Weak};
 
@@ -40,6 +41,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
+/// The kind of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Excludes every other user. Required to use the module's own queues.
@@ -48,8 +50,8 @@ pub enum Usage {
     Shared,
 }
 
-/// Names the user that currently relies on the size of a claimed device: a host that read this size
-/// and no newer one. Called before a smaller size is announced, without the registry's lock.
+/// Returns the user that relies on the present size of a claimed device, for example a host that has
+/// read this size. The registry calls it before it announces a smaller size, without its lock.
 pub type Watch = dyn Fn() -> Option<String> + Send + Sync;
 
 pub(super) struct ClaimRecord {
@@ -60,7 +62,7 @@ pub(super) struct ClaimRecord {
     pub watch: Option<Arc<Watch>>,
 }
 
-/// The right to use a device, until it is dropped.
+/// The right to use a device. Dropping it ends the use.
 pub struct Claim {
     id: u64,
     layer: Arc<Layer>,
@@ -76,6 +78,7 @@ impl Claim {
         }
     }
 
+    /// The claimed device.
     pub fn layer(&self) -> &Arc<Layer> {
         &self.layer
     }
@@ -85,7 +88,8 @@ impl Claim {
         self.layer.open_queue(pool)
     }
 
-    /// Opens the module's own queue, for a device stacked on it, which has its own layer.
+    /// Opens the module's queue without the layer, for a stacked device: its own layer checks and
+    /// splits the I/O. Needs an exclusive claim.
     pub fn open_module(&self, pool: &Pool) -> Result<ModuleQueue, OpenError> {
         self.layer.open_module(pool)
     }

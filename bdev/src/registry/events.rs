@@ -1,4 +1,4 @@
-//! Events of devices, sent to subscribers.
+//! Events of registered devices, and their subscribers: callbacks, or bounded lists.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,24 +6,26 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
+/// A change of a registered device; `name` is the device's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Registered {
         name: String,
     },
+    /// The announced size changed to `blocks`.
     Resized {
         name: String,
         blocks: u64,
     },
-    /// The device has fewer blocks than announced: the data beyond is lost.
+    /// The device has fewer blocks than announced: the data beyond its end is lost.
     Cut {
         name: String,
     },
-    /// Its queues answer `Gone` from now on: close them.
+    /// The removal starts: queues complete I/O with `Gone`, and users must close them.
     Removing {
         name: String,
     },
-    /// Its last queue is closed and the name is free.
+    /// The removal is complete: the last queue is closed, and the name is free.
     Unregistered {
         name: String,
     },
@@ -44,7 +46,7 @@ struct Subscribers {
 
 impl Bus {
     pub fn send(&self, event: &Event) {
-        // Called outside the lock: a subscriber may subscribe others, or leave.
+        // Call them without the lock: a subscriber may add or end subscriptions.
         let calls: Vec<Call> = self
             .subscribers
             .lock()
@@ -84,7 +86,7 @@ impl Subscribers {
     }
 }
 
-/// Ends the calls when dropped.
+/// A subscription with a callback. Dropping it ends the calls.
 #[must_use = "dropping it ends the subscription"]
 pub struct Subscription {
     id: u64,
@@ -99,7 +101,7 @@ impl Drop for Subscription {
     }
 }
 
-/// Events that wait to be taken. When too many wait, the oldest go, and are counted.
+/// A subscription with a bounded list of events. A full list drops its oldest event and counts it.
 pub struct Events {
     list: Arc<List>,
     _subscription: Subscription,
@@ -112,11 +114,13 @@ struct List {
 }
 
 impl Events {
+    /// Removes and returns the oldest event.
     pub fn take(&self) -> Option<Event> {
         self.list.lock().pop_front()
     }
 
-    /// How many went unseen since the last call: if any, look at [`super::Registry::list`] instead.
+    /// Number of dropped events since the last call. If it is not zero, read
+    /// [`super::Registry::list`] for the present state.
     pub fn missed(&self) -> u64 {
         self.list.missed.swap(0, Ordering::Relaxed)
     }

@@ -1,4 +1,5 @@
-//! All block devices of the process by name, with their users and their events.
+//! The registry of block devices: it finds them by name, alias or UUID, grants claims to their
+//! users, and sends events when they change. RPC methods, namespaces and volumes use it.
 //!
 //! ```text
 //!   register ──> listed ──remove──> removing ──last queue closed──> gone (the ticket is done)
@@ -7,8 +8,8 @@
 //!                  └ events to subscribers: registered, resized, removing, unregistered
 //! ```
 //!
-//! This is the control plane: one lock, held for moments, never during a call of other modules'
-//! code. The data path holds a [`LayerQueue`] and does not come here.
+//! It belongs to the control plane. One lock protects it, and no code of other modules runs under
+//! the lock. The data path uses a [`LayerQueue`] and never the registry.
 
 mod claim;
 mod events;
@@ -38,6 +39,7 @@ use crate::stats::DeviceStats;
 /// Longest name or alias in bytes.
 pub const MAX_NAME: usize = 255;
 
+/// The error of a registry call. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     #[error("no bdev has the name, alias or UUID \"{name}\"")]
@@ -48,12 +50,13 @@ pub enum RegistryError {
         "bdev \"{name}\" is being removed and {queues} of its queues are still open: try again"
     )]
     Removing { name: String, queues: usize },
-    #[error("\"{name}\" is no name for a bdev: {why}")]
+    #[error("\"{name}\" is not a valid name for a bdev: {why}")]
     BadName { name: String, why: &'static str },
     #[error("bdev \"{name}\" is used by {holder}: release it there first, or remove it by force")]
     Claimed { name: String, holder: Holder },
-    #[error("bdev \"{name}\" has {queues} open queues: it cannot be had exclusively")]
+    #[error("bdev \"{name}\" has {queues} open queues: it cannot be claimed exclusively")]
     Open { name: String, queues: usize },
+    /// A requested size is smaller than the announced one.
     #[error(
         "bdev \"{name}\" would have {wanted} bytes instead of {announced}, on which {user} relies: nothing was changed"
     )]
@@ -64,9 +67,10 @@ pub enum RegistryError {
         wanted: u64,
         user: String,
     },
+    /// The device already has a smaller size than the announced one.
     #[error(
-        "bdev \"{name}\" has {now} bytes now, and {user} was told that it has {announced}: it keeps that size, \
-         and I/O past the present end fails"
+        "bdev \"{name}\" has {now} bytes now, but {user} relies on the announced {announced}: the announced size \
+         stays, and I/O past the present end fails"
     )]
     Shrinks {
         name: String,
@@ -75,23 +79,23 @@ pub enum RegistryError {
         now: u64,
         user: String,
     },
-    #[error("\"{alias}\" is no alias of bdev \"{name}\"")]
+    #[error("\"{alias}\" is not an alias of bdev \"{name}\"")]
     NoSuchAlias { name: String, alias: String },
     #[error(transparent)]
     Queue(#[from] OpenError),
 }
 
-/// How a removal treats those who use the device.
+/// How a removal treats the users of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
     /// Refused while a claim exists.
     IfUnused,
-    /// The device goes as if it had been pulled out. Holders are notified, and devices stacked on
-    /// it go as well.
+    /// Removes the device as if it had been unplugged: users get [`Event::Removing`], and devices
+    /// stacked on it are removed as well.
     Hot,
 }
 
-/// A device as listed.
+/// A registered device, with its aliases and users.
 #[derive(Clone)]
 pub struct Listed {
     pub layer: Arc<Layer>,
@@ -100,7 +104,7 @@ pub struct Listed {
     pub claims: Vec<(Holder, Usage)>,
 }
 
-/// All block devices. Clones share them.
+/// The registry of all block devices of the process. Clones refer to the same registry.
 #[derive(Clone, Default)]
 pub struct Registry {
     inner: Arc<Inner>,
@@ -115,10 +119,11 @@ struct Inner {
 #[derive(Default)]
 struct State {
     records: HashMap<String, Record>,
-    /// Aliases and UUIDs to names.
+    /// Names by alias and by UUID.
     others: HashMap<String, String>,
     /// Names in order of registration.
     order: BTreeMap<u64, String>,
+    /// The next number for a device or a claim.
     next: u64,
 }
 
@@ -135,14 +140,14 @@ impl Registry {
         Registry::default()
     }
 
-    /// Makes a device known under its name and UUID.
+    /// Adds a device under its name and UUID. Fails if either is in use, or if the name is invalid
+    /// (see [`check_name`]).
     pub fn register(&self, bdev: Arc<dyn Bdev>) -> Result<Arc<Layer>, RegistryError> {
         self.register_announced(bdev, 0)
     }
 
-    /// Registers a device like [`Registry::register`], with a size that was announced to hosts,
-    /// for example before a restart. If the device now has fewer blocks, it keeps the announced
-    /// size.
+    /// Like [`Registry::register`], with the number of blocks that was announced to hosts, for
+    /// example before a restart. A device with fewer blocks is presented with the announced number.
     pub fn register_announced(
         &self,
         bdev: Arc<dyn Bdev>,
@@ -188,12 +193,13 @@ impl Registry {
             .map(|record| Arc::clone(&record.layer))
     }
 
-    /// Finds a device like [`Registry::lookup`], and gives the reason when there is none.
+    /// Finds a device like [`Registry::lookup`]; the error is [`RegistryError::NotFound`] or
+    /// [`RegistryError::Removing`].
     pub fn get(&self, name: &str) -> Result<Listed, RegistryError> {
         self.lock().find(name).map(Record::listed)
     }
 
-    /// Everything that is not being removed, in order of registration.
+    /// All devices in order of registration, without those under removal.
     pub fn list(&self) -> Vec<Listed> {
         let state = self.lock();
         let records = state
@@ -206,11 +212,12 @@ impl Registry {
             .collect()
     }
 
+    /// The statistics of a device.
     pub fn stats(&self, name: &str) -> Option<Arc<DeviceStats>> {
         self.lookup(name).map(|layer| Arc::clone(layer.stats()))
     }
 
-    /// Opens a queue for the calling core, for a user without a claim.
+    /// Opens a queue for the calling core without a claim. Fails while an exclusive claim exists.
     pub fn open(&self, name: &str, pool: &Pool) -> Result<LayerQueue, RegistryError> {
         let layer = {
             let state = self.lock();
@@ -227,13 +234,15 @@ impl Registry {
         Ok(layer.open_queue(pool)?)
     }
 
-    /// Registers `holder` as a user of a device, until the claim is dropped. It always relies on
-    /// the device's size.
+    /// Registers `holder` as a user of a device until the claim is dropped. An exclusive claim needs
+    /// a device without other claims and open queues. The device cannot shrink while the claim
+    /// exists, except by force.
     pub fn claim(&self, name: &str, holder: Holder, usage: Usage) -> Result<Claim, RegistryError> {
         self.claim_with(name, holder, usage, None)
     }
 
-    /// Claims a device like [`Registry::claim`]; `watch` knows whether a host relies on the size.
+    /// Like [`Registry::claim`], except that the device cannot shrink only while `watch` names a
+    /// user that relies on its size.
     pub fn claim_watched(
         &self,
         name: &str,
@@ -280,6 +289,7 @@ impl Registry {
         Ok(Claim::new(id, layer, Arc::downgrade(&self.inner)))
     }
 
+    /// Adds another name for a device. Fails if the alias is in use or invalid.
     pub fn add_alias(&self, name: &str, alias: &str) -> Result<(), RegistryError> {
         check_name(alias)?;
         let mut state = self.lock();
@@ -290,6 +300,7 @@ impl Registry {
         Ok(())
     }
 
+    /// Removes an alias that [`Registry::add_alias`] added.
     pub fn remove_alias(&self, name: &str, alias: &str) -> Result<(), RegistryError> {
         let mut state = self.lock();
         let record = state.find_mut(name)?;
@@ -305,18 +316,18 @@ impl Registry {
         Ok(())
     }
 
-    /// Replaces an alias by another, or does nothing.
+    /// Replaces the alias `old` with `new`. After an error the device has its old aliases.
     pub fn rename_alias(&self, name: &str, old: &str, new: &str) -> Result<(), RegistryError> {
         self.add_alias(name, new)?;
         self.remove_alias(name, old).inspect_err(|_| {
-            // It was added a moment ago; only another rename of the same name can have taken it.
+            // Undo the addition. This fails only if another call has removed the new alias.
             let _ = self.remove_alias(name, new);
         })
     }
 
-    /// Removes a device. The ticket is done when its last queue is closed; until then its queues
-    /// answer [`crate::Status::Gone`] and its name stays taken. Devices stacked on it, if it is a
-    /// hot removal, go the same way.
+    /// Starts the removal of a device: its queues complete I/O with [`crate::Status::Gone`], and its
+    /// name stays in use. The removal ends, and completes the ticket, when the last queue is closed.
+    /// A hot removal also removes the devices stacked on it.
     pub fn remove(&self, name: &str, how: Removal) -> Result<DeleteTicket, RegistryError> {
         let (name, layer, ticket, stacked) = {
             let mut state = self.lock();
@@ -337,7 +348,7 @@ impl Registry {
         layer.set_gone();
         self.inner.bus.send(&Event::Removing { name: name.clone() });
         for upper in stacked {
-            // Another caller may have removed it meanwhile, with the same result.
+            // An error means that another caller has removed it meanwhile.
             let _ = self.remove(&upper, Removal::Hot);
         }
         let (inner, finished) = (Arc::clone(&self.inner), ticket.clone());
@@ -347,8 +358,8 @@ impl Registry {
             if std::thread::current().id() == here {
                 return forget();
             }
-            // The last queue was closed on another core. Taking a device apart (unmapping a RAM
-            // disk, closing files) is slow, and nothing slow may run there.
+            // The last queue was closed on another thread, probably a reactor. Dropping a device
+            // (unmapping a RAM disk, closing files) is too slow for a reactor.
             let forget = Arc::new(Mutex::new(Some(forget)));
             let once = Arc::clone(&forget);
             let call = move || {
@@ -364,19 +375,20 @@ impl Registry {
         Ok(ticket)
     }
 
-    /// A list of the events from now on, of which at most `capacity` wait to be taken.
+    /// Subscribes to events. The returned list holds at most `capacity` events; a full list drops
+    /// its oldest event.
     pub fn subscribe(&self, capacity: usize) -> Events {
         self.inner.bus.subscribe(capacity)
     }
 
-    /// Calls `call` with each event from now on, on the thread that causes it, until the answer is
-    /// dropped. It must be short, and may use the registry.
+    /// Calls `call` with each event, on the thread that causes it, until the subscription is
+    /// dropped. `call` must not block; it may use the registry.
     pub fn on_event(&self, call: impl Fn(&Event) + Send + Sync + 'static) -> Subscription {
         self.inner.bus.on_event(Arc::new(call))
     }
 
-    /// Returns once every module has examined every device. No module of ours claims devices
-    /// because of their contents, so that is at once.
+    /// Waits until every module has examined every device (SPDK's `bdev_wait_for_examine`). Returns
+    /// immediately, because no module claims devices by their contents.
     pub fn wait_for_examine(&self) {}
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -389,7 +401,7 @@ impl Inner {
         self.state.lock()
     }
 
-    /// The last queue of a device that is being removed was closed.
+    /// Ends a removal, after the last queue of the device was closed.
     fn forget(&self, name: &str, ticket: &DeleteTicket) {
         let record = {
             let mut state = self.lock();
@@ -400,7 +412,7 @@ impl Inner {
             state.others.retain(|_, target| target != name);
             record
         };
-        // Not under the lock: the device may hold claims on others, which need it.
+        // Outside the lock: dropping the device may drop claims on other devices, which locks.
         drop(record);
         self.bus.send(&Event::Unregistered {
             name: name.to_owned(),
@@ -408,9 +420,10 @@ impl Inner {
         ticket.finish();
     }
 
+    /// Ends the claim `id`.
     fn release(&self, layer: &Arc<Layer>, id: u64) {
         let mut state = self.lock();
-        // By now the name may belong to another device.
+        // Another device may have the name by now.
         let record = state.records.get_mut(layer.name());
         if let Some(record) = record.filter(|record| Arc::ptr_eq(&record.layer, layer)) {
             record.claims.retain(|claim| claim.id != id);
@@ -419,6 +432,7 @@ impl Inner {
 }
 
 impl State {
+    /// The name of the device with this name, alias or UUID; any other text is returned unchanged.
     fn resolve<'a>(&'a self, name: &'a str) -> &'a str {
         if self.records.contains_key(name) {
             return name;
@@ -426,7 +440,7 @@ impl State {
         if let Some(found) = self.others.get(name) {
             return found;
         }
-        // UUIDs may be given in any notation.
+        // Accept every notation of UUIDs.
         let uuid = Uuid::parse_str(name).ok().map(|uuid| uuid.to_string());
         uuid.and_then(|uuid| self.others.get(&uuid))
             .map_or(name, String::as_str)
@@ -499,7 +513,8 @@ impl Record {
     }
 }
 
-/// Names end up in logs, tables, file names and other people's scripts.
+/// Checks a name or alias: 1 to [`MAX_NAME`] bytes, no control characters, no white space at either
+/// end. Names appear in logs, tables, file names and scripts.
 pub fn check_name(name: &str) -> Result<(), RegistryError> {
     let why = if name.is_empty() {
         "it is empty"

@@ -1,18 +1,18 @@
-//! The announced size of a device: the only place that admits another size.
+//! Changes of a device's announced size, the size that hosts read. Only this module changes it.
 //!
 //! ```text
-//!   the module has another size ──larger──────────────────────────────> announced, upwards too
-//!                  └smaller──no user relies on the lost end──^   ^
-//!                                └a user does: refused ──by force┘ with a warning
+//!   new size of the module ─┬─ larger ──────────────────────────────────> announce it, also for
+//!                           └─ smaller ─┬─ no user relies on the end ───> the devices stacked on
+//!                                       └─ a user does ─┬─ by force ────> this one
+//!                                                       └─ else ────────> refuse
 //! ```
 //!
-//! A host relies on the announced size. If the device shrank under a host, the host's I/O beyond
-//! the new end would fail, and a mounted file system would be cut off. So a device that lost its
-//! end (a file was truncated) keeps its announced size. Existing blocks are served, and the module
+//! A mounted file system fails if its device shrinks. So a device that lost blocks (its file was
+//! truncated) is still announced with its old size. The remaining blocks work, and the module
 //! completes I/O beyond them with [`crate::Status::OutOfRange`].
 //!
-//! The check and the change are not atomic towards a host that connects. They need not be: the host
-//! relies on the device from its Connect on, and reads the size several round trips later.
+//! A host may connect between the check and the change. That is safe: the watch counts a host from
+//! its Connect command on, and the host reads the size several round trips later.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use super::{Event, Holder, Record, Registry, RegistryError};
 use crate::device::Bdev;
 use crate::layer::Layer;
 
-/// What to do with a smaller size while a user relies on the larger one.
+/// How to treat a smaller size while a user relies on the larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shrink {
     /// Refuse the size.
@@ -37,6 +37,7 @@ enum User {
 }
 
 impl User {
+    /// The user's name, if it relies on the present size.
     fn relies(self) -> Option<String> {
         match self {
             User::Always(who) => Some(who),
@@ -45,7 +46,7 @@ impl User {
     }
 }
 
-/// A device and the devices stacked on it, from the bottom up, and the users of all of them.
+/// A device and the devices stacked on it, from the bottom up, and the users of all these devices.
 #[derive(Default)]
 struct Stack {
     layers: Vec<Arc<Layer>>,
@@ -53,17 +54,17 @@ struct Stack {
 }
 
 impl Registry {
-    /// Adopts the module's present size, also for the devices stacked on it, and notifies
-    /// subscribers. Returns the new size if it changed. Refuses a smaller size while a user relies
-    /// on the larger one.
+    /// Announces the module's present size, also for the devices stacked on it, with
+    /// [`Event::Resized`]. Returns the new number of blocks if it changed. Fails with
+    /// [`RegistryError::Shrinks`] if a user relies on a larger size.
     pub fn notify_resize(&self, name: &str) -> Result<Option<u64>, RegistryError> {
         self.take_size(name, Shrink::IfUnused)
     }
 
-    /// Like [`Registry::notify_resize`], except that `shrink` permits or refuses a smaller size.
+    /// Like [`Registry::notify_resize`]; [`Shrink::Forced`] allows a smaller size in any case.
     pub fn take_size(&self, name: &str, shrink: Shrink) -> Result<Option<u64>, RegistryError> {
         let stack = self.stack(name)?;
-        self.tell_cut(&stack);
+        self.send_cut(&stack);
         let Stack { layers, users } = stack;
         let device = &layers[0];
         let (announced, now) = (device.geometry(), device.module().geometry());
@@ -103,8 +104,8 @@ impl Registry {
         Ok(first)
     }
 
-    /// Checks whether the device may shrink to `bytes`. Call this before the change: a module with
-    /// a smaller size fails I/O beyond it immediately.
+    /// Fails with [`RegistryError::WouldShrink`] if a user relies on a size above `bytes`. Call this
+    /// before the module is resized, because it fails I/O beyond its new size immediately.
     pub fn may_shrink(&self, name: &str, bytes: u64) -> Result<(), RegistryError> {
         let Stack { layers, users } = self.stack(name)?;
         let announced = layers[0].geometry().bytes();
@@ -121,18 +122,19 @@ impl Registry {
         }
     }
 
-    /// Names of the device and of those stacked on it.
+    /// Names of the device and of the devices stacked on it, from the bottom up.
     pub fn stacked_on(&self, name: &str) -> Result<Vec<String>, RegistryError> {
         let Stack { layers, .. } = self.stack(name)?;
         Ok(layers.iter().map(|l| l.name().to_owned()).collect())
     }
 
-    /// Notifies subscribers if the device, or one stacked on it, has fewer blocks than announced.
-    pub fn tell_if_cut(&self, name: &str) -> Result<(), RegistryError> {
-        self.stack(name).map(|stack| self.tell_cut(&stack))
+    /// Sends [`Event::Cut`] for the device and each device stacked on it that has fewer blocks than
+    /// announced.
+    pub fn report_cut(&self, name: &str) -> Result<(), RegistryError> {
+        self.stack(name).map(|stack| self.send_cut(&stack))
     }
 
-    fn tell_cut(&self, stack: &Stack) {
+    fn send_cut(&self, stack: &Stack) {
         for layer in &stack.layers {
             if layer.present_blocks() < layer.geometry().blocks {
                 let name = layer.name().to_owned();
@@ -165,7 +167,7 @@ impl Registry {
 }
 
 impl Record {
-    /// Returns the user that opened the device without a claim, if there is one.
+    /// The user that opened the device without a claim, if any.
     fn unclaimed(&self) -> Option<User> {
         let queues = self.layer.open_queues();
         let open = self.claims.is_empty() && queues > 0;

@@ -1,4 +1,4 @@
-//! A removal under way: asked, called back, or awaited.
+//! The ticket of a device's removal: poll it, set a callback, or await it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Done when the device is gone. Clones are of the same removal.
+/// Completes when the removal is complete ([`super::Event::Unregistered`]). Clones refer to the same
+/// removal.
 #[derive(Clone)]
 pub struct DeleteTicket {
     state: Arc<Mutex<State>>,
@@ -27,11 +28,13 @@ impl DeleteTicket {
         }
     }
 
+    /// True when the removal is complete.
     pub fn is_done(&self) -> bool {
         self.lock().done
     }
 
-    /// Calls `call` when it is done, at once if it is, on whatever thread that happens.
+    /// Calls `call` on completion: on the thread that ends the removal, or immediately if it has
+    /// ended.
     pub fn on_done(&self, call: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         if !state.done {

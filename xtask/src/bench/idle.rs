@@ -1,4 +1,5 @@
-//! The cost of idle connections: CPU time and memory of the daemon, from `/proc`.
+//! Part of `cargo xtask bench tcp`: the daemon's CPU time and memory for idle connections, from
+//! `/proc`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -19,8 +20,8 @@ const WATCH: Duration = Duration::from_secs(10);
 /// Limit of CPU time, in percent of one core.
 const GOAL_PERCENT: f64 = 1.0;
 
-/// Holds connections with `idle-hosts` and prints their cost. Returns true if the CPU time is below
-/// the goal.
+/// Connects [`CONNECTIONS`] idle hosts with the program `idle-hosts` and prints the daemon's CPU
+/// time and memory. Returns true if the CPU time is below [`GOAL_PERCENT`].
 pub fn measure(idle_hosts: &Path, daemon: u32, address: &str, nqn: &str) -> Result<bool> {
     let before = memory_kib(daemon)?;
     let mut command = Command::new(idle_hosts);
@@ -84,7 +85,8 @@ fn processor_seconds(pid: u32) -> Result<f64> {
         .context("no times in /proc")
 }
 
-/// Fields 14 and 15. The name in field 2 may contain anything, and ends at the last parenthesis.
+/// The sum of utime and stime in `/proc/PID/stat` (fields 14 and 15). Field 2, the program's name,
+/// may contain any character and ends at the last parenthesis.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;

@@ -1,9 +1,9 @@
-//! Instructions per request in the target's user space. The count of one binary does not depend on
-//! the machine's load, so a regression of one percent shows.
+//! Part of `cargo xtask bench tcp`: instructions per request in the daemon's user space. The count
+//! does not depend on the machine's load, so it shows a regression of one percent.
 //!
-//! Callgrind counts over the whole daemon, twice with different numbers of requests. The difference
-//! is the cost of the requests, without start, connect and stop. An idle reactor sleeps here, so
-//! idle turns do not count.
+//! Callgrind counts the instructions of the whole daemon in two runs with different numbers of
+//! requests. The difference is the cost of the additional requests, without start, connect and stop.
+//! Reactors sleep when idle in these runs, so idle turns do not count.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,9 +1,10 @@
-//! Nacre's NVMe driver against the kernel's, on one emulated drive of the virtual machine.
+//! `cargo xtask bench nvme`: Nacre's NVMe driver against the kernel's, on one emulated drive of the
+//! virtual machine.
 //!
-//! The load is 4 KiB random reads by one job on one core; fio with io_uring and `nacre perf` take
-//! turns (`tests/vm/bench-nvme.sh`). The drive reads zeroes and has no backing file, so that the
-//! measurement compares the drivers and not the emulator's threads. A second part counts the
-//! driver's instructions per I/O, natively on a simulated drive.
+//! The load is 4 KiB random reads by one job on one core; fio with io_uring and `nacre perf`
+//! alternate (`tests/vm/bench-nvme.sh`). The drive returns zeroes and has no backing file, so that
+//! the measurement compares the drivers and not the emulator's threads. A second part counts the
+//! driver's instructions per I/O on a simulated drive, outside the virtual machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,12 +27,13 @@ pub struct Options {
     no_vm: bool,
 }
 
-/// Goals, as multiples of the kernel's rate by depth. SPDK's driver reaches 1.55 and 1.86 there.
+/// Goals by queue depth, as multiples of the kernel's rate. SPDK's driver reaches 1.55 and 1.86 in
+/// the same measurement.
 const GOALS: [(u32, f64); 2] = [(1, 1.6), (32, 1.9)];
 
 const BOOT_ALLOWANCE: Duration = Duration::from_secs(300);
-/// Each measurement warms up for a second. When emulated, starting a program and handing over the
-/// drive take seconds.
+/// Seconds of a measurement beyond its load: one second of warm-up, and in an emulated machine the
+/// start of the program and the binding of the drive to the other driver.
 const MORE_SECONDS: u64 = 1 + 14;
 
 pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
@@ -101,8 +103,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// The load average of the last minute, if it is more than this program's own build can have
-/// caused.
+/// The load average of the last minute, if it is higher than this program's own build explains.
 fn busy() -> Option<f64> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
@@ -186,7 +187,7 @@ const MANY: u32 = 19_200;
 /// The driver's entry points, as callgrind names them.
 const SUBMIT: &str = "<nacre_bdev_nvme::channel::Channel as nacre_bdev::queue::Queue>::submit";
 const POLL: &str = "<nacre_bdev_nvme::channel::Channel as nacre_bdev::queue::Queue>::poll";
-/// Register accesses are the drive's work: the simulation behind them does not count.
+/// Register accesses execute the simulated drive, so their instructions are subtracted.
 const REGISTER: &str =
     "<nacre_bdev_nvme_sim::function::SimFunction as nacre_bdev_nvme::function::Function>::write32";
 
@@ -194,7 +195,7 @@ const REGISTER: &str =
 fn count(root: &Path) -> Result<()> {
     setup::ensure(instructions::NEEDS)?;
     let program = build(root)?;
-    // Checks the name: after a rename the simulation would count silently.
+    // Fails if the function was renamed: its instructions would no longer be subtracted.
     each(&program, "read", 1, &[REGISTER])?;
     println!(
         "{:<28} {:>8} {:>8} {:>8}",
@@ -229,8 +230,8 @@ fn build(root: &Path) -> Result<PathBuf> {
     Ok(crate::target_dir(root).join("dist/examples/count"))
 }
 
-/// Instructions per I/O inside the first of `functions`, without those inside the others, which it
-/// calls.
+/// Instructions per I/O inside the first of `functions`, without those inside the other ones, which
+/// the first one calls.
 fn each(program: &Path, rw: &str, depth: u32, functions: &[&str]) -> Result<f64> {
     let few = total(program, rw, depth, FEW, functions)?;
     let many = total(program, rw, depth, MANY, functions)?;

@@ -1,8 +1,8 @@
-//! Nacre's target against SPDK's, over TCP on loopback: each on the same core, with the same loads
-//! on another core. SPDK's initiator is one load, `nacre perf` the other.
+//! `cargo xtask bench spdk`: Nacre's target against SPDK's, over TCP on loopback. Both targets use
+//! the same core, and the load runs on another core: SPDK's initiator, then `nacre perf`.
 //!
-//! Both daemons stay up for the whole run and get the same configuration by the same calls. SIGSTOP
-//! pauses the daemon that is not measured, because SPDK's reactor never sleeps.
+//! Both daemons run for the whole benchmark and get the same configuration by the same calls.
+//! SIGSTOP pauses the daemon that is not measured, because SPDK's reactor never sleeps.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -150,7 +150,7 @@ pub fn run(root: &Path, options: &Options) -> Result<ExitCode> {
         for (at, case) in cases.iter().enumerate() {
             for (load, lines) in &mut tables {
                 let mut pair = [0.0; 2];
-                // The targets also take turns in being first.
+                // Alternate which target is first.
                 let order = if round % 2 == 0 { [1, 0] } else { [0, 1] };
                 for side in order {
                     let target = &targets[side];
@@ -261,7 +261,7 @@ fn free_hugepages_mib() -> u64 {
     field("HugePages_Free:") * field("Hugepagesize:") / 1024
 }
 
-/// I/O per second: the first number of the line of totals.
+/// I/O per second: the first number in the `Total` line of spdk_nvme_perf's output.
 fn total(out: &str) -> Option<f64> {
     let line = out.lines().find(|line| line.starts_with("Total"))?;
     let (_, numbers) = line.split_once(':')?;

@@ -1,4 +1,5 @@
-//! The daemon that the TCP benchmarks measure.
+//! Starts, configures and stops the daemon (Nacre's, or SPDK's as the peer) for the benchmarks over
+//! TCP.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,13 +18,13 @@ pub const PORT: &str = "14420";
 const PEER_PORT: &str = "14421";
 pub const NQN: &str = "nqn.2026-01.io.nacre:bench";
 pub const TARGET_CORE: &str = "0";
-/// A mask: the option reads a bare number as a count of reactors.
+/// As a mask, because the option reads a plain number as a count of reactors.
 const TARGET_CORE_MASK: &str = "0x1";
 pub const HOST_CORE: &str = "1";
 pub const HOST_CORE_MASK: &str = "0x2";
 
-/// Seconds of load before the measurement, as in the limit program: the congestion window opens and
-/// the socket buffers grow.
+/// Seconds of load before the measurement, until the congestion window and the socket buffers have
+/// grown. The same as in the limit program.
 pub const WARM_UP: &str = "0.3";
 
 /// The malloc bdev of a target.
@@ -33,8 +34,8 @@ pub struct Disk {
     pub blocks: u64,
 }
 
-/// 16 MiB: the CPU's shared cache may hold it. Random writes over a larger RAM disk measure the
-/// memory behind the cache (at 256 MiB they are slower by 40 percent).
+/// 16 MiB, which fits into the CPU's shared cache. Random writes to a larger RAM disk measure main
+/// memory instead: at 256 MiB they are 40 percent slower.
 const CACHED_DISK: Disk = Disk {
     block_bytes: 4096,
     blocks: 4096,

@@ -1,6 +1,6 @@
-//! Nacre over TCP on loopback, one reactor on one core and `nacre perf` on another, against the
-//! limit program. The limit program moves the same bytes per request between the same two cores
-//! with bare sockets.
+//! `cargo xtask bench tcp`: Nacre over TCP on loopback, one reactor on one core and `nacre perf` on
+//! another, against the limit program (`benches/src/limit.rs`). The limit program moves the same
+//! bytes per request between the same two cores with bare sockets.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -27,10 +27,10 @@ struct Case {
     goal: f64,
 }
 
-/// The size of the limit program's buffers. Its data comes from the CPU's own cache; with this
-/// range Nacre's does too. So the ratio measures the data path, not the memory behind it.
+/// The size of the limit program's buffers, which stay in the CPU's private cache. With this range
+/// Nacre's data does too, so the ratio compares the data paths and not main memory.
 const CACHED: &str = "512k";
-/// The whole disk. The shared cache may hold it or not, depending on the load of other cores.
+/// The whole disk. Whether it stays in the shared cache depends on the load of other cores.
 const WHOLE: &str = "16m";
 
 const fn case(name: &'static str, rw: &'static str, size: u32, depth: u32, goal: f64) -> Case {
@@ -65,7 +65,7 @@ const MEMORY: &[Case] = &[
     },
 ];
 
-/// Many connections, and one connection with as many requests in total.
+/// One connection with 256 requests in flight, and 64 connections with 4 each.
 const ONE: Case = case("4 KiB read, 1 x 256", "randread", 4096, 256, 0.0);
 const MANY: Case = Case {
     connections: 64,

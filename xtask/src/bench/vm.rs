@@ -1,6 +1,7 @@
-//! The stock kernel's initiator on Nacre, against the same initiator on the kernel's target over a
-//! RAM disk. Fio runs inside the virtual machine, and the two take turns (`tests/vm/bench.sh`).
-//! Over TCP or soft-RoCE; the latter also compares Nacre over RDMA with Nacre over TCP.
+//! `cargo xtask bench vm` and `rdma`: Nacre against the kernel's target (nvmet) over a RAM disk, both
+//! under the stock kernel's initiator. Fio runs inside the virtual machine, and the two targets
+//! alternate (`tests/vm/bench.sh`). `vm` uses TCP. `rdma` uses soft-RoCE, and also compares Nacre
+//! over RDMA with Nacre over TCP.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -182,7 +183,8 @@ impl Figures {
     }
 }
 
-/// Prints the columns that others publish: 4 KiB sequential reads and random writes.
+/// Prints the table of TCP and RDMA: 4 KiB sequential reads and random writes, the figures that
+/// vendors publish.
 fn print_transports(places: &[Transports]) {
     println!(
         "\n4 KiB over TCP and over soft-RoCE in this virtual machine (no RDMA hardware: the ratio says nothing about it)"

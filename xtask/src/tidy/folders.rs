@@ -1,8 +1,8 @@
-//! Dependencies between the folders of the workspace point down, and crates are named after their
-//! folders.
+//! Checks that dependencies between the top folders of the workspace go downwards only, and that
+//! each crate is named after its folder.
 //!
-//! A room is a folder at the top, with all crates below it; `nvmf/wire` is a room of its own,
-//! because the NVMe driver in `bdev` uses it. Dependencies of tests do not count.
+//! [`LAYERS`] orders the top folders, each with all crates in it. `nvmf/wire` is a layer of its own,
+//! because the NVMe driver in `bdev` uses it. Dev-dependencies do not count.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 
 use super::read;
 
-/// The rooms from the top down. A crate may depend on crates of its own room, and on those below.
-const FLOORS: &[&str] = &[
+/// The layers from the top down. A crate may depend on crates of its own layer and of lower ones.
+const LAYERS: &[&str] = &[
     "xtask",
     "tests",
     "benches",
@@ -64,9 +64,9 @@ fn judge(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
                 "{folder}/Cargo.toml: the crate is called {name}: call it {expected}, after its folder"
             ));
         }
-        let Some(here) = floor(folder) else {
+        let Some(here) = layer(folder) else {
             findings.push(format!(
-                "{folder}: the folder has no floor: add it to FLOORS in xtask/src/tidy/folders.rs"
+                "{folder}: the folder has no layer: add it to LAYERS in xtask/src/tidy/folders.rs"
             ));
             continue;
         };
@@ -74,7 +74,7 @@ fn judge(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
             let Some(there) = folders.get(name.as_str()) else {
                 continue;
             };
-            if floor(there).is_some_and(|there| there < here) {
+            if layer(there).is_some_and(|there| there < here) {
                 findings.push(format!(
                     "{folder}/Cargo.toml: depends on {name} in {there}, which is above {folder}: \
                      move the shared code down"
@@ -85,16 +85,17 @@ fn judge(crates: &BTreeMap<String, Manifest>) -> Vec<String> {
     findings
 }
 
-/// The position of a folder's room in [`FLOORS`].
-fn floor(folder: &str) -> Option<usize> {
-    let room = match folder {
+/// The position of a folder's layer in [`LAYERS`].
+fn layer(folder: &str) -> Option<usize> {
+    let name = match folder {
         "nvmf/wire" => folder,
         _ => folder.split('/').next()?,
     };
-    FLOORS.iter().position(|floor| *floor == room)
+    LAYERS.iter().position(|layer| *layer == name)
 }
 
-/// `nacre-` and the path with dashes. One of the transports is a transport.
+/// The name of the crate in `folder`: `nacre-` and the path with dashes, where `transports` becomes
+/// `transport`.
 fn name_of(folder: &str) -> String {
     if folder == "xtask" {
         return folder.to_owned();
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn down_and_sideways_are_right() {
+    fn dependencies_down_and_sideways_are_accepted() {
         let found = judged(&[
             ("transports/tcp", "nacre-transport-tcp", &["nacre-nvmf"]),
             (
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn up_is_found() {
+    fn a_dependency_upwards_is_found() {
         let found = judged(&[
             ("bdev/remote", "nacre-bdev-remote", &["nacre-transport-tcp"]),
             ("transports/tcp", "nacre-transport-tcp", &[]),
@@ -199,6 +200,6 @@ mod tests {
             "{found:?}"
         );
         let found = judged(&[("cellar", "nacre-cellar", &[])]);
-        assert!(found.len() == 1 && found[0].contains("FLOORS"), "{found:?}");
+        assert!(found.len() == 1 && found[0].contains("LAYERS"), "{found:?}");
     }
 }

@@ -1,8 +1,7 @@
 //! Checks that the modules of a crate import each other in one direction only.
 //!
-//! A room is a file or folder directly under `src`; an import between two rooms is an arrow. The
-//! arrows of a crate must form no cycle, so that its rooms can be read from the bottom up. Tests
-//! are ignored.
+//! A module here is a file or folder directly in `src`. The imports between the modules of a crate
+//! must form no cycle, so that a reader can start at the bottom. Ignores tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +12,7 @@ use regex::Regex;
 use super::{crate_of, is_test, read, rust_files};
 
 /// Known cycles. A crate without an entry has none; remove an entry together with its cycle.
-const CIRCLES: &[(&str, &[&str])] = &[
+const KNOWN_CYCLES: &[(&str, &[&str])] = &[
     (
         "bdev/nvme",
         &["channel control controller device event pair table"],
@@ -21,7 +20,8 @@ const CIRCLES: &[(&str, &[&str])] = &[
     ("bdev/nvme/sim", &["drive function", "features post state"]),
 ];
 
-type Arrows = BTreeMap<String, BTreeSet<String>>;
+/// The imports of a crate: each module, with the modules that it imports.
+type Imports = BTreeMap<String, BTreeSet<String>>;
 
 pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<&str, Vec<(&str, String)>> = BTreeMap::new();
@@ -35,44 +35,45 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     }
     let mut findings = Vec::new();
     for (place, sources) in &crates {
-        let found: BTreeSet<String> = circles(&arrows(sources)?)
+        let found: BTreeSet<String> = cycles(&imports(sources)?)
             .iter()
-            .map(|circle| circle.join(" "))
+            .map(|cycle| cycle.join(" "))
             .collect();
-        let allowed: BTreeSet<String> = CIRCLES
+        let allowed: BTreeSet<String> = KNOWN_CYCLES
             .iter()
             .filter(|(of, _)| of == place)
-            .flat_map(|(_, circles)| circles.iter().map(|c| (*c).to_owned()))
+            .flat_map(|(_, cycles)| cycles.iter().map(|c| (*c).to_owned()))
             .collect();
-        findings.extend(found.difference(&allowed).map(|circle| {
-            format!("{place}/src: modules import each other: {circle}; move the shared names down")
+        findings.extend(found.difference(&allowed).map(|cycle| {
+            format!("{place}/src: modules import each other: {cycle}; move the shared names down")
         }));
-        findings.extend(allowed.difference(&found).map(|circle| {
+        findings.extend(allowed.difference(&found).map(|cycle| {
             format!(
-                "{place}/src: the circle {circle} has changed: correct xtask/src/tidy/layers.rs"
+                "{place}/src: the cycle {cycle} has changed: correct xtask/src/tidy/layers.rs"
             )
         }));
     }
     Ok(findings)
 }
 
-fn room(inside: &str) -> &str {
+/// The module of a file, from its path below `src`.
+fn module(inside: &str) -> &str {
     let first = inside.split('/').next().unwrap_or(inside);
     first.strip_suffix(".rs").unwrap_or(first)
 }
 
-/// `sources` holds paths below `src`, each with the file's text.
-fn arrows(sources: &[(&str, String)]) -> Result<Arrows> {
-    let rooms: BTreeSet<&str> = sources.iter().map(|(inside, _)| room(inside)).collect();
+/// The imports in these sources: paths below `src`, each with the file's text.
+fn imports(sources: &[(&str, String)]) -> Result<Imports> {
+    let modules: BTreeSet<&str> = sources.iter().map(|(inside, _)| module(inside)).collect();
     let exported = exports(sources)?;
     let crate_path = Regex::new(r"\bcrate::(\{[^;]*;|\w+)")?;
     let first_names = Regex::new(r"[{,]\s*(\w+)")?;
     let super_path = Regex::new(r"(super::)?\bsuper::(\w+)")?;
     let inline_tests = Regex::new(r"#\[cfg\(test\)\]\s*(#\[[^\]]*\]\s*)*mod \w+ \{")?;
     let comment = Regex::new(r"//[^\n]*")?;
-    let mut arrows = Arrows::new();
+    let mut imports = Imports::new();
     for (inside, text) in sources {
-        let from = room(inside);
+        let from = module(inside);
         if is_test(inside) || ["lib", "main", "bin"].contains(&from) {
             continue;
         }
@@ -97,19 +98,19 @@ fn arrows(sources: &[(&str, String)]) -> Result<Arrows> {
             );
         }
         for name in names {
-            let to = match rooms.get(name.as_str()) {
-                Some(room) => (*room).to_owned(),
+            let to = match modules.get(name.as_str()) {
+                Some(module) => (*module).to_owned(),
                 None => exported.get(&name).cloned().unwrap_or_default(),
             };
-            if rooms.contains(to.as_str()) && to != from && to != "lib" && to != "main" {
-                arrows.entry(from.to_owned()).or_default().insert(to);
+            if modules.contains(to.as_str()) && to != from && to != "lib" && to != "main" {
+                imports.entry(from.to_owned()).or_default().insert(to);
             }
         }
     }
-    Ok(arrows)
+    Ok(imports)
 }
 
-/// Names exported by the crate's root, each with its room.
+/// Names exported by the crate's root, each with its module.
 fn exports(sources: &[(&str, String)]) -> Result<BTreeMap<String, String>> {
     let line = Regex::new(r"pub(?:\(crate\))? use (\w+)(?:::\w+)*::(\{[^}]*\}|\w+)")?;
     let word = Regex::new(r"\w+")?;
@@ -127,30 +128,30 @@ fn exports(sources: &[(&str, String)]) -> Result<BTreeMap<String, String>> {
     Ok(exported)
 }
 
-/// Groups of rooms that import each other, directly or indirectly; each group is sorted.
-fn circles(arrows: &Arrows) -> Vec<Vec<String>> {
-    let reached: BTreeMap<&String, BTreeSet<&String>> = arrows
+/// Groups of modules that import each other, directly or indirectly; each group is sorted.
+fn cycles(imports: &Imports) -> Vec<Vec<String>> {
+    let reached: BTreeMap<&String, BTreeSet<&String>> = imports
         .keys()
-        .map(|room| (room, reach(arrows, room)))
+        .map(|module| (module, reach(imports, module)))
         .collect();
-    let mut circles: Vec<Vec<String>> = Vec::new();
-    for (room, there) in &reached {
-        let is_known = circles.iter().any(|circle| circle.contains(room));
-        if is_known || !there.contains(room) {
+    let mut cycles: Vec<Vec<String>> = Vec::new();
+    for (module, reachable) in &reached {
+        let is_known = cycles.iter().any(|cycle| cycle.contains(module));
+        if is_known || !reachable.contains(module) {
             continue;
         }
-        let back = |other: &&&String| reached.get(**other).is_some_and(|r| r.contains(room));
-        circles.push(there.iter().filter(back).map(|r| (*r).clone()).collect());
+        let back = |other: &&&String| reached.get(**other).is_some_and(|r| r.contains(module));
+        cycles.push(reachable.iter().filter(back).map(|r| (*r).clone()).collect());
     }
-    circles
+    cycles
 }
 
-fn reach<'a>(arrows: &'a Arrows, from: &String) -> BTreeSet<&'a String> {
+fn reach<'a>(imports: &'a Imports, from: &String) -> BTreeSet<&'a String> {
     let mut found = BTreeSet::new();
-    let mut open: Vec<&String> = arrows.get(from).into_iter().flatten().collect();
-    while let Some(room) = open.pop() {
-        if found.insert(room) {
-            open.extend(arrows.get(room).into_iter().flatten());
+    let mut open: Vec<&String> = imports.get(from).into_iter().flatten().collect();
+    while let Some(module) = open.pop() {
+        if found.insert(module) {
+            open.extend(imports.get(module).into_iter().flatten());
         }
     }
     found
@@ -160,14 +161,14 @@ fn reach<'a>(arrows: &'a Arrows, from: &String) -> BTreeSet<&'a String> {
 mod tests {
     use super::*;
 
-    fn circles_of(sources: &[(&str, &str)]) -> Vec<Vec<String>> {
+    fn cycles_of(sources: &[(&str, &str)]) -> Vec<Vec<String>> {
         let sources: Vec<_> = sources.iter().map(|(p, t)| (*p, (*t).to_owned())).collect();
-        circles(&arrows(&sources).unwrap())
+        cycles(&imports(&sources).unwrap())
     }
 
     #[test]
     fn one_direction_is_no_cycle() {
-        let found = circles_of(&[
+        let found = cycles_of(&[
             ("lib.rs", "pub mod a; pub mod b;"),
             ("a.rs", "use crate::b::B;"),
             ("b/mod.rs", "// use crate::a::A;"),
@@ -185,7 +186,7 @@ mod tests {
             "fn f() { crate::a::g() }",
             "use crate::A;",
         ] {
-            let found = circles_of(&[
+            let found = cycles_of(&[
                 ("lib.rs", "pub use a::A; mod b;"),
                 ("a.rs", "use super::b::B;"),
                 ("b.rs", back),

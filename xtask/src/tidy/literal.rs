@@ -1,9 +1,11 @@
-//! String literals in Rust source.
+//! Finds the string literals in Rust source, for the checks that must tell text from code.
 
-/// Reads string literals, also those of several lines and raw ones.
+/// Reads a source file line by line and finds its string literals, including raw ones and those of
+/// several lines.
 #[derive(Default)]
 pub struct Literal {
-    /// The end of the literal that the next line begins in, and whether a backslash escapes in it.
+    /// The terminator of the literal that continues on the next line, and whether a backslash
+    /// escapes in it.
     open: Option<(String, bool)>,
 }
 
@@ -13,7 +15,7 @@ impl Literal {
         self.open.is_some()
     }
 
-    /// The text of the line that is in literals; several are separated by a space.
+    /// The text of the line's literals, separated by spaces.
     pub fn of_line(&mut self, line: &str) -> String {
         let mut said = String::new();
         let mut rest = line;
@@ -46,7 +48,7 @@ fn opening(code: &str) -> Option<((String, bool), &str)> {
         if rest.starts_with("//") {
             return None;
         }
-        // A quote as a character.
+        // A quote as a character literal.
         if rest.starts_with("'\"'") || rest.starts_with("'\\\"'") {
             at += if rest.starts_with("'\"'") { 3 } else { 4 };
             continue;

@@ -1,4 +1,5 @@
-//! The repository's own rules. Each finding names its place and what to do instead.
+//! `cargo xtask tidy`: checks the repository's own rules for source, documents and dependencies.
+//! Each finding gives the place and the remedy.
 
 mod documents;
 mod folders;

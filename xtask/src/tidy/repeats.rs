@@ -1,8 +1,8 @@
-//! Finds code that stands twice: ten lines in a row, outside tests.
+//! Finds duplicated code: runs of [`RUN`] or more equal lines, outside tests.
 //!
-//! Blank lines, comments, attributes and imports do not count, and neither does indentation.
-//! Lines that differ in one name are different lines. Code of the same shape with other names is
-//! often clearer than a shared helper.
+//! Ignores blank lines, comments, attributes, imports and indentation. Lines that differ in a name
+//! are different lines: code of the same shape with other names is often clearer than a shared
+//! helper.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -48,7 +48,8 @@ type Place = (usize, usize);
 
 struct Source<'a> {
     file: &'a str,
-    /// The number of each line that counts, and its text by number: equal numbers, equal lines.
+    /// The code lines: the line number, and a number for its text. Lines with equal text have equal
+    /// numbers.
     lines: Vec<(usize, u32)>,
 }
 
@@ -89,7 +90,7 @@ pub fn findings(root: &Path, files: &[String]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The longest runs that two places share. A run in three places is two repeats.
+/// The longest runs that two places share. A run in three places gives two repeats.
 fn repeats<'a>(texts: &[(&'a str, String)]) -> Vec<Repeat<'a>> {
     let mut numbers = HashMap::new();
     let sources: Vec<Source> = texts
@@ -130,7 +131,7 @@ fn repeat<'a>(sources: &[Source<'a>], one: Place, other: Place) -> Option<Repeat
     })
 }
 
-/// The lines of a text that count. `numbers` numbers each different line.
+/// The code lines of a text. `numbers` assigns a number to each different line.
 fn code_of<'a>(text: &'a str, numbers: &mut HashMap<&'a str, u32>) -> Vec<(usize, u32)> {
     let mut code = Vec::new();
     let (mut in_import, mut in_tests) = (false, false);

@@ -1,8 +1,8 @@
-//! Keeps types small: the lines of a type's `impl` blocks, and the fields of a struct.
+//! Limits the size of types: the lines of all `impl` blocks of a type in its crate, and the fields
+//! of a struct. A limit on the length of files alone would allow one type spread over many files.
 //!
-//! The limit on a file's length can be met by spreading one type over many files. So the lines of
-//! all `impl` blocks of a type count together, over the whole crate. Test modules do not count. The
-//! sources are formatted by rustfmt: a block ends at the closing brace below its first word.
+//! Ignores test modules. The sources are formatted by rustfmt, so a block ends at the first closing
+//! brace with the indentation of its first line.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,9 +16,9 @@ use super::{crate_of, is_test, read, rust_files};
 const MOST_LINES: usize = 1_000;
 const MOST_FIELDS: usize = 24;
 
-/// Types above a limit: crate, type, and the most lines and fields that each may have. The figures
-/// may only fall. Remove an entry when its type meets both limits. The structs of `rdma/verbs` are
-/// those of the C library.
+/// Types above a limit: crate, type, and its own limits of lines and fields. These limits may only
+/// be lowered. Remove an entry when its type meets both general limits. The structs of `rdma/verbs`
+/// mirror the C library.
 const ALLOWED: &[(&str, &str, usize, usize)] = &[
     ("bdev/nvme", "Controller", 1_684, 21),
     ("bdev/nvme/sim", "State", 1_663, 36),
@@ -107,9 +107,9 @@ fn sizes(sources: &[(&str, String)]) -> Result<BTreeMap<Type, Size>> {
     }
     for (file, name, lines) in impls {
         let named = sizes.keys().filter(|(_, known)| *known == name);
-        // Several modules may have a type of this name: the nearest one is meant.
+        // If several modules have a type of this name, the block belongs to the nearest one.
         let nearest = named.max_by_key(|(of, _)| shared(of, file)).cloned();
-        // A block for a type of another crate counts for that crate's type nowhere.
+        // Ignore blocks for types of other crates.
         if let Some(size) = nearest.and_then(|of| sizes.get_mut(&of)) {
             size.lines += lines;
         }
@@ -117,7 +117,7 @@ fn sizes(sources: &[(&str, String)]) -> Result<BTreeMap<Type, Size>> {
     Ok(sizes)
 }
 
-/// How much of their paths two files share; a file shares most with itself.
+/// The length of the common prefix of two paths; greatest for equal paths.
 fn shared(one: &str, other: &str) -> usize {
     let parts = one.split('/').zip(other.split('/'));
     parts.take_while(|(a, b)| a == b).count()

@@ -1,4 +1,4 @@
-//! Counts dialect that readers cannot follow, in comments and in text for users.
+//! Counts unclear phrases ([`HABITS`]) in comments and in text for users.
 //!
 //! Comments have a limit per 1,000 lines of a crate. Text for users (string literals of product
 //! code, documents, the sample configuration) has the limit 0. `words.txt` lists the crates and
@@ -20,7 +20,7 @@ const ALLOWED: &str = include_str!("words.txt");
 /// Longest comment line, in characters.
 const WIDEST: usize = 100;
 
-/// A construction, how many of it 1,000 comment lines may have, and the remedy.
+/// An unclear construction, its limit per 1,000 comment lines, and the remedy.
 struct Habit {
     name: &'static str,
     pattern: &'static str,
@@ -197,9 +197,9 @@ fn source(text: &str, file: &str, habits: &[(&'static str, Regex)], place: &mut 
     let mut literal = Literal::default();
     for (index, line) in text.lines().enumerate() {
         let number = index + 1;
-        let said = literal.of_line(line);
+        let texts = literal.of_line(line);
         if let Some(comment) = line.trim_start().strip_prefix("//")
-            && said.is_empty()
+            && texts.is_empty()
         {
             place.comment_lines += 1;
             if line.chars().count() > WIDEST {
@@ -218,7 +218,7 @@ fn source(text: &str, file: &str, habits: &[(&'static str, Regex)], place: &mut 
         if in_tests {
             continue;
         }
-        if habits.iter().any(|(_, regex)| regex.is_match(&said)) {
+        if habits.iter().any(|(_, regex)| regex.is_match(&texts)) {
             place.find(TEXT, file, number, line);
         }
     }

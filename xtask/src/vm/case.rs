@@ -1,4 +1,5 @@
-//! The tests of the virtual machine: the scripts of `tests/vm/cases`, each with a head of comments.
+//! Lists the tests of the virtual machine: the scripts in `tests/vm/cases`. Comments at the start of
+//! a script declare its limit, hardware and transports.
 //!
 //! ```text
 //! # limit: SECONDS        see tests/vm/guest.sh

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! host    vng --run vmlinuz … --rwdir DIR --exec 'tests/vm/guest.sh OUT'
-//!            │                        │  watches OUT, kills the group when it goes quiet
+//!            │                        │  watches OUT, kills the process group after a timeout
 //! guest      └─ guest.sh ── cases/*.sh ── OUT/results, OUT/logs/*
 //! ```
 //!
@@ -36,7 +36,7 @@ pub use drives::clean as clean_drives;
 pub use suite::{Selection, Target, fast_nacre, matches, run as run_suite};
 
 #[derive(Subcommand)]
-pub enum What {
+pub enum VmCommand {
     /// Open a shell inside the virtual machine.
     Shell,
     /// Run one command inside the virtual machine and show its output.
@@ -68,10 +68,10 @@ pub enum What {
     Update,
 }
 
-pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
-    match what {
-        What::Shell => shell(root),
-        What::Run { limit, command } => {
+pub fn run(root: &Path, vm_command: &VmCommand) -> Result<ExitCode> {
+    match vm_command {
+        VmCommand::Shell => shell(root),
+        VmCommand::Run { limit, command } => {
             let vm = Vm::prepare()?;
             let out = scratch(root, "run")?;
             let log = out.join("output");
@@ -92,7 +92,7 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
                 ),
             }
         }
-        What::Test {
+        VmCommand::Test {
             filter,
             target,
             nacre,
@@ -109,7 +109,7 @@ pub fn run(root: &Path, what: &What) -> Result<ExitCode> {
             println!("{tally}");
             Ok(tally.exit_code())
         }
-        What::Update => {
+        VmCommand::Update => {
             let kernel = kernel::fetch(&cache_dir()?.join("kernels"))?;
             println!("Linux {} is ready", kernel.version);
             Ok(ExitCode::SUCCESS)
@@ -168,7 +168,7 @@ const EMULATED_CPU: &str = "-cpu max,-erms,-smap,-la57";
 
 const UNPACK_LIMIT: Duration = Duration::from_secs(300);
 
-/// A machine that is ready to boot.
+/// The prepared virtual machine: kernel, tools and options.
 pub struct Vm {
     kernel: kernel::Kernel,
     virtme: PathBuf,

@@ -1,8 +1,9 @@
-//! Runs the tests inside the virtual machine, seen from the host.
+//! The host's side of the tests in the virtual machine: boots guests, reads their results, and
+//! replaces guests that fail.
 //!
-//! The guest enforces each test's limit. If it cannot (a process stuck in the kernel, a crash), the
-//! host notices the silence and kills the machine. The test that was running fails, and another
-//! boot runs the rest.
+//! The guest enforces each test's limit. If it cannot (a process is stuck in the kernel, or the
+//! kernel crashed), the host gets no event in time and kills the machine. The running test fails,
+//! and another guest runs the remaining ones.
 //!
 //! ```text
 //!   Suite ── a thread per guest ─┬─ boot ── guest.sh ── results ─┐
@@ -60,13 +61,14 @@ pub struct Selection {
     pub guests: Option<usize>,
 }
 
-/// Boots without a test result before the run is given up; an emulated machine may fail once.
+/// Consecutive boots without a test result after which the run ends. An emulated machine may fail
+/// once.
 const MAX_EMPTY_BOOTS: u32 = 2;
 
-/// Tests restarted in the whole run because the emulator crashed the guest's kernel.
+/// Most tests that a run repeats because the emulator crashed the guest's kernel.
 const STUMBLES: u32 = 2;
 
-/// More guests than this wait for the machine's disk and for each other.
+/// Most guests at the same time. More would only wait for the machine's disk.
 const MOST_GUESTS: usize = 3;
 
 /// Memory of the host per guest: the guest's own, and QEMU's cache of translated code.
@@ -81,15 +83,14 @@ struct Programs {
     probe: PathBuf,
     /// The conformance suite of bdevs, on NVMe drives.
     conformance: PathBuf,
-    /// The kernel module with DCB, and the folder of lldpd's package. An empty path stands for one
-    /// that cannot be had.
+    /// The kernel module with DCB, and the folder of lldpd's package. An empty path: not available.
     dcbsim: PathBuf,
     lldpd: PathBuf,
 }
 
 const NACRE: &[&str] = &["--locked", "--package", "nacre-engine-cli"];
 
-/// An example of a package, which the cases with names of this end start.
+/// A Cargo example that the guest runs, needed by the cases whose names end in `cases`.
 struct Example {
     package: &'static str,
     name: &'static str,
@@ -117,7 +118,7 @@ impl Example {
         cases.iter().any(|case| case.name.ends_with(self.cases))
     }
 
-    /// Its path; one that does not exist if no case needs it.
+    /// Builds the example and returns its path, or a path that does not exist if no case needs it.
     fn build(&self, root: &Path, cases: &[Case]) -> Result<PathBuf> {
         if !self.is_needed(cases) {
             return Ok(PathBuf::from("/nonexistent"));
@@ -133,7 +134,8 @@ impl Example {
 /// Cases with names that contain this need the kernel module with DCB, or lldpd.
 const DCB_CASES: &str = "-dcb-";
 
-/// A part that only some cases need: without it they skip themselves, and this is the reason.
+/// Prints why an optional part is missing, and returns an empty path for it. The cases that need it
+/// skip themselves.
 fn optional(what: &str, part: Result<PathBuf>) -> PathBuf {
     part.unwrap_or_else(|error| {
         println!("no {what}, the cases that need it are skipped: {error:#}");
@@ -165,7 +167,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
         nacre: match selection.target {
             Target::Nacre => match &selection.nacre {
                 Some(given) => found(given)?,
-                // The build that the other tests have made.
+                // The same build as for the other tests.
                 None => nacre(root, NACRE, "debug")?,
             },
             // Not started in this case.
@@ -206,7 +208,7 @@ pub fn run(root: &Path, selection: &Selection) -> Result<Tally> {
     Ok(tally)
 }
 
-/// True if a filter selects any test, so that no machine is prepared for nothing.
+/// True if the filter selects a test: otherwise no machine needs to be prepared.
 pub fn matches(root: &Path, filter: &[String]) -> bool {
     // The suite itself reports an unreadable folder.
     case::list(root, filter).map_or(true, |cases| !cases.is_empty())
@@ -244,7 +246,7 @@ struct Outcome {
     died_in: Option<String>,
 }
 
-/// The whole run. Each lane has one guest at a time.
+/// One run of the suite. Several threads each boot one guest at a time.
 struct Suite<'a> {
     root: &'a Path,
     /// The folder of all guests, which they may write.
@@ -256,7 +258,7 @@ struct Suite<'a> {
 }
 
 impl Suite<'_> {
-    /// A lane: boots guests until no test waits.
+    /// One thread's loop: boots guests until no test waits.
     fn run(&self) -> Result<()> {
         loop {
             let Some(boot) = self.work.lock().next() else {
@@ -275,8 +277,8 @@ impl Suite<'_> {
     }
 
     fn judge(&self, work: &mut Work, boot: &Boot, out: &Path, outcome: Outcome) -> Result<()> {
-        // A guest that ran nothing while tests wait counts; with no test waiting, the other guests
-        // took them.
+        // Count a guest that ran nothing although tests wait. If none waits, the other guests took
+        // the tests.
         let idle = outcome.ran == 0 && outcome.died_in.is_none();
         let left = !work.queue.waiting(boot.hardware).is_empty();
         work.empty_boots = if idle {

@@ -1,4 +1,4 @@
-//! The work shared by the guests of a run; decides which guest to boot next.
+//! The remaining tests of a run, shared by its guests: decides which kind of guest to boot next.
 
 use anyhow::Result;
 
@@ -16,7 +16,8 @@ pub(super) struct Work {
     /// Number of running guests without drives. They take waiting tests sooner than another guest
     /// boots.
     plain: usize,
-    /// A test was put back; the running guests may be past it in their lists.
+    /// A test was returned to the queue. The running guests may not see it, because they go through
+    /// their lists once.
     again: bool,
     pub(super) stumbles: u32,
     /// Consecutive boots that ran nothing.

@@ -1,4 +1,5 @@
-//! Decides when requests may start: the locks that writes need, and the requests that wait.
+//! Decides when a request may start. Owns the locks of the lane's writes and the list of waiting
+//! requests.
 
 use std::sync::Arc;
 
@@ -19,9 +20,9 @@ pub(super) struct Admission {
     shared: Arc<Shared>,
 }
 
-/// A retry of all waiting requests.
+/// One pass over the waiting requests, which starts those that may start.
 pub(super) struct Retry {
-    /// The number of requests that were not checked yet.
+    /// Number of requests still to be checked in this pass.
     left: usize,
     events: Recheck,
 }
@@ -35,8 +36,8 @@ impl Admission {
         }
     }
 
-    /// Enters the regions of a write and takes its stripes. All or nothing; an error is the event
-    /// that the write must wait for.
+    /// Enters the regions and locks the stripes of a write: all of them, or none. The error is the
+    /// event to wait for.
     #[inline]
     pub fn lock(
         &mut self,
@@ -57,7 +58,7 @@ impl Admission {
         locked.map_err(|blocked| why_blocked(request, blocked, now, counters))
     }
 
-    /// Releases the regions and stripes of a write.
+    /// Leaves the regions and unlocks the stripes of a write.
     #[inline]
     pub fn unlock(&mut self, requests: &mut Requests, index: usize) {
         if self.locks.unlock(requests, index) {
@@ -65,14 +66,14 @@ impl Admission {
         }
     }
 
-    /// Takes the locks of a write that completes at once. `false`: it must wait, or another request
-    /// waits already.
+    /// Locks regions and stripes for a synchronous write. Returns false if it cannot, or if another
+    /// request waits.
     #[inline]
     pub fn enter(&self, lba: u64, blocks: u64) -> bool {
         self.waiting.is_empty() && self.locks.enter(lba, blocks).is_ok()
     }
 
-    /// Releases everything that [`Admission::enter`] took.
+    /// Releases the locks of [`Admission::enter`].
     #[inline]
     pub fn leave(&self, lba: u64, blocks: u64) {
         self.locks.leave(lba, blocks);
@@ -83,18 +84,19 @@ impl Admission {
         self.waiting.push(index);
     }
 
-    /// A parked request ends without a start.
+    /// Removes a parked request that ends without a start.
     pub fn unpark(&mut self, index: usize) {
         self.waiting.remove(index);
     }
 
-    /// Releases the locks of a request that ends. Others may have waited for it without its locks.
+    /// Releases the locks of a request that ends, and lets the next pass check requests that overlap
+    /// with it.
     pub fn request_ended(&mut self, requests: &mut Requests, index: usize) {
         self.unlock(requests, index);
         self.waiting.note(Recheck::WriteEnded);
     }
 
-    /// The next retry checks the requests that wait for a view.
+    /// Lets the next pass check the requests that wait for a new view.
     pub fn view_changed(&mut self) {
         self.waiting.note(Recheck::View);
     }
@@ -111,8 +113,8 @@ impl Admission {
         }
     }
 
-    /// The next waiting request that may start now, in order of arrival. The others stay, in their
-    /// order. `None`: the retry is over.
+    /// The next waiting request that may start now, in order of arrival. The others stay in their
+    /// order. `None`: the pass is complete.
     pub fn next_admitted(
         &mut self,
         retry: &mut Retry,
@@ -159,7 +161,7 @@ impl Admission {
         }
     }
 
-    /// True when another retry would start a waiting request.
+    /// True when another pass would start a request.
     pub fn may_start_any(&self, requests: &Requests, replicas: &Replicas, now: Nanos) -> bool {
         let events = self.waiting.noted();
         let mut waiting = self.waiting.iter().map(|index| &requests[index]);
@@ -169,12 +171,12 @@ impl Admission {
         })
     }
 
-    /// The next point in time that a waiting request waits for.
+    /// The earliest time that a waiting request waits for.
     pub fn next_moment(&self, requests: &Requests) -> Idle {
         self.waiting.next_moment(requests)
     }
 
-    /// The number of locked writes, and that of waiting requests.
+    /// The number of writes with locks, and the number of waiting requests.
     #[cfg(test)]
     pub fn counts(&self) -> (usize, usize) {
         (self.locks.count(), self.waiting.len())

@@ -1,13 +1,13 @@
 //! The synchronous path: reads and writes on replicas that complete an I/O during submission (RAM
 //! disks).
 //!
-//! Such an I/O is never visibly in flight, so it is not a request. It needs the same locks as a
-//! request, in the same order: a write its regions and stripes, both operations their replicas'
-//! slots and a current view. An I/O that cannot complete here starts again on the usual path.
+//! Such an I/O is never in flight, so it needs no request. It needs the same locks as a request, in
+//! the same order: a write needs its regions and stripes, and every I/O needs its replicas' slots and
+//! a current view. An I/O that cannot complete here is submitted normally.
 //!
-//! The first I/O enters a replica's slot, and the next turn leaves it, because entering costs as
-//! much as the rest of a read. So the control, which waits until slots are left, waits one turn
-//! longer.
+//! The first I/O of a turn enters a replica's slot, and the next turn leaves it, because entering
+//! costs as much as the rest of a read. The control, which waits for empty slots, waits at most one
+//! turn longer.
 
 use nacre_bdev::{Io, Status};
 use nacre_hugepages::Lent;
@@ -25,8 +25,8 @@ impl Lane {
 
     #[inline]
     pub(super) fn write_at_once(&mut self, io: &mut Io) -> Option<Status> {
-        // Waiting requests arrived earlier, and writes to a replica under resync depend on the
-        // resync.
+        // Not while earlier requests wait, nor while a resync runs, whose state decides which
+        // replicas get a write.
         let sync = &self.replicas.sync;
         let plain = sync.enough && sync.syncing == 0;
         if !plain || !self.admission.enter(io.lba, u64::from(io.blocks)) {

@@ -1,11 +1,12 @@
-//! The parts of one request: a child is the I/O that the request sends to one replica.
+//! The children of a request and their states. A child is the I/O that a request sends to one
+//! replica.
 //!
 //! ```text
-//!   queued ─▶ with ─▶ ok                       the device completed the child
-//!               │  └▶ failed                   it failed: the control judges the replica
-//!               └───▶ with and failed          it is late: reported like a failure
-//!                        ├▶ ok and failed      the device completed it after all
-//!                        └▶ orphans            the request ended without it
+//!   queued ─▶ with ─▶ ok                       completed by the device
+//!               │  └▶ failed                   failed: the control decides about the replica
+//!               └───▶ with and failed          late: reported like a failure
+//!                        ├▶ ok and failed      completed by the device, but late
+//!                        └▶ orphans            the request ended before the child
 //! ```
 //!
 //! A request that tries another replica or ends leaves its late children behind as orphans. An
@@ -14,8 +15,8 @@
 use super::request::{Slots, bit, slots};
 use crate::model::MAX_REPLICAS;
 
-/// The state of each child, as sets of slots. A slot whose replica left the view is only in
-/// `orphans` and `passed`.
+/// The states of a request's children, as sets of slots. A slot whose replica has left the view is
+/// only in `orphans` and `passed`.
 #[derive(Default)]
 pub(super) struct Children {
     /// The device has the child and has not completed it.
@@ -24,14 +25,14 @@ pub(super) struct Children {
     pub queued: Slots,
     /// The child completed without an error.
     pub ok: Slots,
-    /// The failure, or that the child is late, was reported to the control, which has not judged it
-    /// yet. In `with` as well: the child is late. In `ok` as well: it was late, then completed.
+    /// The child failed or is late. This was reported to the control, which has not decided yet. In
+    /// `with` as well: the child is late. In `ok` as well: it was late, and then completed.
     pub failed: Slots,
-    /// This replica could not serve the read, for any reason.
+    /// The replica could not serve the read, for any reason.
     pub tried: Slots,
-    /// A read of this replica failed because the medium cannot read the blocks.
+    /// The replica's medium cannot read the blocks.
     pub unread: Slots,
-    /// The device has the child, and the request no longer waits for it.
+    /// The device still has the child, but the request does not wait for it.
     pub orphans: Slots,
     /// The child bypassed the replica's layer, which keeps no state of it.
     pub passed: Slots,
@@ -48,7 +49,7 @@ impl Children {
         self.with | self.queued | self.ok | self.failed | self.orphans
     }
 
-    /// Children that the request must still wait for, or whose failure the control has not judged.
+    /// Children that the request waits for, and failed ones that the control has not decided about.
     pub fn unfinished(&self) -> Slots {
         self.with | self.queued | self.failed
     }
@@ -73,7 +74,7 @@ impl Children {
         self.with & self.failed
     }
 
-    /// Makes orphans of late children: the request stops waiting for them.
+    /// Turns late children into orphans.
     #[cold]
     pub fn leave_late(&mut self) {
         let late = self.late();
@@ -81,12 +82,12 @@ impl Children {
         self.orphans |= late;
     }
 
-    /// Forgets the results: the request starts again.
+    /// Clears the results, so that the request can start again.
     pub fn restart(&mut self) {
         (self.ok, self.failed, self.tried) = (0, 0, 0);
     }
 
-    /// Forgets the replicas of these slots, which left; orphans stay.
+    /// Clears the state of replicas that left the view, except their orphans.
     pub fn forget(&mut self, slots: Slots) {
         for set in [
             &mut self.with,
@@ -100,7 +101,8 @@ impl Children {
         }
     }
 
-    /// One upkeep passed. Returns the slots whose children are older than `limit` and not reported.
+    /// Increments the ages of the children. Returns the slots whose children are older than `limit`
+    /// upkeeps and were not reported yet.
     pub fn age(&mut self, limit: u8) -> Slots {
         let mut late = 0;
         for slot in slots(self.at_work()) {

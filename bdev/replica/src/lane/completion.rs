@@ -1,4 +1,4 @@
-//! The ends of requests: completed, refused, aborted, or dropped with their lane.
+//! Ends requests: completes, refuses and aborts them, and ends those of a closed lane.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ use super::request::{Request, Stage, slots};
 use super::requests::Requests;
 use crate::shared::LaneState;
 
-/// The I/Os that hosts wait for.
+/// The open I/Os of the lane's caller: their number, latency and completions.
 pub(super) struct Completions {
     ready: VecDeque<Completion>,
-    /// Accepted and not yet completed, except those in `ready`.
+    /// Number of accepted I/Os that are neither completed nor in `ready`.
     open: usize,
     /// Latency from arrival to completion in nanoseconds, smoothed: each completion counts 1/16.
     latency_ns: u64,
@@ -29,7 +29,7 @@ impl Completions {
         }
     }
 
-    /// I/Os that were accepted and not returned.
+    /// Number of accepted I/Os whose completion was not returned yet.
     #[inline]
     pub fn count(&self) -> usize {
         self.open + self.ready.len()
@@ -47,7 +47,7 @@ impl Completions {
         if self.open == 1 { Nanos::ZERO } else { now }
     }
 
-    /// An open I/O is completed. `start`: its arrival time, from [`Completions::open`].
+    /// Counts a completion. `start`: the I/O's arrival time, from [`Completions::open`].
     #[inline]
     pub fn answered(&mut self, start: Nanos, now: Nanos) {
         self.open -= 1;
@@ -58,8 +58,8 @@ impl Completions {
         }
     }
 
-    /// Removes a request from the table, for the caller to complete it. `None`: it was completed
-    /// before.
+    /// Takes the pending I/O out of a request, for the caller to complete. `None`: the I/O was
+    /// completed already.
     #[inline]
     pub fn close(&mut self, requests: &mut Requests, index: usize, now: Nanos) -> Option<Pending> {
         let (pending, start) = requests.close(index)?;
@@ -67,7 +67,7 @@ impl Completions {
         Some(pending)
     }
 
-    /// Completes a request that keeps its locks, because its replicas are not finished.
+    /// Completes the I/O of a request whose replicas are still writing. The request keeps its locks.
     #[cold]
     pub fn answer_early(&mut self, request: &mut Request, status: Status) {
         let data = request.data.clone();
@@ -77,7 +77,7 @@ impl Completions {
         }
     }
 
-    /// Returns a completion with the next poll.
+    /// Adds a completion, which the next poll returns.
     pub fn push(&mut self, completion: Completion) {
         self.ready.push_back(completion);
     }
@@ -96,7 +96,7 @@ impl Completions {
 }
 
 impl Lane {
-    /// Ends a request that awaits no child. Parts that devices still hold become orphans.
+    /// Ends a request that waits for no child. Late children become orphans.
     pub(super) fn finish(&mut self, index: usize, status: Status) {
         self.admission.request_ended(&mut self.requests, index);
         let data = std::mem::take(&mut self.requests[index].data);
@@ -106,9 +106,9 @@ impl Lane {
         }
     }
 
-    /// A host aborts. A request that did not start ends; one that a single replica has is aborted
-    /// there. A write that several replicas have is not aborted, so that they stay equal: it ends
-    /// there, or here if it must wait.
+    /// Aborts a request for its caller. A request that has not started ends. A request with one child
+    /// is aborted at that replica. A write to several replicas is not aborted there, so that they
+    /// stay equal; it ends when it would wait for something else.
     #[cold]
     pub(super) fn abort_request(&mut self, index: usize) -> bool {
         self.requests[index].aborted = true;
@@ -144,7 +144,7 @@ impl Lane {
         true
     }
 
-    /// A child of an aborted request was given up, or none is left.
+    /// Ends an aborted request once it waits for no child.
     pub(super) fn abort_ended(&mut self, index: usize) {
         let request = &self.requests[index];
         if request.children.with | request.children.queued == 0 {
@@ -155,9 +155,9 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Completes no request. Writes that some replicas have and others may not leave their regions
-    /// in `needs` of all in-sync replicas but the first, as an unclean stop would. Writes that a
-    /// device still has are counted, so that copying does not start before they end.
+    /// Completes no request. The regions of an unfinished write are added to the missing regions of
+    /// all in-sync replicas but the first, as after an unclean stop. Writes that a device still has
+    /// are counted, so that no resync starts before they end.
     fn drop(&mut self) {
         self.requests.settle();
         self.replicas.close_all();

@@ -1,4 +1,4 @@
-//! Statistics of a lane since its last turn; each turn adds them to the volume's.
+//! The statistics of a lane's current turn. At its end they are added to the volume's totals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use crate::shared::Totals;
 
 #[derive(Default)]
 pub(super) struct Counters {
-    /// Something was counted since the last turn.
+    /// True when a counter is not zero.
     any: bool,
     reads: [u64; MAX_REPLICAS],
     writes: [u64; MAX_REPLICAS],
@@ -18,7 +18,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// The replica in `slot` completed a read.
+    /// Counts a read that the replica in `slot` completed.
     #[inline]
     pub fn read(&mut self, slot: usize) {
         self.reads[slot] += 1;
@@ -31,31 +31,31 @@ impl Counters {
         self.any = true;
     }
 
-    /// Another replica had to serve a read.
+    /// Counts a read that another replica had to serve.
     pub fn read_moved(&mut self) {
         self.reads_moved += 1;
         self.any = true;
     }
 
-    /// A write waits for the log. `new`: it did not before.
+    /// Counts a write that waits for the dirty-region log. `new`: it did not wait for it before.
     pub fn log_wait(&mut self, new: bool) {
         self.log_waits += u64::from(new);
         self.any = true;
     }
 
-    /// A write waits for an overlapping one. `new`: it did not before.
+    /// Counts a write that waits for an overlapping one. `new`: it did not wait for it before.
     pub fn overlap_wait(&mut self, new: bool) {
         self.overlap_waits += u64::from(new);
         self.any = true;
     }
 
-    /// A request waited for as long as a host waits for replicas.
+    /// Counts a request that waited for replicas up to the frozen hold time, and then failed.
     pub fn frozen_answer(&mut self) {
         self.frozen_answers += 1;
         self.any = true;
     }
 
-    /// Something was counted since the last turn.
+    /// True when a counter is not zero.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.any

@@ -1,4 +1,5 @@
-//! The regions and stripes that a lane's writes hold.
+//! The locks of a lane's writes: dirty regions, which the resync respects, and stripes, which exclude
+//! overlapping writes of other lanes.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::shared::Shared;
 use crate::stripes::{Acquired, Owner};
 
 pub(super) struct Locks {
-    /// Writes that hold stripes: overlapping writes wait.
+    /// The ranges of this lane's writes with locks. Overlapping writes wait.
     writes: Vec<Span>,
     owner: Owner,
     shared: Arc<Shared>,
@@ -23,14 +24,14 @@ struct Span {
     index: u32,
 }
 
-/// What keeps a write from its locks.
+/// The reason why a write cannot have its locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Blocked {
-    /// The bit of this region in the dirty-region log.
+    /// This region is not dirty yet: the control must write the log first.
     Log(u64),
     /// An overlapping write of this lane.
     Overlap,
-    /// Another owner has a stripe.
+    /// Another lane, or the resync, has locked a stripe.
     Stripe,
 }
 
@@ -48,7 +49,7 @@ impl Locks {
         self.writes.len()
     }
 
-    /// Enters the regions of these blocks and takes their stripes. All or nothing.
+    /// Enters the regions and locks the stripes of these blocks: all of them, or none.
     #[inline]
     pub fn enter(&self, lba: u64, blocks: u64) -> Result<(), Blocked> {
         let regions = self.shared.regions_of(lba, blocks);
@@ -78,7 +79,7 @@ impl Locks {
         Ok(())
     }
 
-    /// Releases everything that [`Locks::enter`] took.
+    /// Releases the locks of [`Locks::enter`].
     #[inline]
     pub fn leave(&self, lba: u64, blocks: u64) {
         self.shared.stripes.release(lba, blocks);
@@ -100,7 +101,7 @@ impl Locks {
         }
     }
 
-    /// [`Locks::enter`] for a request, which keeps the locks until [`Locks::unlock`].
+    /// Like [`Locks::enter`], for a request that has the locks until [`Locks::unlock`].
     #[inline]
     pub fn lock(&mut self, request: &mut Request, index: usize) -> Result<(), Blocked> {
         self.enter(request.lba, u64::from(request.blocks))?;
@@ -113,7 +114,7 @@ impl Locks {
         Ok(())
     }
 
-    /// Releases everything that [`Locks::lock`] took. `false`: the request held nothing.
+    /// Releases the locks of [`Locks::lock`]. Returns false if the request has none.
     #[inline]
     pub fn unlock(&mut self, requests: &mut Requests, index: usize) -> bool {
         let request = &mut requests[index];

@@ -1,4 +1,5 @@
-//! One core's path to a volume: the data path.
+//! The data path of a volume on one core: a [`Lane`] sends each read to one replica and each write to
+//! all of them. [`crate::volume`] opens a lane for each queue of the volume's block device.
 //!
 //! ```text
 //!   submit ─▶ read ───────────────── choose a replica ─────────────────┐
@@ -22,15 +23,15 @@
 //! | [`Schedule`] | the times of periodic work |
 //! | [`Counters`] | statistics |
 //!
-//! [`Lane`] itself takes requests through them: reads in [`read`], writes in [`write`], the ends of
-//! both in [`completion`].
+//! [`Lane`] coordinates them: [`read`] has the steps of reads, [`write`] those of writes, and
+//! [`completion`] the ends of both.
 //!
 //! Nearly every read is a swift one ([`request::Stage::Swift`]): one replica accepts and completes
 //! it. The other fields of the request are filled in only if that fails.
 //!
-//! A request keeps its place until it is completed and no device has any part of it. Everything has
-//! a bound: [`DEPTH`] requests, as many parked or waiting for a replica, and [`PLACES`]. A lane
-//! takes a lock only when the view changed, a replica failed, or a region must become dirty.
+//! A request stays in the table until it is completed and no device has any part of it. All sizes
+//! are bounded: [`DEPTH`] open requests, and [`PLACES`] places in the table. A lane locks a mutex
+//! only when the view changed, a replica failed, or a region must become dirty.
 
 mod admission;
 mod at_once;
@@ -67,13 +68,14 @@ use self::schedule::Schedule;
 use crate::model::MAX_REPLICAS;
 use crate::shared::{LaneState, Shared};
 
-/// Most I/Os of one lane at once.
+/// Most I/Os in flight on one lane.
 pub const DEPTH: usize = 256;
-/// Most requests kept: completed ones stay until the devices are done with them.
+/// Places in the table of requests. Completed requests stay until the devices complete their parts.
 const PLACES: usize = 4 * DEPTH;
 
+/// The queue of a volume on one core.
 pub struct Lane {
-    /// Dropped first: after this no device touches a buffer.
+    /// Dropped first: afterwards no device accesses a buffer.
     replicas: Replicas,
     requests: Requests,
     admission: Admission,
@@ -91,14 +93,14 @@ pub struct Lane {
     pushed: bool,
 }
 
-/// When all requests in flight are judged again.
+/// When to check all requests in flight again, beyond the events of each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Review {
-    /// Each request is judged when something happens to it.
+    /// Not needed.
     NotDue,
-    /// The next upkeep judges all: a write waits for memory for a queue.
+    /// At the next upkeep: a write waits for memory for a queue.
     AtUpkeep,
-    /// The next turn judges all: the view is new.
+    /// At the next turn: the view is new.
     Due,
 }
 
@@ -138,7 +140,7 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Takes over the current view. The next turn checks the requests.
+    /// Adopts the current view. The next turn checks the requests.
     #[cold]
     fn adopt(&mut self) {
         self.requests.settle();
@@ -147,13 +149,13 @@ impl Lane {
         self.schedule.adopt(&self.replicas.view, self.now);
     }
 
-    /// Makes an I/O a request, and starts it.
+    /// Creates a request for an I/O, and starts it.
     fn take(&mut self, io: Io, start: Nanos) {
         let index = self.requests.insert(io, self.generation, start);
         self.start(index);
     }
 
-    /// Starts a request, or its remaining part.
+    /// Starts a request, or starts it again.
     #[inline]
     fn start(&mut self, index: usize) {
         match self.requests[index].op {
@@ -162,8 +164,8 @@ impl Lane {
         }
     }
 
-    /// A replica completed a child. `true`: the request is complete, and `completion` is its
-    /// completion. Otherwise the completion is not needed.
+    /// Handles a replica's completion of a child. Returns true if it completes the request:
+    /// `completion` is then the request's completion. Otherwise the caller drops it.
     #[inline]
     fn child_ended(&mut self, old: bool, completion: &mut Completion) -> bool {
         let (index, slot, generation) = split_token(completion.token);
@@ -187,7 +189,8 @@ impl Lane {
             .replicas
             .child_ended(request, slot, old, completion.status);
         if (orphan || !is_read) && request.data.is_empty() {
-            // It was moved; or it is a spare handle, which is not needed.
+            // Return the data to the request, which may need it for another replica. If the request
+            // has its own handle, this one is dropped.
             std::mem::swap(&mut request.data, &mut completion.data);
         }
         if orphan {
@@ -210,7 +213,7 @@ impl Lane {
         }
     }
 
-    /// Checks a request in flight again: an event that it may have waited for has happened.
+    /// Checks a request in flight again, after an event that it may wait for.
     fn judge(&mut self, index: usize) {
         if self.requests[index].is_read() {
             self.judge_read(index)
@@ -219,7 +222,8 @@ impl Lane {
         }
     }
 
-    /// Lets a replica write into the caller's list, and translates the entries in place.
+    /// Polls a replica's queue into the caller's list, and replaces the children's completions in
+    /// the list by those of the requests.
     #[inline]
     fn collect(&mut self, slot: usize, old: bool, done: &mut Done) {
         let mut at = done.len();
@@ -236,7 +240,7 @@ impl Lane {
         }
     }
 
-    /// Polls the queues of replicas; those without I/O in flight only if they are in `used`.
+    /// Polls the queues with I/O in flight, and those in `used`.
     fn collect_all(&mut self, used: Slots, done: &mut Done) {
         for slot in 0..MAX_REPLICAS {
             if self.replicas.is_busy(slot) || used & bit(slot) != 0 {
@@ -252,11 +256,11 @@ impl Lane {
         }
     }
 
-    /// Polls queues without I/O in flight that have work of their own: a connection that moves
-    /// waits for all of them.
+    /// Polls the queues without I/O in flight that have other work. For example, moving a connection
+    /// to another core waits for all of its queues.
     #[cold]
-    fn attend_idle(&mut self, done: &mut Done) {
-        self.schedule.attend_begins(self.now);
+    fn poll_idle(&mut self, done: &mut Done) {
+        self.schedule.idle_poll_begins(self.now);
         for slot in 0..MAX_REPLICAS {
             if self.replicas.has_own_work(slot) {
                 self.collect(slot, false, done);
@@ -319,8 +323,8 @@ impl Queue for Lane {
         if self.review == Review::Due {
             self.review();
         }
-        if now >= self.schedule.attend_at() {
-            self.attend_idle(done);
+        if now >= self.schedule.idle_poll_at() {
+            self.poll_idle(done);
         }
         if now >= self.schedule.upkeep_at() {
             self.upkeep();

@@ -1,8 +1,8 @@
 //! Reads: from one replica after the other, until one succeeds.
 //!
-//! A replica that does not complete in time keeps its buffers: its device may still write to them.
-//! The read continues with another replica and other buffers. The child at the first replica is an
-//! orphan of the lane until that device completes it.
+//! If a replica does not complete in time, its device may still write to the buffers. So the read
+//! continues at another replica with new buffers. The child at the first replica becomes an orphan,
+//! which owns the old buffers until the device completes it.
 
 use nacre_bdev::{Completion, Io, Status};
 use nacre_reactor::Nanos;
@@ -13,13 +13,13 @@ use super::verdict::{self, ReadVerdict};
 use super::waiting::PAUSE;
 use crate::shared::{Failure, Repair};
 
-/// Attempts of a read at a replica that lacks resources before another replica is asked: one per
-/// millisecond.
+/// Attempts of a read at a replica that lacks resources, one per millisecond, before the read tries
+/// another replica.
 const SHORTS: u8 = 50;
 
 impl Lane {
-    /// The path of nearly every read: all in-sync replicas have everything, and one of them accepts
-    /// it unchanged. Other reads take the usual path.
+    /// The fast path: if no in-sync replica lacks any block, passes the read to one of them
+    /// unchanged. Other reads become ordinary requests.
     #[inline]
     pub(super) fn read_swiftly(&mut self, io: Io, start: Nanos) {
         let Some(slot) = self.replicas.swift_slot(io.lba) else {
@@ -41,7 +41,8 @@ impl Lane {
         }
     }
 
-    /// `false`: the read failed, or may not be completed; it becomes an ordinary request.
+    /// Completes a swift read. Returns false if the read failed or may not be completed now; the
+    /// caller then makes it an ordinary request.
     #[inline]
     pub(super) fn answer_swift(
         &mut self,
@@ -98,7 +99,7 @@ impl Lane {
         }
     }
 
-    /// A replica completed a read. `true`: the completion is the request's.
+    /// Handles a replica's completion of a read. Returns true if it completes the request.
     #[inline]
     pub(super) fn read_ended(
         &mut self,
@@ -132,8 +133,7 @@ impl Lane {
         false
     }
 
-    /// The replica lacks resources, which another may have: the read does not wait for this one
-    /// alone.
+    /// Handles a replica without resources: retries it [`SHORTS`] times, then tries another one.
     #[cold]
     fn read_short(&mut self, index: usize, slot: usize) {
         let request = &mut self.requests[index];
@@ -146,7 +146,7 @@ impl Lane {
             request.children.shorts = 0;
             return self.read_elsewhere(index);
         }
-        // No replica is left. Do not ask failed ones again: each would fail once more.
+        // No other replica is left. Retry this one, but not those that failed.
         request.children.tried &= !bit(slot);
         self.submit_later(index, slot);
     }
@@ -157,7 +157,8 @@ impl Lane {
         self.start_read(index);
     }
 
-    /// The data was read while no completions may be returned: it is read again when they may.
+    /// Handles data that arrived while completions may not be returned to hosts: the read is repeated
+    /// when they may.
     #[cold]
     fn read_held(&mut self, index: usize) {
         match self.replicas.refusal(self.requests[index].op) {
@@ -188,7 +189,7 @@ impl Lane {
         }
     }
 
-    /// Decides about a read that no replica has now.
+    /// Decides about a read that is at no replica.
     #[cold]
     pub(super) fn judge_read(&mut self, index: usize) {
         let request = &mut self.requests[index];
@@ -205,7 +206,7 @@ impl Lane {
             return self.start_read(index);
         }
         if request.children.with != 0 {
-            // Late, and no other replica has it: its final status counts.
+            // The child is late, and no other replica is available: wait for its status.
             request.held = true;
             return;
         }
@@ -215,7 +216,7 @@ impl Lane {
             request.held = true;
             return;
         };
-        // The replicas not asked lack part of it.
+        // The remaining replicas lack part of the range.
         let others = self.replicas.sync.in_sync & !request.children.tried != 0;
         match verdict {
             Some(_) if others && !request.equalled => self.wait_for_equal(index),
@@ -224,8 +225,8 @@ impl Lane {
         }
     }
 
-    /// The replicas with the blocks cannot read them: the read continues when the others have
-    /// received all recoverable data.
+    /// Handles a read whose blocks no replica that has them can read: the read continues after a
+    /// repair has copied the readable blocks to the other replicas.
     #[cold]
     fn wait_for_equal(&mut self, index: usize) {
         let request = &mut self.requests[index];
@@ -237,7 +238,7 @@ impl Lane {
             .park(&mut self.requests, index, Why::Equal(ticket));
     }
 
-    /// Asks the control to write the data to the replicas that could not read it.
+    /// Requests repairs from the control: writes of the data to the replicas that could not read it.
     #[cold]
     fn want_repairs(&mut self, index: usize) {
         let request = &self.requests[index];

@@ -1,4 +1,4 @@
-//! A lane's state of one I/O, and the lookup of a replica's completion.
+//! The state of one request, and the token that leads from a child's completion to its request.
 
 use nacre_bdev::{Extents, Flags, Io, Op, Pending, Token};
 use nacre_hugepages::Pool;
@@ -8,7 +8,7 @@ use super::children::Children;
 use crate::model::MAX_REPLICAS;
 use crate::shared::Failure;
 
-/// A set of slots.
+/// A set of replica slots, one bit each.
 pub(super) type Slots = u8;
 
 pub(super) fn bit(slot: usize) -> Slots {
@@ -28,40 +28,40 @@ pub(super) const NO_TROUBLE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The request is at the replicas, or waits for a judgement on one of them.
+    /// The request has children at replicas, or waits for a decision of the control about one.
     Flying,
     Parked(Why),
-    /// A read that the replica in this slot has. Only the fields before the sets are filled in.
-    /// Before code checks requests it makes this one an ordinary request: `Requests::settle`.
+    /// A read that was passed to the replica in this slot unchanged. Only the fields before
+    /// `children` are valid. `Requests::settle` makes it an ordinary request.
     Swift(u8),
-    /// Over; only completions are missing that no request waits for.
+    /// The request has ended, but devices still have children of it.
     Orphaned,
-    /// The entry is free: it is no request.
+    /// The place is free.
     Free,
 }
 
 /// The event that a parked request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Why {
-    /// The bit of this region in the dirty-region log.
+    /// This region becomes dirty in the log.
     Log(u64),
-    /// Stripes that another lane or the control has: the failed attempts, and the time of the next.
+    /// Another lane or the control unlocks a stripe. `tries`: failed attempts; `at`: time of the
+    /// next one.
     Stripe { tries: u32, at: Nanos },
-    /// An overlapping write of this lane.
+    /// An overlapping write of this lane ends.
     Overlap,
-    /// Another view.
+    /// A new view is published.
     View,
-    /// A point in time.
+    /// A time is reached.
     Later(Nanos),
-    /// The repair of its region, as far as it can be read: [`crate::shared::Shared::tried`].
+    /// The repair with this number was tried: [`crate::shared::Shared::tried`].
     Equal(u64),
 }
 
-/// The first cache line holds everything needed for a read that one replica accepts and completes:
-/// see [`Stage::Swift`].
+/// One request. Its first cache line has all fields that a [`Stage::Swift`] read needs.
 #[repr(C, align(64))]
 pub(super) struct Request {
-    /// `None`: it was completed, and only its children or its locks are left.
+    /// The caller's I/O. `None`: it was completed, and the request remains for its children or locks.
     pub pending: Option<Pending>,
     pub stage: Stage,
     pub lba: u64,
@@ -69,35 +69,34 @@ pub(super) struct Request {
     pub start: Nanos,
     pub blocks: u32,
     pub generation: u32,
-    /// Bytes of the first of its buffers; 0: it has none.
+    /// Length of the first buffer in bytes; 0: no buffer.
     pub first: u32,
     pub op: Op,
     pub flags: Flags,
 
     pub children: Children,
-    /// Its host asked for an abort.
+    /// The caller asked for an abort.
     pub aborted: bool,
-    /// A child was given up for the abort: the request can only end aborted.
+    /// A child was aborted, so the request can only end as aborted.
     pub given_up: bool,
-    /// While it holds its stripes, and is inside its regions: its index among the lane's writes in
-    /// flight.
+    /// The index in the lane's list of writes with locks; `None`: the request has no locks.
     pub locked: Option<u32>,
-    /// It was counted as waiting for the log, on behalf of others.
+    /// The request was counted in `log_waits`; `waited_overlap`: in `overlap_waits`.
     pub waited_log: bool,
     pub waited_overlap: bool,
-    /// A repair of its regions was tried for it.
+    /// A repair of its regions was tried.
     pub equalled: bool,
-    /// It waits for a change of the replicas' states: the hold time counts.
+    /// The request waits for a change of the replicas' states, for at most the hold time.
     pub held: bool,
     pub since: Option<Nanos>,
     pub trouble: u32,
-    /// Data that no device has. A write to several replicas stays here, and each gets a handle on
-    /// it.
+    /// The data, unless a device has it. The data of a write to several replicas stays here, and each
+    /// child gets a handle to it.
     pub data: Extents,
 }
 
 impl Request {
-    /// A free place.
+    /// An unused request.
     pub fn free() -> Request {
         Request {
             pending: None,
@@ -123,8 +122,7 @@ impl Request {
         }
     }
 
-    /// Initialises it for `io`. Field by field, because a request built elsewhere would have to be
-    /// copied.
+    /// Initialises the request for `io`, in place to save a copy.
     #[inline]
     pub fn begin(&mut self, io: Io, generation: u32, start: Nanos) {
         self.begin_swift(&io, 0, generation, start);
@@ -133,8 +131,7 @@ impl Request {
         self.clear();
     }
 
-    /// Initialises it for a read that goes to the replica in `slot` directly, with the data of
-    /// `io`.
+    /// Initialises the request for a swift read at the replica in `slot`.
     #[inline]
     pub fn begin_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) {
         self.pending = Some(Pending::new(io.token));
@@ -148,7 +145,7 @@ impl Request {
         self.flags = io.flags;
     }
 
-    /// Makes a swift request an ordinary one. The replica has its data.
+    /// Makes a swift request an ordinary one, with one child.
     pub fn settle(&mut self) {
         if let Stage::Swift(slot) = self.stage {
             self.stage = Stage::Flying;
@@ -158,7 +155,7 @@ impl Request {
         }
     }
 
-    /// Sets the initial values of a request, except its data.
+    /// Resets all fields but the data.
     #[inline]
     fn clear(&mut self) {
         self.children = Children::default();
@@ -181,32 +178,30 @@ impl Request {
         self.op == Op::Read
     }
 
-    /// True when it changes blocks: a flush does not.
+    /// True for operations that change blocks; false for a flush.
     pub fn writes(&self) -> bool {
         self.op.is_write()
     }
 
-    /// True when its buffers are here. A request without buffers needs none, except a read that is
-    /// lent the device's memory.
+    /// True when the request has all the buffers it needs. A read into lent device memory has none.
     pub fn data_home(&self) -> bool {
         self.op != Op::Write || !self.data.is_empty()
     }
 
-    /// True when it waits for a change of the replicas, or may do so.
+    /// True when the request waits, or may wait, for a change of the replicas' states.
     pub fn is_held_up(&self) -> bool {
         match self.stage {
-            // Also on behalf of others: those may wait for the replicas.
+            // The request that this one waits for may wait for the replicas.
             Stage::Parked(_) => true,
-            // No device has any part of it: its children are resubmitted repeatedly, and never
-            // accepted.
+            // All children wait for a device to accept them.
             Stage::Flying if self.children.awaited() != 0 => self.children.at_work() == 0,
             Stage::Flying => self.held,
             _ => false,
         }
     }
 
-    /// Finds new buffers in place of those that a late replica has; a read that came without
-    /// buffers is lent the replica's. `false`: the pool has none now.
+    /// Allocates new buffers in place of those that a late replica has. A read without buffers uses
+    /// lent memory again. Returns false if the pool is empty.
     #[cold]
     pub fn find_buffers(&mut self, pool: &Pool, block_size: u32) -> bool {
         let all = self.blocks as usize * block_size as usize;
@@ -225,7 +220,7 @@ impl Request {
     }
 }
 
-/// The failed children of a request, and the reasons.
+/// The failed children of a request, by slot: the tickets of the reports, and the reasons.
 pub(super) struct Trouble {
     pub tickets: [u64; MAX_REPLICAS],
     pub why: [Failure; MAX_REPLICAS],

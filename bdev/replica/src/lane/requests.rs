@@ -1,5 +1,5 @@
-//! The requests of a lane, each in one place from start to end. Places are reused in place, so that
-//! no request moves.
+//! The table of a lane's requests. A request has one place from start to end; places are reused and
+//! never move.
 
 use std::ops::{Index, IndexMut};
 
@@ -40,12 +40,12 @@ impl Requests {
         self.len() == 0
     }
 
-    /// Every index is below this.
+    /// The upper bound of all indexes, exclusive.
     pub fn end(&self) -> usize {
         self.places.len()
     }
 
-    /// Puts an I/O into a free place.
+    /// Adds a request for an I/O. Returns its index.
     #[inline]
     pub fn insert(&mut self, io: Io, generation: u32, start: Nanos) -> usize {
         let index = self.place();
@@ -53,7 +53,7 @@ impl Requests {
         index
     }
 
-    /// Puts a read that the replica in `slot` gets directly into a free place, with its data.
+    /// Adds a swift read at the replica in `slot`. Returns its index.
     #[inline]
     pub fn insert_swift(&mut self, io: &Io, slot: usize, generation: u32, start: Nanos) -> usize {
         let index = self.place();
@@ -76,10 +76,11 @@ impl Requests {
         place.is_some_and(|r| r.generation == generation && matches!(r.stage, Stage::Swift(_)))
     }
 
-    /// Ends a swift request, for the caller to complete it: returns its arrival time and length.
+    /// Removes a swift request. Returns its I/O, for the caller to complete, its arrival time and its
+    /// number of blocks.
     ///
     /// # Panics
-    /// When it is not swift.
+    /// When the request is not swift.
     #[inline]
     pub fn remove_swift(&mut self, index: usize) -> (Pending, Nanos, u32) {
         let request = &mut self.places[index];
@@ -90,7 +91,7 @@ impl Requests {
         (pending, request.start, request.blocks)
     }
 
-    /// Makes swift requests ordinary ones: they are about to be checked.
+    /// Makes all swift requests ordinary ones. Call this before checking requests.
     #[inline]
     pub fn settle(&mut self) {
         if self.swift > 0 {
@@ -110,20 +111,21 @@ impl Requests {
         self.places.len() - 1
     }
 
-    /// Ends a request: its place is free.
+    /// Removes a request.
     #[inline]
     pub fn remove(&mut self, index: usize) {
         let request = &mut self.places[index];
         debug_assert!(request.stage != Stage::Free, "ended twice");
         request.stage = Stage::Free;
         request.data.clear();
-        // Panics, if it was not completed.
+        // Panics if the I/O was not completed.
         request.pending = None;
         self.free.push(index as u32);
     }
 
-    /// Ends an ordinary request, for the caller to complete it: returns its arrival time. Its place
-    /// stays occupied while devices have parts of it. `None`: it was completed before.
+    /// Takes the I/O out of an ordinary request, for the caller to complete, with its arrival time.
+    /// The request stays in the table while devices have children of it. `None`: the I/O was
+    /// completed before.
     #[inline]
     pub fn close(&mut self, index: usize) -> Option<(Pending, Nanos)> {
         let request = &mut self.places[index];
@@ -141,7 +143,7 @@ impl Requests {
         Some((pending?, start))
     }
 
-    /// Records that the child in `slot` failed, and the ticket of the report.
+    /// Records the failure of the child in `slot`, with the ticket of its report.
     pub fn note_failure(&mut self, index: usize, slot: usize, ticket: u64, why: Failure) {
         let request = &mut self.places[index];
         if request.trouble == NO_TROUBLE {
@@ -152,7 +154,7 @@ impl Requests {
         request.children.failed |= bit(slot);
     }
 
-    /// A request, and the reasons of its failed children.
+    /// A request, and the failures of its children.
     pub fn with_trouble(&mut self, index: usize) -> (&mut Request, Option<&Trouble>) {
         let request = &mut self.places[index];
         debug_assert!(!matches!(request.stage, Stage::Swift(_)), "settle it first");
@@ -165,7 +167,7 @@ impl Requests {
         self.troubles.len()
     }
 
-    /// Ends the wait for the orphans that a closed queue had in `slot`.
+    /// Drops the orphans in `slot`, whose queue was closed.
     pub fn give_up_orphans(&mut self, slot: usize) {
         for (_, request) in self.iter_mut() {
             request.children.orphans &= !bit(slot);

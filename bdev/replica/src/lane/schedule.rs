@@ -9,27 +9,27 @@ use crate::view::View;
 /// Upkeeps per deadline.
 const AGES: u8 = 8;
 /// Interval between checks of replicas without I/O in flight.
-const ATTEND: Duration = Duration::from_millis(10);
+const IDLE_POLL: Duration = Duration::from_millis(10);
 
 pub(super) struct Schedule {
     /// Time of the next check of children's ages and hold times.
     upkeep_at: Nanos,
     pace: Duration,
     /// Time of the next check of replicas without I/O in flight.
-    attend_at: Nanos,
+    idle_poll_at: Nanos,
 }
 
 impl Schedule {
-    /// Everything is due. The pace follows from the first view: see [`Schedule::adopt`].
+    /// All work is due immediately. The interval is set by the first view: see [`Schedule::adopt`].
     pub fn new() -> Schedule {
         Schedule {
             upkeep_at: Nanos::ZERO,
             pace: Duration::from_secs(1),
-            attend_at: Nanos::ZERO,
+            idle_poll_at: Nanos::ZERO,
         }
     }
 
-    /// Takes over the deadlines of a view.
+    /// Adopts the deadline of a view.
     pub fn adopt(&mut self, view: &View, now: Nanos) {
         let least = view.deadline.min(view.frozen_hold);
         let pace = least / u32::from(AGES);
@@ -52,11 +52,11 @@ impl Schedule {
     }
 
     #[inline]
-    pub fn attend_at(&self) -> Nanos {
-        self.attend_at
+    pub fn idle_poll_at(&self) -> Nanos {
+        self.idle_poll_at
     }
 
-    pub fn attend_begins(&mut self, now: Nanos) {
-        self.attend_at = now + ATTEND;
+    pub fn idle_poll_begins(&mut self, now: Nanos) {
+        self.idle_poll_at = now + IDLE_POLL;
     }
 }

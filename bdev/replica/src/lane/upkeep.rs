@@ -1,4 +1,4 @@
-//! Time-driven work: children that are late, requests that waited long enough.
+//! The periodic work of a lane: finds late children, and ends requests that waited for the hold time.
 //!
 //! A child's age is the number of upkeeps since its submission, eight per deadline. So time during
 //! which this core did not run (it slept, or the process was stopped) does not count against a
@@ -12,7 +12,7 @@ use super::{Lane, Review};
 use crate::shared::Failure;
 
 impl Lane {
-    /// The view is new: requests that waited for a judgement may have it.
+    /// Checks all requests in flight against a new view, which may contain the control's decisions.
     #[cold]
     pub(super) fn review(&mut self) {
         self.review = Review::NotDue;
@@ -56,7 +56,7 @@ impl Lane {
         }
     }
 
-    /// Limits the time that hosts wait for replicas.
+    /// Ends a request that has waited for replicas for the volume's hold time.
     fn look_at_hold(&mut self, index: usize) {
         let request = &mut self.requests[index];
         if request.pending.is_none() || !request.is_held_up() {
@@ -71,7 +71,7 @@ impl Lane {
                 self.admission.unpark(index);
                 self.finish(index, Status::Gone);
             }
-            // It keeps its locks until its replicas are judged.
+            // The request keeps its locks until the control has decided about its replicas.
             _ if !request.is_read() && request.data_home() => {
                 self.completions.answer_early(request, Status::Gone);
                 self.judge(index);
@@ -98,7 +98,7 @@ impl Lane {
         }
     }
 
-    /// How long the lane may sleep, if nothing else wakes it.
+    /// The time until which the lane may sleep if nothing else wakes it.
     pub(super) fn next_moment(&self) -> Idle {
         if self.requests.is_empty() {
             return Idle::Quiet;

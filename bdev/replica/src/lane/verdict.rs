@@ -1,5 +1,5 @@
-//! What becomes of a request once it awaits only children of failed replicas: decided from the
-//! request, the failures, and the view, without a side effect.
+//! Pure decisions about requests that wait only for children of failed replicas, from the request,
+//! its failures and the view.
 
 use nacre_bdev::Status;
 
@@ -8,15 +8,15 @@ use super::request::{Request, Slots, Trouble, bit, slots};
 use crate::shared::Failure;
 use crate::view::{Role, View};
 
-/// The control's judgement on the failed replicas of a read.
+/// The control's decisions about the failed replicas of a read.
 pub(super) enum ReadVerdict {
-    /// One of them is not judged yet.
+    /// At least one is not decided yet.
     Pending,
-    /// All of them are; the status of a medium that cannot read the blocks, if any.
+    /// All are decided; the status of a medium that cannot read the blocks, if any.
     Judged(Option<Status>),
 }
 
-/// `trouble`: the request's, if a child failed.
+/// Decides about a read. `trouble`: its failures, if any.
 pub(super) fn of_read(request: &Request, trouble: Option<&Trouble>, view: &View) -> ReadVerdict {
     let mut verdict = None;
     for slot in slots(request.children.failed) {
@@ -35,17 +35,17 @@ pub(super) fn of_read(request: &Request, trouble: Option<&Trouble>, view: &View)
     ReadVerdict::Judged(verdict)
 }
 
-/// The control's judgement on the failed replicas of a write.
+/// The control's decisions about the failed replicas of a write.
 pub(super) enum WriteVerdict {
-    /// One of them is not judged yet, or its device still has the child.
+    /// At least one is not decided yet, or its device still has the child.
     Pending,
-    /// The last replica in sync failed. [`Status::Gone`]: it cannot be reached.
+    /// The last in-sync replica failed, with this status. [`Status::Gone`]: it is unreachable.
     Failed(Status),
-    /// All of them are judged. These are still replicas, without the write.
+    /// All are decided. These slots are still replicas, and do not have the write.
     Judged(Slots),
 }
 
-/// `trouble`: the request's, if a child failed.
+/// Decides about a write. `trouble`: its failures, if any.
 pub(super) fn of_write(
     request: &Request,
     trouble: Option<&Trouble>,
@@ -61,10 +61,10 @@ pub(super) fn of_write(
         if replica.judged < trouble.tickets[slot] || request.children.with & bit(slot) != 0 {
             return WriteVerdict::Pending;
         }
-        // Judged, and still a replica.
+        // Decided, and still a replica.
         let last = replica.role == Role::InSync && sync.in_sync == bit(slot);
         match trouble.why[slot] {
-            // It was late, but it succeeded.
+            // The child was late, but it succeeded.
             _ if request.children.ok & bit(slot) != 0 => {}
             _ if !last => again |= bit(slot),
             Failure::Status(status) if !trouble.why[slot].is_path() => verdict = Some(status),

@@ -1,4 +1,4 @@
-//! Requests that cannot start yet, in order of arrival.
+//! The list of requests that cannot start yet, in order of arrival. [`super::admission`] uses it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,9 +14,9 @@ pub(super) const PAUSE: Duration = Duration::from_millis(20);
 /// Number of turns in which a locked stripe is retried immediately; enough while its owner makes
 /// progress.
 const SPINS: u32 = 1024;
-/// Later retries wait for pauses that grow by this amount up to [`PAUSE`]: an owner that waits for
-/// a verdict does not announce the release of the stripe, and may wait as long as the store is
-/// unavailable.
+/// Later retries wait for delays that grow by this amount up to [`PAUSE`]. The owner of a stripe may
+/// wait for a decision of the control for as long as the store is unavailable, and it does not
+/// announce the release.
 const STEP: Duration = Duration::from_micros(200);
 
 pub(super) struct Waiting {
@@ -27,8 +27,8 @@ pub(super) struct Waiting {
     later: usize,
 }
 
-/// Events since the last retry, other than those that requests check for themselves. Each variant
-/// includes the one before it.
+/// Events since the last retry that requests do not check for themselves. Each variant includes the
+/// one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Recheck {
     Nothing,

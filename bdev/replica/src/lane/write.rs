@@ -1,5 +1,5 @@
-//! Writes, unmaps, zeroes and flushes: their preconditions, the replicas that get them, and when
-//! they are done.
+//! The steps of writes, unmaps, zeroes and flushes: locks, the choice of replicas, and the decision
+//! to complete.
 
 use nacre_bdev::{Completion, Op, Status};
 
@@ -80,13 +80,13 @@ impl Lane {
         request.stage = Stage::Flying;
         (request.children.ok, request.children.failed, request.held) = (0, 0, false);
         let sole = targets.count_ones() == 1;
-        // A failed submission is reported; the next view shows the consequence, not this one.
+        // A failed submission is reported to the control, and takes effect with the next view.
         for slot in slots(targets) {
             self.submit_child(index, slot, sole);
         }
     }
 
-    /// Submits a request to a replica, or queues it there. The slot was entered.
+    /// Submits a child to a replica whose slot was entered, or queues it there.
     #[inline]
     pub(super) fn submit_child(&mut self, index: usize, slot: usize, sole: bool) {
         let request = &mut self.requests[index];
@@ -95,7 +95,7 @@ impl Lane {
         }
     }
 
-    /// Schedules a child for another submission: the replica lacked resources.
+    /// Schedules another submission of a child to a replica that lacked resources.
     pub(super) fn submit_later(&mut self, index: usize, slot: usize) {
         let request = &mut self.requests[index];
         let scheduled = self.replicas.submit_later(request, index, slot, self.now);
@@ -104,7 +104,7 @@ impl Lane {
         }
     }
 
-    /// A replica completed a write. `true`: the completion is the request's.
+    /// Handles a replica's completion of a write. Returns true if it completes the request.
     #[inline]
     pub(super) fn write_ended(
         &mut self,
@@ -133,7 +133,7 @@ impl Lane {
         }
         let late = request.children.failed & bit(slot) != 0;
         match completion.status {
-            // A flush, too, then covered less than it seems.
+            // The device may have lost acknowledged data, so a flush did not cover it either.
             Status::Ok if !late => self.fail(index, slot, Failure::Loss),
             // A late completion was already reported.
             _ if late => self.judge_write(index),
@@ -147,7 +147,7 @@ impl Lane {
         false
     }
 
-    /// Reports a replica's failure to the control. The request waits for the judgement.
+    /// Reports a replica's failure to the control. The request waits for the decision.
     #[cold]
     pub(super) fn fail(&mut self, index: usize, slot: usize, why: Failure) {
         let request = &self.requests[index];
@@ -170,7 +170,7 @@ impl Lane {
         }
     }
 
-    /// Decides about a write, once it awaits only children of failed replicas.
+    /// Decides about a write that waits only for children of failed replicas.
     #[cold]
     pub(super) fn judge_write(&mut self, index: usize) {
         let (request, trouble) = self.requests.with_trouble(index);
@@ -181,14 +181,14 @@ impl Lane {
             return self.abort_ended(index);
         }
         if request.children.failed != 0 && self.replicas.view.mode == Mode::Suspended {
-            // Whatever the judgement: nothing is acknowledged, and nothing is sent again.
+            // Nothing may be acknowledged or submitted now, whatever the control decides.
             return self.hold(index);
         }
         let (view, sync) = (&self.replicas.view, &self.replicas.sync);
         match verdict::of_write(request, trouble, view, sync) {
             WriteVerdict::Pending => self.hold(index),
             WriteVerdict::Judged(again) if self.replicas.is_short(again) => {
-                // Says nothing about the replica: wait as for a judgement.
+                // This machine lacks memory, which says nothing about the replica: wait.
                 if self.review == Review::NotDue {
                     self.review = Review::AtUpkeep;
                 }
@@ -199,7 +199,7 @@ impl Lane {
                 if again == 0 {
                     return self.write_judged(index);
                 }
-                // It stays although others are in sync: then it must get the write too.
+                // These replicas stay in sync, so they must get the write too.
                 for slot in slots(again) {
                     self.submit_later(index, slot);
                 }
@@ -215,7 +215,7 @@ impl Lane {
         }
     }
 
-    /// No replica is left that failed the write, and must get it.
+    /// Completes a write, or starts it over, once no failed replica must get it any more.
     fn write_judged(&mut self, index: usize) {
         let request = &self.requests[index];
         let sync = &self.replicas.sync;
@@ -224,26 +224,24 @@ impl Lane {
         } else if sync.may_acknowledge(request) {
             self.finish(index, Status::Ok)
         } else {
-            // Missing replicas are copied to before they count: copying must not wait for this
-            // write.
+            // Replicas without the write get a resync, which must not wait for this write's locks.
             self.admission.unlock(&mut self.requests, index);
             self.hold(index);
         }
     }
 
-    /// None of the replicas with the write counts any longer: the write goes to those that do.
+    /// Starts a write again, because no replica that executed it is in sync any more.
     fn start_over(&mut self, index: usize) {
         let request = &self.requests[index];
         if !request.data_home() {
-            // A device has the only handle; the request continues with its completion.
+            // A device has the only handle to the data: continue when it completes.
             return self.hold(index);
         }
         self.replicas.leave_request_unequal(&self.requests[index]);
         self.wait_for_replicas(index);
     }
 
-    /// No replica could execute it, for a reason that says nothing about the blocks: it starts
-    /// again with the next view, or after a delay.
+    /// Parks a request that no replica could execute, until the next view or a delay.
     pub(super) fn wait_for_replicas(&mut self, index: usize) {
         self.admission.unlock(&mut self.requests, index);
         let request = &mut self.requests[index];
@@ -259,7 +257,7 @@ impl Lane {
             .park(&mut self.requests, index, Why::Later(self.now + PAUSE));
     }
 
-    /// It waits for a judgement, or until the volume may acknowledge it.
+    /// Lets a write wait for the control's decision, or until the volume may acknowledge it.
     pub(super) fn hold(&mut self, index: usize) {
         let request = &mut self.requests[index];
         let open = request.children.failed != 0 || request.children.with != 0;
@@ -274,7 +272,7 @@ impl Lane {
         let request = &mut self.requests[index];
         request.held = true;
         if request.pending.is_none() && !open {
-            // It was completed before, and its replicas agree.
+            // The I/O was completed before, and the replicas are equal.
             return self.finish(index, Status::Aborted);
         }
         if request.aborted && request.data_home() {

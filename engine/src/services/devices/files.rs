@@ -40,7 +40,7 @@ pub async fn watch(engine: Rc<Engine>) {
         };
         for (name, cuts) in &seen {
             if reported.get(name).copied().unwrap_or(0) != *cuts
-                && let Err(error) = plane.bdevs.tell_if_cut(name)
+                && let Err(error) = plane.bdevs.report_cut(name)
             {
                 debug!(bdev = name, %error, "it was cut, and is gone");
             }

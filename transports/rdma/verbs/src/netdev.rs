@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, netdevice, recv, socket_with,
 };
 
-/// Requests of linux/ethtool.h and linux/sockios.h.
+// Requests of linux/ethtool.h and linux/sockios.h.
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSTATS: u32 = 0x1d;
@@ -39,7 +39,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Fails with EOPNOTSUPP if the driver has none.
+    /// Opens a socket and reads the names. Fails with EOPNOTSUPP if the driver has no statistics.
     pub fn open(interface: &str) -> io::Result<Statistics> {
         let socket = socket_with(
             AddressFamily::INET,
@@ -169,7 +169,7 @@ pub struct LldpSocket {
 }
 
 impl LldpSocket {
-    /// Needs CAP_NET_RAW.
+    /// Starts to receive the interface's LLDP frames. Needs CAP_NET_RAW.
     pub fn open(interface: &str) -> io::Result<LldpSocket> {
         // A socket without a protocol receives nothing until it is bound.
         let socket = socket_with(

@@ -52,8 +52,8 @@ struct Users {
 }
 
 impl Queues {
-    /// `srq`: entries and scatter entries of a shared receive queue; `None`: each queue pair has
-    /// its own.
+    /// Creates the queues in `domain`. `srq`: work requests and scatter entries per request of a
+    /// shared receive queue; `None`: each queue pair has its own receive queue.
     pub fn new(
         domain: &Arc<dyn ProtectionDomain>,
         cq_entries: u32,
@@ -163,7 +163,7 @@ impl Queues {
     }
 }
 
-/// Room for the completions of one poll.
+/// A buffer for the completions of one poll of [`Queues`].
 pub struct Batch {
     items: Box<[WorkCompletion]>,
     len: usize,
@@ -172,6 +172,7 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// `entries`: most completions per poll, at least one.
     pub fn new(entries: usize) -> Batch {
         Batch {
             items: vec![WorkCompletion::EMPTY; entries.max(1)].into_boxed_slice(),
@@ -181,7 +182,7 @@ impl Batch {
         }
     }
 
-    /// Returns each completion of the last poll once.
+    /// Returns the next completion of the last poll; `None` at the end.
     #[expect(
         clippy::should_implement_trait,
         reason = "an iterator would borrow the batch"
@@ -206,16 +207,19 @@ pub struct Completion {
 }
 
 impl Completion {
+    /// The work completion.
     #[inline]
     pub fn wc(&self) -> &WorkCompletion {
         &self.wc
     }
 
+    /// True for the completion of a receive.
     pub fn is_recv(&self) -> bool {
         self.wc.wr_id & RECV != 0
     }
 
-    /// The lane that posted it, as given to [`Lane::new`]; `None`: the shared receiver.
+    /// The index of the lane that posted the request ([`LaneConfig::index`]); `None`: the shared
+    /// receive queue.
     pub fn lane(&self) -> Option<u32> {
         let lane = (self.wc.wr_id >> 32) as u32 & SHARED;
         (lane != SHARED).then_some(lane)
@@ -276,6 +280,7 @@ pub struct LaneConfig {
 }
 
 impl Lane {
+    /// Fails if memory of `config` is not registered with the endpoint's protection domain.
     pub fn new(endpoint: Endpoint, config: LaneConfig) -> Result<Lane, NotRegistered> {
         assert!(config.index < SHARED, "a lane's index");
         let caps = endpoint.caps();
@@ -310,6 +315,7 @@ impl Lane {
         self.send.room()
     }
 
+    /// True when no request is posted or queued, and no receive is posted.
     pub fn is_idle(&self) -> bool {
         self.send.is_idle() && self.recv.as_ref().is_none_or(|recv| recv.posted() == 0)
     }
@@ -340,14 +346,14 @@ impl Lane {
             .with_buf(SendOp::Read { address, rkey }, into, true)
     }
 
-    /// Queues a message, which is copied.
+    /// Queues a SEND of `message`, which is copied. `invalidate`: an rkey of the peer to invalidate.
     #[inline]
     pub fn send(&mut self, message: &[u8], invalidate: Option<u32>) {
         self.send_with(message, invalidate, None)
             .expect("a message needs no memory of others");
     }
 
-    /// Queues a message that continues with the bytes of `data`.
+    /// Like [`Lane::send`]; the bytes of `data` follow the message.
     #[inline]
     pub fn send_with(
         &mut self,
@@ -382,7 +388,7 @@ impl Lane {
         self.send.post(&**self.endpoint.qp(), None)
     }
 
-    /// As [`Lane::post`], and records the time `now` of the caller's clock, see [`Lane::timing`].
+    /// Like [`Lane::post`], and records `now`, a time of the caller's clock, for [`Lane::timing`].
     #[inline]
     pub fn post_at(&mut self, now: u64) -> Result<usize, PostError> {
         self.send.post(&**self.endpoint.qp(), Some(now))
@@ -551,7 +557,7 @@ impl<'a> Received<'a> {
         ring.complete(slot).then_some(Received { ring, slot })
     }
 
-    /// The first bytes.
+    /// The bytes of the slot's header buffer, [`RecvConfig::header_bytes`] long.
     #[inline]
     pub fn header(&self) -> &[u8] {
         self.ring.header(self.slot)

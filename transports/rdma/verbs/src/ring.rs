@@ -1,4 +1,5 @@
-//! Rings of posted requests, and the buffers that they keep.
+//! The send ring and the receive ring: they number posted work requests and own the buffers of the
+//! requests until they complete. [`crate::Lane`] and [`crate::Receiver`] wrap them.
 
 use std::collections::VecDeque;
 
@@ -7,14 +8,14 @@ use nacre_hugepages::{Buf, Pool};
 use crate::provider::QueuePair;
 use crate::types::*;
 
-/// The memory of a ring is not registered with the queue pair's device.
+/// The error for memory that is not registered with the queue pair's device. `len` in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("memory of {len} bytes is not registered with this device")]
 pub struct NotRegistered {
     pub len: usize,
 }
 
-/// Memory for received messages: a small header each, and larger data behind it.
+/// Memory of a receive ring: each slot has a small header buffer and optionally a data buffer.
 pub struct RecvConfig {
     /// `entries` headers of `header_bytes` each.
     pub headers: Buf,
@@ -24,7 +25,7 @@ pub struct RecvConfig {
     pub data_bytes: u32,
 }
 
-/// The key of memory for a device.
+/// The lkey of a buffer for the device whose keys are in `slot` of [`Buf::key`].
 fn lkey(buf: &Buf, slot: usize) -> Result<u32, NotRegistered> {
     match buf.key(slot) {
         Some(key) => Ok(MrKey::from_bits(key).lkey),
@@ -41,14 +42,14 @@ fn sge(buf: &Buf, lkey: u32) -> Sge {
 }
 
 /// A buffer of a request, released when a completion shows that the request is done.
-struct Kept {
+struct RequestBuffer {
     sequence: u32,
     buf: Buf,
-    what: What,
+    usage: BufferUse,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum BufferUse {
     Write,
     Read,
     Message,
@@ -68,7 +69,7 @@ pub struct Timing {
     pub wrote: bool,
 }
 
-/// The send queue. Requests are numbered; a completion also covers all earlier requests.
+/// The send queue. Requests have sequence numbers; a completion also covers all earlier requests.
 ///
 /// ```text
 ///   done ──── posted ──── next - queued ──── queued ──── next
@@ -86,14 +87,14 @@ pub(crate) struct SendRing {
     done: u32,
     /// The number after that of the last signaled request.
     signaled: u32,
-    kept: VecDeque<Kept>,
+    buffers: VecDeque<RequestBuffer>,
     /// Signaled requests in the order of their completions; at most as many as requests.
     signals: VecDeque<Signal>,
     wrs: Vec<SendWr>,
     sges: Vec<Sge>,
 }
 
-/// Entries of a message's request: the message, and data.
+/// Scatter/gather entries of a message: the message itself, and optional data.
 const MESSAGE_SGES: usize = 2;
 
 impl SendRing {
@@ -106,7 +107,7 @@ impl SendRing {
     ) -> Result<SendRing, NotRegistered> {
         assert!(
             messages.as_mut_ptr().is_some(),
-            "memory of a ring is its own"
+            "the ring owns its memory"
         );
         // A power of two, so that slots stay distinct when the numbers wrap.
         let places = messages.len() as u32 / message_bytes;
@@ -124,7 +125,7 @@ impl SendRing {
             next: 0,
             done: 0,
             signaled: 0,
-            kept: VecDeque::with_capacity(depth as usize),
+            buffers: VecDeque::with_capacity(depth as usize),
             signals: VecDeque::with_capacity(depth as usize),
             wrs: Vec::with_capacity(depth as usize),
             sges: Vec::with_capacity(depth as usize * MESSAGE_SGES),
@@ -136,7 +137,7 @@ impl SendRing {
         self.next.wrapping_sub(self.done)
     }
 
-    /// One entry is reserved for a marker.
+    /// Number of requests that can still be queued. One entry stays free for [`SendRing::mark`].
     #[inline]
     pub fn room(&self) -> u32 {
         (self.depth - self.outstanding()).saturating_sub(1)
@@ -158,11 +159,13 @@ impl SendRing {
         self.outstanding() == 0
     }
 
+    /// True when the newest buffer belongs to an unsignaled request, or when more than half of the
+    /// queue is unsignaled.
     #[inline]
     pub fn needs_signal(&self) -> bool {
         let unsignaled = self.next.wrapping_sub(self.signaled);
-        let last = self.kept.back().is_some_and(|kept| {
-            let after = kept.sequence.wrapping_sub(self.signaled);
+        let last = self.buffers.back().is_some_and(|last| {
+            let after = last.sequence.wrapping_sub(self.signaled);
             after < unsignaled
         });
         last || unsignaled > self.depth / 2
@@ -186,24 +189,26 @@ impl SendRing {
         }
     }
 
+    /// Queues a READ into `buf` or a WRITE from it. The ring owns `buf` until the completion.
     #[inline]
     pub fn with_buf(&mut self, op: SendOp, buf: Buf, signaled: bool) -> Result<(), NotRegistered> {
         let key = lkey(&buf, self.key_slot)?;
         self.sges.push(sge(&buf, key));
         let sequence = self.next;
-        let what = match op {
-            SendOp::Read { .. } => What::Read,
-            _ => What::Write,
+        let usage = match op {
+            SendOp::Read { .. } => BufferUse::Read,
+            _ => BufferUse::Write,
         };
         self.push(op, 1, signaled, false);
-        self.kept.push_back(Kept {
+        self.buffers.push_back(RequestBuffer {
             sequence,
             buf,
-            what,
+            usage,
         });
         Ok(())
     }
 
+    /// Queues a SEND of a copy of `message`, followed by `data`.
     #[inline]
     pub fn message(
         &mut self,
@@ -221,8 +226,8 @@ impl SendRing {
         };
         let at = (self.next & (self.places - 1)) as usize * self.message_bytes as usize;
         let to = self.messages.as_ptr().cast_mut().wrapping_add(at);
-        // SAFETY: the place is inside the buffer (`places` of them fit), whose only handle this is;
-        // no request that is posted uses it, as at most `places` are outstanding.
+        // SAFETY: the copy is inside the buffer, which has `places` places and no other handle. No
+        // posted request uses this place, because at most `places` are outstanding.
         unsafe { std::ptr::copy_nonoverlapping(message.as_ptr(), to, message.len()) };
         let length = message.len() as u32;
         self.sges.push(Sge {
@@ -239,15 +244,16 @@ impl SendRing {
         let sequence = self.next;
         self.push(op, sges, false, inline);
         if let Some(buf) = data {
-            self.kept.push_back(Kept {
+            self.buffers.push_back(RequestBuffer {
                 sequence,
                 buf,
-                what: What::Message,
+                usage: BufferUse::Message,
             });
         }
         Ok(())
     }
 
+    /// Requests a completion for the last queued request.
     #[inline]
     pub fn signal_last(&mut self) {
         if let Some(last) = self.wrs.last_mut() {
@@ -256,7 +262,8 @@ impl SendRing {
         }
     }
 
-    /// `now`: the start of the measured time of signaled requests.
+    /// Posts the queued requests with one doorbell, and returns their number. `now`: the post time
+    /// to record for signaled requests.
     #[inline]
     pub fn post(&mut self, qp: &dyn QueuePair, now: Option<u64>) -> Result<usize, PostError> {
         let count = self.wrs.len();
@@ -266,22 +273,21 @@ impl SendRing {
         if let Some(posted) = now {
             self.note(posted);
         }
-        // SAFETY: `kept` and `messages` hold the memory of every entry until a completion that
+        // SAFETY: `buffers` and `messages` hold the memory of every entry until a completion that
         // frees it, and are dropped after the queue pair. No code writes to it: a shared buffer
         // cannot be written, and a buffer that is read into is not shared.
         let posted = unsafe { qp.post_send(&self.wrs, &self.sges) };
         self.wrs.clear();
         self.sges.clear();
         if let Err(error) = &posted {
-            // Requests that were not accepted will not complete.
+            // Requests that the queue did not accept never complete.
             let lost = (count - error.posted) as u32;
             self.next = self.next.wrapping_sub(lost);
             let (next, done) = (self.next, self.done);
-            let there = |kept: &Kept| kept.sequence.wrapping_sub(done) < next.wrapping_sub(done);
-            self.kept.retain(there);
-            let there =
-                |signal: &Signal| signal.sequence.wrapping_sub(done) < next.wrapping_sub(done);
-            self.signals.retain(there);
+            let is_posted =
+                |sequence: u32| sequence.wrapping_sub(done) < next.wrapping_sub(done);
+            self.buffers.retain(|buffer| is_posted(buffer.sequence));
+            self.signals.retain(|signal| is_posted(signal.sequence));
         }
         posted.map(|()| count)
     }
@@ -291,7 +297,7 @@ impl SendRing {
     fn note(&mut self, posted: u64) {
         let mut wrote = false;
         for wr in &self.wrs {
-            // A request without entries is a marker, whose time is not that of data.
+            // A request without entries is a marker, which transfers no data.
             let data = wr.sges > 0;
             if wr.signaled {
                 if data {
@@ -326,29 +332,31 @@ impl SendRing {
 
     /// The operation of a pending request; a failed completion does not carry it.
     pub fn operation(&self, sequence: u32) -> WcOpcode {
-        let kept = self.kept.iter().find(|kept| kept.sequence == sequence);
-        match kept.map(|kept| kept.what) {
-            Some(What::Write) => WcOpcode::Write,
-            Some(What::Read) => WcOpcode::Read,
+        let buffer = self.buffers.iter().find(|b| b.sequence == sequence);
+        match buffer.map(|b| b.usage) {
+            Some(BufferUse::Write) => WcOpcode::Write,
+            Some(BufferUse::Read) => WcOpcode::Read,
             // A message without data keeps no buffer.
-            Some(What::Message) | None => WcOpcode::Send,
+            Some(BufferUse::Message) | None => WcOpcode::Send,
         }
     }
 
     #[inline]
+    /// Completes this request and all before it, and drops their buffers. Returns the buffer if this
+    /// request is a READ; `None` also for a request that is not outstanding.
     pub fn complete(&mut self, sequence: u32) -> Option<Buf> {
         let through = sequence.wrapping_sub(self.done);
         if through >= self.outstanding() {
             return None;
         }
         let mut read = None;
-        while let Some(kept) = self.kept.front() {
-            if kept.sequence.wrapping_sub(self.done) > through {
+        while let Some(oldest) = self.buffers.front() {
+            if oldest.sequence.wrapping_sub(self.done) > through {
                 break;
             }
-            let kept = self.kept.pop_front().expect("there is a front");
-            if kept.what == What::Read && kept.sequence == sequence {
-                read = Some(kept.buf);
+            let oldest = self.buffers.pop_front().expect("the list is not empty");
+            if oldest.usage == BufferUse::Read && oldest.sequence == sequence {
+                read = Some(oldest.buf);
             }
         }
         // Forgets the time if the caller did not read it.
@@ -358,7 +366,7 @@ impl SendRing {
     }
 }
 
-/// A receive queue, shared or not.
+/// The receive slots of a queue pair or of a shared receive queue.
 pub(crate) struct RecvRing {
     key_slot: usize,
     tag: u64,
@@ -382,7 +390,7 @@ impl RecvRing {
     ) -> Result<RecvRing, NotRegistered> {
         assert!(
             config.headers.as_mut_ptr().is_some(),
-            "memory of a ring is its own"
+            "the ring owns its memory"
         );
         let entries = config
             .entries
@@ -403,15 +411,18 @@ impl RecvRing {
         })
     }
 
+    /// Number of posted slots.
     pub fn posted(&self) -> usize {
         self.posted
     }
 
+    /// Number of free slots that are not posted.
     #[inline]
     pub fn idle(&self) -> usize {
         self.idle.len()
     }
 
+    /// Posts the free slots through `post`, with data buffers from `pool`. Returns their number.
     #[inline]
     pub fn post(
         &mut self,
@@ -422,7 +433,7 @@ impl RecvRing {
             let at = slot as usize;
             let first_sge = self.sges.len() as u32;
             if self.data_bytes > 0 && self.data[at].is_none() {
-                // Without a buffer the slot waits for the next call. A buffer that is not
+                // If the pool is empty, the next call posts the slot. A buffer that is not
                 // registered with this device cannot be used.
                 let fresh = pool.and_then(|pool| pool.acquire(self.data_bytes as usize));
                 let Some(fresh) = fresh.filter(|buf| buf.key(self.key_slot).is_some()) else {

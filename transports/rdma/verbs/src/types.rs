@@ -71,12 +71,13 @@ pub enum PortState {
     ActiveDefer,
 }
 
-/// The protection domain, which decides which peers may access its registered memory.
+/// Access rights of a protection domain's memory regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// The device, for this side only (local write). Used by the target.
+    /// Only the local device may access them (local write). For the target.
     Local,
-    /// The peer as well, with the rkey (local write, remote read, remote write). Used by the host.
+    /// The peer may access them as well, with the rkey (local write, remote read, remote write).
+    /// For the host.
     Remote,
 }
 
@@ -360,9 +361,9 @@ pub struct SendWr {
     pub sges: u32,
     /// A success creates a completion. A failure always does.
     pub signaled: bool,
-    /// The data is copied during the post; keys are not checked.
+    /// The post copies the data; the entries need no valid lkey.
     pub inline: bool,
-    /// Starts after the preceding READs are done.
+    /// The request starts after all earlier READs have completed.
     pub fence: bool,
 }
 
@@ -374,7 +375,7 @@ pub struct RecvWr {
     pub sges: u32,
 }
 
-/// The kind of a completion; undefined for a failed one.
+/// The operation of a completed request. Undefined if the completion's status is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WcOpcode {
     Send,
@@ -424,7 +425,7 @@ macro_rules! wc_status {
             /// All of them, in the order of their numbers.
             pub const ALL: &'static [WcStatus] = &[$(WcStatus::$name,)*];
 
-            /// A number that verbs does not know is a general error.
+            /// Converts from C. An unknown number becomes [`WcStatus::GeneralError`].
             pub const fn from_raw(raw: u32) -> WcStatus {
                 match raw {
                     $($number => WcStatus::$name,)*
@@ -432,15 +433,17 @@ macro_rules! wc_status {
                 }
             }
 
-            /// The name that C programs and their logs use.
+            /// The C name, for example `IBV_WC_RETRY_EXC_ERR`.
             pub const fn name(self) -> &'static str {
                 match self { $(WcStatus::$name => $text,)* }
             }
 
+            /// The error in words, for log messages.
             pub const fn meaning(self) -> &'static str {
                 match self { $(WcStatus::$name => $meaning,)* }
             }
 
+            /// Advice for the operator.
             pub const fn remedy(self) -> &'static str {
                 match self { $(WcStatus::$name => $remedy,)* }
             }
@@ -506,10 +509,11 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// Why a control operation failed.
+/// The error of a control operation (everything but post).
 #[derive(Debug, thiserror::Error)]
 pub enum VerbsError {
-    /// A library, a device node or a module is missing; says which, and what to type.
+    /// A library, a kernel module or a device node is missing. `what` names it, `remedy` is the
+    /// command that installs or loads it.
     #[error("RDMA is not available: {what}; {remedy}")]
     Unavailable { what: String, remedy: String },
     #[error("there is no device {0:?} any more")]
@@ -534,11 +538,11 @@ pub enum VerbsError {
     NotRegistered { len: usize, device: String },
 }
 
-/// Why work requests were not taken.
+/// The error of a post: the queue accepted only the first `posted` work requests.
 #[derive(Debug, thiserror::Error)]
-#[error("{posted} work requests were taken, then: {source}")]
+#[error("{posted} work requests were accepted, then: {source}")]
 pub struct PostError {
-    /// How many of the batch the queue has, and will complete or flush.
+    /// Number of accepted requests of the batch. They will complete or flush.
     pub posted: usize,
     pub source: std::io::Error,
 }

@@ -1,4 +1,4 @@
-//! I/O that replicas execute during submission: see [`super::super::at_once`].
+//! Synchronous I/O at the replicas, for [`super::super::at_once`].
 
 use nacre_bdev::Io;
 use nacre_hugepages::Lent;
@@ -7,7 +7,7 @@ use super::Replicas;
 use crate::lane::request::{Slots, bit, slots};
 
 impl Replicas {
-    /// The replica that executed the read.
+    /// Executes a read synchronously at one replica, and returns its slot. `None`: no replica can.
     #[inline]
     pub fn read_at_once(&mut self, io: &mut Io, lent: &mut Option<Lent>) -> Option<usize> {
         let slot = self.swift_slot(io.lba)?;
@@ -21,7 +21,8 @@ impl Replicas {
         Some(slot)
     }
 
-    /// The replicas that executed the write: all of them. `None`: some replica does not have it.
+    /// Executes a write synchronously at every in-sync replica, and returns their slots. `None`: at
+    /// least one replica does not have the write.
     #[inline]
     pub fn write_at_once(&mut self, io: &mut Io) -> Option<Slots> {
         let all = self.swift;
@@ -32,7 +33,7 @@ impl Replicas {
         let mut begun = false;
         for slot in slots(all) {
             let queue = self.queues[slot].as_mut();
-            // A write never completes with a loan.
+            // A write lends no memory.
             let status = queue.and_then(|queue| queue.at_once(io, &mut None));
             begun |= status.is_some();
             if !status.is_some_and(|status| status.is_ok() && !self.has_lost(slot)) {

@@ -1,17 +1,18 @@
-//! Which replicas a request uses.
+//! Chooses the replica of a read, and finds the replicas that lack blocks of a request.
 
 use super::Replicas;
 use crate::lane::request::{Request, Slots, bit, slots};
 use crate::model::{MAX_REPLICAS, ReadPolicy};
 use crate::mutation::Mutation;
 
-/// log2 of the bytes of a stripe whose reads go to one replica: a stream of several reads at a time
-/// uses several replicas.
+/// log2 of the bytes of a stripe whose reads go to one replica. It is small enough that a sequential
+/// stream at queue depth uses several replicas.
 pub(in crate::lane) const READ_STRIPE: u32 = 18;
-/// A replica is relieved when it has this many reads, plus a quarter, more than the least busy one.
+/// Reads move to another replica when the preferred one has this many reads, plus a quarter, more
+/// than the least busy one.
 const SLACK: u32 = 4;
 
-/// Children at each slot.
+/// Number of children in flight at each slot.
 pub(in crate::lane) type Loads = [u32; MAX_REPLICAS];
 
 /// Chooses one of several replicas for a read.
@@ -57,8 +58,8 @@ impl Choice {
         }
     }
 
-    /// Assigns each stripe of the volume to one replica for reads, so that every replica caches
-    /// another part of the volume. Takes another replica if that one has clearly more work.
+    /// The replica that serves reads of this stripe, so that each replica caches a different part of
+    /// the volume; or the least busy one, if the former has clearly more work.
     #[inline]
     fn nearest(&self, lba: u64, among: Slots, loads: &Loads) -> usize {
         let turn = (lba >> self.stripe_shift) as u32 % among.count_ones();
@@ -144,8 +145,7 @@ impl Replicas {
         let lacks = |slot: &usize| self.shared.missing[*slot].contains_any(regions.clone());
         let whole = slots(of).filter(|slot| !lacks(slot));
         match whole.fold(0, |set, slot| set | bit(slot)) {
-            // Every replica lacks part of it: always use the replica that the others will be made
-            // equal to.
+            // Every replica lacks part of the range: use the source of the reconcile.
             0 => bit(of.trailing_zeros() as usize),
             whole => whole,
         }
@@ -156,8 +156,8 @@ impl Replicas {
             .regions_of(request.lba, u64::from(request.blocks))
     }
 
-    /// Asks the control for the repair of the regions of a read that some replica in sync lacks.
-    /// `None`: they have it now, or too many requests wait for that already.
+    /// Asks the control to repair the regions of a read that an in-sync replica lacks. Returns the
+    /// number to wait for. `None`: no replica lacks them now, or too many repairs are pending.
     pub fn want_equal(&self, request: &Request) -> Option<u64> {
         let lacked = |region: &u64| {
             let mut replicas = slots(self.sync.in_sync);
@@ -186,8 +186,7 @@ impl Replicas {
         !regions.contains(&copying) && self.shared.missing[slot].contains_all(regions)
     }
 
-    /// A request ends without being done. If it is a write with locks, some replicas may have its
-    /// blocks, and others not.
+    /// Handles a request that ends without success. A write with locks may be on some replicas only.
     #[cold]
     pub fn leave_request_unequal(&self, request: &Request) {
         if request.writes() && request.locked.is_some() {
@@ -195,9 +194,8 @@ impl Replicas {
         }
     }
 
-    /// Some replicas have the blocks of a write whose stripes this lane holds, others may not, and
-    /// the write ends without being done. The other in-sync replicas are copied to again from the
-    /// first one.
+    /// Handles a failed write that some replicas have and others may not: schedules its regions for
+    /// a copy from the first in-sync replica to the others. The caller has the stripes locked.
     #[cold]
     pub fn leave_unequal(&self, lba: u64, blocks: u64) {
         let replicas = self.sync.in_sync | self.sync.syncing;

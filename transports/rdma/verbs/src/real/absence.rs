@@ -1,4 +1,5 @@
-//! Why RDMA is unavailable: the missing library, module, device node or device, and the remedy.
+//! Finds the reason why this machine has no RDMA: a missing library, kernel module, device node or
+//! device. `nacre doctor` and the listeners report the reason and its remedy.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,37 +10,42 @@ use crate::sys::LoadError;
 use crate::sys::api::{LIBIBVERBS, LIBRDMACM};
 use crate::types::VerbsError;
 
-/// The missing parts, the first cause first.
+/// The missing part that prevents RDMA. A machine that lacks several parts reports the first one in
+/// this order, with [`Absence::NoDevice`] before the kernel modules and nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
-    /// A library of rdma-core.
+    /// A library of rdma-core cannot be loaded; `detail` is the dynamic loader's error.
     Library {
         library: &'static str,
         detail: String,
     },
-    /// The kernel's side of verbs for programs.
+    /// The kernel module `ib_uverbs`, which serves verbs to user space, is not loaded.
     UverbsModule,
-    /// Devices of the kernel whose nodes are not in this process's `/dev`: a container, most often.
+    /// The kernel has devices, but this process's `/dev` has no nodes for them. Usual cause: a
+    /// container.
     UverbsNode {
         node: PathBuf,
     },
-    /// The node is there and is not ours.
+    /// The node exists, but this process has no permission to open it.
     UverbsDenied {
         node: PathBuf,
     },
-    /// No device at all.
+    /// The kernel has no RDMA device.
     NoDevice(NoDevice),
-    /// The connection manager for programs: module or node.
+    /// The node of the user-space connection manager is missing: the module `rdma_ucm` is not
+    /// loaded, or a container lacks the node.
     RdmaCm {
         node: PathBuf,
     },
+    /// The connection manager's node exists, but this process has no permission to open it.
     RdmaCmDenied {
         node: PathBuf,
     },
 }
 
 impl Absence {
-    /// The reason code of a listener that is not there.
+    /// The reason code that RPC and metrics report for a listener without RDMA, for example
+    /// `no_uverbs`.
     pub fn reason(&self) -> &'static str {
         match self {
             Absence::Library { library, .. } if *library == LIBRDMACM => "no_rdma_cm",
@@ -52,6 +58,7 @@ impl Absence {
         }
     }
 
+    /// The command or setting that fixes it, for the operator.
     pub fn remedy(&self) -> String {
         match self {
             Absence::Library { library, .. } if *library == LIBIBVERBS => {
@@ -75,6 +82,7 @@ impl Absence {
         }
     }
 
+    /// Converts to [`VerbsError::Unavailable`] with this text and remedy.
     pub fn into_error(self) -> VerbsError {
         VerbsError::Unavailable {
             what: self.to_string(),
@@ -82,7 +90,7 @@ impl Absence {
         }
     }
 
-    /// Why no device is found by libraries that are there.
+    /// The reason why the loaded libraries list no device. `system`: the roots of `/sys` and `/dev`.
     pub fn of(system: &Roots) -> Absence {
         if let Some(why) = NoDevice::of(system) {
             return Absence::NoDevice(why);
@@ -102,9 +110,9 @@ impl Absence {
         }
     }
 
-    /// Why the connection manager cannot be opened.
+    /// The reason why the connection manager cannot be opened.
     pub(super) fn of_cm(system: &Roots) -> Absence {
-        // Without a device its node is of no use.
+        // Report a missing device first: without one the connection manager is of no use.
         if let Some(why) = NoDevice::of(system) {
             return Absence::NoDevice(why);
         }
@@ -186,8 +194,8 @@ mod tests {
         }
     }
 
-    /// Goal: each cause has its own text, reason and remedy, and begins with the words that people
-    /// search for. Method: a machine that gains one part after the other.
+    /// Goal: each cause has its own text, reason and remedy, and each text begins with the words
+    /// that users search for. Method: start with an empty machine and add one part at a time.
     #[test]
     fn each_cause_has_its_own_text() {
         let machine = Machine::new();
@@ -230,11 +238,11 @@ mod tests {
         assert!(remedy.contains("run as root"), "{remedy}");
     }
 
-    /// Goal: the connection manager is distinguished from verbs.
+    /// Goal: a missing connection manager is reported apart from missing verbs.
     #[test]
     fn the_connection_manager_has_its_own_reason() {
         let machine = Machine::new();
-        // Without a device nothing is said of it: its node would not help.
+        // Without a device, the missing device is the reason: the node would not help.
         assert_eq!(Absence::of_cm(&machine.1).reason(), "no_rdma_dev");
         machine.file("sys/class/infiniband/mlx5_0/node_desc", "x\n");
         let absence = Absence::of_cm(&machine.1);

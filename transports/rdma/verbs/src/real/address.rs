@@ -1,15 +1,17 @@
-//! Socket addresses as librdmacm has them.
+//! Conversions between Rust's socket addresses and the `sockaddr_storage` of librdmacm.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{AF_INET, AF_INET6, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
-/// `None` if the address is neither IPv4 nor IPv6: an unbound id, or InfiniBand's own family.
+/// Converts from C. Returns `None` if the address is neither IPv4 nor IPv6: the id is unbound, or
+/// the family is `AF_IB`.
 pub fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
     let at = std::ptr::from_ref(storage);
     match i32::from(storage.ss_family) {
         AF_INET => {
-            // SAFETY: `sockaddr_storage` is as large and as aligned as any, and plain data.
+            // SAFETY: `sockaddr_storage` has the size and alignment for every address type, and
+            // any bytes are a valid `sockaddr_in`.
             let v4 = unsafe { &*at.cast::<sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
@@ -25,13 +27,15 @@ pub fn from_storage(storage: &sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
+/// Converts to C, in network byte order.
 pub fn to_storage(address: SocketAddr) -> sockaddr_storage {
     // SAFETY: all zeros is a valid value of this plain struct: an unspecified family.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let at = std::ptr::from_mut(&mut storage);
     match address {
         SocketAddr::V4(v4) => {
-            // SAFETY: `sockaddr_storage` is as large and as aligned as any, and exclusively ours.
+            // SAFETY: `sockaddr_storage` has the size and alignment for every address type, and
+            // `storage` is a local variable.
             let raw = unsafe { &mut *at.cast::<sockaddr_in>() };
             raw.sin_family = AF_INET as u16;
             raw.sin_port = v4.port().to_be();
@@ -54,7 +58,8 @@ pub fn to_storage(address: SocketAddr) -> sockaddr_storage {
 mod tests {
     use super::*;
 
-    /// Goal: an address is the same on its way back. Method: one of each kind, and one of neither.
+    /// Goal: an address survives both conversions. Method: an IPv4, an IPv6, a wildcard and a
+    /// link-local address, and one of another family.
     #[test]
     fn addresses_round_trip() {
         for text in ["10.9.0.1:4420", "[fd00::9:1]:8009", "0.0.0.0:0"] {

@@ -1,5 +1,6 @@
-//! The connection manager: ids, each with its token in the library's `context`, and events copied
-//! out.
+//! The connection manager over librdmacm. The transport's management thread uses it to listen,
+//! connect and accept. Each `rdma_cm_id` has a [`CmId`] in its `context` field; events are copied
+//! and acknowledged immediately.
 
 mod marking;
 
@@ -29,31 +30,34 @@ use crate::types::{
     CmEvent, CmEventKind, CmId, CmOptions, ConnParams, Listening, PrivateData, QpCaps, VerbsError,
 };
 
-/// How long a peer waits after it found no posted receive: 0.64 ms (value 14 of the specification's
-/// table). The library leaves 0 there, which means 655 ms.
+/// The RNR NAK timer: how long a peer waits before it repeats a SEND that found no posted receive.
+/// 14 means 0.64 ms (InfiniBand Architecture Specification, RNR NAK timer field encoding). The
+/// library's default, 0, means 655 ms.
 const MIN_RNR_TIMER: u8 = 14;
 
-/// An event channel and its ids.
+/// An event channel with its connections and listeners.
 pub struct Cm {
     provider: Arc<Inner>,
     channel: Arc<Channel>,
+    /// Connections and listeners by the number of their [`CmId`].
     ids: HashMap<u64, Connection>,
+    /// The most recent number given to an id.
     last: u64,
 }
 
 struct Connection {
     id: Arc<Id>,
     qp: Weak<Qp>,
-    /// Type of service of a listener, and of the connections that it accepts.
+    /// Type of Service byte of a listener and of the connections that it accepts; 0: the default.
     tos: u8,
 }
 
-/// The event channel. Ids keep it.
+/// The event channel. Every id has a reference to it, so it is destroyed last.
 struct Channel {
     api: &'static Api,
     raw: *mut rdma_event_channel,
-    /// Held while an event is taken, because the library then changes the state of the id's queue
-    /// pair, and while an id or its queue pair is destroyed, which other threads may do.
+    /// Locked while an event is received, because the library then modifies the id's queue pair.
+    /// Locked also while an id or its queue pair is destroyed, which may happen on other threads.
     turn: Mutex<()>,
 }
 
@@ -70,19 +74,20 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: ids keep it, so there is none.
+        // SAFETY: every id has a reference to this channel, so no id exists any more.
         unsafe { (self.api.rdma_destroy_event_channel)(self.raw) }
     }
 }
 
-/// A connection or listener of the library. Destroyed when neither the manager nor a queue pair
-/// holds it.
+/// An `rdma_cm_id`: a connection or a listener. Destroyed when the manager has forgotten it and its
+/// queue pair is gone.
 pub struct Id {
     channel: Arc<Channel>,
     pub(super) raw: *mut rdma_cm_id,
 }
 
-// SAFETY: calls on an id are made by the manager's thread; others only destroy, in turn with it.
+// SAFETY: only the manager's thread calls functions on an id. Other threads only destroy it, with
+// `Channel::turn` locked.
 unsafe impl Send for Id {}
 // SAFETY: as above.
 unsafe impl Sync for Id {}
@@ -91,7 +96,7 @@ impl Id {
     /// Destroys the queue pair. Must be called once.
     pub(super) fn destroy_qp(&self) {
         let _turn = self.channel.take_turn();
-        // SAFETY: the id is alive and has the queue pair that is dropped with this.
+        // SAFETY: the id is alive, and its queue pair is destroyed once, by the caller's promise.
         unsafe { (self.channel.api.rdma_destroy_qp)(self.raw) }
     }
 
@@ -141,7 +146,7 @@ impl Drop for Id {
 impl Cm {
     pub(super) fn new(provider: Arc<Inner>) -> Result<Cm, VerbsError> {
         let api = provider.api;
-        // SAFETY: without arguments.
+        // SAFETY: the function has no arguments.
         let raw = unsafe { (api.rdma_create_event_channel)() };
         if raw.is_null() {
             let error = io::Error::last_os_error();
@@ -165,7 +170,7 @@ impl Cm {
             raw,
             turn: Mutex::new(()),
         };
-        // SAFETY: just made.
+        // SAFETY: the channel was created above.
         set_nonblocking(unsafe { (*raw).fd })?;
         Ok(Cm {
             provider,
@@ -184,7 +189,7 @@ impl Cm {
         self.last
     }
 
-    /// A new id, which is in the table when the caller puts it there.
+    /// Creates an id with these options. The caller adds it to the table with [`Cm::insert`].
     fn create(&mut self, options: CmOptions) -> Result<(CmId, Arc<Id>), VerbsError> {
         let token = self.next_token();
         let mut raw = null_mut();
@@ -205,7 +210,7 @@ impl Cm {
         Ok((CmId(token), id))
     }
 
-    fn keep(&mut self, token: CmId, id: Arc<Id>, tos: u8) {
+    fn insert(&mut self, token: CmId, id: Arc<Id>, tos: u8) {
         let qp = Weak::new();
         self.ids.insert(token.0, Connection { id, qp, tos });
     }
@@ -214,9 +219,9 @@ impl Cm {
         self.ids.get(&id.0).ok_or(VerbsError::NoSuchId(id))
     }
 
-    /// Takes one event and acknowledges it. Returns its contents, or that it concerns no id of this
-    /// manager. The caller drops `drop_after` after the turn.
-    fn take(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Taken, VerbsError> {
+    /// Receives and acknowledges one event. The caller drops `drop_after` afterwards: its destructor
+    /// locks the channel, as this function does.
+    fn receive(&mut self, drop_after: &mut Option<Arc<Id>>) -> Result<Received, VerbsError> {
         let channel = Arc::clone(&self.channel);
         let _turn = channel.take_turn();
         let mut event = null_mut();
@@ -225,7 +230,7 @@ impl Cm {
         if result != 0 {
             let error = io::Error::last_os_error();
             return match error {
-                error if would_block(&error) => Ok(Taken::Nothing),
+                error if would_block(&error) => Ok(Received::Nothing),
                 source => Err(VerbsError::Call {
                     call: "rdma_get_cm_event",
                     source,
@@ -235,12 +240,13 @@ impl Cm {
         // SAFETY: the call wrote an event, which is valid until acknowledged, as are its ids:
         // destroying them takes a turn.
         let copy = self.copy(unsafe { &*event }, drop_after);
-        // SAFETY: got above, acknowledged once.
+        // SAFETY: received above, and acknowledged once.
         unsafe { (channel.api.rdma_ack_cm_event)(event) };
-        Ok(copy.map_or(Taken::Skip, Taken::Event))
+        Ok(copy.map_or(Received::Ignored, Received::Event))
     }
 
-    /// The contents of an event. `None` for a forgotten id, and for a request without a listener.
+    /// Copies an event. Returns `None` for a destroyed id, and for a connect request whose listener
+    /// was destroyed.
     fn copy(&mut self, event: &rdma_cm_event, drop_after: &mut Option<Arc<Id>>) -> Option<CmEvent> {
         if event.event == RDMA_CM_EVENT_CONNECT_REQUEST {
             return self.request(event, drop_after);
@@ -253,7 +259,7 @@ impl Cm {
         };
         let id = CmId(token);
         if event.event == RDMA_CM_EVENT_DEVICE_REMOVAL {
-            // Also for a forgotten id: the other holders of the device are its last users.
+            // Also for a destroyed id: queue pairs and domains may still use the device.
             self.provider.forget(verbs);
         }
         let connection = self.ids.get(&token)?;
@@ -265,7 +271,7 @@ impl Cm {
                     port: connection.id.port(),
                     local: connection.id.local()?,
                 },
-                // It went away in between.
+                // The device was removed in the meantime.
                 None => CmEventKind::AddressError {
                     status: -libc::ENODEV,
                 },
@@ -298,7 +304,7 @@ impl Cm {
         Some(CmEvent { id, kind })
     }
 
-    /// A connect request: its new id is ours from here on.
+    /// Copies a connect request, and takes ownership of its new id.
     fn request(
         &mut self,
         event: &rdma_cm_event,
@@ -320,7 +326,7 @@ impl Cm {
         let (Some(device), Some(local), Some(peer), Some(tos)) =
             (device, id.local(), id.peer(), tos)
         else {
-            // Its listener or device is gone: destroying it rejects it.
+            // The listener or the device is gone. Destroying the id rejects the request.
             *drop_after = Some(id);
             return None;
         };
@@ -333,14 +339,14 @@ impl Cm {
             // SAFETY: connect requests carry connection parameters.
             params: unsafe { params(&event.param.conn) },
         };
-        self.keep(CmId(token), id, tos);
+        self.insert(CmId(token), id, tos);
         Some(CmEvent {
             id: CmId(token),
             kind,
         })
     }
 
-    /// Best effort: a device that refuses keeps the long time.
+    /// Sets [`MIN_RNR_TIMER`]. Ignores an error: the peer then waits for the default time.
     fn shorten_rnr_timer(&self, qp: *mut ibv_qp) {
         let mut attr = ibv_qp_attr {
             min_rnr_timer: MIN_RNR_TIMER,
@@ -351,13 +357,16 @@ impl Cm {
     }
 }
 
+/// The result of [`Cm::receive`].
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives on the stack, for one call"
 )]
-enum Taken {
+enum Received {
+    /// No event is pending.
     Nothing,
-    Skip,
+    /// The event belongs to no id of this manager.
+    Ignored,
     Event(CmEvent),
 }
 
@@ -371,12 +380,12 @@ impl ConnectionManager for Cm {
     fn next_event(&mut self) -> Result<Option<CmEvent>, VerbsError> {
         loop {
             let mut drop_after = None;
-            let taken = self.take(&mut drop_after)?;
+            let received = self.receive(&mut drop_after)?;
             drop(drop_after);
-            match taken {
-                Taken::Nothing => return Ok(None),
-                Taken::Skip => {}
-                Taken::Event(event) => return Ok(Some(event)),
+            match received {
+                Received::Nothing => return Ok(None),
+                Received::Ignored => {}
+                Received::Event(event) => return Ok(Some(event)),
             }
         }
     }
@@ -389,7 +398,7 @@ impl ConnectionManager for Cm {
     ) -> Result<Listening, VerbsError> {
         let (token, id) = self.create(options)?;
         if address.is_ipv6() {
-            // As the TCP transport does: IPv4 has a listener of its own.
+            // IPv4 needs its own listener, as with the TCP transport.
             id.set(RDMA_OPTION_ID_AFONLY, 1_i32)?;
         }
         let mut storage = address::to_storage(address);
@@ -406,7 +415,7 @@ impl ConnectionManager for Cm {
             address: id.local().unwrap_or(address),
             device: self.provider.device_of(id.verbs()),
         };
-        self.keep(token, id, options.tos);
+        self.insert(token, id, options.tos);
         Ok(listening)
     }
 
@@ -423,8 +432,8 @@ impl ConnectionManager for Cm {
         let from = from
             .as_mut()
             .map_or(null_mut(), |from| std::ptr::from_mut(from).cast());
-        // In the table before the call, so that every event finds its id.
-        self.keep(token, Arc::clone(&id), 0);
+        // Insert it before the call, so that every event finds its id.
+        self.insert(token, Arc::clone(&id), 0);
         // SAFETY: the id is alive, the addresses are read during the call.
         let result = check_errno("rdma_resolve_addr", unsafe {
             (self.api().rdma_resolve_addr)(id.raw, from, (&raw mut to).cast(), millis(timeout))
@@ -464,8 +473,8 @@ impl ConnectionManager for Cm {
         };
         let pd = Arc::clone(&domain.pd);
         // SAFETY: the id is alive.
-        let has_one = unsafe { !(*cm_id.raw).qp.is_null() };
-        if has_one || pd.device.context.raw != cm_id.verbs() {
+        let has_qp = unsafe { !(*cm_id.raw).qp.is_null() };
+        if has_qp || pd.device.context.raw != cm_id.verbs() {
             return Err(foreign());
         }
         let attributes = pd.device.attributes();
@@ -494,9 +503,9 @@ impl ConnectionManager for Cm {
         ] {
             within(what, asked, limit, &pd.device)?;
         }
-        // No attribute reports the inline limit, so try sizes.
+        // No device attribute reports the limit of inline data, so halve it until the call succeeds.
         let mut inline = caps.max_inline;
-        let made = loop {
+        let granted = loop {
             let mut attr = ibv_qp_init_attr {
                 qp_context: null_mut(),
                 send_cq: send_cq.raw,
@@ -524,11 +533,11 @@ impl ConnectionManager for Cm {
             }
         };
         let caps = QpCaps {
-            max_send_wr: made.max_send_wr,
-            max_recv_wr: made.max_recv_wr,
-            max_send_sge: made.max_send_sge,
-            max_recv_sge: made.max_recv_sge,
-            max_inline: made.max_inline_data,
+            max_send_wr: granted.max_send_wr,
+            max_recv_wr: granted.max_recv_wr,
+            max_send_sge: granted.max_send_sge,
+            max_recv_sge: granted.max_recv_sge,
+            max_inline: granted.max_inline_data,
         };
         let mut others: Vec<Arc<dyn Any + Send + Sync>> = vec![
             Arc::new(Arc::clone(init.send_cq)),
@@ -587,7 +596,7 @@ impl ConnectionManager for Cm {
         let qp = self.find(id).ok()?.qp.upgrade()?;
         let mut attr = ibv_qp_attr::default();
         let mut init = MaybeUninit::<ibv_qp_init_attr>::zeroed();
-        // SAFETY: the queue pair is held, the structs are ours to be written to.
+        // SAFETY: `qp` keeps the queue pair alive; the call writes to local structs.
         let result =
             unsafe { (self.api().ibv_query_qp)(qp.raw, &mut attr, IBV_QP_AV, init.as_mut_ptr()) };
         let global = result == 0 && attr.ah_attr.is_global != 0;
@@ -597,7 +606,7 @@ impl ConnectionManager for Cm {
     fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), VerbsError> {
         let raw = self.find(id)?.id.raw;
         let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
-        // SAFETY: the id is alive, the data is read during the call, and no more than there is.
+        // SAFETY: the id is alive; the call reads at most `len` bytes of the data.
         check_errno("rdma_reject", unsafe {
             (self.api().rdma_reject)(raw, private_data.as_ptr().cast(), len)
         })
@@ -616,8 +625,9 @@ impl ConnectionManager for Cm {
             return;
         };
         if let Some(qp) = connection.qp.upgrade() {
-            // The id lives as long as the queue pair, so the peer would not notice the end. Without
-            // a connection, end only the queue pair. SAFETY: the id is alive.
+            // The queue pair has a reference to the id, so the id is not destroyed yet: disconnect
+            // explicitly, or the peer gets no event. If that fails (there is no connection), move
+            // the queue pair to the error state. SAFETY: the id is alive.
             if unsafe { (self.api().rdma_disconnect)(connection.id.raw) } != 0 {
                 let _ = qp.set_error();
             }
@@ -642,14 +652,14 @@ fn conn_param(params: &ConnParams) -> rdma_conn_param {
         flow_control: 1,
         retry_count: params.retry_count,
         rnr_retry_count: params.rnr_retry_count,
-        // The library takes both from the queue pair of the id.
+        // The library fills in both from the id's queue pair.
         srq: 0,
         qp_num: 0,
     }
 }
 
-/// The parameters that the peer gave to its connect or accept. An event swaps its READ depths, as
-/// the recipient must pass them on (`rdma_get_cm_event(3)`).
+/// The parameters of the peer's connect or accept, from this side's view: the kernel has swapped the
+/// READ depths, so that they can be passed on unchanged (`rdma_get_cm_event(3)`).
 ///
 /// # Safety
 ///
@@ -658,15 +668,15 @@ unsafe fn params(raw: &rdma_conn_param) -> ConnParams {
     let mut private_data = PrivateData::new();
     if !raw.private_data.is_null() {
         let len = usize::from(raw.private_data_len).min(private_data.capacity());
-        // SAFETY: the event has that many bytes there.
+        // SAFETY: the event's private data has that many bytes.
         let bytes = unsafe { std::slice::from_raw_parts(raw.private_data.cast::<u8>(), len) };
         private_data
             .try_extend_from_slice(bytes)
-            .expect("cut to the room");
+            .expect("cut to the capacity");
     }
     ConnParams {
         private_data,
-        // The kernel reports them from this side's view already (cm_format_req_event).
+        // Already swapped by the kernel (`cm_format_req_event`).
         responder_resources: raw.responder_resources,
         initiator_depth: raw.initiator_depth,
         retry_count: raw.retry_count,

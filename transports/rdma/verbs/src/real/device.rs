@@ -1,4 +1,5 @@
-//! One device: its attributes, ports and asynchronous events.
+//! One opened RDMA device (`ibv_context`): its attributes, port states, GIDs and asynchronous
+//! events. [`super::VerbsProvider`] creates it.
 
 use std::any::Any;
 use std::ffi::{CStr, c_char};
@@ -16,8 +17,8 @@ use crate::sys::Api;
 use crate::sys::verbs::*;
 use crate::types::{Access, AsyncEvent, DeviceAttributes, DeviceId, PortState, VerbsError, Wire};
 
-/// The contexts that librdmacm has open. It opens each device once, and the queue pair of an id
-/// must use that context. So this code opens no contexts of its own.
+/// The device contexts of librdmacm (`rdma_get_devices`). The library opens each device once, and a
+/// queue pair must use the context of its id. So this module never calls `ibv_open_device`.
 pub struct Contexts {
     api: &'static Api,
     list: *mut *mut ibv_context,
@@ -25,9 +26,10 @@ pub struct Contexts {
 }
 
 impl Contexts {
+    /// Lists the contexts of the present devices; empty if the kernel has no RDMA support.
     pub fn list(api: &'static Api) -> Result<Contexts, VerbsError> {
         let mut count = 0;
-        // SAFETY: the only argument is ours to be written to.
+        // SAFETY: the call writes to a local variable.
         let list = unsafe { (api.rdma_get_devices)(&mut count) };
         if list.is_null() {
             let error = io::Error::last_os_error();
@@ -49,7 +51,7 @@ impl Contexts {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = *mut ibv_context> {
-        // SAFETY: the library wrote that many.
+        // SAFETY: the list has `count` entries.
         (0..self.count).map(|index| unsafe { *self.list.add(index) })
     }
 }
@@ -57,13 +59,13 @@ impl Contexts {
 impl Drop for Contexts {
     fn drop(&mut self) {
         if !self.list.is_null() {
-            // SAFETY: it came from `rdma_get_devices` and is given back once.
+            // SAFETY: the list came from `rdma_get_devices` and is freed once.
             unsafe { (self.api.rdma_free_devices)(self.list) }
         }
     }
 }
 
-/// A reference to one context.
+/// A counted reference to one device context.
 pub struct Context {
     api: &'static Api,
     pub raw: *mut ibv_context,
@@ -75,10 +77,9 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Takes a reference on one of the contexts in `contexts`. librdmacm counts references by
-    /// lists. A list with every device would keep all of them open while one is used, and a
-    /// software device could not even be deleted then. So this takes a whole list and gives all but
-    /// one reference back.
+    /// Takes a reference to one context of `contexts`. librdmacm counts references per list. A list
+    /// with every device would keep all of them open while one is in use, and then a software
+    /// device could not be deleted. So this takes a list and returns all references but one.
     fn hold(
         api: &'static Api,
         contexts: &Contexts,
@@ -122,24 +123,24 @@ impl Drop for Context {
                 (self.api.rdma_free_devices)(list);
             }
         }
-        // When no device is left, the library does not notice the removal and keeps the removed
-        // device open. The kernel waits for its users: without this, deleting the last device would
-        // hang until this process ends.
+        // If this was the last device, the library does not notice its removal and leaves it open.
+        // The kernel waits for open files before it deletes a device, so without this call the
+        // deletion would hang until this process ends.
         if now.is_ok_and(|now| now.count == 0) {
             release(files);
         }
     }
 }
 
-/// Releases a removed device whose context the library keeps. Replaces its files by `/dev/null`,
-/// which the library closes eventually.
+/// Releases the files of a removed device whose context the library leaves open: replaces them with
+/// `/dev/null`, which the library closes eventually.
 fn release(files: [RawFd; 2]) {
     let Ok(null) = std::fs::File::open("/dev/null") else {
         return;
     };
     for file in files {
-        // SAFETY: both descriptors belong to the context that the library still has open. No code
-        // uses the context: all objects created on it held it, and are destroyed.
+        // SAFETY: both descriptors belong to the context, which the library still has open. No code
+        // uses the context: every object on it had a reference, and the last one is dropped.
         unsafe { libc::dup3(null.as_raw_fd(), file, libc::O_CLOEXEC) };
     }
 }
@@ -154,6 +155,7 @@ pub struct Gid {
     pub netdev: u32,
 }
 
+/// The protocol of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum GidType {
     Infiniband,
@@ -161,15 +163,16 @@ pub enum GidType {
     RoceV2,
 }
 
-/// A device of this machine.
+/// An opened RDMA device of this machine.
 pub struct VerbsDevice {
     pub(super) api: &'static Api,
     pub(super) context: Context,
     id: DeviceId,
     attributes: DeviceAttributes,
-    /// Completion vectors are assigned in turn, which spreads the interrupts.
+    /// The next completion vector. Completion queues use the vectors in turn, which spreads their
+    /// interrupts.
     next_vector: AtomicU32,
-    /// Reference to this device for protection domains, which hold the device.
+    /// The device itself, for the references of its protection domains.
     this: std::sync::Weak<VerbsDevice>,
 }
 
@@ -281,7 +284,7 @@ impl Device for VerbsDevice {
 
     fn next_async_event(&self) -> Result<Option<AsyncEvent>, VerbsError> {
         let mut event = MaybeUninit::<ibv_async_event>::uninit();
-        // SAFETY: the context is open, the event ours to be written to.
+        // SAFETY: the context is open; the call writes to a local struct.
         let result =
             unsafe { (self.api.ibv_get_async_event)(self.context.raw, event.as_mut_ptr()) };
         if result != 0 {
@@ -358,13 +361,13 @@ fn describe(event: &ibv_async_event) -> AsyncEvent {
 
 fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, VerbsError> {
     let mut attr = MaybeUninit::<ibv_device_attr>::zeroed();
-    // SAFETY: the context is open, the struct ours to be written to.
+    // SAFETY: the context is open; the call writes to a local struct.
     check("ibv_query_device", unsafe {
         (api.ibv_query_device)(context, attr.as_mut_ptr())
     })?;
     // SAFETY: written by the call; zeros are valid as well.
     let attr = unsafe { attr.assume_init() };
-    // SAFETY: the device lives as long as its context, and is written by its discovery only.
+    // SAFETY: the device lives as long as its context, and does not change after its discovery.
     let device = unsafe { &*(*context).device };
     let name = text(&device.name);
     let first_port = query_port(api, context, 1)?;
@@ -401,29 +404,29 @@ fn attributes(api: &Api, context: *mut ibv_context) -> Result<DeviceAttributes, 
         max_srq_wr: count(attr.max_srq_wr),
         max_srq_sge: count(attr.max_srq_sge),
         send_with_invalidate: attr.device_cap_flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0
-            && !claims_to_invalidate(&sys),
+            && !has_broken_invalidate(&sys),
         software: is_software(&read("node_desc")),
         name,
     })
 }
 
-/// True for devices that claim SEND_WITH_INVALIDATE but fail the first one with
-/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host could connect: Broadcom's, seen on a BCM57508 with
-/// firmware 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>). Hosts work without it.
-fn claims_to_invalidate(sys: &Path) -> bool {
+/// True for Broadcom devices. They report SEND_WITH_INVALIDATE, but fail the first one with
+/// `IBV_WC_LOC_QP_OP_ERR`, so that no Linux host can connect. Seen on a BCM57508 with firmware
+/// 237.1.148.0 (<https://github.com/spdk/spdk/issues/3926>). Hosts work without the operation.
+fn has_broken_invalidate(sys: &Path) -> bool {
     let driver = std::fs::read_link(sys.join("device/driver"));
     driver.is_ok_and(|driver| driver.ends_with("bnxt_en") || driver.ends_with("bnxt_re"))
 }
 
-/// Drivers without hardware use these node descriptions.
+/// True for the node descriptions of the kernel's software drivers, rxe and siw.
 fn is_software(node_desc: &str) -> bool {
     matches!(node_desc.trim(), "rxe" | "Software iWARP stack")
 }
 
 fn query_port(api: &Api, context: *mut ibv_context, port: u8) -> Result<ibv_port_attr, VerbsError> {
     let mut attr = MaybeUninit::<ibv_port_attr>::zeroed();
-    // SAFETY: the context is open; the function writes at most this struct (the exported one knows
-    // a shorter form of it, which is why it starts as zeros).
+    // SAFETY: the context is open; the function writes at most this struct. The exported function
+    // writes a shorter form of it, so the struct starts as zeros.
     check("ibv_query_port", unsafe {
         (api.ibv_query_port)(context, port, attr.as_mut_ptr())
     })?;
@@ -431,15 +434,15 @@ fn query_port(api: &Api, context: *mut ibv_context, port: u8) -> Result<ibv_port
     Ok(unsafe { attr.assume_init() })
 }
 
-/// The text of a fixed-size field, up to its end or the first zero.
+/// The text of a fixed-size C string, up to its end or the first NUL.
 fn text(field: &[c_char]) -> String {
     let bytes: Vec<u8> = field.iter().map(|&c| c as u8).chain([0]).collect();
     let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     text.to_string_lossy().trim().to_owned()
 }
 
-/// Returns the pointer of a library call, or the error if it is null.
-pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
+/// Checks the pointer that a library call returned: null is the error in `errno`.
+pub fn non_null<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
     if raw.is_null() {
         Err(failed(call))
     } else {
@@ -451,20 +454,20 @@ pub fn made<T>(call: &'static str, raw: *mut T) -> Result<*mut T, VerbsError> {
 mod tests {
     use super::*;
 
-    /// Goal: the driver decides, not the device's name. A device without a bus driver (software) is
-    /// trusted.
+    /// Goal: the check uses the driver, not the device's name, and accepts a device without a bus
+    /// driver (a software device).
     #[test]
     fn send_with_invalidate_depends_on_the_driver() {
         let dir = tempfile::tempdir().unwrap();
         let sys = dir.path().join("infiniband/rocep1s0");
-        assert!(!claims_to_invalidate(&sys));
+        assert!(!has_broken_invalidate(&sys));
         std::fs::create_dir_all(sys.join("device")).unwrap();
-        assert!(!claims_to_invalidate(&sys));
-        for (driver, claims) in [("mlx5_core", false), ("bnxt_en", true)] {
+        assert!(!has_broken_invalidate(&sys));
+        for (driver, is_broken) in [("mlx5_core", false), ("bnxt_en", true)] {
             let link = sys.join("device/driver");
             std::os::unix::fs::symlink(Path::new("../../bus/pci/drivers").join(driver), &link)
                 .unwrap();
-            assert_eq!(claims_to_invalidate(&sys), claims, "{driver}");
+            assert_eq!(has_broken_invalidate(&sys), is_broken, "{driver}");
             std::fs::remove_file(&link).unwrap();
         }
     }

@@ -1,4 +1,5 @@
-//! Protection domains, and the memory that is registered with them.
+//! Protection domains (`ibv_pd`) and their memory regions. The arenas of `nacre_hugepages` register
+//! themselves through [`RegisterHook`].
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -10,18 +11,19 @@ use nacre_hugepages::{HookError, RegionId, RegionInfo, RegisterHook};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::process::{Resource, getrlimit};
 
-use super::device::{VerbsDevice, made};
+use super::device::{VerbsDevice, non_null};
 use super::queue::{Cq, Srq};
 use crate::provider::{CompletionQueue, Device, ProtectionDomain, SharedReceiveQueue};
 use crate::sys::verbs::*;
 use crate::types::{Access, DeviceAttributes, DeviceId, MrKey, Registrations, VerbsError, Wire};
 
-/// A protection domain.
+/// A protection domain, as the [`ProtectionDomain`] trait presents it.
 pub struct Domain {
     pub(super) pd: Arc<Pd>,
 }
 
-/// The domain itself, which memory and queues keep.
+/// The `ibv_pd` with its memory regions. Arenas, shared receive queues and queue pairs have
+/// references to it.
 pub struct Pd {
     pub(super) device: Arc<VerbsDevice>,
     pub(super) raw: *mut ibv_pd,
@@ -46,7 +48,7 @@ unsafe impl Send for Mr {}
 impl Domain {
     pub(super) fn new(device: Arc<VerbsDevice>, access: Access) -> Result<Domain, VerbsError> {
         // SAFETY: the context is open.
-        let raw = made("ibv_alloc_pd", unsafe {
+        let raw = non_null("ibv_alloc_pd", unsafe {
             (device.api.ibv_alloc_pd)(device.context.raw)
         })?;
         let pd = Arc::new(Pd {
@@ -107,17 +109,17 @@ impl ProtectionDomain for Domain {
 
 impl Pd {
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Mr>> {
-        // A thread that panicked with the lock left a map of whole entries.
         self.regions.lock()
     }
 
+    /// The `access` argument of `ibv_reg_mr`.
     fn flags(&self) -> i32 {
         match (self.access, self.device.attributes().wire) {
             (Access::Remote, _) => {
                 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE
             }
-            // On iWARP the response to a READ arrives like a WRITE of the peer, so its destination
-            // must allow one.
+            // On iWARP the data of a READ arrives as an RDMA Write of the peer, so the destination
+            // of a READ needs remote write access.
             (Access::Local, Wire::Iwarp) => IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE,
             (Access::Local, _) => IBV_ACCESS_LOCAL_WRITE,
         }
@@ -137,9 +139,8 @@ impl RegisterHook for Pd {
             }
             .into());
         }
-        // SAFETY: the domain is alive. The region is memory of this process that stays mapped until
-        // `unregister` (the arena's promise), and arriving data is bytes that buffers of the arena
-        // own.
+        // SAFETY: the domain is alive. The arena guarantees that the region stays mapped until
+        // `unregister`. Devices write only to bytes that the arena's buffers own.
         let raw = unsafe {
             (self.device.api.ibv_reg_mr)(self.raw, region.as_ptr().cast(), len, self.flags())
         };
@@ -147,7 +148,7 @@ impl RegisterHook for Pd {
             let source = io::Error::last_os_error();
             return Err(RegisterMemoryError::new(len as u64, source).into());
         }
-        // SAFETY: just made, and not shared yet.
+        // SAFETY: the region was created above, and no other thread has it yet.
         let key = unsafe {
             MrKey {
                 lkey: (*raw).lkey,
@@ -163,8 +164,8 @@ impl RegisterHook for Pd {
 
     fn unregister(&self, region: &RegionInfo, _key: u64) {
         if let Some(mr) = self.regions().remove(&region.id) {
-            // SAFETY: registered above, and forgotten with this. A failure (the device is gone, and
-            // its registrations with it) leaves nothing to do.
+            // A failure needs no handling: the device and its registrations are gone.
+            // SAFETY: registered in `register`, and removed from the map, so used once.
             unsafe { (self.device.api.ibv_dereg_mr)(mr.raw) };
         }
     }
@@ -177,15 +178,16 @@ impl Drop for Pd {
             // SAFETY: as in `unregister`.
             unsafe { (self.device.api.ibv_dereg_mr)(mr.raw) };
         }
-        // SAFETY: whatever was made in the domain holds it, so nothing is left in it.
+        // SAFETY: every object of the domain has a reference to it, so none exists any more.
         unsafe { (self.device.api.ibv_dealloc_pd)(self.raw) };
     }
 }
 
-/// Memory that the kernel did not want to pin.
+/// The failure of `ibv_reg_mr`: the kernel could not pin the memory.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterMemoryError {
-    /// The text is the one that people look for; RLIMIT_MEMLOCK is nearly always the cause.
+    /// RLIMIT_MEMLOCK is too low, the usual cause. Sizes in bytes. The text starts with the words
+    /// that users search for.
     #[error(
         "ibv_reg_mr failed: Cannot allocate memory: {asked} bytes asked, RLIMIT_MEMLOCK is {limit} bytes with \
          {pinned} registered already, {needed} are needed so far (`nacre doctor --rdma` gives the sum); in a shell \
@@ -198,7 +200,7 @@ pub enum RegisterMemoryError {
         pinned: u64,
         needed: u64,
     },
-    /// There is no limit, or it is not the cause.
+    /// Another cause, or no limit is set. `asked` in bytes.
     #[error("ibv_reg_mr failed: {source}: {asked} bytes asked")]
     Other { asked: u64, source: io::Error },
 }
@@ -226,7 +228,7 @@ impl RegisterMemoryError {
     }
 }
 
-/// The bytes that this process has registered with any device, from `/proc/self/status`.
+/// Bytes that this process has pinned for devices: `VmPin` of `/proc/self/status`.
 fn pinned(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
@@ -241,8 +243,8 @@ mod tests {
         io::Error::from_raw_os_error(libc::ENOMEM)
     }
 
-    /// Goal: the text that people search for, with every number and remedy. Method: a limit that is
-    /// too low.
+    /// Goal: the text has the words that users search for, every number and every remedy. Method:
+    /// a limit that is too low.
     #[test]
     fn a_low_limit_is_named() {
         let pinned = pinned("VmLck:\t0 kB\nVmPin:\t      64 kB\n");

@@ -1,17 +1,17 @@
-//! The provider of the machine: libibverbs and librdmacm, and the devices that they have drivers
-//! for.
+//! The [`Provider`] for real hardware and for the kernel's software devices (rxe, siw): safe owners
+//! of the objects of libibverbs and librdmacm. The RDMA transport and `nacre doctor` use it.
 //!
 //! ```text
-//!   VerbsProvider   the devices that are open, each once            mod.rs, absence.rs
-//!     ├ VerbsDevice     attributes, asynchronous events              device.rs
-//!     │   └ Domain          registrations                            domain.rs
-//!     │       ├ Cq, Srq         and Qp: post and poll                queue.rs, work.rs
-//!     └ Cm              ids, events                                  cm.rs, address.rs
+//!   VerbsProvider   opens each device once                             mod.rs, absence.rs
+//!     ├ VerbsDevice     attributes, asynchronous events                device.rs
+//!     │   └ Domain          protection domain and memory regions       domain.rs
+//!     │       └ Cq, Srq, Qp     post work requests, poll completions   queue.rs, work.rs
+//!     └ Cm              connections, listeners and their events        cm.rs, address.rs
 //! ```
 //!
-//! Several threads may use verbs objects at once, according to `ibv_*(3)`. The `Send` and `Sync` of
-//! the types here rest on that. Each object holds its parents, so that nothing is destroyed while
-//! in use.
+//! According to `ibv_*(3)` several threads may use verbs objects at once. The `Send` and `Sync`
+//! implementations of this module rely on that. Each object has references to its parents, so no
+//! parent is destroyed before its children.
 
 mod absence;
 mod address;
@@ -38,12 +38,12 @@ pub use absence::Absence;
 pub use device::{Gid, GidType, VerbsDevice};
 pub use domain::RegisterMemoryError;
 
-/// RDMA of this machine.
+/// The RDMA devices of this machine, through libibverbs and librdmacm.
 pub struct VerbsProvider {
     inner: Arc<Inner>,
 }
 
-/// The provider as connection managers share it.
+/// The part of the provider that connection managers share.
 struct Inner {
     api: &'static Api,
     open: Mutex<Open>,
@@ -54,17 +54,18 @@ struct Open {
     /// Open devices by context address. The address is unique as long as this map holds the
     /// device.
     devices: HashMap<usize, Arc<VerbsDevice>>,
-    made: u32,
+    /// Number of devices opened since the start: the [`DeviceId`] of the next one.
+    opened: u32,
 }
 
 impl VerbsProvider {
-    /// Loads the libraries, or names the missing one and its package. Succeeds without a device:
-    /// one may appear.
+    /// Loads the libraries. The error names a missing library and its package. Succeeds on a
+    /// machine without RDMA devices, because devices may be added later.
     pub fn open() -> Result<VerbsProvider, VerbsError> {
         VerbsProvider::find().map_err(Absence::into_error)
     }
 
-    /// As [`VerbsProvider::open`], with the missing part as a value.
+    /// Like [`VerbsProvider::open`], but the error is the missing part as an [`Absence`].
     pub fn find() -> Result<VerbsProvider, Absence> {
         let api = Api::open()?;
         Ok(VerbsProvider {
@@ -75,12 +76,12 @@ impl VerbsProvider {
         })
     }
 
-    /// The devices of [`Provider::devices`], with what only real ones have.
+    /// The devices of [`Provider::devices`] by their concrete type, which also gives their GIDs.
     pub fn verbs_devices(&self) -> Result<Vec<Arc<VerbsDevice>>, VerbsError> {
         self.inner.scan()
     }
 
-    /// Why [`Provider::devices`] is empty: the text starts with `No RDMA devices found`.
+    /// The reason for an empty [`Provider::devices`]. Its text starts with `No RDMA devices found`.
     pub fn absence(&self) -> Absence {
         Absence::of(&Roots::real())
     }
@@ -115,7 +116,8 @@ impl Inner {
         self.open.lock()
     }
 
-    /// The devices that are there now; those that are gone are let go of.
+    /// Opens new devices, releases removed ones, and returns the present ones in the order of their
+    /// ids.
     fn scan(&self) -> Result<Vec<Arc<VerbsDevice>>, VerbsError> {
         let contexts = device::Contexts::list(self.api)?;
         let mut gone = Vec::new();
@@ -133,10 +135,10 @@ impl Inner {
                 found.push(Arc::clone(known));
                 continue;
             }
-            let id = DeviceId(open.made);
-            // One that cannot be opened (it may be going away) does not hide the others.
+            let id = DeviceId(open.opened);
+            // Skip a device that cannot be opened: it may be under removal.
             if let Ok(device) = VerbsDevice::open(self.api, &contexts, context, id) {
-                open.made += 1;
+                open.opened += 1;
                 open.devices.insert(context.addr(), Arc::clone(&device));
                 found.push(device);
             }
@@ -146,7 +148,7 @@ impl Inner {
         Ok(found)
     }
 
-    /// The device of an id of the connection manager.
+    /// The device of an `rdma_cm_id`'s context. `None` if the id is not bound to a device.
     fn device_of(&self, context: *mut ibv_context) -> Option<DeviceId> {
         if context.is_null() {
             return None;
@@ -161,14 +163,14 @@ impl Inner {
         })
     }
 
-    /// Lets go of a device that goes away, so that its last user closes it.
+    /// Releases this module's reference to a device under removal. The last user closes the device.
     fn forget(&self, context: *mut ibv_context) {
         let gone = self.lock().devices.remove(&context.addr());
         drop(gone);
     }
 }
 
-/// A call of the kernel or a library that left its reason in `errno`.
+/// The error of a failed call that set `errno`.
 fn failed(call: &'static str) -> VerbsError {
     VerbsError::Call {
         call,
@@ -176,7 +178,8 @@ fn failed(call: &'static str) -> VerbsError {
     }
 }
 
-/// A call that returns its reason, positive by the manuals and negative by some drivers.
+/// The result of a call that returns 0 or an error number. The number is positive according to the
+/// manuals; some drivers return it negated.
 fn check(call: &'static str, result: i32) -> Result<(), VerbsError> {
     if result == 0 {
         return Ok(());
@@ -187,7 +190,7 @@ fn check(call: &'static str, result: i32) -> Result<(), VerbsError> {
     })
 }
 
-/// A call of librdmacm: -1 and `errno`, by its manuals.
+/// The result of a librdmacm call, which returns -1 and sets `errno` on failure.
 fn check_errno(call: &'static str, result: i32) -> Result<(), VerbsError> {
     if result == 0 {
         Ok(())

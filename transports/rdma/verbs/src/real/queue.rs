@@ -1,7 +1,7 @@
-//! Completion queues, shared receive queues and queue pairs: the calls of the data path.
+//! Completion queues, shared receive queues and queue pairs: the verbs calls of the data path.
 //!
-//! Posting and polling go through the function pointers of the context, as the inline functions of
-//! `verbs.h` do: from here straight into the device's own library.
+//! Post and poll use the function pointers in `ibv_context`, like the inline functions of `verbs.h`:
+//! they call the device's driver library directly.
 
 use std::any::Any;
 use std::io;
@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::cm::Id;
-use super::device::{VerbsDevice, made};
+use super::device::{VerbsDevice, non_null};
 use super::domain::Pd;
 use super::{check, set_nonblocking, work};
 use crate::provider::{CompletionQueue, Device, QueuePair, SharedReceiveQueue};
 use crate::sys::verbs::*;
 use crate::types::{PostError, QpCaps, RecvWr, SendWr, Sge, VerbsError, WorkCompletion};
 
-/// A completion queue and its channel.
+/// A completion queue (`ibv_cq`) with its own completion channel.
 pub struct Cq {
     device: Arc<VerbsDevice>,
     pub(super) raw: *mut ibv_cq,
@@ -44,30 +44,30 @@ impl Cq {
             &device,
         )?;
         let (api, context) = (device.api, device.context.raw);
-        // SAFETY: the context is open; its functions are set by its opening and never change.
+        // SAFETY: the context is open, and its function table never changes.
         let ops = unsafe { &(*context).ops };
         let (poll, notify) = (
-            offered(ops.poll_cq, "ibv_poll_cq")?,
-            offered(ops.req_notify_cq, "ibv_req_notify_cq")?,
+            supported(ops.poll_cq, "ibv_poll_cq")?,
+            supported(ops.req_notify_cq, "ibv_req_notify_cq")?,
         );
         // SAFETY: as above.
-        let channel = made("ibv_create_comp_channel", unsafe {
+        let channel = non_null("ibv_create_comp_channel", unsafe {
             (api.ibv_create_comp_channel)(context)
         })?;
         let destroy_channel = |error| {
-            // SAFETY: just made, and nothing is on it.
+            // SAFETY: created above, and no completion queue uses it.
             unsafe { (api.ibv_destroy_comp_channel)(channel) };
             error
         };
         // SAFETY: the channel is alive.
         set_nonblocking(unsafe { (*channel).fd }).map_err(destroy_channel)?;
         let vector = device.completion_vector();
-        // SAFETY: context and channel are alive; the vector is one of the context's.
+        // SAFETY: context and channel are alive; the vector is below the context's number of them.
         let raw = unsafe {
             (api.ibv_create_cq)(context, entries.max(1) as i32, null_mut(), channel, vector)
         };
-        let raw = made("ibv_create_cq", raw).map_err(destroy_channel)?;
-        // SAFETY: just made, and not shared yet.
+        let raw = non_null("ibv_create_cq", raw).map_err(destroy_channel)?;
+        // SAFETY: created above, and no other thread has it yet.
         let capacity = AtomicU32::new(unsafe { (*raw).cqe } as u32);
         Ok(Cq {
             device,
@@ -87,14 +87,14 @@ impl CompletionQueue for Cq {
         let mut taken = 0;
         while taken < into.len() {
             let want = (into.len() - taken).min(work::POLL);
-            // SAFETY: the queue is alive, the array has room for `want`.
+            // SAFETY: the queue is alive, and the array has at least `want` entries.
             let got = unsafe { (self.poll)(self.raw, want as i32, raw.as_mut_ptr().cast()) };
             if got < 0 {
                 check("ibv_poll_cq", got)?;
             }
             let got = got as usize;
             for (into, raw) in into[taken..].iter_mut().zip(&raw[..got]) {
-                // SAFETY: the driver wrote that many.
+                // SAFETY: the driver initialised `got` entries.
                 *into = work::completion(unsafe { raw.assume_init_ref() });
             }
             taken += got;
@@ -113,14 +113,15 @@ impl CompletionQueue for Cq {
     fn disarm(&self) {
         let mut events = 0;
         let (mut cq, mut context) = (null_mut(), null_mut());
-        // SAFETY: the channel is alive and does not block; the written memory is ours.
+        // SAFETY: the channel is alive and does not block; the call writes to local variables.
         while unsafe {
             (self.device.api.ibv_get_cq_event)(self.channel, &mut cq, &mut context) == 0
         } {
             events += 1;
         }
         if events > 0 {
-            // SAFETY: so many events were got; the channel has no other queue.
+            // SAFETY: the loop received `events` events, all of this queue: the channel serves no
+            // other.
             unsafe { (self.device.api.ibv_ack_cq_events)(self.raw, events) };
         }
     }
@@ -147,7 +148,8 @@ impl CompletionQueue for Cq {
         check("ibv_resize_cq", unsafe {
             (self.device.api.ibv_resize_cq)(self.raw, entries as i32)
         })?;
-        // At least the requested number; another resize may write the library's own field.
+        // The device may have granted more. The library's field is not read, because another thread
+        // may write it in a resize.
         self.capacity.store(entries, Ordering::Relaxed);
         Ok(())
     }
@@ -159,8 +161,9 @@ impl CompletionQueue for Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // Destroying waits for events that were got and not acknowledged: `disarm` leaves none.
-        // SAFETY: queue pairs of it hold it, so there is none; the channel has no other queue.
+        // Destroying waits for unacknowledged events; `disarm` leaves none.
+        // SAFETY: every queue pair has a reference to its queue, so none exists any more. The
+        // channel serves no other queue.
         unsafe {
             (self.device.api.ibv_destroy_cq)(self.raw);
             (self.device.api.ibv_destroy_comp_channel)(self.channel);
@@ -168,7 +171,7 @@ impl Drop for Cq {
     }
 }
 
-/// A shared receive queue.
+/// A shared receive queue (`ibv_srq`).
 pub struct Srq {
     pd: Arc<Pd>,
     pub(super) raw: *mut ibv_srq,
@@ -198,9 +201,9 @@ impl Srq {
             attributes.max_srq_sge,
             device,
         )?;
-        // SAFETY: the context is open; its functions are set by its opening and never change.
+        // SAFETY: the context is open, and its function table never changes.
         let ops = unsafe { &(*device.context.raw).ops };
-        let post = offered(ops.post_srq_recv, "ibv_post_srq_recv")?;
+        let post = supported(ops.post_srq_recv, "ibv_post_srq_recv")?;
         let mut init = ibv_srq_init_attr {
             srq_context: null_mut(),
             attr: ibv_srq_attr {
@@ -210,7 +213,7 @@ impl Srq {
             },
         };
         // SAFETY: the domain is alive; the struct is read and written during the call.
-        let raw = made("ibv_create_srq", unsafe {
+        let raw = non_null("ibv_create_srq", unsafe {
             (device.api.ibv_create_srq)(pd.raw, &mut init)
         })?;
         let srq = Srq {
@@ -265,13 +268,13 @@ impl SharedReceiveQueue for Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: queue pairs of it hold it, so there is none.
+        // SAFETY: every queue pair has a reference to its queue, so none exists any more.
         unsafe { (self.pd.device.api.ibv_destroy_srq)(self.raw) };
     }
 }
 
-/// A queue pair. It holds its id and its parts; the order of the fields is the order in which they
-/// are dropped.
+/// A reliable-connected queue pair (`ibv_qp`), with references to its id and to the objects it was
+/// created from. They are dropped in the order of the fields.
 pub struct Qp {
     pub(super) raw: *mut ibv_qp,
     number: u32,
@@ -282,10 +285,10 @@ pub struct Qp {
     parts: Parts,
 }
 
-/// The parts of a queue pair, which outlive it.
+/// The objects that a queue pair was created from. They must outlive it.
 pub struct Parts {
     pub pd: Arc<Pd>,
-    /// Completion queues and shared receive queue.
+    /// The completion queues and the shared receive queue.
     pub _others: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -295,10 +298,9 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
-    /// Wraps the queue pair that was just made on `id`.
+    /// Takes ownership of the queue pair that `rdma_create_qp` created on `id`.
     pub fn new(id: Arc<Id>, caps: QpCaps, parts: Parts) -> Result<Qp, VerbsError> {
-        // SAFETY: the id is alive, and with it its queue pair, whose number and context never
-        // change.
+        // SAFETY: the id and its queue pair are alive; number and context never change.
         let (raw, number, ops) = unsafe {
             let raw = (*id.raw).qp;
             (raw, (*raw).qp_num, &(*(*raw).context).ops)
@@ -307,8 +309,8 @@ impl Qp {
             raw,
             number,
             caps,
-            post_send: offered(ops.post_send, "ibv_post_send")?,
-            post_recv: offered(ops.post_recv, "ibv_post_recv")?,
+            post_send: supported(ops.post_send, "ibv_post_send")?,
+            post_recv: supported(ops.post_recv, "ibv_post_recv")?,
             id,
             parts,
         })
@@ -367,7 +369,8 @@ impl Drop for Qp {
     }
 }
 
-/// Refuses limits beyond the device's before the device is asked, so that the error has numbers.
+/// Checks a requested size against the device's limit before the call, so that the error gives both
+/// numbers.
 pub fn within(
     what: &'static str,
     asked: u32,
@@ -385,7 +388,8 @@ pub fn within(
     })
 }
 
-fn offered<F>(function: Option<F>, call: &'static str) -> Result<F, VerbsError> {
+/// Returns the driver's function, or EOPNOTSUPP if the driver lacks it.
+fn supported<F>(function: Option<F>, call: &'static str) -> Result<F, VerbsError> {
     function.ok_or_else(|| VerbsError::Call {
         call,
         source: io::Error::from_raw_os_error(libc::EOPNOTSUPP),

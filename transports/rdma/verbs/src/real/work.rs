@@ -1,4 +1,5 @@
-//! Work requests and completions between this crate's types and those of verbs.
+//! Converts work requests and completions between this crate's types and the C structs of verbs.
+//! [`super::queue`] uses it for each post and poll.
 
 use std::io;
 use std::mem::{MaybeUninit, offset_of};
@@ -7,13 +8,14 @@ use std::ptr::null_mut;
 use crate::sys::verbs::*;
 use crate::types::{PostError, RecvWr, SendOp, SendWr, Sge, WcOpcode, WcStatus, WorkCompletion};
 
-/// Requests per doorbell: what fits well on the stack. A longer batch rings once for so many.
+/// Most requests per call of the driver, so that the chain fits on the stack. A longer batch needs
+/// one call, and one doorbell, per `CHAIN` requests.
 const CHAIN: usize = 32;
 
-/// Completions that are taken with one call.
+/// Most completions per call of `ibv_poll_cq`.
 pub const POLL: usize = 32;
 
-// A list of entries is handed over as it is.
+// `Sge` slices are passed to the driver unchanged, so both layouts must agree.
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
     assert!(offset_of!(Sge, address) == offset_of!(ibv_sge, addr));
@@ -21,8 +23,9 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// The requests as chains, each given to `post`, which returns the verb's result and may set the
-/// request that was not taken.
+/// Links the requests to chains of at most [`CHAIN`] and passes each to `post`, the driver's
+/// `ibv_post_send`. `post` returns the verb's result, and on an error sets its second argument to
+/// the first request that was not accepted.
 ///
 /// # Safety
 ///
@@ -64,14 +67,14 @@ pub unsafe fn post_send(
         let mut bad = null_mut();
         let result = post(first, &mut bad);
         if result != 0 {
-            let taken = taken(first.addr(), bad.addr(), size_of::<ibv_send_wr>());
-            return Err(refused(batch * CHAIN + taken, result));
+            let accepted = accepted(first.addr(), bad.addr(), size_of::<ibv_send_wr>());
+            return Err(refused(batch * CHAIN + accepted, result));
         }
     }
     Ok(())
 }
 
-/// As [`post_send`], for receives.
+/// Like [`post_send`], for receive requests.
 ///
 /// # Safety
 /// As [`post_send`].
@@ -100,14 +103,14 @@ pub unsafe fn post_recv(
         let mut bad = null_mut();
         let result = post(first, &mut bad);
         if result != 0 {
-            let taken = taken(first.addr(), bad.addr(), size_of::<ibv_recv_wr>());
-            return Err(refused(batch * CHAIN + taken, result));
+            let accepted = accepted(first.addr(), bad.addr(), size_of::<ibv_recv_wr>());
+            return Err(refused(batch * CHAIN + accepted, result));
         }
     }
     Ok(())
 }
 
-/// Verbs take a list of entries to write to, and only read it.
+/// The entries of one request. Verbs declare them mutable, but only read them.
 fn entries(sges: &[Sge], first: u32, count: u32) -> *mut ibv_sge {
     let first = first as usize;
     sges[first..first + count as usize]
@@ -130,9 +133,9 @@ fn opcode(op: SendOp) -> (i32, u32, ibv_wr_rdma) {
     }
 }
 
-/// How many requests of a chain precede the one that was not taken. A driver that names none took
-/// none.
-fn taken(first: usize, bad: usize, size: usize) -> usize {
+/// Number of accepted requests in a chain: those before the address `bad`. A driver that leaves
+/// `bad` null accepted none.
+fn accepted(first: usize, bad: usize, size: usize) -> usize {
     bad.checked_sub(first)
         .map_or(0, |bytes| bytes / size)
         .min(CHAIN)
@@ -145,6 +148,7 @@ fn refused(posted: usize, result: i32) -> PostError {
     }
 }
 
+/// Converts one polled completion.
 #[inline]
 pub fn completion(wc: &ibv_wc) -> WorkCompletion {
     WorkCompletion {
@@ -202,8 +206,8 @@ mod tests {
         seen
     }
 
-    /// Goal: a batch is one chain in its order, with all its fields. Method: one of each kind,
-    /// walked as drivers do.
+    /// Goal: a batch becomes one chain in the same order, with all fields. Method: one request of
+    /// each kind; walk the chain as a driver does.
     #[test]
     fn a_batch_is_a_chain() {
         let sge = |length| Sge {
@@ -296,7 +300,7 @@ mod tests {
         }
     }
 
-    /// Goal: a completion says what verbs says.
+    /// Goal: every field of a completion is converted.
     #[test]
     fn completions_are_translated() {
         let wc = ibv_wc {

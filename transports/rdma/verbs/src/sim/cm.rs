@@ -1,4 +1,5 @@
-//! The connection manager.
+//! The simulated connection manager: listeners, connect requests and their events between the
+//! devices of one simulated fabric.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::device::{Keeps, SimCq, SimDomain, SimQp, SimSrq};
+use super::device::{Parents, SimCq, SimDomain, SimQp, SimSrq};
 use super::{
     Channel, ConnectFault, Fabric, Id, IdState, MAX_INLINE, PostedSend, Qp, QpState, Signal, State,
     call,
@@ -15,12 +16,14 @@ use super::{
 use crate::provider::{ConnectionManager, QpInit, QueuePair};
 use crate::types::*;
 
-/// Private data of a request and of its answers, as InfiniBand has it: padded to these lengths.
+/// Bytes of private data in a request, an accept and a reject. Received data is padded to these
+/// lengths, as on InfiniBand.
 const REQUEST_DATA: usize = 56;
 const ACCEPT_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
 
-/// The reason that a program's own reject has on the wire.
+/// The reject reason "consumer reject" of the InfiniBand connection manager: a program refused the
+/// request.
 const REJECTED_BY_CONSUMER: i32 = 28;
 
 pub(super) fn open(fabric: &Fabric) -> Result<Box<dyn ConnectionManager>, VerbsError> {
@@ -51,7 +54,7 @@ fn padded(data: &[u8], len: usize) -> PrivateData {
     bytes
 }
 
-/// Parameters as the other side is to see them.
+/// Parameters from the peer's view: READ depths swapped, private data padded to `len`.
 fn turned(params: &ConnParams, len: usize) -> ConnParams {
     ConnParams {
         private_data: padded(&params.private_data, len),
@@ -78,7 +81,7 @@ impl State {
         found.map(|device| device.id)
     }
 
-    /// One side of a connection ends: its queue pair flushes, and both sides get an event.
+    /// Ends one side of a connection: its queue pair flushes, and both sides get an event.
     fn part(&mut self, id: CmId) {
         let Some(ended) = self.ids.get_mut(&id) else {
             return;
@@ -344,7 +347,7 @@ impl ConnectionManager for SimCm {
             domain: Arc::clone(&domain.inner),
             own,
             number,
-            _keeps: Keeps {
+            _parents: Parents {
                 _cqs: [Arc::clone(init.send_cq), Arc::clone(init.recv_cq)],
                 _srq: init.srq.map(Arc::clone),
             },

@@ -1,4 +1,5 @@
-//! Devices, protection domains and queues, as the traits show them.
+//! The simulated devices, protection domains and queues: implementations of the traits in
+//! [`crate::provider`] over the shared fabric state.
 
 use std::any::Any;
 use std::os::fd::BorrowedFd;
@@ -105,7 +106,7 @@ impl RegisterHook for DomainInner {
         }
         let mut state = self.fabric.lock();
         state.device(self.device)?;
-        // Of different keys, so that one is never taken for the other.
+        // lkey and rkey differ, so that code that confuses them fails.
         let (lkey, rkey) = (state.number() << 1, state.number() << 1 | 1);
         let known = Region {
             domain: self.number,
@@ -377,7 +378,7 @@ impl Drop for SimSrq {
     }
 }
 
-/// More entries than a request has are an error, as they are to a driver.
+/// The scatter/gather entries of a request. Refuses more than the queue allows, as drivers do.
 fn range(first: u32, count: u32, sges: &[Sge]) -> Result<Sges, Errno> {
     let wanted = &sges[first as usize..(first + count) as usize];
     Sges::try_from(wanted).map_err(|_| Errno::INVAL)
@@ -396,14 +397,14 @@ fn posted_recv(at: usize, wr: &RecvWr, sges: &[Sge]) -> Result<PostedRecv, PostE
 
 pub(super) struct SimQp {
     pub domain: Arc<DomainInner>,
-    /// Its place in the fabric, and the number that its device gave it.
+    /// `own`: its index in the fabric. `number`: the queue pair number that its device assigned.
     pub own: u32,
     pub number: u32,
-    /// Keeps its parents alive.
-    pub _keeps: Keeps,
+    /// References that keep its completion queues and shared receive queue alive.
+    pub _parents: Parents,
 }
 
-pub(super) struct Keeps {
+pub(super) struct Parents {
     pub _cqs: [Arc<dyn CompletionQueue>; 2],
     pub _srq: Option<Arc<dyn SharedReceiveQueue>>,
 }

@@ -1,4 +1,5 @@
-//! The simulated provider: devices, queue pairs and connections in one process, with no thread.
+//! The simulated [`Provider`]: RDMA devices, queue pairs and connections in one process, without
+//! threads. Tests of the RDMA transport use it in place of hardware.
 //!
 //! ```text
 //!   Fabric ── Provider ── Device a ─ domains, regions, queues ─┐
@@ -6,10 +7,10 @@
 //!      └ faults: any status on any request, any event on any connection at any moment
 //! ```
 //!
-//! It behaves as hardware does where that is visible: keys and bounds are checked, completions
-//! arrive in order, an error flushes later requests, a receiver without buffers delays the sender,
-//! a completion queue can overflow, an initiator must respect its READ depth. Faults that occur
-//! randomly on a real network are injected here through [`Fabric`].
+//! It has the visible behaviour of hardware: it checks keys and bounds, completes in order, flushes
+//! later requests after an error, delays a sender whose receiver has no buffers, lets completion
+//! queues overflow, and enforces the READ depth of an initiator. Tests inject the faults of a real
+//! network through [`Fabric`].
 
 mod cm;
 mod device;
@@ -60,7 +61,7 @@ pub enum Target {
 struct State {
     next: u32,
     devices: Vec<DeviceState>,
-    /// Removed devices whose users do not know yet: until they get an event, or list the devices.
+    /// Devices that were removed without an event. They stay until the next listing of the devices.
     silently_removed: Vec<DeviceState>,
     regions: HashMap<u32, Region>,
     domains: HashMap<u32, DomainState>,
@@ -72,7 +73,8 @@ struct State {
     ids: HashMap<CmId, Id>,
     channels: HashMap<u32, Channel<CmEvent>>,
     connect_faults: HashMap<IpAddr, ConnectFault>,
-    /// Vectors kept for reuse: the queue pairs of one round, and the bytes of one request.
+    /// Vectors that are reused to save allocations: the queue pairs of one round, and the bytes of
+    /// one request.
     round: Vec<u32>,
     moving: Vec<u8>,
 }
@@ -106,7 +108,7 @@ struct Cq {
     entries: VecDeque<WorkCompletion>,
     armed: bool,
     dead: bool,
-    /// The queue failed, and polling it does not report that.
+    /// The queue failed, and a poll does not report the failure.
     silent: bool,
     signal: Signal,
 }
@@ -130,7 +132,7 @@ struct PostedSend {
     wr: SendWr,
     sges: Sges,
     inline: ArrayVec<u8, { MAX_INLINE as usize }>,
-    /// Set when the request exceeded a limit at its post.
+    /// The status to complete with, if the request exceeded a limit when it was posted.
     refused: Option<WcStatus>,
 }
 
@@ -143,7 +145,7 @@ enum QpState {
 
 struct Injected {
     target: Target,
-    /// Number of requests of that kind to complete normally first.
+    /// Number of requests of this kind that complete normally before the fault.
     skip: u32,
     status: WcStatus,
 }
@@ -168,7 +170,7 @@ struct Qp {
     rnr_attempts: u32,
     paused: bool,
     injected: Vec<Injected>,
-    /// The receive of a message that has started and not finished.
+    /// The receive of a message in transfer.
     begun: Option<PostedRecv>,
 }
 

@@ -1,4 +1,4 @@
-//! The functions of both libraries, found by name at first use.
+//! Loads libibverbs and librdmacm at first use and finds their functions by name.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -8,11 +8,11 @@ use libloading::Library;
 use super::cm::*;
 use super::verbs::*;
 
-/// Library names that are installed without development packages.
+/// Names of the libraries as runtime packages install them (without development packages).
 pub const LIBIBVERBS: &str = "libibverbs.so.1";
 pub const LIBRDMACM: &str = "librdmacm.so.1";
 
-/// Why the functions are not there.
+/// The error of loading a library or of finding a function in it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LoadError {
     #[error("{library} cannot be loaded: {detail}")]
@@ -37,7 +37,7 @@ impl LoadError {
 
 macro_rules! api {
     ($($library:ident { $($name:ident: fn($($arg:ty),*) $(-> $ret:ty)?;)* })*) => {
-        /// Every function that is called by name. See its manual page.
+        /// The functions that are called by name; each has a manual page.
         #[derive(Debug)]
         pub struct Api {
             $($(pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*)*

@@ -1,8 +1,8 @@
-//! Checks that the structs and constants here are those of rdma-core.
+//! Tests that the structs and constants of this folder agree with rdma-core's headers.
 //!
 //! `layout.txt` is the output of a C program compiled with the headers of rdma-core 44 on x86-64.
-//! Every size, offset and constant here is compared with it, on every machine. Where headers and a
-//! compiler exist, that program is generated, compiled and run again.
+//! One test compares every size, offset and constant with it. A second test generates, compiles and
+//! runs the C program again, on machines that have the headers and a compiler.
 
 use std::fmt::Write;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use std::process::Command;
 use super::cm::*;
 use super::verbs::*;
 
-/// One comparison: name and value here, and the C expression.
+/// One comparison: the name and value in Rust, and the C expression for it.
 struct Fact {
     name: String,
     value: i64,
@@ -134,8 +134,8 @@ facts! {
     RDMA_OPTION_ID_TOS, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_ACK_TIMEOUT
 }
 
-/// Every line of `said` is a fact here, and every fact a line of it.
-fn compare(said: &str) {
+/// Asserts that the lines of the C program's output and the facts are the same.
+fn compare(output: &str) {
     let mut ours = String::new();
     for fact in facts() {
         writeln!(ours, "{} {}", fact.name, fact.value).expect("a string takes everything");
@@ -156,7 +156,7 @@ fn structs_are_those_of_rdma_core_44() {
     compare(include_str!("layout.txt"));
 }
 
-/// Goal: nor from the headers that are installed here. Method: a C program that prints them.
+/// Goal: no struct differs from the installed headers. Method: a C program that prints them.
 #[test]
 fn structs_are_those_of_the_installed_headers() {
     let mut source = String::from(
@@ -194,7 +194,7 @@ fn structs_are_those_of_the_installed_headers() {
             return;
         }
     };
-    // Not through the test's captured output: a skip is to be seen.
+    // Write around the test's captured output, so that a skip is visible.
     let _ = writeln!(
         std::io::stderr().lock(),
         "SKIPPED: structs_are_those_of_the_installed_headers: {reason}"

@@ -6,7 +6,7 @@
 //!   calls    api.rs: one table of functions, opened once and never closed
 //! ```
 //!
-//! Nothing here owns or checks anything: [`crate::real`] does.
+//! These are raw declarations without ownership or checks. [`crate::real`] is the safe layer above.
 
 pub mod api;
 pub mod cm;

@@ -1,8 +1,7 @@
-//! The Type of Service byte of connections that this side accepts.
+//! Sets the Type of Service byte (DSCP) of accepted RoCE connections.
 //!
-//! librdmacm gives the queue pair of a request the byte that the host put into the request:
-//! RDMA_OPTION_ID_TOS has no effect on this side. So the queue pair is connected here, and the
-//! library only answers the request.
+//! On the accepting side librdmacm ignores `RDMA_OPTION_ID_TOS` and uses the byte of the host's
+//! request. So this module moves the queue pair to RTS itself, and the library only sends the reply.
 
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -14,8 +13,8 @@ use crate::sys::verbs::*;
 use crate::types::VerbsError;
 
 impl Cm {
-    /// Accepts a request; this side's packets have `tos`. The caller holds the queue pair, which is
-    /// the id's.
+    /// Accepts a request and sets `tos` in the packets that this side sends. `qp` is the id's queue
+    /// pair, which the caller keeps alive.
     pub(super) fn accept_marked(
         &self,
         id: &Id,
@@ -33,14 +32,14 @@ impl Cm {
         if !self.connect_marked(id, qp, tos, params)? {
             return accept(params);
         }
-        // SAFETY: the queue pair is held, and these fields never change.
+        // SAFETY: the caller keeps the queue pair alive, and these fields never change.
         unsafe {
             params.qp_num = (*qp).qp_num;
             params.srq = u8::from(!(*qp).srq.is_null());
         }
-        // SAFETY: the id is alive. The library connects no queue pair of an id that has none. Only
-        // this thread uses the field; destroying the queue pair needs its last holder, which the
-        // caller is not.
+        // Without a queue pair in the id, the library modifies none.
+        // SAFETY: the id is alive. Only this thread uses the field: the queue pair is not destroyed
+        // meanwhile, because the caller has a reference to it.
         unsafe { (*id.raw).qp = null_mut() };
         let result = accept(params);
         // SAFETY: as above.
@@ -48,11 +47,10 @@ impl Cm {
         result
     }
 
-    /// Brings the queue pair of a request to RTS, with `tos` in its packets. The library would
-    /// take the byte of the host's request: RDMA_OPTION_ID_TOS has no effect on this side.
+    /// Moves the queue pair of a request to RTS, with `tos` as its traffic class.
     ///
-    /// Returns false and changes nothing if the request has this byte already, and for InfiniBand
-    /// and iWARP, whose packets have no such byte or not from here.
+    /// Returns false without a change if the request has this byte already, and on InfiniBand and
+    /// iWARP, where the address vector of a queue pair does not set it.
     fn connect_marked(
         &self,
         id: &Id,
@@ -66,14 +64,14 @@ impl Cm {
                 ..Default::default()
             };
             let mut mask = 0;
-            // SAFETY: the id is alive, the memory is ours to be written to.
+            // SAFETY: the id is alive; the call writes to local variables.
             check_errno("rdma_init_qp_attr", unsafe {
                 (self.api().rdma_init_qp_attr)(id.raw, &mut attr, &mut mask)
             })?;
             Ok::<_, VerbsError>((attr, mask))
         };
         let modify = |(mut attr, mask): (ibv_qp_attr, i32)| {
-            // SAFETY: the caller holds the queue pair.
+            // SAFETY: the caller keeps the queue pair alive.
             check("ibv_modify_qp", unsafe {
                 (self.api().ibv_modify_qp)(qp, &mut attr, mask)
             })
@@ -95,10 +93,10 @@ impl Cm {
 
     fn is_ethernet(&self, id: &Id) -> bool {
         let mut port = MaybeUninit::<ibv_port_attr>::zeroed();
-        // SAFETY: the id is alive and bound to a device; the struct is ours to be written to.
+        // SAFETY: the id is alive and bound to a device; the call writes to a local struct.
         let result =
             unsafe { (self.api().ibv_query_port)(id.verbs(), id.port(), port.as_mut_ptr()) };
-        // SAFETY: zeroes are a valid value of it.
+        // SAFETY: all zeros are a valid `ibv_port_attr`.
         let port = unsafe { port.assume_init() };
         result == 0 && port.link_layer == IBV_LINK_LAYER_ETHERNET
     }
